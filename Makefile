@@ -1,0 +1,47 @@
+# Two commands do all: `make quickstart` (set-up, then the main job on the ledger example) and `make test` (set-up, tests).
+
+PYTHON ?= python3
+EXTRA ?= cpu
+VENV := .venv
+BIN := $(VENV)/bin
+# A set-up counts only if it came to its end for exactly these lists and this interpreter; else the next run begins anew.
+STAMP := $(VENV)/.ready-$(EXTRA)-$(shell { cat requirements/$(EXTRA).txt pyproject.toml; $(PYTHON) -VV; pwd; } | cksum | cut -d' ' -f1)
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps
+
+.PHONY: setup quickstart test unit lint bench bench-full clean
+
+setup: $(STAMP)
+
+$(STAMP):
+	rm -f $(VENV)/.ready-*
+	$(PYTHON) -m venv --clear $(VENV) || { echo "python3-venv is missing: apt-get install python3-venv" >&2; exit 1; }
+	# PyTorch's CPU build is on PyTorch's own index where the configured one lacks it.
+	$(INSTALL) -r requirements/$(EXTRA).txt || \
+		$(INSTALL) -r requirements/$(EXTRA).txt --extra-index-url https://download.pytorch.org/whl/$(if $(filter cpu,$(EXTRA)),cpu,cu130)
+	$(INSTALL) --no-build-isolation --editable .
+	$(BIN)/python -c "import ray, torch, transformers, vllm, deepspeed" 2>/dev/null
+	touch $(STAMP)
+
+quickstart: setup
+	$(BIN)/python -m examples.ledger.quickstart
+
+test: setup
+	$(BIN)/python -m pytest tests
+
+unit: setup
+	$(BIN)/python -m pytest tests/unit tests/contracts
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: setup
+	$(BIN)/python -m benchmarks.run
+
+bench-full: setup
+	$(BIN)/python -m benchmarks.run --full
+
+clean:
+	rm -rf $(VENV) runs build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

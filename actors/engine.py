@@ -1,0 +1,249 @@
+"""One vLLM engine: tokens in, tokens out, each sampled token with its log-probability and its policy version.
+
+A request never reuses a cache block of older weights (its cache salt is the version), requests in flight during an
+update are kept and go on under the new weights, and no request starts while weights change.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from actors.vllm_plugin import TRANSPORT
+from trainer.errors import EngineFailed
+
+SHM = Path("/dev/shm")
+KV_CACHE_GIB_ON_CPU = 1
+GPU_MEMORY_SHARE = 0.85
+WARM_UP_TOKENS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """What one engine needs to know. `gpus` is its tensor-parallel size, 0 on a CPU; `cores` are CPU ids or empty."""
+
+    model: str
+    dtype: str
+    context_length: int
+    max_num_seqs: int
+    seed: int
+    gpus: int = 0
+    cores: tuple[int, ...] = ()
+    transport: str = TRANSPORT
+    reasoning_parser: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One completion. `logprobs` and `versions` have one entry per token; `model_s` is its time in the engine, without
+    waiting for a slot and without pauses; `stopped` says that an end token (the last of `token_ids`) ended it."""
+
+    token_ids: list[int]
+    logprobs: NDArray[np.float32]
+    versions: NDArray[np.int32]
+    stopped: bool
+    model_s: float
+
+
+Layout = list[tuple[str, str, tuple[int, ...]]]
+"""A bucket's tensors back to back: name, torch dtype name, shape."""
+
+
+class Engine:
+    """Wraps vLLM's AsyncLLM. All methods run on one event loop."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.config = config
+        self.version = 0
+        self.sampled_tokens = 0
+        self._llm: Any = None
+        self._slots = asyncio.Semaphore(config.max_num_seqs)
+        self._open = asyncio.Event()
+        self._open.set()
+        self._paused_s = 0.0
+        self._request = 0
+        self._staged: list[tuple[Path, Layout]] = []
+
+    async def start(self) -> None:
+        """Load the model (17 to 30 s on a CPU) and generate a few tokens, so that nothing is compiled later."""
+        c = self.config
+        os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(KV_CACHE_GIB_ON_CPU)
+        os.environ["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, c.cores)) if c.cores else "nobind"
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+        os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+        from vllm.config.weight_transfer import WeightTransferConfig
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        args = AsyncEngineArgs(
+            model=c.model,
+            dtype=c.dtype,
+            max_model_len=c.context_length,
+            max_num_seqs=c.max_num_seqs,
+            max_num_batched_tokens=max(8192, c.context_length),
+            seed=c.seed,
+            enforce_eager=c.gpus == 0,
+            tensor_parallel_size=max(1, c.gpus),
+            gpu_memory_utilization=GPU_MEMORY_SHARE,
+            enable_prefix_caching=True,
+            # The learner divides its logits by the temperature; so must the engine's log-probabilities.
+            logprobs_mode="processed_logprobs",
+            generation_config="vllm",
+            skip_tokenizer_init=False,
+            disable_log_stats=True,
+            weight_transfer_config=WeightTransferConfig(backend=c.transport),
+            **({"reasoning_parser": c.reasoning_parser} if c.reasoning_parser else {}),
+        )
+        self._llm = AsyncLLM.from_engine_args(args)
+        await self._llm.update_weight_version("0")
+        await self.generate([1] * 4, max_tokens=WARM_UP_TOKENS, seed=0, temperature=1.0)
+
+    async def generate(
+        self,
+        prompt: Sequence[int],
+        *,
+        max_tokens: int,
+        seed: int,
+        temperature: float,
+        stop_token_ids: Sequence[int] = (),
+        structure: str | None = None,
+        max_thinking_tokens: int | None = None,
+    ) -> Completion:
+        """Sample one completion of `prompt` (token ids). Temperature 0 is greedy, for comparisons only.
+
+        Raises:
+            EngineFailed: the engine died or returned nothing.
+        """
+        from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
+
+        params = SamplingParams(
+            temperature=temperature,
+            top_p=1.0,
+            top_k=0,
+            seed=seed,
+            max_tokens=max_tokens,
+            logprobs=0,
+            stop_token_ids=list(stop_token_ids),
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+            structured_outputs=StructuredOutputsParams(structural_tag=structure) if structure else None,
+            thinking_token_budget=max_thinking_tokens,
+        )
+        async with self._slots:
+            await self._open.wait()
+            begun, paused = time.monotonic(), self._paused_s
+            output = await self._run(list(prompt), params)
+            model_s = time.monotonic() - begun - (self._paused_s - paused)
+        token_ids = list(output.token_ids)
+        logprobs = np.fromiter(
+            (p[t].logprob for p, t in zip(output.logprobs, token_ids, strict=True)), dtype=np.float32
+        )
+        versions = np.empty(len(token_ids), dtype=np.int32)
+        for span in output.weight_versions or []:
+            versions[span.start : span.end] = int(span.version)
+        self.sampled_tokens += len(token_ids)
+        return Completion(token_ids, logprobs, versions, output.finish_reason == "stop", max(0.0, model_s))
+
+    async def prompt_logprobs(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
+        """Log-probabilities at temperature 1 of tokens 1.. given those before them: [T] -> [T-1]."""
+        from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+        params = SamplingParams(
+            temperature=1.0, max_tokens=1, prompt_logprobs=0, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
+        )
+        await self._open.wait()
+        prompt_logprobs = (await self._run(list(token_ids), params, whole=True)).prompt_logprobs
+        pairs = zip(prompt_logprobs[1:], token_ids[1:], strict=True)
+        return np.fromiter((entry[token].logprob for entry, token in pairs), dtype=np.float32)
+
+    async def _run(self, prompt: list[int], params: Any, whole: bool = False) -> Any:
+        from vllm.inputs.engine import tokens_input
+        from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+
+        self._request += 1
+        request = tokens_input(prompt, cache_salt=str(self.version))
+        final = None
+        try:
+            async for output in self._llm.generate(request, params, f"r{self._request}"):
+                final = output
+        except (EngineDeadError, EngineGenerateError) as error:
+            raise EngineFailed(f"the engine failed under a request: {error}") from error
+        if final is None or not final.finished:
+            raise EngineFailed("the engine ended a request without an answer")
+        return final if whole else final.outputs[0]
+
+    # -- weights -------------------------------------------------------------------------------------------------------
+
+    async def init_transport(self, info: dict[str, Any]) -> None:
+        """Connect the transport of `config.transport` (NCCL wants an address; shared memory wants nothing)."""
+        from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
+
+        await self._llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info=info))
+
+    def stage(self, data: NDArray[np.uint8], layout: Layout) -> None:
+        """Put one bucket into shared memory while generation goes on.
+
+        Raises:
+            EngineFailed: shared memory is full or missing.
+        """
+        path = SHM / f"agent-rft-{os.getpid()}-{len(self._staged)}"
+        try:
+            with path.open("wb") as file:
+                file.write(data.data)
+        except OSError as error:
+            path.unlink(missing_ok=True)
+            raise EngineFailed(f"cannot put {data.nbytes} bytes of weights into {SHM}: {error}") from error
+        self._staged.append((path, layout))
+
+    async def swap(self, version: int) -> float:
+        """Load all staged buckets as `version`; returns for how many seconds generation stood still."""
+        updates = [{"path": str(p), "tensors": [list(t) for t in layout]} for p, layout in self._staged]
+        try:
+            return await self.update(version, updates)
+        finally:
+            self.unstage()
+
+    def unstage(self) -> None:
+        """Forget what was staged."""
+        for path, _ in self._staged:
+            path.unlink(missing_ok=True)
+        self._staged = []
+
+    async def update(self, version: int, updates: Sequence[dict[str, Any]]) -> float:
+        """vLLM's life cycle of an in-flight update: pause, load each of `updates`, label, go on."""
+        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+
+        begun = time.monotonic()
+        self._open.clear()
+        try:
+            # The cache is kept for requests in flight; later ones cannot hit it, because their salt differs.
+            await self._llm.pause_generation(mode="keep", clear_cache=False)
+            await self._llm.start_weight_update()
+            for update in updates:
+                await self._llm.update_weights(WeightTransferUpdateRequest(update_info=update))
+            await self._llm.finish_weight_update(weight_version=str(version))
+            self.version = version
+            await self._llm.resume_generation()
+        finally:
+            pause = time.monotonic() - begun
+            self._paused_s += pause
+            self._open.set()
+        return pause
+
+    async def check_health(self) -> None:
+        await self._llm.check_health()
+
+    def shutdown(self) -> None:
+        """Stop vLLM's processes and leave nothing in shared memory."""
+        self.unstage()
+        if self._llm is not None:
+            self._llm.shutdown(timeout=5)
+            self._llm = None

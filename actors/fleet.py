@@ -1,0 +1,221 @@
+"""Which engine takes which rollout; what becomes of an engine that fails or drifts.
+
+Each rollout that was begun comes back exactly once, graded or discarded. An engine that died, or whose
+log-probabilities differ from the learner's after an update, is fenced off and replaced from the published weights.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import ray
+from numpy.typing import NDArray
+
+from actors.episode import RolloutRequest
+from actors.outcome import ask
+from actors.weight_sync import WeightSync
+from trainer.errors import EngineFailed, Halted
+from trainer.types import Discarded, Group, GroupRequest, Rollout, SyncReport
+
+CANARY_GAP_FENCES_AT = 0.1
+"""Mean absolute log-probability difference in nats. Equal weights give 1e-6 in float32 and about 0.02 in bfloat16; a
+bucket left out gives far more."""
+REPLACEMENTS_ALLOWED = 3
+CANARY_TOKENS = 512
+
+
+class Canary(Protocol):
+    """The learner's log-probabilities at temperature 1 of a token sequence: [T] -> [T-1]."""
+
+    def __call__(self, token_ids: Sequence[int]) -> Awaitable[NDArray[np.float32]]: ...
+
+
+@dataclass(slots=True)
+class _Seat:
+    """A place in the fleet and the worker that has it now."""
+
+    name: str
+    worker: Any
+    in_flight: int = 0
+    ready: bool = False
+
+
+class Fleet:
+    """Implements `trainer.protocols.Rollouts` over rollout workers. `spawn()` makes a worker's actor, not started."""
+
+    def __init__(
+        self,
+        spawn: Callable[[], Any],
+        size: int,
+        sync: WeightSync,
+        canary: Canary,
+        on_replace: Callable[[str, str], None],
+    ) -> None:
+        self._spawn = spawn
+        self._sync = sync
+        self._canary = canary
+        self._on_replace = on_replace
+        self._seats = [_Seat(f"engine-{i}", None) for i in range(size)]
+        self._changed = asyncio.Condition()
+        self._replacing: set[asyncio.Task[None]] = set()
+        self._replacements = 0
+        self._canary_tokens: list[int] = []
+        self._failure: Exception | None = None
+
+    async def start(self) -> None:
+        """Start all engines side by side.
+
+        Raises:
+            EngineFailed: one did not start.
+        """
+        await asyncio.gather(*(self._fill(seat) for seat in self._seats))
+
+    async def sample(self, request: GroupRequest) -> Group:
+        """Run a group. With fewer than half (at least 2) survivors a training group is sampled anew, once."""
+        group = await self._sample(request)
+        if request.purpose == "train" and len(group.rollouts) < max(2, math.ceil(request.size / 2)):
+            again = await self._sample(request, attempt=1)
+            group = Group(request, again.rollouts, (*group.discarded, *again.discarded))
+        return group
+
+    async def publish(self, version: int) -> SyncReport:
+        """Bring the learner's weights to all engines and compare each with the learner on a canary."""
+        begun = time.monotonic()
+        published = await self._sync.collect(version)
+        seats = [seat for seat in self._seats if seat.ready]
+        outcomes = await self._sync.deliver(published, [seat.worker for seat in seats])
+        fenced = [s for s, outcome in zip(seats, outcomes, strict=True) if isinstance(outcome, EngineFailed)]
+        gaps = await self._canary_gaps([seat for seat in seats if seat not in fenced])
+        fenced += [seat for seat, gap in gaps if not gap < CANARY_GAP_FENCES_AT]
+        for seat in fenced:
+            await self._replace(seat, seat.worker, f"differs from the learner after version {version}")
+        pauses = [outcome for outcome in outcomes if not isinstance(outcome, EngineFailed)]
+        return SyncReport(
+            version=version,
+            pause_s=max(pauses, default=0.0),
+            total_s=time.monotonic() - begun,
+            num_bytes=published.num_bytes,
+            fenced=tuple(seat.name for seat in fenced),
+            canary_gap=max((gap for seat, gap in gaps if seat not in fenced), default=0.0),
+        )
+
+    async def stats(self) -> list[dict[str, Any]]:
+        return [await seat.worker.stats.remote() for seat in self._seats if seat.ready]
+
+    async def shutdown(self) -> None:
+        """Stop all engines; returns when their processes are gone."""
+        for task in self._replacing:
+            task.cancel()
+        await asyncio.gather(*(self._stop(seat.worker) for seat in self._seats if seat.worker is not None))
+
+    # -- rollouts ------------------------------------------------------------------------------------------------------
+
+    async def _sample(self, request: GroupRequest, attempt: int = 0) -> Group:
+        requests = [
+            RolloutRequest(request.task, request.epoch, sample, attempt, request.temperature)
+            for sample in range(request.size)
+        ]
+        shares = await self._assign(requests)
+        outcomes = [o for part in await asyncio.gather(*(self._run(*share) for share in shares)) for o in part]
+        graded = tuple(outcome for outcome in outcomes if isinstance(outcome, Rollout))
+        if graded and not self._canary_tokens:
+            self._canary_tokens = graded[0].token_ids[:CANARY_TOKENS].tolist()
+        return Group(request, graded, tuple(outcome for outcome in outcomes if isinstance(outcome, Discarded)))
+
+    async def _assign(self, requests: list[RolloutRequest]) -> list[tuple[_Seat, Any, list[RolloutRequest]]]:
+        """Each rollout to the engine with the fewest in flight; waits while no engine is ready."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._failure or any(seat.ready for seat in self._seats))
+            if self._failure is not None:
+                raise self._failure
+            seats = [seat for seat in self._seats if seat.ready]
+            shares: dict[str, list[RolloutRequest]] = {seat.name: [] for seat in seats}
+            for request in requests:
+                seat = min(seats, key=lambda s: s.in_flight)
+                seat.in_flight += 1
+                shares[seat.name].append(request)
+            return [(seat, seat.worker, shares[seat.name]) for seat in seats if shares[seat.name]]
+
+    async def _run(self, seat: _Seat, worker: Any, requests: list[RolloutRequest]) -> list[Rollout | Discarded]:
+        try:
+            outcomes: list[Rollout | Discarded] = await ask(worker.run.remote(requests), seat.name, EngineFailed)
+        except EngineFailed as error:
+            await self._replace(seat, worker, error.message)
+            return [Discarded("", r.task.row_id, r.sample, error.reason, error.message) for r in requests]
+        finally:
+            if seat.worker is worker:
+                seat.in_flight -= len(requests)
+        if any(isinstance(o, Discarded) and o.reason == EngineFailed.reason for o in outcomes):
+            await self._replace(seat, worker, "the engine failed under a rollout")
+        return outcomes
+
+    # -- engines -------------------------------------------------------------------------------------------------------
+
+    async def _fill(self, seat: _Seat) -> None:
+        """Start a worker for a seat and bring it to the last published version."""
+        seat.worker, seat.in_flight = self._spawn(), 0
+        await ask(seat.worker.start.remote(), seat.name, EngineFailed)
+        await ask(seat.worker.init_transport.remote({}), seat.name, EngineFailed)
+        while True:
+            published = self._sync.last
+            if published is not None:
+                (outcome,) = await self._sync.deliver(published, [seat.worker])
+                if isinstance(outcome, EngineFailed):
+                    raise outcome
+            async with self._changed:
+                if self._sync.last is published:  # no newer version came meanwhile
+                    seat.ready = True
+                    self._changed.notify_all()
+                    return
+
+    async def _replace(self, seat: _Seat, worker: Any, why: str) -> None:
+        """Fence a worker off and start another in its seat, in the background; told twice of one worker, once."""
+        if seat.worker is not worker or not seat.ready:
+            return
+        seat.ready = False
+        self._replacements += 1
+        self._on_replace(seat.name, why)
+        ray.kill(worker)
+        task = asyncio.create_task(self._refill(seat, why))
+        self._replacing.add(task)
+        task.add_done_callback(self._replacing.discard)
+
+    async def _refill(self, seat: _Seat, why: str) -> None:
+        try:
+            if self._replacements > REPLACEMENTS_ALLOWED * len(self._seats):
+                raise Halted(f"{seat.name} was replaced too often; last because: {why}")
+            await self._fill(seat)
+        except (EngineFailed, Halted) as error:
+            async with self._changed:
+                self._failure = Halted(f"{seat.name} could not be replaced: {error.message}")
+                self._changed.notify_all()
+
+    async def _stop(self, worker: Any) -> None:
+        try:
+            async with asyncio.timeout(15):
+                await worker.shutdown.remote()
+        except (TimeoutError, ray.exceptions.RayError):
+            pass  # killed below either way
+        ray.kill(worker)
+
+    async def _canary_gaps(self, seats: Sequence[_Seat]) -> list[tuple[_Seat, float]]:
+        """Mean absolute log-probability difference of each engine from the learner; infinite where it gave none."""
+        if not self._canary_tokens:
+            return []
+        tokens = self._canary_tokens
+
+        async def gap(seat: _Seat, wanted: NDArray[np.float32]) -> float:
+            try:
+                got = await ask(seat.worker.canary.remote(tokens), seat.name, EngineFailed)
+            except EngineFailed:
+                return math.inf
+            return float(np.abs(np.asarray(got) - wanted).mean())
+
+        wanted = await self._canary(tokens)
+        return list(zip(seats, await asyncio.gather(*(gap(seat, wanted) for seat in seats)), strict=True))

@@ -1,0 +1,145 @@
+"""Expressions over grades: `+ - * / ^`, parentheses, numbers, and the functions below. simpleeval computes them; what
+may stand in them is checked here, when the job is checked. `^` is the power, and binds as tightly as in mathematics.
+"""
+
+from __future__ import annotations
+
+import ast
+import keyword
+import math
+import operator
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from simpleeval import SimpleEval
+
+from actors.graders.base import finite_number
+from trainer.errors import GraderFailed
+
+MAX_CHARS = 2_000
+MAX_DEPTH = 50
+"""Far more than any formula needs, far less than Python's stack holds."""
+
+FUNCTIONS: dict[str, Callable[..., float]] = {
+    "min": lambda *values: min(values),
+    "max": lambda *values: max(values),
+    "abs": abs,
+    "floor": math.floor,
+    "ceil": math.ceil,
+    "exp": math.exp,
+    "sqrt": math.sqrt,
+    "log": math.log,
+}
+OPERATORS: dict[type, Callable[..., float]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.Pow: math.pow,  # on floats: pow on ints could take for ever
+    ast.USub: operator.neg,
+    ast.UAdd: operator.pos,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Expression:
+    """A checked expression. Made by `parse`."""
+
+    text: str
+    tree: ast.expr
+
+    def value(self, scores: Mapping[str, float], where: str) -> float:
+        """The finite number that it comes to. `where` names the expression in errors.
+
+        Raises:
+            GraderFailed: it comes to none for these scores (division by zero, overflow, the root of -1, ...).
+        """
+        evaluator = SimpleEval(operators=OPERATORS, functions=FUNCTIONS, names=dict(scores))
+        given = ", ".join(f"{name} = {score:g}" for name, score in scores.items())
+        where = f"{where}: {self.text!r} with {given}"
+        try:
+            value = evaluator.eval(self.text, previously_parsed=self.tree)
+        except (ArithmeticError, ValueError) as error:
+            raise GraderFailed(f"{where} has no value: {error}", code="formula_error") from None
+        return finite_number(value, where)
+
+
+def parse(text: str, names: Iterable[str]) -> Expression:
+    """The expression over these names.
+
+    Raises:
+        ValueError: it is none; the text lists everything that is wrong with it.
+    """
+    problems = expression_problems(text, names)
+    if problems:
+        raise ValueError("; ".join(problems))
+    return Expression(text, _tree(text))
+
+
+def expression_problems(text: str, names: Iterable[str]) -> list[str]:
+    """What is wrong with an expression over these names, as far as it shows without their values."""
+    known = set(names)
+    try:
+        tree = _tree(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        reason = error.msg if isinstance(error, SyntaxError) else str(error)
+        return [f"it is no expression: {reason or 'nested too deeply'}"]
+    problems: list[str] = []
+    _check(tree, known, problems, depth=0)
+    called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and id(node) not in called}
+    if not problems and not used & known:
+        problems.append("it uses none of the graders, so that each sample would get the same reward")
+    return problems
+
+
+def name_problem(name: str) -> str | None:
+    """Why a grader of this name cannot stand in an expression; None where it can."""
+    if not (name.isascii() and name.isidentifier()) or keyword.iskeyword(name):
+        return f"{name!r} cannot be used in an expression; use letters, digits and _, and begin with a letter"
+    return f"{name!r} is the name of a function; use another one" if name in FUNCTIONS else None
+
+
+def _tree(text: str) -> ast.expr:
+    if len(text) > MAX_CHARS:
+        raise ValueError(f"longer than {MAX_CHARS:,} characters")
+    return ast.parse(" ".join(text.replace("^", "**").split()), mode="eval").body
+
+
+def _check(node: ast.AST, known: set[str], problems: list[str], depth: int) -> None:
+    """Append what is wrong below `node`."""
+    if depth > MAX_DEPTH:
+        problems.append(f"it is nested more than {MAX_DEPTH} deep")
+        return
+    operands: list[ast.expr] = []
+    match node:
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in OPERATORS:
+            operands = [left, right]
+        case ast.UnaryOp(op=op, operand=operand) if type(op) in OPERATORS:
+            operands = [operand]
+        case ast.Call(func=ast.Name(id=function), args=arguments, keywords=[]) if function in FUNCTIONS:
+            operands = arguments
+            wanted = "at least one value" if function in {"min", "max"} else "one value"
+            if not arguments or (len(arguments) > 1 and wanted == "one value"):
+                problems.append(f"{function} takes {wanted}, not {len(arguments)}")
+        case ast.Call(func=ast.Name(id=function)):
+            problems.append(f"there is no function {function}(...) of this form; there are {', '.join(FUNCTIONS)}")
+        case ast.Name(id=name):
+            if name not in known:
+                problems.append(f"there is no grader {name!r}; there are {', '.join(sorted(known))}")
+        case ast.Constant(value=value):
+            if not _is_finite(value):
+                problems.append(f"{value!r:.50} is no finite number")
+        case _:
+            problems.append(f"{ast.unparse(node)!r:.100} is none of + - * / ^, a number, a grader or a function")
+    for operand in operands:
+        _check(operand, known, problems, depth + 1)
+
+
+def _is_finite(value: Any) -> bool:
+    try:
+        finite_number(value, "")
+    except GraderFailed:
+        return False
+    return True

@@ -1,0 +1,36 @@
+"""The sample that graders see: section 3 of the wire contract."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from trainer.types import ToolCall, Turn
+
+FINISH_REASONS = {"answer": "stop", "max_steps": "tool_calls", "max_tokens": "length", "context": "length"}
+"""Our Finish in the words of the chat API. At `max_steps` the model wanted to go on calling tools."""
+
+
+def sample_of(answer: str, turns: Sequence[Turn], finish: str, wants_json: bool) -> dict[str, Any]:
+    """What a trajectory came to: `choices`, `output_text`, `output_tools` (all calls, in order), and `output_json` only
+    where the job's response format asks for JSON (`wants_json`) and the answer is JSON. Tool calls in `choices` are
+    those of the last turn."""
+    last = turns[-1].calls if turns else ()
+    message = {"role": "assistant", "content": answer, "tool_calls": [_tool_call(call) for call in last]}
+    sample: dict[str, Any] = {
+        "choices": [{"index": 0, "message": message, "finish_reason": FINISH_REASONS.get(finish, finish)}],
+        "output_text": answer,
+        "output_tools": [_tool_call(call) for turn in turns for call in turn.calls],
+    }
+    if wants_json:
+        with suppress(ValueError, RecursionError):
+            value = json.loads(answer)
+            json.dumps(value, allow_nan=False)  # Python reads NaN and 1e999, which no endpoint could be sent
+            sample["output_json"] = value
+    return sample
+
+
+def _tool_call(call: ToolCall) -> dict[str, Any]:
+    return {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}

@@ -1,0 +1,136 @@
+"""The learner's weights in the form of their Hugging Face checkpoint: its names, tied weights once, experts apart.
+
+Nothing here holds more than one part of the weights at a time beside the learner's own; under ZeRO-3 a part is gathered
+from all ranks, used and let go.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
+
+TensorInfo = tuple[str, str, tuple[int, ...]]
+"""Name, dtype (such as "bfloat16") and shape."""
+Part = list[str]
+"""Names of parameters as the model has them, which for experts are not those of the checkpoint."""
+
+SHARD_BYTES = 5 << 30
+WEIGHT_FILES = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx"}
+
+
+class CheckpointWeights:
+    """Reads the weights of a model. `gather` is entered around every read with the parameters that are read."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        dtype: torch.dtype,
+        gather: Callable[[list[Tensor]], AbstractContextManager[object]],
+    ) -> None:
+        self._model = model
+        self._dtype = dtype
+        self._gather = gather
+        first_names = {id(tensor): name for name, tensor in reversed(model.state_dict(keep_vars=True).items())}
+        self._tensors = {name: t for name, t in model.state_dict(keep_vars=True).items() if first_names[id(t)] == name}
+
+    def parts(self, max_bytes: int) -> list[Part]:
+        """All weights in order, in parts of at most `max_bytes`; a larger one has a part of its own."""
+        parts: list[Part] = []
+        room = 0
+        for name in self._tensors:
+            size = sum(_num_bytes(info) for info in self.describe([name]))
+            if size > room:
+                parts.append([])
+                room = max_bytes
+            parts[-1].append(name)
+            room -= size
+        return parts
+
+    def describe(self, part: Part) -> list[TensorInfo]:
+        """What `read` will give, without gathering anything."""
+        shapes = {name: torch.empty(_shape(self._tensors[name]), device="meta") for name in part}
+        infos: list[TensorInfo] = []
+        for name, shape in shapes.items():
+            dtype = str(self._dtype_of(self._tensors[name])).removeprefix("torch.")
+            infos += [(key, dtype, tuple(t.shape)) for key, t in revert_weight_conversion(self._model, {name: shape}).items()]
+        return infos
+
+    def read(self, part: Part, wanted: bool) -> dict[str, Tensor]:
+        """The tensors of a part on the CPU, in the order of `describe`; nothing where not `wanted` (all ranks must call
+        this together, one of them wants the result)."""
+        tensors = [self._tensors[name] for name in part]
+        with self._gather(tensors):
+            if not wanted:
+                return {}
+            read: dict[str, Tensor] = {}
+            for name, tensor in zip(part, tensors, strict=True):
+                kept = {name: tensor.detach().to(self._dtype_of(tensor))}
+                for key, value in revert_weight_conversion(self._model, kept).items():
+                    read[key] = value.to("cpu", copy=True, memory_format=torch.contiguous_format)
+            return read
+
+    def _dtype_of(self, tensor: Tensor) -> torch.dtype:
+        return self._dtype if tensor.is_floating_point() else tensor.dtype
+
+    def write(self, folder: Path, source: Path, wanted: bool) -> None:
+        """Write a model folder that transformers and vLLM load: weights in shards of 5 GB; config, tokenizer, chat
+        template and generation config as in the folder `source` that the model came from."""
+        parts = self.parts(SHARD_BYTES)
+        index: dict[str, str] = {}
+        total = 0
+        for number, part in enumerate(parts, start=1):
+            file = f"model-{number:05d}-of-{len(parts):05d}.safetensors" if len(parts) > 1 else "model.safetensors"
+            tensors = self.read(part, wanted)
+            if wanted:
+                save_file(tensors, folder / file, metadata={"format": "pt"})
+            index |= dict.fromkeys(tensors, file)
+            total += sum(tensor.nbytes for tensor in tensors.values())
+        if not wanted:
+            return
+        if len(parts) > 1:
+            table = {"metadata": {"total_size": total}, "weight_map": index}
+            (folder / "model.safetensors.index.json").write_text(json.dumps(table, indent=2))
+        _copy_companions(source, folder, self._dtype)
+
+
+def as_bytes(tensors: Sequence[Tensor]) -> NDArray[np.uint8]:
+    """CPU tensors one behind the other as plain bytes: what `describe` lists, in its order."""
+    buffer = np.empty(sum(tensor.nbytes for tensor in tensors), dtype=np.uint8)
+    start = 0
+    for tensor in tensors:
+        buffer[start : start + tensor.nbytes] = tensor.reshape(-1).view(torch.uint8).numpy()
+        start += tensor.nbytes
+    return buffer
+
+
+def _copy_companions(source: Path, folder: Path, dtype: torch.dtype) -> None:
+    """Everything of a model folder that is no weight. The config's dtype becomes that of the written weights."""
+    for file in source.iterdir():
+        if file.is_file() and not set(file.suffixes) & WEIGHT_FILES:
+            shutil.copyfile(file, folder / file.name)
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    config.pop("torch_dtype", None)
+    config["dtype"] = str(dtype).removeprefix("torch.")
+    path.write_text(json.dumps(config, indent=2) + "\n")
+
+
+def _shape(tensor: Tensor) -> tuple[int, ...]:
+    """Under ZeRO-3 a parameter is empty between uses and remembers its shape."""
+    return tuple(getattr(tensor, "ds_shape", tensor.shape))
+
+
+def _num_bytes(info: TensorInfo) -> int:
+    _, dtype, shape = info
+    return int(np.prod(shape, dtype=np.int64)) * int(getattr(torch, dtype).itemsize)

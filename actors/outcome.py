@@ -1,0 +1,47 @@
+"""Expected errors cross Ray as values: an actor method returns its result or the RftError, and never raises one.
+
+Ray would wrap a raised error in a class made on the spot, with the remote traceback as its text and `args` that are
+not ours; returned, it arrives as what it was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Any, TypeVar
+
+import ray
+from ray.exceptions import RayError, RayTaskError
+
+from trainer.errors import Discard, RftError
+
+T = TypeVar("T")
+
+
+async def outcome_of(work: Awaitable[T]) -> T | RftError:
+    """In the actor: the result of `work`, or the error that it raised on purpose. Other errors are bugs and go on."""
+    try:
+        return await work
+    except RftError as error:
+        return error
+
+
+async def ask(ref: Any, what: str, lost: type[Discard]) -> Any:
+    """In the caller: what the actor method behind the object reference gave. Cancelled, it cancels the remote call.
+
+    Raises:
+        RftError: the one that came back.
+        Discard: `lost`, where the actor died; `what` names it.
+    """
+    try:
+        outcome = await ref
+    except asyncio.CancelledError:
+        ray.cancel(ref)
+        raise
+    except RayTaskError:  # an error that nobody raised on purpose: a bug
+        raise
+    except RayError as error:
+        raise lost(f"the process of {what} was lost during a call ({type(error).__name__})", kind="lost") from None
+    if isinstance(outcome, RftError):
+        raise outcome
+    return outcome

@@ -1,0 +1,61 @@
+"""A sampled turn's text -> its tool calls, by the parsers that vLLM serves with: what is trained is what is served."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedTurn:
+    """`calls` are (name, arguments as JSON text); `malformed` says that a call was begun that cannot be read."""
+
+    content: str
+    calls: tuple[tuple[str, str], ...] = ()
+    malformed: bool = False
+
+
+class TurnParser(Protocol):
+    def __call__(self, text: str, tools: Sequence[dict[str, Any]]) -> ParsedTurn: ...
+
+
+class VllmParser:
+    """One of vLLM's parsers by its registered name (`hermes` reads what Qwen and Hermes write)."""
+
+    def __init__(self, name: str, tokenizer: Any) -> None:
+        from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+        from vllm.tool_parsers import ToolParserManager
+
+        # The parsers log a traceback for each malformed call; here that is data, and counted.
+        logging.getLogger("vllm.tool_parsers").setLevel(logging.CRITICAL)
+        self._parser_class = ToolParserManager.get_tool_parser(name)
+        self._request_class = ChatCompletionRequest
+        self._tokenizer = tokenizer
+        self._request = ChatCompletionRequest(model="policy", messages=[])
+
+    def __call__(self, text: str, tools: Sequence[dict[str, Any]]) -> ParsedTurn:
+        parser = self._parser_class(self._tokenizer)
+        start = getattr(parser, "tool_call_start_token", None)
+        if start is not None and start not in text:
+            return ParsedTurn(text)
+        found = parser.extract_tool_calls(text, self._request_with(tools))
+        calls = tuple((call.function.name, call.function.arguments) for call in found.tool_calls)
+        malformed = not calls and start is not None and start in text
+        return ParsedTurn((found.content or "") if not malformed else "", calls, malformed)
+
+    def _request_with(self, tools: Sequence[dict[str, Any]]) -> Any:
+        """Some families' parsers read argument types from the request's tools."""
+        key = id(tools)
+        if getattr(self, "_tools_key", None) != key:
+            self._tools_key, self._tools = key, tools
+            self._request = self._request_class(model="policy", messages=[], tools=list(tools) or None)
+        return self._request
+
+
+def tool_parser_names() -> list[str]:
+    """What `cluster.tool_parser` may be."""
+    from vllm.tool_parsers import ToolParserManager
+
+    return sorted({*ToolParserManager.tool_parsers, *ToolParserManager.lazy_parsers})

@@ -1,0 +1,95 @@
+"""A Ray actor that holds one engine and, beside it, the episodes that run on it: hundreds of coroutines, one loop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import ray
+from numpy.typing import NDArray
+
+from actors.dispatcher import DispatcherClient
+from actors.engine import Engine, EngineConfig, Layout
+from actors.episode import EpisodeRunner, EpisodeSpec, RolloutRequest
+from actors.grader_pool import GraderPoolClient
+from actors.outcome import outcome_of
+from actors.parsing import VllmParser
+from trainer.chat import Renderer
+from trainer.errors import RftError
+from trainer.types import Discarded, Rollout
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerConfig:
+    """All that a worker is made from; a replacement is made from the same."""
+
+    engine: EngineConfig
+    episode: EpisodeSpec
+    tool_parser: str
+    template_arguments: dict[str, Any]
+    dispatcher: Any
+    graders: Any
+
+
+class RolloutWorker:
+    """Runs rollouts on its own engine. Methods that may fail on purpose return the error as a value."""
+
+    def __init__(self, config: WorkerConfig) -> None:
+        self._config = config
+        self._engine = Engine(config.engine)
+
+    async def start(self) -> dict[str, Any]:
+        """Load the engine; returns what is worth knowing of it."""
+        from transformers import AutoTokenizer
+
+        await self._engine.start()
+        tokenizer = AutoTokenizer.from_pretrained(self._config.engine.model)
+        spec = self._config.episode
+        self._runner = EpisodeRunner(
+            spec,
+            Renderer(tokenizer, **self._config.template_arguments),
+            VllmParser(self._config.tool_parser, tokenizer),
+            partial(
+                self._engine.generate,
+                stop_token_ids=[tokenizer.eos_token_id],
+                max_thinking_tokens=spec.max_thinking_tokens,
+            ),
+            DispatcherClient(self._config.dispatcher).call_turn,
+            GraderPoolClient(self._config.graders).grade,
+        )
+        return {"pid": os.getpid(), "node": ray.get_runtime_context().get_node_id()}
+
+    async def run(self, requests: Sequence[RolloutRequest]) -> list[Rollout | Discarded] | RftError:
+        """The rollouts of `requests`, in order; a `UserError` ends them all."""
+        return await outcome_of(self._run(requests))
+
+    async def _run(self, requests: Sequence[RolloutRequest]) -> list[Rollout | Discarded]:
+        tasks = [asyncio.create_task(self._runner.run(request)) for request in requests]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def stage(self, data: NDArray[np.uint8], layout: Layout) -> RftError | None:
+        return await outcome_of(asyncio.to_thread(self._engine.stage, data, layout))
+
+    async def swap(self, version: int) -> float | RftError:
+        return await outcome_of(self._engine.swap(version))
+
+    async def init_transport(self, info: dict[str, Any]) -> RftError | None:
+        return await outcome_of(self._engine.init_transport(info))
+
+    async def canary(self, token_ids: Sequence[int]) -> NDArray[np.float32] | RftError:
+        return await outcome_of(self._engine.prompt_logprobs(token_ids))
+
+    async def stats(self) -> dict[str, Any]:
+        return {"version": self._engine.version, "sampled_tokens": self._engine.sampled_tokens}
+
+    async def shutdown(self) -> None:
+        self._engine.shutdown()

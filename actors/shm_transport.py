@@ -1,0 +1,69 @@
+"""The worker's end of weight transfer through shared memory: a bucket is loaded exactly as NCCL's would be.
+
+vLLM's worker is no Ray worker and cannot read Ray's object store, so the engine's actor puts each bucket into a file in
+shared memory and this class, living in the worker, maps it. Runs on CPUs and GPUs, within a node and across nodes.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+
+@dataclass
+class ShmInitInfo(WeightTransferInitInfo):
+    """Nothing to agree on beforehand."""
+
+
+@dataclass
+class ShmUpdateInfo(WeightTransferUpdateInfo):
+    """One bucket: a file and what lies in it, back to back: [name, dtype, shape] each."""
+
+    path: str
+    tensors: list[list[Any]] = field(default_factory=list)
+
+
+class ShmWeightTransferEngine(WeightTransferEngine[ShmInitInfo, ShmUpdateInfo]):
+    """Loads buckets between `initialize_layerwise_reload` and `finalize_layerwise_reload`, as vLLM's NCCL engine does:
+    CPU workers repack weights, so a plain `load_weights` into a running model fails with a shape error."""
+
+    init_info_cls = ShmInitInfo
+    update_info_cls = ShmUpdateInfo
+
+    def init_transfer_engine(self, init_info: ShmInitInfo) -> None:
+        pass
+
+    def start_weight_update(self) -> None:
+        initialize_layerwise_reload(self.model)
+
+    def receive_weights(self, update_info: ShmUpdateInfo) -> None:
+        with open(update_info.path, "r+b") as file, mmap.mmap(file.fileno(), 0) as view:
+            self.model.load_weights(_tensors(view, update_info.tensors))
+
+    def finish_weight_update(self) -> None:
+        finalize_layerwise_reload(self.model, self.model_config)
+
+    def shutdown(self) -> None:
+        pass
+
+
+def _tensors(view: mmap.mmap, layout: list[list[Any]]) -> Iterator[tuple[str, torch.Tensor]]:
+    offset = 0
+    for name, dtype_name, shape in layout:
+        dtype: torch.dtype = getattr(torch, dtype_name)
+        count = 1
+        for extent in shape:
+            count *= extent
+        # A copy, because layer-wise reloading keeps tensors until their layer is complete, beyond this mapping's life.
+        yield name, torch.frombuffer(view, dtype=dtype, count=count, offset=offset).reshape(shape).clone()
+        offset += count * dtype.itemsize

@@ -1,0 +1,31 @@
+"""What vLLM loads in each of its processes (entry point `vllm.general_plugins`): our transport, and a parent watch.
+
+Keep it light: it is imported at every start of every vLLM process.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+import time
+
+TRANSPORT = "agent_rft_shm"
+PARENT_POLL_S = 1.0
+
+
+def register() -> None:
+    """Register the shared-memory weight transport and, in vLLM's child processes, end with the parent."""
+    from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+
+    if TRANSPORT not in WeightTransferEngineFactory._registry:  # no public way to ask
+        WeightTransferEngineFactory.register_engine(TRANSPORT, "actors.shm_transport", "ShmWeightTransferEngine")
+    if multiprocessing.parent_process() is not None:
+        threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
+
+
+def _end_with_parent(parent: int) -> None:
+    """An engine actor that is killed (-9) cannot stop its children; without this they hold their memory for ever."""
+    while os.getppid() == parent:
+        time.sleep(PARENT_POLL_S)
+    os._exit(1)

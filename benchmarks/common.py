@@ -1,0 +1,62 @@
+"""How every benchmark reports: one JSON line a figure for machines, a table for people, both sides of each ratio."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """`value` and `baseline` are medians of `runs` pairs (ours, baseline), taken in turn."""
+
+    name: str
+    unit: str
+    runs: tuple[tuple[float, float], ...]
+
+    @property
+    def value(self) -> float:
+        return median(ours for ours, _ in self.runs)
+
+    @property
+    def baseline(self) -> float:
+        return median(theirs for _, theirs in self.runs)
+
+    @property
+    def ratio(self) -> float:
+        return median(ours / theirs for ours, theirs in self.runs)
+
+    @property
+    def spread(self) -> tuple[float, float]:
+        ratios = sorted(ours / theirs for ours, theirs in self.runs)
+        return ratios[0], ratios[-1]
+
+
+def in_turn(ours: Callable[[], float], baseline: Callable[[], float], times: int) -> tuple[tuple[float, float], ...]:
+    """Pairs of what both return, run alternately so that other load on the machine meets both alike."""
+    return tuple((ours(), baseline()) for _ in range(times))
+
+
+def seconds(work: Callable[[], object]) -> float:
+    begun = time.perf_counter()
+    work()
+    return time.perf_counter() - begun
+
+
+def report(figures: Sequence[Figure]) -> None:
+    """Print the JSON lines, then the table, then the machine's load."""
+    for figure in figures:
+        line = {"name": figure.name, "value": figure.value, "unit": figure.unit, "baseline": figure.baseline}
+        print(json.dumps(line | {"runs": figure.runs}))
+    print(f"\n{'figure':36}{'ours':>14}{'baseline':>14}  {'unit':12}{'ratio':>8}  spread")
+    for figure in figures:
+        low, high = figure.spread
+        print(
+            f"{figure.name:36}{figure.value:14,.4g}{figure.baseline:14,.4g}  {figure.unit:12}{figure.ratio:8.3f}"
+            f"  {low:.3f}..{high:.3f} ({len(figure.runs)} runs)"
+        )
+    print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")

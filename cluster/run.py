@@ -1,0 +1,385 @@
+"""A job's driver: the only place that knows all the pieces. Prepares, starts, trains or grades, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from enum import Enum
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import ray
+from rich.console import Console
+
+from actors.dispatcher import DispatcherActor
+from actors.engine import EngineConfig
+from actors.episode import EpisodeSpec
+from actors.fleet import Fleet
+from actors.grader_pool import GraderPoolActor
+from actors.learner_group import LearnerGroup
+from actors.rollout_worker import RolloutWorker, WorkerConfig
+from actors.weight_sync import WeightSync
+from cluster.live import LiveView, Sinks, before_after_table
+from cluster.placement import Seats
+from cluster.preflight import Prepared, prepare
+from cluster.ray_session import ray_session
+from cluster.report import write_report
+from cluster.run_folder import RunFolder, new_run_folder
+from trainer.checkpoint import Checkpoints, check_same_job
+from trainer.errors import InvalidJob, Problem, RftError
+from trainer.evaluate import Evaluation, evaluate
+from trainer.loop import Loop, LoopConfig
+from trainer.spec import JobSpec
+from trainer.supervised import SupervisedLoop
+from trainer.types import Purpose, Task
+
+
+class Outcome(Enum):
+    DONE = "done"
+    STOPPED = "stopped"
+
+
+async def check(job: JobSpec, runs: Path, address: str | None) -> None:
+    """Print what the job comes to.
+
+    Raises:
+        InvalidJob: with everything that is wrong.
+    """
+    console = Console()
+    with ray_session(address) as resources:
+        prepared = await prepare(job, resources, runs)
+    _print_plan(console, prepared)
+    console.print("[green]the job is ready to be trained[/]")
+
+
+async def train(job: JobSpec, runs: Path, resume: Path | None, address: str | None) -> Outcome:
+    """Train a job to its end, or until a signal.
+
+    Raises:
+        RftError: why it failed.
+    """
+    async with _run(job, runs, address, resume) as run:
+        if job.method.type == "supervised":
+            await run.supervised(resume is not None)
+        else:
+            await run.reinforcement(resume is not None)
+    return run.outcome
+
+
+async def evaluate_model(job: JobSpec, file: str, samples: int, runs: Path, address: str | None) -> Outcome:
+    """Grade a model on one of the job's files and keep every trace.
+
+    Raises:
+        RftError: why it failed.
+    """
+    if job.method.type == "supervised":
+        raise InvalidJob("eval needs a job whose method has a grader: use one of type reinforcement")
+    if file not in ("training_file", "validation_file", "test_file") or getattr(job, file) is None:
+        remedy = "name training_file, validation_file or test_file, and give that file in the job"
+        raise InvalidJob("nothing to grade", [Problem("missing_file", "--file", f"the job has no {file!r}", remedy)])
+    async with _run(job, runs, address, None) as run:
+        await run.evaluation(file, samples)
+    return run.outcome
+
+
+# -- a run -------------------------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def _run(job: JobSpec, runs: Path, address: str | None, resume: Path | None) -> AsyncIterator[_Run]:
+    """Connect, check, open the run folder; afterwards close everything and write the report."""
+    console = Console()
+    with ray_session(address) as resources, _Signals() as signals:
+        prepared = await prepare(job, resources, runs)
+        _print_plan(console, prepared)
+        folder = RunFolder(resume or new_run_folder(runs, job.suffix))
+        view = LiveView(prepared.plan.steps, console)
+        run = _Run(prepared, folder, view, signals, console)
+        try:
+            with view:
+                yield run
+        except asyncio.CancelledError:
+            if not signals.count:
+                raise
+            run.outcome = Outcome.STOPPED
+        except RftError as error:
+            folder.event("error", str(error))
+            raise
+        finally:
+            await asyncio.shield(run.close())
+
+
+class _Run:
+    """The steps of one run, over the actors that it starts."""
+
+    def __init__(
+        self, prepared: Prepared, folder: RunFolder, view: LiveView, signals: _Signals, console: Console
+    ) -> None:
+        self.outcome = Outcome.DONE
+        self._prepared = prepared
+        self._folder = folder
+        self._view = view
+        self._sink = Sinks(folder, view)
+        self._signals = signals
+        self._console = console
+        self._seats: Seats | None = None
+        self._fleet: Fleet | None = None
+        self._learner: LearnerGroup | None = None
+        folder.write_job(prepared.job, prepared.plan, {"context_length": prepared.context_length})
+
+    async def reinforcement(self, resuming: bool) -> None:
+        prepared, job = self._prepared, self._prepared.job
+        checkpoints = Checkpoints(self._folder.checkpoints)
+        latest = checkpoints.latest() if resuming else None
+        digest = _digest(job)
+        if resuming and latest is None:
+            raise InvalidJob(f"{self._folder.path} holds no checkpoint to resume from")
+        if latest is not None:
+            check_same_job(latest[1], digest)
+        fleet, learner = await self._start(learner=True)
+        assert learner is not None
+        before = None
+        if prepared.test and latest is None:
+            before = await self._grade(fleet, prepared.test, "test", "test-before", prepared.plan.eval_samples)
+        config = LoopConfig(
+            prepared.plan, job.reinforcement.algorithm, job.seed, job.reinforcement.grader.pass_threshold, digest
+        )
+        loop = Loop(config, prepared.tasks, prepared.validation, fleet, learner, checkpoints, self._sink)
+        if latest is not None:
+            await loop.resume(*latest)
+        self._view.phase("training")
+        with self._signals.graceful(loop.stop):
+            await loop.run()
+        if self._signals.count:
+            self.outcome = Outcome.STOPPED
+            return
+        if prepared.test:
+            after = await self._grade(fleet, prepared.test, "test", "test-after", prepared.plan.eval_samples)
+            if before is not None:
+                self._view.stop()
+                self._console.print(before_after_table(before, after))
+
+    async def supervised(self, resuming: bool) -> None:
+        prepared, job = self._prepared, self._prepared.job
+        checkpoints = Checkpoints(self._folder.checkpoints)
+        _, learner = await self._start(learner=True, engines=False)
+        assert learner is not None
+        loop = SupervisedLoop(
+            prepared.plan,
+            job.supervised.algorithm,
+            job.seed,
+            prepared.tasks,
+            prepared.validation,
+            prepared.renderer,
+            learner,
+            checkpoints,
+            self._sink,
+            _digest(job),
+        )
+        latest = checkpoints.latest() if resuming else None
+        if latest is not None:
+            check_same_job(latest[1], _digest(job))
+            await loop.resume(*latest)
+        self._view.phase("training")
+        with self._signals.graceful(loop.stop):
+            await loop.run()
+        if self._signals.count:
+            self.outcome = Outcome.STOPPED
+
+    async def evaluation(self, file: str, samples: int) -> None:
+        prepared = self._prepared
+        tasks = {"training_file": prepared.tasks, "validation_file": prepared.validation, "test_file": prepared.test}
+        fleet, _ = await self._start(learner=False)
+        evaluation = await self._grade(fleet, tasks[file], "test", f"eval-{file.removesuffix('_file')}", samples)
+        self._view.stop()
+        self._console.print(before_after_table(evaluation, None))
+
+    async def close(self) -> None:
+        """Stop actors, give resources back, write what is still in memory and the report."""
+        if self._fleet is not None:
+            await self._fleet.shutdown()
+        if self._learner is not None:
+            await self._learner.shutdown()
+        if self._seats is not None:
+            self._seats.release()
+        self._view.stop()
+        self._folder.close()
+        report = write_report(self._folder)
+        for problem in self._folder.problems:
+            self._console.print(f"[yellow]warning[/] {problem}")
+        self._console.print(f"run folder: {self._folder.path}\nreport:     {report}", soft_wrap=True, highlight=False)
+
+    # -- actors --------------------------------------------------------------------------------------------------------
+
+    async def _start(self, *, learner: bool, engines: bool = True) -> tuple[Any, LearnerGroup | None]:
+        """Start engines and learner side by side; each takes tens of seconds."""
+        prepared, cluster = self._prepared, self._prepared.job.cluster
+        placement = replace(
+            prepared.placement,
+            engines=cluster.engines if engines else 0,
+            learner_ranks=cluster.learner_ranks if learner else 0,
+        )
+        self._seats = seats = Seats(placement)
+        self._view.phase("waiting for resources")
+        await seats.ready()
+        self._view.phase("starting " + " and ".join(["engines"] * engines + ["learner"] * learner))
+        starting = []
+        if learner:
+            self._learner = LearnerGroup(
+                _learner_config(prepared),
+                [seats.actor_options(placement.engines + rank) for rank in range(placement.learner_ranks)],
+            )
+            starting.append(self._learner.start())
+        if engines:
+            self._fleet = self._make_fleet(seats)
+            starting.append(self._fleet.start())
+        await asyncio.gather(*starting)
+        return self._fleet, self._learner
+
+    def _make_fleet(self, seats: Seats) -> Fleet:
+        prepared = self._prepared
+        reinforcement = prepared.job.reinforcement
+        dispatcher = DispatcherActor.remote(reinforcement.tools)
+        graders = GraderPoolActor.remote(reinforcement.grader)
+        config = _worker_config(prepared, dispatcher, graders)
+        worker_class = ray.remote(RolloutWorker)
+
+        def spawn(index: int) -> Any:
+            options = seats.actor_options(index)
+            return worker_class.options(max_concurrency=10_000, **options).remote(config)
+
+        def replaced(name: str, why: str) -> None:
+            self._sink.event("warn", f"{name} is being replaced: {why}")
+
+        learner = self._learner
+        sync = WeightSync(learner) if learner is not None else None
+        canary = learner.logprobs if learner is not None else None
+        return Fleet(spawn, prepared.job.cluster.engines, sync, canary, replaced)
+
+    async def _grade(self, fleet: Fleet, tasks: Sequence[Task], purpose: Purpose, name: str, samples: int) -> Evaluation:
+        self._view.phase(f"grading {len(tasks)} rows ({name})")
+        reinforcement = self._prepared.job.reinforcement
+        evaluation, groups = await evaluate(
+            fleet, tasks, purpose, samples, reinforcement.algorithm.temperature, reinforcement.grader.pass_threshold
+        )
+        self._folder.write_evaluation(name, evaluation, groups)
+        text = f"{name}: grade {evaluation.grade:.3f} ± {evaluation.ci95:.3f}, {evaluation.tool_calls:.2f} tool calls"
+        self._sink.event("info", f"{text} (n = {evaluation.num_rollouts})")
+        return evaluation
+
+
+# -- configuration -----------------------------------------------------------------------------------------------------
+
+
+def _worker_config(prepared: Prepared, dispatcher: Any, graders: Any) -> WorkerConfig:
+    job, reinforcement = prepared.job, prepared.job.reinforcement
+    return WorkerConfig(
+        engine=EngineConfig(
+            model=job.model,
+            dtype=prepared.placement.dtype,
+            context_length=prepared.context_length,
+            max_num_seqs=job.cluster.max_num_seqs,
+            seed=job.seed,
+            gpus=prepared.placement.engine_gpus,
+        ),
+        episode=EpisodeSpec(
+            job=f"{job.seed}",
+            limits=reinforcement.limits,
+            reward=reinforcement.reward,
+            max_steps=reinforcement.max_episode_steps,
+            context_length=prepared.context_length,
+            max_thinking_tokens=prepared.plan.max_thinking_tokens,
+            response_schema=reinforcement.response_format,
+        ),
+        tool_parser=job.cluster.tool_parser,
+        template_arguments=prepared.template_arguments,
+        dispatcher=dispatcher,
+        graders=graders,
+    )
+
+
+def _digest(job: JobSpec) -> str:
+    """Of all that must not change under a checkpoint: everything but the resources."""
+    text = json.dumps(job.model_dump(mode="json", exclude={"cluster"}), sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def _print_plan(console: Console, prepared: Prepared) -> None:
+    plan, placement = prepared.plan, prepared.placement
+    rows = f"{plan.num_rows} rows x {plan.n_epochs} epochs"
+    console.print(f"[bold]{prepared.job.model}[/] on {rows}: {plan.steps} steps of {plan.batch_size} rows", highlight=False)
+    if prepared.job.method.type == "reinforcement":
+        limits = prepared.job.reinforcement.limits
+        console.print(
+            f"  {plan.group_size} rollouts a row, {plan.rollouts_per_step} a step, at most "
+            f"{plan.rollouts_per_step * limits.max_completion_tokens:,} sampled tokens a step; "
+            f"{plan.updates_per_batch} update(s) a step; validation of {len(prepared.validation)} rows every "
+            f"{plan.eval_interval} steps; {len(prepared.test)} test rows before and after",
+            highlight=False,
+        )
+    gpus = f", {placement.engine_gpus} GPU(s) an engine, {placement.rank_gpus} a rank" if placement.engine_gpus else ""
+    console.print(
+        f"  learning rate {plan.learning_rate:g}; {placement.engines} engine(s) x {placement.engine_cores} core(s), "
+        f"{placement.learner_ranks} learner rank(s) x {placement.rank_cores} core(s){gpus}, {placement.dtype}, "
+        f"context {prepared.context_length} tokens",
+        highlight=False,
+    )
+
+
+# -- signals -----------------------------------------------------------------------------------------------------------
+
+
+class _Signals:
+    """SIGINT and SIGTERM: the first one ends in good order (by `graceful`, or by cancelling), the second at once."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._graceful: list[Callable[[], None]] = []
+
+    def __enter__(self) -> Self:
+        self._task = asyncio.current_task()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._arrived)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+
+    def graceful(self, stop: Callable[[], None]) -> _Graceful:
+        """While the block runs, the first signal calls `stop` instead of cancelling."""
+        return _Graceful(self._graceful, stop)
+
+    def _arrived(self) -> None:
+        self.count += 1
+        if self.count > 1:
+            print("stopped at once", file=sys.stderr)
+            ray.shutdown()
+            os._exit(130)
+        print("stopping: a checkpoint is being saved; once more to stop at once", file=sys.stderr)
+        if self._graceful:
+            self._graceful[-1]()
+        elif self._task is not None:
+            self._task.cancel()
+
+
+@dataclass
+class _Graceful:
+    stack: list[Callable[[], None]]
+    stop: Callable[[], None]
+
+    def __enter__(self) -> None:
+        self.stack.append(self.stop)
+
+    def __exit__(self, *error: object) -> None:
+        self.stack.pop()

@@ -1,0 +1,89 @@
+"""Writes the dataset in `data/`: `python -m examples.ledger.make_data`. Running it again gives the same bytes.
+
+`--instructed FOLDER` writes the same rows to another folder with a system message before each question, for models that
+do not know yet how an answer has to look. The model in `base/` knows no such message.
+"""
+
+import argparse
+import json
+import random
+from pathlib import Path
+from typing import Any, Final
+
+from examples.ledger.questions import Kind, Question, draw_question
+from examples.ledger.tools import TOOLS
+from examples.ledger.world import Split, World
+
+DATA: Final = Path(__file__).parent / "data"
+TEST_SEED: Final = 99
+NUM_TEST: Final = 240
+DRAWN: Final[dict[str, tuple[Split, int, int]]] = {
+    "train.jsonl": ("train", 480, 1),
+    "train_10.jsonl": ("train", 10, 2),
+    "validation.jsonl": ("validation", 48, 3),
+}
+"""File -> split, number of rows, seed."""
+INSTRUCTION: Final = (
+    "Answer questions about company reports; read the reports with the tools. Your final answer is the bare number, "
+    "such as 1234, or both numbers with a blank between where two are asked for, in the order of the question."
+)
+
+
+def row(question: Question, instruction: str | None = None) -> dict[str, Any]:
+    """A dataset row. Everything after `tools` is the row's own and reaches tools and grader as `item`."""
+    system = [{"role": "system", "content": instruction}] if instruction else []
+    return {
+        "messages": [*system, {"role": "user", "content": question.text}],
+        "tools": [tool.chat_form() for tool in TOOLS.values()],
+        "reference_answer": question.reference_answer,
+        "kind": question.kind,
+        "documents": list(question.documents),
+    }
+
+
+def _balanced(world: World, split: Split, num_rows: int, seed: int) -> list[Question]:
+    """Questions about a split's companies, none twice, with 60 : 30 : 10 of the kinds even in a small file."""
+    missing: dict[Kind, int] = {"two": round(0.3 * num_rows), "higher": round(0.1 * num_rows)}
+    missing["one"] = num_rows - sum(missing.values())
+    rng = random.Random(seed)
+    questions: dict[str, Question] = {}
+    while any(missing.values()):
+        question = draw_question(world, rng, world.companies_in(split))
+        if missing[question.kind] and question.text not in questions:
+            missing[question.kind] -= 1
+            questions[question.text] = question
+    rows = list(questions.values())
+    rng.shuffle(rows)  # the last ones drawn are of whichever kind was still missing
+    return rows
+
+
+def _test_questions(world: World) -> list[Question]:
+    """The 240 questions by which all figures about `base/` were measured; they are drawn freely, two come twice."""
+    rng = random.Random(TEST_SEED)
+    return [draw_question(world, rng, world.companies_in("test")) for _ in range(NUM_TEST)]
+
+
+def write_data(folder: Path, instruction: str | None = None) -> None:
+    """Writes all files of the dataset to a folder, which is made if need be."""
+    folder.mkdir(parents=True, exist_ok=True)
+    world = World()
+    files = {name: _balanced(world, *settings) for name, settings in DRAWN.items()}
+    files["test.jsonl"] = _test_questions(world)
+    for name, questions in files.items():
+        lines = [json.dumps(row(question, instruction)) + "\n" for question in questions]
+        (folder / name).write_text("".join(lines), encoding="utf-8")
+
+
+def main() -> None:
+    """Writes `data/`, or the instructed rows."""
+    parser = argparse.ArgumentParser(prog="python -m examples.ledger.make_data", description=__doc__)
+    parser.add_argument("--instructed", type=Path, metavar="FOLDER", help="write rows with a system message there")
+    options = parser.parse_args()
+    if options.instructed is None:
+        write_data(DATA)
+    else:
+        write_data(options.instructed, INSTRUCTION)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+"""Muon: momentum whose update of each matrix is made orthogonal (K. Jordan, kellerjordan.github.io/posts/muon).
+
+All in float32. `torch.optim.Muon` is not used because it computes in bfloat16, which is slow or unsafe on many CPUs,
+and one matrix at a time; here matrices of one shape, or its transpose, are handled at once.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+COEFFICIENTS: Final = (3.4445, -4.7750, 2.0315)
+NUM_ITERATIONS: Final = 5
+EPSILON: Final = 1e-7
+
+
+def orthogonalize(matrices: Tensor) -> Tensor:
+    """Roughly U V^T of each matrix's U S V^T, by a quintic Newton-Schulz iteration. [N, rows <= columns, columns]"""
+    a, b, c = COEFFICIENTS
+    x: Tensor = matrices / (matrices.flatten(1).norm(dim=1)[:, None, None] + EPSILON)
+    for _ in range(NUM_ITERATIONS):
+        gram = x @ x.mT
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    return x
+
+
+class Muon(torch.optim.Optimizer):
+    """For the matrices between embedding and output. Steps are scaled by sqrt(max(1, rows / columns))."""
+
+    def __init__(self, matrices: Iterable[Tensor], lr: float, momentum: float = 0.95) -> None:
+        super().__init__(matrices, {"lr": lr, "momentum": momentum})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        """One update; every matrix must have a gradient. Closures are not supported."""
+        if closure is not None:
+            raise ValueError("closures are not supported")
+        for group in self.param_groups:
+            shapes: dict[tuple[int, int], list[Tensor]] = defaultdict(list)
+            for matrix in group["params"]:
+                rows, columns = matrix.shape
+                shapes[min(rows, columns), max(rows, columns)].append(matrix)
+            for alike in shapes.values():
+                self._step_alike(alike, group["lr"], group["momentum"])
+
+    def _step_alike(self, matrices: list[Tensor], lr: float, momentum: float) -> None:
+        directions = []
+        for matrix in matrices:
+            assert matrix.grad is not None
+            buffer = self.state[matrix].setdefault("momentum", torch.zeros_like(matrix))
+            buffer.mul_(momentum).add_(matrix.grad)
+            directions.append(_lying(matrix.grad + momentum * buffer))
+        for matrix, update in zip(matrices, orthogonalize(torch.stack(directions)), strict=True):
+            rows, columns = matrix.shape
+            standing = update.T if rows > columns else update
+            matrix.add_(standing, alpha=-lr * max(1.0, rows / columns) ** 0.5)
+
+
+def _lying(matrix: Tensor) -> Tensor:
+    return matrix.T if matrix.shape[0] > matrix.shape[1] else matrix

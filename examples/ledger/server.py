@@ -1,0 +1,109 @@
+"""Runs tools and grader as real HTTP servers: `LEDGER_TOKEN=... python -m examples.ledger.server --ports-file F`.
+
+One process and one app listen on two ports, one for the tools and one for the grader. The ports file exists only while
+both accept connections, and is never half-written.
+"""
+
+import argparse
+import json
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import Final
+
+import uvicorn
+from fastapi import FastAPI
+
+from examples.ledger.app import create_app
+from examples.ledger.latency import Latency
+from examples.ledger.world import World
+
+TOKEN_VARIABLE: Final = "LEDGER_TOKEN"
+# Longer than common clients keep an idle connection, so that no request meets a connection that is just being closed.
+KEEP_ALIVE_S: Final = 75
+SHUTDOWN_S: Final = 2
+
+Listeners = list[socket.socket]
+
+
+class AnnouncingServer(uvicorn.Server):
+    """A server that writes its ports to a file once it listens, and removes the file when it ends."""
+
+    def __init__(self, config: uvicorn.Config, ports_file: Path, ports: dict[str, int]) -> None:
+        super().__init__(config)
+        self._ports_file = ports_file
+        self._ports = ports
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Writes the file beside its place and renames it, so that a reader sees all of it or none."""
+        await super().startup(sockets)
+        draft = self._ports_file.with_name(f"{self._ports_file.name}.{os.getpid()}")
+        draft.write_text(json.dumps(self._ports) + "\n", encoding="utf-8")
+        draft.replace(self._ports_file)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Removes the file, then ends as any server does."""
+        self._ports_file.unlink(missing_ok=True)
+        await super().shutdown(sockets)
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    """A bound socket; port 0 takes a free one."""
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind((host, port))
+    return listener
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m examples.ledger.server", description="Ledger's tools and grader.")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
+    parser.add_argument("--tools-port", type=int, default=0, help="0, the default, takes a free port")
+    parser.add_argument("--grader-port", type=int, default=0, help="0, the default, takes a free port")
+    parser.add_argument("--ports-file", type=Path, required=True, help='gets {"tools_port": ..., "grader_port": ...}')
+    parser.add_argument("--latency-median-s", type=float, help="makes the tools slow: the median of their latency")
+    parser.add_argument("--latency-p99-s", type=float, help="the 99th percentile of that latency")
+    return parser
+
+
+def prepare(app: FastAPI, addresses: dict[str, tuple[str, int]], ports_file: Path) -> tuple[uvicorn.Server, Listeners]:
+    """A server for the app, and the bound sockets to run it with: one for each named (host, port).
+
+    A ports file that an earlier run left behind is removed. Raises OSError if a port is taken.
+    """
+    ports_file.parent.mkdir(parents=True, exist_ok=True)
+    ports_file.unlink(missing_ok=True)
+    listeners = {name: _bind(*address) for name, address in addresses.items()}
+    ports = {name: listener.getsockname()[1] for name, listener in listeners.items()}
+    config = uvicorn.Config(
+        app,
+        lifespan="off",
+        ws="none",
+        log_level="warning",
+        access_log=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=SHUTDOWN_S,
+    )
+    return AnnouncingServer(config, ports_file, ports), list(listeners.values())
+
+
+def main() -> None:
+    """Serves until SIGINT or SIGTERM."""
+    parser = _parser()
+    options = parser.parse_args()
+    if (options.latency_median_s is None) != (options.latency_p99_s is None):
+        parser.error("--latency-median-s and --latency-p99-s go together")
+    token = os.environ.get(TOKEN_VARIABLE, "")
+    if not token:
+        sys.exit(f"set {TOKEN_VARIABLE} to the token that callers must send")
+    latency = None
+    if options.latency_median_s is not None:
+        latency = Latency(options.latency_median_s, options.latency_p99_s)
+    addresses = {"tools_port": (options.host, options.tools_port), "grader_port": (options.host, options.grader_port)}
+    server, listeners = prepare(create_app(World(), token, latency), addresses, options.ports_file)
+    server.run(listeners)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""Tools and grader as a child process with a token of its own, for as long as a block runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from examples.ledger.server import TOKEN_VARIABLE
+
+START_TIMEOUT_S = 60.0
+
+
+@contextmanager
+def services(*options: str) -> Iterator[dict[str, str]]:
+    """The environment that `job.yaml` wants: URLs of running servers, and their token. `options` go to the server.
+
+    Raises:
+        RuntimeError: the servers did not start.
+    """
+    environment = os.environ | {TOKEN_VARIABLE: secrets.token_urlsafe(24)}
+    with tempfile.TemporaryDirectory() as folder:
+        ports_file = Path(folder) / "ports.json"
+        command = [sys.executable, "-m", "examples.ledger.server", "--ports-file", str(ports_file), *options]
+        # A session of its own: a Ctrl-C in the terminal is the trainer's to handle, and the servers must outlive it.
+        with subprocess.Popen(command, env=environment, start_new_session=True) as server:
+            try:
+                ports = _wait_for(ports_file, server)
+                yield environment | {
+                    "LEDGER_TOOLS_URL": f"http://127.0.0.1:{ports['tools_port']}",
+                    "LEDGER_GRADER_URL": f"http://127.0.0.1:{ports['grader_port']}",
+                }
+            finally:
+                server.terminate()
+
+
+def _wait_for(ports_file: Path, server: subprocess.Popen[bytes]) -> dict[str, int]:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline:
+        if server.poll() is not None:
+            raise RuntimeError(f"the servers ended at once, with exit code {server.returncode}")
+        if ports_file.exists():
+            ports: dict[str, int] = json.loads(ports_file.read_text())
+            return ports
+        time.sleep(0.05)
+    raise RuntimeError(f"the servers did not listen within {START_TIMEOUT_S:g} s")
+
+
+def run_with_services(command: Sequence[str], *options: str) -> int:
+    """Run a command beside the servers; its exit code. Signals reach it from the terminal or are passed on."""
+    with services(*options) as environment:
+        child = subprocess.Popen(command, env=environment)
+        while True:
+            try:
+                return child.wait()
+            except KeyboardInterrupt:
+                continue  # the child got it too, and ends in good order

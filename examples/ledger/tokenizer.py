@@ -1,0 +1,45 @@
+"""The tokenizer of `base/`, with its chat template, made from the vocabulary."""
+
+from collections.abc import Callable
+from typing import Final
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from examples.ledger.vocabulary import PAD, PATTERN, TOKEN_OF, TURN_END, TURN_START
+
+# The turns of a conversation in the form that Qwen models use. All answers of one turn's tools stand in one user turn.
+# The tools' schemas are left out: every question comes with the same three tools, which the model knows.
+CHAT_TEMPLATE: Final = (
+    "{%- for m in messages %}"
+    "{%- if m.role == 'tool' %}"
+    "{%- if loop.first or messages[loop.index0 - 1].role != 'tool' %}{{ '<|im_start|>user' }}{%- endif %}"
+    "{{ '\n<tool_response>\n' + m.content + '\n</tool_response>' }}"
+    "{%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}{{ '<|im_end|>\n' }}{%- endif %}"
+    "{%- elif m.role == 'assistant' %}"
+    "{{ '<|im_start|>assistant\n' + (m.content or '') }}"
+    "{%- for c in m.tool_calls or [] %}"
+    "{%- if not loop.first %}{{ '\n' }}{%- endif %}"
+    '{{ \'<tool_call>\n{"name": "\' + c.function.name + \'", "arguments": \''
+    " + (c.function.arguments if c.function.arguments is string else c.function.arguments | tojson)"
+    " + '}\n</tool_call>' }}"
+    "{%- endfor %}"
+    "{{ '<|im_end|>\n' }}"
+    "{%- else %}"
+    "{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}"
+    "{%- endif %}"
+    "{%- endfor %}"
+    "{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{%- endif %}"
+)
+
+
+def build_tokenizer() -> PreTrainedTokenizerFast:
+    """A tokenizer that knows the vocabulary's pieces, padding, the end of a turn and the chat template."""
+    core = Tokenizer(models.WordLevel(TOKEN_OF, unk_token=PAD))
+    core.pre_tokenizer = pre_tokenizers.Split(Regex(PATTERN), "isolated")
+    core.decoder = decoders.Fuse()
+    core.add_special_tokens([AddedToken(mark, special=True, normalized=False) for mark in (PAD, TURN_START, TURN_END)])
+    make: Callable[..., PreTrainedTokenizerFast] = PreTrainedTokenizerFast  # its constructor has no types
+    tokenizer = make(tokenizer_object=core, eos_token=TURN_END, pad_token=PAD)
+    tokenizer.chat_template = CHAT_TEMPLATE
+    return tokenizer

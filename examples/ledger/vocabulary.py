@@ -1,0 +1,58 @@
+"""The words that the world is written in, each of them one token.
+
+The order of `PIECES` is fixed: a piece's position is its token id, and the weights in `base/` were trained with these
+ids. A text splits into the longest piece that fits at each place, from left to right; whatever is no piece (only
+characters outside printable ASCII and line ends) is left out.
+"""
+
+import re
+import string
+from typing import Final
+
+_SYLLABLES = (
+    "ac be cor dy el fin gor hal ix jo kra lum mer nex or pel qua ron sol tra ul ven wex yo zen bram cle dro fy glo "
+    "hu ist jex kin lor mag nu ost pra rik sta tol und vor wil xan yar zu"
+)
+SYLLABLES: Final = _SYLLABLES.split()
+YEARS: Final = [str(year) for year in range(2012, 2020)]
+STATEMENTS: Final = {
+    "income": ["revenue", "net income", "costs"],
+    "balance": ["assets", "debt", "equity"],
+    "cash": ["inflow", "capex", "dividends"],
+}
+"""Each statement and its metrics."""
+STATEMENT_OF: Final = {metric: statement for statement, metrics in STATEMENTS.items() for metric in metrics}
+METRICS: Final = list(STATEMENT_OF)
+
+PAD: Final = "<pad>"
+TURN_START: Final = "<|im_start|>"
+TURN_END: Final = "<|im_end|>"
+ASSISTANT: Final = "assistant\n"
+
+_MARKERS = [PAD, TURN_START, TURN_END, "<tool_call>\n", "\n</tool_call>", "<tool_response>\n", "\n</tool_response>"]
+_PHRASES = ["user\n", ASSISTANT, "what ", "was ", "were ", "the ", "of ", " in ", " and ", "higher ", "company ", "?"]
+_PHRASES += ["unknown", "error: ", "not found", " ", "\n", "/", '"}}']
+_CALL_OPENINGS = [
+    f'{{"name": "{tool}", "arguments": {{"{parameter}": "'
+    for tool, parameter in (("cat", "path"), ("list", "path"), ("search", "query"))
+]
+_NAMES = [*YEARS, *STATEMENTS, *METRICS, *(f"{metric} " for metric in METRICS), *SYLLABLES]
+_NUMBERS = [f"{number:02d}" for number in range(100)]
+_CHARACTERS = list(string.printable[:95])
+
+PIECES: Final = list(dict.fromkeys(_MARKERS + _PHRASES + _CALL_OPENINGS + _NAMES + _NUMBERS + _CHARACTERS))
+TOKEN_OF: Final = {piece: token for token, piece in enumerate(PIECES)}
+PATTERN: Final = "|".join(re.escape(piece) for piece in sorted(PIECES, key=len, reverse=True))
+"""A regular expression that finds the next piece: the longest one is tried first."""
+
+_NEXT_PIECE = re.compile(PATTERN)
+
+
+def split(text: str) -> list[str]:
+    """The pieces of a text, in order."""
+    return _NEXT_PIECE.findall(text)
+
+
+def encode(text: str) -> list[int]:
+    """The token ids of a text, [T]; the same as those of the tokenizer in `base/`."""
+    return [TOKEN_OF[piece] for piece in split(text)]

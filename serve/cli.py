@@ -1,0 +1,89 @@
+"""`agent-rft`: the top of all layers, thin. Exit codes: 0 done, 1 failed, 2 the job or the command line is wrong, 130 stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from cluster.run import Outcome, check, evaluate_model, train
+from cluster.traces import print_traces, select_traces
+from trainer.errors import InvalidJob, RftError
+from trainer.jobfile import load_job
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
+
+JobFile = Annotated[Path, typer.Argument(help="the job, YAML or JSON")]
+Address = Annotated[str | None, typer.Option(help="Ray cluster (else RAY_ADDRESS, else a local one)", envvar="RAY_ADDRESS")]
+Runs = Annotated[Path, typer.Option(help="folder that gets the run's folder")]
+
+
+@app.command("train")
+def train_command(
+    job: JobFile,
+    runs: Runs = Path("runs"),
+    resume: Annotated[Path | None, typer.Option(help="go on with the last checkpoint of this run folder")] = None,
+    address: Address = None,
+) -> None:
+    """Check a job, then train it."""
+    outcome = asyncio.run(train(load_job(job), runs, resume, address))
+    raise typer.Exit(130 if outcome is Outcome.STOPPED else 0)
+
+
+@app.command("eval")
+def eval_command(
+    job: JobFile,
+    file: Annotated[str, typer.Option(help="training_file, validation_file or test_file of the job")] = "test_file",
+    model: Annotated[str | None, typer.Option(help="another model than the job's: a folder, a checkpoint")] = None,
+    samples: Annotated[int, typer.Option(min=1, help="rollouts per row")] = 1,
+    runs: Runs = Path("runs"),
+    address: Address = None,
+) -> None:
+    """Grade a model on a file without training; every trace is kept."""
+    spec = load_job(job)
+    if model is not None:
+        spec = spec.model_copy(update={"model": model})
+    outcome = asyncio.run(evaluate_model(spec, file, samples, runs, address))
+    raise typer.Exit(130 if outcome is Outcome.STOPPED else 0)
+
+
+@app.command("check")
+def check_command(job: JobFile, runs: Runs = Path("runs"), address: Address = None) -> None:
+    """Find what is wrong with a job before anything is started; each tool and the grader is called once."""
+    asyncio.run(check(load_job(job), runs, address))
+
+
+@app.command("traces")
+def traces_command(
+    run: Annotated[Path, typer.Argument(help="a run folder")],
+    name: Annotated[str | None, typer.Option(help="step-000001, validation-000005, test-before, ...")] = None,
+    row: Annotated[str | None, typer.Option(help="only this row id")] = None,
+    trace: Annotated[str | None, typer.Option(help="only this trace id")] = None,
+    best: Annotated[int | None, typer.Option(help="the K of the highest reward")] = None,
+    worst: Annotated[int | None, typer.Option(help="the K of the lowest reward")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object a line")] = False,
+) -> None:
+    """Read the rollouts of a run: messages, tool calls, results, grades."""
+    traces = select_traces(run, name=name, row=row, trace=trace, best=best, worst=worst)
+    print_traces(traces, Console(), as_json=as_json)
+
+
+def main() -> None:
+    """Entry point; errors made for the user are printed without a traceback."""
+    try:
+        app()
+    except InvalidJob as error:
+        Console(stderr=True).print(f"[bold red]error[/] {escape(str(error))}", soft_wrap=True)
+        sys.exit(2)
+    except RftError as error:
+        Console(stderr=True).print(f"[bold red]error[/] {escape(str(error))}", soft_wrap=True)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

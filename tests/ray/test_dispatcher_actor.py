@@ -1,0 +1,94 @@
+"""Dispatcher and grader pool as Ray actors: what crosses the boundary, and what happens to it there."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+
+import pytest
+import ray
+from pydantic import TypeAdapter
+
+from actors.dispatcher import DispatcherActor, DispatcherClient
+from actors.grader_pool import GraderPoolActor, GraderPoolClient
+from tests.fakes_http import FakeEndpoint, hangs, says, until
+from trainer.errors import EndpointRefused, GraderFailed, ToolFailed
+from trainer.spec import GraderSpec, ToolSpec
+from trainer.types import Grade, ToolCall
+
+SECRET = "sk-very-secret-4711"
+CALLS = [ToolCall("call_1", "search", "{}"), ToolCall("call_2", "search", "{}")]
+
+
+@pytest.fixture(scope="module")
+def local_ray() -> Iterator[None]:
+    ray.init(num_cpus=2, include_dashboard=False)
+    yield
+    ray.shutdown()
+
+
+def tools(url: str) -> list[ToolSpec]:
+    values = {"name": "search", "server_url": url, "headers": {"X-Key": SECRET}, "timeout_s": 60.0}
+    return [ToolSpec.model_validate(values)]
+
+
+async def test_a_turn_is_one_message_and_errors_come_back_as_what_they_were(local_ray: None) -> None:
+    async with FakeEndpoint(says({"output": "x"})) as good, FakeEndpoint(says(SECRET, 401)) as refusing:
+        dispatcher = DispatcherClient(DispatcherActor.remote(tools(good.url)))
+        results = await dispatcher.call_turn("trace_1", {"x": 1}, CALLS)
+        assert [(result.call_id, result.output) for result in results] == [("call_1", "x"), ("call_2", "x")]
+        assert good.received[0].headers["X-Key"] == SECRET
+        assert (await dispatcher.stats())["search"]["calls"] == 2
+
+        refused_by = DispatcherClient(DispatcherActor.remote(tools(refusing.url)))
+        with pytest.raises(EndpointRefused) as refused:
+            await refused_by.call_turn("trace_1", {}, CALLS)
+    assert type(refused.value) is EndpointRefused
+    assert refused.value.details["kind"] == "refused"
+    assert SECRET not in f"{refused.value!r}{refused.value.details}"
+
+
+async def test_cancelling_the_caller_closes_the_requests_in_the_other_process(local_ray: None) -> None:
+    async with FakeEndpoint(hangs) as server:
+        dispatcher = DispatcherClient(DispatcherActor.remote(tools(server.url)))
+        turn = asyncio.create_task(dispatcher.call_turn("trace_1", {}, CALLS))
+        await until(lambda: server.open_now == 2, within_s=60)
+        turn.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await turn
+        await until(lambda: server.open_now == 0)
+
+
+async def test_a_dispatcher_that_died_is_a_failure_of_the_tool_and_is_started_anew(local_ray: None) -> None:
+    async with FakeEndpoint(hangs) as slow:
+        actor = DispatcherActor.remote(tools(slow.url))
+        dispatcher = DispatcherClient(actor)
+        turn = asyncio.create_task(dispatcher.call_turn("trace_1", {}, CALLS))
+        await until(lambda: slow.open_now == 2, within_s=60)
+        ray.kill(actor, no_restart=False)
+        with pytest.raises(ToolFailed, match="the process of the tool dispatcher was lost"):
+            await turn
+        for _ in range(600):
+            with suppress(ToolFailed):  # while it starts
+                assert (await dispatcher.stats())["search"]["calls"] == 0
+                return
+            await asyncio.sleep(0.1)
+        raise AssertionError("it was not started anew")
+
+
+async def test_grades_and_failures_cross_as_values_and_the_process_stays_light(local_ray: None) -> None:
+    spec: GraderSpec = TypeAdapter(GraderSpec).validate_python(
+        {"type": "string_check", "input": "{{ sample.output_text }}", "reference": "{{ item.x }}", "operation": "eq"}
+    )
+    actor = GraderPoolActor.remote(spec)
+    graders = GraderPoolClient(actor)
+    assert await graders.grade({"output_text": "1"}, {"x": 1}, "trace_1") == Grade(1.0)
+    with pytest.raises(GraderFailed, match=r"item.x") as failed:
+        await graders.grade({"output_text": "1"}, {}, "trace_1")
+    assert type(failed.value) is GraderFailed
+    assert failed.value.details == {"code": "invalid_variable_error", "path": "item.x"}
+    assert isinstance(await graders.dry_run({}), GraderFailed)
+    loaded = await actor.__ray_call__.remote(lambda _: set(sys.modules))
+    assert not loaded & {"torch", "transformers", "vllm", "deepspeed"}

@@ -1,0 +1,92 @@
+"""Rendering: append-only, masks, nothing injected, templates that rewrite history found out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer
+
+from trainer.chat import Renderer
+
+BASE = Path(__file__).parents[3] / "examples" / "ledger" / "base"
+
+QWEN_LIKE_HISTORY = """
+{%- for m in messages -%}
+<|im_start|>{{ m.role }}
+{% if m.role == 'assistant' and not loop.last %}{{ m.content.split('</think>')[-1] }}{% else %}{{ m.content }}{% endif %}
+{%- for c in m.tool_calls or [] %}<tool_call>{{ c.function.name }}</tool_call>{% endfor %}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+
+@pytest.fixture
+def renderer() -> Renderer:
+    return Renderer(AutoTokenizer.from_pretrained(BASE))
+
+
+def with_template(template: str) -> Renderer:
+    tokenizer = AutoTokenizer.from_pretrained(BASE)
+    tokenizer.chat_template = template
+    return Renderer(tokenizer)
+
+
+def decode(renderer: Renderer, ids: list[int]) -> str:
+    return renderer.tokenizer.decode(ids, skip_special_tokens=False)
+
+
+def test_the_bridge_is_what_the_template_would_have_written(renderer: Renderer) -> None:
+    question = {"role": "user", "content": "what was debt of vorzen in 2015?"}
+    call = {"function": {"name": "cat", "arguments": {"path": "a"}}}
+    turn = {"role": "assistant", "content": "", "tool_calls": [call, call]}
+    results = [{"role": "tool", "content": text} for text in ("12", "34")]
+    whole = renderer._render([question, turn, *results], (), generate=True)
+    before = renderer._render([question, turn], (), generate=False).rstrip("\n")
+    bridge = renderer.bridge(["cat", "cat"], [renderer.plain("12"), renderer.plain("34")])
+    assert before + decode(renderer, bridge) == whole
+
+
+@pytest.mark.parametrize("text", ["<|im_end|>", "a<|im_start|>system\nb", "<|im_end|><|im_end|>", "<pad>"])
+def test_text_from_outside_never_becomes_a_special_token(renderer: Renderer, text: str) -> None:
+    special = {renderer.tokenizer.convert_tokens_to_ids(t) for t in ("<|im_start|>", "<|im_end|>", "<pad>")}  # type: ignore[attr-defined]
+    assert special.isdisjoint(renderer.plain(text))
+
+
+def test_a_conversation_trains_the_assistants_tokens_and_their_end(renderer: Renderer) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "cat", "arguments": '{"path": "a"}'}}
+    messages = [
+        {"role": "user", "content": "what was debt of vorzen in 2015?"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": "debt 1234"},
+        {"role": "assistant", "content": "1234"},
+    ]
+    tokens, mask = renderer.conversation(messages, ())
+    trained = decode(renderer, [t for t, m in zip(tokens, mask, strict=True) if m])
+    assert trained == (
+        '<tool_call>\n{"name": "cat", "arguments": {"path": "a"}}\n</tool_call><|im_end|>1234<|im_end|>'
+    )
+    assert decode(renderer, tokens) == renderer._render(messages, (), generate=False).rstrip("\n")
+
+
+def test_the_examples_template_keeps_history(renderer: Renderer) -> None:
+    assert renderer.rewrites_history() is None
+
+
+def test_a_template_that_drops_thoughts_is_found_out() -> None:
+    assert "reads otherwise" in str(with_template(QWEN_LIKE_HISTORY).rewrites_history())
+
+
+def test_a_template_that_drops_earlier_turns_is_found_out() -> None:
+    template = BASE.joinpath("chat_template.jinja").read_text().replace("(m.content or '')", "''")
+    assert "drops" in str(with_template(template).rewrites_history())
+
+
+def test_a_template_without_the_end_token_is_found_out() -> None:
+    template = BASE.joinpath("chat_template.jinja").read_text().replace("<|im_end|>", "<end>")
+    assert "end token" in str(with_template(template).rewrites_history())
+
+
+def test_a_template_that_leaves_out_results_is_an_error() -> None:
+    template = BASE.joinpath("chat_template.jinja").read_text().replace("m.content + '\n</tool_response>'", "''")
+    with pytest.raises(ValueError, match="leaves out the content of tool messages"):
+        with_template(template).bridge(["cat"], [[1]])

@@ -1,0 +1,160 @@
+"""Job files: clear mistakes, environment variables, no secret shown, what auto means, no dead settings."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pydantic
+import pytest
+
+from trainer import spec
+from trainer.errors import InvalidJob, Problem
+from trainer.jobfile import load_job, parse_job
+from trainer.spec import JobSpec, resolve
+
+ROOT = Path(__file__).parents[3]
+GRADER = {"type": "string_check", "input": "{{sample.output_text}}", "reference": "{{item.answer}}", "operation": "eq"}
+
+
+def raw(**reinforcement: Any) -> dict[str, Any]:
+    method = {"type": "reinforcement", "reinforcement": {"grader": GRADER, **reinforcement}}
+    return {"model": "org/model", "training_file": "train.jsonl", "method": method}
+
+
+def problems_of(job: Any, environment: dict[str, str] | None = None) -> list[Problem]:
+    with pytest.raises(InvalidJob) as raised:
+        parse_job(job, Path("/jobs"), environment or {}, "job.yaml")
+    return raised.value.problems
+
+
+def test_a_minimal_job_needs_model_file_and_grader(tmp_path: Path) -> None:
+    job = parse_job(raw(), tmp_path)
+    assert job.training_file == str(tmp_path / "train.jsonl")
+    assert job.cluster.engines == job.cluster.learner_ranks == 1
+
+
+def test_yaml_and_json_are_read_alike_and_paths_count_from_the_job(tmp_path: Path) -> None:
+    (tmp_path / "base").mkdir()
+    (tmp_path / "job.json").write_text(json.dumps(raw() | {"model": "base"}))
+    (tmp_path / "job.yaml").write_text(json.dumps(raw() | {"model": "base"}))
+    job = load_job(tmp_path / "job.yaml", {})
+    assert job == load_job(tmp_path / "job.json", {})
+    assert job.model == str(tmp_path / "base")
+
+
+@pytest.mark.parametrize(
+    ("job", "field", "said"),
+    [
+        (raw() | {"modle": 1}, "modle", "not permitted"),
+        (raw(algorithm={"clip": 0.2}), "method.reinforcement.algorithm.clip", "not permitted"),
+        (raw(algorithm={"clip_low": 2}), "method.reinforcement.algorithm.clip_low", "less than 1"),
+        (raw(hyperparameters={"batch_size": "many"}), "method.reinforcement.hyperparameters.batch_size", "many"),
+        (raw(grader={"type": "vote"}), "method.reinforcement.grader", "vote"),
+        (raw(tools=[{"name": "a"}]), "method.reinforcement.tools[0].server_url", "required"),
+        (raw(response_format={"type": "xml"}), "method.reinforcement.response_format", "json_schema"),
+        ({"model": "m", "training_file": "t", "method": {"type": "reinforcement"}}, "method", "reinforcement is missing"),
+        (raw() | {"seed": -1}, "seed", "greater than or equal to 0"),
+        ([], "job", "no mapping"),
+    ],
+)
+def test_mistakes_name_their_field(job: Any, field: str, said: str) -> None:
+    found = [p for p in problems_of(job) if p.field.startswith(field)]
+    assert found, problems_of(job)
+    assert said in found[0].message
+    assert found[0].remedy
+    assert found[0].file == "job.yaml"
+
+
+@pytest.mark.parametrize("name", ["top_p", "top_k", "min_p"])
+def test_truncated_sampling_is_refused_with_the_reason(name: str) -> None:
+    (problem,) = problems_of(raw(algorithm={name: 0.9}))
+    assert problem.code == "truncated_sampling"
+    assert "log-probabilities" in problem.remedy
+
+
+def test_all_mistakes_come_in_one_list() -> None:
+    assert len(problems_of(raw(algorithm={"a": 1, "b": 2}) | {"c": 3})) == 3
+
+
+def test_broken_yaml_names_the_line(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text("model: x\nmethod: [1,\nseed: 2\n")
+    with pytest.raises(InvalidJob) as raised:
+        load_job(tmp_path / "job.yaml", {})
+    assert raised.value.problems[0].line is not None
+    with pytest.raises(InvalidJob, match="cannot read"):
+        load_job(tmp_path / "none.yaml", {})
+
+
+def test_environment_variables_are_filled_in_and_missing_ones_named() -> None:
+    tools = [{"name": "a", "server_url": "${URL}/a", "headers": {"Authorization": "Bearer ${TOKEN}"}}]
+    job = parse_job(raw(tools=tools), Path("."), {"URL": "http://host", "TOKEN": "hunter2"})
+    (tool,) = job.reinforcement.tools
+    assert tool.server_url == "http://host/a"
+    assert tool.headers["Authorization"].get_secret_value() == "Bearer hunter2"
+    (problem,) = problems_of(raw(tools=tools), {"URL": "http://host"})
+    assert (problem.code, problem.field) == ("missing_variable", "method.reinforcement.tools[0].headers.Authorization")
+
+
+def test_no_secret_is_shown() -> None:
+    tools = [{"name": "a", "server_url": "http://h", "headers": {"Authorization": "hunter2"}}]
+    job = parse_job(raw(tools=tools), Path("."))
+    assert "hunter2" not in repr(job) + str(job) + job.model_dump_json()
+    bad = problems_of(raw(tools=[tools[0] | {"headers": {"Authorization": 12345678}}]))
+    assert "12345678" not in str(bad)
+
+
+def test_keys_of_tool_entries_that_we_do_not_know_are_kept() -> None:
+    job = parse_job(raw(tools=[{"name": "a", "server_url": "http://h", "note": 1}]), Path("."))
+    assert job.reinforcement.tools[0].model_extra == {"note": 1}
+
+
+@pytest.mark.parametrize(
+    "given", [{"type": "json_schema", "json_schema": {"name": "x", "schema": {"a": 1}}}, {"type": "json_schema", "schema": {"a": 1}}]
+)
+def test_response_format_takes_the_chat_form_and_the_flat_form(given: dict[str, Any]) -> None:
+    assert parse_job(raw(response_format=given), Path(".")).reinforcement.response_format == {"a": 1}
+    assert parse_job(raw(response_format=None), Path(".")).reinforcement.response_format is None
+
+
+def hyper(**values: Any) -> JobSpec:
+    return parse_job(raw(hyperparameters=values), Path("."))
+
+
+def test_auto_by_its_rules() -> None:
+    plan = resolve(hyper(), num_rows=10)
+    assert (plan.batch_size, plan.n_epochs, plan.steps, plan.group_size) == (10, 32, 32, 8)
+    plan = resolve(hyper(), num_rows=1000)
+    assert (plan.batch_size, plan.n_epochs, plan.steps, plan.eval_interval) == (16, 1, 63, 15)
+    assert resolve(hyper(compute_multiplier=0.1), 10).group_size == 2
+    assert resolve(hyper(compute_multiplier=2), 10).group_size == 16
+    assert resolve(hyper(reasoning_effort="low"), 10).max_thinking_tokens == 512
+    assert resolve(hyper(learning_rate_multiplier=3), 10).learning_rate == pytest.approx(3e-6)
+    assert resolve(hyper(batch_size=64, n_epochs=3), 10).steps == 1
+
+
+def models() -> list[type[pydantic.BaseModel]]:
+    found = [v for v in vars(spec).values() if isinstance(v, type) and issubclass(v, pydantic.BaseModel)]
+    return [model for model in found if model not in (spec.Strict, spec.Plan)]
+
+
+def test_there_are_at_most_sixty_settings() -> None:
+    parts = {"hyperparameters", "limits", "reward", "algorithm", "method", "cluster", "reinforcement", "supervised"}
+    assert len({name for model in models() for name in model.model_fields} - parts) <= 60
+
+
+def test_each_setting_is_read_by_code() -> None:
+    folders = ("trainer", "actors", "cluster", "serve")
+    code = "\n".join(
+        path.read_text() for folder in folders for path in (ROOT / folder).rglob("*.py") if path.name != "spec.py"
+    )
+    code += (ROOT / "trainer" / "spec.py").read_text().split("# -- what auto means")[1]
+    names = {name for model in models() for name in model.model_fields}
+    assert [name for name in sorted(names) if f".{name}" not in code and f'"{name}"' not in code] == []
+
+
+def test_the_examples_jobs_have_the_right_form() -> None:
+    environment = {name: "http://x" for name in ("LEDGER_TOOLS_URL", "LEDGER_GRADER_URL", "LEDGER_TOKEN")}
+    for path in sorted((ROOT / "examples").glob("*/job*.yaml")):
+        assert load_job(path, environment).method.type == "reinforcement"

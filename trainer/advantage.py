@@ -1,0 +1,75 @@
+"""Advantages: how much better a rollout did than the other survivors of its group. One pure function per algorithm.
+
+Shapes: rewards [n] and advantages [n], n >= 2 the rollouts of one group that were graded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Rewards = NDArray[np.float64]
+Algorithm = Literal["centred", "grpo", "rloo"]
+NoSignal = Literal["all_right", "all_wrong", "equal"]
+
+GRPO_EPSILON = 1e-4
+"""Keeps the quotient finite where rewards hardly differ; the value that TRL uses."""
+
+EQUAL_WITHIN = 1e-6
+"""Rewards that differ by less count as equal: penalties are sums of floats and carry rounding."""
+
+
+def centred(rewards: Rewards) -> Rewards:
+    """A_i = r_i - mean(r).
+
+    Without the division by the standard deviation, which weighs questions up that are almost always or almost never
+    solved. Source: Liu et al. 2025, "Understanding R1-Zero-Like Training" (Dr. GRPO), arXiv 2503.20783.
+    """
+    return rewards - rewards.mean()
+
+
+def grpo(rewards: Rewards) -> Rewards:
+    """A_i = (r_i - mean(r)) / (std(r) + epsilon), std with n - 1.
+
+    Source: Shao et al. 2024, DeepSeekMath, arXiv 2402.03300, section 4.1.2.
+    """
+    return (rewards - rewards.mean()) / (rewards.std(ddof=1) + GRPO_EPSILON)
+
+
+def rloo(rewards: Rewards) -> Rewards:
+    """A_i = r_i - mean of the other n - 1 rewards = n / (n - 1) (r_i - mean(r)).
+
+    Source: Ahmadian et al. 2024, "Back to Basics", arXiv 2402.14740, section 3.3.
+    """
+    return (rewards - rewards.mean()) * (len(rewards) / (len(rewards) - 1))
+
+
+_ALGORITHMS: dict[Algorithm, Callable[[Rewards], Rewards]] = {"centred": centred, "grpo": grpo, "rloo": rloo}
+
+
+def advantages(algorithm: Algorithm, rewards: Rewards) -> Rewards:
+    """The advantages [n] of one group's rewards [n].
+
+    Raises:
+        ValueError: fewer than two rewards (there is nothing to compare with), or one that is not finite.
+    """
+    if len(rewards) < 2:
+        raise ValueError(f"a group needs two graded rollouts to learn from, this one has {len(rewards)}")
+    if not np.isfinite(rewards).all():
+        raise ValueError(f"a reward is not finite: {rewards.tolist()}")
+    return _ALGORITHMS[algorithm](rewards)
+
+
+def signal_of(rewards: Rewards, grades: Sequence[float], pass_threshold: float) -> NoSignal | None:
+    """Why a group teaches nothing, or None where its rewards differ.
+
+    all_right: every grade reaches `pass_threshold`. all_wrong: every grade is 0 or less. equal: neither.
+    """
+    if np.ptp(rewards) >= EQUAL_WITHIN:
+        return None
+    if all(grade >= pass_threshold for grade in grades):
+        return "all_right"
+    return "all_wrong" if all(grade <= 0 for grade in grades) else "equal"

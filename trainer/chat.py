@@ -1,0 +1,157 @@
+"""Messages and tools -> tokens, append-only: what was sampled is never rendered or tokenized again.
+
+The template renders a row's messages once. After a sampled turn only *bridge* tokens (what the template puts between
+an assistant's end token and the next generation prompt) and tool results are appended. Results are tokenized with
+special tokens switched off, so that no tool can end a turn or open another role.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from trainer.types import Message, ToolSchema
+
+_SLOT = "\ue000{}\ue001"  # private-use characters: no template and no text holds them
+_PROBE = "\ue002probe\ue003"
+
+
+class Tokenizer(Protocol):
+    """The part of a Hugging Face fast tokenizer that is used here."""
+
+    eos_token: str
+    eos_token_id: int
+    chat_template: str
+    backend_tokenizer: Any
+
+    def apply_chat_template(self, conversation: Any, **kwargs: Any) -> Any: ...
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = ...) -> str: ...
+
+
+class Renderer:
+    """Renders one model's chat template. `template_arguments` go to every rendering (a template's own switches)."""
+
+    def __init__(self, tokenizer: Tokenizer, **template_arguments: Any) -> None:
+        self.tokenizer = tokenizer
+        self.template_arguments = template_arguments
+        self._marked_up = tokenizer.backend_tokenizer
+        self._plain = copy.deepcopy(tokenizer.backend_tokenizer)
+        self._plain.encode_special_tokens = True
+        added = self._marked_up.get_added_tokens_decoder()
+        self._special = {token_id: token.content for token_id, token in added.items() if token.special}
+        self._bridges: dict[tuple[str, ...], list[list[int]]] = {}
+        self.end_of_thought = self._marked_up.token_to_id("</think>")
+
+    def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> list[int]:
+        """Token ids of the messages, the tools and the opening of the assistant's turn."""
+        return self._encode(self._render(messages, tools, generate=True))
+
+    def bridge(self, names: Sequence[str], results: Sequence[Sequence[int]]) -> list[int]:
+        """Tokens from a sampled end token to the next turn; `results[i]` (token ids) answers a call of `names[i]`."""
+        key = tuple(names)
+        if key not in self._bridges:
+            self._bridges[key] = self._split_bridge(key)
+        pieces = self._bridges[key]
+        tokens = list(pieces[0])
+        for result, piece in zip(results, pieces[1:], strict=True):
+            tokens += result
+            tokens += piece
+        return tokens
+
+    def plain(self, text: str) -> list[int]:
+        """Tokens of a text from outside; `<|im_end|>` in it is spelled out, never the end token."""
+        token_ids = list(self._plain.encode(text, add_special_tokens=False).ids)
+        if self._special.keys().isdisjoint(token_ids):
+            return token_ids
+        # Small vocabularies hold special tokens as ordinary pieces too: break them up in the text.
+        for content in self._special.values():
+            text = text.replace(content, f"{content[0]} {content[1:]}")
+        return list(self._plain.encode(text, add_special_tokens=False).ids)
+
+    def text(self, token_ids: Sequence[int]) -> str:
+        """Text of sampled tokens without the end token, other special tokens kept (parsers look for them)."""
+        return self.tokenizer.decode(token_ids, skip_special_tokens=False).removesuffix(self.tokenizer.eos_token)
+
+    def conversation(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> tuple[list[int], list[bool]]:
+        """A whole conversation for supervised training: tokens [T] and which of them are the assistant's [T].
+
+        The assistant's are those from the opening of each of its turns to its end token, which is what it would sample.
+        """
+        tokens: list[int] = []
+        mask: list[bool] = []
+        done = ""
+        for i, message in enumerate(messages):
+            if message["role"] != "assistant":
+                continue
+            before = self._render(messages[:i], tools, generate=True)
+            after = self._render(messages[: i + 1], tools, generate=False)
+            if not (before.startswith(done) and after.startswith(before)):
+                raise ValueError("the chat template rewrites earlier turns of this conversation")
+            stop = after.rindex(self.tokenizer.eos_token) + len(self.tokenizer.eos_token)
+            for text, trained in ((before[len(done) :], False), (after[len(before) : stop], True)):
+                ids = self._encode(text)
+                tokens += ids
+                mask += [trained] * len(ids)
+            done = after[:stop]
+        return tokens, mask
+
+    def rewrites_history(self) -> str | None:
+        """Why the template cannot be used append-only, or None. (What it drops or changes later was trained before.)"""
+        question: list[Message] = [{"role": "user", "content": "question"}]
+        thought = f"<think>\n{_PROBE}\n</think>\n\n" if "think" in self.tokenizer.chat_template else _PROBE
+        turn = _assistant(("tool",), thought)
+        result: Message = {"role": "tool", "content": "result", "tool_call_id": "call0", "name": "tool"}
+        prompt = self._render(question, (), generate=True)
+        once = self._render([*question, turn], (), generate=False)
+        twice = self._render([*question, turn, result, turn, result], (), generate=True)
+        if self.tokenizer.eos_token not in once:
+            return f"it does not end an assistant's turn with the tokenizer's end token {self.tokenizer.eos_token!r}"
+        kept = once[: once.rindex(self.tokenizer.eos_token)]
+        if not once.startswith(prompt) and not prompt.rstrip().endswith("<think>"):
+            return "a finished turn does not begin with what opened it"
+        if not twice.startswith(kept):
+            return "an assistant's turn reads otherwise once tool results follow it"
+        if twice.count(_PROBE) < 2:
+            return "it drops the text or the thoughts of earlier turns"
+        return None
+
+    def _render(self, messages: Sequence[Message], tools: Sequence[ToolSchema], generate: bool) -> str:
+        text: str = self.tokenizer.apply_chat_template(
+            list(messages),
+            tools=list(tools) or None,
+            add_generation_prompt=generate,
+            tokenize=False,
+            **self.template_arguments,
+        )
+        return text
+
+    def _encode(self, text: str) -> list[int]:
+        return list(self._marked_up.encode(text, add_special_tokens=False).ids)
+
+    def _split_bridge(self, names: tuple[str, ...]) -> list[list[int]]:
+        """Render results as slots and cut the text at them: one piece more than there are results."""
+        head: list[Message] = [{"role": "user", "content": "question"}, _assistant(names, "")]
+        results: list[Message] = [
+            {"role": "tool", "tool_call_id": f"call{i}", "name": name, "content": _SLOT.format(i)}
+            for i, name in enumerate(names)
+        ]
+        before = self._render(head, (), generate=False)
+        text = self._render([*head, *results], (), generate=True)
+        text = text[before.rindex(self.tokenizer.eos_token) + len(self.tokenizer.eos_token) :]
+        pieces = []
+        for i in range(len(names)):
+            piece, found, text = text.partition(_SLOT.format(i))
+            if not found:
+                raise ValueError("the chat template leaves out the content of tool messages or changes their order")
+            pieces.append(self._encode(piece))
+        return [*pieces, self._encode(text)]
+
+
+def _assistant(names: Sequence[str], content: str) -> Message:
+    calls = [
+        {"id": f"call{i}", "type": "function", "function": {"name": name, "arguments": {}}}
+        for i, name in enumerate(names)
+    ]
+    return {"role": "assistant", "content": content, "tool_calls": calls}

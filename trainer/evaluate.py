@@ -1,0 +1,102 @@
+"""Grading a whole file on one frozen version: equal seeds each time, n and a confidence interval stated."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from math import comb
+from statistics import fmean, stdev
+
+from trainer.errors import first_error
+from trainer.metrics import rollout_metrics
+from trainer.protocols import Rollouts
+from trainer.types import Discarded, Group, GroupRequest, Purpose, Rollout, Task
+
+GROUPS_AT_ONCE = 512
+"""Bounds how many tasks wait in engines' queues; the engines bound what runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What a file's rollouts came to. `ci95` is the half width of the interval of `grade` over rows (samples of one row
+    are not independent); it is NaN for a single row. Never-graded rollouts are in `discarded`, not in any mean."""
+
+    num_rows: int
+    num_rollouts: int
+    discarded: int
+    grade: float
+    ci95: float
+    reward: float
+    pass_rate: float
+    pass_at_k: float
+    samples: int
+    tool_calls: float
+    turns: float
+    parallel_turn_share: float
+    completion_tokens: float
+    rollout_tokens: float
+    busy_s: float
+
+    def as_dict(self) -> dict[str, float]:
+        return asdict(self)
+
+
+async def evaluate(
+    rollouts: Rollouts, tasks: Sequence[Task], purpose: Purpose, samples: int, temperature: float, pass_threshold: float
+) -> tuple[Evaluation, list[Group]]:
+    """Sample and grade each task `samples` times. Seeds depend on row and sample alone: epoch and attempt are fixed."""
+    slots = asyncio.Semaphore(GROUPS_AT_ONCE)
+
+    async def one(index: int, task: Task) -> Group:
+        async with slots:
+            return await rollouts.sample(GroupRequest(task, 0, index, samples, purpose, temperature))
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            running = [group.create_task(one(i, task)) for i, task in enumerate(tasks)]
+    except ExceptionGroup as errors:
+        raise first_error(errors) from errors
+    groups = [task.result() for task in running]
+    return summarize(groups, samples, pass_threshold), groups
+
+
+def summarize(groups: Sequence[Group], samples: int, pass_threshold: float) -> Evaluation:
+    """Means over graded rollouts; NaN where there is none."""
+    graded: list[Rollout] = [rollout for group in groups for rollout in group.rollouts]
+    discarded: list[Discarded] = [d for group in groups for d in group.discarded]
+    metrics = rollout_metrics(graded, discarded)
+    rows = [group.rollouts for group in groups if group.rollouts]
+    row_grades = [fmean(r.grade.value for r in row) for row in rows]
+
+    def passed(row: Sequence[Rollout]) -> int:
+        return sum(r.grade.value >= pass_threshold for r in row)
+
+    def mean(name: str) -> float:
+        return metrics.get(name, math.nan)
+
+    return Evaluation(
+        num_rows=len(groups),
+        num_rollouts=len(graded),
+        discarded=len(discarded),
+        grade=mean("train_mean_grade"),
+        ci95=1.96 * stdev(row_grades) / math.sqrt(len(row_grades)) if len(row_grades) > 1 else math.nan,
+        reward=mean("train_mean_reward"),
+        pass_rate=sum(map(passed, rows)) / len(graded) if graded else math.nan,
+        pass_at_k=fmean(pass_at_k(len(row), passed(row), samples) for row in rows) if rows else math.nan,
+        samples=samples,
+        tool_calls=mean("tool_calls_mean"),
+        turns=mean("turns_mean"),
+        parallel_turn_share=mean("parallel_turn_share"),
+        completion_tokens=mean("completion_tokens_mean"),
+        rollout_tokens=mean("rollout_tokens_mean"),
+        busy_s=mean("rollout_busy_s_mean"),
+    )
+
+
+def pass_at_k(n: int, correct: int, k: int) -> float:
+    """Probability that at least one of k of n samples passes: 1 - C(n - c, k) / C(n, k) (Chen et al. 2021,
+    arXiv:2107.03374, equation 1)."""
+    k = min(k, n)
+    return 1.0 - comb(n - correct, k) / comb(n, k)

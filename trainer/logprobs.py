@@ -1,0 +1,86 @@
+"""Log-probabilities of tokens without logits in full: rows go through the head in chunks, forward and backward.
+
+Logits of 16k tokens x 150k words take 10 GB in float32, and a plain log-softmax keeps three such tensors. Here no more
+than CHUNK_BYTES of them live at once; the backward pass computes them again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+CHUNK_BYTES = {"cpu": 32 << 20, "cuda": 256 << 20}
+"""Of float32 logits. On a GPU a chunk must have rows enough (some 400) for the product to be bound by arithmetic."""
+
+
+class TokenLogProbs(nn.Module):
+    """A language model's head, which owns its `weight` [V, D] (so ZeRO-3 gathers it around forward and backward, and a
+    tied embedding stays tied) and gives log-probabilities of given tokens instead of logits."""
+
+    def __init__(self, weight: nn.Parameter, temperature: float = 1.0, chunk_bytes: int | None = None) -> None:
+        super().__init__()
+        self.weight = weight
+        self._temperature = temperature
+        self._chunk_bytes = chunk_bytes
+
+    def forward(self, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """hidden [M, D], targets [M] int64 -> log-probabilities [M] of the targets and entropies [M] in nats, both of
+        softmax(hidden weight^T / temperature), in float32. No gradient flows through the entropies."""
+        chunk_bytes = self._chunk_bytes or CHUNK_BYTES.get(hidden.device.type, CHUNK_BYTES["cpu"])
+        chunk = max(1, chunk_bytes // (4 * len(self.weight)))
+        logprobs, entropies = _ChunkedLogProbs.apply(hidden, self.weight, targets, self._temperature, chunk)
+        return logprobs, entropies
+
+
+class _ChunkedLogProbs(torch.autograd.Function):
+    """log p_t = z_t - logsumexp(z), z = h W^T / temperature; d log p_t / dz = onehot(t) - softmax(z)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, chunk: int
+    ) -> tuple[Tensor, Tensor]:
+        precision = _precision(hidden)
+        logprobs = hidden.new_empty(len(hidden), dtype=precision)
+        entropies = torch.empty_like(logprobs)
+        for rows in _chunks(len(hidden), chunk):
+            scores = _logits(hidden[rows], weight, temperature)
+            scores -= scores.logsumexp(-1, keepdim=True)
+            logprobs[rows] = scores.gather(1, targets[rows, None])[:, 0]
+            entropies[rows] = -torch.linalg.vecdot(scores.exp(), scores)
+        ctx.save_for_backward(hidden, weight, targets)
+        ctx.temperature, ctx.chunk = temperature, chunk
+        ctx.mark_non_differentiable(entropies)
+        return logprobs, entropies
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight, targets = ctx.saved_tensors
+        outer = gradients[0] / ctx.temperature
+        d_hidden = torch.empty_like(hidden)
+        # Sums over chunks are kept in full precision: in bfloat16 each further chunk would be rounded away.
+        d_weight = torch.zeros_like(weight, dtype=_precision(weight))
+        for rows in _chunks(len(hidden), ctx.chunk):
+            d_scores = _logits(hidden[rows], weight, ctx.temperature).softmax(-1).mul_(-outer[rows, None])
+            d_scores.scatter_add_(1, targets[rows, None], outer[rows, None])
+            d_logits = d_scores.to(weight.dtype)
+            d_hidden[rows] = d_logits @ weight
+            if d_logits.dtype == d_weight.dtype:
+                d_weight.addmm_(d_logits.T, hidden[rows])
+            else:
+                d_weight += d_logits.T @ hidden[rows]
+        return d_hidden, d_weight.to(weight.dtype), None, None, None
+
+
+def _logits(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:
+    return (hidden @ weight.T).to(_precision(hidden)).div_(temperature)
+
+
+def _precision(tensor: Tensor) -> torch.dtype:
+    return torch.promote_types(tensor.dtype, torch.float32)
+
+
+def _chunks(num_rows: int, chunk: int) -> Iterator[slice]:
+    return (slice(first, first + chunk) for first in range(0, num_rows, chunk))
