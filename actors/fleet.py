@@ -33,39 +33,42 @@ CANARY_TOKENS = 512
 class Canary(Protocol):
     """The learner's log-probabilities at temperature 1 of a token sequence: [T] -> [T-1]."""
 
-    def __call__(self, token_ids: Sequence[int]) -> Awaitable[NDArray[np.float32]]: ...
+    def __call__(self, token_ids: NDArray[np.int32]) -> Awaitable[NDArray[np.float32]]: ...
 
 
 @dataclass(slots=True)
 class _Seat:
     """A place in the fleet and the worker that has it now."""
 
-    name: str
+    index: int
     worker: Any
     in_flight: int = 0
     ready: bool = False
 
+    @property
+    def name(self) -> str:
+        return f"engine-{self.index}"
+
 
 class Fleet:
-    """Implements `trainer.protocols.Rollouts` over rollout workers. `spawn()` makes a worker's actor, not started."""
+    """Implements `trainer.protocols.Rollouts` over rollout workers. `spawn(i)` makes the actor of seat i, not started;
+    `on_replace(name, why)` is told of each engine that is replaced."""
 
     def __init__(
         self,
-        spawn: Callable[[], Any],
+        spawn: Callable[[int], Any],
         size: int,
-        sync: WeightSync,
-        canary: Canary,
         on_replace: Callable[[str, str], None],
     ) -> None:
         self._spawn = spawn
-        self._sync = sync
-        self._canary = canary
+        self._sync: WeightSync | None = None
+        self._canary: Canary | None = None
         self._on_replace = on_replace
-        self._seats = [_Seat(f"engine-{i}", None) for i in range(size)]
+        self._seats = [_Seat(i, None) for i in range(size)]
         self._changed = asyncio.Condition()
         self._replacing: set[asyncio.Task[None]] = set()
         self._replacements = 0
-        self._canary_tokens: list[int] = []
+        self._canary_tokens: NDArray[np.int32] | None = None
         self._failure: Exception | None = None
 
     async def start(self) -> None:
@@ -75,6 +78,10 @@ class Fleet:
             EngineFailed: one did not start.
         """
         await asyncio.gather(*(self._fill(seat) for seat in self._seats))
+
+    def connect(self, sync: WeightSync, canary: Canary) -> None:
+        """Where `publish` takes weights from and what it compares engines with. A fleet that only grades needs none."""
+        self._sync, self._canary = sync, canary
 
     async def sample(self, request: GroupRequest) -> Group:
         """Run a group. With fewer than half (at least 2) survivors a training group is sampled anew, once."""
@@ -86,6 +93,8 @@ class Fleet:
 
     async def publish(self, version: int) -> SyncReport:
         """Bring the learner's weights to all engines and compare each with the learner on a canary."""
+        if self._sync is None:
+            raise ValueError("connect() comes before publish()")
         begun = time.monotonic()
         published = await self._sync.collect(version)
         seats = [seat for seat in self._seats if seat.ready]
@@ -124,8 +133,8 @@ class Fleet:
         shares = await self._assign(requests)
         outcomes = [o for part in await asyncio.gather(*(self._run(*share) for share in shares)) for o in part]
         graded = tuple(outcome for outcome in outcomes if isinstance(outcome, Rollout))
-        if graded and not self._canary_tokens:
-            self._canary_tokens = graded[0].token_ids[:CANARY_TOKENS].tolist()
+        if graded and self._canary_tokens is None:
+            self._canary_tokens = graded[0].token_ids[:CANARY_TOKENS]
         return Group(request, graded, tuple(outcome for outcome in outcomes if isinstance(outcome, Discarded)))
 
     async def _assign(self, requests: list[RolloutRequest]) -> list[tuple[_Seat, Any, list[RolloutRequest]]]:
@@ -159,17 +168,17 @@ class Fleet:
 
     async def _fill(self, seat: _Seat) -> None:
         """Start a worker for a seat and bring it to the last published version."""
-        seat.worker, seat.in_flight = self._spawn(), 0
+        seat.worker, seat.in_flight = self._spawn(seat.index), 0
         await ask(seat.worker.start.remote(), seat.name, EngineFailed)
         await ask(seat.worker.init_transport.remote({}), seat.name, EngineFailed)
         while True:
-            published = self._sync.last
-            if published is not None:
+            published = self._sync.last if self._sync is not None else None
+            if self._sync is not None and published is not None:
                 (outcome,) = await self._sync.deliver(published, [seat.worker])
                 if isinstance(outcome, EngineFailed):
                     raise outcome
             async with self._changed:
-                if self._sync.last is published:  # no newer version came meanwhile
+                if self._sync is None or self._sync.last is published:  # no newer version came meanwhile
                     seat.ready = True
                     self._changed.notify_all()
                     return
@@ -206,13 +215,13 @@ class Fleet:
 
     async def _canary_gaps(self, seats: Sequence[_Seat]) -> list[tuple[_Seat, float]]:
         """Mean absolute log-probability difference of each engine from the learner; infinite where it gave none."""
-        if not self._canary_tokens:
+        if self._canary_tokens is None or self._canary is None:
             return []
         tokens = self._canary_tokens
 
         async def gap(seat: _Seat, wanted: NDArray[np.float32]) -> float:
             try:
-                got = await ask(seat.worker.canary.remote(tokens), seat.name, EngineFailed)
+                got = await ask(seat.worker.canary.remote(tokens.tolist()), seat.name, EngineFailed)
             except EngineFailed:
                 return math.inf
             return float(np.abs(np.asarray(got) - wanted).mean())

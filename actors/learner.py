@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import os
 import socket
+import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
@@ -21,6 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch import distributed as dist
+from transformers.utils.logging import disable_progress_bar
 
 from actors.learner_weights import CheckpointWeights, Part, TensorInfo, as_bytes
 from trainer import objective
@@ -44,14 +46,14 @@ STATE, PROGRESS = "state", "learner.json"
 @dataclass(frozen=True, slots=True)
 class LearnerConfig:
     """What a rank must know. `model` is a local folder; `steps` is the number of `step` calls in the whole job, by
-    which the learning rate goes; `algorithm` says the sampling temperature too. `collective_timeout_s` bounds how long a
-    rank waits for another."""
+    which the learning rate goes; `algorithm` says the sampling temperature too; `collective_timeout_s` bounds how long
+    a rank waits for another."""
 
     model: Path
     steps: int
     learning_rate: float
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
-    algorithm: AlgorithmSpec = AlgorithmSpec()
+    algorithm: AlgorithmSpec = field(default_factory=AlgorithmSpec)
     method: Literal["reinforcement", "supervised"] = "reinforcement"
     dtype: Literal["float32", "bfloat16"] = "float32"
     zero_stage: int = 0
@@ -74,7 +76,7 @@ class LearnerRank:
         self._config = config
         self._rank = rank
         self._world_size = world_size
-        self._deepspeed = _import_deepspeed(config, rank, world_size, address)
+        self._deepspeed = _join(config, rank, world_size, address)
         self._device = torch.device("cuda" if config.on_gpu else "cpu")
         self._dtype: torch.dtype = getattr(torch, config.dtype)
         policy = load_policy(config.model, self._dtype, config.algorithm.temperature)
@@ -148,7 +150,7 @@ class LearnerRank:
     def _logprobs(self, batch: DeviceBatch) -> Tensor:
         self._engine.eval()  # under ZeRO-3 a pass without its backward must not enter the recorded order of parameters
         with torch.no_grad():
-            logprobs, _ = self._engine(batch=batch)
+            logprobs: Tensor = self._engine(batch=batch)[0]
         self._engine.train()
         return logprobs
 
@@ -202,8 +204,8 @@ class LearnerRank:
     # -- weights and state ---------------------------------------------------------------------------------------------
 
     def bucket_plan(self, max_bytes: int) -> list[list[TensorInfo]]:
-        """What `gather_bucket(0)`, `gather_bucket(1)`, ... give: name, dtype and shape of each tensor, as in the Hugging
-        Face checkpoint, tied weights left out, at most `max_bytes` a bucket unless one parameter alone is larger."""
+        """What `gather_bucket(0)`, `gather_bucket(1)`, ... give: name, dtype and shape of each tensor as in the model's
+        checkpoint, tied weights left out; at most `max_bytes` a bucket, unless one parameter alone is larger."""
         self._parts = self._weights.parts(max_bytes)
         return [self._weights.describe(part) for part in self._parts]
 
@@ -215,7 +217,7 @@ class LearnerRank:
     def save(self, folder: Path) -> None:
         """Write the model for transformers and vLLM, and beside it what `load` needs to go on to the same bit."""
         self._weights.write(folder, self._config.model, wanted=self._rank == 0)
-        self._engine.save_checkpoint(str(folder), tag=STATE, save_latest=False)
+        self._engine.save_checkpoint(str(folder / STATE), tag="deepspeed", save_latest=False)
         if self._rank == 0:
             (folder / PROGRESS).write_text(json.dumps(self._layout | {"step": self._step, "skipped": self._skipped}))
 
@@ -227,8 +229,10 @@ class LearnerRank:
         """
         progress: dict[str, Any] = json.loads((folder / PROGRESS).read_text())
         if not self._layout.items() <= progress.items():
-            raise UserError(f"{folder} was written by a learner with {progress}, which one with {self._layout} cannot read")
-        self._engine.load_checkpoint(str(folder), tag=STATE)
+            raise UserError(
+                f"{folder} was written by a learner with {progress}, which one with {self._layout} cannot read"
+            )
+        self._engine.load_checkpoint(str(folder / STATE), tag="deepspeed")
         self._step, self._skipped = progress["step"], progress["skipped"]
 
     @property
@@ -284,7 +288,7 @@ class _ClippedAdamW(torch.optim.AdamW):
     overflow = False
     _global_grad_norm = 0.0
 
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
         parameters = [parameter for group in self.param_groups for parameter in group["params"]]
         norm = torch.nn.utils.clip_grad_norm_(parameters, GRADIENT_NORM)
         self._global_grad_norm = float(norm)
@@ -293,8 +297,8 @@ class _ClippedAdamW(torch.optim.AdamW):
             super().step()
 
 
-def _import_deepspeed(config: LearnerConfig, rank: int, world_size: int, address: str | None) -> Any:
-    """Import it for this device, quietly, and join the other ranks."""
+def _join(config: LearnerConfig, rank: int, world_size: int, address: str | None) -> Any:
+    """Meet the other ranks; gives DeepSpeed, imported for this device and made quiet."""
     host, port = (address or f"127.0.0.1:{free_port()}").rsplit(":", 1)
     os.environ |= {
         "DS_ACCELERATOR": "cuda" if config.on_gpu else "cpu",
@@ -308,10 +312,13 @@ def _import_deepspeed(config: LearnerConfig, rank: int, world_size: int, address
     import deepspeed.ops
     from deepspeed.utils import set_log_level_from_string
 
-    set_log_level_from_string("warning")
-    # On CPUs DeepSpeed would compile a shared-memory all-reduce with g++ the first time (30 s, and a failure where there
-    # is no compiler); gloo does without. This table says which ops it may build; without it, it builds none, and the
-    # probing of compilers that would fill the table is saved too.
+    set_log_level_from_string("error")  # it warns of skipped updates only, which StepReport tells
+    # DeepSpeed 0.19 calls two collectives by names that torch 2.13 is about to rename, in every pass under ZeRO-3.
+    warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
+    disable_progress_bar()
+    # On CPUs DeepSpeed would compile a shared-memory all-reduce with g++ the first time (30 s, and a failure where
+    # there is no compiler); gloo does without. This table says which ops it may build: empty, it builds none and does
+    # not even look for compilers, as it would to fill the table.
     deepspeed.ops.__compatible_ops__ = {}
     deepspeed.init_distributed(
         dist_backend="nccl" if config.on_gpu else "gloo",

@@ -63,7 +63,9 @@ class CheckpointWeights:
         infos: list[TensorInfo] = []
         for name, shape in shapes.items():
             dtype = str(self._dtype_of(self._tensors[name])).removeprefix("torch.")
-            infos += [(key, dtype, tuple(t.shape)) for key, t in revert_weight_conversion(self._model, {name: shape}).items()]
+            infos += [
+                (key, dtype, tuple(t.shape)) for key, t in revert_weight_conversion(self._model, {name: shape}).items()
+            ]
         return infos
 
     def read(self, part: Part, wanted: bool) -> dict[str, Tensor]:
@@ -94,6 +96,7 @@ class CheckpointWeights:
             tensors = self.read(part, wanted)
             if wanted:
                 save_file(tensors, folder / file, metadata={"format": "pt"})
+                (folder / file).chmod(0o644)  # safetensors makes it 0600; an engine may run as another user
             index |= dict.fromkeys(tensors, file)
             total += sum(tensor.nbytes for tensor in tensors.values())
         if not wanted:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,7 +34,7 @@ class VllmParser:
         self._parser_class = ToolParserManager.get_tool_parser(name)
         self._request_class = ChatCompletionRequest
         self._tokenizer = tokenizer
-        self._request = ChatCompletionRequest(model="policy", messages=[])
+        self._requests: dict[str, Any] = {}
 
     def __call__(self, text: str, tools: Sequence[dict[str, Any]]) -> ParsedTurn:
         parser = self._parser_class(self._tokenizer)
@@ -46,12 +47,11 @@ class VllmParser:
         return ParsedTurn((found.content or "") if not malformed else "", calls, malformed)
 
     def _request_with(self, tools: Sequence[dict[str, Any]]) -> Any:
-        """Some families' parsers read argument types from the request's tools."""
-        key = id(tools)
-        if getattr(self, "_tools_key", None) != key:
-            self._tools_key, self._tools = key, tools
-            self._request = self._request_class(model="policy", messages=[], tools=list(tools) or None)
-        return self._request
+        """Some families' parsers read argument types from the request's tools. Making one is slow: each is kept."""
+        key = json.dumps(tools)
+        if key not in self._requests:
+            self._requests[key] = self._request_class(model="policy", messages=[], tools=list(tools) or None)
+        return self._requests[key]
 
 
 def tool_parser_names() -> list[str]:

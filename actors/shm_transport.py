@@ -21,19 +21,19 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 
 
 @dataclass
-class ShmInitInfo(WeightTransferInitInfo):
+class ShmInitInfo(WeightTransferInitInfo):  # type: ignore[misc]
     """Nothing to agree on beforehand."""
 
 
 @dataclass
-class ShmUpdateInfo(WeightTransferUpdateInfo):
+class ShmUpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
     """One bucket: a file and what lies in it, back to back: [name, dtype, shape] each."""
 
     path: str
     tensors: list[list[Any]] = field(default_factory=list)
 
 
-class ShmWeightTransferEngine(WeightTransferEngine[ShmInitInfo, ShmUpdateInfo]):
+class ShmWeightTransferEngine(WeightTransferEngine[ShmInitInfo, ShmUpdateInfo]):  # type: ignore[misc]
     """Loads buckets between `initialize_layerwise_reload` and `finalize_layerwise_reload`, as vLLM's NCCL engine does:
     CPU workers repack weights, so a plain `load_weights` into a running model fails with a shape error."""
 

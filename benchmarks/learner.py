@@ -109,7 +109,13 @@ def main() -> None:
     policy = rank.policy
     settings = policy.model.config
     state = {name: weight.detach() for name, weight in policy.model.named_parameters()}
-    plain = PlainModel(state, settings.num_attention_heads, settings.head_dim, settings.rope_parameters["rope_theta"], settings.rms_norm_eps)
+    plain = PlainModel(
+        state,
+        settings.num_attention_heads,
+        settings.head_dim,
+        settings.rope_parameters["rope_theta"],
+        settings.rms_norm_eps,
+    )
     optimizer = torch.optim.AdamW(plain.parameters(), lr=RATE, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
     micro_batches = pack(make_sequences(64, settings.vocab_size, seed=0), num_ranks=1, budget=config.micro_batch_tokens)
     batch = DeviceBatch.of(micro_batches[0][0], torch.device("cpu"))

@@ -52,10 +52,11 @@ def compare(before: Evaluation, after: Evaluation) -> list[Change]:
 def _change(before: Evaluation, after: Evaluation, name: str, label: str, form: str, direction: int) -> Change:
     old, new = float(getattr(before, name)), float(getattr(after, name))
     difference = new - old
-    change = f"{100 * difference:+.1f} points" if form.endswith("%}") else _number(form.replace(":", ":+"), difference)
+    points = form.endswith("%}")
+    change = _number("{:+.1f} points", 100 * difference) if points else _number(form.replace(":", ":+"), difference)
     relative = _number("{:+.0%}", new / old - 1) if old else "–"
     verdict: Verdict = "same"
-    if direction * difference:
+    if direction * difference and math.isfinite(difference):
         verdict = "better" if direction * difference > 0 else "worse"
     ci95 = (before.ci95, after.ci95) if name == "grade" else (math.nan, math.nan)
     texts = [_number(form, value) for value in (old, new)]

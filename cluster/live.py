@@ -48,6 +48,7 @@ ROWS = (
     ("staleness_mean", "staleness in versions", "stale", "{:.2f}"),
     ("sync_pause_s", "pause per update", "pause", "{:.2f} s"),
     ("loss", "loss", "loss", "{:.4f}"),
+    ("full_valid_loss", "validation loss", "valid loss", "{:.4f}"),
 )
 """Metric, label in the table, label in a log line, format."""
 PHASES = (
@@ -132,7 +133,7 @@ class LiveView:
     def step(self, metrics: dict[str, float]) -> None:
         self._last, self._step, self._stepped = dict(metrics), int(metrics["step"]), time.monotonic()
         for name, value in metrics.items():
-            if not name.startswith("full_valid_"):  # came with the validation's event, which the baseline has too
+            if name not in ("full_valid_mean_grade", "full_valid_mean_reward"):  # came with the validation's event
                 self._add(name, value)
         more = self._step < self._total_steps
         self._phase = f"step {self._step + 1}: rollouts and learning" if more else "finishing"

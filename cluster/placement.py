@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
@@ -27,7 +27,7 @@ class Placement:
     learner_ranks: int
     rank_cores: int
     rank_gpus: int
-    dtype: str
+    dtype: Literal["float32", "bfloat16"]
 
     @property
     def bundles(self) -> list[dict[str, float]]:

@@ -43,7 +43,7 @@ class Prepared:
     plan: Plan
     placement: Placement
     context_length: int
-    template_arguments: dict[str, Any]
+    renderer: Renderer
     tasks: list[Task]
     validation: list[Task] = field(default_factory=list)
     test: list[Task] = field(default_factory=list)
@@ -89,7 +89,7 @@ async def prepare(job: JobSpec, resources: Mapping[str, float], runs: Path, dry_
         plan=resolve(job, len(files["training_file"])),
         placement=placement,
         context_length=context_length,
-        template_arguments=renderer.template_arguments,
+        renderer=renderer,
         tasks=files["training_file"],
         validation=files["validation_file"],
         test=files["test_file"],

@@ -1,4 +1,4 @@
-"""A job's driver: the only place that knows all the pieces. Prepares, starts, trains or grades, and leaves nothing behind."""
+"""A job's driver, the only place that knows all pieces: prepares, starts, trains or grades, leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import ray
 from rich.console import Console
@@ -24,6 +24,7 @@ from actors.engine import EngineConfig
 from actors.episode import EpisodeSpec
 from actors.fleet import Fleet
 from actors.grader_pool import GraderPoolActor
+from actors.learner import LearnerConfig
 from actors.learner_group import LearnerGroup
 from actors.rollout_worker import RolloutWorker, WorkerConfig
 from actors.weight_sync import WeightSync
@@ -37,7 +38,7 @@ from trainer.checkpoint import Checkpoints, check_same_job
 from trainer.errors import InvalidJob, Problem, RftError
 from trainer.evaluate import Evaluation, evaluate
 from trainer.loop import Loop, LoopConfig
-from trainer.spec import JobSpec
+from trainer.spec import AlgorithmSpec, JobSpec
 from trainer.supervised import SupervisedLoop
 from trainer.types import Purpose, Task
 
@@ -231,40 +232,40 @@ class _Run:
         self._view.phase("waiting for resources")
         await seats.ready()
         self._view.phase("starting " + " and ".join(["engines"] * engines + ["learner"] * learner))
-        starting = []
-        if learner:
-            self._learner = LearnerGroup(
-                _learner_config(prepared),
-                [seats.actor_options(placement.engines + rank) for rank in range(placement.learner_ranks)],
-            )
-            starting.append(self._learner.start())
-        if engines:
-            self._fleet = self._make_fleet(seats)
-            starting.append(self._fleet.start())
-        await asyncio.gather(*starting)
+        first_rank = placement.engines
+        fleet, learning = None, None
+        async with asyncio.TaskGroup() as group:
+            if learner:
+                options = [seats.actor_options(first_rank + rank) for rank in range(placement.learner_ranks)]
+                learning = group.create_task(LearnerGroup.start(_learner_config(prepared), options))
+            if engines:
+                self._fleet = fleet = self._make_fleet(seats)
+                group.create_task(fleet.start())
+        if learning is not None:
+            self._learner = learning.result()
+            if fleet is not None:
+                fleet.connect(WeightSync(self._learner), self._learner.logprobs)
         return self._fleet, self._learner
 
     def _make_fleet(self, seats: Seats) -> Fleet:
         prepared = self._prepared
         reinforcement = prepared.job.reinforcement
-        dispatcher = DispatcherActor.remote(reinforcement.tools)
-        graders = GraderPoolActor.remote(reinforcement.grader)
+        dispatcher = cast(Any, DispatcherActor).remote(reinforcement.tools)
+        graders = cast(Any, GraderPoolActor).remote(reinforcement.grader)
         config = _worker_config(prepared, dispatcher, graders)
         worker_class = ray.remote(RolloutWorker)
 
         def spawn(index: int) -> Any:
-            options = seats.actor_options(index)
-            return worker_class.options(max_concurrency=10_000, **options).remote(config)
+            return worker_class.options(max_concurrency=10_000, **seats.actor_options(index)).remote(config)
 
         def replaced(name: str, why: str) -> None:
             self._sink.event("warn", f"{name} is being replaced: {why}")
 
-        learner = self._learner
-        sync = WeightSync(learner) if learner is not None else None
-        canary = learner.logprobs if learner is not None else None
-        return Fleet(spawn, prepared.job.cluster.engines, sync, canary, replaced)
+        return Fleet(spawn, prepared.job.cluster.engines, replaced)
 
-    async def _grade(self, fleet: Fleet, tasks: Sequence[Task], purpose: Purpose, name: str, samples: int) -> Evaluation:
+    async def _grade(
+        self, fleet: Fleet, tasks: Sequence[Task], purpose: Purpose, name: str, samples: int
+    ) -> Evaluation:
         self._view.phase(f"grading {len(tasks)} rows ({name})")
         reinforcement = self._prepared.job.reinforcement
         evaluation, groups = await evaluate(
@@ -300,9 +301,28 @@ def _worker_config(prepared: Prepared, dispatcher: Any, graders: Any) -> WorkerC
             response_schema=reinforcement.response_format,
         ),
         tool_parser=job.cluster.tool_parser,
-        template_arguments=prepared.template_arguments,
+        template_arguments=prepared.renderer.template_arguments,
         dispatcher=dispatcher,
         graders=graders,
+    )
+
+
+def _learner_config(prepared: Prepared) -> LearnerConfig:
+    job, plan = prepared.job, prepared.plan
+    supervised = job.method.type == "supervised"
+    optimizer = job.supervised.algorithm if supervised else job.reinforcement.algorithm
+    return LearnerConfig(
+        model=Path(job.model),
+        steps=plan.steps,
+        learning_rate=plan.learning_rate,
+        lr_schedule=optimizer.lr_schedule,
+        algorithm=AlgorithmSpec() if supervised else job.reinforcement.algorithm,
+        method=job.method.type,
+        dtype=prepared.placement.dtype,
+        zero_stage=job.cluster.zero_stage,
+        micro_batch_tokens=job.cluster.micro_batch_tokens,
+        rank_cores=job.cluster.rank_cores,
+        on_gpu=prepared.placement.rank_gpus > 0,
     )
 
 
@@ -315,7 +335,9 @@ def _digest(job: JobSpec) -> str:
 def _print_plan(console: Console, prepared: Prepared) -> None:
     plan, placement = prepared.plan, prepared.placement
     rows = f"{plan.num_rows} rows x {plan.n_epochs} epochs"
-    console.print(f"[bold]{prepared.job.model}[/] on {rows}: {plan.steps} steps of {plan.batch_size} rows", highlight=False)
+    console.print(
+        f"[bold]{prepared.job.model}[/] on {rows}: {plan.steps} steps of {plan.batch_size} rows", highlight=False
+    )
     if prepared.job.method.type == "reinforcement":
         limits = prepared.job.reinforcement.limits
         console.print(
@@ -351,7 +373,9 @@ class _Signals:
             loop.add_signal_handler(number, self._arrived)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)

@@ -1,4 +1,7 @@
-"""`agent-rft`: the top of all layers, thin. Exit codes: 0 done, 1 failed, 2 the job or the command line is wrong, 130 stopped."""
+"""agent-rft: trains tool-using models on your own tools and grader.
+
+Exit codes: 0 done, 1 failed, 2 the job or the command line is wrong, 130 stopped by a signal.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +15,17 @@ from rich.console import Console
 from rich.markup import escape
 
 from cluster.run import Outcome, check, evaluate_model, train
-from cluster.traces import print_traces, select_traces
+from cluster.run_folder import RunFolder
+from cluster.traces import print_traces, select_traces, trace_json
 from trainer.errors import InvalidJob, RftError
 from trainer.jobfile import load_job
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 
 JobFile = Annotated[Path, typer.Argument(help="the job, YAML or JSON")]
-Address = Annotated[str | None, typer.Option(help="Ray cluster (else RAY_ADDRESS, else a local one)", envvar="RAY_ADDRESS")]
+Address = Annotated[
+    str | None, typer.Option(help="Ray cluster (else RAY_ADDRESS, else a local one)", envvar="RAY_ADDRESS")
+]
 Runs = Annotated[Path, typer.Option(help="folder that gets the run's folder")]
 
 
@@ -69,8 +75,12 @@ def traces_command(
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object a line")] = False,
 ) -> None:
     """Read the rollouts of a run: messages, tool calls, results, grades."""
-    traces = select_traces(run, name=name, row=row, trace=trace, best=best, worst=worst)
-    print_traces(traces, Console(), as_json=as_json)
+    traces = select_traces(RunFolder(run), name=name, row=row, trace=trace, best=best, worst=worst)
+    if as_json:
+        for found in traces:
+            typer.echo(trace_json(found))
+    else:
+        print_traces(traces, Console())
 
 
 def main() -> None:

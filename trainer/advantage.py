@@ -28,7 +28,8 @@ def centred(rewards: Rewards) -> Rewards:
     Without the division by the standard deviation, which weighs questions up that are almost always or almost never
     solved. Source: Liu et al. 2025, "Understanding R1-Zero-Like Training" (Dr. GRPO), arXiv 2503.20783.
     """
-    return rewards - rewards.mean()
+    differences: Rewards = rewards - rewards.mean()
+    return differences
 
 
 def grpo(rewards: Rewards) -> Rewards:
@@ -36,7 +37,7 @@ def grpo(rewards: Rewards) -> Rewards:
 
     Source: Shao et al. 2024, DeepSeekMath, arXiv 2402.03300, section 4.1.2.
     """
-    return (rewards - rewards.mean()) / (rewards.std(ddof=1) + GRPO_EPSILON)
+    return centred(rewards) / (float(rewards.std(ddof=1)) + GRPO_EPSILON)
 
 
 def rloo(rewards: Rewards) -> Rewards:
@@ -44,7 +45,7 @@ def rloo(rewards: Rewards) -> Rewards:
 
     Source: Ahmadian et al. 2024, "Back to Basics", arXiv 2402.14740, section 3.3.
     """
-    return (rewards - rewards.mean()) * (len(rewards) / (len(rewards) - 1))
+    return centred(rewards) * (len(rewards) / (len(rewards) - 1))
 
 
 _ALGORITHMS: dict[Algorithm, Callable[[Rewards], Rewards]] = {"centred": centred, "grpo": grpo, "rloo": rloo}

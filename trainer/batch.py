@@ -26,6 +26,9 @@ class WeightedSequence:
     weights: NDArray[np.float32]
 
 
+AnySequence = TrainSequence | WeightedSequence
+
+
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
     """What one forward pass takes: S sequences on N places, M trained tokens.
@@ -60,7 +63,7 @@ class MicroBatch:
         return float(self.weights.sum(dtype=np.float64))
 
 
-def split_updates(sequences: Sequence[TrainSequence], num_updates: int) -> list[list[TrainSequence]]:
+def split_updates(sequences: Sequence[AnySequence], num_updates: int) -> list[list[AnySequence]]:
     """The mini-batches of one batch: disjoint, one optimizer step each, every `num_updates`-th sequence in turn.
 
     Groups stand together in a batch, so each mini-batch gets its share of each group. Fewer where sequences are fewer.
@@ -68,9 +71,7 @@ def split_updates(sequences: Sequence[TrainSequence], num_updates: int) -> list[
     return [list(sequences[first::num_updates]) for first in range(min(num_updates, len(sequences)))]
 
 
-def pack(
-    sequences: Sequence[TrainSequence] | Sequence[WeightedSequence], *, num_ranks: int, budget: int
-) -> list[list[MicroBatch]]:
+def pack(sequences: Sequence[AnySequence], *, num_ranks: int, budget: int) -> list[list[MicroBatch]]:
     """Micro-batches per rank: [num_ranks][K], K the same on each.
 
     A micro-batch holds at most `budget` places; a longer sequence gets one of its own. What lacks to a multiple of
@@ -127,7 +128,7 @@ def _fill(lengths: Sequence[int], num_ranks: int, budget: int) -> list[list[int]
 
 
 def _deal(bins: Sequence[list[int]], lengths: Sequence[int], num_ranks: int) -> list[list[list[int]]]:
-    """Bins per rank: micro-batches of like cost run side by side, and each time the rank with the least takes the most."""
+    """Bins per rank: those of like cost run side by side, and each time the rank with the least takes the most."""
     costs = [sum(_cost(lengths[index]) for index in chosen) for chosen in bins]
     order = sorted(range(len(bins)), key=lambda number: -costs[number])
     ranks: list[list[list[int]]] = [[] for _ in range(num_ranks)]
@@ -154,7 +155,7 @@ class _Row:
         return len(self.token_ids) - 1
 
 
-def _row(sequence: TrainSequence | WeightedSequence) -> _Row:
+def _row(sequence: AnySequence) -> _Row:
     if isinstance(sequence, TrainSequence):
         weights = sequence.loss_mask.astype(np.float32)
         return _Row(sequence.token_ids, weights, sequence.advantage, sequence.logprobs, sequence.versions)

@@ -31,8 +31,10 @@ class TokenLogProbs(nn.Module):
         softmax(hidden weight^T / temperature), in float32. No gradient flows through the entropies."""
         chunk_bytes = self._chunk_bytes or CHUNK_BYTES.get(hidden.device.type, CHUNK_BYTES["cpu"])
         chunk = max(1, chunk_bytes // (4 * len(self.weight)))
-        logprobs, entropies = _ChunkedLogProbs.apply(hidden, self.weight, targets, self._temperature, chunk)
-        return logprobs, entropies
+        result: tuple[Tensor, Tensor] = _ChunkedLogProbs.apply(  # type: ignore[no-untyped-call]
+            hidden, self.weight, targets, self._temperature, chunk
+        )
+        return result
 
 
 class _ChunkedLogProbs(torch.autograd.Function):

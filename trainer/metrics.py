@@ -35,6 +35,7 @@ METRICS: dict[str, Metric] = {
     "full_valid_ci95": Metric("", "half width of the 95 % confidence interval of full_valid_mean_grade, over rows"),
     "full_valid_n": Metric("rollouts", "graded validation rollouts"),
     "full_valid_tool_calls_mean": Metric("calls", "tool calls per validation rollout"),
+    "full_valid_loss": Metric("nats", "cross-entropy on the validation file (supervised jobs)"),
     # how it works
     "tool_calls_mean": Metric("calls", "tool calls per rollout"),
     "turns_mean": Metric("turns", "model turns per rollout"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
 from torch import Tensor
 
 from trainer import loss
@@ -59,7 +58,7 @@ def logprob_gap(batch: DeviceBatch, learner: Tensor, version: int) -> Sums:
     }
 
 
-def means(sums: Mapping[str, float], num_tokens: int) -> dict[str, float]:
+def means(sums: Mapping[str, float], num_tokens: float) -> dict[str, float]:
     """A step's metrics, by the names of `trainer.metrics`, from sums over its `num_tokens` trained tokens."""
     names = {
         "importance_ratio": "importance_ratio_mean",

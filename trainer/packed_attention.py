@@ -34,7 +34,7 @@ class Packing:
         return cls(tuple(lengths), starts.to(device, torch.int32))
 
 
-def _find_flash_kernel() -> Callable[..., Tensor] | None:
+def _find_flash_kernel() -> Callable[..., Any] | None:
     """torch's variable-length attention, where it takes what it is given here (from torch 2.11 or 2.12 on)."""
     try:
         from torch.nn.attention.varlen import varlen_attn
@@ -63,9 +63,9 @@ def packed_attention(
 ) -> tuple[Tensor, None]:
     """An attention function of transformers' `AttentionInterface`.
 
-    query [1, H, N, D], key and value [1, K, N, D] with K dividing H -> [1, N, H, D]. A token sees itself and what stands
-    before it in its own sequence, with `sliding_window` W at most W tokens, itself included. Dropout is left out: the
-    learner's log-probabilities must be those of the engine.
+    query [1, H, N, D], key and value [1, K, N, D] with K dividing H -> [1, N, H, D]. A token sees itself and what
+    stands before it in its own sequence, with `sliding_window` W at most W tokens, itself included. Dropout is left
+    out: the learner's log-probabilities must be those of the engine.
 
     Raises:
         UserError: the model caps its scores or has attention sinks.
@@ -85,10 +85,11 @@ def packed_attention(
             window_size=(-1 if sliding_window is None else sliding_window - 1, 0),
             enable_gqa=query.shape[1] != key.shape[1],
         )
-        return output.unsqueeze(0), None
+        return output[None], None
     # split, not slices: the backward pass of a split is one concatenation, that of S slices S full-size tensors.
-    sequences = zip(*(tensor.split(packing.lengths, dim=2) for tensor in (query, key, value)), strict=True)
-    outputs = [_attend(*sequence, scaling, sliding_window) for sequence in sequences]
+    queries, keys, values = (torch.split(tensor, list(packing.lengths), dim=2) for tensor in (query, key, value))
+    sequences = zip(queries, keys, values, strict=True)
+    outputs = [_attend(q, k, v, scaling, sliding_window) for q, k, v in sequences]
     return torch.cat(outputs, dim=2).transpose(1, 2), None
 
 

@@ -1,7 +1,6 @@
 """The model as the learner sees it: packed tokens in, log-probabilities of the trained tokens out.
 
-Parameters keep transformers' names (behind the prefix "model.") and stay the objects they are, so that tied weights stay
-tied.
+Parameters keep transformers' names (behind the prefix "model.") and stay the objects they are: tied weights stay tied.
 """
 
 from __future__ import annotations
@@ -104,4 +103,6 @@ def refuse_unsupported(config: PreTrainedConfig) -> None:
             raise UserError(f"the model changes its logits by {name}, which the learner does not know")
     other = set(getattr(text, "layer_types", None) or ()) - ATTENTION_KINDS
     if other:
-        raise UserError(f"the model has layers of kind {sorted(other)}: packed rollouts would leak into each other there")
+        raise UserError(
+            f"the model has layers of kind {sorted(other)}: packed rollouts would leak into each other there"
+        )

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
@@ -16,7 +16,116 @@ from trainer.batch import WeightedSequence
 from trainer.chat import Renderer
 from trainer.checkpoint import Checkpoints, LoopState
 from trainer.data import RowOrder
-from trainer.errors import Halted
-from trainer.protocols import EventSink, SupervisedLearner
+from trainer.protocols import EventSink
 from trainer.spec import Plan, SupervisedAlgorithm
-from trainer.types import Task
+from trainer.types import StepReport, Task
+
+
+class SupervisedLearner(Protocol):
+    """The learner's part, beside `save` and `load` of `trainer.protocols.Learner`."""
+
+    async def step(self, sequences: Sequence[WeightedSequence], version: int) -> StepReport: ...
+
+    async def supervised_loss(self, sequences: Sequence[WeightedSequence]) -> float: ...
+
+    async def save(self, folder: Path) -> None: ...
+
+    async def load(self, folder: Path) -> None: ...
+
+
+class SupervisedLoop:
+    """One job's supervised training; the reinforcement loop's sibling without rollouts. A checkpoint's `valid_reward`
+    is the negative validation loss, so that the best are the lowest."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        algorithm: SupervisedAlgorithm,
+        seed: int,
+        tasks: Sequence[Task],
+        validation: Sequence[Task],
+        renderer: Renderer,
+        learner: SupervisedLearner,
+        checkpoints: Checkpoints,
+        sink: EventSink,
+        job_digest: str,
+    ) -> None:
+        self._plan = plan
+        self._algorithm = algorithm
+        self._seed = seed
+        self._tasks = tasks
+        self._validation = validation
+        self._renderer = renderer
+        self._learner = learner
+        self._checkpoints = checkpoints
+        self._sink = sink
+        self._state = LoopState(0, 0, 0, [], 0, None, job_digest)
+        self._saved_step = 0
+        self._stopping = False
+        self._begun = time.monotonic()
+
+    async def resume(self, folder: Path, state: LoopState) -> None:
+        await self._learner.load(folder)
+        self._state, self._saved_step = state, state.step
+        self._sink.event("info", f"resumed at step {state.step} of {self._plan.steps}")
+
+    def stop(self) -> None:
+        """End after the update that is under way, with a checkpoint."""
+        self._stopping = True
+
+    async def run(self) -> LoopState:
+        rows = iter(RowOrder(self._tasks, self._seed, self._state.epoch, self._state.rows_done))
+        while self._state.step < self._plan.steps and not self._stopping:
+            batch = list(islice(rows, self._plan.batch_size))
+            await self._step(batch)
+        if self._saved_step < self._state.step:
+            await self._save(None)
+        return self._state
+
+    async def _step(self, batch: list[tuple[int, Task]]) -> None:
+        begun = time.monotonic()
+        sequences = await asyncio.to_thread(self._sequences, [task for _, task in batch])
+        report = await self._learner.step(sequences, self._state.version)
+        epoch = batch[-1][0]
+        done = set(self._state.rows_done) if epoch == self._state.epoch else set()
+        done |= {task.row_id for row_epoch, task in batch if row_epoch == epoch}
+        self._state = replace(
+            self._state,
+            step=self._state.step + 1,
+            version=self._state.version + int(report.applied),
+            epoch=epoch,
+            rows_done=sorted(done),
+            trained_tokens=self._state.trained_tokens + int(report.metrics["trained_tokens"]),
+        )
+        metrics = dict(report.metrics) | {
+            "step": float(self._state.step),
+            "total_steps": float(self._plan.steps),
+            "version": float(self._state.version),
+            "update_applied": float(report.applied),
+        }
+        step = self._state.step
+        if not self._stopping and (step % self._plan.eval_interval == 0 or step == self._plan.steps):
+            loss = None
+            if self._validation:
+                loss = await self._learner.supervised_loss(self._sequences(self._validation))
+                metrics["full_valid_loss"] = loss
+                self._sink.event("info", f"validation at step {step}: loss {loss:.4f} ({len(self._validation)} rows)")
+            await self._save(loss)
+        metrics["time_step_s"] = time.monotonic() - begun
+        metrics["elapsed_s"] = time.monotonic() - self._begun
+        self._sink.step(metrics)
+
+    async def _save(self, loss: float | None) -> None:
+        self._state = replace(self._state, valid_reward=None if loss is None else -loss)
+        path = await self._checkpoints.save(self._state, self._learner.save)
+        self._saved_step = self._state.step
+        self._sink.event("info", f"checkpoint {path.name}", path=str(path))
+
+    def _sequences(self, tasks: Sequence[Task]) -> list[WeightedSequence]:
+        sequences = []
+        for task in tasks:
+            tokens, mask = self._renderer.conversation(task.messages, task.tools)
+            weights = np.where(mask, 1.0, self._algorithm.context_weight).astype(np.float32)
+            weights[0] = 0.0  # nothing predicts the first token
+            sequences.append(WeightedSequence(np.array(tokens, dtype=np.int32), weights))
+        return sequences

@@ -1,4 +1,4 @@
-"""The main job, whole: starts tools and grader, trains, prints before and after. `python -m examples.ledger.quickstart`.
+"""The main job, whole: starts tools and grader, trains, prints before and after.
 
 Arguments go to `agent-rft train`; a job file as first argument takes the place of job.yaml.
 """

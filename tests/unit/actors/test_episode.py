@@ -70,7 +70,7 @@ class World:
         self.prompts.append(list(prompt))
         self.seeds.append(options["seed"])
         self.max_tokens.append(options["max_tokens"])
-        ids = self.renderer._encode(self.script[turn]) + [self.renderer.tokenizer.eos_token_id]
+        ids = [*self.renderer._encode(self.script[turn]), self.renderer.tokenizer.eos_token_id]
         stopped = len(ids) <= options["max_tokens"]
         ids = ids[: options["max_tokens"]]
         logprobs = -np.arange(1, len(ids) + 1, dtype=np.float32) / 10
@@ -103,7 +103,7 @@ async def graded(runner: EpisodeRunner) -> Rollout:
 async def test_what_is_trained_is_what_was_sampled_and_nothing_else(renderer: Renderer) -> None:
     world = World(renderer, call("a/2015/income"), "1234", version=lambda turn: turn)
     rollout = await graded(world.runner())
-    sampled = [renderer._encode(text) + [renderer.tokenizer.eos_token_id] for text in (call("a/2015/income"), "1234")]
+    sampled = [[*renderer._encode(text), renderer.tokenizer.eos_token_id] for text in (call("a/2015/income"), "1234")]
     assert rollout.token_ids[rollout.loss_mask].tolist() == sampled[0] + sampled[1]
     expected = [-(i + 1) / 10 for ids in sampled for i in range(len(ids))]
     assert rollout.logprobs[rollout.loss_mask].tolist() == pytest.approx(expected)

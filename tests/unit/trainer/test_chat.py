@@ -14,7 +14,7 @@ BASE = Path(__file__).parents[3] / "examples" / "ledger" / "base"
 QWEN_LIKE_HISTORY = """
 {%- for m in messages -%}
 <|im_start|>{{ m.role }}
-{% if m.role == 'assistant' and not loop.last %}{{ m.content.split('</think>')[-1] }}{% else %}{{ m.content }}{% endif %}
+{{ m.content.split('</think>')[-1] if m.role == 'assistant' and not loop.last else m.content }}
 {%- for c in m.tool_calls or [] %}<tool_call>{{ c.function.name }}</tool_call>{% endfor %}<|im_end|>
 {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
@@ -62,9 +62,7 @@ def test_a_conversation_trains_the_assistants_tokens_and_their_end(renderer: Ren
     ]
     tokens, mask = renderer.conversation(messages, ())
     trained = decode(renderer, [t for t, m in zip(tokens, mask, strict=True) if m])
-    assert trained == (
-        '<tool_call>\n{"name": "cat", "arguments": {"path": "a"}}\n</tool_call><|im_end|>1234<|im_end|>'
-    )
+    assert trained == ('<tool_call>\n{"name": "cat", "arguments": {"path": "a"}}\n</tool_call><|im_end|>1234<|im_end|>')
     assert decode(renderer, tokens) == renderer._render(messages, (), generate=False).rstrip("\n")
 
 

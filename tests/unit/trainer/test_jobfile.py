@@ -54,7 +54,11 @@ def test_yaml_and_json_are_read_alike_and_paths_count_from_the_job(tmp_path: Pat
         (raw(grader={"type": "vote"}), "method.reinforcement.grader", "vote"),
         (raw(tools=[{"name": "a"}]), "method.reinforcement.tools[0].server_url", "required"),
         (raw(response_format={"type": "xml"}), "method.reinforcement.response_format", "json_schema"),
-        ({"model": "m", "training_file": "t", "method": {"type": "reinforcement"}}, "method", "reinforcement is missing"),
+        (
+            {"model": "m", "training_file": "t", "method": {"type": "reinforcement"}},
+            "method",
+            "reinforcement is missing",
+        ),
         (raw() | {"seed": -1}, "seed", "greater than or equal to 0"),
         ([], "job", "no mapping"),
     ],
@@ -111,7 +115,11 @@ def test_keys_of_tool_entries_that_we_do_not_know_are_kept() -> None:
 
 
 @pytest.mark.parametrize(
-    "given", [{"type": "json_schema", "json_schema": {"name": "x", "schema": {"a": 1}}}, {"type": "json_schema", "schema": {"a": 1}}]
+    "given",
+    [
+        {"type": "json_schema", "json_schema": {"name": "x", "schema": {"a": 1}}},
+        {"type": "json_schema", "schema": {"a": 1}},
+    ],
 )
 def test_response_format_takes_the_chat_form_and_the_flat_form(given: dict[str, Any]) -> None:
     assert parse_job(raw(response_format=given), Path(".")).reinforcement.response_format == {"a": 1}
@@ -155,6 +163,6 @@ def test_each_setting_is_read_by_code() -> None:
 
 
 def test_the_examples_jobs_have_the_right_form() -> None:
-    environment = {name: "http://x" for name in ("LEDGER_TOOLS_URL", "LEDGER_GRADER_URL", "LEDGER_TOKEN")}
+    environment = dict.fromkeys(("LEDGER_TOOLS_URL", "LEDGER_GRADER_URL", "LEDGER_TOKEN"), "http://x")
     for path in sorted((ROOT / "examples").glob("*/job*.yaml")):
         assert load_job(path, environment).method.type == "reinforcement"

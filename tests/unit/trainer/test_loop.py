@@ -44,9 +44,7 @@ class Made:
         self.tasks = [task(str(i)) for i in range(changes.get("num_rows", 6))]
         validation = [task(f"v{i}") for i in range(3)] if changes.pop("validate", True) else []
         config = LoopConfig(plan(**changes), AlgorithmSpec(max_staleness=staleness), 7, 1.0, "digest")
-        self.loop = Loop(
-            config, self.tasks, validation, self.rollouts, self.learner, self.checkpoints, self.sink
-        )
+        self.loop = Loop(config, self.tasks, validation, self.rollouts, self.learner, self.checkpoints, self.sink)
 
     @property
     def train_requests(self) -> list[tuple[int, GroupRequest]]:
@@ -197,11 +195,9 @@ async def test_stopping_ends_with_a_checkpoint_of_the_last_update(tmp_path: Path
 
 async def test_stopping_breaks_off_waiting_for_rollouts(tmp_path: Path) -> None:
     made = Made(tmp_path, FakeRollouts(delay=lambda request: 10**9), validate=False)
-    running = asyncio.create_task(made.loop.run())
-    while not made.rollouts.requests:
-        await asyncio.sleep(0)
-    made.loop.stop()
-    state = await running
+    asyncio.get_running_loop().call_later(0.05, made.loop.stop)
+    state = await made.loop.run()
+    assert made.rollouts.requests
     assert state.step == 0
     assert made.rollouts.in_flight == 0
 

@@ -1,0 +1,193 @@
+"""The learner as the loop knows it: ranks in Ray actors that act as one. If one fails, all end and the error says why.
+
+The group cuts a batch into mini-batches and packs them; ranks only compute. A call runs on all ranks or on none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+from numpy.typing import NDArray
+from ray.exceptions import RayActorError, RayError, RayTaskError
+
+from actors.learner import LearnerConfig, LearnerRank, free_port
+from actors.learner_weights import TensorInfo
+from trainer.batch import AnySequence, MicroBatch, WeightedSequence, pack, split_updates
+from trainer.errors import RftError
+from trainer.types import StepReport
+
+START_TIMEOUT_S = 900.0
+"""For all ranks to get their place in the cluster, import and load the model."""
+GRACE_S = 10.0
+"""After one rank failed, for the others to fail too: the first error is often only that a peer is gone."""
+BUCKET_BYTES = 512 << 20
+
+
+class LearnerGroup:
+    """Fulfils `trainer.protocols.Learner`. Made by `start`; `shutdown` must be called in the end.
+
+    Every method raises RftError where a rank fails or is late; the group is shut down then. Errors that a rank raises
+    on purpose (UserError, Halted) come through as they are, and shut the group down as well.
+    """
+
+    def __init__(self, config: LearnerConfig, actors: Sequence[Any]) -> None:
+        self._config = config
+        self._actors = list(actors)
+
+    @classmethod
+    async def start(cls, config: LearnerConfig, actor_options: Sequence[Mapping[str, Any]]) -> LearnerGroup:
+        """One rank for each of `actor_options`, which are Ray's (num_cpus, num_gpus, scheduling_strategy, ...)."""
+        process = ray.remote(_RankProcess)
+        group = cls(config, [process.options(**options).remote() for options in actor_options])
+        addresses = await group._results(
+            "finding a place", [a.address.remote() for a in group._actors], START_TIMEOUT_S
+        )
+        refs = [
+            actor.start.remote(config, rank, group.num_ranks, addresses[0]) for rank, actor in enumerate(group._actors)
+        ]
+        await group._results("loading the model", refs, START_TIMEOUT_S)
+        return group
+
+    @property
+    def num_ranks(self) -> int:
+        return len(self._actors)
+
+    async def step(self, sequences: Sequence[AnySequence], version: int) -> StepReport:
+        """Train on `sequences` (weighted ones where the method is supervised), `updates_per_batch` optimizer steps."""
+        updates = [self._pack(part) for part in split_updates(sequences, self._config.algorithm.updates_per_batch)]
+        of_rank = [([update[rank] for update in updates], version) for rank in range(self.num_ranks)]
+        report: StepReport = (await self._call("step", of_rank))[0]
+        return report
+
+    async def supervised_loss(self, sequences: Sequence[WeightedSequence]) -> float:
+        """Mean weighted cross-entropy per unit of weight, without learning."""
+        loss: float = (await self._call("supervised_loss", [(row,) for row in self._pack(sequences)]))[0]
+        return loss
+
+    async def logprobs(self, token_ids: NDArray[np.int32]) -> NDArray[np.float32]:
+        """[T] -> [T - 1]: what the learner gives each token after the first, at the sampling temperature."""
+        logprobs: NDArray[np.float32] = (await self._call("logprobs", self._same(token_ids)))[0]
+        return logprobs
+
+    async def bucket_plan(self, max_bytes: int = BUCKET_BYTES) -> list[list[TensorInfo]]:
+        """For each bucket, name, dtype and shape of its tensors; see `LearnerRank.bucket_plan`."""
+        plan: list[list[TensorInfo]] = (await self._call("bucket_plan", self._same(max_bytes)))[0]
+        return plan
+
+    async def gather_bucket(self, index: int) -> Any:
+        """An object reference to the bucket's bytes (uint8), which lie in the object store of rank 0's node."""
+        refs = [actor.put_bucket.remote(index) for actor in self._actors]
+        [reference] = (await self._results("gather_bucket", refs, self._config.collective_timeout_s))[0]
+        return reference
+
+    async def save(self, folder: Path) -> None:
+        await self._call("save", self._same(folder))
+
+    async def load(self, folder: Path) -> None:
+        await self._call("load", self._same(folder))
+
+    async def shutdown(self) -> None:
+        """End all ranks' processes, whatever they are doing. May be called twice."""
+        actors, self._actors = self._actors, []
+        for actor in actors:
+            ray.kill(actor)
+        await asyncio.gather(*(_gone(actor) for actor in actors))
+
+    # -- all ranks as one ----------------------------------------------------------------------------------------------
+
+    def _pack(self, sequences: Sequence[AnySequence]) -> list[list[MicroBatch]]:
+        return pack(sequences, num_ranks=self.num_ranks, budget=self._config.micro_batch_tokens)
+
+    def _same(self, *arguments: Any) -> list[tuple[Any, ...]]:
+        return [arguments] * self.num_ranks
+
+    async def _call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Run a method of `LearnerRank` with each rank's arguments."""
+        refs = [actor.call.remote(method, *of_rank) for actor, of_rank in zip(self._actors, arguments, strict=True)]
+        return await self._results(method, refs, self._config.collective_timeout_s)
+
+    async def _results(self, what: str, refs: Sequence[Any], timeout_s: float) -> list[Any]:
+        """What all ranks returned, or the end of all."""
+        tasks = [asyncio.ensure_future(_outcome(ref)) for ref in refs]
+        try:
+            done, late = await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_EXCEPTION)
+            if not late and all(task.exception() is None for task in done):
+                return [task.result() for task in tasks]
+            if any(task.exception() for task in done) and late:
+                await asyncio.wait(late, timeout=GRACE_S)
+        finally:
+            for task in tasks:
+                task.cancel()
+        await self.shutdown()
+        raise _why(what, tasks, timeout_s)
+
+
+class _RankProcess:
+    """The Ray actor. Errors raised on purpose go back as values, see `actors.outcome`."""
+
+    _rank: LearnerRank
+
+    def address(self) -> str:
+        """Where the ranks meet, if this is rank 0."""
+        return f"{ray.util.get_node_ip_address()}:{free_port()}"
+
+    def start(self, config: LearnerConfig, rank: int, world_size: int, address: str) -> RftError | None:
+        try:
+            self._rank = LearnerRank(config, rank, world_size, address)
+        except RftError as error:
+            return error
+        return None
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        try:
+            return getattr(self._rank, method)(*arguments)
+        except RftError as error:
+            return error
+
+    def put_bucket(self, index: int) -> list[Any]:
+        """A reference in a list, which Ray hands on as it is: the bytes reach only the nodes that load them."""
+        data = self._rank.gather_bucket(index)
+        return [] if data is None else [ray.put(data)]
+
+
+async def _outcome(ref: Any) -> Any:
+    outcome = await ref
+    if isinstance(outcome, RftError):
+        raise outcome
+    return outcome
+
+
+async def _gone(actor: Any) -> None:
+    """Wait until Ray says that a killed actor is dead."""
+    with contextlib.suppress(RayError, TimeoutError):
+        async with asyncio.timeout(GRACE_S):
+            await actor.address.remote()
+
+
+def _why(what: str, tasks: Sequence[asyncio.Future[Any]], timeout_s: float) -> RftError:
+    """One error out of what the ranks said. A lost process comes first: the others only say that a peer went away."""
+    failed = [(rank, task.exception()) for rank, task in enumerate(tasks) if not task.cancelled()]
+    errors = [(rank, error) for rank, error in failed if error is not None]
+    for _, error in errors:
+        if isinstance(error, RftError):
+            return error
+    if not errors:
+        late = [rank for rank, task in enumerate(tasks) if task.cancelled()]
+        return RftError(f"learner ranks {late} of {len(tasks)} did not finish {what} in {timeout_s:.0f} s", ranks=late)
+    errors.sort(key=lambda item: not isinstance(item[1], RayActorError))
+    told = [f"learner rank {rank} of {len(tasks)} failed in {what}: {_describe(error)}" for rank, error in errors]
+    return RftError("; ".join(told), ranks=[rank for rank, _ in errors])
+
+
+def _describe(error: BaseException) -> str:
+    if isinstance(error, RayTaskError):
+        return f"{type(error.cause).__name__}: {error.cause}"
+    if isinstance(error, RayActorError):
+        return "its process was lost (killed, out of memory, or its node is gone)"
+    return f"{type(error).__name__}: {error}"
