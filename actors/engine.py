@@ -60,8 +60,9 @@ Layout = list[tuple[str, str, tuple[int, ...]]]
 class Engine:
     """Wraps vLLM's AsyncLLM. All methods run on one event loop."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, shm: Path = SHM) -> None:
         self.config = config
+        self._shm = shm
         self.version = 0
         self.sampled_tokens = 0
         self._llm: Any = None
@@ -194,13 +195,13 @@ class Engine:
         Raises:
             EngineFailed: shared memory is full or missing.
         """
-        path = SHM / f"agent-rft-{os.getpid()}-{len(self._staged)}"
+        path = self._shm / f"agent-rft-{os.getpid()}-{len(self._staged)}"
         try:
             with path.open("wb") as file:
                 file.write(data.data)
         except OSError as error:
             path.unlink(missing_ok=True)
-            raise EngineFailed(f"cannot put {data.nbytes} bytes of weights into {SHM}: {error}") from error
+            raise EngineFailed(f"cannot put {data.nbytes} bytes of weights into {self._shm}: {error}") from error
         self._staged.append((path, layout))
 
     async def swap(self, version: int) -> float:

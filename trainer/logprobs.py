@@ -1,7 +1,7 @@
 """Log-probabilities of tokens without logits in full: rows go through the head in chunks, forward and backward.
 
-Logits of 16k tokens x 150k words take 10 GB in float32, and a plain log-softmax keeps three such tensors. Here no more
-than CHUNK_BYTES of them live at once; the backward pass computes them again.
+Logits of 16k tokens x 150k words take 10 GB in float32, and a plain log-softmax keeps three such tensors. Here a
+chunk of them lives at a time; the backward pass computes them again.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-CHUNK_BYTES = {"cpu": 32 << 20, "cuda": 256 << 20}
-"""Of float32 logits. On a GPU a chunk must have rows enough (some 400) for the product to be bound by arithmetic."""
+CHUNK_BYTES = {"cpu": 64 << 20, "cuda": 256 << 20}
+"""Of float32 logits; two such tensors live at once. A chunk of a large vocabulary needs rows enough (100 on a CPU, 400
+on a GPU) for its products to be bound by arithmetic and not by reading the weight."""
 
 
 class TokenLogProbs(nn.Module):
@@ -44,28 +45,28 @@ class _ChunkedLogProbs(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, chunk: int
     ) -> tuple[Tensor, Tensor]:
-        precision = _precision(hidden)
-        logprobs = hidden.new_empty(len(hidden), dtype=precision)
-        entropies = torch.empty_like(logprobs)
+        logprobs, entropies, normalisers = hidden.new_empty((3, len(hidden)), dtype=_precision(hidden))
         for rows in _chunks(len(hidden), chunk):
             scores = _logits(hidden[rows], weight, temperature)
-            scores -= scores.logsumexp(-1, keepdim=True)
+            normalisers[rows] = scores.logsumexp(-1)
+            scores -= normalisers[rows, None]
             logprobs[rows] = scores.gather(1, targets[rows, None])[:, 0]
-            entropies[rows] = -torch.linalg.vecdot(scores.exp(), scores)
-        ctx.save_for_backward(hidden, weight, targets)
+            entropies[rows] = -scores.exp().mul_(scores).sum(-1)
+        ctx.save_for_backward(hidden, weight, targets, normalisers)
         ctx.temperature, ctx.chunk = temperature, chunk
         ctx.mark_non_differentiable(entropies)
         return logprobs, entropies
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, targets = ctx.saved_tensors
+        hidden, weight, targets, normalisers = ctx.saved_tensors
         outer = gradients[0] / ctx.temperature
         d_hidden = torch.empty_like(hidden)
         # Sums over chunks are kept in full precision: in bfloat16 each further chunk would be rounded away.
         d_weight = torch.zeros_like(weight, dtype=_precision(weight))
         for rows in _chunks(len(hidden), ctx.chunk):
-            d_scores = _logits(hidden[rows], weight, ctx.temperature).softmax(-1).mul_(-outer[rows, None])
+            scores = _logits(hidden[rows], weight, ctx.temperature)
+            d_scores = scores.sub_(normalisers[rows, None]).exp_().mul_(-outer[rows, None])
             d_scores.scatter_add_(1, targets[rows, None], outer[rows, None])
             d_logits = d_scores.to(weight.dtype)
             d_hidden[rows] = d_logits @ weight

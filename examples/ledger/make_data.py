@@ -18,7 +18,7 @@ DATA: Final = Path(__file__).parent / "data"
 TEST_SEED: Final = 99
 NUM_TEST: Final = 240
 DRAWN: Final[dict[str, tuple[Split, int, int]]] = {
-    "train.jsonl": ("train", 480, 1),
+    "train.jsonl": ("train", 240, 1),
     "train_10.jsonl": ("train", 10, 2),
     "validation.jsonl": ("validation", 48, 3),
 }

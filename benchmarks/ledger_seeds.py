@@ -1,0 +1,95 @@
+"""The ledger job in several seeds, start to end through `agent-rft train`: grade and tool calls before and after.
+
+    python -m benchmarks.ledger_seeds [--seeds 1 2 3 4 5] [--training-file data/train_10.jsonl] [--set algorithm.learning_rate=0.001]
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from cluster.run_folder import RunFolder
+from examples.ledger.services import run_with_services
+
+LEDGER = Path(__file__).parents[1] / "examples" / "ledger"
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """What one seed's run came to on the test rows."""
+
+    seed: int
+    grade_before: float
+    grade_after: float
+    calls_before: float
+    calls_after: float
+    steps: int
+    train_s: float
+    whole_s: float
+
+
+def job_of(seed: int, training_file: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """The example's job with absolute paths, this seed, and `settings` (dotted keys below method.reinforcement)."""
+    job: dict[str, Any] = yaml.safe_load((LEDGER / "job.yaml").read_text())
+    job |= {"seed": seed, "model": str(LEDGER / "base"), "training_file": str(LEDGER / training_file)}
+    job |= {name: str(LEDGER / job[name]) for name in ("validation_file", "test_file")}
+    for key, value in settings.items():
+        *parents, name = key.split(".")
+        place = job if parents[:1] == ["cluster"] else job["method"]["reinforcement"]
+        for parent in parents:
+            place = place.setdefault(parent, {})
+        place[name] = value
+    return job
+
+
+def run(seed: int, training_file: str, settings: dict[str, Any], *server_options: str) -> tuple[RunFolder, float]:
+    """Train one job in a process of its own; its run folder (kept in the system's temporary folder) and its seconds."""
+    folder = Path(tempfile.mkdtemp(prefix="agent-rft-bench-"))
+    (folder / "job.yaml").write_text(yaml.safe_dump(job_of(seed, training_file, settings)))
+    agent_rft = str(Path(sys.executable).with_name("agent-rft"))
+    begun = time.monotonic()
+    code = run_with_services([agent_rft, "train", str(folder / "job.yaml"), "--runs", str(folder)], *server_options)
+    if code != 0:
+        raise subprocess.CalledProcessError(code, "agent-rft train")
+    (path,) = (child for child in folder.iterdir() if child.is_dir())
+    return RunFolder(path), time.monotonic() - begun
+
+
+def learn(seed: int, training_file: str, settings: dict[str, Any]) -> Learned:
+    folder, whole_s = run(seed, training_file, settings)
+    evaluations, metrics = folder.evaluations(), folder.metrics()
+    before, after = evaluations["test-before"], evaluations["test-after"]
+    return Learned(
+        seed, before.grade, after.grade, before.tool_calls, after.tool_calls, len(metrics), metrics[-1]["elapsed_s"], whole_s
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
+    parser.add_argument("--training-file", default="data/train.jsonl")
+    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="below method.reinforcement or cluster")
+    options = parser.parse_args()
+    settings = {key: yaml.safe_load(value) for key, _, value in (entry.partition("=") for entry in options.set)}
+    print("| seed | grade before | after | change | calls before | after | change | steps | training s | whole s |")
+    print("|---|---|---|---|---|---|---|---|---|---|")
+    for seed in options.seeds:
+        r = learn(seed, options.training_file, settings)
+        calls = r.calls_after / r.calls_before - 1
+        print(
+            f"| {r.seed} | {r.grade_before:.3f} | {r.grade_after:.3f} | {r.grade_after - r.grade_before:+.3f} "
+            f"| {r.calls_before:.2f} | {r.calls_after:.2f} | {calls:+.0%} | {r.steps} | {r.train_s:.0f} | {r.whole_s:.0f} |",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,171 @@
+"""One real vLLM engine: its numbers are the learner's, its updates go in flight, its cache never mixes versions."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import pytest_asyncio
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from actors.engine import SHM, Completion, Engine, EngineConfig, Layout
+from actors.episode import EpisodeRunner, EpisodeSpec
+from actors.parsing import VllmParser
+from trainer.chat import Renderer
+from trainer.spec import Limits, RewardSpec
+from trainer.types import Task
+
+pytestmark = [
+    pytest.mark.asyncio(loop_scope="module"),
+    # What vLLM and the libraries below it warn of at their own import and start.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::ResourceWarning"),
+]
+
+BASE = Path(__file__).parents[2] / "examples" / "ledger" / "base"
+
+
+@pytest.fixture(scope="module")
+def renderer() -> Renderer:
+    return Renderer(AutoTokenizer.from_pretrained(BASE))
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return AutoModelForCausalLM.from_pretrained(BASE, dtype=torch.float32).eval()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def engine() -> AsyncIterator[Engine]:
+    engine = Engine(EngineConfig(str(BASE), "float32", context_length=1024, max_num_seqs=32, seed=0))
+    await engine.start()
+    await engine.init_transport({})
+    yield engine
+    engine.shutdown()
+    assert not list(SHM.glob("agent-rft-*"))
+
+
+@pytest.fixture(scope="module")
+def prompt(renderer: Renderer) -> list[int]:
+    return renderer.prompt([{"role": "user", "content": "what was revenue of vorzen in 2015?"}], ())
+
+
+def logprobs_of(model: Any, token_ids: list[int], temperature: float = 1.0) -> np.ndarray:
+    """The learner's view: [T] -> [T-1]."""
+    with torch.no_grad():
+        logits = model(torch.tensor([token_ids])).logits[0, :-1] / temperature
+    return torch.log_softmax(logits, -1).gather(1, torch.tensor(token_ids)[1:, None])[:, 0].numpy()
+
+
+def scaled(model: Any, factor: float) -> tuple[np.ndarray, Layout]:
+    """A bucket of all weights, the norms scaled by `factor`; the model gets the same."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name:
+                parameter.mul_(factor)
+    named = [(n, p.detach()) for n, p in model.named_parameters()]
+    data = np.concatenate([p.numpy().reshape(-1).view(np.uint8) for _, p in named])
+    return data, [(n, "float32", tuple(p.shape)) for n, p in named]
+
+
+async def generate(engine: Engine, prompt: list[int], seed: int, **options: Any) -> Completion:
+    return await engine.generate(prompt, **({"max_tokens": 24, "seed": seed, "temperature": 1.0} | options))
+
+
+@pytest.mark.parametrize("temperature", [0.6, 1.0, 1.5])
+async def test_an_unchanged_policy_has_ratio_one_at_any_temperature(
+    engine: Engine, model: Any, prompt: list[int], temperature: float
+) -> None:
+    completions = await asyncio.gather(*(generate(engine, prompt, i, temperature=temperature) for i in range(16)))
+    ratios = []
+    for completion in completions:
+        learner = logprobs_of(model, prompt + completion.token_ids, temperature)[len(prompt) - 1 :]
+        assert completion.logprobs.shape == learner.shape
+        ratios.append(np.exp(learner - completion.logprobs))
+    assert np.concatenate(ratios) == pytest.approx(1.0, abs=0.02)
+
+
+async def test_equal_seeds_sample_equally_and_others_do_not(engine: Engine, prompt: list[int]) -> None:
+    same = await asyncio.gather(*(generate(engine, prompt, 5) for _ in range(3)))
+    assert same[0].token_ids == same[1].token_ids == same[2].token_ids
+    others = await asyncio.gather(*(generate(engine, prompt, i) for i in range(8)))
+    assert len({tuple(completion.token_ids) for completion in others}) > 1
+
+
+async def test_the_end_token_is_sampled_and_kept(engine: Engine, renderer: Renderer, prompt: list[int]) -> None:
+    completion = await generate(engine, prompt, 1, max_tokens=200)
+    assert completion.stopped
+    assert completion.token_ids[-1] == renderer.tokenizer.eos_token_id
+    cut = await generate(engine, prompt, 1, max_tokens=3)
+    assert not cut.stopped
+    assert len(cut.token_ids) == 3
+
+
+async def test_requests_in_flight_go_on_under_the_new_weights_and_later_ones_see_only_those(
+    engine: Engine, model: Any, prompt: list[int]
+) -> None:
+    before = engine.version
+    running = [asyncio.create_task(generate(engine, prompt, i, max_tokens=600, temperature=2.0)) for i in range(32)]
+    while engine.sampled_tokens == 0 or not any(task.done() for task in running):
+        await asyncio.sleep(0)
+    engine.stage(*scaled(model, 1.1))
+    pause = await engine.swap(before + 1)
+    completions = await asyncio.gather(*running)
+    versions = [set(completion.versions.tolist()) for completion in completions]
+    assert {before, before + 1} in versions
+    assert all(np.all(np.diff(completion.versions) >= 0) for completion in completions)
+    later = await generate(engine, prompt, 1)
+    assert set(later.versions.tolist()) == {before + 1}
+    assert 0 < pause < 5
+
+
+async def test_no_later_request_reuses_a_cache_block_of_older_weights(
+    engine: Engine, model: Any, prompt: list[int]
+) -> None:
+    tokens = (prompt * 40)[:600]  # many full blocks, cached by this first look
+    old = await engine.prompt_logprobs(tokens)
+    assert old == pytest.approx(logprobs_of(model, tokens), abs=1e-3)
+    engine.stage(*scaled(model, 0.9))
+    await engine.swap(engine.version + 1)
+    sampled = await generate(engine, tokens, 3)
+    assert sampled.logprobs == pytest.approx(logprobs_of(model, tokens + sampled.token_ids)[len(tokens) - 1 :], abs=1e-3)
+    new = await engine.prompt_logprobs(tokens)
+    assert new == pytest.approx(logprobs_of(model, tokens), abs=1e-3)
+    assert np.abs(new - old).mean() > 0.01
+
+
+async def test_a_format_holds_decoding_to_tool_calls_or_the_schema(
+    engine: Engine, renderer: Renderer, prompt: list[int]
+) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"answer": {"type": "integer", "minimum": 10, "maximum": 99}},
+        "required": ["answer"],
+        "additionalProperties": False,
+    }
+    parameters = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
+    tools = ({"type": "function", "function": {"name": "cat", "parameters": parameters}},)
+    spec = EpisodeSpec("7", Limits(), RewardSpec(), 8, 1024, response_schema=schema)
+    nothing: Any = None
+    runner = EpisodeRunner(spec, renderer, nothing, nothing, nothing, nothing)
+    structure = runner._structure(Task("1", (), tools, {}))
+    parser = VllmParser("hermes", renderer.tokenizer)
+    completions = await asyncio.gather(
+        *(generate(engine, prompt, i, max_tokens=100, structure=structure) for i in range(12))
+    )
+    seen = set()
+    for completion in completions:
+        text = renderer.text(completion.token_ids)
+        parsed = parser(text, tools)
+        if completion.stopped and parsed.calls:
+            assert all(name == "cat" and "path" in json.loads(arguments) for name, arguments in parsed.calls)
+            seen.add("call")
+        elif completion.stopped:
+            assert 10 <= json.loads(text)["answer"] <= 99
+            seen.add("answer")
+    assert seen
