@@ -78,7 +78,7 @@ class Engine:
         c = self.config
         os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(KV_CACHE_GIB_ON_CPU)
         os.environ["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, c.cores)) if c.cores else "nobind"
-        os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
         from vllm.config.weight_transfer import WeightTransferConfig
         from vllm.engine.arg_utils import AsyncEngineArgs

@@ -23,9 +23,9 @@ from actors.weight_sync import WeightSync
 from trainer.errors import EngineFailed, Halted
 from trainer.types import Discarded, Group, GroupRequest, Rollout, SyncReport
 
-CANARY_GAP_FENCES_AT = 0.1
-"""Mean absolute log-probability difference in nats. Equal weights give 1e-6 in float32 and about 0.02 in bfloat16; a
-bucket left out gives far more."""
+CANARY_LIMITS = {"float32": 1e-3, "bfloat16": 0.1}
+"""Mean absolute log-probability difference, in nats, that fences an engine off. Equal weights give about 1e-6 in float32
+and 0.02 in bfloat16; one stale tensor after one small update gave 3e-3."""
 REPLACEMENTS_ALLOWED = 3
 CANARY_TOKENS = 512
 
@@ -58,9 +58,11 @@ class Fleet:
         self,
         spawn: Callable[[int], Any],
         size: int,
+        canary_limit: float,
         on_replace: Callable[[str, str], None],
     ) -> None:
         self._spawn = spawn
+        self._canary_limit = canary_limit
         self._sync: WeightSync | None = None
         self._canary: Canary | None = None
         self._on_replace = on_replace
@@ -101,7 +103,7 @@ class Fleet:
         outcomes = await self._sync.deliver(published, [seat.worker for seat in seats])
         fenced = [s for s, outcome in zip(seats, outcomes, strict=True) if isinstance(outcome, EngineFailed)]
         gaps = await self._canary_gaps([seat for seat in seats if seat not in fenced])
-        fenced += [seat for seat, gap in gaps if not gap < CANARY_GAP_FENCES_AT]
+        fenced += [seat for seat, gap in gaps if not gap < self._canary_limit]
         for seat in fenced:
             await self._replace(seat, seat.worker, f"differs from the learner after version {version}")
         pauses = [outcome for outcome in outcomes if not isinstance(outcome, EngineFailed)]
@@ -113,6 +115,13 @@ class Fleet:
             fenced=tuple(seat.name for seat in fenced),
             canary_gap=max((gap for seat, gap in gaps if seat not in fenced), default=0.0),
         )
+
+    async def all_ready(self) -> None:
+        """Wait until each seat has an engine that samples with the published weights."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._failure or all(seat.ready for seat in self._seats))
+        if self._failure is not None:
+            raise self._failure
 
     async def stats(self) -> list[dict[str, Any]]:
         return [await seat.worker.stats.remote() for seat in self._seats if seat.ready]

@@ -85,10 +85,10 @@ class CheckpointWeights:
     def _dtype_of(self, tensor: Tensor) -> torch.dtype:
         return self._dtype if tensor.is_floating_point() else tensor.dtype
 
-    def write(self, folder: Path, source: Path, wanted: bool) -> None:
-        """Write a model folder that transformers and vLLM load: weights in shards of 5 GB; config, tokenizer, chat
+    def write(self, folder: Path, source: Path, wanted: bool, shard_bytes: int = SHARD_BYTES) -> None:
+        """Write a model folder that transformers and vLLM load: weights in shards; config, tokenizer, chat
         template and generation config as in the folder `source` that the model came from."""
-        parts = self.parts(SHARD_BYTES)
+        parts = self.parts(shard_bytes)
         index: dict[str, str] = {}
         total = 0
         for number, part in enumerate(parts, start=1):

@@ -36,7 +36,8 @@ async def ask(ref: Any, what: str, lost: type[Discard]) -> Any:
     try:
         outcome = await ref
     except asyncio.CancelledError:
-        ray.cancel(ref)
+        if ray.is_initialized():  # a driver that shut Ray down has ended the call with it
+            ray.cancel(ref)
         raise
     except RayTaskError:  # an error that nobody raised on purpose: a bug
         raise

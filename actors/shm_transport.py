@@ -17,7 +17,9 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferInitInfo,
     WeightTransferUpdateInfo,
 )
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+from vllm.platforms import current_platform
 
 
 @dataclass
@@ -52,6 +54,12 @@ class ShmWeightTransferEngine(WeightTransferEngine[ShmInitInfo, ShmUpdateInfo]):
 
     def finish_weight_update(self) -> None:
         finalize_layerwise_reload(self.model, self.model_config)
+        if current_platform.is_cpu() and self.model_config.hf_text_config.tie_word_embeddings:
+            # A tied head shares the embedding's tensor but on CPUs computes with a packed copy of it, which the reload
+            # leaves as it was: it loaded no weights of the head's own.
+            for module in self.model.modules():
+                if isinstance(module, ParallelLMHead):
+                    module.quant_method.process_weights_after_loading(module)
 
     def shutdown(self) -> None:
         pass

@@ -17,12 +17,13 @@ from actors.outcome import ask
 from trainer.errors import EngineFailed
 
 SYNC_TIMEOUT_S = 600.0
+MAX_BUCKET_BYTES = 256 * 2**20
 
 
 class WeightSource(Protocol):
     """The learner group's part."""
 
-    async def bucket_plan(self) -> list[Layout]: ...
+    async def bucket_plan(self, max_bytes: int) -> list[Layout]: ...
 
     async def gather_bucket(self, index: int) -> Any:
         """Object reference of a uint8 array: the bucket's tensors back to back."""
@@ -43,15 +44,16 @@ class Published:
 class WeightSync:
     """The transport through the object store and shared memory; works on CPUs and GPUs, within and across nodes."""
 
-    def __init__(self, source: WeightSource) -> None:
+    def __init__(self, source: WeightSource, max_bucket_bytes: int = MAX_BUCKET_BYTES) -> None:
         self._source = source
+        self._max_bucket_bytes = max_bucket_bytes
         self._plan: list[Layout] | None = None
         self.last: Published | None = None
 
     async def collect(self, version: int) -> Published:
         """Take the learner's weights as `version`, bucket by bucket. No update may run meanwhile."""
         if self._plan is None:
-            self._plan = await self._source.bucket_plan()
+            self._plan = await self._source.bucket_plan(self._max_bucket_bytes)
         self.last = None  # frees the version before: the object store never holds two
         buckets = [(await self._source.gather_bucket(i), layout) for i, layout in enumerate(self._plan)]
         self.last = Published(version, tuple(buckets))

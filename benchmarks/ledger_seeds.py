@@ -1,6 +1,6 @@
 """The ledger job in several seeds, start to end through `agent-rft train`: grade and tool calls before and after.
 
-    python -m benchmarks.ledger_seeds [--seeds 1 2 3 4 5] [--training-file data/train_10.jsonl] [--set algorithm.learning_rate=0.001]
+python -m benchmarks.ledger_seeds [--seeds 1 2 3 4 5] [--training-file data/train_10.jsonl] [--set algorithm.learning_rate=0.001]
 """
 
 from __future__ import annotations
@@ -68,7 +68,14 @@ def learn(seed: int, training_file: str, settings: dict[str, Any]) -> Learned:
     evaluations, metrics = folder.evaluations(), folder.metrics()
     before, after = evaluations["test-before"], evaluations["test-after"]
     return Learned(
-        seed, before.grade, after.grade, before.tool_calls, after.tool_calls, len(metrics), metrics[-1]["elapsed_s"], whole_s
+        seed,
+        before.grade,
+        after.grade,
+        before.tool_calls,
+        after.tool_calls,
+        len(metrics),
+        metrics[-1]["elapsed_s"],
+        whole_s,
     )
 
 
@@ -76,7 +83,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
     parser.add_argument("--training-file", default="data/train.jsonl")
-    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="below method.reinforcement or cluster")
+    parser.add_argument(
+        "--set", nargs="*", default=[], metavar="KEY=VALUE", help="below method.reinforcement or cluster"
+    )
     options = parser.parse_args()
     settings = {key: yaml.safe_load(value) for key, _, value in (entry.partition("=") for entry in options.set)}
     print("| seed | grade before | after | change | calls before | after | change | steps | training s | whole s |")

@@ -31,7 +31,7 @@ def in_full(hidden: Tensor, weight: nn.Parameter, targets: Tensor) -> tuple[Tens
 
 def peak_mib(chunked: bool, tokens: int, vocabulary: int, hidden_size: int, device: str) -> tuple[float, float]:
     """MiB at the peak beyond inputs and gradients, and seconds."""
-    torch.set_num_threads(2)
+    torch.set_num_threads(1)
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
     hidden = torch.randn(tokens, hidden_size, device=device, dtype=dtype, requires_grad=True)
     weight = nn.Parameter(torch.randn(vocabulary, hidden_size, device=device, dtype=dtype) / hidden_size**0.5)

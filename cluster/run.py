@@ -22,7 +22,7 @@ from rich.console import Console
 from actors.dispatcher import DispatcherActor
 from actors.engine import EngineConfig
 from actors.episode import EpisodeSpec
-from actors.fleet import Fleet
+from actors.fleet import CANARY_LIMITS, Fleet
 from actors.grader_pool import GraderPoolActor
 from actors.learner import LearnerConfig
 from actors.learner_group import LearnerGroup
@@ -261,7 +261,7 @@ class _Run:
         def replaced(name: str, why: str) -> None:
             self._sink.event("warn", f"{name} is being replaced: {why}")
 
-        return Fleet(spawn, prepared.job.cluster.engines, replaced)
+        return Fleet(spawn, prepared.job.cluster.engines, CANARY_LIMITS[prepared.placement.dtype], replaced)
 
     async def _grade(
         self, fleet: Fleet, tasks: Sequence[Task], purpose: Purpose, name: str, samples: int

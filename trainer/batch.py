@@ -5,6 +5,7 @@ A sequence is never cut. A sequence of T tokens takes T - 1 places, since nothin
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -109,7 +110,9 @@ def _fill(lengths: Sequence[int], num_ranks: int, budget: int) -> list[list[int]
     """Bins of sequence indices, a multiple of `num_ranks` in number: the dearest sequence first, each into the cheapest
     bin with room (longest processing time first, Graham 1969). Starts from the fewest bins that could do."""
     order = sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
-    num_bins = num_ranks * max(1, -(-sum(lengths) // (budget * num_ranks)))
+    fitting = [length for length in lengths if length <= budget]
+    fewest = len(lengths) - len(fitting) + math.ceil(sum(fitting) / budget)
+    num_bins = math.ceil(fewest / num_ranks) * num_ranks
     while True:
         bins: list[list[int]] = [[] for _ in range(num_bins)]
         room = np.full(num_bins, budget, dtype=np.int64)

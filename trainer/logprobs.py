@@ -45,7 +45,8 @@ class _ChunkedLogProbs(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, chunk: int
     ) -> tuple[Tensor, Tensor]:
-        logprobs, entropies, normalisers = hidden.new_empty((3, len(hidden)), dtype=_precision(hidden))
+        logprobs = hidden.new_empty(len(hidden), dtype=_precision(hidden))
+        entropies, normalisers = torch.empty_like(logprobs), torch.empty_like(logprobs)
         for rows in _chunks(len(hidden), chunk):
             scores = _logits(hidden[rows], weight, temperature)
             normalisers[rows] = scores.logsumexp(-1)
