@@ -45,14 +45,15 @@ class LearnerGroup:
         """One rank for each of `actor_options`, which are Ray's (num_cpus, num_gpus, scheduling_strategy, ...)."""
         process = ray.remote(_RankProcess)
         group = cls(config, [process.options(**options).remote() for options in actor_options])
-        addresses = await group._results(
-            "finding a place", [a.address.remote() for a in group._actors], START_TIMEOUT_S
-        )
-        refs = [
-            actor.start.remote(config, rank, group.num_ranks, addresses[0]) for rank, actor in enumerate(group._actors)
-        ]
-        await group._results("loading the model", refs, START_TIMEOUT_S)
+        await group.build(config)
         return group
+
+    async def build(self, config: LearnerConfig) -> None:
+        """Let every rank begin anew with `config`, in the process that it has."""
+        self._config = config
+        placed = await self._results("finding a place", [a.address.remote() for a in self._actors], START_TIMEOUT_S)
+        refs = [a.build.remote(config, rank, self.num_ranks, placed[0]) for rank, a in enumerate(self._actors)]
+        await self._results("loading the model", refs, START_TIMEOUT_S)
 
     @property
     def num_ranks(self) -> int:
@@ -87,10 +88,10 @@ class LearnerGroup:
         return reference
 
     async def save(self, folder: Path) -> None:
-        await self._call("save", self._same(folder))
+        await self._call("save", self._same(folder.absolute()))
 
     async def load(self, folder: Path) -> None:
-        await self._call("load", self._same(folder))
+        await self._call("load", self._same(folder.absolute()))
 
     async def shutdown(self) -> None:
         """End all ranks' processes, whatever they are doing. May be called twice."""
@@ -137,7 +138,7 @@ class _RankProcess:
         """Where the ranks meet, if this is rank 0."""
         return f"{ray.util.get_node_ip_address()}:{free_port()}"
 
-    def start(self, config: LearnerConfig, rank: int, world_size: int, address: str) -> RftError | None:
+    def build(self, config: LearnerConfig, rank: int, world_size: int, address: str) -> RftError | None:
         try:
             self._rank = LearnerRank(config, rank, world_size, address)
         except RftError as error:

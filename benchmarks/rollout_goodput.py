@@ -1,0 +1,118 @@
+"""Sampled tokens a second of whole multi-turn episodes with slow tools, against the same turns back to back.
+
+    python -m benchmarks.rollout_goodput [--runs 3] [--episodes 480] [--admitted 192] [--median-s 0.2 --p99-s 2]
+
+Ours: the ledger's test rows on one engine, agent, tools, grader and all; `--admitted` episodes are under way at any time,
+64 of their turns in the engine. The baseline gives the same engine the turns that were just recorded (prompts and
+lengths), all at once, with no agent and no tools. Beside it stands one plain completion per episode, as long as the
+episode's turns together. Rates are those of the steady middle: after as many ends as there are places, before the last
+start; each side begins with an empty prefix cache.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import time
+from collections.abc import Sequence
+from itertools import islice
+
+from benchmarks.common import Figure, report
+from benchmarks.worker import LedgerFleet, Request, ledger_fleet
+from trainer.types import Group, GroupRequest, Rollout
+
+SLOTS = 64
+
+
+async def episodes_rate(ledger: LedgerFleet, count: int, admitted: int, epoch: int) -> tuple[float, list[Rollout]]:
+    """Tokens a second of `count` episodes, `admitted` at a time, and the episodes in the order of their start."""
+    tasks = ledger.prepared.test
+    places = asyncio.Semaphore(admitted)
+    ended = 0
+    marks = []
+    begun = time.monotonic()
+
+    async def one(index: int) -> Group:
+        nonlocal ended
+        request = GroupRequest(tasks[index % len(tasks)], epoch * count + index, index, 1, "test", 1.0)
+        async with places:
+            if index == count - 1:
+                marks.append(await ledger.worker.mark.remote())
+            group = await ledger.fleet.sample(request)
+            ended += 1
+            if ended == min(admitted, count // 4):
+                marks.append(await ledger.worker.mark.remote())
+            return group
+
+    groups = await asyncio.gather(*(one(index) for index in range(count)))
+    lost = [d.message for group in groups for d in group.discarded]
+    if lost:
+        raise RuntimeError(f"{len(lost)} episodes were lost: {lost[0]}")
+    rollouts = [group.rollouts[0] for group in groups]
+    tokens, seconds = sum(r.num_sampled for r in rollouts), time.monotonic() - begun
+    turns, calls = sum(len(r.turns) for r in rollouts), sum(len(r.calls) for r in rollouts)
+    (t0, n0), (t1, n1) = sorted(marks)
+    print(
+        f"{count} episodes, {turns} turns, {calls} calls, {tokens} tokens in {seconds:.1f} s: {tokens / seconds:.0f} a "
+        f"second from start to end, {(n1 - n0) / (t1 - t0):.0f} in the middle {t1 - t0:.1f} s",
+        flush=True,
+    )
+    return (n1 - n0) / (t1 - t0), rollouts
+
+
+def turns_of(rollouts: Sequence[Rollout], lanes: int) -> list[Request]:
+    """Every turn of the episodes, in the order in which `lanes` agents would ask for them, each waiting its turn."""
+    queues = [iter(()) for _ in range(lanes)]
+    for lane in range(lanes):
+        mine = rollouts[lane::lanes]
+        queues[lane] = iter([(r.token_ids[: t.start].tolist(), t.stop - t.start) for r in mine for t in r.turns])
+    requests = []
+    while queues:
+        asked = [(queue, list(islice(queue, 1))) for queue in queues]
+        requests += [Request(*turn) for _, turns in asked for turn in turns]
+        queues = [queue for queue, turns in asked if turns]
+    return requests
+
+
+async def plain_rate(ledger: LedgerFleet, requests: Sequence[Request]) -> float:
+    """Tokens a second of requests given to the engine all at once."""
+    await ledger.worker.forget.remote()
+    ends = sorted(await ledger.worker.complete.remote(requests))[SLOTS:-SLOTS]
+    return sum(tokens for _, tokens in ends[1:]) / (ends[-1][0] - ends[0][0])
+
+
+async def measure(options: argparse.Namespace) -> list[Figure]:
+    latency = []
+    if options.median_s > 0:
+        latency = ["--latency-median-s", str(options.median_s), "--latency-p99-s", str(options.p99_s)]
+    turns_runs, plain_runs = [], []
+    async with ledger_fleet(SLOTS, *latency) as ledger:
+        await episodes_rate(ledger, 2 * SLOTS, SLOTS, epoch=0)  # warms connections and compiled code up
+        for epoch in range(1, options.runs + 1):
+            await ledger.worker.forget.remote()
+            ours, rollouts = await episodes_rate(ledger, options.episodes, options.admitted, epoch)
+            turns = await plain_rate(ledger, turns_of(rollouts, options.admitted))
+            whole = [Request(r.token_ids[: r.turns[0].start].tolist(), r.num_sampled) for r in rollouts]
+            plain = await plain_rate(ledger, whole)
+            print(f"turns back to back {turns:.0f}, one completion an episode {plain:.0f} tokens a second", flush=True)
+            turns_runs.append((ours, turns))
+            plain_runs.append((ours, plain))
+    name = f"rollout_goodput_{options.median_s:g}s_tools"
+    return [
+        Figure(name, "tokens/s", tuple(turns_runs)),
+        Figure(f"{name}_vs_plain", "tokens/s", tuple(plain_runs)),
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--episodes", type=int, default=480)
+    parser.add_argument("--admitted", type=int, default=192, help="episodes under way at a time")
+    parser.add_argument("--median-s", type=float, default=0.2, help="of the tools' latency; 0: as fast as they are")
+    parser.add_argument("--p99-s", type=float, default=2.0)
+    report(asyncio.run(measure(parser.parse_args())))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""Engines to measure on: a fleet of one rollout worker on the ledger, and what the same engine does without an agent."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from actors.dispatcher import DispatcherActor
+from actors.engine import EngineConfig
+from actors.episode import EpisodeSpec
+from actors.fleet import CANARY_LIMITS, Fleet
+from actors.grader_pool import GraderPoolActor
+from actors.rollout_worker import RolloutWorker, WorkerConfig
+from cluster.placement import Seats
+from cluster.preflight import Prepared, prepare
+from cluster.ray_session import ray_session
+from examples.ledger.services import services
+from trainer.jobfile import load_job
+
+JOB = Path(__file__).parents[1] / "examples" / "ledger" / "job.yaml"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A prompt and how many tokens to sample from it."""
+
+    prompt: list[int]
+    length: int
+
+
+class MeasuredWorker(RolloutWorker):
+    """A rollout worker whose engine can be read, and used without episodes."""
+
+    async def mark(self) -> tuple[float, int]:
+        """The time in seconds and the tokens sampled so far."""
+        return time.monotonic(), self._engine.sampled_tokens
+
+    async def forget(self) -> None:
+        """Empty the prefix cache, so that what was computed before helps nobody."""
+        await self._engine._llm.reset_prefix_cache()
+
+    async def complete(self, requests: Sequence[Request], temperature: float = 1.0) -> list[tuple[float, int]]:
+        """Give vLLM all requests at once, each for exactly its length; when each ended, and its tokens.
+
+        Seeds, log-probabilities and sampling are those of training. vLLM keeps `max_num_seqs` of them running.
+        """
+        from vllm.inputs.engine import tokens_input
+        from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+        async def one(index: int, request: Request) -> tuple[float, int]:
+            params = SamplingParams(
+                temperature=temperature,
+                top_p=1.0,
+                top_k=0,
+                seed=index,
+                max_tokens=request.length,
+                ignore_eos=True,
+                logprobs=0,
+                detokenize=False,
+                output_kind=RequestOutputKind.FINAL_ONLY,
+            )
+            prompt = tokens_input(request.prompt)
+            outputs = [o async for o in self._engine._llm.generate(prompt, params, f"plain-{time.monotonic()}-{index}")]
+            return time.monotonic(), len(outputs[-1].outputs[0].token_ids)
+
+        return await asyncio.gather(*(one(i, request) for i, request in enumerate(requests)))
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerFleet:
+    """One engine that runs the ledger's episodes."""
+
+    fleet: Fleet
+    worker: Any
+    prepared: Prepared
+
+
+@asynccontextmanager
+async def ledger_fleet(slots: int, *server_options: str) -> AsyncIterator[LedgerFleet]:
+    """Tools, grader, dispatcher and one engine with `slots` slots, as a training run would start them."""
+    with services(*server_options) as environment:
+        os.environ.update(environment)
+        job = load_job(JOB)
+        reinforcement = job.reinforcement
+        with ray_session(None) as resources:
+            prepared = await prepare(job, resources, Path("/tmp"))
+            seats = Seats(replace(prepared.placement, engines=1, learner_ranks=0))
+            await seats.ready()
+            config = WorkerConfig(
+                EngineConfig(job.model, prepared.placement.dtype, prepared.context_length, slots, job.seed),
+                EpisodeSpec(
+                    f"{job.seed}",
+                    reinforcement.limits,
+                    reinforcement.reward,
+                    reinforcement.max_episode_steps,
+                    prepared.context_length,
+                ),
+                job.cluster.tool_parser,
+                prepared.renderer.template_arguments,
+                DispatcherActor.remote(reinforcement.tools),
+                GraderPoolActor.remote(reinforcement.grader),
+            )
+            actor = ray.remote(MeasuredWorker)
+            workers: list[Any] = []
+
+            def spawn(index: int) -> Any:
+                workers.append(actor.options(max_concurrency=10_000, **seats.actor_options(index)).remote(config))
+                return workers[-1]
+
+            canary_limit = CANARY_LIMITS[prepared.placement.dtype]
+            fleet = Fleet(spawn, 1, canary_limit, lambda name, why: print(f"{name} is replaced: {why}"))
+            await fleet.start()
+            try:
+                yield LedgerFleet(fleet, workers[0], prepared)
+            finally:
+                await fleet.shutdown()

@@ -1,0 +1,141 @@
+"""The main job through the command line, on real servers and engines: it is stopped, goes on, learns, leaves nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+
+from cluster.run_folder import RunFolder
+from examples.ledger.services import services
+from trainer.types import Rollout
+
+LEDGER = Path(__file__).parents[2] / "examples" / "ledger"
+AGENT_RFT = str(Path(sys.executable).with_name("agent-rft"))
+STEPS = 8
+MARK = "AGENT_RFT_TEST"
+"""A variable in the environment of all that a test starts: what has it at the end was left behind."""
+
+
+@pytest.fixture(scope="module")
+def environment() -> Iterator[dict[str, str]]:
+    with services() as environment:
+        yield environment | {MARK: str(os.getpid())}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The example's job, cut short."""
+    folder = tmp_path_factory.mktemp("job")
+    job = yaml.safe_load((LEDGER / "job.yaml").read_text())
+    job |= {"model": str(LEDGER / "base"), "seed": 3}
+    for name, rows in (("training_file", STEPS * 16), ("validation_file", 16), ("test_file", 96)):
+        with (LEDGER / job[name]).open() as file:
+            (folder / f"{name}.jsonl").write_text("".join(islice(file, rows)))
+        job[name] = f"{name}.jsonl"
+    (folder / "job.yaml").write_text(yaml.safe_dump(job))
+    return folder
+
+
+def processes_left() -> list[str]:
+    """Our runs' processes that are still there, after the seconds that vLLM's children need to notice."""
+    deadline = time.monotonic() + 10
+    while (left := list(_marked())) and time.monotonic() < deadline:
+        time.sleep(0.5)
+    return left
+
+
+def _marked() -> Iterator[str]:
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(MARK) == str(os.getpid()):
+                yield " ".join(process.cmdline())[:80]
+        except psutil.Error:
+            continue  # gone meanwhile, or not ours to look at
+
+
+def test_it_stops_with_a_checkpoint_goes_on_and_learns(folder: Path, environment: dict[str, str]) -> None:
+    command = [AGENT_RFT, "train", str(folder / "job.yaml"), "--runs", str(folder / "runs")]
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    ) as first:
+        assert first.stdout is not None
+        output = []
+        for line in first.stdout:
+            output.append(line)
+            if f"step 3/{STEPS}" in line:
+                break
+        # As a terminal does it: to the whole process group, Ray's and vLLM's processes included.
+        os.killpg(first.pid, signal.SIGINT)
+        stopped = time.monotonic()
+        output.append(first.stdout.read())
+        code = first.wait()
+    text = "".join(output)
+    assert code == 130, text
+    assert time.monotonic() - stopped < 30, text
+    assert processes_left() == []
+    (run,) = (folder / "runs").iterdir()
+    saved = [json.loads((path / "loop.json").read_text())["step"] for path in (run / "checkpoints").iterdir()]
+    assert max(saved) in (3, 4)
+    assert (run / "report.html").exists()
+
+    resumed = subprocess.run([*command, "--resume", str(run)], env=environment, capture_output=True, text=True)
+    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
+    assert f"resumed at step {max(saved)} of {STEPS}" in resumed.stdout
+    assert processes_left() == []
+
+    kept = RunFolder(run)
+    assert [metrics["step"] for metrics in kept.metrics()] == list(range(1, STEPS + 1))
+    assert all(metrics["staleness_max"] <= 1 for metrics in kept.metrics())
+    assert all(metrics["canary_gap"] < 1e-3 for metrics in kept.metrics())
+    before, after = kept.evaluations()["test-before"], kept.evaluations()["test-after"]
+    assert after.grade > before.grade + 0.1
+    assert after.tool_calls < 0.8 * before.tool_calls
+
+
+def test_the_run_folder_holds_what_a_person_looks_for(folder: Path, environment: dict[str, str]) -> None:
+    (run,) = (folder / "runs").iterdir()
+    kept = RunFolder(run)
+    trained = [g.request.task.row_id for i in range(STEPS) for g in kept.read_groups(f"step-{i + 1:06d}")]
+    assert len(set(trained)) == len(trained)
+    secret = environment["LEDGER_TOKEN"]
+    for path in run.rglob("*"):
+        assert not path.is_file() or secret.encode() not in path.read_bytes(), path
+    group = kept.read_groups("test-after")[0]
+    (rollout,) = group.rollouts
+    assert isinstance(rollout, Rollout)
+    shown = subprocess.run(
+        [AGENT_RFT, "traces", str(run), "--trace", rollout.trace_id], capture_output=True, text=True, check=True
+    )
+    assert group.request.task.messages[0]["content"] in shown.stdout
+    assert "test file" in (run / "report.html").read_text().lower()
+
+
+def test_a_checkpoint_is_a_model_for_everyone_and_eval_grades_it(folder: Path, environment: dict[str, str]) -> None:
+    (run,) = (folder / "runs").iterdir()
+    checkpoint = sorted((run / "checkpoints").iterdir())[-1]
+    evaluated = subprocess.run(
+        [
+            *(AGENT_RFT, "eval", str(folder / "job.yaml"), "--model", str(checkpoint)),
+            *("--runs", str(folder / "graded"), "--samples", "2", "--file", "validation_file"),
+        ],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert evaluated.returncode == 0, evaluated.stdout + evaluated.stderr
+    (graded,) = (folder / "graded").iterdir()
+    evaluation = RunFolder(graded).evaluations()["eval-validation"]
+    assert (evaluation.num_rollouts, evaluation.samples) == (32, 2)
+    assert evaluation.grade > 0.45
+    assert processes_left() == []

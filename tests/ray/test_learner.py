@@ -1,0 +1,236 @@
+"""Real DeepSpeed ranks on a local Ray: one update whatever ranks and ZeRO stage, exact replay and resume, clean ends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import pytest_asyncio
+import ray
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from actors.learner import LearnerConfig
+from actors.learner_group import LearnerGroup
+from trainer.batch import WeightedSequence
+from trainer.errors import Halted, RftError, UserError
+from trainer.spec import AlgorithmSpec
+from trainer.types import StepReport, TrainSequence
+
+pytestmark = [
+    pytest.mark.asyncio(loop_scope="module"),
+    # What Ray warns of when it starts, and that its sockets are open when it ends.
+    pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::ResourceWarning"),
+]
+
+BASE = Path(__file__).parents[2] / "examples" / "ledger" / "base"
+CONFIG = LearnerConfig(BASE, steps=10, learning_rate=1e-3, micro_batch_tokens=200)
+TWICE = replace(CONFIG, algorithm=AlgorithmSpec(updates_per_batch=2))
+CANARY = np.arange(3, 40, dtype=np.int32)
+ROUNDING = 1e-4
+
+
+@pytest.fixture(scope="module", autouse=True)
+def local_ray() -> Iterator[None]:
+    ray.init(num_cpus=3, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def groups() -> AsyncIterator[tuple[LearnerGroup, LearnerGroup]]:
+    """One rank, and two of them; each test builds what it needs in their processes."""
+    alone, pair = await asyncio.gather(
+        LearnerGroup.start(CONFIG, [{"num_cpus": 1}]),
+        LearnerGroup.start(CONFIG, [{"num_cpus": 1}] * 2),
+    )
+    yield alone, pair
+    await asyncio.gather(alone.shutdown(), pair.shutdown())
+
+
+def rollouts(seed: int, version: int = 0) -> list[TrainSequence]:
+    """Seven of them in micro-batches of 200 tokens: an odd number, so that one of two ranks gets a filler."""
+    random = np.random.default_rng(seed)
+    sequences = []
+    for length in [180, 120, 70, 50, 30, 90, 20]:
+        mask = random.random(length) < 0.4
+        mask[0], mask[-1] = False, True
+        sequences.append(
+            TrainSequence(
+                token_ids=random.integers(3, 298, length).astype(np.int32),
+                loss_mask=mask,
+                logprobs=np.where(mask, random.normal(-6, 1, length), 0).astype(np.float32),
+                versions=np.where(mask, version, -1).astype(np.int32),
+                advantage=float(random.normal()),
+            )
+        )
+    return sequences
+
+
+def conversations() -> list[WeightedSequence]:
+    return [WeightedSequence(s.token_ids, np.where(s.loss_mask, 1, 0.2 * (s.versions < 0))) for s in rollouts(5)]
+
+
+async def two_steps(group: LearnerGroup, config: LearnerConfig) -> tuple[list[StepReport], NDArray[np.float32]]:
+    """Metrics of two steps from the base model, and what the model says of the canary then."""
+    await group.build(config)
+    return [await group.step(rollouts(step), version=step) for step in range(2)], await group.logprobs(CANARY)
+
+
+async def test_ranks_and_zero_stages_make_no_difference_to_an_update(
+    groups: tuple[LearnerGroup, LearnerGroup],
+) -> None:
+    alone, pair = groups
+    expected, expected_logprobs = await two_steps(alone, TWICE)
+    assert [report.applied for report in expected] == [True, True]
+    for stage in range(4):
+        reports, logprobs = await two_steps(pair, replace(TWICE, zero_stage=stage))
+        np.testing.assert_allclose(logprobs, expected_logprobs, atol=ROUNDING)
+        for report, wanted in zip(reports, expected, strict=True):
+            for name in set(wanted.metrics) - {"num_micro_batches", "computed_tokens", "padding_efficiency"}:
+                assert report.metrics[name] == pytest.approx(wanted.metrics[name], abs=ROUNDING, rel=ROUNDING), name
+            assert 0.99 < report.metrics["padding_efficiency"] < 1  # the filler
+
+
+async def test_replaying_the_same_rollouts_gives_the_same_bits(groups: tuple[LearnerGroup, LearnerGroup]) -> None:
+    for group in groups:
+        (first, logprobs), (second, again) = [await two_steps(group, TWICE) for _ in range(2)]
+        assert first == second
+        assert logprobs.tobytes() == again.tobytes()
+
+
+@pytest.mark.parametrize(("ranks", "stage"), [(1, 0), (2, 1), (2, 3)])
+async def test_a_loaded_checkpoint_goes_on_to_the_same_bit(
+    groups: tuple[LearnerGroup, LearnerGroup], tmp_path: Path, ranks: int, stage: int
+) -> None:
+    group, config = groups[ranks - 1], replace(TWICE, zero_stage=stage, lr_schedule="linear")
+    await two_steps(group, config)
+    await group.save(tmp_path)
+    wanted = await group.step(rollouts(2), version=2), await group.logprobs(CANARY)
+    await group.build(config)
+    await group.load(tmp_path)
+    report, logprobs = await group.step(rollouts(2), version=2), await group.logprobs(CANARY)
+    assert report == wanted[0]
+    assert logprobs.tobytes() == wanted[1].tobytes()
+
+
+async def test_what_is_saved_is_what_engines_get_and_what_transformers_loads(
+    groups: tuple[LearnerGroup, LearnerGroup], tmp_path: Path
+) -> None:
+    _, pair = groups
+    _, logprobs = await two_steps(pair, replace(CONFIG, zero_stage=3))
+    await pair.save(tmp_path)
+    saved = load_file(tmp_path / "model.safetensors")
+    plan = await pair.bucket_plan(max_bytes=300_000)
+    assert len(plan) > 2
+    assert "lm_head.weight" not in saved  # tied
+    assert [name for bucket in plan for name, *_ in bucket] == list(
+        AutoModelForCausalLM.from_pretrained(BASE).state_dict()
+    )[: len(saved)]
+    for index, bucket in enumerate(plan):
+        data, start = await await_ref(await pair.gather_bucket(index)), 0
+        for name, dtype, shape in bucket:
+            size = 4 * int(np.prod(shape))
+            assert dtype == "float32"
+            assert data[start : start + size].tobytes() == saved[name].numpy().tobytes()
+            start += size
+        assert start == len(data)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    with torch.no_grad():
+        scores = model(torch.tensor(CANARY, dtype=torch.int64)[None]).logits[0, :-1].log_softmax(-1)
+    theirs = scores.gather(1, torch.tensor(CANARY[1:, None], dtype=torch.int64))[:, 0]
+    np.testing.assert_allclose(logprobs, theirs, atol=ROUNDING)
+    assert AutoTokenizer.from_pretrained(tmp_path).chat_template == AutoTokenizer.from_pretrained(BASE).chat_template
+
+
+async def await_ref(reference: ray.ObjectRef) -> NDArray[np.uint8]:
+    data: NDArray[np.uint8] = await reference
+    return data
+
+
+async def test_engine_numbers_of_the_learners_version_show_no_gap(groups: tuple[LearnerGroup, LearnerGroup]) -> None:
+    alone, _ = groups
+    await alone.build(CONFIG)
+    sequences = []
+    for sequence in rollouts(0, version=7):
+        logprobs = np.append(0, await alone.logprobs(sequence.token_ids)).astype(np.float32)
+        sequences.append(replace(sequence, logprobs=np.where(sequence.loss_mask, logprobs, 0)))
+    metrics = (await alone.step(sequences, version=7)).metrics
+    assert metrics["logprob_gap"] < ROUNDING
+    assert metrics["logprob_gap_ratio"] == pytest.approx(1, abs=ROUNDING)
+    assert metrics["logprob_gap_tokens"] == metrics["trained_tokens"] == sum(s.loss_mask.sum() for s in sequences)
+    assert (await alone.step(sequences, version=8)).metrics["logprob_gap_tokens"] == 0
+
+
+async def test_the_start_model_stays_where_it_was(groups: tuple[LearnerGroup, LearnerGroup]) -> None:
+    alone, _ = groups
+    await alone.build(replace(CONFIG, algorithm=AlgorithmSpec(kl_coef=0.1)))
+    metrics = [(await alone.step(rollouts(0), version=0)).metrics["kl_start"] for _ in range(3)]
+    assert metrics[0] == pytest.approx(0, abs=1e-9)
+    assert metrics[2] > metrics[1] > 0
+
+
+async def test_supervised_training_lowers_the_loss_of_its_conversations(
+    groups: tuple[LearnerGroup, LearnerGroup],
+) -> None:
+    _, pair = groups
+    await pair.build(replace(CONFIG, method="supervised"))
+    before = await pair.supervised_loss(conversations())
+    losses = [(await pair.step(conversations(), version=0)).metrics["loss"] for _ in range(3)]
+    assert losses[0] == pytest.approx(before, rel=ROUNDING)
+    assert losses[0] > losses[1] > losses[2] > await pair.supervised_loss(conversations())
+
+
+async def test_a_gradient_that_is_not_finite_skips_the_update_on_all_ranks_and_three_of_them_halt(
+    groups: tuple[LearnerGroup, LearnerGroup],
+) -> None:
+    alone, pair = groups
+    broken = [*rollouts(0)[1:], replace(rollouts(0)[0], advantage=float("nan"))]  # on one rank only
+    for group, config in ((alone, CONFIG), (pair, replace(CONFIG, zero_stage=2))):
+        await group.build(config)
+        before = await group.logprobs(CANARY)
+        assert [(await group.step(broken, version=0)).applied for _ in range(2)] == [False, False]
+        assert (await group.logprobs(CANARY)).tobytes() == before.tobytes()
+        assert (await group.step(rollouts(0), version=0)).applied
+        assert not (await group.step(broken, version=0)).applied
+    await alone.step(broken, version=0)
+    with pytest.raises(Halted, match="3 updates in a row"):
+        await alone.step(broken, version=0)
+
+
+async def test_a_checkpoint_of_other_ranks_is_refused_and_so_is_a_model_that_cannot_be_trained(
+    groups: tuple[LearnerGroup, LearnerGroup], tmp_path: Path
+) -> None:
+    shutil.copytree(BASE, tmp_path / "model")
+    config = json.loads((BASE / "config.json").read_text())
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config | {"final_logit_softcapping": 30.0}))
+    (tmp_path / "learner.json").write_text(json.dumps({"ranks": 4, "zero_stage": 0, "dtype": "float32", "step": 1}))
+    loading = await LearnerGroup.start(CONFIG, [{"num_cpus": 1}])
+    with pytest.raises(UserError, match="final_logit_softcapping"):
+        await loading.build(replace(CONFIG, model=tmp_path / "model"))
+    with pytest.raises(UserError, match="'ranks': 4"):
+        await groups[1].load(tmp_path)
+
+
+async def test_a_lost_rank_ends_the_other_and_the_error_names_it() -> None:
+    group = await LearnerGroup.start(CONFIG, [{"num_cpus": 1}] * 2)
+    first, second = rank_processes()
+    second.kill()
+    with pytest.raises(RftError, match=r"learner rank [01] of 2 failed in step: its process was lost"):
+        await group.step(rollouts(0), version=0)
+    _, alive = psutil.wait_procs([first, second], timeout=10)
+    assert not alive
+
+
+def rank_processes() -> list[psutil.Process]:
+    children = psutil.Process().children(recursive=True)
+    return [child for child in children if "_RankProcess" in " ".join(child.cmdline())]
