@@ -28,7 +28,8 @@ WARM_UP_TOKENS = 8
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """What one engine needs to know. `gpus` is its tensor-parallel size, 0 on a CPU; `cores` are CPU ids or empty."""
+    """What one engine needs to know. `gpus` is its tensor-parallel size, 0 on a CPU; `cores` are CPU ids or empty;
+    `thought_marks` open and close a thought, where the model has such tokens: `max_thinking_tokens` needs them."""
 
     model: str
     dtype: str
@@ -38,7 +39,7 @@ class EngineConfig:
     gpus: int = 0
     cores: tuple[int, ...] = ()
     transport: str = TRANSPORT
-    reasoning_parser: str | None = None
+    thought_marks: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +81,15 @@ class Engine:
         os.environ["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, c.cores)) if c.cores else "nobind"
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+        from vllm.config.reasoning import ReasoningConfig
         from vllm.config.weight_transfer import WeightTransferConfig
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 
+        reasoning = None
+        if c.thought_marks is not None:
+            start, end = c.thought_marks
+            reasoning = ReasoningConfig(reasoning_start_str=start, reasoning_end_str=end)
         args = AsyncEngineArgs(
             model=c.model,
             dtype=c.dtype,
@@ -98,10 +104,9 @@ class Engine:
             # The learner divides its logits by the temperature; so must the engine's log-probabilities.
             logprobs_mode="processed_logprobs",
             generation_config="vllm",
-            skip_tokenizer_init=False,
             disable_log_stats=True,
             weight_transfer_config=WeightTransferConfig(backend=c.transport),
-            **({"reasoning_parser": c.reasoning_parser} if c.reasoning_parser else {}),
+            reasoning_config=reasoning,
         )
         self._llm = AsyncLLM.from_engine_args(args)
         await self._llm.update_weight_version("0")

@@ -57,7 +57,7 @@ class RolloutWorker:
             partial(
                 self._engine.generate,
                 stop_token_ids=[tokenizer.eos_token_id],
-                max_thinking_tokens=spec.max_thinking_tokens,
+                max_thinking_tokens=spec.max_thinking_tokens if self._config.engine.thought_marks else None,
             ),
             DispatcherClient(self._config.dispatcher).call_turn,
             GraderPoolClient(self._config.graders).grade,

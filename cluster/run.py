@@ -34,6 +34,7 @@ from cluster.preflight import Prepared, prepare
 from cluster.ray_session import ray_session
 from cluster.report import write_report
 from cluster.run_folder import RunFolder, new_run_folder
+from trainer.chat import THOUGHT_MARKS
 from trainer.checkpoint import Checkpoints, check_same_job
 from trainer.errors import InvalidJob, Problem, RftError
 from trainer.evaluate import Evaluation, evaluate
@@ -290,6 +291,7 @@ def _worker_config(prepared: Prepared, dispatcher: Any, graders: Any) -> WorkerC
             max_num_seqs=job.cluster.max_num_seqs,
             seed=job.seed,
             gpus=prepared.placement.engine_gpus,
+            thought_marks=THOUGHT_MARKS if prepared.renderer.end_of_thought is not None else None,
         ),
         episode=EpisodeSpec(
             job=f"{job.seed}",

@@ -13,6 +13,8 @@ from typing import Any, Protocol
 
 from trainer.types import Message, ToolSchema
 
+THOUGHT_MARKS = ("<think>", "</think>")
+"""What opens and closes a thought, in the models whose vocabulary has these as tokens."""
 _SLOT = "\ue000{}\ue001"  # private-use characters: no template and no text holds them
 _PROBE = "\ue002probe\ue003"
 
@@ -42,7 +44,7 @@ class Renderer:
         added = self._marked_up.get_added_tokens_decoder()
         self._special = {token_id: token.content for token_id, token in added.items() if token.special}
         self._bridges: dict[tuple[str, ...], list[list[int]]] = {}
-        self.end_of_thought = self._marked_up.token_to_id("</think>")
+        self.end_of_thought = self._marked_up.token_to_id(THOUGHT_MARKS[1])
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> list[int]:
         """Token ids of the messages, the tools and the opening of the assistant's turn."""

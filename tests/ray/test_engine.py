@@ -42,7 +42,9 @@ def model() -> Any:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def engine() -> AsyncIterator[Engine]:
-    engine = Engine(EngineConfig(str(BASE), "float32", context_length=1024, max_num_seqs=32, seed=0))
+    # The example's model has no thoughts; its tool calls stand in for them in the test of their limit.
+    marks = ("<tool_call>\n", "\n</tool_call>")
+    engine = Engine(EngineConfig(str(BASE), "float32", 1024, max_num_seqs=32, seed=0, thought_marks=marks))
     await engine.start()
     await engine.init_transport({})
     yield engine
@@ -104,6 +106,15 @@ async def test_the_end_token_is_sampled_and_kept(engine: Engine, renderer: Rende
     cut = await generate(engine, prompt, 1, max_tokens=3)
     assert not cut.stopped
     assert len(cut.token_ids) == 3
+
+
+async def test_a_thought_is_ended_at_its_limit(engine: Engine, renderer: Renderer, prompt: list[int]) -> None:
+    start, end = renderer._encode("<tool_call>\n\n</tool_call>")
+    opened = [*prompt, start]
+    free = await asyncio.gather(*(generate(engine, opened, i) for i in range(8)))
+    assert all(completion.token_ids.index(end) > 3 for completion in free if end in completion.token_ids)
+    held = await asyncio.gather(*(generate(engine, opened, i, max_thinking_tokens=3) for i in range(8)))
+    assert all(end in completion.token_ids[:4] for completion in held)
 
 
 async def test_requests_in_flight_go_on_under_the_new_weights_and_later_ones_see_only_those(
