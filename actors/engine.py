@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -108,8 +109,9 @@ class Engine:
             weight_transfer_config=WeightTransferConfig(backend=c.transport),
             reasoning_config=reasoning,
         )
-        self._llm = AsyncLLM.from_engine_args(args)
-        await self._llm.update_weight_version("0")
+        with _as_engine_failed("start"):
+            self._llm = AsyncLLM.from_engine_args(args)
+            await self._llm.update_weight_version("0")
         await self.generate([1] * 4, max_tokens=WARM_UP_TOKENS, seed=0, temperature=1.0)
 
     async def generate(
@@ -172,16 +174,13 @@ class Engine:
 
     async def _run(self, prompt: list[int], params: Any, whole: bool = False) -> Any:
         from vllm.inputs.engine import tokens_input
-        from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
         self._request += 1
         request = tokens_input(prompt, cache_salt=str(self.version))
         final = None
-        try:
+        with _as_engine_failed("run a request"):
             async for output in self._llm.generate(request, params, f"r{self._request}"):
                 final = output
-        except (EngineDeadError, EngineGenerateError) as error:
-            raise EngineFailed(f"the engine failed under a request: {error}") from error
         if final is None or not final.finished:
             raise EngineFailed("the engine ended a request without an answer")
         return final if whole else final.outputs[0]
@@ -192,7 +191,8 @@ class Engine:
         """Connect the transport of `config.transport` (NCCL wants an address; shared memory wants nothing)."""
         from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
 
-        await self._llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info=info))
+        with _as_engine_failed("connect to the learner"):
+            await self._llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info=info))
 
     def stage(self, data: NDArray[np.uint8], layout: Layout) -> None:
         """Put one bucket into shared memory while generation goes on.
@@ -230,14 +230,15 @@ class Engine:
         begun = time.monotonic()
         self._open.clear()
         try:
-            # The cache is kept for requests in flight; later ones cannot hit it, because their salt differs.
-            await self._llm.pause_generation(mode="keep", clear_cache=False)
-            await self._llm.start_weight_update()
-            for update in updates:
-                await self._llm.update_weights(WeightTransferUpdateRequest(update_info=update))
-            await self._llm.finish_weight_update(weight_version=str(version))
-            self.version = version
-            await self._llm.resume_generation()
+            with _as_engine_failed("load weights"):
+                # The cache is kept for requests in flight; later ones cannot hit it, because their salt differs.
+                await self._llm.pause_generation(mode="keep", clear_cache=False)
+                await self._llm.start_weight_update()
+                for update in updates:
+                    await self._llm.update_weights(WeightTransferUpdateRequest(update_info=update))
+                await self._llm.finish_weight_update(weight_version=str(version))
+                self.version = version
+                await self._llm.resume_generation()
         finally:
             pause = time.monotonic() - begun
             self._paused_s += pause
@@ -253,3 +254,12 @@ class Engine:
         if self._llm is not None:
             self._llm.shutdown(timeout=5)
             self._llm = None
+
+
+@contextmanager
+def _as_engine_failed(what: str) -> Iterator[None]:
+    """vLLM's errors, whatever their class, as ours: they come out of processes of its own."""
+    try:
+        yield
+    except Exception as error:
+        raise EngineFailed(f"an engine could not {what}: {type(error).__name__}: {error}") from error

@@ -24,8 +24,8 @@ from trainer.errors import EngineFailed, Halted
 from trainer.types import Discarded, Group, GroupRequest, Rollout, SyncReport
 
 CANARY_LIMITS = {"float32": 1e-3, "bfloat16": 0.1}
-"""Mean absolute log-probability difference, in nats, that fences an engine off. Equal weights give about 1e-6 in float32
-and 0.02 in bfloat16; one stale tensor after one small update gave 3e-3."""
+"""Mean absolute log-probability difference, in nats, that fences an engine off. Equal weights give about 1e-6 in
+float32 and 0.02 in bfloat16; one stale tensor after one small update gave 3e-3."""
 REPLACEMENTS_ALLOWED = 3
 CANARY_TOKENS = 512
 

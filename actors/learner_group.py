@@ -32,8 +32,8 @@ BUCKET_BYTES = 512 << 20
 class LearnerGroup:
     """Fulfils `trainer.protocols.Learner`. Made by `start`; `shutdown` must be called in the end.
 
-    Every method raises RftError where a rank fails or is late; the group is shut down then. Errors that a rank raises
-    on purpose (UserError, Halted) come through as they are, and shut the group down as well.
+    Every method raises RftError where a rank fails or is late; the group is shut down then. An error that all ranks
+    raise on purpose (UserError, Halted) comes through as it is and leaves them as they are.
     """
 
     def __init__(self, config: LearnerConfig, actors: Sequence[Any]) -> None:
@@ -45,7 +45,11 @@ class LearnerGroup:
         """One rank for each of `actor_options`, which are Ray's (num_cpus, num_gpus, scheduling_strategy, ...)."""
         process = ray.remote(_RankProcess)
         group = cls(config, [process.options(**options).remote() for options in actor_options])
-        await group.build(config)
+        try:
+            await group.build(config)
+        except BaseException:
+            await group.shutdown()
+            raise
         return group
 
     async def build(self, config: LearnerConfig) -> None:
@@ -88,10 +92,10 @@ class LearnerGroup:
         return reference
 
     async def save(self, folder: Path) -> None:
-        await self._call("save", self._same(folder.absolute()))
+        await self._call("save", self._same(_absolute(folder)))
 
     async def load(self, folder: Path) -> None:
-        await self._call("load", self._same(folder.absolute()))
+        await self._call("load", self._same(_absolute(folder)))
 
     async def shutdown(self) -> None:
         """End all ranks' processes, whatever they are doing. May be called twice."""
@@ -118,15 +122,17 @@ class LearnerGroup:
         tasks = [asyncio.ensure_future(_outcome(ref)) for ref in refs]
         try:
             done, late = await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_EXCEPTION)
-            if not late and all(task.exception() is None for task in done):
-                return [task.result() for task in tasks]
-            if any(task.exception() for task in done) and late:
-                await asyncio.wait(late, timeout=GRACE_S)
+            if late and any(task.exception() for task in done):
+                _, late = await asyncio.wait(late, timeout=GRACE_S)
         finally:
             for task in tasks:
                 task.cancel()
-        await self.shutdown()
-        raise _why(what, tasks, timeout_s)
+        if not late and all(task.exception() is None for task in tasks):
+            return [task.result() for task in tasks]
+        error = _why(what, tasks, timeout_s)
+        if late or not all(isinstance(task.exception(), RftError) for task in tasks):
+            await self.shutdown()
+        raise error
 
 
 class _RankProcess:
@@ -155,6 +161,11 @@ class _RankProcess:
         """A reference in a list, which Ray hands on as it is: the bytes reach only the nodes that load them."""
         data = self._rank.gather_bucket(index)
         return [] if data is None else [ray.put(data)]
+
+
+def _absolute(folder: Path) -> Path:
+    """Ranks may stand in another directory."""
+    return folder.absolute()
 
 
 async def _outcome(ref: Any) -> Any:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
-import ray
 from numpy.typing import NDArray
 
 from actors.dispatcher import DispatcherClient
@@ -43,8 +41,11 @@ class RolloutWorker:
         self._config = config
         self._engine = Engine(config.engine)
 
-    async def start(self) -> dict[str, Any]:
-        """Load the engine; returns what is worth knowing of it."""
+    async def start(self) -> RftError | None:
+        """Load the engine and what its episodes need."""
+        return await outcome_of(self._start())
+
+    async def _start(self) -> None:
         from transformers import AutoTokenizer
 
         await self._engine.start()
@@ -62,7 +63,6 @@ class RolloutWorker:
             DispatcherClient(self._config.dispatcher).call_turn,
             GraderPoolClient(self._config.graders).grade,
         )
-        return {"pid": os.getpid(), "node": ray.get_runtime_context().get_node_id()}
 
     async def run(self, requests: Sequence[RolloutRequest]) -> list[Rollout | Discarded] | RftError:
         """The rollouts of `requests`, in order; a `UserError` ends them all."""

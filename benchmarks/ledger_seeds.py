@@ -1,6 +1,6 @@
 """The ledger job in several seeds, start to end through `agent-rft train`: grade and tool calls before and after.
 
-python -m benchmarks.ledger_seeds [--seeds 1 2 3 4 5] [--training-file data/train_10.jsonl] [--set algorithm.learning_rate=0.001]
+python -m benchmarks.ledger_seeds [--seeds 1 2 3 4 5] [--training-file data/train_10.jsonl] [--set KEY=VALUE ...]
 """
 
 from __future__ import annotations
@@ -95,7 +95,8 @@ def main() -> None:
         calls = r.calls_after / r.calls_before - 1
         print(
             f"| {r.seed} | {r.grade_before:.3f} | {r.grade_after:.3f} | {r.grade_after - r.grade_before:+.3f} "
-            f"| {r.calls_before:.2f} | {r.calls_after:.2f} | {calls:+.0%} | {r.steps} | {r.train_s:.0f} | {r.whole_s:.0f} |",
+            f"| {r.calls_before:.2f} | {r.calls_after:.2f} | {calls:+.0%} "
+            f"| {r.steps} | {r.train_s:.0f} | {r.whole_s:.0f} |",
             flush=True,
         )
 

@@ -5,16 +5,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import os
-import signal
-import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, cast
 
 import ray
 from rich.console import Console
@@ -34,9 +30,10 @@ from cluster.preflight import Prepared, prepare
 from cluster.ray_session import ray_session
 from cluster.report import write_report
 from cluster.run_folder import RunFolder, new_run_folder
+from cluster.signals import Signals
 from trainer.chat import THOUGHT_MARKS
-from trainer.checkpoint import Checkpoints, check_same_job
-from trainer.errors import InvalidJob, Problem, RftError
+from trainer.checkpoint import Checkpoints, LoopState, check_same_job
+from trainer.errors import InvalidJob, Problem, RftError, first_error
 from trainer.evaluate import Evaluation, evaluate
 from trainer.loop import Loop, LoopConfig
 from trainer.spec import AlgorithmSpec, JobSpec
@@ -99,7 +96,7 @@ async def evaluate_model(job: JobSpec, file: str, samples: int, runs: Path, addr
 async def _run(job: JobSpec, runs: Path, address: str | None, resume: Path | None) -> AsyncIterator[_Run]:
     """Connect, check, open the run folder; afterwards close everything and write the report."""
     console = Console()
-    with ray_session(address) as resources, _Signals() as signals:
+    with ray_session(address) as resources, Signals() as signals:
         prepared = await prepare(job, resources, runs)
         _print_plan(console, prepared)
         folder = RunFolder(resume or new_run_folder(runs, job.suffix))
@@ -123,7 +120,7 @@ class _Run:
     """The steps of one run, over the actors that it starts."""
 
     def __init__(
-        self, prepared: Prepared, folder: RunFolder, view: LiveView, signals: _Signals, console: Console
+        self, prepared: Prepared, folder: RunFolder, view: LiveView, signals: Signals, console: Console
     ) -> None:
         self.outcome = Outcome.DONE
         self._prepared = prepared
@@ -139,13 +136,7 @@ class _Run:
 
     async def reinforcement(self, resuming: bool) -> None:
         prepared, job = self._prepared, self._prepared.job
-        checkpoints = Checkpoints(self._folder.checkpoints)
-        latest = checkpoints.latest() if resuming else None
-        digest = _digest(job)
-        if resuming and latest is None:
-            raise InvalidJob(f"{self._folder.path} holds no checkpoint to resume from")
-        if latest is not None:
-            check_same_job(latest[1], digest)
+        checkpoints, latest, digest = self._checkpoints(resuming)
         fleet, learner = await self._start(learner=True)
         assert learner is not None
         before = None
@@ -171,7 +162,7 @@ class _Run:
 
     async def supervised(self, resuming: bool) -> None:
         prepared, job = self._prepared, self._prepared.job
-        checkpoints = Checkpoints(self._folder.checkpoints)
+        checkpoints, latest, digest = self._checkpoints(resuming)
         _, learner = await self._start(learner=True, engines=False)
         assert learner is not None
         loop = SupervisedLoop(
@@ -184,11 +175,9 @@ class _Run:
             learner,
             checkpoints,
             self._sink,
-            _digest(job),
+            digest,
         )
-        latest = checkpoints.latest() if resuming else None
         if latest is not None:
-            check_same_job(latest[1], _digest(job))
             await loop.resume(*latest)
         self._view.phase("training")
         with self._signals.graceful(loop.stop):
@@ -219,6 +208,20 @@ class _Run:
             self._console.print(f"[yellow]warning[/] {problem}")
         self._console.print(f"run folder: {self._folder.path}\nreport:     {report}", soft_wrap=True, highlight=False)
 
+    def _checkpoints(self, resuming: bool) -> tuple[Checkpoints, tuple[Path, LoopState] | None, str]:
+        """The run's checkpoints, the one to go on from, and the digest of the job.
+
+        Raises:
+            InvalidJob: there is none, or the job has changed since.
+        """
+        checkpoints, digest = Checkpoints(self._folder.checkpoints), _digest(self._prepared.job)
+        latest = checkpoints.latest() if resuming else None
+        if resuming and latest is None:
+            raise InvalidJob(f"{self._folder.path} holds no checkpoint to resume from")
+        if latest is not None:
+            check_same_job(latest[1], digest)
+        return checkpoints, latest, digest
+
     # -- actors --------------------------------------------------------------------------------------------------------
 
     async def _start(self, *, learner: bool, engines: bool = True) -> tuple[Any, LearnerGroup | None]:
@@ -235,13 +238,16 @@ class _Run:
         self._view.phase("starting " + " and ".join(["engines"] * engines + ["learner"] * learner))
         first_rank = placement.engines
         fleet, learning = None, None
-        async with asyncio.TaskGroup() as group:
-            if learner:
-                options = [seats.actor_options(first_rank + rank) for rank in range(placement.learner_ranks)]
-                learning = group.create_task(LearnerGroup.start(_learner_config(prepared), options))
-            if engines:
-                self._fleet = fleet = self._make_fleet(seats)
-                group.create_task(fleet.start())
+        try:
+            async with asyncio.TaskGroup() as group:
+                if learner:
+                    options = [seats.actor_options(first_rank + rank) for rank in range(placement.learner_ranks)]
+                    learning = group.create_task(LearnerGroup.start(_learner_config(prepared), options))
+                if engines:
+                    self._fleet = fleet = self._make_fleet(seats)
+                    group.create_task(fleet.start())
+        except ExceptionGroup as errors:
+            raise first_error(errors) from errors
         if learning is not None:
             self._learner = learning.result()
             if fleet is not None:
@@ -356,56 +362,3 @@ def _print_plan(console: Console, prepared: Prepared) -> None:
         f"context {prepared.context_length} tokens",
         highlight=False,
     )
-
-
-# -- signals -----------------------------------------------------------------------------------------------------------
-
-
-class _Signals:
-    """SIGINT and SIGTERM: the first one ends in good order (by `graceful`, or by cancelling), the second at once."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._graceful: list[Callable[[], None]] = []
-
-    def __enter__(self) -> Self:
-        self._task = asyncio.current_task()
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._arrived)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.remove_signal_handler(number)
-
-    def graceful(self, stop: Callable[[], None]) -> _Graceful:
-        """While the block runs, the first signal calls `stop` instead of cancelling."""
-        return _Graceful(self._graceful, stop)
-
-    def _arrived(self) -> None:
-        self.count += 1
-        if self.count > 1:
-            print("stopped at once", file=sys.stderr)
-            ray.shutdown()
-            os._exit(130)
-        print("stopping: a checkpoint is being saved; once more to stop at once", file=sys.stderr)
-        if self._graceful:
-            self._graceful[-1]()
-        elif self._task is not None:
-            self._task.cancel()
-
-
-@dataclass
-class _Graceful:
-    stack: list[Callable[[], None]]
-    stop: Callable[[], None]
-
-    def __enter__(self) -> None:
-        self.stack.append(self.stop)
-
-    def __exit__(self, *error: object) -> None:
-        self.stack.pop()

@@ -16,6 +16,7 @@ from rich.markup import escape
 
 from cluster.run import Outcome, check, evaluate_model, train
 from cluster.run_folder import RunFolder
+from cluster.signals import STOPPED
 from cluster.traces import print_traces, select_traces, trace_json
 from trainer.errors import InvalidJob, RftError
 from trainer.jobfile import load_job
@@ -38,7 +39,7 @@ def train_command(
 ) -> None:
     """Check a job, then train it."""
     outcome = asyncio.run(train(load_job(job), runs, resume, address))
-    raise typer.Exit(130 if outcome is Outcome.STOPPED else 0)
+    raise typer.Exit(STOPPED if outcome is Outcome.STOPPED else 0)
 
 
 @app.command("eval")
@@ -55,7 +56,7 @@ def eval_command(
     if model is not None:
         spec = spec.model_copy(update={"model": model})
     outcome = asyncio.run(evaluate_model(spec, file, samples, runs, address))
-    raise typer.Exit(130 if outcome is Outcome.STOPPED else 0)
+    raise typer.Exit(STOPPED if outcome is Outcome.STOPPED else 0)
 
 
 @app.command("check")
@@ -87,6 +88,8 @@ def main() -> None:
     """Entry point; errors made for the user are printed without a traceback."""
     try:
         app()
+    except (asyncio.CancelledError, KeyboardInterrupt):
+        sys.exit(STOPPED)
     except InvalidJob as error:
         Console(stderr=True).print(f"[bold red]error[/] {escape(str(error))}", soft_wrap=True)
         sys.exit(2)

@@ -37,21 +37,27 @@ def read_tasks(path: Path, field: str, *, conversations: bool = False) -> tuple[
         return Problem(code, field, message, remedy, path.name, line)
 
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         return [], [
             problem("missing_file", None, f"there is no file {path}", "mend the path (it counts from the job file)")
         ]
-    except (OSError, UnicodeDecodeError) as error:
-        return [], [problem("unreadable_file", None, str(error), "save the file as UTF-8 text that this user may read")]
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        return [], [
+            problem("unreadable_file", line, f"is no UTF-8 text: {error.reason}", "save the file as UTF-8 text")
+        ]
+    except OSError as error:
+        message = f"cannot be read: {error.strerror}"
+        return [], [problem("unreadable_file", None, message, "give a file that this user may read")]
     tasks: list[Task] = []
     problems: list[Problem] = []
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
+            row = json.loads(line, parse_constant=_refuse)
+        except (ValueError, RecursionError) as error:
             problems.append(problem("broken_json", number, f"is no JSON: {error}", "write one JSON object a line"))
             continue
         mistake = _row_mistake(row, conversations)
@@ -63,6 +69,10 @@ def read_tasks(path: Path, field: str, *, conversations: bool = False) -> tuple[
     if not tasks and not problems:
         problems.append(problem("empty_file", None, "holds no row", "write at least one JSON object a line"))
     return tasks, problems
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is a word of Python's that no endpoint could be sent")
 
 
 def _row_mistake(row: Any, conversations: bool) -> tuple[str, str] | None:
@@ -92,6 +102,9 @@ def _row_mistake(row: Any, conversations: bool) -> tuple[str, str] | None:
             return f"tools[{i}].function.name is missing", 'write {"type": "function", "function": {"name": ...}}'
         if not isinstance(function.get("parameters", {}), dict):
             return f"tools[{i}].function.parameters is no JSON schema", "give an object"
+    names = [tool["function"]["name"] for tool in tools or []]
+    if len(set(names)) < len(names):
+        return "two of its tools have the same name", "give each tool a name of its own"
     return None
 
 

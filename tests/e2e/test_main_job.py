@@ -1,4 +1,4 @@
-"""The main job through the command line, on real servers and engines: it is stopped, goes on, learns, leaves nothing."""
+"""The main job through the command line, on real engines: it is stopped, goes on, learns, and leaves nothing."""
 
 from __future__ import annotations
 

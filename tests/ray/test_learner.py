@@ -1,8 +1,9 @@
-"""Real DeepSpeed ranks on a local Ray: one update whatever ranks and ZeRO stage, exact replay and resume, clean ends."""
+"""DeepSpeed ranks on a local Ray: one update whatever ranks and ZeRO stage, exact replay and resume, clean ends."""
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import shutil
 from collections.abc import AsyncIterator, Iterator
@@ -44,6 +45,7 @@ def local_ray() -> Iterator[None]:
     ray.init(num_cpus=3, include_dashboard=False, log_to_driver=False)
     yield
     ray.shutdown()
+    gc.collect()  # Ray's handles of its processes warn when they go: here, where it is expected
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -58,10 +60,11 @@ async def groups() -> AsyncIterator[tuple[LearnerGroup, LearnerGroup]]:
 
 
 def rollouts(seed: int, version: int = 0) -> list[TrainSequence]:
-    """Seven of them in micro-batches of 200 tokens: an odd number, so that one of two ranks gets a filler."""
+    """Five of them; three fill a micro-batch of 200 tokens each and make one mini-batch, so one of two ranks gets a
+    filler."""
     random = np.random.default_rng(seed)
     sequences = []
-    for length in [180, 120, 70, 50, 30, 90, 20]:
+    for length in [180, 60, 170, 50, 150]:
         mask = random.random(length) < 0.4
         mask[0], mask[-1] = False, True
         sequences.append(
@@ -77,7 +80,10 @@ def rollouts(seed: int, version: int = 0) -> list[TrainSequence]:
 
 
 def conversations() -> list[WeightedSequence]:
-    return [WeightedSequence(s.token_ids, np.where(s.loss_mask, 1, 0.2 * (s.versions < 0))) for s in rollouts(5)]
+    weights = [np.where(s.loss_mask, 1, 0.2).astype(np.float32) for s in rollouts(5)]
+    return [
+        WeightedSequence(s.token_ids, w * (np.arange(len(w)) > 0)) for s, w in zip(rollouts(5), weights, strict=True)
+    ]
 
 
 async def two_steps(group: LearnerGroup, config: LearnerConfig) -> tuple[list[StepReport], NDArray[np.float32]]:
@@ -174,9 +180,9 @@ async def test_engine_numbers_of_the_learners_version_show_no_gap(groups: tuple[
 async def test_the_start_model_stays_where_it_was(groups: tuple[LearnerGroup, LearnerGroup]) -> None:
     alone, _ = groups
     await alone.build(replace(CONFIG, algorithm=AlgorithmSpec(kl_coef=0.1)))
-    metrics = [(await alone.step(rollouts(0), version=0)).metrics["kl_start"] for _ in range(3)]
-    assert metrics[0] == pytest.approx(0, abs=1e-9)
-    assert metrics[2] > metrics[1] > 0
+    first, second = [(await alone.step(rollouts(0), version=0)).metrics["kl_start"] for _ in range(2)]
+    assert first == pytest.approx(0, abs=1e-9)
+    assert second > 0.01
 
 
 async def test_supervised_training_lowers_the_loss_of_its_conversations(
@@ -214,23 +220,41 @@ async def test_a_checkpoint_of_other_ranks_is_refused_and_so_is_a_model_that_can
     config = json.loads((BASE / "config.json").read_text())
     (tmp_path / "model" / "config.json").write_text(json.dumps(config | {"final_logit_softcapping": 30.0}))
     (tmp_path / "learner.json").write_text(json.dumps({"ranks": 4, "zero_stage": 0, "dtype": "float32", "step": 1}))
-    loading = await LearnerGroup.start(CONFIG, [{"num_cpus": 1}])
+    alone, pair = groups
     with pytest.raises(UserError, match="final_logit_softcapping"):
-        await loading.build(replace(CONFIG, model=tmp_path / "model"))
+        await alone.build(replace(CONFIG, model=tmp_path / "model"))
     with pytest.raises(UserError, match="'ranks': 4"):
-        await groups[1].load(tmp_path)
+        await pair.load(tmp_path)
 
 
-async def test_a_lost_rank_ends_the_other_and_the_error_names_it() -> None:
-    group = await LearnerGroup.start(CONFIG, [{"num_cpus": 1}] * 2)
+async def test_shutdown_leaves_no_process_behind(groups: tuple[LearnerGroup, LearnerGroup]) -> None:
+    alone, _ = groups
+    assert len(rank_processes()) == 3
+    await alone.shutdown()
+    for _ in range(100):
+        if len(rank_processes()) == 2:
+            return
+        await asyncio.sleep(0.1)
+    pytest.fail("the rank's process is still there after 10 s")
+
+
+async def test_a_lost_rank_ends_the_other_and_the_error_names_it(groups: tuple[LearnerGroup, LearnerGroup]) -> None:
+    _, pair = groups
     first, second = rank_processes()
     second.kill()
     with pytest.raises(RftError, match=r"learner rank [01] of 2 failed in step: its process was lost"):
-        await group.step(rollouts(0), version=0)
+        await pair.step(rollouts(0), version=0)
     _, alive = psutil.wait_procs([first, second], timeout=10)
     assert not alive
 
 
 def rank_processes() -> list[psutil.Process]:
     children = psutil.Process().children(recursive=True)
-    return [child for child in children if "_RankProcess" in " ".join(child.cmdline())]
+    return [child for child in children if "_RankProcess" in command_line(child)]
+
+
+def command_line(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except (psutil.NoSuchProcess, psutil.ZombieProcess):
+        return ""

@@ -15,7 +15,7 @@ CONFIG = EngineConfig("model", "float32", context_length=64, max_num_seqs=4, see
 
 def test_weights_that_shared_memory_cannot_hold_are_a_clear_error(tmp_path: Path) -> None:
     engine = Engine(CONFIG, shm=tmp_path / "missing")
-    with pytest.raises(EngineFailed, match="cannot put 8 bytes of weights into .*missing"):
+    with pytest.raises(EngineFailed, match=r"cannot put 8 bytes of weights into .*missing"):
         engine.stage(np.zeros(8, np.uint8), [("x", "float32", (2,))])
 
 

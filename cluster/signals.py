@@ -1,0 +1,57 @@
+"""SIGINT and SIGTERM: the first one ends in good order, the second at once."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Self
+
+import ray
+
+STOPPED = 130
+"""The exit code of a run that a signal stopped."""
+
+
+class Signals:
+    """While entered, the first signal calls what `graceful` was given, or else cancels the task that entered; the
+    second ends the process. `count` says how many came."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._graceful: list[Callable[[], None]] = []
+
+    def __enter__(self) -> Self:
+        self._task = asyncio.current_task()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, self._arrived)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().remove_signal_handler(number)
+
+    @contextmanager
+    def graceful(self, stop: Callable[[], None]) -> Iterator[None]:
+        """While the block runs, the first signal calls `stop` instead of cancelling."""
+        self._graceful.append(stop)
+        try:
+            yield
+        finally:
+            self._graceful.pop()
+
+    def _arrived(self) -> None:
+        self.count += 1
+        if self.count > 1:
+            print("stopped at once", file=sys.stderr)
+            ray.shutdown()
+            os._exit(STOPPED)
+        print("stopping in good order; once more to stop at once", file=sys.stderr)
+        if self._graceful:
+            self._graceful[-1]()
+        elif self._task is not None:
+            self._task.cancel()
