@@ -106,8 +106,9 @@ def test_it_stops_with_a_checkpoint_goes_on_and_learns(folder: Path, environment
 def test_the_run_folder_holds_what_a_person_looks_for(folder: Path, environment: dict[str, str]) -> None:
     (run,) = (folder / "runs").iterdir()
     kept = RunFolder(run)
-    trained = [g.request.task.row_id for i in range(STEPS) for g in kept.read_groups(f"step-{i + 1:06d}")]
-    assert len(set(trained)) == len(trained)
+    seen = [g.request for i in range(STEPS) for g in kept.read_groups(f"step-{i + 1:06d}")]
+    assert len(seen) >= STEPS * 16
+    assert len({(request.epoch, request.task.row_id) for request in seen}) == len(seen)
     secret = environment["LEDGER_TOKEN"]
     for path in run.rglob("*"):
         assert not path.is_file() or secret.encode() not in path.read_bytes(), path
