@@ -20,7 +20,8 @@ from cluster.run_folder import RunFolder
 from examples.ledger.services import services
 from trainer.types import Rollout
 
-LEDGER = Path(__file__).parents[2] / "examples" / "ledger"
+ROOT = Path(__file__).parents[2]
+LEDGER = ROOT / "examples" / "ledger"
 AGENT_RFT = str(Path(sys.executable).with_name("agent-rft"))
 STEPS = 8
 MARK = "AGENT_RFT_TEST"
@@ -120,6 +121,15 @@ def test_the_run_folder_holds_what_a_person_looks_for(folder: Path, environment:
     )
     assert group.request.task.messages[0]["content"] in shown.stdout
     assert "test file" in (run / "report.html").read_text().lower()
+
+
+def test_recorded_rollouts_give_the_same_losses_to_the_last_bit(folder: Path) -> None:
+    (run,) = (folder / "runs").iterdir()
+    command = [sys.executable, "-m", "tests.e2e.replay", str(run), "2"]
+    twice = [subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout for _ in range(2)]
+    losses = [line for line in twice[0].splitlines() if line.startswith(("0x", "-0x"))]
+    assert len(losses) == 2
+    assert twice[0] == twice[1]
 
 
 def test_a_checkpoint_is_a_model_for_everyone_and_eval_grades_it(folder: Path, environment: dict[str, str]) -> None:

@@ -1,0 +1,33 @@
+"""A script: the learner's losses on a run's recorded rollouts, to the last bit. `python -m tests.e2e.replay RUN STEPS`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from actors.learner import LearnerConfig, LearnerRank
+from cluster.run_folder import RunFolder
+from trainer.advantage import advantages
+from trainer.batch import pack
+from trainer.types import TrainSequence
+
+
+def main() -> None:
+    run = RunFolder(Path(sys.argv[1]))
+    steps = int(sys.argv[2])
+    learner = LearnerRank(LearnerConfig(model=Path(run.job()["job"]["model"]), steps=steps, learning_rate=5e-4))
+    for step in range(steps):
+        sequences = [
+            TrainSequence(r.token_ids, r.loss_mask, r.logprobs, r.versions, float(advantage))
+            for group in run.read_groups(f"step-{step + 1:06d}")
+            if len(group.rollouts) > 1
+            for r, advantage in zip(group.rollouts, advantages("grpo", group.rewards), strict=True)
+        ]
+        [micro_batches] = pack(sequences, num_ranks=1, budget=8192)
+        report = learner.step([micro_batches], version=step)
+        print(report.metrics["loss"].hex(), report.metrics["grad_norm"].hex())
+    learner.close()
+
+
+if __name__ == "__main__":
+    main()
