@@ -49,10 +49,14 @@ class AnnouncingServer(uvicorn.Server):
 
 
 def _bind(host: str, port: int) -> socket.socket:
-    """A bound socket; port 0 takes a free one."""
+    """A bound socket; port 0 takes a free one. Raises OSError with the port's number in it if that fails."""
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.bind((host, port))
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise OSError(error.errno, f"cannot listen on port {port} of {host}: {error.strerror}") from error
     return listener
 
 
@@ -101,7 +105,10 @@ def main() -> None:
     if options.latency_median_s is not None:
         latency = Latency(options.latency_median_s, options.latency_p99_s)
     addresses = {"tools_port": (options.host, options.tools_port), "grader_port": (options.host, options.grader_port)}
-    server, listeners = prepare(create_app(World(), token, latency), addresses, options.ports_file)
+    try:
+        server, listeners = prepare(create_app(World(), token, latency), addresses, options.ports_file)
+    except OSError as error:
+        sys.exit(error.strerror)
     server.run(listeners)
 
 

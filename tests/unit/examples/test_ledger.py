@@ -146,7 +146,7 @@ def test_the_splits_share_no_document() -> None:
 @pytest.mark.parametrize(
     ("name", "kinds"),
     [
-        ("train.jsonl", {"one": 288, "two": 144, "higher": 48}),
+        ("train.jsonl", {"one": 144, "two": 72, "higher": 24}),
         ("train_10.jsonl", {"one": 6, "two": 3, "higher": 1}),
         ("validation.jsonl", {"one": 29, "two": 14, "higher": 5}),
         ("test.jsonl", {"one": 139, "two": 76, "higher": 25}),
