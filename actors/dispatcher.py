@@ -7,6 +7,7 @@ rollout, and the turn's other calls are cancelled.
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 from collections import Counter
 from collections.abc import Sequence
@@ -152,6 +153,7 @@ class DispatcherActor:
 
     def __init__(self, tools: Sequence[ToolSpec]) -> None:
         self._dispatcher = Dispatcher(tools)
+        gc.freeze()  # else full collections walk all that was imported
 
     async def call_turn(
         self, trace_id: str, item: dict[str, Any], calls: Sequence[ToolCall]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,19 +18,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from actors.shared_memory import SHM, SharedFile, remove_leftovers, unname_shared_memory
 from actors.vllm_plugin import TRANSPORT
 from trainer.errors import EngineFailed
 
-SHM = Path("/dev/shm")
 KV_CACHE_GIB_ON_CPU = 1
 GPU_MEMORY_SHARE = 0.85
+CPU_EXECUTOR = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
+"""The model in the engine core's own process. vLLM's default on CPUs is a worker process, and polling for its answers
+takes half a core. Its short name "uni" is taken for a mistake there. Threads: OMP_NUM_THREADS, which Ray sets."""
 WARM_UP_TOKENS = 8
+LIFE_POLL_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """What one engine needs to know. `gpus` is its tensor-parallel size, 0 on a CPU; `cores` are CPU ids or empty;
-    `thought_marks` open and close a thought, where the model has such tokens: `max_thinking_tokens` needs them."""
+    """What one engine needs to know. `gpus` is its tensor-parallel size, 0 on a CPU; `thought_marks`
+    open and close a thought, where the model has such tokens: `max_thinking_tokens` needs them."""
 
     model: str
     dtype: str
@@ -38,7 +42,6 @@ class EngineConfig:
     max_num_seqs: int
     seed: int
     gpus: int = 0
-    cores: tuple[int, ...] = ()
     transport: str = TRANSPORT
     thought_marks: tuple[str, str] | None = None
 
@@ -73,13 +76,12 @@ class Engine:
         self._open.set()
         self._paused_s = 0.0
         self._request = 0
-        self._staged: list[tuple[Path, Layout]] = []
+        self._staged: list[tuple[SharedFile, Layout]] = []
 
     async def start(self) -> None:
         """Load the model (17 to 30 s on a CPU) and generate a few tokens, so that nothing is compiled later."""
         c = self.config
         os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(KV_CACHE_GIB_ON_CPU)
-        os.environ["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, c.cores)) if c.cores else "nobind"
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
         from vllm.config.reasoning import ReasoningConfig
@@ -100,6 +102,7 @@ class Engine:
             seed=c.seed,
             enforce_eager=c.gpus == 0,
             tensor_parallel_size=max(1, c.gpus),
+            distributed_executor_backend=None if c.gpus else CPU_EXECUTOR,
             gpu_memory_utilization=GPU_MEMORY_SHARE,
             enable_prefix_caching=True,
             # The learner divides its logits by the temperature; so must the engine's log-probabilities.
@@ -109,8 +112,10 @@ class Engine:
             weight_transfer_config=WeightTransferConfig(backend=c.transport),
             reasoning_config=reasoning,
         )
+        remove_leftovers(self._shm)
         with _as_engine_failed("start"):
             self._llm = AsyncLLM.from_engine_args(args)
+            unname_shared_memory()
             await self._llm.update_weight_version("0")
         await self.generate([1] * 4, max_tokens=WARM_UP_TOKENS, seed=0, temperature=1.0)
 
@@ -144,6 +149,7 @@ class Engine:
             output_kind=RequestOutputKind.FINAL_ONLY,
             structured_outputs=StructuredOutputsParams(structural_tag=structure) if structure else None,
             thinking_token_budget=max_thinking_tokens,
+            skip_clone=True,
         )
         async with self._slots:
             await self._open.wait()
@@ -192,7 +198,7 @@ class Engine:
         from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
 
         with _as_engine_failed("connect to the learner"):
-            await self._llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info=info))
+            await self._while_alive(self._llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info=info)))
 
     def stage(self, data: NDArray[np.uint8], layout: Layout) -> None:
         """Put one bucket into shared memory while generation goes on.
@@ -200,18 +206,14 @@ class Engine:
         Raises:
             EngineFailed: shared memory is full or missing.
         """
-        path = self._shm / f"agent-rft-{os.getpid()}-{len(self._staged)}"
         try:
-            with path.open("wb") as file:
-                file.write(data.data)
+            self._staged.append((SharedFile(self._shm, data), layout))
         except OSError as error:
-            path.unlink(missing_ok=True)
             raise EngineFailed(f"cannot put {data.nbytes} bytes of weights into {self._shm}: {error}") from error
-        self._staged.append((path, layout))
 
     async def swap(self, version: int) -> float:
         """Load all staged buckets as `version`; returns for how many seconds generation stood still."""
-        updates = [{"path": str(p), "tensors": [list(t) for t in layout]} for p, layout in self._staged]
+        updates = [{"path": str(f.path), "tensors": [list(t) for t in layout]} for f, layout in self._staged]
         try:
             return await self.update(version, updates)
         finally:
@@ -219,31 +221,45 @@ class Engine:
 
     def unstage(self) -> None:
         """Forget what was staged."""
-        for path, _ in self._staged:
-            path.unlink(missing_ok=True)
+        for file, _ in self._staged:
+            file.remove()
         self._staged = []
 
     async def update(self, version: int, updates: Sequence[dict[str, Any]]) -> float:
-        """vLLM's life cycle of an in-flight update: pause, load each of `updates`, label, go on."""
-        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
-
+        """vLLM's life cycle of an in-flight update: pause, load each of `updates`, label, go on. Returns seconds."""
         begun = time.monotonic()
         self._open.clear()
         try:
             with _as_engine_failed("load weights"):
-                # The cache is kept for requests in flight; later ones cannot hit it, because their salt differs.
-                await self._llm.pause_generation(mode="keep", clear_cache=False)
-                await self._llm.start_weight_update()
-                for update in updates:
-                    await self._llm.update_weights(WeightTransferUpdateRequest(update_info=update))
-                await self._llm.finish_weight_update(weight_version=str(version))
-                self.version = version
-                await self._llm.resume_generation()
+                await self._while_alive(self._update(version, updates))
         finally:
             pause = time.monotonic() - begun
             self._paused_s += pause
             self._open.set()
         return pause
+
+    async def _update(self, version: int, updates: Sequence[dict[str, Any]]) -> None:
+        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+
+        # The cache is kept for requests in flight; later ones cannot hit it, because their salt differs.
+        await self._llm.pause_generation(mode="keep", clear_cache=False)
+        await self._llm.start_weight_update()
+        for update in updates:
+            await self._llm.update_weights(WeightTransferUpdateRequest(update_info=update))
+        await self._llm.finish_weight_update(weight_version=str(version))
+        self.version = version
+        await self._llm.resume_generation()
+
+    async def _while_alive(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run `work`. vLLM never answers calls, other than requests, that were under way when its engine died."""
+        task = asyncio.create_task(work)
+        try:
+            while not (await asyncio.wait({task}, timeout=LIFE_POLL_S))[0]:
+                if self._llm.errored:
+                    raise RuntimeError("its process died")
+            task.result()
+        finally:
+            task.cancel()
 
     async def check_health(self) -> None:
         await self._llm.check_health()

@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 import numpy as np
 import ray
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from actors.episode import RolloutRequest
 from actors.outcome import ask
+from actors.shared_memory import remove_leftovers
 from actors.weight_sync import WeightSync
 from trainer.errors import EngineFailed, Halted
 from trainer.types import Discarded, Group, GroupRequest, Rollout, SyncReport
@@ -27,6 +28,7 @@ CANARY_LIMITS = {"float32": 1e-3, "bfloat16": 0.1}
 """Mean absolute log-probability difference, in nats, that fences an engine off. Equal weights give about 1e-6 in
 float32 and 0.02 in bfloat16; one stale tensor after one small update gave 3e-3."""
 REPLACEMENTS_ALLOWED = 3
+START_TIMEOUT_S = 900.0
 CANARY_TOKENS = 512
 
 
@@ -36,7 +38,7 @@ class Canary(Protocol):
     def __call__(self, token_ids: NDArray[np.int32]) -> Awaitable[NDArray[np.float32]]: ...
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Seat:
     """A place in the fleet and the worker that has it now."""
 
@@ -68,6 +70,7 @@ class Fleet:
         self._on_replace = on_replace
         self._seats = [_Seat(i, None) for i in range(size)]
         self._changed = asyncio.Condition()
+        self._collecting = asyncio.Lock()
         self._replacing: set[asyncio.Task[None]] = set()
         self._replacements = 0
         self._canary_tokens: NDArray[np.int32] | None = None
@@ -98,14 +101,16 @@ class Fleet:
         if self._sync is None:
             raise ValueError("connect() comes before publish()")
         begun = time.monotonic()
-        published = await self._sync.collect(version)
+        async with self._collecting:
+            published = await self._sync.collect(version)
         seats = [seat for seat in self._seats if seat.ready]
         outcomes = await self._sync.deliver(published, [seat.worker for seat in seats])
-        fenced = [s for s, outcome in zip(seats, outcomes, strict=True) if isinstance(outcome, EngineFailed)]
+        fenced = {s: o.message for s, o in zip(seats, outcomes, strict=True) if isinstance(o, EngineFailed)}
         gaps = await self._canary_gaps([seat for seat in seats if seat not in fenced])
-        fenced += [seat for seat, gap in gaps if not gap < self._canary_limit]
-        for seat in fenced:
-            await self._replace(seat, seat.worker, f"differs from the learner after version {version}")
+        differs = f"it differs from the learner after version {version}"
+        fenced |= {seat: differs for seat, gap in gaps if not gap < self._canary_limit}
+        for seat, why in fenced.items():
+            await self._replace(seat, seat.worker, why)
         pauses = [outcome for outcome in outcomes if not isinstance(outcome, EngineFailed)]
         return SyncReport(
             version=version,
@@ -131,6 +136,7 @@ class Fleet:
         for task in self._replacing:
             task.cancel()
         await asyncio.gather(*(self._stop(seat.worker) for seat in self._seats if seat.worker is not None))
+        remove_leftovers()
 
     # -- rollouts ------------------------------------------------------------------------------------------------------
 
@@ -139,12 +145,21 @@ class Fleet:
             RolloutRequest(request.task, request.epoch, sample, attempt, request.temperature)
             for sample in range(request.size)
         ]
-        shares = await self._assign(requests)
-        outcomes = [o for part in await asyncio.gather(*(self._run(*share) for share in shares)) for o in part]
+        outcomes = await self._outcomes(requests)
+        lost = [request for request, outcome in zip(requests, outcomes, strict=True) if _engine_failed(outcome)]
+        if lost:  # the same rollouts once more, on another engine or on the one that takes its place
+            again = {outcome.sample: outcome for outcome in await self._outcomes(lost)}
+            outcomes = [again.get(outcome.sample, outcome) for outcome in outcomes]
         graded = tuple(outcome for outcome in outcomes if isinstance(outcome, Rollout))
         if graded and self._canary_tokens is None:
             self._canary_tokens = graded[0].token_ids[:CANARY_TOKENS]
         return Group(request, graded, tuple(outcome for outcome in outcomes if isinstance(outcome, Discarded)))
+
+    async def _outcomes(self, requests: list[RolloutRequest]) -> list[Rollout | Discarded]:
+        """What became of each request, in their order; they differ in `sample`."""
+        shares = await self._assign(requests)
+        parts = await asyncio.gather(*(self._run(*share) for share in shares))
+        return sorted((outcome for part in parts for outcome in part), key=lambda outcome: outcome.sample)
 
     async def _assign(self, requests: list[RolloutRequest]) -> list[tuple[_Seat, Any, list[RolloutRequest]]]:
         """Each rollout to the engine with the fewest in flight; waits while no engine is ready."""
@@ -169,8 +184,9 @@ class Fleet:
         finally:
             if seat.worker is worker:
                 seat.in_flight -= len(requests)
-        if any(isinstance(o, Discarded) and o.reason == EngineFailed.reason for o in outcomes):
-            await self._replace(seat, worker, "the engine failed under a rollout")
+        failed = next((outcome for outcome in outcomes if _engine_failed(outcome)), None)
+        if failed is not None:
+            await self._replace(seat, worker, failed.message)
         return outcomes
 
     # -- engines -------------------------------------------------------------------------------------------------------
@@ -178,10 +194,15 @@ class Fleet:
     async def _fill(self, seat: _Seat) -> None:
         """Start a worker for a seat and bring it to the last published version."""
         seat.worker, seat.in_flight = self._spawn(seat.index), 0
-        await ask(seat.worker.start.remote(), seat.name, EngineFailed)
-        await ask(seat.worker.init_transport.remote({}), seat.name, EngineFailed)
+        try:
+            async with asyncio.timeout(START_TIMEOUT_S):
+                await ask(seat.worker.start.remote(), seat.name, EngineFailed)
+                await ask(seat.worker.init_transport.remote({}), seat.name, EngineFailed)
+        except TimeoutError:
+            raise EngineFailed(f"{seat.name} did not start within {START_TIMEOUT_S:g} s") from None
         while True:
-            published = self._sync.last if self._sync is not None else None
+            async with self._collecting:  # else it would take no weights for the newest ones
+                published = self._sync.last if self._sync is not None else None
             if self._sync is not None and published is not None:
                 (outcome,) = await self._sync.deliver(published, [seat.worker])
                 if isinstance(outcome, EngineFailed):
@@ -209,9 +230,10 @@ class Fleet:
             if self._replacements > REPLACEMENTS_ALLOWED * len(self._seats):
                 raise Halted(f"{seat.name} was replaced too often; last because: {why}")
             await self._fill(seat)
-        except (EngineFailed, Halted) as error:
+        except Exception as error:  # noqa: BLE001 - all who wait for an engine must hear of it
             async with self._changed:
-                self._failure = Halted(f"{seat.name} could not be replaced: {error.message}")
+                self._failure = Halted(f"{seat.name} could not be replaced: {error}")
+                self._failure.__cause__ = error
                 self._changed.notify_all()
 
     async def _stop(self, worker: Any) -> None:
@@ -237,3 +259,7 @@ class Fleet:
 
         wanted = await self._canary(tokens)
         return list(zip(seats, await asyncio.gather(*(gap(seat, wanted) for seat in seats)), strict=True))
+
+
+def _engine_failed(outcome: Rollout | Discarded) -> TypeGuard[Discarded]:
+    return isinstance(outcome, Discarded) and outcome.reason == EngineFailed.reason

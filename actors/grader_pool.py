@@ -6,6 +6,7 @@ How many grades run at a time is bounded where they cost something: at each endp
 from __future__ import annotations
 
 import asyncio
+import gc
 from typing import Any
 
 import ray
@@ -87,6 +88,7 @@ class GraderPoolActor:
 
     def __init__(self, spec: GraderSpec) -> None:
         self._pool = GraderPool(spec)
+        gc.freeze()  # else full collections walk all that was imported
 
     async def grade(self, sample: dict[str, Any], item: dict[str, Any], trace_id: str) -> Grade | RftError:
         return await outcome_of(self._pool.grade(sample, item, trace_id))

@@ -124,15 +124,21 @@ class LearnerGroup:
             done, late = await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_EXCEPTION)
             if late and any(task.exception() for task in done):
                 _, late = await asyncio.wait(late, timeout=GRACE_S)
+            errors = {rank: task.exception() for rank, task in enumerate(tasks) if task not in late}
         finally:
             for task in tasks:
                 task.cancel()
-        if not late and all(task.exception() is None for task in tasks):
+        failed = {rank: error for rank, error in errors.items() if error is not None}
+        if not late and not failed:
             return [task.result() for task in tasks]
-        error = _why(what, tasks, timeout_s)
-        if late or not all(isinstance(task.exception(), RftError) for task in tasks):
+        if late or not all(isinstance(error, RftError) for error in errors.values()):
             await self.shutdown()
-        raise error
+        if not failed:
+            ranks = [rank for rank, task in enumerate(tasks) if task in late]
+            raise RftError(
+                f"learner ranks {ranks} of {len(tasks)} did not finish {what} in {timeout_s:g} s", ranks=ranks
+            )
+        raise _why(what, failed, len(tasks))
 
 
 class _RankProcess:
@@ -182,19 +188,14 @@ async def _gone(actor: Any) -> None:
             await actor.address.remote()
 
 
-def _why(what: str, tasks: Sequence[asyncio.Future[Any]], timeout_s: float) -> RftError:
-    """One error out of what the ranks said. A lost process comes first: the others only say that a peer went away."""
-    failed = [(rank, task.exception()) for rank, task in enumerate(tasks) if not task.cancelled()]
-    errors = [(rank, error) for rank, error in failed if error is not None]
-    for _, error in errors:
+def _why(what: str, failed: Mapping[int, BaseException], num_ranks: int) -> RftError:
+    """One error out of what ranks said. A lost process comes first: the others only say that a peer went away."""
+    for error in failed.values():
         if isinstance(error, RftError):
             return error
-    if not errors:
-        late = [rank for rank, task in enumerate(tasks) if task.cancelled()]
-        return RftError(f"learner ranks {late} of {len(tasks)} did not finish {what} in {timeout_s:.0f} s", ranks=late)
-    errors.sort(key=lambda item: not isinstance(item[1], RayActorError))
-    told = [f"learner rank {rank} of {len(tasks)} failed in {what}: {_describe(error)}" for rank, error in errors]
-    return RftError("; ".join(told), ranks=[rank for rank, _ in errors])
+    ranks = sorted(failed, key=lambda rank: not isinstance(failed[rank], RayActorError))
+    told = [f"learner rank {rank} of {num_ranks} failed in {what}: {_describe(failed[rank])}" for rank in ranks]
+    return RftError("; ".join(told), ranks=ranks)
 
 
 def _describe(error: BaseException) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -63,6 +64,7 @@ class RolloutWorker:
             DispatcherClient(self._config.dispatcher).call_turn,
             GraderPoolClient(self._config.graders).grade,
         )
+        gc.freeze()  # else full collections walk a million objects of imports while episodes wait
 
     async def run(self, requests: Sequence[RolloutRequest]) -> list[Rollout | Discarded] | RftError:
         """The rollouts of `requests`, in order; a `UserError` ends them all."""

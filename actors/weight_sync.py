@@ -61,16 +61,18 @@ class WeightSync:
 
     async def deliver(self, published: Published, workers: Sequence[Any]) -> list[float | EngineFailed]:
         """Load `published` into each worker; for each, its pause in seconds or why it failed."""
-        async with asyncio.timeout(SYNC_TIMEOUT_S):
-            return await asyncio.gather(*(self._deliver(published, worker) for worker in workers))
+        return await asyncio.gather(*(self._deliver(published, worker) for worker in workers))
 
     async def _deliver(self, published: Published, worker: Any) -> float | EngineFailed:
         try:
-            for ref, layout in published.buckets:
-                await ask(worker.stage.remote(ref, layout), "an engine", EngineFailed)
-            pause: float = await ask(worker.swap.remote(published.version), "an engine", EngineFailed)
+            async with asyncio.timeout(SYNC_TIMEOUT_S):
+                for ref, layout in published.buckets:
+                    await ask(worker.stage.remote(ref, layout), "an engine", EngineFailed)
+                pause: float = await ask(worker.swap.remote(published.version), "an engine", EngineFailed)
         except EngineFailed as error:
             return error
+        except TimeoutError:
+            return EngineFailed(f"an engine did not load version {published.version} within {SYNC_TIMEOUT_S:g} s")
         return pause
 
 

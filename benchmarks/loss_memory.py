@@ -2,8 +2,8 @@
 
     python -m benchmarks.loss_memory [--tokens 2048] [--vocabulary 150000] [--hidden 896] [--device cpu]
 
-Counted is what lives at the peak beyond what both sides must hold before and after: hidden states, the head's weight and
-the gradients of both. Each side runs in a process of its own; the time it took stands beside its memory.
+Counted is what lives at the peak beyond what both sides must hold before and after: hidden states, the head's weight
+and the gradients of both. Each side runs in a process of its own; the time it took stands beside its memory.
 """
 
 from __future__ import annotations

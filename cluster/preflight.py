@@ -4,40 +4,53 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
+import os
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
-import aiohttp
 import jsonschema
+from referencing.exceptions import Unresolvable
 
-from actors.dispatcher import Dispatcher
 from actors.endpoint import endpoint_mistake
-from actors.grader_pool import GraderPool
+from actors.graders.factory import FIELD as GRADER
 from actors.graders.factory import grader_problems
 from actors.parsing import tool_parser_names
-from cluster.placement import Placement, plan_placement
+from actors.templates import render
+from cluster.dry_run import TOOLS, dry_run_problems, example_of, example_sample
+from cluster.model_folder import ModelFolder, read_model
+from cluster.placement import Placement, num_nodes, plan_placement
 from trainer.chat import Renderer
+from trainer.checkpoint import KEEP_BEST
 from trainer.data import read_tasks
-from trainer.errors import InvalidJob, Problem, RftError
-from trainer.spec import JobSpec, Plan, Reinforcement, ToolSpec, resolve
-from trainer.types import Task, ToolCall, ToolSchema
+from trainer.errors import GraderFailed, InvalidJob, Problem
+from trainer.spec import ClusterSpec, GraderSpec, JobSpec, MultiGrader, Plan, Reinforcement, StringCheckGrader, resolve
+from trainer.types import Task
 
+DEFAULT_PARSER = ClusterSpec().tool_parser
+FILES = ("training_file", "validation_file", "test_file")
 MAX_AUTO_CONTEXT = 16_384
-DRY_RUN_TIMEOUT_S = 20.0
 MIN_ANSWER_TOKENS = 16
 """A prompt must leave at least so many tokens of the context to the answer."""
 SHOWN_PER_KIND = 20
-REASONING_SWITCHES = ("reasoning_effort", "enable_thinking")
+ROWS_AT_ONCE = 200
+"""After so many rows signals are looked at."""
+CHECKPOINT_BYTES_PER_PARAMETER = 16
+"""Measured: the weights for engines, and the optimizer's state with weights and two moments in float32."""
+MIN_FREE_DISK_BYTES = 64 << 20
+MANY_GPUS_SHM_BYTES = 256 << 20
+"""vLLM starts no engine on several GPUs with less in /dev/shm."""
+SHM = Path("/dev/shm")
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A job that passed, with all that was read and resolved on the way."""
+    """A job that passed, with all that was read and resolved on the way. `job.model` is a local folder. `warnings` are
+    for the user; nothing goes by them."""
 
     job: JobSpec
     plan: Plan
@@ -47,114 +60,186 @@ class Prepared:
     tasks: list[Task]
     validation: list[Task] = field(default_factory=list)
     test: list[Task] = field(default_factory=list)
+    warnings: tuple[str, ...] = ()
 
 
-async def prepare(job: JobSpec, resources: Mapping[str, float], runs: Path, dry_run: bool = True) -> Prepared:
-    """Check a job against its files, its model, its endpoints and the cluster's total `resources`.
+@dataclass(frozen=True, slots=True)
+class Free:
+    """What is free where the job will write. `shm_bytes` is None where there is no shared memory."""
+
+    disk_bytes: int
+    shm_bytes: int | None
+
+    @classmethod
+    def measured(cls, runs: Path) -> Free:
+        shm = shutil.disk_usage(SHM).free if SHM.is_dir() else None
+        return cls(shutil.disk_usage(_existing(runs)).free, shm)
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A row of one of the job's files; `field` is the file's name in the job."""
+
+    field: str
+    file: str
+    task: Task
+
+    def problem(self, code: str, part: str, message: str, remedy: str) -> Problem:
+        return Problem(code, f"{self.field}{part}", message, remedy, self.file, self.line)
+
+    @property
+    def line(self) -> int:
+        return int(self.task.row_id.partition("-")[0])
+
+
+async def prepare(
+    job: JobSpec,
+    resources: Mapping[str, float],
+    runs: Path,
+    *,
+    dry_run: bool = True,
+    found: Sequence[Problem] = (),
+    free: Free | None = None,
+) -> Prepared:
+    """Check a job against its files, its model, its endpoints and the cluster's total `resources` (as Ray names them).
+
+    `found` are problems that are known already: they come first, and then the job does not pass. `dry_run` calls each
+    tool and the grader once, where nothing else is wrong with them.
 
     Raises:
         InvalidJob: with everything that was found.
     """
-    problems: list[Problem] = []
+    problems = list(found)
     supervised = job.method.type == "supervised"
     files: dict[str, list[Task]] = {}
-    for name in ("training_file", "validation_file", "test_file"):
-        path = getattr(job, name)
-        files[name], found = read_tasks(Path(path), name, conversations=supervised) if path else ([], [])
-        problems += found
-    rows = [(name, task) for name, tasks in files.items() for task in tasks]
-    placement, found = plan_placement(job.cluster, resources)
-    problems += found
+    for name in FILES:
+        files[name], bad = _read(job, name, conversations=supervised)
+        problems += bad
+    tasks = files["training_file"]
+    rows = [_Row(name, Path(getattr(job, name)).name, task) for name in FILES for task in files[name]]
+    placement, lacking = plan_placement(job.cluster, resources)
+    plan = resolve(job, len(tasks)) if tasks else None
+    model, bad = read_model(job)
+    problems += bad
+    context_length = _context_length(job, model)
     if not supervised:
         problems += _tool_problems(job.reinforcement, rows)
         problems += grader_problems(job.reinforcement.grader)
+        problems += _value_problems(job.reinforcement, rows)
         problems += _parser_problems(job)
-    renderer, model_context, found = _load_renderer(job)
-    problems += found
-    context_length = _context_length(job, model_context)
-    if renderer is not None:
-        problems += _length_problems(rows, renderer, context_length, supervised)
-    problems += _space_problems(job, runs)
-    if (
-        not supervised
-        and dry_run
-        and not any(p.field.startswith("method.") for p in problems)
-        and files["training_file"]
-    ):
-        problems += await dry_run_problems(job.reinforcement, files["training_file"])
-    if problems or renderer is None:
+    if model is not None:
+        problems += await _length_problems(rows, model, context_length, job)
+    problems += lacking
+    problems += _folder_problems(runs)
+    if model is not None and plan is not None:
+        alone = num_nodes(resources) < 2
+        problems += _space_problems(model, plan, placement, runs, free or Free.measured(runs), alone=alone)
+    if dry_run and not supervised and not any(p.field.startswith("method.") for p in problems):
+        bad_lines = {(p.file, p.line) for p in problems}
+        good = [row.task for row in rows if (row.file, row.line) not in bad_lines]
+        problems += await dry_run_problems(job.reinforcement, good) if good else []
+    if problems or model is None or plan is None:
         raise InvalidJob(f"the job has {len(problems)} problem{'s' * (len(problems) != 1)}", _shortened(problems))
     return Prepared(
-        job=job,
-        plan=resolve(job, len(files["training_file"])),
+        job=job.model_copy(update={"model": str(model.path)}),
+        plan=plan,
         placement=placement,
         context_length=context_length,
-        renderer=renderer,
-        tasks=files["training_file"],
+        renderer=model.renderer,
+        tasks=tasks,
         validation=files["validation_file"],
         test=files["test_file"],
+        warnings=tuple(_warnings(job, plan, model, files)),
     )
 
 
-# -- tools, rows -------------------------------------------------------------------------------------------------------
+def _read(job: JobSpec, name: str, conversations: bool) -> tuple[list[Task], list[Problem]]:
+    path = getattr(job, name)
+    return read_tasks(Path(path), name, conversations=conversations) if path is not None else ([], [])
 
 
-def _tool_problems(reinforcement: Reinforcement, rows: Sequence[tuple[str, Task]]) -> list[Problem]:
-    """Tools that no entry of the job serves, entries that no row uses, schemas that are none."""
+# -- tools and graders -------------------------------------------------------------------------------------------------
+
+
+def _tool_problems(reinforcement: Reinforcement, rows: Sequence[_Row]) -> list[Problem]:
+    """Tools of rows that no entry of the job serves, schemas that are none, endpoints that cannot be."""
     problems = []
     served = {tool.name for tool in reinforcement.tools}
-    used: set[str] = set()
-    checked: dict[str, str | None] = {}
-    for name, task in rows:
-        for i, tool in enumerate(task.tools):
+    mistakes: dict[str, str | None] = {}
+    for row in rows:
+        for i, tool in enumerate(row.task.tools):
             function = tool["function"]
-            used.add(function["name"])
-            where = f"{name}.tools[{i}]"
             if function["name"] not in served:
                 message = f"the row's tool {function['name']!r} has no server"
-                remedy = "add an entry with this name and its server_url to method.reinforcement.tools"
-                problems.append(Problem("tool_without_server", where, message, remedy, *_place(task)))
-            key = json.dumps(function.get("parameters"), sort_keys=True)
-            if key not in checked:
-                checked[key] = _schema_mistake(function.get("parameters"))
-            if checked[key] is not None:
+                remedy = f"add an entry with this name and its server_url to {TOOLS}"
+                problems.append(row.problem("tool_without_server", f".tools[{i}]", message, remedy))
+            schema = function.get("parameters")
+            key = json.dumps(schema, sort_keys=True)
+            if key not in mistakes:
+                mistakes[key] = schema_mistake(schema)
+            if (mistake := mistakes[key]) is not None:
                 remedy = "give a valid JSON schema (draft 2020-12) of type object"
-                problems.append(
-                    Problem("invalid_schema", f"{where}.function.parameters", str(checked[key]), remedy, *_place(task))
-                )
+                problems.append(row.problem("invalid_schema", f".tools[{i}].function.parameters", mistake, remedy))
     for i, entry in enumerate(reinforcement.tools):
-        where = f"method.reinforcement.tools[{i}]"
         mistake = endpoint_mistake(entry.server_url, entry.headers)
-        if mistake:
-            problems.append(Problem("invalid_endpoint", f"{where}.server_url", mistake, "mend server_url or headers"))
-        if rows and entry.name not in used:
-            remedy = "add its schema to the rows' `tools`, or remove the entry"
-            problems.append(Problem("unused_tool", f"{where}.name", f"no row offers the tool {entry.name!r}", remedy))
-    if reinforcement.response_format is not None:
-        mistake = _schema_mistake(reinforcement.response_format)
-        if mistake:
-            problems.append(
-                Problem("invalid_schema", "method.reinforcement.response_format", mistake, "mend the schema")
-            )
+        if mistake is not None:
+            remedy = "mend server_url or headers"
+            problems.append(Problem("invalid_endpoint", f"{TOOLS}[{i}].server_url", mistake, remedy))
+    mistake = schema_mistake(reinforcement.response_format)
+    if mistake is not None:
+        field = "method.reinforcement.response_format"
+        problems.append(Problem("invalid_schema", field, mistake, "give a valid JSON schema (draft 2020-12)"))
     return problems
 
 
-def _schema_mistake(schema: Any) -> str | None:
+def schema_mistake(schema: Any) -> str | None:
+    """What makes this no JSON schema that values could be checked against; None where nothing does."""
     if schema is None:
         return None
+    validator = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
     try:
-        jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator).check_schema(schema)
+        validator.check_schema(schema)
+        list(validator(schema).iter_errors(example_of(schema)))
     except jsonschema.SchemaError as error:
         return f"{error.json_path}: {error.message}"
+    except Unresolvable as error:
+        return f"the reference {error.ref!r} leads nowhere"
     return None
 
 
-def _place(task: Task) -> tuple[str | None, int]:
-    """File unknown here (the field names it), line from the row's id."""
-    return None, int(task.row_id.split("-")[0])
+def _value_problems(reinforcement: Reinforcement, rows: Sequence[_Row]) -> list[Problem]:
+    """Rows without a value that a grader's template takes from them: none of their rollouts could be graded."""
+    templates = [
+        (f"{field}.{name}", getattr(spec, name))
+        for field, spec in _graders(reinforcement.grader, GRADER)
+        if isinstance(spec, StringCheckGrader)
+        for name in ("input", "reference")
+    ]
+    if not rows or not templates:
+        return []
+    sample = example_sample(reinforcement, rows[0].task)
+    problems = []
+    for row in rows:
+        for where, template in templates:
+            try:
+                render(template, where, item=row.task.item, sample=sample)
+            except GraderFailed as error:
+                if str(error.details["path"]).startswith("item"):
+                    remedy = "add the value to the row, or mend the grader's template"
+                    problems.append(row.problem("missing_value", "", error.message, remedy))
+    return problems
+
+
+def _graders(spec: GraderSpec, field: str) -> Iterator[tuple[str, GraderSpec]]:
+    yield field, spec
+    if isinstance(spec, MultiGrader):
+        for name, part in spec.graders.items():
+            yield f"{field}.graders.{name}", part
 
 
 def _parser_problems(job: JobSpec) -> list[Problem]:
+    if job.cluster.tool_parser == DEFAULT_PARSER:
+        return []  # without asking vLLM, whose import takes longer than all other checks
     names = tool_parser_names()
     if job.cluster.tool_parser in names:
         return []
@@ -162,189 +247,91 @@ def _parser_problems(job: JobSpec) -> list[Problem]:
     return [Problem("unknown_parser", "cluster.tool_parser", message, f"use one of {', '.join(names)}")]
 
 
-# -- the model ---------------------------------------------------------------------------------------------------------
+# -- lengths -----------------------------------------------------------------------------------------------------------
 
 
-def _load_renderer(job: JobSpec) -> tuple[Renderer | None, int, list[Problem]]:
-    """The chat template at work and the model's longest context; problems where either is missing."""
-    from transformers import AutoConfig, AutoTokenizer
-
-    def failed(code: str, message: str, remedy: str) -> tuple[None, int, list[Problem]]:
-        return None, 0, [Problem(code, "model", message, remedy)]
-
-    folder = Path(job.model)
-    if not folder.is_dir() and not re.fullmatch(r"[\w.-]+/[\w.-]+", job.model):
-        return failed("missing_model", f"there is no folder {job.model}", "give a model folder or a Hugging Face name")
-    if folder.is_dir() and not (folder / "config.json").exists():
-        return failed("not_a_model", f"{folder} holds no config.json", "give a folder in Hugging Face form")
-    if folder.is_dir() and not [*folder.glob("*.safetensors"), *folder.glob("*.bin")]:
-        return failed("not_a_model", f"{folder} holds no weights", "add the safetensors files")
-    try:
-        config = AutoConfig.from_pretrained(job.model)
-        tokenizer = AutoTokenizer.from_pretrained(job.model)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        return failed("unreadable_model", " ".join(str(error).split())[:400], "give a complete model folder")
-    text_config = config.get_text_config()
-    context = int(getattr(text_config, "max_position_embeddings", MAX_AUTO_CONTEXT))
-    if not getattr(tokenizer, "chat_template", None) or not hasattr(tokenizer, "backend_tokenizer"):
-        return failed("no_chat_template", "its tokenizer has no chat template", "use an instruction-tuned model")
-    renderer = Renderer(tokenizer, **_template_arguments(job, tokenizer.chat_template))
-    mistake = renderer.rewrites_history()
-    if mistake is not None:
-        remedy = "use a template that keeps earlier turns word by word: what is trained must be what was sampled"
-        return failed("template_rewrites_history", f"its chat template cannot be trained on: {mistake}", remedy)
-    return renderer, context, []
-
-
-def _template_arguments(job: JobSpec, template: str) -> dict[str, Any]:
-    """The template's own switches for reasoning_effort, where it has them."""
-    if job.method.type == "supervised":
-        return {}
-    effort = job.reinforcement.hyperparameters.reasoning_effort
-    if effort == "default":
-        return {}
-    values = {"reasoning_effort": effort, "enable_thinking": True}
-    return {name: values[name] for name in REASONING_SWITCHES if name in template}
-
-
-def _context_length(job: JobSpec, model_context: int) -> int:
+def _context_length(job: JobSpec, model: ModelFolder | None) -> int:
     wanted = job.cluster.context_length
-    return min(model_context, MAX_AUTO_CONTEXT) if wanted == "auto" else wanted
+    if wanted != "auto":
+        return wanted
+    limit = None if model is None else model.max_context
+    return MAX_AUTO_CONTEXT if limit is None else min(limit, MAX_AUTO_CONTEXT)
 
 
-def _length_problems(
-    rows: Sequence[tuple[str, Task]], renderer: Renderer, context_length: int, supervised: bool
+async def _length_problems(
+    rows: Sequence[_Row], model: ModelFolder, context_length: int, job: JobSpec
 ) -> list[Problem]:
     """Rows whose prompt (or conversation) does not fit, or that the template cannot render."""
     problems = []
-    for name, task in rows:
+    if model.max_context is not None and context_length > model.max_context:
+        message = f"is {context_length}, the model allows {model.max_context}"
+        remedy = f"give at most {model.max_context}, or auto"
+        problems.append(Problem("context_too_long", "cluster.context_length", message, remedy))
+    for i, row in enumerate(rows):
+        if i % ROWS_AT_ONCE == 0:
+            await asyncio.sleep(0)
+        messages, tools = row.task.messages, row.task.tools
         try:
-            if supervised:
-                length = len(renderer.conversation(task.messages, task.tools)[0])
+            if job.method.type == "supervised":
+                length = len(model.renderer.conversation(messages, tools)[0])
             else:
-                length = len(renderer.prompt(task.messages, task.tools)) + MIN_ANSWER_TOKENS
+                length = len(model.renderer.prompt(messages, tools)) + MIN_ANSWER_TOKENS
         except Exception as error:  # noqa: BLE001 - a template is a program from outside: it may raise anything
             message = f"the chat template cannot render the row: {type(error).__name__}: {error}"
-            problems.append(Problem("unrenderable_row", f"{name}.messages", message, "mend the row", *_place(task)))
+            problems.append(row.problem("unrenderable_row", ".messages", message, "mend the row"))
             continue
         if length > context_length:
             message = f"the row takes {length} tokens, the context holds {context_length}"
             remedy = "shorten the row or raise cluster.context_length"
-            problems.append(Problem("row_too_long", f"{name}.messages", message, remedy, *_place(task)))
+            problems.append(row.problem("row_too_long", ".messages", message, remedy))
     return problems
 
 
-# -- the outside -------------------------------------------------------------------------------------------------------
+# -- disk and memory ---------------------------------------------------------------------------------------------------
 
 
-def _space_problems(job: JobSpec, runs: Path) -> list[Problem]:
-    """Free disk for two checkpoints (each about five times the weights), shared memory for one copy of the weights."""
-    weights = (
-        sum(path.stat().st_size for path in Path(job.model).glob("*.safetensors")) if Path(job.model).is_dir() else 0
-    )
-    problems = []
-    existing = next(folder for folder in (runs, *runs.resolve().parents) if folder.exists())
-    free = shutil.disk_usage(existing).free
-    if free < 10 * weights + 2**26:
-        message = (
-            f"{free / 2**30:.1f} GiB are free on the disk of {runs}, two checkpoints want {10 * weights / 2**30:.1f}"
-        )
-        problems.append(Problem("disk_full", "runs", message, "free some space or choose another folder with --runs"))
-    shm = Path("/dev/shm")
-    if not shm.is_dir() or shutil.disk_usage(shm).free < 2 * weights + 2**24:
-        message = "there is too little shared memory in /dev/shm for one copy of the weights"
-        problems.append(
-            Problem("no_shared_memory", "cluster", message, "enlarge /dev/shm (in a container: --shm-size)")
-        )
-    return problems
+def _existing(path: Path) -> Path:
+    return next(folder for folder in (path, *path.resolve().parents) if folder.exists())
 
 
-async def dry_run_problems(reinforcement: Reinforcement, tasks: Sequence[Task]) -> list[Problem]:
-    """Call each tool and the grader once."""
-    schemas: dict[str, tuple[ToolSchema, Task]] = {}
-    for task in tasks:
-        for tool in task.tools:
-            schemas.setdefault(tool["function"]["name"], (tool, task))
-    tools = [
-        tool.model_copy(update={"timeout_s": min(tool.timeout_s, DRY_RUN_TIMEOUT_S)}) for tool in reinforcement.tools
-    ]
-    results = await asyncio.gather(
-        *(_try_tool(i, tool, *schemas[tool.name]) for i, tool in enumerate(tools) if tool.name in schemas),
-        _try_grader(reinforcement, tasks[0]),
-    )
-    return [problem for result in results for problem in result]
-
-
-async def _try_tool(index: int, tool: ToolSpec, schema: ToolSchema, task: Task) -> list[Problem]:
-    field = f"method.reinforcement.tools[{index}].server_url"
-    dispatcher = Dispatcher([tool])
-    arguments = json.dumps(example_of(schema["function"].get("parameters") or {}))
-    call = ToolCall("call_dry_run", tool.name, arguments)
-    try:
-        (result,) = await dispatcher.call_turn("trace_dry_run", task.item, [call])
-    except RftError as error:
-        code = "endpoint_refused" if error.details.get("kind") == "refused" else "tool_failed"
-        return [Problem(code, field, error.message, "start the tool server, mend its URL or its headers")]
-    finally:
-        await dispatcher.close()
-    if result.error is not None and await _is_wrong_path(tool):
-        message = f"{tool.server_url} answers as it does to a path that does not exist"
-        return [Problem("wrong_path", field, message, "mend the path of the URL")]
-    return []
-
-
-async def _is_wrong_path(tool: ToolSpec) -> bool:
-    """Whether the server answers 404 at this path just as at one that certainly does not exist."""
-    url = urlsplit(tool.server_url)
-    nowhere = url._replace(path=url.path.rstrip("/") + "/agent-rft-no-such-path").geturl()
-    headers = {name: value.get_secret_value() for name, value in tool.headers.items()}
-    timeout = aiohttp.ClientTimeout(total=DRY_RUN_TIMEOUT_S)
-    try:
-        async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
-            answers = []
-            for place in (tool.server_url, nowhere):
-                async with session.post(place, json={}, allow_redirects=False) as response:
-                    answers.append((response.status, await response.content.read(4096)))
-    except (aiohttp.ClientError, TimeoutError):
-        return False
-    return answers[0] == answers[1] and answers[0][0] == 404
-
-
-async def _try_grader(reinforcement: Reinforcement, task: Task) -> list[Problem]:
-    pool = GraderPool(reinforcement.grader, deadline_s=DRY_RUN_TIMEOUT_S)
-    try:
-        outcome = await pool.dry_run(task.item)
-    finally:
-        await pool.close()
-    if not isinstance(outcome, RftError):
+def _folder_problems(runs: Path) -> list[Problem]:
+    place = _existing(runs)
+    if place.is_dir() and os.access(place, os.W_OK | os.X_OK):
         return []
-    code = "endpoint_refused" if outcome.details.get("kind") == "refused" else "grader_failed"
-    return [
-        Problem(code, "method.reinforcement.grader", outcome.message, 'make it answer {"score": number} to any try')
-    ]
+    message = f"{place} is " + ("a folder that this user may not write to" if place.is_dir() else "no folder")
+    return [Problem("runs_not_writable", "--runs", message, "choose another folder with --runs")]
 
 
-def example_of(schema: Mapping[str, Any]) -> Any:
-    """A small value that fits a JSON schema, for a first call: defaults and enums where given, else empty values."""
-    if "default" in schema:
-        return schema["default"]
-    if schema.get("enum"):
-        return schema["enum"][0]
-    if schema.get("examples"):
-        return schema["examples"][0]
-    kind = schema.get("type", "object" if "properties" in schema else "string")
-    kind = kind[0] if isinstance(kind, list) else kind
-    if kind == "object":
-        properties = schema.get("properties", {})
-        return {name: example_of(properties.get(name, {})) for name in schema.get("required", [])}
-    if kind == "array":
-        return [example_of(schema.get("items", {}))] * int(schema.get("minItems", 0))
-    if kind in ("integer", "number"):
-        return schema.get("minimum", 0)
-    return {"boolean": False, "null": None}.get(kind, "x" * int(schema.get("minLength", 0)))
+def _space_problems(
+    model: ModelFolder, plan: Plan, placement: Placement, runs: Path, free: Free, *, alone: bool
+) -> list[Problem]:
+    """Disk for the checkpoints that are kept and the one being written; shared memory for what engines put there."""
+    problems = []
+    checkpoints = min(KEEP_BEST + 2, math.ceil(plan.steps / plan.eval_interval))
+    disk = checkpoints * model.num_parameters * CHECKPOINT_BYTES_PER_PARAMETER + MIN_FREE_DISK_BYTES
+    if free.disk_bytes < disk:
+        wanted = f"{checkpoints} checkpoint{'s' * (checkpoints > 1)} may take {_size(disk)}"
+        message = f"{_size(free.disk_bytes)} are free on the disk of {runs}, {wanted}"
+        problems.append(Problem("disk_full", "--runs", message, "free some space or choose another folder with --runs"))
+    # A copy of the weights in Ray's object store and one on its way into each engine. Other nodes cannot be seen.
+    shm = (1 + placement.engines) * placement.bytes_per_weight * model.num_parameters
+    shm += MANY_GPUS_SHM_BYTES if placement.engine_gpus > 1 else 0
+    if alone and (free.shm_bytes is None or free.shm_bytes < shm):
+        there = "there is no shared memory" if free.shm_bytes is None else f"{_size(free.shm_bytes)} are free"
+        message = f"{there} in {SHM}, copies of the weights take {_size(shm)}"
+        remedy = f"enlarge {SHM} (in a container: --shm-size={math.ceil(shm / 2**30)}g)"
+        problems.append(Problem("no_shared_memory", "cluster", message, remedy))
+    return problems
 
 
-def _shortened(problems: list[Problem]) -> list[Problem]:
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.1f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.0f} MiB"
+
+
+# -- the list ----------------------------------------------------------------------------------------------------------
+
+
+def _shortened(problems: Iterable[Problem]) -> list[Problem]:
     """At most SHOWN_PER_KIND of one code and field, and a last one that counts the rest."""
     shown: list[Problem] = []
     counts: dict[tuple[str, str], int] = {}
@@ -357,3 +344,21 @@ def _shortened(problems: list[Problem]) -> list[Problem]:
         if count > SHOWN_PER_KIND:
             shown.append(Problem(code, where, f"and {count - SHOWN_PER_KIND} more of this kind", "mend them likewise"))
     return shown
+
+
+def _warnings(job: JobSpec, plan: Plan, model: ModelFolder, files: Mapping[str, Sequence[Task]]) -> Iterator[str]:
+    """What is allowed but seldom meant."""
+    trained = {json.dumps(task.messages, sort_keys=True) for task in files["training_file"]}
+    for name in FILES[1:]:
+        shared = sum(json.dumps(task.messages, sort_keys=True) in trained for task in files[name])
+        if shared:
+            of = len(files[name])
+            yield f"{name}: {shared} of {of} rows are in the training file too, so their grades say little of new rows"
+    if job.method.type == "supervised":
+        return
+    offered = {tool["function"]["name"] for tasks in files.values() for task in tasks for tool in task.tools}
+    for i, tool in enumerate(job.reinforcement.tools):
+        if tool.name not in offered:
+            yield f"{TOOLS}[{i}]: no row offers the tool {tool.name!r}: add its schema to the rows' `tools`"
+    if plan.max_thinking_tokens is not None and model.renderer.end_of_thought is None:
+        yield "reasoning_effort: the model has no token that ends a thought, so its thoughts cannot be limited"

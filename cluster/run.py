@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import ray
 from rich.console import Console
+from rich.markup import escape
 
 from actors.dispatcher import DispatcherActor
 from actors.engine import EngineConfig
@@ -46,15 +47,15 @@ class Outcome(Enum):
     STOPPED = "stopped"
 
 
-async def check(job: JobSpec, runs: Path, address: str | None) -> None:
-    """Print what the job comes to.
+async def check(job: JobSpec, runs: Path, address: str | None, found: Sequence[Problem] = ()) -> None:
+    """Print what the job comes to. `found` are problems that are known already.
 
     Raises:
         InvalidJob: with everything that is wrong.
     """
     console = Console()
     with ray_session(address) as resources:
-        prepared = await prepare(job, resources, runs)
+        prepared = await prepare(job, resources, runs, found=found)
     _print_plan(console, prepared)
     console.print("[green]the job is ready to be trained[/]")
 
@@ -133,6 +134,8 @@ class _Run:
         self._fleet: Fleet | None = None
         self._learner: LearnerGroup | None = None
         folder.write_job(prepared.job, prepared.plan, {"context_length": prepared.context_length})
+        for warning in prepared.warnings:
+            folder.event("warn", warning)
 
     async def reinforcement(self, resuming: bool) -> None:
         prepared, job = self._prepared, self._prepared.job
@@ -234,7 +237,7 @@ class _Run:
         )
         self._seats = seats = Seats(placement)
         self._view.phase("waiting for resources")
-        await seats.ready()
+        await seats.ready(self._view.phase)
         self._view.phase("starting " + " and ".join(["engines"] * engines + ["learner"] * learner))
         first_rank = placement.engines
         fleet, learning = None, None
@@ -362,3 +365,5 @@ def _print_plan(console: Console, prepared: Prepared) -> None:
         f"context {prepared.context_length} tokens",
         highlight=False,
     )
+    for warning in prepared.warnings:
+        console.print(f"[yellow]warning[/] {escape(warning)}", highlight=False)

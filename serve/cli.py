@@ -19,7 +19,8 @@ from cluster.run_folder import RunFolder
 from cluster.signals import STOPPED
 from cluster.traces import print_traces, select_traces, trace_json
 from trainer.errors import InvalidJob, RftError
-from trainer.jobfile import load_job
+from trainer.jobfile import load_job, read_job
+from trainer.spec import JobSpec
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 
@@ -38,7 +39,7 @@ def train_command(
     address: Address = None,
 ) -> None:
     """Check a job, then train it."""
-    outcome = asyncio.run(train(load_job(job), runs, resume, address))
+    outcome = asyncio.run(train(_load(job, runs, address), runs, resume, address))
     raise typer.Exit(STOPPED if outcome is Outcome.STOPPED else 0)
 
 
@@ -52,7 +53,7 @@ def eval_command(
     address: Address = None,
 ) -> None:
     """Grade a model on a file without training; every trace is kept."""
-    spec = load_job(job)
+    spec = _load(job, runs, address)
     if model is not None:
         spec = spec.model_copy(update={"model": model})
     outcome = asyncio.run(evaluate_model(spec, file, samples, runs, address))
@@ -62,7 +63,15 @@ def eval_command(
 @app.command("check")
 def check_command(job: JobFile, runs: Runs = Path("runs"), address: Address = None) -> None:
     """Find what is wrong with a job before anything is started; each tool and the grader is called once."""
-    asyncio.run(check(load_job(job), runs, address))
+    asyncio.run(check(_load(job, runs, address), runs, address))
+
+
+def _load(path: Path, runs: Path, address: str | None) -> JobSpec:
+    """The job of a file. Where its form has mistakes, everything else that is wrong with it comes in the same list."""
+    job, problems = read_job(path)
+    if problems and job is not None:
+        asyncio.run(check(job, runs, address, problems))
+    return load_job(path)
 
 
 @app.command("traces")

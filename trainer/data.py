@@ -43,10 +43,8 @@ def read_tasks(path: Path, field: str, *, conversations: bool = False) -> tuple[
             problem("missing_file", None, f"there is no file {path}", "mend the path (it counts from the job file)")
         ]
     except UnicodeDecodeError as error:
-        line = error.object[: error.start].count(b"\n") + 1
-        return [], [
-            problem("unreadable_file", line, f"is no UTF-8 text: {error.reason}", "save the file as UTF-8 text")
-        ]
+        bad = error.object[: error.start].count(b"\n") + 1
+        return [], [problem("unreadable_file", bad, f"is no UTF-8 text: {error.reason}", "save the file as UTF-8 text")]
     except OSError as error:
         message = f"cannot be read: {error.strerror}"
         return [], [problem("unreadable_file", None, message, "give a file that this user may read")]
@@ -58,7 +56,8 @@ def read_tasks(path: Path, field: str, *, conversations: bool = False) -> tuple[
         try:
             row = json.loads(line, parse_constant=_refuse)
         except (ValueError, RecursionError) as error:
-            problems.append(problem("broken_json", number, f"is no JSON: {error}", "write one JSON object a line"))
+            why = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
+            problems.append(problem("broken_json", number, f"is no JSON: {why}", "write one JSON object a line"))
             continue
         mistake = _row_mistake(row, conversations)
         if mistake is not None:

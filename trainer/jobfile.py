@@ -107,10 +107,12 @@ def _parse(
     try:
         job = JobSpec.model_validate(raw)
     except ValidationError as error:
+        found: dict[Place, list[Any]] = {}
         for item in error.errors(include_url=False, include_context=False):
             place = _place_of(item["loc"], raw, missing=item["type"] == "missing")
-            problems.append(_problem(item, place, variables, file, lines.of(place)))
-            wrong.append(place)
+            found.setdefault(place, []).append(item)
+        problems += [_problem(items, place, variables, file, lines.of(place)) for place, items in found.items()]
+        wrong += found
     return (_rest(raw, wrong) if problems else job), problems
 
 
@@ -190,14 +192,17 @@ def _children(node: yaml.Node | None) -> Iterator[tuple[str | int, int, yaml.Nod
 # -- what pydantic found -----------------------------------------------------------------------------------------------
 
 
-def _problem(error: Any, place: Place, variables: _Variables, file: str | None, line: int | None) -> Problem:
-    kind, message = error["type"], error["msg"].removeprefix("Value error, ")
+def _problem(errors: list[Any], place: Place, variables: _Variables, file: str | None, line: int | None) -> Problem:
+    """`errors` has one entry for each way in which the value could have been right."""
+    kind = errors[0]["type"]
+    first, *others = [error["msg"].removeprefix("Value error, ") for error in errors]
+    message = ", or ".join([first, *(other.removeprefix("Input should be ") for other in others)])
     if place and place[-1] in _TRUNCATED_SAMPLING:
         remedy = (
             "remove it: training samples the whole distribution (top_p 1, top_k off), else log-probabilities are wrong"
         )
         return Problem("truncated_sampling", _field(place), "is refused in training", remedy, file, line)
-    given = error.get("input")
+    given = errors[0].get("input")
     shown = isinstance(given, str | int | float) and not isinstance(given, bool) and "headers" not in place
     if shown and kind != "extra_forbidden":  # an unknown key may be a secret that was put in the wrong place
         message += f" (given: {given!r})"
@@ -209,7 +214,7 @@ def _place_of(loc: Sequence[str | int], raw: Any, *, missing: bool) -> Place:
     """Pydantic's location without the names of union members, which are no keys of the job."""
     place: list[str | int] = []
     for part in loc:
-        if isinstance(raw, dict) and part in raw or isinstance(raw, list) and part in range(len(raw)):
+        if part in (raw if isinstance(raw, dict) else range(len(raw)) if isinstance(raw, list) else ()):
             place.append(part)
             raw = raw[part]
     return (*place, loc[-1]) if missing else tuple(place)
@@ -222,8 +227,9 @@ def _field(place: Place) -> str:
 def _rest(raw: Any, wrong: Sequence[Place]) -> JobSpec | None:
     """What is left of a job without what stands at `wrong`. A grader and a tool's server must not be missing: stand-ins
     take their places, so that nothing else looks wrong for want of them."""
-    rest = copy.deepcopy(raw)
-    reinforcement = rest["method"].get("reinforcement") if isinstance(rest.get("method"), dict) else None
+    rest: Any = copy.deepcopy(raw)
+    method = rest.get("method")
+    reinforcement: Any = method.get("reinforcement") if isinstance(method, dict) else None
     for place in sorted(wrong, key=len, reverse=True):
         if place[:3] == _GRADER:
             reinforcement["grader"] = _STAND_IN_GRADER

@@ -50,10 +50,10 @@ def supervised(batch: DeviceBatch, logprobs: Tensor, denominator: float) -> tupl
 def logprob_gap(batch: DeviceBatch, learner: Tensor, version: int) -> Sums:
     """How far learner and engine are apart on tokens that policy `version` sampled, `learner` being at that version."""
     same = batch.versions == version
-    difference = (learner.detach() - batch.logprobs)[same]
+    difference = (learner.detach() - batch.logprobs).where(same, 0.0)
     return {
         "gap": difference.abs().sum(),
-        "gap_ratio": difference.exp().sum(),
+        "gap_ratio": (difference.exp() * same).sum(),
         "gap_tokens": same.sum(),
     }
 

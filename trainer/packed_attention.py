@@ -7,13 +7,14 @@ the loop computes no padding and needs no mask, which on a CPU is faster than ba
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface
 
 from trainer.errors import UserError
@@ -34,17 +35,8 @@ class Packing:
         return cls(tuple(lengths), starts.to(device, torch.int32))
 
 
-def _find_flash_kernel() -> Callable[..., Any] | None:
-    """torch's variable-length attention, where it takes what it is given here (from torch 2.11 or 2.12 on)."""
-    try:
-        from torch.nn.attention.varlen import varlen_attn
-    except ImportError:
-        return None
-    takes = inspect.signature(varlen_attn).parameters
-    return varlen_attn if {"window_size", "enable_gqa", "scale"} <= takes.keys() else None
-
-
-_flash_kernel = _find_flash_kernel()
+_FLASH_TAKES_GROUPS = "enable_gqa" in inspect.signature(varlen_attn).parameters
+"""From torch 2.12 on."""
 
 
 def packed_attention(
@@ -72,25 +64,36 @@ def packed_attention(
     """
     if attention_mask is not None or softcap is not None or s_aux is not None:
         raise UserError("this model caps its attention scores or has attention sinks: the learner cannot train it")
-    on_flash = query.is_cuda and query.dtype in (torch.bfloat16, torch.float16)
-    if _flash_kernel is not None and on_flash:
-        longest = max(packing.lengths)
-        output = _flash_kernel(
-            *(tensor[0].transpose(0, 1) for tensor in (query, key, value)),
-            packing.cu_seqlens,
-            packing.cu_seqlens,
-            longest,
-            longest,
-            scale=scaling,
-            window_size=(-1 if sliding_window is None else sliding_window - 1, 0),
-            enable_gqa=query.shape[1] != key.shape[1],
-        )
-        return output[None], None
+    if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
+        return _flash(query, key, value, packing, scaling, sliding_window)[None], None
     # split, not slices: the backward pass of a split is one concatenation, that of S slices S full-size tensors.
     queries, keys, values = (torch.split(tensor, list(packing.lengths), dim=2) for tensor in (query, key, value))
     sequences = zip(queries, keys, values, strict=True)
     outputs = [_attend(q, k, v, scaling, sliding_window) for q, k, v in sequences]
     return torch.cat(outputs, dim=2).transpose(1, 2), None
+
+
+def _flash(
+    query: Tensor, key: Tensor, value: Tensor, packing: Packing, scaling: float | None, window: int | None
+) -> Tensor:
+    groups = query.shape[1] // key.shape[1]
+    options: dict[str, Any] = {"enable_gqa": groups > 1} if _FLASH_TAKES_GROUPS else {}
+    if not _FLASH_TAKES_GROUPS:
+        key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
+    longest = max(packing.lengths)
+    output: Tensor = varlen_attn(  # type: ignore[assignment]  # a pair only where return_aux is asked for
+        query[0].transpose(0, 1),
+        key[0].transpose(0, 1),
+        value[0].transpose(0, 1),
+        packing.cu_seqlens,
+        packing.cu_seqlens,
+        longest,
+        longest,
+        scale=scaling,
+        window_size=(-1 if window is None else window - 1, 0),
+        **options,
+    )
+    return output
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, window: int | None) -> Tensor:

@@ -24,6 +24,7 @@ from actors.learner import LearnerConfig
 from actors.learner_group import LearnerGroup
 from trainer.batch import WeightedSequence
 from trainer.errors import Halted, RftError, UserError
+from trainer.metrics import is_metric
 from trainer.spec import AlgorithmSpec
 from trainer.types import StepReport, TrainSequence
 
@@ -98,6 +99,7 @@ async def test_ranks_and_zero_stages_make_no_difference_to_an_update(
     alone, pair = groups
     expected, expected_logprobs = await two_steps(alone, TWICE)
     assert [report.applied for report in expected] == [True, True]
+    assert all(is_metric(name) for report in expected for name in report.metrics)
     for stage in range(4):
         reports, logprobs = await two_steps(pair, replace(TWICE, zero_stage=stage))
         np.testing.assert_allclose(logprobs, expected_logprobs, atol=ROUNDING)
@@ -227,10 +229,12 @@ async def test_a_checkpoint_of_other_ranks_is_refused_and_so_is_a_model_that_can
         await pair.load(tmp_path)
 
 
-async def test_shutdown_leaves_no_process_behind(groups: tuple[LearnerGroup, LearnerGroup]) -> None:
+async def test_a_late_rank_is_ended_and_leaves_no_process_behind(groups: tuple[LearnerGroup, LearnerGroup]) -> None:
     alone, _ = groups
     assert len(rank_processes()) == 3
-    await alone.shutdown()
+    await alone.build(replace(CONFIG, collective_timeout_s=0.001))
+    with pytest.raises(RftError, match=r"learner ranks \[0\] of 1 did not finish step in 0.001 s"):
+        await alone.step(rollouts(0), version=0)
     for _ in range(100):
         if len(rank_processes()) == 2:
             return

@@ -49,6 +49,9 @@ def test_separators_inside_a_line_do_not_end_it(tmp_path: Path) -> None:
         (GOOD | {"tools": {}}, "tools is no list"),
         (GOOD | {"tools": [{"name": "cat"}]}, "tools[0].function.name"),
         (GOOD | {"tools": [{"function": {"name": "cat", "parameters": 1}}]}, "tools[0].function.parameters"),
+        (GOOD | {"tools": [{"function": {"name": "cat"}}] * 2}, "same name"),
+        ('{"messages": [{"role": "user", "content": "x"}], "answer": NaN}', "NaN"),
+        ("[" * 100_000, "is no JSON"),
     ],
 )
 def test_a_bad_row_is_named_by_field_line_and_remedy(tmp_path: Path, line: object, said: str) -> None:
@@ -73,10 +76,18 @@ def test_an_empty_file_is_a_problem(tmp_path: Path, content: str) -> None:
     assert [problem.code for problem in read_tasks(path, "training_file")[1]] == ["empty_file"]
 
 
-def test_missing_and_binary_files_are_problems(tmp_path: Path) -> None:
-    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+def test_files_that_are_missing_or_no_text_are_problems(tmp_path: Path) -> None:
+    (tmp_path / "binary").write_bytes(b"{}\n\xff\xfe\x00")
     assert read_tasks(tmp_path / "none", "f")[1][0].code == "missing_file"
-    assert read_tasks(tmp_path / "binary", "f")[1][0].code == "unreadable_file"
+    assert read_tasks(tmp_path, "f")[1][0].code == "unreadable_file"
+    (problem,) = read_tasks(tmp_path / "binary", "f")[1]
+    assert (problem.code, problem.line) == ("unreadable_file", 2)
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_row(tmp_path: Path) -> None:
+    path = write(tmp_path, GOOD)
+    path.write_text(path.read_text(), encoding="utf-8-sig")
+    assert len(load_tasks(path, "training_file")) == 1
 
 
 def test_conversations_end_with_the_assistant(tmp_path: Path) -> None:

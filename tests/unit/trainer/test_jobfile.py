@@ -11,7 +11,7 @@ import pytest
 
 from trainer import spec
 from trainer.errors import InvalidJob, Problem
-from trainer.jobfile import load_job, parse_job
+from trainer.jobfile import load_job, parse_job, read_job
 from trainer.spec import JobSpec, resolve
 
 ROOT = Path(__file__).parents[3]
@@ -61,6 +61,7 @@ def test_yaml_and_json_are_read_alike_and_paths_count_from_the_job(tmp_path: Pat
         ),
         (raw() | {"seed": -1}, "seed", "greater than or equal to 0"),
         ([], "job", "no mapping"),
+        (raw() | {"cluster": {"context_length": 0}}, "cluster.context_length", "equal to 1, or 'auto' (given: 0)"),
     ],
 )
 def test_mistakes_name_their_field(job: Any, field: str, said: str) -> None:
@@ -82,12 +83,74 @@ def test_all_mistakes_come_in_one_list() -> None:
     assert len(problems_of(raw(algorithm={"a": 1, "b": 2}) | {"c": 3})) == 3
 
 
+def in_yaml(folder: Path, text: str, environment: dict[str, str] | None = None) -> tuple[JobSpec | None, list[Problem]]:
+    (folder / "job.yaml").write_text(text)
+    return read_job(folder / "job.yaml", environment or {})
+
+
+JOB = """
+model: org/model
+training_file: train.jsonl
+method:
+  type: reinforcement
+  reinforcement:
+    grader: {type: string_check, input: a, reference: b, operation: eq}
+"""
+
+
+def test_mistakes_in_a_file_name_their_line(tmp_path: Path) -> None:
+    _, problems = in_yaml(
+        tmp_path, JOB + "    tools:\n    - name: a\n    - {name: b, server_url: '${X}'}\nclutser: {}\n"
+    )
+    assert [(problem.field, problem.line) for problem in problems] == [
+        ("method.reinforcement.tools[1].server_url", 10),
+        ("method.reinforcement.tools[0].server_url", 9),
+        ("clutser", 11),
+    ]
+
+
+def test_a_key_that_stands_twice_is_a_mistake(tmp_path: Path) -> None:
+    job, (problem,) = in_yaml(tmp_path, JOB + "seed: 1\nseed: 2\n")
+    assert (problem.code, problem.field, problem.line) == ("duplicate_key", "seed", 9)
+    assert job is not None
+
+
+@pytest.mark.parametrize(
+    ("mistake", "kept"),
+    [
+        ("clutser: {}", True),
+        ("seed: -1", True),
+        ("cluster: {engines: none}", True),
+        ("    tools: [{name: a}]", True),
+        ("    tools: [{name: a, server_url: b}, {name: a, server_url: c}]", True),
+        ("    limits: {max_tool_calls: '${UNSET}'}", True),
+        ("suffix: ['${UNSET}']", True),
+        ("    tools: 3", True),
+        ("model: 3", False),
+        ("method: {type: magic}", False),
+    ],
+)
+def test_what_is_left_of_a_job_can_still_be_checked(tmp_path: Path, mistake: str, kept: bool) -> None:
+    job, problems = in_yaml(tmp_path, JOB + mistake + "\n")
+    assert problems
+    assert (job is not None) == kept
+    with pytest.raises(InvalidJob):
+        load_job(tmp_path / "job.yaml", {})
+
+
+def test_a_grader_with_mistakes_leaves_the_rest_of_the_job(tmp_path: Path) -> None:
+    job, (problem,) = in_yaml(tmp_path, JOB.replace("string_check", "magic"))
+    assert problem.field == "method.reinforcement.grader"
+    assert job is not None
+    assert job.training_file == str(tmp_path / "train.jsonl")
+
+
 def test_broken_yaml_names_the_line(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text("model: x\nmethod: [1,\nseed: 2\n")
     with pytest.raises(InvalidJob) as raised:
         load_job(tmp_path / "job.yaml", {})
     assert raised.value.problems[0].line is not None
-    with pytest.raises(InvalidJob, match="cannot read"):
+    with pytest.raises(InvalidJob, match="cannot be read"):
         load_job(tmp_path / "none.yaml", {})
 
 
@@ -107,6 +170,16 @@ def test_no_secret_is_shown() -> None:
     assert "hunter2" not in repr(job) + str(job) + job.model_dump_json()
     bad = problems_of(raw(tools=[tools[0] | {"headers": {"Authorization": 12345678}}]))
     assert "12345678" not in str(bad)
+    assert "hunter2" not in str(problems_of(raw() | {"api_key": "hunter2"}))
+    (problem,) = problems_of(raw() | {"seed": "seed of ${TOKEN}"}, {"TOKEN": "hunter2"})
+    assert "hunter2" not in str(problem)
+    assert "${TOKEN}" in problem.message
+
+
+def test_broken_yaml_does_not_quote_its_lines(tmp_path: Path) -> None:
+    _, (problem,) = in_yaml(tmp_path, "headers: {Authorization: Bearer hunter2\nx: [")
+    assert problem.code == "job_syntax"
+    assert "hunter2" not in str(problem)
 
 
 def test_keys_of_tool_entries_that_we_do_not_know_are_kept() -> None:

@@ -87,6 +87,14 @@ def gradients(policy: Policy, batch: DeviceBatch, rows: slice) -> dict[str, torc
     return {name: p.grad.clone() for name, p in policy.named_parameters() if p.grad is not None}
 
 
+def test_activations_that_are_computed_again_give_the_same_gradients(tmp_path: Path) -> None:
+    policy = load_policy(save_model(tmp_path), torch.float32, temperature=1.0).train()
+    kept = gradients(policy, batch_of(*LENGTHS), slice(None))
+    policy.model.gradient_checkpointing_enable({"use_reentrant": False})
+    again = gradients(policy, batch_of(*LENGTHS), slice(None))
+    assert all(torch.equal(gradient, again[name]) for name, gradient in kept.items())
+
+
 def test_the_same_batch_gives_the_same_bits(tmp_path: Path) -> None:
     policy = load_policy(save_model(tmp_path), torch.float32, temperature=1.0)
     first, second = (policy(batch_of(*LENGTHS))[0] for _ in range(2))
