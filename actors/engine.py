@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from actors.shared_memory import SHM, SharedFile, remove_leftovers, unname_shared_memory
+from actors.slots import Slots
 from actors.vllm_plugin import TRANSPORT
 from trainer.errors import EngineFailed
 
@@ -28,6 +29,9 @@ CPU_EXECUTOR = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 """The model in the engine core's own process. vLLM's default on CPUs is a worker process, and polling for its answers
 takes half a core. Its short name "uni" is taken for a mistake there. Threads: OMP_NUM_THREADS, which Ray sets."""
 WARM_UP_TOKENS = 8
+WAIT_INSIDE = 4
+"""For so many slots one more request waits inside vLLM, to take a slot over at once. With turns of ten tokens, a tenth of
+the slots gets free in each step, and it takes a step or two until an agent's next request is there."""
 LIFE_POLL_S = 0.5
 
 
@@ -71,7 +75,8 @@ class Engine:
         self.version = 0
         self.sampled_tokens = 0
         self._llm: Any = None
-        self._slots = asyncio.Semaphore(config.max_num_seqs)
+        self._places = asyncio.Semaphore(config.max_num_seqs + config.max_num_seqs // WAIT_INSIDE)
+        self._slots = Slots(config.max_num_seqs)
         self._open = asyncio.Event()
         self._open.set()
         self._paused_s = 0.0
@@ -151,11 +156,14 @@ class Engine:
             thinking_token_budget=max_thinking_tokens,
             skip_clone=True,
         )
-        async with self._slots:
-            await self._open.wait()
-            begun, paused = time.monotonic(), self._paused_s
-            output = await self._run(list(prompt), params)
-            model_s = time.monotonic() - begun - (self._paused_s - paused)
+        output = None
+        async with self._places:
+            while output is None or output.finish_reason == "abort":  # called back by an update before it began
+                await self._open.wait()
+                paused = self._paused_s
+                with self._slots.take(self._next_request_id()) as slot:
+                    output = (await self._run(slot.request_id, list(prompt), params)).outputs[0]
+            model_s = time.monotonic() - slot.begun - (self._paused_s - paused)
         token_ids = list(output.token_ids)
         logprobs = np.fromiter(
             (p[t].logprob for p, t in zip(output.logprobs, token_ids, strict=True)), dtype=np.float32
@@ -174,22 +182,25 @@ class Engine:
             temperature=1.0, max_tokens=1, prompt_logprobs=0, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
         )
         await self._open.wait()
-        prompt_logprobs = (await self._run(list(token_ids), params, whole=True)).prompt_logprobs
+        prompt_logprobs = (await self._run(self._next_request_id(), list(token_ids), params)).prompt_logprobs
         pairs = zip(prompt_logprobs[1:], token_ids[1:], strict=True)
         return np.fromiter((entry[token].logprob for entry, token in pairs), dtype=np.float32)
 
-    async def _run(self, prompt: list[int], params: Any, whole: bool = False) -> Any:
+    def _next_request_id(self) -> str:
+        self._request += 1
+        return f"r{self._request}"
+
+    async def _run(self, request_id: str, prompt: list[int], params: Any) -> Any:
         from vllm.inputs.engine import tokens_input
 
-        self._request += 1
         request = tokens_input(prompt, cache_salt=str(self.version))
         final = None
         with _as_engine_failed("run a request"):
-            async for output in self._llm.generate(request, params, f"r{self._request}"):
+            async for output in self._llm.generate(request, params, request_id):
                 final = output
         if final is None or not final.finished:
             raise EngineFailed("the engine ended a request without an answer")
-        return final if whole else final.outputs[0]
+        return final
 
     # -- weights -------------------------------------------------------------------------------------------------------
 
@@ -241,6 +252,8 @@ class Engine:
     async def _update(self, version: int, updates: Sequence[dict[str, Any]]) -> None:
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 
+        # Those who wait begin anew afterwards, for their salt would let them use blocks of the older weights.
+        await self._llm.abort(self._slots.behind)
         # The cache is kept for requests in flight; later ones cannot hit it, because their salt differs.
         await self._llm.pause_generation(mode="keep", clear_cache=False)
         await self._llm.start_weight_update()

@@ -188,10 +188,16 @@ class LearnerRank:
     # -- looking -------------------------------------------------------------------------------------------------------
 
     def logprobs(self, token_ids: NDArray[np.int32]) -> NDArray[np.float32]:
-        """[T] -> [T - 1]: of each token after the first, given those before it, at the sampling temperature."""
+        """[T] -> [T - 1]: of each token after the first, given those before it, at temperature 1, as engines give them
+        for prompts."""
         sequence = WeightedSequence(token_ids, (np.arange(len(token_ids)) > 0).astype(np.float32))
         [[micro_batch]] = pack([sequence], num_ranks=1, budget=self._config.micro_batch_tokens)
-        logprobs: NDArray[np.float32] = self._logprobs(DeviceBatch.of(micro_batch, self._device)).cpu().numpy()
+        head = self.policy.model.get_output_embeddings()
+        sampling, head.temperature = head.temperature, 1.0
+        try:
+            logprobs: NDArray[np.float32] = self._logprobs(DeviceBatch.of(micro_batch, self._device)).cpu().numpy()
+        finally:
+            head.temperature = sampling
         return logprobs
 
     def supervised_loss(self, micro_batches: Sequence[MicroBatch]) -> float:

@@ -76,7 +76,7 @@ class LearnerGroup:
         return loss
 
     async def logprobs(self, token_ids: NDArray[np.int32]) -> NDArray[np.float32]:
-        """[T] -> [T - 1]: what the learner gives each token after the first, at the sampling temperature."""
+        """[T] -> [T - 1]: what the learner gives each token after the first, at temperature 1."""
         logprobs: NDArray[np.float32] = (await self._call("logprobs", self._same(token_ids)))[0]
         return logprobs
 

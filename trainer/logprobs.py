@@ -24,7 +24,7 @@ class TokenLogProbs(nn.Module):
     def __init__(self, weight: nn.Parameter, temperature: float = 1.0, chunk_bytes: int | None = None) -> None:
         super().__init__()
         self.weight = weight
-        self._temperature = temperature
+        self.temperature = temperature
         self._chunk_bytes = chunk_bytes
 
     def forward(self, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -33,7 +33,7 @@ class TokenLogProbs(nn.Module):
         chunk_bytes = self._chunk_bytes or CHUNK_BYTES.get(hidden.device.type, CHUNK_BYTES["cpu"])
         chunk = max(1, chunk_bytes // (4 * len(self.weight)))
         result: tuple[Tensor, Tensor] = _ChunkedLogProbs.apply(  # type: ignore[no-untyped-call]
-            hidden, self.weight, targets, self._temperature, chunk
+            hidden, self.weight, targets, self.temperature, chunk
         )
         return result
 

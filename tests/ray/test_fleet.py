@@ -26,7 +26,7 @@ from examples.ledger.services import services
 from trainer.advantage import advantages
 from trainer.data import load_tasks
 from trainer.jobfile import load_job
-from trainer.spec import JobSpec
+from trainer.spec import AlgorithmSpec, JobSpec
 from trainer.types import Group, GroupRequest, Task, TrainSequence
 
 pytestmark = [
@@ -35,6 +35,7 @@ pytestmark = [
 ]
 
 LEDGER = Path(__file__).parents[2] / "examples" / "ledger"
+TEMPERATURE = 0.8
 
 
 class ForgetfulSync(WeightSync):
@@ -80,7 +81,9 @@ class Cluster:
         self.sync: ForgetfulSync
 
     async def start(self, job: JobSpec) -> None:
-        config = LearnerConfig(model=Path(job.model), steps=10, learning_rate=1e-2)
+        config = LearnerConfig(
+            model=Path(job.model), steps=10, learning_rate=1e-2, algorithm=AlgorithmSpec(temperature=TEMPERATURE)
+        )
         self.learner, _ = await asyncio.gather(
             LearnerGroup.start(config, [{"num_cpus": 1}, {"num_cpus": 1}]), self.fleet.start()
         )
@@ -88,7 +91,7 @@ class Cluster:
         self.fleet.connect(self.sync, self.learner.logprobs)
 
     async def sample(self, tasks: list[Task], size: int = 8) -> list[Group]:
-        requests = [GroupRequest(task, 0, i, size, "train", 1.0) for i, task in enumerate(tasks)]
+        requests = [GroupRequest(task, 0, i, size, "train", TEMPERATURE) for i, task in enumerate(tasks)]
         return list(await asyncio.gather(*(self.fleet.sample(request) for request in requests)))
 
     async def learn(self, groups: list[Group], version: int) -> None:
