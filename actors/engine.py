@@ -30,8 +30,8 @@ CPU_EXECUTOR = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 takes half a core. Its short name "uni" is taken for a mistake there. Threads: OMP_NUM_THREADS, which Ray sets."""
 WARM_UP_TOKENS = 8
 WAIT_INSIDE = 4
-"""For so many slots one more request waits inside vLLM, to take a slot over at once. With turns of ten tokens, a tenth of
-the slots gets free in each step, and it takes a step or two until an agent's next request is there."""
+"""For so many slots one more request waits inside vLLM, to take a slot over at once. With turns of ten tokens, a tenth
+of the slots gets free in each step, and it takes a step or two until an agent's next request is there."""
 LIFE_POLL_S = 0.5
 
 

@@ -1,12 +1,11 @@
 """Sampled tokens a second of whole multi-turn episodes with slow tools, against the same turns back to back.
 
-    python -m benchmarks.rollout_goodput [--runs 3] [--episodes 480] [--admitted 192] [--median-s 0.2 --p99-s 2]
+    python -m benchmarks.rollout_goodput [--runs 3] [--episodes 640] [--admitted 192] [--median-s 0.2 --p99-s 2]
 
-Ours: the ledger's test rows on one engine, agent, tools, grader and all; `--admitted` episodes are under way at any time,
-64 of their turns in the engine. The baseline gives the same engine the turns that were just recorded (prompts and
-lengths), all at once, with no agent and no tools. Beside it stands one plain completion per episode, as long as the
-episode's turns together. Rates are those of the steady middle: after as many ends as there are places, before the last
-start; each side begins with an empty prefix cache.
+Ours: the ledger's test rows on one engine with 64 slots, agent, tools, grader and all; `--admitted` episodes under way
+at a time. The baseline gives the same engine the turns that were just recorded (prompts and lengths), one behind the
+other, with no agent and no tools. Beside it stands one plain completion per episode, as long as the episode's turns
+together. Rates are those of the steady middle, each side begins with an empty prefix cache.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ async def episodes_rate(ledger: LedgerFleet, count: int, admitted: int, epoch: i
                 marks.append(await ledger.worker.mark.remote())
             group = await ledger.fleet.sample(request)
             ended += 1
-            if ended == min(admitted, count // 4):
+            if ended == count // 8:
                 marks.append(await ledger.worker.mark.remote())
             return group
 
@@ -75,9 +74,9 @@ def turns_of(rollouts: Sequence[Rollout], lanes: int) -> list[Request]:
 
 
 async def plain_rate(ledger: LedgerFleet, requests: Sequence[Request]) -> float:
-    """Tokens a second of requests given to the engine all at once."""
+    """Tokens a second of requests given to the engine back to back."""
     await ledger.worker.forget.remote()
-    ends = sorted(await ledger.worker.complete.remote(requests))[SLOTS:-SLOTS]
+    ends = sorted(await ledger.worker.complete.remote(requests, at_once=2 * SLOTS))[SLOTS:-SLOTS]
     return sum(tokens for _, tokens in ends[1:]) / (ends[-1][0] - ends[0][0])
 
 
@@ -107,7 +106,7 @@ async def measure(options: argparse.Namespace) -> list[Figure]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--episodes", type=int, default=480)
+    parser.add_argument("--episodes", type=int, default=640)
     parser.add_argument("--admitted", type=int, default=192, help="episodes under way at a time")
     parser.add_argument("--median-s", type=float, default=0.2, help="of the tools' latency; 0: as fast as they are")
     parser.add_argument("--p99-s", type=float, default=2.0)

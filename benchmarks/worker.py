@@ -1,4 +1,4 @@
-"""Engines to measure on: a fleet of one rollout worker on the ledger, and what the same engine does without an agent."""
+"""An engine to measure on: a fleet of one rollout worker on the ledger, which can also work without any agent."""
 
 from __future__ import annotations
 
@@ -47,17 +47,20 @@ class MeasuredWorker(RolloutWorker):
         """Empty the prefix cache, so that what was computed before helps nobody."""
         await self._engine._llm.reset_prefix_cache()
 
-    async def complete(self, requests: Sequence[Request], temperature: float = 1.0) -> list[tuple[float, int]]:
-        """Give vLLM all requests at once, each for exactly its length; when each ended, and its tokens.
+    async def complete(self, requests: Sequence[Request], at_once: int) -> list[tuple[float, int]]:
+        """vLLM alone: each request for exactly its length, in order; when each ended, and its tokens.
 
-        Seeds, log-probabilities and sampling are those of training. vLLM keeps `max_num_seqs` of them running.
+        `at_once` of them are inside at a time, more than it has slots, so that its own queue is never empty. Sampling
+        is that of training: seeds, temperature 1, log-probabilities.
         """
         from vllm.inputs.engine import tokens_input
         from vllm.sampling_params import RequestOutputKind, SamplingParams
 
+        places = asyncio.Semaphore(at_once)
+
         async def one(index: int, request: Request) -> tuple[float, int]:
             params = SamplingParams(
-                temperature=temperature,
+                temperature=1.0,
                 top_p=1.0,
                 top_k=0,
                 seed=index,
@@ -66,9 +69,12 @@ class MeasuredWorker(RolloutWorker):
                 logprobs=0,
                 detokenize=False,
                 output_kind=RequestOutputKind.FINAL_ONLY,
+                skip_clone=True,
             )
-            prompt = tokens_input(request.prompt)
-            outputs = [o async for o in self._engine._llm.generate(prompt, params, f"plain-{time.monotonic()}-{index}")]
+            async with places:
+                request_id = f"plain-{time.monotonic()}-{index}"
+                stream = self._engine._llm.generate(tokens_input(request.prompt), params, request_id)
+                outputs = [output async for output in stream]
             return time.monotonic(), len(outputs[-1].outputs[0].token_ids)
 
         return await asyncio.gather(*(one(i, request) for i, request in enumerate(requests)))
@@ -93,7 +99,7 @@ async def ledger_fleet(slots: int, *server_options: str) -> AsyncIterator[Ledger
         with ray_session(None) as resources:
             prepared = await prepare(job, resources, Path("/tmp"))
             seats = Seats(replace(prepared.placement, engines=1, learner_ranks=0))
-            await seats.ready()
+            await seats.ready(print)
             config = WorkerConfig(
                 EngineConfig(job.model, prepared.placement.dtype, prepared.context_length, slots, job.seed),
                 EpisodeSpec(

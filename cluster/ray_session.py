@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import ray
 
-from trainer.errors import InvalidJob, Problem
+from trainer.errors import InvalidJob, Problem, RftError
 
 CONNECT_TIMEOUT_S = 10.0
 
@@ -21,6 +21,7 @@ def ray_session(address: str | None) -> Iterator[dict[str, float]]:
 
     Raises:
         InvalidJob: nothing answers at `address`.
+        RftError: a local cluster did not start.
     """
     # Workers find our packages where the driver has them; a Ray job's working_dir is on the path already.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -38,8 +39,10 @@ def ray_session(address: str | None) -> Iterator[dict[str, float]]:
             configure_logging=False,
             **({} if address else {"num_cpus": os.cpu_count()}),
         )
-    except (ConnectionError, ValueError) as error:
-        raise _no_cluster(address, str(error)) from error
+    except Exception as error:  # noqa: BLE001 - Ray raises bare ones
+        if address is not None:
+            raise _no_cluster(address, str(error)) from error
+        raise RftError(f"Ray did not start on this machine: {error}") from error
     try:
         yield ray.cluster_resources()
     finally:
@@ -57,8 +60,6 @@ def _look_for(address: str) -> None:
         raise _no_cluster(address, error.strerror or str(error)) from error
 
 
-def _no_cluster(address: str | None, why: str) -> InvalidJob:
+def _no_cluster(address: str, why: str) -> InvalidJob:
     remedy = "give HOST:PORT of a running cluster, or leave --address and RAY_ADDRESS out for a local one"
-    return InvalidJob(
-        "there is no cluster", [Problem("no_cluster", "--address", f"{address or 'a local one'}: {why}", remedy)]
-    )
+    return InvalidJob("there is no cluster", [Problem("no_cluster", "--address", f"{address}: {why}", remedy)])

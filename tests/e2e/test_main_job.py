@@ -12,26 +12,23 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-import psutil
 import pytest
 import yaml
 
 from cluster.run_folder import RunFolder
 from examples.ledger.services import services
+from tests.e2e.command import AGENT_RFT, marked, processes_left
 from trainer.types import Rollout
 
 ROOT = Path(__file__).parents[2]
 LEDGER = ROOT / "examples" / "ledger"
-AGENT_RFT = str(Path(sys.executable).with_name("agent-rft"))
 STEPS = 8
-MARK = "AGENT_RFT_TEST"
-"""A variable in the environment of all that a test starts: what has it at the end was left behind."""
 
 
 @pytest.fixture(scope="module")
 def environment() -> Iterator[dict[str, str]]:
     with services() as environment:
-        yield environment | {MARK: str(os.getpid())}
+        yield marked(environment)
 
 
 @pytest.fixture(scope="module")
@@ -46,23 +43,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         job[name] = f"{name}.jsonl"
     (folder / "job.yaml").write_text(yaml.safe_dump(job))
     return folder
-
-
-def processes_left() -> list[str]:
-    """Our runs' processes that are still there, after the seconds that vLLM's children need to notice."""
-    deadline = time.monotonic() + 10
-    while (left := list(_marked())) and time.monotonic() < deadline:
-        time.sleep(0.5)
-    return left
-
-
-def _marked() -> Iterator[str]:
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get(MARK) == str(os.getpid()):
-                yield " ".join(process.cmdline())[:80]
-        except psutil.Error:
-            continue  # gone meanwhile, or not ours to look at
 
 
 def test_it_stops_with_a_checkpoint_goes_on_and_learns(folder: Path, environment: dict[str, str]) -> None:

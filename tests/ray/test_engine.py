@@ -150,6 +150,25 @@ async def test_no_later_request_reuses_a_cache_block_of_older_weights(
     assert np.abs(new - old).mean() > 0.01
 
 
+async def test_who_waited_inside_during_an_update_sees_only_the_new_weights(
+    engine: Engine, model: Any, prompt: list[int]
+) -> None:
+    tokens = (prompt * 40)[:600]
+    await engine.prompt_logprobs(tokens)
+    running = [asyncio.create_task(generate(engine, prompt, i, max_tokens=200, temperature=2.0)) for i in range(32)]
+    waiting = [asyncio.create_task(generate(engine, tokens, i)) for i in range(8)]
+    engine.stage(*scaled(model, 1.1))
+    await asyncio.sleep(0)
+    await engine.swap(engine.version + 1)
+    completions = await asyncio.gather(*waiting)
+    late = [completion for completion in completions if completion.versions[0] == engine.version]
+    assert late
+    for completion in late:
+        learner = logprobs_of(model, tokens + completion.token_ids)[len(tokens) - 1 :]
+        assert completion.logprobs == pytest.approx(learner, abs=1e-3)
+    await asyncio.gather(*running)
+
+
 async def test_a_format_holds_decoding_to_tool_calls_or_the_schema(
     engine: Engine, renderer: Renderer, prompt: list[int]
 ) -> None:
