@@ -19,7 +19,7 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 from actors.learner import LearnerConfig, LearnerRank, free_port
 from actors.learner_weights import TensorInfo
 from trainer.batch import AnySequence, MicroBatch, WeightedSequence, pack, split_updates
-from trainer.errors import RftError
+from trainer.errors import LearnerFailed, RftError
 from trainer.types import StepReport
 
 START_TIMEOUT_S = 900.0
@@ -32,7 +32,7 @@ BUCKET_BYTES = 512 << 20
 class LearnerGroup:
     """Fulfils `trainer.protocols.Learner`. Made by `start`; `shutdown` must be called in the end.
 
-    Every method raises RftError where a rank fails or is late; the group is shut down then. An error that all ranks
+    Every method raises LearnerFailed where a rank fails or is late; the group is shut down then. An error that all ranks
     raise on purpose (UserError, Halted) comes through as it is and leaves them as they are.
     """
 
@@ -135,7 +135,7 @@ class LearnerGroup:
             await self.shutdown()
         if not failed:
             ranks = [rank for rank, task in enumerate(tasks) if task in late]
-            raise RftError(
+            raise LearnerFailed(
                 f"learner ranks {ranks} of {len(tasks)} did not finish {what} in {timeout_s:g} s", ranks=ranks
             )
         raise _why(what, failed, len(tasks))
@@ -195,7 +195,7 @@ def _why(what: str, failed: Mapping[int, BaseException], num_ranks: int) -> RftE
             return error
     ranks = sorted(failed, key=lambda rank: not isinstance(failed[rank], RayActorError))
     told = [f"learner rank {rank} of {num_ranks} failed in {what}: {_describe(failed[rank])}" for rank in ranks]
-    return RftError("; ".join(told), ranks=ranks)
+    return LearnerFailed("; ".join(told), ranks=ranks)
 
 
 def _describe(error: BaseException) -> str:

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -50,10 +51,23 @@ def job_of(seed: int, training_file: str, settings: dict[str, Any]) -> dict[str,
     return job
 
 
-def run(seed: int, training_file: str, settings: dict[str, Any], *server_options: str) -> tuple[RunFolder, float]:
-    """Train one job in a process of its own; its run folder (kept in the system's temporary folder) and its seconds."""
+def run(
+    seed: int,
+    training_file: str,
+    settings: dict[str, Any],
+    *server_options: str,
+    files: dict[str, Any] | None = None,
+    rows: int | None = None,
+) -> tuple[RunFolder, float]:
+    """Train one job in a process of its own; its run folder (kept in the system's temporary folder) and its seconds.
+    `files` replaces the job's files, `rows` cuts the training file."""
     folder = Path(tempfile.mkdtemp(prefix="agent-rft-bench-"))
-    (folder / "job.yaml").write_text(yaml.safe_dump(job_of(seed, training_file, settings)))
+    job = job_of(seed, training_file, settings) | (files or {})
+    if rows is not None:
+        with Path(job["training_file"]).open() as file:
+            (folder / "train.jsonl").write_text("".join(islice(file, rows)))
+        job["training_file"] = "train.jsonl"
+    (folder / "job.yaml").write_text(yaml.safe_dump(job))
     agent_rft = str(Path(sys.executable).with_name("agent-rft"))
     begun = time.monotonic()
     code = run_with_services([agent_rft, "train", str(folder / "job.yaml"), "--runs", str(folder)], *server_options)

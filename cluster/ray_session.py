@@ -39,7 +39,7 @@ def ray_session(address: str | None) -> Iterator[dict[str, float]]:
             configure_logging=False,
             **({} if address else {"num_cpus": os.cpu_count()}),
         )
-    except Exception as error:  # noqa: BLE001 - Ray raises bare ones
+    except Exception as error:  # Ray raises bare ones
         if address is not None:
             raise _no_cluster(address, str(error)) from error
         raise RftError(f"Ray did not start on this machine: {error}") from error

@@ -91,6 +91,10 @@ class EngineFailed(Discard):
     reason = "engine_failed"
 
 
+class LearnerFailed(RftError):
+    """A learner rank was lost, late or broke: no update can be trusted any more. A resumed run goes on from before."""
+
+
 class Halted(RftError):
     """Training stopped because its numbers can no longer be trusted (gradients, starvation, drifted engines)."""
 

@@ -1,0 +1,68 @@
+"""What generating while learning gains: steps an hour with bounded staleness against strictly on-policy, in real runs.
+
+    python -m benchmarks.async_gain [--staleness 1 2] [--steps 10] [--median-s 0.2 --p99-s 2]
+
+The ledger's job with a learning rate of almost 0, so that every step does the same work, one engine and one learner rank
+on a core each. The possible gain is (T_gen + T_learn) / max(T_gen, T_learn), with both times taken from the run that
+is strictly on-policy. The first two steps are left out. `--median-s` and `--p99-s` make the tools slow.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from statistics import median
+from typing import Any
+
+from benchmarks.ledger_seeds import run
+
+WARM_UP_STEPS = 2
+NO_FILES = {"validation_file": None, "test_file": None}
+
+
+def step_times(staleness: int, steps: int, *server_options: str) -> tuple[float, float, float]:
+    """Medians over steps, in seconds: of the whole step, of waiting for rollouts, of learning and publishing."""
+    settings: dict[str, Any] = {
+        "algorithm.max_staleness": staleness,
+        "algorithm.learning_rate": 1e-9,
+        "algorithm.updates_per_batch": 1,
+        "hyperparameters.eval_interval": 10_000,
+    }
+    folder, _ = run(7, "data/train.jsonl", settings, *server_options, files=NO_FILES, rows=steps * 16)
+    metrics = folder.metrics()[WARM_UP_STEPS:-1]  # the last one writes the checkpoint
+    learning = [m["time_learn_s"] + m["time_sync_s"] for m in metrics]
+    return (
+        median(m["time_step_s"] for m in metrics),
+        median(m["time_wait_s"] for m in metrics),
+        median(learning),
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--staleness", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--median-s", type=float)
+    parser.add_argument("--p99-s", type=float)
+    options = parser.parse_args()
+    slow: list[str] = []
+    if options.median_s:
+        slow = ["--latency-median-s", str(options.median_s), "--latency-p99-s", str(options.p99_s)]
+    on_policy, generating, learning = step_times(0, options.steps, *slow)
+    possible = (generating + learning) / max(generating, learning)
+    lines = [f"staleness 0: {on_policy:.2f} s a step ({generating:.2f} generating, {learning:.2f} learning)"]
+    for staleness in options.staleness:
+        step, _, _ = step_times(staleness, options.steps, *slow)
+        gain = on_policy / step
+        name = f"async gain, staleness {staleness}" + (", slow tools" if slow else "")
+        line = {"name": name, "value": 3600 / step, "unit": "steps/h", "baseline": 3600 / on_policy}
+        print(json.dumps(line | {"runs": [[3600 / step, 3600 / on_policy]]}))
+        lines.append(
+            f"staleness {staleness}: {step:.2f} s a step, gain {gain:.2f}, {gain / possible:.2f} of the possible"
+        )
+    print("\n".join([*lines, f"possible gain {possible:.2f}; load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"]))
+
+
+if __name__ == "__main__":
+    main()
