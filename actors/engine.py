@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import time
 from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
@@ -33,6 +34,9 @@ WAIT_INSIDE = 4
 """For so many slots one more request waits inside vLLM, to take a slot over at once. With turns of ten tokens, a tenth
 of the slots gets free in each step, and it takes a step or two until an agent's next request is there."""
 LIFE_POLL_S = 0.5
+LOG = Path("/proc/self/fd/2")
+"""Where vLLM's processes write their last words, which are Ray's log file of the worker."""
+LOG_TAIL_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,7 +273,7 @@ class Engine:
         try:
             while not (await asyncio.wait({task}, timeout=LIFE_POLL_S))[0]:
                 if self._llm.errored:
-                    raise RuntimeError("its process died")
+                    raise RuntimeError("its process died; see its root cause")
             task.result()
         finally:
             task.cancel()
@@ -291,4 +295,17 @@ def _as_engine_failed(what: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise EngineFailed(f"an engine could not {what}: {type(error).__name__}: {error}") from error
+        why = f"{type(error).__name__}: {error}"
+        if "root cause" in why:  # "see above": in the log
+            why = last_error(LOG) or "its process ended (killed, or out of memory)"
+        raise EngineFailed(f"an engine could not {what}: {why}") from error
+
+
+def last_error(log: Path) -> str | None:
+    """The last error that Python wrote to a log: "ValueError: ..."; None where it is no file or holds none."""
+    if not log.is_file():
+        return None
+    with log.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - LOG_TAIL_BYTES))
+        found = re.findall(r"^(?:[\w.]+\.)?(\w+(?:Error|Exception): .+)$", file.read().decode(errors="replace"), re.M)
+    return found[-1] if found else None

@@ -2,7 +2,7 @@
 
     python -m benchmarks.async_gain [--staleness 1 2] [--steps 10] [--median-s 0.2 --p99-s 2]
 
-The ledger's job with a learning rate of almost 0, so that every step does the same work, one engine and one learner rank
+The ledger's job with a learning rate of almost 0, so that every step does the same work, an engine and a learner rank
 on a core each. The possible gain is (T_gen + T_learn) / max(T_gen, T_learn), with both times taken from the run that
 is strictly on-policy. The first two steps are left out. `--median-s` and `--p99-s` make the tools slow.
 """

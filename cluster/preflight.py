@@ -10,6 +10,7 @@ import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +127,7 @@ async def prepare(
         problems += _tool_problems(job.reinforcement, rows)
         problems += grader_problems(job.reinforcement.grader)
         problems += _value_problems(job.reinforcement, rows)
-        problems += _parser_problems(job)
+        problems += _engine_problems(job)
     if model is not None:
         problems += await _length_problems(rows, model, context_length, job)
     problems += lacking
@@ -237,7 +238,10 @@ def _graders(spec: GraderSpec, field: str) -> Iterator[tuple[str, GraderSpec]]:
             yield f"{field}.graders.{name}", part
 
 
-def _parser_problems(job: JobSpec) -> list[Problem]:
+def _engine_problems(job: JobSpec) -> list[Problem]:
+    if find_spec("vllm") is None:
+        remedy = "pip install 'agent-rft[cpu]', or 'agent-rft[gpu]' where there are GPUs"
+        return [Problem("no_engine", "cluster", "vLLM is not installed, which runs the rollouts", remedy)]
     if job.cluster.tool_parser == DEFAULT_PARSER:
         return []  # without asking vLLM, whose import takes longer than all other checks
     names = tool_parser_names()

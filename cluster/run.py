@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import json
 from collections.abc import AsyncIterator, Sequence
@@ -40,6 +41,8 @@ from trainer.loop import Loop, LoopConfig
 from trainer.spec import AlgorithmSpec, JobSpec
 from trainer.supervised import SupervisedLoop
 from trainer.types import Purpose, Task
+
+DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO}
 
 
 class Outcome(Enum):
@@ -113,6 +116,10 @@ async def _run(job: JobSpec, runs: Path, address: str | None, resume: Path | Non
         except RftError as error:
             folder.event("error", str(error))
             raise
+        except OSError as error:
+            if error.errno not in DISK_ERRORS:
+                raise
+            raise RftError(f"cannot write to {folder.path}: {error.strerror}") from error
         finally:
             await asyncio.shield(run.close())
 
@@ -206,10 +213,14 @@ class _Run:
             self._seats.release()
         self._view.stop()
         self._folder.close()
-        report = write_report(self._folder)
-        for problem in self._folder.problems:
-            self._console.print(f"[yellow]warning[/] {problem}")
-        self._console.print(f"run folder: {self._folder.path}\nreport:     {report}", soft_wrap=True, highlight=False)
+        self._console.print(f"run folder: {self._folder.path}", soft_wrap=True, highlight=False)
+        problems = list(self._folder.problems)
+        try:
+            self._console.print(f"report:     {write_report(self._folder)}", soft_wrap=True, highlight=False)
+        except OSError as error:
+            problems.append(f"the report is not written: {error.strerror}")
+        for problem in problems:
+            self._console.print(f"[yellow]warning[/] {escape(problem)}", soft_wrap=True, highlight=False)
 
     def _checkpoints(self, resuming: bool) -> tuple[Checkpoints, tuple[Path, LoopState] | None, str]:
         """The run's checkpoints, the one to go on from, and the digest of the job.

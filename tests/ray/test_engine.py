@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import pytest_asyncio
 import torch
@@ -18,6 +19,7 @@ from actors.engine import SHM, Completion, Engine, EngineConfig, Layout
 from actors.episode import EpisodeRunner, EpisodeSpec
 from actors.parsing import VllmParser
 from trainer.chat import Renderer
+from trainer.errors import EngineFailed
 from trainer.spec import Limits, RewardSpec
 from trainer.types import Task
 
@@ -199,3 +201,17 @@ async def test_a_format_holds_decoding_to_tool_calls_or_the_schema(
             assert 10 <= json.loads(text)["answer"] <= 99
             seen.add("answer")
     assert seen
+
+
+async def test_calls_of_an_engine_that_dies_fail_at_once(engine: Engine, prompt: list[int]) -> None:
+    """The last test here: it kills the engine under an update, for whose end new requests wait."""
+    children = psutil.Process().children(recursive=True)
+    (core,) = [child for child in children if "VLLM::EngineCore" in " ".join(child.cmdline())]
+    core.suspend()
+    calls = [asyncio.create_task(call) for call in (engine.update(engine.version + 1, []), generate(engine, prompt, 1))]
+    await asyncio.sleep(0.2)
+    core.kill()
+    async with asyncio.timeout(10):
+        for call in calls:
+            with pytest.raises(EngineFailed):
+                await call

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from actors.engine import Engine, EngineConfig
+from actors.engine import Engine, EngineConfig, last_error
 from trainer.errors import EngineFailed
 
 CONFIG = EngineConfig("model", "float32", context_length=64, max_num_seqs=4, seed=0)
@@ -26,3 +26,16 @@ def test_what_was_staged_is_gone_after_shutdown(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 3
     engine.shutdown()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_why_an_engine_ended_is_read_from_the_end_of_its_log(tmp_path: Path) -> None:
+    log = tmp_path / "worker.err"
+    assert last_error(log) is None
+    log.write_text("loading\n")
+    assert last_error(log) is None
+    log.write_text(
+        "KeyError: early\n" + "x" * 100_000 + "\nTraceback (most recent call last):\n"
+        '  File "core.py", line 1, in load\n    raise torch.OutOfMemoryError\n'
+        "torch.OutOfMemoryError: CUDA out of memory.\nLoading: 0%\n"
+    )
+    assert last_error(log) == "OutOfMemoryError: CUDA out of memory."

@@ -1,0 +1,48 @@
+"""Runs benchmarks in turn: `make bench` the quick ones (under ten minutes on two cores), `make bench-full` all.
+
+Each prints one JSON line a figure and a table with both sides of each ratio. The latest are kept in RESULTS.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+
+QUICK: list[list[str]] = [
+    ["learner"],
+    ["loss_memory"],
+    ["weight_sync", "--runs", "3"],
+    ["rollout_goodput", "--runs", "1"],
+    ["async_gain", "--staleness", "1", "--steps", "8"],
+]
+FULL: list[list[str]] = [
+    ["learner"],
+    ["loss_memory"],
+    ["weight_sync"],
+    ["rollout_goodput"],
+    ["async_gain", "--staleness", "1", "2", "4"],
+    ["async_gain", "--staleness", "1", "2", "--median-s", "0.2", "--p99-s", "2"],
+    ["ledger_seeds"],
+    ["ledger_seeds", "--seeds", "7", "--training-file", "data/train_10.jsonl"],
+]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--full", action="store_true")
+    failed = []
+    for name, *arguments in FULL if parser.parse_args().full else QUICK:
+        print(f"\n== {name} {' '.join(arguments)} (load {os.getloadavg()[0]:.1f})", flush=True)
+        begun = time.monotonic()
+        if subprocess.run([sys.executable, "-m", f"benchmarks.{name}", *arguments]).returncode != 0:
+            failed.append(name)
+        print(f"== {name}: {time.monotonic() - begun:.0f} s", flush=True)
+    if failed:
+        sys.exit(f"failed: {', '.join(failed)}")
+
+
+if __name__ == "__main__":
+    main()
