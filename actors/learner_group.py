@@ -32,8 +32,8 @@ BUCKET_BYTES = 512 << 20
 class LearnerGroup:
     """Fulfils `trainer.protocols.Learner`. Made by `start`; `shutdown` must be called in the end.
 
-    Every method raises LearnerFailed where a rank fails or is late; the group is shut down then. An error that all ranks
-    raise on purpose (UserError, Halted) comes through as it is and leaves them as they are.
+    Every method raises LearnerFailed where a rank fails or is late; the group is shut down then. An error that all
+    ranks raise on purpose (UserError, Halted) comes through as it is and leaves them as they are.
     """
 
     def __init__(self, config: LearnerConfig, actors: Sequence[Any]) -> None:

@@ -49,8 +49,9 @@ class ShmWeightTransferEngine(WeightTransferEngine[ShmInitInfo, ShmUpdateInfo]):
         initialize_layerwise_reload(self.model)
 
     def receive_weights(self, update_info: ShmUpdateInfo) -> None:
-        with open(update_info.path, "r+b") as file, mmap.mmap(file.fileno(), 0) as view:
-            self.model.load_weights(_tensors(view, update_info.tensors))
+        with open(update_info.path, "r+b") as file:
+            view = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+        self.model.load_weights(_tensors(view, update_info.tensors))
 
     def finish_weight_update(self) -> None:
         finalize_layerwise_reload(self.model, self.model_config)
@@ -66,12 +67,13 @@ class ShmWeightTransferEngine(WeightTransferEngine[ShmInitInfo, ShmUpdateInfo]):
 
 
 def _tensors(view: mmap.mmap, layout: list[list[Any]]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Tensors that are the mapping's memory, and keep it mapped: layer-wise reloading holds them until their layer is
+    complete, and by then the file may be gone."""
     offset = 0
     for name, dtype_name, shape in layout:
         dtype: torch.dtype = getattr(torch, dtype_name)
         count = 1
         for extent in shape:
             count *= extent
-        # A copy, because layer-wise reloading keeps tensors until their layer is complete, beyond this mapping's life.
-        yield name, torch.frombuffer(view, dtype=dtype, count=count, offset=offset).reshape(shape).clone()
+        yield name, torch.frombuffer(view, dtype=dtype, count=count, offset=offset).reshape(shape)
         offset += count * dtype.itemsize

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -51,6 +52,7 @@ async def engine() -> AsyncIterator[Engine]:
     await engine.init_transport({})
     yield engine
     engine.shutdown()
+    gc.collect()  # what a killed engine leaves open, while warnings of it are ignored
     assert not list(SHM.glob("agent-rft-*"))
 
 
