@@ -17,13 +17,13 @@ from typing import Any, Protocol
 
 import jsonschema
 import numpy as np
-from trainer.reward import reward_of
 
 from actors.engine import Completion
 from actors.graders.sample import sample_of
 from actors.parsing import TurnParser
 from trainer.chat import Renderer
 from trainer.errors import Discard, RolloutTimeout
+from trainer.reward import reward_of
 from trainer.spec import Limits, RewardSpec
 from trainer.types import Discarded, Finish, Grade, Rollout, Task, ToolCall, ToolResult, Turn
 

@@ -26,7 +26,16 @@ FULL: list[list[str]] = [
     ["async_gain", "--staleness", "1", "2", "4"],
     ["async_gain", "--staleness", "1", "2", "--median-s", "0.2", "--p99-s", "2"],
     ["ledger_seeds"],
-    ["ledger_seeds", "--seeds", "7", "--training-file", "data/train_10.jsonl"],
+    [
+        "ledger_seeds",
+        "--seeds",
+        "1",
+        "2",
+        "--training-file",
+        "data/train_10.jsonl",
+        "--set",
+        "hyperparameters.n_epochs=24",
+    ],
 ]
 
 

@@ -95,7 +95,7 @@ class Seats:
         self._placement = placement
         self._group: PlacementGroup = placement_group(placement.bundles, strategy="PACK")
 
-    async def ready(self, tell: Callable[[str], None]) -> None:
+    async def ready(self, tell: Callable[[str], None], timeout_s: float = PLACEMENT_TIMEOUT_S) -> None:
         """Wait for the resources, telling what is missing.
 
         Raises:
@@ -109,12 +109,12 @@ class Seats:
                 raise InvalidJob("the job has no place", [Problem("too_few_resources", "cluster", message, remedy)])
         reserved, news = asyncio.ensure_future(self._group.ready()), ""
         try:
-            async with asyncio.timeout(PLACEMENT_TIMEOUT_S):
+            async with asyncio.timeout(timeout_s):
                 while not (await asyncio.wait({reserved}, timeout=PLACEMENT_NEWS_S))[0]:
                     if news != (news := self._missing()):
                         tell(f"waiting for resources: {news}")
         except TimeoutError:
-            message = f"after {PLACEMENT_TIMEOUT_S:g} s: {self._missing()}"
+            message = f"after {timeout_s:g} s: {self._missing()}"
             problem = Problem("no_free_resources", "cluster", message, "wait for other jobs to end, or add nodes")
             raise InvalidJob("the job found no place", [problem]) from None
         finally:
