@@ -127,6 +127,7 @@ def test_a_server_says_which_port_is_taken(tmp_path: Path, environment: dict[str
     assert not (tmp_path / "ports.json").exists()
 
 
+@pytest.mark.timeout(600)  # three engine starts
 def test_killed_engines_are_replaced_and_no_rollout_is_lost(tmp_path: Path, environment: dict[str, str]) -> None:
     """First vLLM's process under the worker, then the worker above vLLM's process."""
     kills = {"step 1/8": "VLLM::EngineCore", "step 5/8": "ray::RolloutWorker"}
