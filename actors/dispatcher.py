@@ -19,8 +19,8 @@ import ray
 
 from actors.http_client import MAX_OUTPUT_BYTES, REAL_TIMING, Answer, EndpointClient, Timing, cut, status_text
 from actors.outcome import ask, outcome_of
+from trainer.endpoint_spec import ToolSpec
 from trainer.errors import EndpointRefused, RftError, ToolFailed
-from trainer.spec import ToolSpec
 from trainer.types import ToolCall, ToolResult
 
 MAX_ERROR_CHARS = 2_000

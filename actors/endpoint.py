@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from yarl import URL
 
-from trainer.spec import Headers
+from trainer.endpoint_spec import Headers
 
 OUR_HEADERS = frozenset({"content-length", "transfer-encoding", "idempotency-key"})
 MIN_SECRET_CHARS = 6

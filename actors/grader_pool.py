@@ -17,7 +17,7 @@ from actors.graders.sample import sample_of
 from actors.http_client import REAL_TIMING, Timing
 from actors.outcome import ask, outcome_of
 from trainer.errors import GraderFailed, RftError
-from trainer.spec import EndpointGrader, GraderSpec, MultiGrader
+from trainer.grader_spec import EndpointGrader, GraderSpec, MultiGrader
 from trainer.types import Grade
 
 LOCAL_DEADLINE_S = 120.0

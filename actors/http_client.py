@@ -28,8 +28,8 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type
 from yarl import URL
 
 from actors.endpoint import endpoint_mistake, safe_url, scrub, secrets_of
+from trainer.endpoint_spec import Endpoint
 from trainer.errors import Discard, EndpointRefused, UserError
-from trainer.spec import Endpoint
 
 MAX_RETRIES = 3
 MAX_CALL_S = 600.0

@@ -15,8 +15,9 @@ from actors.grader_pool import GraderPool
 from actors.graders.factory import FIELD as GRADER
 from actors.graders.sample import sample_of
 from actors.http_client import REMEDIES
+from trainer.endpoint_spec import ToolSpec
 from trainer.errors import Problem, RftError
-from trainer.spec import Reinforcement, ToolSpec
+from trainer.spec import Reinforcement
 from trainer.types import Task, ToolCall, ToolSchema, Turn
 
 TOOLS = "method.reinforcement.tools"

@@ -29,7 +29,8 @@ from trainer.chat import Renderer
 from trainer.checkpoint import KEEP_BEST
 from trainer.data import read_tasks
 from trainer.errors import GraderFailed, InvalidJob, Problem
-from trainer.spec import ClusterSpec, GraderSpec, JobSpec, MultiGrader, Plan, Reinforcement, StringCheckGrader, resolve
+from trainer.grader_spec import GraderSpec, MultiGrader, StringCheckGrader
+from trainer.spec import ClusterSpec, JobSpec, Plan, Reinforcement, resolve
 from trainer.types import Task
 
 DEFAULT_PARSER = ClusterSpec().tool_parser

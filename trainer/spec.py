@@ -9,75 +9,12 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
+
+from trainer.endpoint_spec import Positive, Rate, SessionSpec, Strict, ToolSpec
+from trainer.grader_spec import GraderSpec, GuardSpec
 
 Auto = Literal["auto"]
-Headers = dict[str, SecretStr]
-Positive = Annotated[int, Field(ge=1)]
-Rate = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-
-
-class Strict(BaseModel):
-    """Base of all parts of a job."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
-# -- tools and graders -------------------------------------------------------------------------------------------------
-
-
-class Endpoint(Strict):
-    """A place that is called over HTTP, and how hard it may be called."""
-
-    headers: Headers = {}
-    timeout_s: Annotated[float, Field(gt=0, le=600)] = 120.0
-    max_concurrency: Positive = 64
-
-
-class ToolSpec(Endpoint):
-    """Where a tool lives. Its JSON schema comes with each row, joined on `name`. Unknown keys are kept for the tool."""
-
-    model_config = ConfigDict(frozen=True, extra="allow")
-
-    name: str
-    server_url: str
-
-
-class GraderBase(Strict):
-    """A rollout passes (for pass rates, not for its reward) where its grade reaches `pass_threshold`."""
-
-    name: str | None = None
-    pass_threshold: float = 1.0
-
-
-class StringCheckGrader(GraderBase):
-    """1 where the comparison holds, else 0. `like` and `ilike`: the input contains the reference."""
-
-    type: Literal["string_check"]
-    input: str
-    reference: str
-    operation: Literal["eq", "ne", "like", "ilike"]
-
-
-class EndpointGrader(GraderBase, Endpoint):
-    """POST {sample, item, trace_id} to `url`, which answers {score}."""
-
-    type: Literal["endpoint"]
-    url: str
-
-
-SingleGrader = Annotated[StringCheckGrader | EndpointGrader, Field(discriminator="type")]
-
-
-class MultiGrader(GraderBase):
-    """An expression over the grades of its parts."""
-
-    type: Literal["multi"]
-    graders: Annotated[dict[str, SingleGrader], Field(min_length=1)]
-    calculate_output: str
-
-
-GraderSpec = Annotated[StringCheckGrader | EndpointGrader | MultiGrader, Field(discriminator="type")]
 
 
 # -- what both methods share -------------------------------------------------------------------------------------------
@@ -112,12 +49,20 @@ class Hyperparameters(Passes):
 
 
 class Limits(Strict):
-    """Bounds of one rollout. Reaching the first three is the model's doing and is graded; the last one discards."""
+    """Bounds of one rollout. Reaching the first three is the model's doing and is graded; the fourth one discards.
+
+    A discarded rollout is tried again, under a new trace id, up to `max_rollout_retries` times. Once `straggler_quorum`
+    of a training group's rollouts have ended, the others have `straggler_wait_s` more (None: all the time they need).
+    While more than `max_failure_rate` of the latest rollouts are discarded, only probes are started."""
 
     max_tool_calls: Positive = 64
     max_completion_tokens: Positive = 4096
     max_tool_output_tokens: Positive = 2048
     rollout_timeout_s: Annotated[float, Field(gt=0)] = 600.0
+    max_rollout_retries: Annotated[int, Field(ge=0, le=10)] = 1
+    straggler_quorum: Annotated[float, Field(gt=0, le=1)] = 0.75
+    straggler_wait_s: Annotated[float, Field(gt=0)] | None = None
+    max_failure_rate: Annotated[float, Field(gt=0, le=1)] = 0.5
 
 
 class RewardSpec(Strict):
@@ -144,10 +89,14 @@ class AlgorithmSpec(OptimizerSpec):
 
 
 class Reinforcement(Strict):
-    """`method.reinforcement` of the wire contract, and what a self-hosted job may say beyond it."""
+    """`method.reinforcement` of the wire contract, and what a self-hosted job may say beyond it. `held_out_grader` is
+    logged and never trained on: a grade that rises while it falls is being hacked."""
 
     tools: tuple[ToolSpec, ...] = ()
+    session: SessionSpec | None = None
     grader: GraderSpec
+    guards: tuple[GuardSpec, ...] = ()
+    held_out_grader: GraderSpec | None = None
     max_episode_steps: Positive = 64
     response_format: dict[str, Any] | None = None
     hyperparameters: Hyperparameters = Hyperparameters()
@@ -214,13 +163,14 @@ class Method(Strict):
 
 class ClusterSpec(Strict):
     """Resources. `engine_gpus` auto: one where the cluster has GPUs, else none; a learner rank takes one GPU where
-    engines have them. `dtype` auto: bfloat16 on GPUs, float32 on
+    engines have them. `dispatchers` share each endpoint's limits. `dtype` auto: bfloat16 on GPUs, float32 on
     CPUs. `context_length` auto: what the model allows, at most 16,384."""
 
     engines: Positive = 1
     learner_ranks: Positive = 1
     engine_cores: Positive = 1
     rank_cores: Positive = 1
+    dispatchers: Positive = 1
     engine_gpus: Annotated[int, Field(ge=0)] | Auto = "auto"
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     zero_stage: Annotated[int, Field(ge=0, le=3)] = 0

@@ -71,11 +71,19 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Grade:
-    """A grader's finite number, before any penalty. `scores` are those of the parts of a multi grader."""
+    """A grader's finite number, before any penalty. `scores` are those of the parts of a multi grader.
+
+    Where a guard tripped, `guard` is its name and `value` what it sets the reward to; `reason` says why. `held_out` is
+    the grade of the held-out grader, None where there is none or it failed. `judge_tokens` counts a judge's tokens.
+    """
 
     value: float
     scores: dict[str, float] = field(default_factory=dict)
     latency_s: float = 0.0
+    guard: str | None = None
+    reason: str = ""
+    held_out: float | None = None
+    judge_tokens: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

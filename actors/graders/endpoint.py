@@ -7,7 +7,7 @@ from typing import Any
 from actors.graders.base import finite_number
 from actors.http_client import REAL_TIMING, Answer, EndpointClient, Timing
 from trainer.errors import GraderFailed
-from trainer.spec import EndpointGrader
+from trainer.grader_spec import EndpointGrader
 from trainer.types import Grade
 
 SCORE_KEYS = ("score", "reward")

@@ -13,7 +13,7 @@ from actors.graders.string_check import StringCheck
 from actors.http_client import REAL_TIMING, Timing
 from actors.templates import template_problems
 from trainer.errors import InvalidJob, Problem
-from trainer.spec import EndpointGrader, GraderSpec, MultiGrader, StringCheckGrader
+from trainer.grader_spec import EndpointGrader, GraderSpec, MultiGrader, StringCheckGrader
 
 FIELD = "method.reinforcement.grader"
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from actors.graders.base import Grader
 from actors.graders.expression import parse
-from trainer.spec import MultiGrader
+from trainer.grader_spec import MultiGrader
 from trainer.types import Grade
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from actors.templates import render
-from trainer.spec import StringCheckGrader
+from trainer.grader_spec import StringCheckGrader
 from trainer.types import Grade
 
 

@@ -14,8 +14,9 @@ from pydantic import TypeAdapter
 from actors.dispatcher import DispatcherActor, DispatcherClient
 from actors.grader_pool import GraderPoolActor, GraderPoolClient
 from tests.fakes_http import FakeEndpoint, hangs, says, until
+from trainer.endpoint_spec import ToolSpec
 from trainer.errors import EndpointRefused, GraderFailed, ToolFailed
-from trainer.spec import GraderSpec, ToolSpec
+from trainer.grader_spec import GraderSpec
 from trainer.types import Grade, ToolCall
 
 SECRET = "sk-very-secret-4711"

@@ -12,8 +12,8 @@ from aiohttp import web
 from actors.dispatcher import MAX_ERROR_CHARS, Dispatcher
 from actors.http_client import MAX_OUTPUT_BYTES, Timing
 from tests.fakes_http import FakeEndpoint, FakeTime, Received, hangs, one_by_one, says, until
+from trainer.endpoint_spec import ToolSpec
 from trainer.errors import EndpointRefused, ToolFailed, UserError
-from trainer.spec import ToolSpec
 from trainer.types import ToolCall, ToolResult
 
 SECRET = "sk-very-secret-4711"

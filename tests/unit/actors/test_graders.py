@@ -21,7 +21,7 @@ from actors.graders.sample import sample_of
 from actors.http_client import MAX_BODY_BYTES, Timing
 from tests.fakes_http import FakeEndpoint, FakeTime, Received, hangs, one_by_one, says, until, unused_port
 from trainer.errors import EndpointRefused, GraderFailed, InvalidJob
-from trainer.spec import GraderSpec
+from trainer.grader_spec import GraderSpec
 from trainer.types import Grade, ToolCall, Turn
 
 SECRET = "sk-very-secret-4711"

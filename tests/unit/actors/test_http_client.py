@@ -19,8 +19,8 @@ from actors.http_client import (
     retry_after_s,
 )
 from tests.fakes_http import FakeEndpoint, FakeTime, Received, hangs, one_by_one, says, until, unused_port
+from trainer.endpoint_spec import Endpoint
 from trainer.errors import EndpointRefused, ToolFailed, UserError
-from trainer.spec import Endpoint
 
 SECRET = "sk-very-secret-4711"
 Connect = Callable[..., EndpointClient]
