@@ -148,7 +148,8 @@ class EpisodeRunner:
             reason: Discard = RolloutTimeout(f"took longer than {self._spec.limits.rollout_timeout_s:g} s")
         except Discard as error:
             reason = error
-        return Discarded(trace_id, request.task.row_id, request.sample, reason.reason, reason.message)
+        endpoint = str(reason.details.get("endpoint", ""))
+        return Discarded(trace_id, request.task.row_id, request.sample, reason.reason, reason.message, endpoint)
 
     async def _run(self, request: RolloutRequest, trace_id: str) -> Rollout:
         begun = time.monotonic()

@@ -11,17 +11,20 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeGuard
+from typing import Any, Protocol
 
 import numpy as np
 import ray
 from numpy.typing import NDArray
 
 from actors.episode import RolloutRequest
+from actors.groups import Groups
+from actors.holdback import Holdback, OnEvent
 from actors.outcome import ask
 from actors.shared_memory import remove_leftovers
 from actors.weight_sync import WeightSync
 from trainer.errors import EngineFailed, Halted
+from trainer.spec import Limits
 from trainer.types import Discarded, Group, GroupRequest, Rollout, SyncReport
 
 CANARY_LIMITS = {"float32": 1e-3, "bfloat16": 0.1}
@@ -54,20 +57,22 @@ class _Seat:
 
 class Fleet:
     """Implements `trainer.protocols.Rollouts` over rollout workers. `spawn(i)` makes the actor of seat i, not started;
-    `on_replace(name, why)` is told of each engine that is replaced."""
+    `on_event` hears of engines that are replaced and of rollouts that are held back."""
 
     def __init__(
         self,
         spawn: Callable[[int], Any],
         size: int,
         canary_limit: float,
-        on_replace: Callable[[str, str], None],
+        limits: Limits,
+        on_event: OnEvent,
     ) -> None:
         self._spawn = spawn
         self._canary_limit = canary_limit
         self._sync: WeightSync | None = None
         self._canary: Canary | None = None
-        self._on_replace = on_replace
+        self._on_event = on_event
+        self._groups = Groups(self._run, limits, Holdback(limits.max_failure_rate, on_event))
         self._seats = [_Seat(i, None) for i in range(size)]
         self._changed = asyncio.Condition()
         self._collecting = asyncio.Lock()
@@ -89,12 +94,11 @@ class Fleet:
         self._sync, self._canary = sync, canary
 
     async def sample(self, request: GroupRequest) -> Group:
-        """Run a group. With fewer than half (at least 2) survivors a training group is sampled anew, once."""
-        group = await self._sample(request)
-        if request.purpose == "train" and len(group.rollouts) < max(2, math.ceil(request.size / 2)):
-            again = await self._sample(request, attempt=1)
-            group = Group(request, again.rollouts, (*group.discarded, *again.discarded))
-        return group
+        """Run a group; failures are tried again by the rules of `limits`."""
+        return await self._groups.sample(request)
+
+    def account(self) -> dict[str, float]:
+        return self._groups.account.metrics()
 
     async def publish(self, version: int) -> SyncReport:
         """Bring the learner's weights to all engines and compare each with the learner on a canary."""
@@ -140,54 +144,28 @@ class Fleet:
 
     # -- rollouts ------------------------------------------------------------------------------------------------------
 
-    async def _sample(self, request: GroupRequest, attempt: int = 0) -> Group:
-        requests = [
-            RolloutRequest(request.task, request.epoch, sample, attempt, request.temperature)
-            for sample in range(request.size)
-        ]
-        outcomes = await self._outcomes(requests)
-        lost = [request for request, outcome in zip(requests, outcomes, strict=True) if _engine_failed(outcome)]
-        if lost:  # the same rollouts once more, on another engine or on the one that takes its place
-            again = {outcome.sample: outcome for outcome in await self._outcomes(lost)}
-            outcomes = [again.get(outcome.sample, outcome) for outcome in outcomes]
-        graded = tuple(outcome for outcome in outcomes if isinstance(outcome, Rollout))
-        if graded and self._canary_tokens is None:
-            self._canary_tokens = graded[0].token_ids[:CANARY_TOKENS]
-        return Group(request, graded, tuple(outcome for outcome in outcomes if isinstance(outcome, Discarded)))
-
-    async def _outcomes(self, requests: list[RolloutRequest]) -> list[Rollout | Discarded]:
-        """What became of each request, in their order; they differ in `sample`."""
-        shares = await self._assign(requests)
-        parts = await asyncio.gather(*(self._run(*share) for share in shares))
-        return sorted((outcome for part in parts for outcome in part), key=lambda outcome: outcome.sample)
-
-    async def _assign(self, requests: list[RolloutRequest]) -> list[tuple[_Seat, Any, list[RolloutRequest]]]:
-        """Each rollout to the engine with the fewest in flight; waits while no engine is ready."""
+    async def _run(self, request: RolloutRequest) -> Rollout | Discarded:
+        """One rollout on the engine with the fewest in flight; waits while no engine is ready."""
         async with self._changed:
             await self._changed.wait_for(lambda: self._failure or any(seat.ready for seat in self._seats))
             if self._failure is not None:
                 raise self._failure
-            seats = [seat for seat in self._seats if seat.ready]
-            shares: dict[str, list[RolloutRequest]] = {seat.name: [] for seat in seats}
-            for request in requests:
-                seat = min(seats, key=lambda s: s.in_flight)
-                seat.in_flight += 1
-                shares[seat.name].append(request)
-            return [(seat, seat.worker, shares[seat.name]) for seat in seats if shares[seat.name]]
-
-    async def _run(self, seat: _Seat, worker: Any, requests: list[RolloutRequest]) -> list[Rollout | Discarded]:
+            seat = min((seat for seat in self._seats if seat.ready), key=lambda seat: seat.in_flight)
+            worker = seat.worker
+            seat.in_flight += 1
         try:
-            outcomes: list[Rollout | Discarded] = await ask(worker.run.remote(requests), seat.name, EngineFailed)
+            outcome: Rollout | Discarded = await ask(worker.run.remote(request), seat.name, EngineFailed)
         except EngineFailed as error:
-            await self._replace(seat, worker, error.message)
-            return [Discarded("", r.task.row_id, r.sample, error.reason, error.message) for r in requests]
+            outcome = Discarded("", request.task.row_id, request.sample, error.reason, error.message)
         finally:
             if seat.worker is worker:
-                seat.in_flight -= len(requests)
-        failed = next((outcome for outcome in outcomes if _engine_failed(outcome)), None)
-        if failed is not None:
-            await self._replace(seat, worker, failed.message)
-        return outcomes
+                seat.in_flight -= 1
+        if isinstance(outcome, Rollout):
+            if self._canary_tokens is None:
+                self._canary_tokens = outcome.token_ids[:CANARY_TOKENS]
+        elif outcome.reason == EngineFailed.reason:
+            await self._replace(seat, worker, outcome.message)
+        return outcome
 
     # -- engines -------------------------------------------------------------------------------------------------------
 
@@ -219,7 +197,7 @@ class Fleet:
             return
         seat.ready = False
         self._replacements += 1
-        self._on_replace(seat.name, why)
+        self._on_event("warn", f"{seat.name} is being replaced: {why}")
         ray.kill(worker)
         task = asyncio.create_task(self._refill(seat, why))
         self._replacing.add(task)
@@ -259,7 +237,3 @@ class Fleet:
 
         wanted = await self._canary(tokens)
         return list(zip(seats, await asyncio.gather(*(gap(seat, wanted) for seat in seats)), strict=True))
-
-
-def _engine_failed(outcome: Rollout | Discarded) -> TypeGuard[Discarded]:
-    return isinstance(outcome, Discarded) and outcome.reason == EngineFailed.reason

@@ -66,17 +66,9 @@ class RolloutWorker:
         )
         gc.freeze()  # else full collections walk a million objects of imports while episodes wait
 
-    async def run(self, requests: Sequence[RolloutRequest]) -> list[Rollout | Discarded] | RftError:
-        """The rollouts of `requests`, in order; a `UserError` ends them all."""
-        return await outcome_of(self._run(requests))
-
-    async def _run(self, requests: Sequence[RolloutRequest]) -> list[Rollout | Discarded]:
-        tasks = [asyncio.create_task(self._runner.run(request)) for request in requests]
-        try:
-            return await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
+    async def run(self, request: RolloutRequest) -> Rollout | Discarded | RftError:
+        """One rollout to its end; a `UserError` comes back as a value."""
+        return await outcome_of(self._runner.run(request))
 
     async def stage(self, data: NDArray[np.uint8], layout: Layout) -> RftError | None:
         return await outcome_of(asyncio.to_thread(self._engine.stage, data, layout))

@@ -122,7 +122,7 @@ async def ledger_fleet(slots: int, *server_options: str) -> AsyncIterator[Ledger
                 return workers[-1]
 
             canary_limit = CANARY_LIMITS[prepared.placement.dtype]
-            fleet = Fleet(spawn, 1, canary_limit, lambda name, why: print(f"{name} is replaced: {why}"))
+            fleet = Fleet(spawn, 1, canary_limit, reinforcement.limits, lambda level, text: print(f"{level}: {text}"))
             await fleet.start()
             try:
                 yield LedgerFleet(fleet, workers[0], prepared)

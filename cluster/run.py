@@ -279,10 +279,8 @@ class _Run:
         def spawn(index: int) -> Any:
             return worker_class.options(max_concurrency=10_000, **seats.actor_options(index)).remote(config)
 
-        def replaced(name: str, why: str) -> None:
-            self._sink.event("warn", f"{name} is being replaced: {why}")
-
-        return Fleet(spawn, prepared.job.cluster.engines, CANARY_LIMITS[prepared.placement.dtype], replaced)
+        size, canary_limit = prepared.job.cluster.engines, CANARY_LIMITS[prepared.placement.dtype]
+        return Fleet(spawn, size, canary_limit, reinforcement.limits, self._sink.event)
 
     async def _grade(
         self, fleet: Fleet, tasks: Sequence[Task], purpose: Purpose, name: str, samples: int

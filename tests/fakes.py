@@ -84,6 +84,9 @@ class FakeRollouts:
         )
         return Group(request, graded, lost)
 
+    def account(self) -> dict[str, float]:
+        return {"account/started": float(len(self.requests))}
+
     async def publish(self, version: int) -> SyncReport:
         self.version = version
         self.published.append(version)

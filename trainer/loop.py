@@ -6,6 +6,7 @@ Knows only protocols. Generation for later steps runs while the learner works; `
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ from trainer.checkpoint import Checkpoints, LoopState
 from trainer.data import RowOrder
 from trainer.errors import Halted, first_error
 from trainer.evaluate import Evaluation, evaluate
-from trainer.metrics import rollout_metrics
+from trainer.metrics import rollout_metrics, slow_rows_ratio
 from trainer.protocols import EventSink, Learner, Rollouts
 from trainer.spec import AlgorithmSpec, Plan
 from trainer.types import Group, GroupRequest, SyncReport, Task, TrainSequence
@@ -254,6 +255,9 @@ class Loop:
             "staleness_mean": sum(staleness) / len(staleness),
             "staleness_max": float(max(staleness)),
         }
+        metrics |= self._rollouts.account()
+        if not math.isnan(ratio := slow_rows_ratio(groups)):
+            metrics["slow_rows_ratio"] = ratio
         metrics |= {f"groups_without_signal/{kind}": float(n) for kind, n in batch.without_signal.items()}
         if sync is not None:
             metrics |= {

@@ -5,13 +5,14 @@ A name with a `<placeholder>` stands for a family (`tool/<name>/calls_mean` -> `
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from trainer.types import Discarded, Rollout
+from trainer.types import Discarded, Group, Rollout
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,12 @@ METRICS: dict[str, Metric] = {
     "groups_trained": Metric("groups", "groups that trained"),
     "groups_without_signal/<kind>": Metric("groups", "groups whose rewards are all equal: all_right, all_wrong, equal"),
     "groups_lost": Metric("groups", "groups with fewer than two survivors"),
+    "account/<state>": Metric(
+        "rollouts", "attempts since the start: started = graded + discarded + cancelled + in_flight"
+    ),
+    "slow_rows_ratio": Metric(
+        "", "graded share of the rollouts of the slowest quarter of groups, of that of all: 1 is as often as quick rows"
+    ),
     # how fresh it is
     "staleness_mean": Metric("versions", "learner's version minus that of a trained group's oldest token"),
     "staleness_max": Metric("versions", "the largest of the step"),
@@ -130,6 +137,17 @@ def rollout_metrics(rollouts: Sequence[Rollout], discarded: Sequence[Discarded] 
     for part in rollouts[0].grade.scores:
         metrics[f"grader/{part}/score_mean"] = fmean(r.grade.scores[part] for r in rollouts)
     return metrics | _tool_metrics(rollouts)
+
+
+def slow_rows_ratio(groups: Sequence[Group]) -> float:
+    """Whether slow rows are trained as often as the data set holds them: the share of the slowest quarter's rollouts
+    that was graded, divided by that share of all groups. NaN with fewer than four groups."""
+    slow = sorted(groups, key=lambda group: group.wall_s)[-(len(groups) // 4) :] if len(groups) >= 4 else []
+
+    def share(some: Sequence[Group]) -> float:
+        return sum(len(group.rollouts) for group in some) / max(1, sum(group.request.size for group in some))
+
+    return share(slow) / share(groups) if slow and share(groups) else math.nan
 
 
 def _tool_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:

@@ -137,13 +137,15 @@ class Rollout:
 
 @dataclass(frozen=True, slots=True)
 class Discarded:
-    """A rollout that ended without a grade, and why (`Discard.reason` and its message)."""
+    """A rollout that ended without a grade, and why (`Discard.reason` and its message). `endpoint` is the one that
+    failed, if one did."""
 
     trace_id: str
     row_id: str
     sample: int
     reason: str
     message: str
+    endpoint: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,11 +163,12 @@ class GroupRequest:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The rollouts of one request that were graded, and those that were not."""
+    """The rollouts of one request that were graded, and every attempt that was not. `wall_s`: from first to last."""
 
     request: GroupRequest
     rollouts: tuple[Rollout, ...]
     discarded: tuple[Discarded, ...] = ()
+    wall_s: float = 0.0
 
     @property
     def rewards(self) -> NDArray[np.float64]:

@@ -62,7 +62,7 @@ class Cluster:
 
     def __init__(self, job: JobSpec) -> None:
         reinforcement = job.reinforcement
-        self.replaced: list[str] = []
+        self.events: list[str] = []
         dispatcher: Any = DispatcherActor
         graders: Any = GraderPoolActor
         config = WorkerConfig(
@@ -75,7 +75,11 @@ class Cluster:
         )
         worker = ray.remote(RolloutWorker).options(num_cpus=1, max_concurrency=1000)
         self.fleet = Fleet(
-            lambda _: worker.remote(config), 2, CANARY_LIMITS["float32"], lambda name, why: self.replaced.append(name)
+            lambda _: worker.remote(config),
+            2,
+            CANARY_LIMITS["float32"],
+            reinforcement.limits,
+            lambda level, text: self.events.append(text),
         )
         self.learner: LearnerGroup
         self.sync: ForgetfulSync
@@ -151,7 +155,7 @@ async def test_an_engine_that_missed_a_bucket_is_fenced_off_and_replaced(cluster
     cluster.sync.forget = True
     report = await cluster.fleet.publish(2)
     assert report.fenced == ("engine-0",)
-    assert cluster.replaced == ["engine-0"]
+    assert [text.split(":")[0] for text in cluster.events] == ["engine-0 is being replaced"]
     assert report.canary_gap < 1e-3
 
     groups = await cluster.sample(tasks[:2])
