@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from trainer.advantage import advantages, signal_of
+from trainer.alarms import Alarms
 from trainer.buffer import Batch, Buffer
 from trainer.checkpoint import Checkpoints, LoopState
 from trainer.data import RowOrder
@@ -64,6 +65,7 @@ class Loop:
         self._sink = sink
         self._state = LoopState(0, 0, 0, [], 0, None, config.job_digest)
         plan, algorithm = config.plan, config.algorithm
+        self._alarms = Alarms(plan.steps)
         self._buffer = Buffer(plan.batch_size, algorithm.max_staleness, plan.batch_size, self._judge)
         self._admitting = asyncio.Event()
         self._stopping = asyncio.Event()
@@ -156,6 +158,9 @@ class Loop:
         metrics = self._metrics(batch, state.version, sync) | report.metrics | times
         metrics["update_applied"] = float(report.applied)
         self._guard(metrics)
+        for alarm in self._alarms.look(metrics, [r for group in batch.all_groups for r in group.rollouts]):
+            message = f"step {self._state.step}: {alarm.message}; look at {', '.join(alarm.traces)}"
+            self._sink.event("warn", message, rule=alarm.rule, traces=alarm.traces)
         step, plan = self._state.step, self._config.plan
         if not self._stopping.is_set() and (step % plan.eval_interval == 0 or step == plan.steps):
             evaluating = time.monotonic()
