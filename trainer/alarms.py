@@ -64,7 +64,7 @@ class Alarms:
         step, grade = metrics["step"], metrics["train_mean_grade"]
         began = self._first[0]["train_mean_grade"] if self._first else grade
         if grade >= TOP_GRADE and began < FAR_FROM_TOP and step <= self._soon:
-            text = f"the mean grade went from {began:.2f} to {grade:.2f} in {step:.0f} steps: is the grader easily pleased?"
+            text = f"the mean grade went from {began:.2f} to {grade:.2f} in {step:.0f} steps: is the grader sound?"
             yield Alarm("top_grade_soon", text, _traces(rollouts, lambda r: r.reward))
 
     def _drifts(self, metrics: dict[str, float], rollouts: Sequence[Rollout]) -> Iterator[Alarm]:
