@@ -29,7 +29,7 @@ test: setup
 	$(BIN)/python -m pytest tests
 
 unit: setup
-	$(BIN)/python -m pytest tests/unit tests/contracts
+	$(BIN)/python -m pytest tests/unit
 
 lint: setup
 	$(BIN)/ruff check .
