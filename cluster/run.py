@@ -48,6 +48,7 @@ DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO}
 class Outcome(Enum):
     DONE = "done"
     STOPPED = "stopped"
+    FAILED = "failed"
 
 
 async def check(job: JobSpec, runs: Path, address: str | None, found: Sequence[Problem] = ()) -> None:
@@ -114,11 +115,13 @@ async def _run(job: JobSpec, runs: Path, address: str | None, resume: Path | Non
                 raise
             run.outcome = Outcome.STOPPED
         except RftError as error:
+            run.outcome = Outcome.FAILED
             folder.event("error", str(error))
             raise
         except OSError as error:
             if error.errno not in DISK_ERRORS:
                 raise
+            run.outcome = Outcome.FAILED
             raise RftError(f"cannot write to {folder.path}: {error.strerror}") from error
         finally:
             await asyncio.shield(run.close())
@@ -221,6 +224,11 @@ class _Run:
             problems.append(f"the report is not written: {error.strerror}")
         for problem in problems:
             self._console.print(f"[yellow]warning[/] {escape(problem)}", soft_wrap=True, highlight=False)
+        if self.outcome is not Outcome.DONE and self._folder.checkpoints.is_dir():
+            latest = Checkpoints(self._folder.checkpoints).latest()
+            if latest is not None:
+                how = f"from {latest[0].name} with --resume {self._folder.path}"
+                self._console.print(f"to go on:   {how}", soft_wrap=True, highlight=False)
 
     def _checkpoints(self, resuming: bool) -> tuple[Checkpoints, tuple[Path, LoopState] | None, str]:
         """The run's checkpoints, the one to go on from, and the digest of the job.

@@ -69,6 +69,7 @@ def test_it_stops_with_a_checkpoint_goes_on_and_learns(folder: Path, environment
     saved = [json.loads((path / "loop.json").read_text())["step"] for path in (run / "checkpoints").iterdir()]
     assert max(saved) in (3, 4)
     assert (run / "report.html").exists()
+    assert f"with --resume {run}" in text
 
     resumed = subprocess.run([*command, "--resume", str(run)], env=environment, capture_output=True, text=True)
     assert resumed.returncode == 0, resumed.stdout + resumed.stderr
