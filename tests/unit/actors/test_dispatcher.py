@@ -10,9 +10,9 @@ import pytest
 from aiohttp import web
 
 from actors.dispatcher import MAX_ERROR_CHARS, Dispatcher
-from actors.http_client import MAX_OUTPUT_BYTES, Timing
-from tests.fakes_http import FakeEndpoint, FakeTime, Received, hangs, one_by_one, says, until
-from trainer.endpoint_spec import ToolSpec
+from actors.http_client import Timing
+from tests.fakes_http import LOCAL, FakeEndpoint, FakeTime, Received, hangs, one_by_one, says, until
+from trainer.endpoint_spec import MAX_OUTPUT_BYTES, ToolSpec
 from trainer.errors import EndpointRefused, ToolFailed, UserError
 from trainer.types import ToolCall, ToolResult
 
@@ -35,7 +35,7 @@ async def dispatch() -> AsyncIterator[Dispatch]:
     made = []
 
     def make(*tools: ToolSpec, timing: Timing | None = None) -> Dispatcher:
-        made.append(Dispatcher(tools, timing or FakeTime().timing()))
+        made.append(Dispatcher(tools, LOCAL, timing or FakeTime().timing()))
         return made[-1]
 
     yield make
