@@ -21,8 +21,8 @@ from actors.gate import Sockets
 from actors.http_client import REAL_TIMING, Answer, EndpointClient, Timing, cut, status_text
 from actors.outcome import ask, outcome_of
 from trainer.endpoint_spec import ToolSpec
-from trainer.errors import EndpointRefused, RftError, ToolFailed
-from trainer.operator import Operator
+from trainer.errors import RftError, ToolFailed
+from trainer.operator import NOTHING_ALLOWED, Operator
 from trainer.types import ToolCall, ToolResult
 
 MAX_ERROR_CHARS = 2_000
@@ -36,7 +36,6 @@ TOO_LARGE_REQUEST = (
     f"Error: HTTP 413 Content Too Large. The call is over {MAX_REQUEST_BYTES:,} bytes and was not made. "
     "Give shorter arguments."
 )
-NOTHING_ALLOWED = Operator()
 
 
 class Dispatcher:

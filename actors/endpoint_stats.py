@@ -1,4 +1,4 @@
-"""What has been counted at one endpoint since its client was made: calls == answered + failed + cancelled + under way."""
+"""What was counted at one endpoint since its client was made. Calls == answered + failed + cancelled + under way."""
 
 from __future__ import annotations
 

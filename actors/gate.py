@@ -69,7 +69,7 @@ class Sockets:
 
     @classmethod
     def of_process(cls) -> Sockets:
-        """As many as the process may open, up to MAX_ON_WIRE; its soft limit of open files is raised where it may be."""
+        """As many as the process may open, up to MAX_ON_WIRE. Its soft limit of open files is raised for that."""
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         wanted = MAX_ON_WIRE + OTHER_FILES
         if soft != resource.RLIM_INFINITY and soft < wanted:

@@ -65,7 +65,7 @@ class Guard:
         return next((kind for kind in kinds if kind is not None), None)
 
     def mistake(self, url: str) -> str | None:
-        """What is wrong with a URL whose host is written as a number; names are looked at when they are connected to."""
+        """What is wrong with a URL whose host is written as a number; names are looked at when connected to."""
         address = _written_in(URL(url).raw_host or "")
         kind = None if address is None else self.forbidden(address)
         return None if kind is None else f"its URL leads to {address}, {kind}"
@@ -119,7 +119,7 @@ def _carried(address: Address) -> tuple[IPv4Address, ...]:
 
 
 def _written_in(host: str) -> Address | None:
-    """The address that a host is, in all the ways of writing one that name look-ups take (2130706433, 0x7f.1, 0177.1)."""
+    """The address that a host is, in all ways of writing one that look-ups take (2130706433, 0x7f.1, 0177.1)."""
     try:
         return ip_address(host)
     except ValueError:

@@ -1,4 +1,4 @@
-"""A second, equal request where the first one takes long: the first good answer wins, the other request is cancelled."""
+"""A second, equal request where the first takes long: the first good answer wins, the other request is cancelled."""
 
 from __future__ import annotations
 

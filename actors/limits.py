@@ -35,8 +35,8 @@ class AdaptiveLimit:
         self._slow_start = True
         self._shrunk_at = -math.inf
         self._usual: float | None = None
-        self._begin_round()
-        self._begin_samples()
+        self._outcomes, self._pushed_back, self._peak = 0, 0, 1
+        self._sum, self._samples = 0.0, 0
 
     @property
     def now(self) -> int:

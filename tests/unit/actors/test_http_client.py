@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 from aiohttp import web
 
-from actors.endpoint import endpoint_mistake, safe_url
 from actors.answer import retry_after_s
+from actors.endpoint import endpoint_mistake, safe_url
 from actors.http_client import MAX_BODY_BYTES, EndpointClient, Timing
 from tests.fakes_http import LOCAL, FakeEndpoint, FakeTime, Received, hangs, one_by_one, says, until, unused_port
 from trainer.endpoint_spec import Endpoint
