@@ -9,58 +9,66 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
-from collections import Counter
+import zlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import ray
 
-from actors.http_client import MAX_OUTPUT_BYTES, REAL_TIMING, Answer, EndpointClient, Timing, cut, status_text
+from actors.endpoint_stats import merged
+from actors.gate import Sockets
+from actors.http_client import REAL_TIMING, Answer, EndpointClient, Timing, cut, status_text
 from actors.outcome import ask, outcome_of
 from trainer.endpoint_spec import ToolSpec
-from trainer.errors import EndpointRefused, RftError, ToolFailed
+from trainer.errors import RftError, ToolFailed
+from trainer.operator import NOTHING_ALLOWED, Operator
 from trainer.types import ToolCall, ToolResult
 
 MAX_ERROR_CHARS = 2_000
 """What the model sees of the text of a 4xx: enough for a reason, too little for a whole HTML page."""
+MAX_REQUEST_BYTES = 1_000_000
+"""What the wire contract lets one call send."""
 TOO_LARGE = (
-    f"Error: HTTP 413 Content Too Large. The output is over {MAX_OUTPUT_BYTES:,} bytes and was left out. "
-    "Ask for a smaller part of it."
+    "Error: HTTP 413 Content Too Large. The output is over {:,} bytes and was left out. Ask for a smaller part of it."
 )
-
-
-@dataclass(slots=True)
-class ToolStats:
-    """Counts of one tool. `errors` by kind: tool_error (a 4xx), too_large, bad_answer, refused, busy, deadline,
-    server_error, connection, redirect. `latency_sum_s` sums the answered calls."""
-
-    calls: int = 0
-    answered: int = 0
-    cancelled: int = 0
-    retries: int = 0
-    latency_sum_s: float = 0.0
-    errors: Counter[str] = field(default_factory=Counter)
+TOO_LARGE_REQUEST = (
+    f"Error: HTTP 413 Content Too Large. The call is over {MAX_REQUEST_BYTES:,} bytes and was not made. "
+    "Give shorter arguments."
+)
 
 
 class Dispatcher:
     """Calls the tools of a job."""
 
-    def __init__(self, tools: Sequence[ToolSpec], timing: Timing = REAL_TIMING) -> None:
+    def __init__(
+        self, tools: Sequence[ToolSpec], operator: Operator = NOTHING_ALLOWED, timing: Timing = REAL_TIMING
+    ) -> None:
+        sockets = Sockets.of_process()
+        self._tools = {tool.name: tool for tool in tools}
         self._clients = {
-            tool.name: EndpointClient(f"tool {tool.name!r}", tool.server_url, tool, ToolFailed, timing)
+            tool.name: EndpointClient(
+                f"tool {tool.name!r}",
+                tool.server_url,
+                tool,
+                ToolFailed,
+                timing,
+                allowed_networks=operator.allowed_networks,
+                sockets=sockets,
+                hedge_after_s=tool.hedge_after_s,
+            )
             for tool in tools
         }
-        self._stats = {tool.name: ToolStats() for tool in tools}
 
     async def call_turn(self, trace_id: str, item: dict[str, Any], calls: Sequence[ToolCall]) -> list[ToolResult]:
         """The results of one turn's calls, in their order. `item` is the dataset row.
 
         Raises:
             ToolFailed: a call failed in the end; names the endpoint and why.
-            EndpointRefused: a tool answered 401 or 403.
+            EndpointRefused: a tool answered 401 or 403, or has an address that the operator does not allow.
         """
+        if len(calls) == 1:
+            return [await self._call(trace_id, item, calls[0])]
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(self._call(trace_id, item, call)) for call in calls]
@@ -69,8 +77,8 @@ class Dispatcher:
         return [task.result() for task in tasks]
 
     def stats(self) -> dict[str, dict[str, Any]]:
-        """The counts of each tool since the start: ToolStats as plain values."""
-        return {name: {**asdict(stats), "errors": dict(stats.errors)} for name, stats in self._stats.items()}
+        """What each tool's client has counted since the start (EndpointClient.stats)."""
+        return {name: client.stats() for name, client in self._clients.items()}
 
     async def close(self) -> None:
         for client in self._clients.values():
@@ -82,23 +90,14 @@ class Dispatcher:
             known = ", ".join(sorted(self._clients)) or "none"
             text = f"Error: there is no tool named {cut(call.name, 100)!r}. The tools are: {known}."
             return ToolResult(call.call_id, text, error="unknown_tool")
-        stats = self._stats[call.name]
-        stats.calls += 1
-        try:
-            answer = await client.post(_body(trace_id, item, call), idempotency_key=call.call_id)
-            result = _result(client, call, answer)
-        except (ToolFailed, EndpointRefused) as error:
-            stats.errors[error.details["kind"]] += 1
-            stats.retries += error.details["retries"]
-            raise
-        except asyncio.CancelledError:
-            stats.cancelled += 1
-            raise
-        stats.answered += 1
-        stats.retries += result.retries
-        stats.latency_sum_s += result.latency_s
+        body = json.dumps(_body(trace_id, item, call)).encode()
+        if len(body) > MAX_REQUEST_BYTES:
+            client.counts.errors["too_large"] += 1
+            return ToolResult(call.call_id, TOO_LARGE_REQUEST, error="tool_error")
+        answer = await client.post(body, call.call_id, trace_id)
+        result = _result(client, self._tools[call.name].max_output_bytes, call, answer)
         if result.error is not None:
-            stats.errors["too_large" if answer.ok else "tool_error"] += 1
+            client.counts.errors["too_large" if answer.ok else "tool_error"] += 1
         return result
 
 
@@ -115,7 +114,7 @@ def _body(trace_id: str, item: dict[str, Any], call: ToolCall) -> dict[str, Any]
     }
 
 
-def _result(client: EndpointClient, call: ToolCall, answer: Answer) -> ToolResult:
+def _result(client: EndpointClient, max_output_bytes: int, call: ToolCall, answer: Answer) -> ToolResult:
     """What the model sees of an answer."""
     result = partial(ToolResult, call.call_id, latency_s=answer.latency_s, retries=answer.retries)
     output = None if answer.truncated else _output(answer)
@@ -123,8 +122,8 @@ def _result(client: EndpointClient, call: ToolCall, answer: Answer) -> ToolResul
         text = client.scrub(answer.text).strip()
         error_text = f"Error: {status_text(answer.status)}. {cut(text, MAX_ERROR_CHARS)}".rstrip()
         return result(error_text, error="tool_error", truncated=len(text) > MAX_ERROR_CHARS)
-    if answer.truncated or (output is not None and len(output.encode()) > MAX_OUTPUT_BYTES):
-        return result(TOO_LARGE, error="tool_error", truncated=True)
+    if answer.truncated or (output is not None and len(output.encode()) > max_output_bytes):
+        return result(TOO_LARGE.format(max_output_bytes), error="tool_error", truncated=True)
     if output is None:
         raise client.bad_answer(answer, 'without the JSON object {"output": "..."} that a tool must give')
     return result(output, error=None if answer.ok else "tool_error")
@@ -151,8 +150,8 @@ class DispatcherActor:
     """A Dispatcher in a process of its own: one message a turn. It keeps nothing between calls but counts, so it may
     be started anew at any time."""
 
-    def __init__(self, tools: Sequence[ToolSpec]) -> None:
-        self._dispatcher = Dispatcher(tools)
+    def __init__(self, tools: Sequence[ToolSpec], operator: Operator) -> None:
+        self._dispatcher = Dispatcher(tools, operator)
         gc.freeze()  # else full collections walk all that was imported
 
     async def call_turn(
@@ -164,18 +163,34 @@ class DispatcherActor:
         return self._dispatcher.stats()
 
 
-class DispatcherClient:
-    """What engines hold: a Dispatcher's methods, answered by the actor."""
+def start_dispatchers(tools: Sequence[ToolSpec], operator: Operator, count: int) -> list[Any]:
+    """Actors that share the limits of each endpoint: as many as `count`, but none that could make no call."""
+    count = min([count, *(tool.max_concurrency for tool in tools)])
+    shares = [[share_of(tool, index, count) for tool in tools] for index in range(count)]
+    return [cast(Any, DispatcherActor).remote(share, operator) for share in shares]
 
-    def __init__(self, actor: Any) -> None:
-        self._actor = actor
+
+def share_of(tool: ToolSpec, index: int, count: int) -> ToolSpec:
+    """What dispatcher `index` of `count` may ask of a tool: together they ask exactly what one could."""
+    most, rest = divmod(tool.max_concurrency, count)
+    rate = None if tool.rate_limit_per_s is None else tool.rate_limit_per_s / count
+    return tool.model_copy(update={"max_concurrency": most + (index < rest), "rate_limit_per_s": rate})
+
+
+class DispatcherClient:
+    """What engines hold: a Dispatcher's methods, answered by actors. All calls of a rollout go to one of them."""
+
+    def __init__(self, *actors: Any) -> None:
+        self._actors = actors
 
     async def call_turn(self, trace_id: str, item: dict[str, Any], calls: Sequence[ToolCall]) -> list[ToolResult]:
         """As Dispatcher.call_turn; raises ToolFailed also where the dispatcher's process died."""
-        ref = self._actor.call_turn.remote(trace_id, item, calls)
+        actor = self._actors[zlib.crc32(trace_id.encode()) % len(self._actors)]
+        ref = actor.call_turn.remote(trace_id, item, calls)
         results: list[ToolResult] = await ask(ref, "the tool dispatcher", ToolFailed)
         return results
 
     async def stats(self) -> dict[str, dict[str, Any]]:
-        stats: dict[str, dict[str, Any]] = await ask(self._actor.stats.remote(), "the tool dispatcher", ToolFailed)
-        return stats
+        """As Dispatcher.stats, of all of them together."""
+        refs = [actor.stats.remote() for actor in self._actors]
+        return merged(await asyncio.gather(*(ask(ref, "the tool dispatcher", ToolFailed) for ref in refs)))

@@ -18,6 +18,7 @@ from actors.http_client import REAL_TIMING, Timing
 from actors.outcome import ask, outcome_of
 from trainer.errors import GraderFailed, RftError
 from trainer.grader_spec import EndpointGrader, GraderSpec, MultiGrader
+from trainer.operator import NOTHING_ALLOWED, Operator
 from trainer.types import Grade
 
 LOCAL_DEADLINE_S = 120.0
@@ -33,6 +34,7 @@ class GraderPool:
         self,
         spec: GraderSpec,
         *,
+        operator: Operator = NOTHING_ALLOWED,
         grader: Grader | None = None,
         deadline_s: float | None = None,
         timing: Timing = REAL_TIMING,
@@ -42,7 +44,7 @@ class GraderPool:
             InvalidJob: the grader has mistakes.
         """
         self._what = f"grader {spec.name or spec.type!r}"
-        self._grader = make_grader(spec, timing) if grader is None else grader
+        self._grader = make_grader(spec, operator, timing) if grader is None else grader
         self._deadline_s = _deadline_s(spec) if deadline_s is None else deadline_s
 
     async def grade(self, sample: dict[str, Any], item: dict[str, Any], trace_id: str) -> Grade:
@@ -86,8 +88,8 @@ def _deadline_s(spec: GraderSpec) -> float:
 class GraderPoolActor:
     """A GraderPool in a process of its own. It keeps nothing between calls, so it may be started anew at any time."""
 
-    def __init__(self, spec: GraderSpec) -> None:
-        self._pool = GraderPool(spec)
+    def __init__(self, spec: GraderSpec, operator: Operator) -> None:
+        self._pool = GraderPool(spec, operator=operator)
         gc.freeze()  # else full collections walk all that was imported
 
     async def grade(self, sample: dict[str, Any], item: dict[str, Any], trace_id: str) -> Grade | RftError:

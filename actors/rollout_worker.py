@@ -31,7 +31,7 @@ class WorkerConfig:
     episode: EpisodeSpec
     tool_parser: str
     template_arguments: dict[str, Any]
-    dispatcher: Any
+    dispatchers: Sequence[Any]
     graders: Any
 
 
@@ -61,7 +61,7 @@ class RolloutWorker:
                 stop_token_ids=[tokenizer.eos_token_id],
                 max_thinking_tokens=spec.max_thinking_tokens if self._config.engine.thought_marks else None,
             ),
-            DispatcherClient(self._config.dispatcher).call_turn,
+            DispatcherClient(*self._config.dispatchers).call_turn,
             GraderPoolClient(self._config.graders).grade,
         )
         gc.freeze()  # else full collections walk a million objects of imports while episodes wait

@@ -21,6 +21,7 @@ from cluster.run_folder import RunFolder
 from examples.ledger.services import run_with_services
 
 LEDGER = Path(__file__).parents[1] / "examples" / "ledger"
+CONFIG = LEDGER / "agent-rft.yaml"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,9 @@ def run(
     (folder / "job.yaml").write_text(yaml.safe_dump(job))
     agent_rft = str(Path(sys.executable).with_name("agent-rft"))
     begun = time.monotonic()
-    code = run_with_services([agent_rft, "train", str(folder / "job.yaml"), "--runs", str(folder)], *server_options)
+    code = run_with_services(
+        [agent_rft, "train", str(folder / "job.yaml"), "--config", str(CONFIG), "--runs", str(folder)], *server_options
+    )
     if code != 0:
         raise subprocess.CalledProcessError(code, "agent-rft train")
     (path,) = (child for child in folder.iterdir() if child.is_dir())

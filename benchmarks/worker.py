@@ -13,12 +13,13 @@ from typing import Any
 
 import ray
 
-from actors.dispatcher import DispatcherActor
+from actors.dispatcher import start_dispatchers
 from actors.engine import EngineConfig
 from actors.episode import EpisodeSpec
 from actors.fleet import CANARY_LIMITS, Fleet
 from actors.grader_pool import GraderPoolActor
 from actors.rollout_worker import RolloutWorker, WorkerConfig
+from benchmarks.common import LOCAL
 from cluster.placement import Seats
 from cluster.preflight import Prepared, prepare
 from cluster.ray_session import ray_session
@@ -97,7 +98,7 @@ async def ledger_fleet(slots: int, *server_options: str) -> AsyncIterator[Ledger
         job = load_job(JOB)
         reinforcement = job.reinforcement
         with ray_session(None) as resources:
-            prepared = await prepare(job, resources, Path("/tmp"))
+            prepared = await prepare(job, resources, Path("/tmp"), LOCAL)
             seats = Seats(replace(prepared.placement, engines=1, learner_ranks=0))
             await seats.ready(print)
             config = WorkerConfig(
@@ -111,8 +112,8 @@ async def ledger_fleet(slots: int, *server_options: str) -> AsyncIterator[Ledger
                 ),
                 job.cluster.tool_parser,
                 prepared.renderer.template_arguments,
-                DispatcherActor.remote(reinforcement.tools),
-                GraderPoolActor.remote(reinforcement.grader),
+                start_dispatchers(reinforcement.tools, LOCAL, 1),
+                GraderPoolActor.remote(reinforcement.grader, LOCAL),
             )
             actor = ray.remote(MeasuredWorker)
             workers: list[Any] = []

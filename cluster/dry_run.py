@@ -14,9 +14,11 @@ from actors.dispatcher import Dispatcher
 from actors.grader_pool import GraderPool
 from actors.graders.factory import FIELD as GRADER
 from actors.graders.sample import sample_of
+from actors.guarded_urls import Guard
 from actors.http_client import REMEDIES
 from trainer.endpoint_spec import ToolSpec
 from trainer.errors import Problem, RftError
+from trainer.operator import Operator
 from trainer.spec import Reinforcement
 from trainer.types import Task, ToolCall, ToolSchema, Turn
 
@@ -25,27 +27,27 @@ TRACE_ID = "trace_dry_run"
 PROBE_TIMEOUT_S = 10.0
 MAX_DEPTH = 8
 """Of an example: a schema may refer to itself."""
-CODES = {"refused": "endpoint_refused", "redirect": "wrong_path"}
+CODES = {"refused": "endpoint_refused", "redirect": "wrong_path", "forbidden_address": "forbidden_address"}
 TOKEN_REMEDY = "put the token that it wants into `headers` (as ${NAME}, from the environment)"
 
 
-async def dry_run_problems(reinforcement: Reinforcement, tasks: Sequence[Task]) -> list[Problem]:
+async def dry_run_problems(reinforcement: Reinforcement, tasks: Sequence[Task], operator: Operator) -> list[Problem]:
     """What a first call of each tool and of the grader says. Each may take what its `timeout_s` allows."""
     offered: dict[str, tuple[ToolSchema, Task]] = {}
     for task in tasks:
         for tool in task.tools:
             offered.setdefault(tool["function"]["name"], (tool, task))
     calls = [
-        _try_tool(f"{TOOLS}[{i}]", tool, *offered[tool.name])
+        _try_tool(f"{TOOLS}[{i}]", tool, *offered[tool.name], operator)
         for i, tool in enumerate(reinforcement.tools)
         if tool.name in offered
     ]
-    results = await asyncio.gather(*calls, _try_grader(reinforcement, tasks[0]))
+    results = await asyncio.gather(*calls, _try_grader(reinforcement, tasks[0], operator))
     return [problem for problem in results if problem is not None]
 
 
-async def _try_tool(field: str, tool: ToolSpec, schema: ToolSchema, task: Task) -> Problem | None:
-    dispatcher = Dispatcher([tool])
+async def _try_tool(field: str, tool: ToolSpec, schema: ToolSchema, task: Task, operator: Operator) -> Problem | None:
+    dispatcher = Dispatcher([tool], operator)
     try:
         (result,) = await dispatcher.call_turn(TRACE_ID, task.item, [_example_call(schema)])
     except RftError as error:
@@ -53,14 +55,14 @@ async def _try_tool(field: str, tool: ToolSpec, schema: ToolSchema, task: Task) 
     finally:
         await dispatcher.close()
     if result.error is not None:
-        mistake = await _path_mistake(tool)
+        mistake = await _path_mistake(tool, operator)
         if mistake is not None:
             return Problem("wrong_path", f"{field}.server_url", mistake, "mend the path of the URL")
     return None
 
 
-async def _try_grader(reinforcement: Reinforcement, task: Task) -> Problem | None:
-    pool = GraderPool(reinforcement.grader)
+async def _try_grader(reinforcement: Reinforcement, task: Task, operator: Operator) -> Problem | None:
+    pool = GraderPool(reinforcement.grader, operator=operator)
     try:
         await pool.grade(example_sample(reinforcement, task), task.item, TRACE_ID)
     except RftError as error:
@@ -79,11 +81,11 @@ def _failed(error: RftError, code: str, field: str, headers: str, wanted: str) -
     if kind == "refused":
         return Problem(CODES[kind], headers, error.message, TOKEN_REMEDY)
     remedy = REMEDIES.get(kind, f"make it {wanted}" if wanted.startswith("answer") else wanted)
-    message = error.message.removesuffix(f"; {remedy}")
+    message = error.message.removesuffix(remedy).rstrip("; :")
     return Problem(CODES.get(kind, code), field, message, remedy)
 
 
-async def _path_mistake(tool: ToolSpec) -> str | None:
+async def _path_mistake(tool: ToolSpec, operator: Operator) -> str | None:
     """Why nobody seems to be at the tool's path. A 404 alone says little: many tools say so of a missing document. It
     is a wrong path where one that certainly does not exist gets the same answer."""
     url = urlsplit(tool.server_url)
@@ -92,7 +94,8 @@ async def _path_mistake(tool: ToolSpec) -> str | None:
     timeout = aiohttp.ClientTimeout(total=PROBE_TIMEOUT_S)
     answers = []
     try:
-        async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
+        connector = Guard(operator.allowed_networks).connector()
+        async with aiohttp.ClientSession(connector=connector, headers=headers, timeout=timeout) as session:
             for place in (url, nowhere):
                 async with session.post(place.geturl(), json={}, allow_redirects=False) as response:
                     body = await response.content.read(4096)

@@ -20,6 +20,8 @@ from referencing.exceptions import Unresolvable
 from actors.endpoint import endpoint_mistake
 from actors.graders.factory import FIELD as GRADER
 from actors.graders.factory import grader_problems
+from actors.guarded_urls import REMEDY as ADDRESS_REMEDY
+from actors.guarded_urls import Guard
 from actors.parsing import tool_parser_names
 from actors.templates import render
 from cluster.dry_run import TOOLS, dry_run_problems, example_of, example_sample
@@ -29,11 +31,13 @@ from trainer.chat import Renderer
 from trainer.checkpoint import KEEP_BEST
 from trainer.data import read_tasks
 from trainer.errors import GraderFailed, InvalidJob, Problem
-from trainer.grader_spec import GraderSpec, MultiGrader, StringCheckGrader
+from trainer.grader_spec import EndpointGrader, GraderSpec, MultiGrader, StringCheckGrader
+from trainer.operator import NOTHING_ALLOWED, Operator
 from trainer.spec import ClusterSpec, JobSpec, Plan, Reinforcement, resolve
 from trainer.types import Task
 
 DEFAULT_PARSER = ClusterSpec().tool_parser
+SESSION = "method.reinforcement.session"
 FILES = ("training_file", "validation_file", "test_file")
 MAX_AUTO_CONTEXT = 16_384
 MIN_ANSWER_TOKENS = 16
@@ -98,6 +102,7 @@ async def prepare(
     job: JobSpec,
     resources: Mapping[str, float],
     runs: Path,
+    operator: Operator = NOTHING_ALLOWED,
     *,
     dry_run: bool = True,
     found: Sequence[Problem] = (),
@@ -127,6 +132,7 @@ async def prepare(
     if not supervised:
         problems += _tool_problems(job.reinforcement, rows)
         problems += grader_problems(job.reinforcement.grader)
+        problems += _address_problems(job.reinforcement, Guard(operator.allowed_networks))
         problems += _value_problems(job.reinforcement, rows)
         problems += _engine_problems(job)
     if model is not None:
@@ -139,7 +145,7 @@ async def prepare(
     if dry_run and not supervised and not any(p.field.startswith("method.") for p in problems):
         bad_lines = {(p.file, p.line) for p in problems}
         good = [row.task for row in rows if (row.file, row.line) not in bad_lines]
-        problems += await dry_run_problems(job.reinforcement, good) if good else []
+        problems += await dry_run_problems(job.reinforcement, good, operator) if good else []
     if problems or model is None or plan is None:
         raise InvalidJob(f"the job has {len(problems)} problem{'s' * (len(problems) != 1)}", _shortened(problems))
     return Prepared(
@@ -191,6 +197,22 @@ def _tool_problems(reinforcement: Reinforcement, rows: Sequence[_Row]) -> list[P
     if mistake is not None:
         field = "method.reinforcement.response_format"
         problems.append(Problem("invalid_schema", field, mistake, "give a valid JSON schema (draft 2020-12)"))
+    return problems
+
+
+def _address_problems(reinforcement: Reinforcement, guard: Guard) -> list[Problem]:
+    """URLs whose host is written as an address that the operator does not allow; names are resolved by the dry run."""
+    urls = [(f"{TOOLS}[{i}].server_url", tool.server_url) for i, tool in enumerate(reinforcement.tools)]
+    session = reinforcement.session
+    if session is not None:
+        urls += [(f"{SESSION}.{name}", url) for name in ("start_url", "end_url") if (url := getattr(session, name))]
+    graders = _graders(reinforcement.grader, GRADER)
+    urls += [(f"{where}.url", spec.url) for where, spec in graders if isinstance(spec, EndpointGrader)]
+    problems = []
+    for where, url in urls:
+        mistake = None if endpoint_mistake(url, {}) else guard.mistake(url)
+        if mistake is not None:
+            problems.append(Problem("forbidden_address", where, mistake, ADDRESS_REMEDY))
     return problems
 
 

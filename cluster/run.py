@@ -17,7 +17,7 @@ import ray
 from rich.console import Console
 from rich.markup import escape
 
-from actors.dispatcher import DispatcherActor
+from actors.dispatcher import start_dispatchers
 from actors.engine import EngineConfig
 from actors.episode import EpisodeSpec
 from actors.fleet import CANARY_LIMITS, Fleet
@@ -38,6 +38,7 @@ from trainer.checkpoint import Checkpoints, LoopState, check_same_job
 from trainer.errors import InvalidJob, Problem, RftError, first_error
 from trainer.evaluate import Evaluation, evaluate
 from trainer.loop import Loop, LoopConfig
+from trainer.operator import Operator
 from trainer.spec import AlgorithmSpec, JobSpec
 from trainer.supervised import SupervisedLoop
 from trainer.types import Purpose, Task
@@ -51,7 +52,9 @@ class Outcome(Enum):
     FAILED = "failed"
 
 
-async def check(job: JobSpec, runs: Path, address: str | None, found: Sequence[Problem] = ()) -> None:
+async def check(
+    job: JobSpec, runs: Path, address: str | None, operator: Operator, found: Sequence[Problem] = ()
+) -> None:
     """Print what the job comes to. `found` are problems that are known already.
 
     Raises:
@@ -59,18 +62,18 @@ async def check(job: JobSpec, runs: Path, address: str | None, found: Sequence[P
     """
     console = Console()
     with ray_session(address) as resources:
-        prepared = await prepare(job, resources, runs, found=found)
+        prepared = await prepare(job, resources, runs, operator, found=found)
     _print_plan(console, prepared)
     console.print("[green]the job is ready to be trained[/]")
 
 
-async def train(job: JobSpec, runs: Path, resume: Path | None, address: str | None) -> Outcome:
+async def train(job: JobSpec, runs: Path, resume: Path | None, address: str | None, operator: Operator) -> Outcome:
     """Train a job to its end, or until a signal.
 
     Raises:
         RftError: why it failed.
     """
-    async with _run(job, runs, address, resume) as run:
+    async with _run(job, runs, address, resume, operator) as run:
         if job.method.type == "supervised":
             await run.supervised(resume is not None)
         else:
@@ -78,7 +81,9 @@ async def train(job: JobSpec, runs: Path, resume: Path | None, address: str | No
     return run.outcome
 
 
-async def evaluate_model(job: JobSpec, file: str, samples: int, runs: Path, address: str | None) -> Outcome:
+async def evaluate_model(
+    job: JobSpec, file: str, samples: int, runs: Path, address: str | None, operator: Operator
+) -> Outcome:
     """Grade a model on one of the job's files and keep every trace.
 
     Raises:
@@ -89,7 +94,7 @@ async def evaluate_model(job: JobSpec, file: str, samples: int, runs: Path, addr
     if file not in ("training_file", "validation_file", "test_file") or getattr(job, file) is None:
         remedy = "name training_file, validation_file or test_file, and give that file in the job"
         raise InvalidJob("nothing to grade", [Problem("missing_file", "--file", f"the job has no {file!r}", remedy)])
-    async with _run(job, runs, address, None) as run:
+    async with _run(job, runs, address, None, operator) as run:
         await run.evaluation(file, samples)
     return run.outcome
 
@@ -98,15 +103,17 @@ async def evaluate_model(job: JobSpec, file: str, samples: int, runs: Path, addr
 
 
 @asynccontextmanager
-async def _run(job: JobSpec, runs: Path, address: str | None, resume: Path | None) -> AsyncIterator[_Run]:
+async def _run(
+    job: JobSpec, runs: Path, address: str | None, resume: Path | None, operator: Operator
+) -> AsyncIterator[_Run]:
     """Connect, check, open the run folder; afterwards close everything and write the report."""
     console = Console()
     with ray_session(address) as resources, Signals() as signals:
-        prepared = await prepare(job, resources, runs)
+        prepared = await prepare(job, resources, runs, operator)
         _print_plan(console, prepared)
         folder = RunFolder(resume or new_run_folder(runs, job.suffix))
         view = LiveView(prepared.plan.steps, console)
-        run = _Run(prepared, folder, view, signals, console)
+        run = _Run(prepared, operator, folder, view, signals, console)
         try:
             with view:
                 yield run
@@ -131,10 +138,17 @@ class _Run:
     """The steps of one run, over the actors that it starts."""
 
     def __init__(
-        self, prepared: Prepared, folder: RunFolder, view: LiveView, signals: Signals, console: Console
+        self,
+        prepared: Prepared,
+        operator: Operator,
+        folder: RunFolder,
+        view: LiveView,
+        signals: Signals,
+        console: Console,
     ) -> None:
         self.outcome = Outcome.DONE
         self._prepared = prepared
+        self._operator = operator
         self._folder = folder
         self._view = view
         self._sink = Sinks(folder, view)
@@ -279,9 +293,9 @@ class _Run:
     def _make_fleet(self, seats: Seats) -> Fleet:
         prepared = self._prepared
         reinforcement = prepared.job.reinforcement
-        dispatcher = cast(Any, DispatcherActor).remote(reinforcement.tools)
-        graders = cast(Any, GraderPoolActor).remote(reinforcement.grader)
-        config = _worker_config(prepared, dispatcher, graders)
+        dispatchers = start_dispatchers(reinforcement.tools, self._operator, prepared.job.cluster.dispatchers)
+        graders = cast(Any, GraderPoolActor).remote(reinforcement.grader, self._operator)
+        config = _worker_config(prepared, dispatchers, graders)
         worker_class = ray.remote(RolloutWorker)
 
         def spawn(index: int) -> Any:
@@ -307,7 +321,7 @@ class _Run:
 # -- configuration -----------------------------------------------------------------------------------------------------
 
 
-def _worker_config(prepared: Prepared, dispatcher: Any, graders: Any) -> WorkerConfig:
+def _worker_config(prepared: Prepared, dispatchers: Sequence[Any], graders: Any) -> WorkerConfig:
     job, reinforcement = prepared.job, prepared.job.reinforcement
     return WorkerConfig(
         engine=EngineConfig(
@@ -330,7 +344,7 @@ def _worker_config(prepared: Prepared, dispatcher: Any, graders: Any) -> WorkerC
         ),
         tool_parser=job.cluster.tool_parser,
         template_arguments=prepared.renderer.template_arguments,
-        dispatcher=dispatcher,
+        dispatchers=dispatchers,
         graders=graders,
     )
 

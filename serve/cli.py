@@ -20,6 +20,8 @@ from cluster.signals import STOPPED
 from cluster.traces import print_traces, select_traces, trace_json
 from trainer.errors import InvalidJob, RftError
 from trainer.jobfile import load_job, read_job
+from trainer.operator import Operator
+from trainer.operator_file import load_operator
 from trainer.spec import JobSpec
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
@@ -27,6 +29,10 @@ app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_
 JobFile = Annotated[Path, typer.Argument(help="the job, YAML or JSON")]
 Address = Annotated[
     str | None, typer.Option(help="Ray cluster (else RAY_ADDRESS, else a local one)", envvar="RAY_ADDRESS")
+]
+Config = Annotated[
+    Path | None,
+    typer.Option(help="the operator's configuration (else agent-rft.yaml here, if any)", envvar="AGENT_RFT_CONFIG"),
 ]
 Runs = Annotated[Path, typer.Option(help="folder that gets the run's folder")]
 
@@ -37,9 +43,11 @@ def train_command(
     runs: Runs = Path("runs"),
     resume: Annotated[Path | None, typer.Option(help="go on with the last checkpoint of this run folder")] = None,
     address: Address = None,
+    config: Config = None,
 ) -> None:
     """Check a job, then train it."""
-    outcome = asyncio.run(train(_load(job, runs, address), runs, resume, address))
+    operator = load_operator(config)
+    outcome = asyncio.run(train(_load(job, runs, address, operator), runs, resume, address, operator))
     raise typer.Exit(STOPPED if outcome is Outcome.STOPPED else 0)
 
 
@@ -51,26 +59,29 @@ def eval_command(
     samples: Annotated[int, typer.Option(min=1, help="rollouts per row")] = 1,
     runs: Runs = Path("runs"),
     address: Address = None,
+    config: Config = None,
 ) -> None:
     """Grade a model on a file without training; every trace is kept."""
-    spec = _load(job, runs, address)
+    operator = load_operator(config)
+    spec = _load(job, runs, address, operator)
     if model is not None:
         spec = spec.model_copy(update={"model": model})
-    outcome = asyncio.run(evaluate_model(spec, file, samples, runs, address))
+    outcome = asyncio.run(evaluate_model(spec, file, samples, runs, address, operator))
     raise typer.Exit(STOPPED if outcome is Outcome.STOPPED else 0)
 
 
 @app.command("check")
-def check_command(job: JobFile, runs: Runs = Path("runs"), address: Address = None) -> None:
+def check_command(job: JobFile, runs: Runs = Path("runs"), address: Address = None, config: Config = None) -> None:
     """Find what is wrong with a job before anything is started; each tool and the grader is called once."""
-    asyncio.run(check(_load(job, runs, address), runs, address))
+    operator = load_operator(config)
+    asyncio.run(check(_load(job, runs, address, operator), runs, address, operator))
 
 
-def _load(path: Path, runs: Path, address: str | None) -> JobSpec:
+def _load(path: Path, runs: Path, address: str | None, operator: Operator) -> JobSpec:
     """The job of a file. Where its form has mistakes, everything else that is wrong with it comes in the same list."""
     job, problems = read_job(path)
     if problems and job is not None:
-        asyncio.run(check(job, runs, address, problems))
+        asyncio.run(check(job, runs, address, operator, problems))
     return load_job(path)
 
 

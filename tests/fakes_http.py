@@ -11,7 +11,11 @@ from typing import Any
 
 from aiohttp import web
 
-from actors.http_client import Timing
+from actors.timing import Timing
+from trainer.operator import Operator
+
+LOCAL = Operator(allowed_networks=["127.0.0.0/8"])
+"""What lets clients call the servers below."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from actors.graders.base import finite_number
 from actors.http_client import REAL_TIMING, Answer, EndpointClient, Timing
 from trainer.errors import GraderFailed
 from trainer.grader_spec import EndpointGrader
+from trainer.operator import NOTHING_ALLOWED, Operator
 from trainer.types import Grade
 
 SCORE_KEYS = ("score", "reward")
@@ -17,13 +18,21 @@ SCORE_KEYS = ("score", "reward")
 class EndpointGrade:
     """A grader of kind `endpoint`. `label` names it in messages, and in the idempotency key beside its siblings."""
 
-    def __init__(self, spec: EndpointGrader, label: str, timing: Timing = REAL_TIMING) -> None:
+    def __init__(
+        self,
+        spec: EndpointGrader,
+        label: str,
+        operator: Operator = NOTHING_ALLOWED,
+        timing: Timing = REAL_TIMING,
+    ) -> None:
         self._label = label
-        self._client = EndpointClient(f"grader {label!r}", spec.url, spec, GraderFailed, timing)
+        self._client = EndpointClient(
+            f"grader {label!r}", spec.url, spec, GraderFailed, timing, allowed_networks=operator.allowed_networks
+        )
 
     async def grade(self, sample: dict[str, Any], item: dict[str, Any], trace_id: str) -> Grade:
         body = {"sample": sample, "item": item, "trace_id": trace_id}
-        answer = await self._client.post(body, idempotency_key=f"{trace_id}/{self._label}")
+        answer = await self._client.post(body, f"{trace_id}/{self._label}", trace_id)
         return Grade(self._score(answer), latency_s=answer.latency_s)
 
     async def close(self) -> None:

@@ -14,11 +14,12 @@ from actors.http_client import REAL_TIMING, Timing
 from actors.templates import template_problems
 from trainer.errors import InvalidJob, Problem
 from trainer.grader_spec import EndpointGrader, GraderSpec, MultiGrader, StringCheckGrader
+from trainer.operator import NOTHING_ALLOWED, Operator
 
 FIELD = "method.reinforcement.grader"
 
 
-def make_grader(spec: GraderSpec, timing: Timing = REAL_TIMING) -> Grader:
+def make_grader(spec: GraderSpec, operator: Operator = NOTHING_ALLOWED, timing: Timing = REAL_TIMING) -> Grader:
     """The grader that `spec` describes.
 
     Raises:
@@ -27,7 +28,7 @@ def make_grader(spec: GraderSpec, timing: Timing = REAL_TIMING) -> Grader:
     problems = grader_problems(spec)
     if problems:
         raise InvalidJob("the grader has mistakes", problems)
-    return _make(spec, spec.name or spec.type, timing)
+    return _make(spec, spec.name or spec.type, operator, timing)
 
 
 def grader_problems(spec: GraderSpec, field: str = FIELD) -> list[Problem]:
@@ -63,12 +64,14 @@ def _multi_problems(spec: MultiGrader, field: str) -> list[Problem]:
     return problems
 
 
-def _make(spec: GraderSpec, label: str, timing: Timing) -> Grader:
+def _make(spec: GraderSpec, label: str, operator: Operator, timing: Timing) -> Grader:
     match spec:
         case StringCheckGrader():
             return StringCheck(spec, label)
         case EndpointGrader():
-            return EndpointGrade(spec, label, timing)
+            return EndpointGrade(spec, label, operator, timing)
         case MultiGrader():
-            return Multi(spec, label, {name: _make(part, name, timing) for name, part in spec.graders.items()})
+            return Multi(
+                spec, label, {name: _make(part, name, operator, timing) for name, part in spec.graders.items()}
+            )
     assert_never(spec)

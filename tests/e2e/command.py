@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 
+CONFIG = Path(__file__).parents[2] / "examples" / "ledger" / "agent-rft.yaml"
 AGENT_RFT = str(Path(sys.executable).with_name("agent-rft"))
 MARK = "AGENT_RFT_TEST"
 """A variable in the environment of all that a test starts: what has it at the end was left behind."""
@@ -30,7 +31,7 @@ def run(*arguments: str | Path, environment: Mapping[str, str]) -> subprocess.Co
 
 
 def marked(environment: Mapping[str, str]) -> dict[str, str]:
-    return {**environment, MARK: str(os.getpid())}
+    return {**environment, MARK: str(os.getpid()), "AGENT_RFT_CONFIG": str(CONFIG)}
 
 
 def processes() -> Iterator[psutil.Process]:

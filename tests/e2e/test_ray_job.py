@@ -64,6 +64,7 @@ def dashboard(environment: dict[str, str], tmp_path: Path) -> Iterator[str]:
 def test_a_job_is_submitted_to_a_running_cluster(dashboard: str, environment: dict[str, str], tmp_path: Path) -> None:
     folder = tmp_path / "job"
     shutil.copytree(LEDGER / "base", folder / "base")
+    shutil.copy(LEDGER / "agent-rft.yaml", folder)  # found in the working directory
     job = yaml.safe_load((LEDGER / "job.yaml").read_text())
     for name in ("training_file", "test_file"):
         with (LEDGER / job[name]).open() as file:

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 
 from actors.dispatcher import DispatcherActor, DispatcherClient
 from actors.grader_pool import GraderPoolActor, GraderPoolClient
-from tests.fakes_http import FakeEndpoint, hangs, says, until
+from tests.fakes_http import LOCAL, FakeEndpoint, hangs, says, until
 from trainer.endpoint_spec import ToolSpec
 from trainer.errors import EndpointRefused, GraderFailed, ToolFailed
 from trainer.grader_spec import GraderSpec
@@ -37,13 +37,13 @@ def tools(url: str) -> list[ToolSpec]:
 
 async def test_a_turn_is_one_message_and_errors_come_back_as_what_they_were(local_ray: None) -> None:
     async with FakeEndpoint(says({"output": "x"})) as good, FakeEndpoint(says(SECRET, 401)) as refusing:
-        dispatcher = DispatcherClient(DispatcherActor.remote(tools(good.url)))
+        dispatcher = DispatcherClient(DispatcherActor.remote(tools(good.url), LOCAL))
         results = await dispatcher.call_turn("trace_1", {"x": 1}, CALLS)
         assert [(result.call_id, result.output) for result in results] == [("call_1", "x"), ("call_2", "x")]
         assert good.received[0].headers["X-Key"] == SECRET
         assert (await dispatcher.stats())["search"]["calls"] == 2
 
-        refused_by = DispatcherClient(DispatcherActor.remote(tools(refusing.url)))
+        refused_by = DispatcherClient(DispatcherActor.remote(tools(refusing.url), LOCAL))
         with pytest.raises(EndpointRefused) as refused:
             await refused_by.call_turn("trace_1", {}, CALLS)
     assert type(refused.value) is EndpointRefused
@@ -53,7 +53,7 @@ async def test_a_turn_is_one_message_and_errors_come_back_as_what_they_were(loca
 
 async def test_cancelling_the_caller_closes_the_requests_in_the_other_process(local_ray: None) -> None:
     async with FakeEndpoint(hangs) as server:
-        dispatcher = DispatcherClient(DispatcherActor.remote(tools(server.url)))
+        dispatcher = DispatcherClient(DispatcherActor.remote(tools(server.url), LOCAL))
         turn = asyncio.create_task(dispatcher.call_turn("trace_1", {}, CALLS))
         await until(lambda: server.open_now == 2, within_s=60)
         turn.cancel()
@@ -64,7 +64,7 @@ async def test_cancelling_the_caller_closes_the_requests_in_the_other_process(lo
 
 async def test_a_dispatcher_that_died_is_a_failure_of_the_tool_and_is_started_anew(local_ray: None) -> None:
     async with FakeEndpoint(hangs) as slow:
-        actor = DispatcherActor.remote(tools(slow.url))
+        actor = DispatcherActor.remote(tools(slow.url), LOCAL)
         dispatcher = DispatcherClient(actor)
         turn = asyncio.create_task(dispatcher.call_turn("trace_1", {}, CALLS))
         await until(lambda: slow.open_now == 2, within_s=60)
@@ -83,7 +83,7 @@ async def test_grades_and_failures_cross_as_values_and_the_process_stays_light(l
     spec: GraderSpec = TypeAdapter(GraderSpec).validate_python(
         {"type": "string_check", "input": "{{ sample.output_text }}", "reference": "{{ item.x }}", "operation": "eq"}
     )
-    actor = GraderPoolActor.remote(spec)
+    actor = GraderPoolActor.remote(spec, LOCAL)
     graders = GraderPoolClient(actor)
     assert await graders.grade({"output_text": "1"}, {"x": 1}, "trace_1") == Grade(1.0)
     with pytest.raises(GraderFailed, match=r"item.x") as failed:

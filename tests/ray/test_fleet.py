@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 import ray
 
-from actors.dispatcher import DispatcherActor
+from actors.dispatcher import start_dispatchers
 from actors.engine import EngineConfig
 from actors.episode import EpisodeSpec
 from actors.fleet import CANARY_LIMITS, Fleet
@@ -23,6 +23,7 @@ from actors.learner_group import LearnerGroup
 from actors.rollout_worker import RolloutWorker, WorkerConfig
 from actors.weight_sync import Published, WeightSync
 from examples.ledger.services import services
+from tests.fakes_http import LOCAL
 from trainer.advantage import advantages
 from trainer.data import load_tasks
 from trainer.jobfile import load_job
@@ -63,15 +64,14 @@ class Cluster:
     def __init__(self, job: JobSpec) -> None:
         reinforcement = job.reinforcement
         self.events: list[str] = []
-        dispatcher: Any = DispatcherActor
         graders: Any = GraderPoolActor
         config = WorkerConfig(
             EngineConfig(job.model, "float32", context_length=1024, max_num_seqs=32, seed=0),
             EpisodeSpec("7", reinforcement.limits, reinforcement.reward, reinforcement.max_episode_steps, 1024),
             "hermes",
             {},
-            dispatcher.remote(reinforcement.tools),
-            graders.remote(reinforcement.grader),
+            start_dispatchers(reinforcement.tools, LOCAL, 1),
+            graders.remote(reinforcement.grader, LOCAL),
         )
         worker = ray.remote(RolloutWorker).options(num_cpus=1, max_concurrency=1000)
         self.fleet = Fleet(

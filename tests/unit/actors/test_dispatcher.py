@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import pickle
 from collections.abc import AsyncIterator, Callable
 
@@ -10,9 +11,9 @@ import pytest
 from aiohttp import web
 
 from actors.dispatcher import MAX_ERROR_CHARS, Dispatcher
-from actors.http_client import MAX_OUTPUT_BYTES, Timing
-from tests.fakes_http import FakeEndpoint, FakeTime, Received, hangs, one_by_one, says, until
-from trainer.endpoint_spec import ToolSpec
+from actors.http_client import Timing
+from tests.fakes_http import LOCAL, FakeEndpoint, FakeTime, Received, hangs, one_by_one, says, until
+from trainer.endpoint_spec import MAX_OUTPUT_BYTES, ToolSpec
 from trainer.errors import EndpointRefused, ToolFailed, UserError
 from trainer.types import ToolCall, ToolResult
 
@@ -35,7 +36,7 @@ async def dispatch() -> AsyncIterator[Dispatch]:
     made = []
 
     def make(*tools: ToolSpec, timing: Timing | None = None) -> Dispatcher:
-        made.append(Dispatcher(tools, timing or FakeTime().timing()))
+        made.append(Dispatcher(tools, LOCAL, timing or FakeTime().timing()))
         return made[-1]
 
     yield make
@@ -190,14 +191,14 @@ async def test_stats_count_what_happened_per_tool(dispatch: Dispatch) -> None:
         retries = [(await one(dispatcher)).retries for _ in range(3)]
     assert retries == [1, 0, 0]
     stats = dispatcher.stats()
-    assert stats["search"] == {
-        "calls": 3,
-        "answered": 3,
-        "cancelled": 0,
-        "retries": 1,
-        "latency_sum_s": 0.0,
-        "errors": {"tool_error": 1},
-    }
+    search = stats["search"]
+    counted = ("calls", "answered", "failed", "cancelled", "retries", "waits", "hedges", "hedges_won")
+    assert [search[name] for name in counted] == [3, 3, 0, 0, 1, 1, 0, 0]
+    assert search["errors"] == {"tool_error": 1}
+    assert (search["breaker"], search["in_flight"], search["queued"], search["limit"]) == ("closed", 0, 0, 16)
+    assert search["latency_counts"] == [5, *[0] * 15]
+    assert search["bytes_out"] == 5 * len(json.dumps(server.received[0].body))
+    assert search["bytes_in"] == len('{"output": "a"}{"output": "b"}none')
     assert stats["unused"]["calls"] == 0
 
 

@@ -19,7 +19,7 @@ from actors.graders.expression import expression_problems, parse
 from actors.graders.factory import grader_problems, make_grader
 from actors.graders.sample import sample_of
 from actors.http_client import MAX_BODY_BYTES, Timing
-from tests.fakes_http import FakeEndpoint, FakeTime, Received, hangs, one_by_one, says, until, unused_port
+from tests.fakes_http import LOCAL, FakeEndpoint, FakeTime, Received, hangs, one_by_one, says, until, unused_port
 from trainer.errors import EndpointRefused, GraderFailed, InvalidJob
 from trainer.grader_spec import GraderSpec
 from trainer.types import Grade, ToolCall, Turn
@@ -47,7 +47,7 @@ async def pool() -> AsyncIterator[Pool]:
     made = []
 
     def make(spec: GraderSpec, **more: Any) -> GraderPool:
-        made.append(GraderPool(spec, **{"timing": FakeTime().timing(), **more}))
+        made.append(GraderPool(spec, operator=LOCAL, **{"timing": FakeTime().timing(), **more}))
         return made[-1]
 
     yield make

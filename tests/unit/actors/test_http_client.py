@@ -10,15 +10,10 @@ from dataclasses import replace
 import pytest
 from aiohttp import web
 
+from actors.answer import retry_after_s
 from actors.endpoint import endpoint_mistake, safe_url
-from actors.http_client import (
-    MAX_BODY_BYTES,
-    MAX_RETRIES,
-    EndpointClient,
-    Timing,
-    retry_after_s,
-)
-from tests.fakes_http import FakeEndpoint, FakeTime, Received, hangs, one_by_one, says, until, unused_port
+from actors.http_client import MAX_BODY_BYTES, EndpointClient, Timing
+from tests.fakes_http import LOCAL, FakeEndpoint, FakeTime, Received, hangs, one_by_one, says, until, unused_port
 from trainer.endpoint_spec import Endpoint
 from trainer.errors import EndpointRefused, ToolFailed, UserError
 
@@ -33,7 +28,12 @@ async def connect() -> AsyncIterator[Connect]:
 
     def make(url: str, timing: Timing | None = None, **endpoint: object) -> EndpointClient:
         client = EndpointClient(
-            "tool 'search'", url, Endpoint.model_validate(endpoint), ToolFailed, timing or FakeTime().timing()
+            "tool 'search'",
+            url,
+            Endpoint.model_validate(endpoint),
+            ToolFailed,
+            timing or FakeTime().timing(),
+            allowed_networks=LOCAL.allowed_networks,
         )
         clients.append(client)
         return client
@@ -89,7 +89,7 @@ async def test_the_fourth_failure_ends_the_call_and_says_what_the_endpoint_said(
     async with FakeEndpoint(says("database is down", 500)) as server:
         with pytest.raises(ToolFailed, match=r"tool 'search' \(POST .*/run\).*database is down.*4 attempts") as failed:
             await connect(server.url).post({}, "call_1")
-    assert len(server.received) == 1 + MAX_RETRIES
+    assert len(server.received) == 1 + Endpoint().max_retries
     assert failed.value.details == {
         "endpoint": server.url,
         "kind": "server_error",
@@ -131,7 +131,9 @@ async def test_an_answer_that_breaks_off_is_retried() -> None:
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
-    client = EndpointClient("tool 'search'", url, Endpoint(), ToolFailed, FakeTime().timing())
+    client = EndpointClient(
+        "tool 'search'", url, Endpoint(), ToolFailed, FakeTime().timing(), allowed_networks=LOCAL.allowed_networks
+    )
     with pytest.raises(ToolFailed, match=r"the answer broke off.*4 attempts"):
         await client.post({}, "call_1")
     await client.close()

@@ -20,9 +20,10 @@ from aiohttp import web
 
 from cluster.dry_run import example_of
 from cluster.preflight import Free, Prepared, prepare, schema_mistake
-from tests.fakes_http import Behaviour, FakeEndpoint, Received, hangs, says, unused_port
+from tests.fakes_http import LOCAL, Behaviour, FakeEndpoint, Received, hangs, says, unused_port
 from trainer.errors import InvalidJob, Problem
 from trainer.jobfile import parse_job, read_job
+from trainer.operator import Operator
 
 # What vLLM and the libraries below it warn of when they are imported.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -60,6 +61,7 @@ class Case:
     reinforcement: dict[str, Any] = field(default_factory=dict)
     resources: dict[str, float] = field(default_factory=lambda: dict(RESOURCES))
     free: Free = PLENTY
+    operator: Operator = LOCAL
 
     def write(self, name: str = "train.jsonl", rows: list[Any] | None = None) -> str:
         lines = [r if isinstance(r, str) else json.dumps(r) for r in (self.rows if rows is None else rows)]
@@ -78,7 +80,7 @@ class Case:
 
     async def prepare(self) -> Prepared:
         job = parse_job(self.raw(), self.folder)
-        return await prepare(job, self.resources, self.folder / "runs", free=self.free)
+        return await prepare(job, self.resources, self.folder / "runs", self.operator, free=self.free)
 
     async def problems(self) -> list[Problem]:
         with pytest.raises(InvalidJob) as raised:
@@ -183,7 +185,7 @@ async def test_mistakes_of_all_kinds_come_in_one_list(case: Case) -> None:
     job, found = read_job(case.folder / "job.yaml", {})
     assert job is not None
     with pytest.raises(InvalidJob, match="the job has 17 problems") as raised:
-        await prepare(job, RESOURCES, case.folder, found=found, free=Free(0, None))
+        await prepare(job, RESOURCES, case.folder, LOCAL, found=found, free=Free(0, None))
     name = str(case.folder / "job.yaml")
     reinforcement = "method.reinforcement"
     assert [(p.code, p.field, p.file, p.line) for p in raised.value.problems] == [

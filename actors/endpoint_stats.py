@@ -1,0 +1,65 @@
+"""What was counted at one endpoint since its client was made. Calls == answered + failed + cancelled + under way."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+LATENCY_BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+"""Upper ends of the histogram's buckets; a last bucket holds what took longer."""
+STATES = ("closed", "half_open", "open")
+"""Of a breaker, the worst one last."""
+
+
+@dataclass(slots=True)
+class EndpointStats:
+    """`errors` by kind. Of failed calls: busy, deadline, server_error, connection, redirect, refused,
+    forbidden_address. Of answers: tool_error (a 4xx), too_large, bad_answer. `retries` counts tries after failures,
+    `waits` those after 408, 425, 429 and 503, `hedges` second requests, of which `hedges_won` were answered first.
+    Latencies are those of the attempts that were answered."""
+
+    calls: int = 0
+    answered: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    retries: int = 0
+    waits: int = 0
+    hedges: int = 0
+    hedges_won: int = 0
+    bytes_out: int = 0
+    bytes_in: int = 0
+    queue_sum_s: float = 0.0
+    latency_sum_s: float = 0.0
+    latency_counts: list[int] = field(default_factory=lambda: [0] * (len(LATENCY_BOUNDS_S) + 1))
+    errors: Counter[str] = field(default_factory=Counter)
+
+    def took(self, latency_s: float) -> None:
+        self.latency_sum_s += latency_s
+        self.latency_counts[bisect_left(LATENCY_BOUNDS_S, latency_s)] += 1
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"errors": dict(self.errors)}
+
+
+def merged(stats: Iterable[Mapping[str, Mapping[str, Any]]]) -> dict[str, dict[str, Any]]:
+    """The stats of several processes that share endpoints, as those of one."""
+    merged: dict[str, dict[str, Any]] = {}
+    for endpoints in stats:
+        for name, values in endpoints.items():
+            into = merged.setdefault(name, {})
+            for key, value in values.items():
+                into[key] = _sum(into[key], value) if key in into else value
+    return merged
+
+
+def _sum(ours: Any, theirs: Any) -> Any:
+    if isinstance(ours, dict):
+        return dict(Counter(ours) + Counter(theirs))
+    if isinstance(ours, list):
+        return [a + b for a, b in zip(ours, theirs, strict=True)]
+    if isinstance(ours, str):
+        return max(ours, theirs, key=STATES.index)
+    return ours + theirs
