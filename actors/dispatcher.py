@@ -13,13 +13,15 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import ray
 
 from actors.http_client import MAX_OUTPUT_BYTES, REAL_TIMING, Answer, EndpointClient, Timing, cut, status_text
 from actors.outcome import ask, outcome_of
-from trainer.endpoint_spec import ToolSpec
+from actors.sessions import SessionBook
+from trainer.endpoint_spec import SessionSpec, ToolSpec
 from trainer.errors import EndpointRefused, RftError, ToolFailed
 from trainer.types import ToolCall, ToolResult
 
@@ -149,19 +151,47 @@ def _output(answer: Answer) -> str | None:
 @ray.remote(num_cpus=0, max_concurrency=10_000, max_restarts=-1)
 class DispatcherActor:
     """A Dispatcher in a process of its own: one message a turn. It keeps nothing between calls but counts, so it may
-    be started anew at any time."""
+    be started anew at any time. Where the job has a `session`, it keeps the book of them too: started anew, it ends
+    those that `journal` (a file of this node) has open."""
 
-    def __init__(self, tools: Sequence[ToolSpec]) -> None:
+    def __init__(
+        self, tools: Sequence[ToolSpec], session: SessionSpec | None = None, journal: Path | None = None
+    ) -> None:
         self._dispatcher = Dispatcher(tools)
+        self._news: list[str] = []
+        self._sessions = None if session is None else SessionBook(session, journal, tell=self._news.append)
         gc.freeze()  # else full collections walk all that was imported
 
     async def call_turn(
         self, trace_id: str, item: dict[str, Any], calls: Sequence[ToolCall]
     ) -> list[ToolResult] | RftError:
+        if self._sessions is not None and not self._sessions.is_open(trace_id):
+            return ToolFailed(f"the session of {trace_id} has ended, so no tool is called", kind="session_over")
         return await outcome_of(self._dispatcher.call_turn(trace_id, item, calls))
 
     async def stats(self) -> dict[str, dict[str, Any]]:
         return self._dispatcher.stats()
+
+    async def open_session(self, trace_id: str, item: dict[str, Any], owner: str) -> RftError | None:
+        return None if self._sessions is None else await outcome_of(self._sessions.start(trace_id, item, owner))
+
+    async def close_session(self, trace_id: str, reason: str) -> None:
+        if self._sessions is not None:
+            self._sessions.end(trace_id, reason)
+
+    async def end_sessions_of(self, owner: str, reason: str) -> None:
+        if self._sessions is not None:
+            self._sessions.end_owner(owner, reason)
+
+    async def close_sessions(self, reason: str) -> int:
+        return 0 if self._sessions is None else await self._sessions.close(reason)
+
+    async def session_stats(self) -> dict[str, Any]:
+        if self._sessions is None:
+            return {}
+        news = self._news.copy()
+        self._news.clear()
+        return {**self._sessions.stats(), "news": news}
 
 
 class DispatcherClient:
@@ -179,3 +209,39 @@ class DispatcherClient:
     async def stats(self) -> dict[str, dict[str, Any]]:
         stats: dict[str, dict[str, Any]] = await ask(self._actor.stats.remote(), "the tool dispatcher", ToolFailed)
         return stats
+
+    async def open_session(self, trace_id: str, item: dict[str, Any], owner: str) -> None:
+        """As SessionBook.start; raises ToolFailed also where the dispatcher's process died."""
+        await ask(self._actor.open_session.remote(trace_id, item, owner), "the tool dispatcher", ToolFailed)
+
+    def close_session(self, trace_id: str, reason: str) -> None:
+        """As SessionBook.end. A dispatcher that died ends the session when it is started anew."""
+        self._actor.close_session.remote(trace_id, reason)
+
+    def end_sessions_of(self, owner: str, reason: str) -> None:
+        """As SessionBook.end_owner."""
+        self._actor.end_sessions_of.remote(owner, reason)
+
+    async def close_sessions(self, reason: str) -> int:
+        """As SessionBook.close."""
+        left: int = await ask(self._actor.close_sessions.remote(reason), "the tool dispatcher", ToolFailed)
+        return left
+
+    async def session_stats(self) -> dict[str, Any]:
+        """As SessionBook.stats; `news` are texts for the user, each given once."""
+        stats: dict[str, Any] = await ask(self._actor.session_stats.remote(), "the tool dispatcher", ToolFailed)
+        return stats
+
+
+class OwnedSessions:
+    """The sessions of one worker, as episodes see them. `owner` is the name of one incarnation of it."""
+
+    def __init__(self, dispatcher: DispatcherClient, owner: str) -> None:
+        self._dispatcher = dispatcher
+        self._owner = owner
+
+    async def start(self, trace_id: str, item: dict[str, Any]) -> None:
+        await self._dispatcher.open_session(trace_id, item, self._owner)
+
+    def end(self, trace_id: str, reason: str) -> None:
+        self._dispatcher.close_session(trace_id, reason)

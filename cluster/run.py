@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,7 +18,6 @@ import ray
 from rich.console import Console
 from rich.markup import escape
 
-from actors.dispatcher import DispatcherActor
 from actors.engine import EngineConfig
 from actors.episode import EpisodeSpec
 from actors.fleet import CANARY_LIMITS, Fleet
@@ -26,6 +26,7 @@ from actors.learner import LearnerConfig
 from actors.learner_group import LearnerGroup
 from actors.rollout_worker import RolloutWorker, WorkerConfig
 from actors.weight_sync import WeightSync
+from cluster.job_sessions import JobSessions, start_dispatcher
 from cluster.live import LiveView, Sinks, before_after_table
 from cluster.placement import Seats
 from cluster.preflight import Prepared, prepare
@@ -139,6 +140,7 @@ class _Run:
         self._console = console
         self._seats: Seats | None = None
         self._fleet: Fleet | None = None
+        self._sessions: JobSessions | None = None
         self._learner: LearnerGroup | None = None
         folder.write_job(prepared.job, prepared.plan, {"context_length": prepared.context_length})
         for warning in prepared.warnings:
@@ -207,6 +209,8 @@ class _Run:
         """Stop actors, give resources back, write what is still in memory and the report."""
         if self._fleet is not None:
             await self._fleet.shutdown()
+        if self._sessions is not None:
+            await self._sessions.close()
         if self._learner is not None:
             await self._learner.shutdown()
         if self._seats is not None:
@@ -271,16 +275,21 @@ class _Run:
     def _make_fleet(self, seats: Seats) -> Fleet:
         prepared = self._prepared
         reinforcement = prepared.job.reinforcement
-        dispatcher = cast(Any, DispatcherActor).remote(reinforcement.tools)
+        tell = partial(self._sink.event, "warn")
+        dispatcher, self._sessions = start_dispatcher(reinforcement, self._folder.path / "sessions.jsonl", tell)
         graders = cast(Any, GraderPoolActor).remote(reinforcement.grader)
         config = _worker_config(prepared, dispatcher, graders)
         worker_class = ray.remote(RolloutWorker)
 
         def spawn(index: int) -> Any:
-            return worker_class.options(max_concurrency=10_000, **seats.actor_options(index)).remote(config)
+            owner = None if self._sessions is None else self._sessions.new_owner(f"engine-{index}")
+            options = worker_class.options(max_concurrency=10_000, **seats.actor_options(index))
+            return options.remote(replace(config, owner=owner))
 
         def replaced(name: str, why: str) -> None:
             self._sink.event("warn", f"{name} is being replaced: {why}")
+            if self._sessions is not None:
+                self._sessions.lost(name)
 
         return Fleet(spawn, prepared.job.cluster.engines, CANARY_LIMITS[prepared.placement.dtype], replaced)
 
