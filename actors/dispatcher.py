@@ -7,21 +7,15 @@ rollout, and the turn's other calls are cancelled.
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
-import zlib
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
-import ray
-
-from actors.endpoint_stats import merged
 from actors.gate import Sockets
 from actors.http_client import REAL_TIMING, Answer, EndpointClient, Timing, cut, status_text
-from actors.outcome import ask, outcome_of
 from trainer.endpoint_spec import ToolSpec
-from trainer.errors import RftError, ToolFailed
+from trainer.errors import ToolFailed
 from trainer.operator import NOTHING_ALLOWED, Operator
 from trainer.types import ToolCall, ToolResult
 
@@ -140,57 +134,3 @@ def _output(answer: Answer) -> str | None:
     output = body["output"]
     text = output if isinstance(output, str) else json.dumps(output, ensure_ascii=False)
     return text.encode(errors="replace").decode()  # JSON can hold halves of surrogate pairs; UTF-8 cannot
-
-
-# -- over Ray ----------------------------------------------------------------------------------------------------------
-
-
-@ray.remote(num_cpus=0, max_concurrency=10_000, max_restarts=-1)
-class DispatcherActor:
-    """A Dispatcher in a process of its own: one message a turn. It keeps nothing between calls but counts, so it may
-    be started anew at any time."""
-
-    def __init__(self, tools: Sequence[ToolSpec], operator: Operator) -> None:
-        self._dispatcher = Dispatcher(tools, operator)
-        gc.freeze()  # else full collections walk all that was imported
-
-    async def call_turn(
-        self, trace_id: str, item: dict[str, Any], calls: Sequence[ToolCall]
-    ) -> list[ToolResult] | RftError:
-        return await outcome_of(self._dispatcher.call_turn(trace_id, item, calls))
-
-    async def stats(self) -> dict[str, dict[str, Any]]:
-        return self._dispatcher.stats()
-
-
-def start_dispatchers(tools: Sequence[ToolSpec], operator: Operator, count: int) -> list[Any]:
-    """Actors that share the limits of each endpoint: as many as `count`, but none that could make no call."""
-    count = min([count, *(tool.max_concurrency for tool in tools)])
-    shares = [[share_of(tool, index, count) for tool in tools] for index in range(count)]
-    return [cast(Any, DispatcherActor).remote(share, operator) for share in shares]
-
-
-def share_of(tool: ToolSpec, index: int, count: int) -> ToolSpec:
-    """What dispatcher `index` of `count` may ask of a tool: together they ask exactly what one could."""
-    most, rest = divmod(tool.max_concurrency, count)
-    rate = None if tool.rate_limit_per_s is None else tool.rate_limit_per_s / count
-    return tool.model_copy(update={"max_concurrency": most + (index < rest), "rate_limit_per_s": rate})
-
-
-class DispatcherClient:
-    """What engines hold: a Dispatcher's methods, answered by actors. All calls of a rollout go to one of them."""
-
-    def __init__(self, *actors: Any) -> None:
-        self._actors = actors
-
-    async def call_turn(self, trace_id: str, item: dict[str, Any], calls: Sequence[ToolCall]) -> list[ToolResult]:
-        """As Dispatcher.call_turn; raises ToolFailed also where the dispatcher's process died."""
-        actor = self._actors[zlib.crc32(trace_id.encode()) % len(self._actors)]
-        ref = actor.call_turn.remote(trace_id, item, calls)
-        results: list[ToolResult] = await ask(ref, "the tool dispatcher", ToolFailed)
-        return results
-
-    async def stats(self) -> dict[str, dict[str, Any]]:
-        """As Dispatcher.stats, of all of them together."""
-        refs = [actor.stats.remote() for actor in self._actors]
-        return merged(await asyncio.gather(*(ask(ref, "the tool dispatcher", ToolFailed) for ref in refs)))

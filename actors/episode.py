@@ -70,6 +70,21 @@ class GradeSample(Protocol):
     def __call__(self, sample: dict[str, Any], item: dict[str, Any], trace_id: str) -> Awaitable[Grade]: ...
 
 
+class Sessions(Protocol):
+    """Where each rollout has a session of its own while it runs."""
+
+    async def start(self, trace_id: str, item: dict[str, Any]) -> None:
+        """Returns when the rollout may begin.
+
+        Raises:
+            ToolFailed: there is no session.
+            EndpointRefused: the server refuses us.
+        """
+
+    def end(self, trace_id: str, reason: str) -> None:
+        """Returns at once and raises nothing, also of sessions that never started."""
+
+
 def turn_seed(job: str, request: RolloutRequest, turn: int) -> int:
     """Seed of one turn: equal requests sample equally on an unchanged policy, and no two turns share one."""
     parts = (job, request.epoch, request.task.row_id, request.sample, request.attempt, turn)
@@ -129,6 +144,7 @@ class EpisodeRunner:
         generate: Generate,
         call_tools: CallTools,
         grade: GradeSample,
+        sessions: Sessions | None = None,
     ) -> None:
         self._spec = spec
         self._renderer = renderer
@@ -136,13 +152,29 @@ class EpisodeRunner:
         self._generate = generate
         self._call_tools = call_tools
         self._grade = grade
+        self._sessions = sessions
         self._validators: dict[str, jsonschema.protocols.Validator] = {}
 
     async def run(self, request: RolloutRequest) -> Rollout | Discarded:
         """One rollout to its end. Infrastructure failures come back as a value; `UserError` is raised."""
         trace_id = f"trace_{secrets.token_hex(16)}"
+        ended = "failed"
+        try:
+            outcome = await self._outcome(request, trace_id)
+            ended = outcome.reason if isinstance(outcome, Discarded) else "graded"
+            return outcome
+        except asyncio.CancelledError:
+            ended = "cancelled"
+            raise
+        finally:
+            if self._sessions is not None:
+                self._sessions.end(trace_id, ended)
+
+    async def _outcome(self, request: RolloutRequest, trace_id: str) -> Rollout | Discarded:
         try:
             async with asyncio.timeout(self._spec.limits.rollout_timeout_s):
+                if self._sessions is not None:
+                    await self._sessions.start(trace_id, request.task.item)
                 return await self._run(request, trace_id)
         except TimeoutError:
             reason: Discard = RolloutTimeout(f"took longer than {self._spec.limits.rollout_timeout_s:g} s")

@@ -57,7 +57,8 @@ class _Seat:
 
 class Fleet:
     """Implements `trainer.protocols.Rollouts` over rollout workers. `spawn(i)` makes the actor of seat i, not started;
-    `on_event` hears of engines that are replaced and of rollouts that are held back."""
+    `on_event` hears of engines that are replaced and of rollouts that are held back, `on_lost` of each engine that
+    is gone with all its rollouts."""
 
     def __init__(
         self,
@@ -66,12 +67,14 @@ class Fleet:
         canary_limit: float,
         limits: Limits,
         on_event: OnEvent,
+        on_lost: Callable[[str], None] = lambda name: None,
     ) -> None:
         self._spawn = spawn
         self._canary_limit = canary_limit
         self._sync: WeightSync | None = None
         self._canary: Canary | None = None
         self._on_event = on_event
+        self._on_lost = on_lost
         self._groups = Groups(self._run, limits, Holdback(limits.max_failure_rate, on_event))
         self._seats = [_Seat(i, None) for i in range(size)]
         self._changed = asyncio.Condition()
@@ -198,6 +201,7 @@ class Fleet:
         seat.ready = False
         self._replacements += 1
         self._on_event("warn", f"{seat.name} is being replaced: {why}")
+        self._on_lost(seat.name)
         ray.kill(worker)
         task = asyncio.create_task(self._refill(seat, why))
         self._replacing.add(task)

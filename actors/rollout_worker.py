@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from actors.dispatcher import DispatcherClient
+from actors.dispatcher_actor import DispatcherClient, OwnedSessions
 from actors.engine import Engine, EngineConfig, Layout
 from actors.episode import EpisodeRunner, EpisodeSpec, RolloutRequest
 from actors.grader_pool import GraderPoolClient
@@ -25,7 +25,8 @@ from trainer.types import Discarded, Rollout
 
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
-    """All that a worker is made from; a replacement is made from the same."""
+    """All that a worker is made from; a replacement is made from the same, but for `owner`: each incarnation has its
+    own name, under which its rollouts open sessions (None: the job has none)."""
 
     engine: EngineConfig
     episode: EpisodeSpec
@@ -33,6 +34,7 @@ class WorkerConfig:
     template_arguments: dict[str, Any]
     dispatchers: Sequence[Any]
     graders: Any
+    owner: str | None = None
 
 
 class RolloutWorker:
@@ -51,7 +53,8 @@ class RolloutWorker:
 
         await self._engine.start()
         tokenizer = AutoTokenizer.from_pretrained(self._config.engine.model)
-        spec = self._config.episode
+        spec, owner = self._config.episode, self._config.owner
+        dispatcher = DispatcherClient(*self._config.dispatchers)
         self._runner = EpisodeRunner(
             spec,
             Renderer(tokenizer, **self._config.template_arguments),
@@ -61,8 +64,9 @@ class RolloutWorker:
                 stop_token_ids=[tokenizer.eos_token_id],
                 max_thinking_tokens=spec.max_thinking_tokens if self._config.engine.thought_marks else None,
             ),
-            DispatcherClient(*self._config.dispatchers).call_turn,
+            dispatcher.call_turn,
             GraderPoolClient(self._config.graders).grade,
+            None if owner is None else OwnedSessions(dispatcher, owner),
         )
         gc.freeze()  # else full collections walk a million objects of imports while episodes wait
 

@@ -1,9 +1,11 @@
-"""First calls: each tool and the grader is called once before an engine starts, with values made from schemas."""
+"""First calls, before an engine starts: each tool and the grader is called once, with values made from schemas, and one
+session is opened and ended."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
@@ -16,14 +18,17 @@ from actors.graders.factory import FIELD as GRADER
 from actors.graders.sample import sample_of
 from actors.guarded_urls import Guard
 from actors.http_client import REMEDIES
-from trainer.endpoint_spec import ToolSpec
+from actors.sessions import SessionBook
+from trainer.endpoint_spec import SessionSpec, ToolSpec
 from trainer.errors import Problem, RftError
 from trainer.operator import Operator
 from trainer.spec import Reinforcement
 from trainer.types import Task, ToolCall, ToolSchema, Turn
 
 TOOLS = "method.reinforcement.tools"
-TRACE_ID = "trace_dry_run"
+SESSION = "method.reinforcement.session"
+TRACE_ID = f"trace_dry_run_{secrets.token_hex(8)}"
+"""Another one for each check: to a server that remembers calls by their keys, the same one would be an old call."""
 PROBE_TIMEOUT_S = 10.0
 MAX_DEPTH = 8
 """Of an example: a schema may refer to itself."""
@@ -32,7 +37,14 @@ TOKEN_REMEDY = "put the token that it wants into `headers` (as ${NAME}, from the
 
 
 async def dry_run_problems(reinforcement: Reinforcement, tasks: Sequence[Task], operator: Operator) -> list[Problem]:
-    """What a first call of each tool and of the grader says. Each may take what its `timeout_s` allows."""
+    """What a first call of each tool and of the grader says, within a session of their own where the job has one. Each
+    may take what its `timeout_s` allows."""
+    if reinforcement.session is None:
+        return await _first_calls(reinforcement, tasks, operator)
+    return await _in_a_session(reinforcement.session, reinforcement, tasks, operator)
+
+
+async def _first_calls(reinforcement: Reinforcement, tasks: Sequence[Task], operator: Operator) -> list[Problem]:
     offered: dict[str, tuple[ToolSchema, Task]] = {}
     for task in tasks:
         for tool in task.tools:
@@ -44,6 +56,29 @@ async def dry_run_problems(reinforcement: Reinforcement, tasks: Sequence[Task], 
     ]
     results = await asyncio.gather(*calls, _try_grader(reinforcement, tasks[0], operator))
     return [problem for problem in results if problem is not None]
+
+
+async def _in_a_session(
+    spec: SessionSpec, reinforcement: Reinforcement, tasks: Sequence[Task], operator: Operator
+) -> list[Problem]:
+    """Without a session the tools cannot be tried: they may know no rollout without one."""
+    told: list[str] = []
+    book = SessionBook(spec, None, operator, tell=told.append)
+    try:
+        await book.start(TRACE_ID, tasks[0].item)
+        problems = await _first_calls(reinforcement, tasks, operator)
+    except RftError as error:
+        wanted = "answer any JSON with status 200 when the session can be used"
+        problems = [_failed(error, "session_failed", f"{SESSION}.start_url", f"{SESSION}.headers", wanted)]
+    finally:
+        left = await book.close("dry_run", deadline_s=spec.timeout_s)
+    unheard = [kind for kind in book.stats()["errors"] if kind.startswith("end_")]
+    if (left or unheard) and not problems:
+        said = unheard[0].removeprefix("end_") if unheard else "deadline"
+        message = told[0] if told else f"a session cannot be ended: its end is answered with HTTP {said}"
+        remedy = "answer any JSON with status 200 once the end is noted"
+        problems = [Problem("session_failed", f"{SESSION}.end_url", message, remedy)]
+    return problems
 
 
 async def _try_tool(field: str, tool: ToolSpec, schema: ToolSchema, task: Task, operator: Operator) -> Problem | None:

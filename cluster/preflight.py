@@ -24,7 +24,7 @@ from actors.guarded_urls import REMEDY as ADDRESS_REMEDY
 from actors.guarded_urls import Guard
 from actors.parsing import tool_parser_names
 from actors.templates import render
-from cluster.dry_run import TOOLS, dry_run_problems, example_of, example_sample
+from cluster.dry_run import SESSION, TOOLS, dry_run_problems, example_of, example_sample
 from cluster.model_folder import ModelFolder, read_model
 from cluster.placement import Placement, num_nodes, plan_placement
 from trainer.chat import Renderer
@@ -37,7 +37,6 @@ from trainer.spec import ClusterSpec, JobSpec, Plan, Reinforcement, resolve
 from trainer.types import Task
 
 DEFAULT_PARSER = ClusterSpec().tool_parser
-SESSION = "method.reinforcement.session"
 FILES = ("training_file", "validation_file", "test_file")
 MAX_AUTO_CONTEXT = 16_384
 MIN_ANSWER_TOKENS = 16
@@ -193,6 +192,11 @@ def _tool_problems(reinforcement: Reinforcement, rows: Sequence[_Row]) -> list[P
         if mistake is not None:
             remedy = "mend server_url or headers"
             problems.append(Problem("invalid_endpoint", f"{TOOLS}[{i}].server_url", mistake, remedy))
+    if (session := reinforcement.session) is not None:
+        for name, url in (("start_url", session.start_url), ("end_url", session.end_url)):
+            mistake = None if url is None else endpoint_mistake(url, session.headers)
+            if mistake is not None:
+                problems.append(Problem("invalid_endpoint", f"{SESSION}.{name}", mistake, "mend the URL or headers"))
     mistake = schema_mistake(reinforcement.response_format)
     if mistake is not None:
         field = "method.reinforcement.response_format"

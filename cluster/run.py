@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,7 +18,7 @@ import ray
 from rich.console import Console
 from rich.markup import escape
 
-from actors.dispatcher import start_dispatchers
+from actors.dispatcher_actor import DispatcherClient, start_dispatchers
 from actors.engine import EngineConfig
 from actors.episode import EpisodeSpec
 from actors.fleet import CANARY_LIMITS, Fleet
@@ -26,6 +27,7 @@ from actors.learner import LearnerConfig
 from actors.learner_group import LearnerGroup
 from actors.rollout_worker import RolloutWorker, WorkerConfig
 from actors.weight_sync import WeightSync
+from cluster.job_sessions import JobSessions
 from cluster.live import LiveView, Sinks, before_after_table
 from cluster.placement import Seats
 from cluster.preflight import Prepared, prepare
@@ -156,6 +158,7 @@ class _Run:
         self._console = console
         self._seats: Seats | None = None
         self._fleet: Fleet | None = None
+        self._sessions: JobSessions | None = None
         self._learner: LearnerGroup | None = None
         folder.write_job(prepared.job, prepared.plan, {"context_length": prepared.context_length})
         for warning in prepared.warnings:
@@ -224,6 +227,8 @@ class _Run:
         """Stop actors, give resources back, write what is still in memory and the report."""
         if self._fleet is not None:
             await self._fleet.shutdown()
+        if self._sessions is not None:
+            await self._sessions.close()
         if self._learner is not None:
             await self._learner.shutdown()
         if self._seats is not None:
@@ -293,16 +298,26 @@ class _Run:
     def _make_fleet(self, seats: Seats) -> Fleet:
         prepared = self._prepared
         reinforcement = prepared.job.reinforcement
-        dispatchers = start_dispatchers(reinforcement.tools, self._operator, prepared.job.cluster.dispatchers)
+        folder, tell = self._folder.path, partial(self._sink.event, "warn")
+        shards, session = prepared.job.cluster.dispatchers, reinforcement.session
+        dispatchers = start_dispatchers(reinforcement.tools, self._operator, shards, session, folder)
+        if session is not None:
+            self._sessions = JobSessions(DispatcherClient(*dispatchers), folder, tell)
         graders = cast(Any, GraderPoolActor).remote(reinforcement.grader, self._operator)
         config = _worker_config(prepared, dispatchers, graders)
         worker_class = ray.remote(RolloutWorker)
 
         def spawn(index: int) -> Any:
-            return worker_class.options(max_concurrency=10_000, **seats.actor_options(index)).remote(config)
+            owner = None if self._sessions is None else self._sessions.new_owner(f"engine-{index}")
+            options = worker_class.options(max_concurrency=10_000, **seats.actor_options(index))
+            return options.remote(replace(config, owner=owner))
+
+        def lost(name: str) -> None:
+            if self._sessions is not None:
+                self._sessions.lost(name)
 
         size, canary_limit = prepared.job.cluster.engines, CANARY_LIMITS[prepared.placement.dtype]
-        return Fleet(spawn, size, canary_limit, reinforcement.limits, self._sink.event)
+        return Fleet(spawn, size, canary_limit, reinforcement.limits, self._sink.event, lost)
 
     async def _grade(
         self, fleet: Fleet, tasks: Sequence[Task], purpose: Purpose, name: str, samples: int

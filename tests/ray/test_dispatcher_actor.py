@@ -6,15 +6,16 @@ import asyncio
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 import ray
 from pydantic import TypeAdapter
 
-from actors.dispatcher import DispatcherActor, DispatcherClient
+from actors.dispatcher_actor import DispatcherActor, DispatcherClient, OwnedSessions
 from actors.grader_pool import GraderPoolActor, GraderPoolClient
 from tests.fakes_http import LOCAL, FakeEndpoint, hangs, says, until
-from trainer.endpoint_spec import ToolSpec
+from trainer.endpoint_spec import SessionSpec, ToolSpec
 from trainer.errors import EndpointRefused, GraderFailed, ToolFailed
 from trainer.grader_spec import GraderSpec
 from trainer.types import Grade, ToolCall
@@ -77,6 +78,35 @@ async def test_a_dispatcher_that_died_is_a_failure_of_the_tool_and_is_started_an
                 return
             await asyncio.sleep(0.1)
         raise AssertionError("it was not started anew")
+
+
+async def test_a_dispatcher_that_is_started_anew_ends_the_sessions_of_the_one_that_died(
+    local_ray: None, tmp_path: Path
+) -> None:
+    async with FakeEndpoint(says({"output": "x"})) as server:
+        session = SessionSpec(start_url=server.url, end_url=server.url)
+        actor = DispatcherActor.remote(tools(server.url), LOCAL, session, tmp_path / "sessions.jsonl")
+        dispatcher = DispatcherClient(actor)
+        sessions = OwnedSessions(dispatcher, "engine-0/1")
+        await sessions.start("trace_1", {"x": 1})
+        await sessions.start("trace_2", {"x": 1})
+        assert len(await dispatcher.call_turn("trace_1", {"x": 1}, CALLS)) == 2
+        sessions.end("trace_1", "graded")
+        await until(lambda: server.received[-1].body.get("reason") == "graded")
+        ray.kill(actor, no_restart=False)
+        for _ in range(600):
+            try:
+                await dispatcher.call_turn("trace_2", {"x": 1}, CALLS)
+            except ToolFailed as failed:
+                if failed.details["kind"] == "session_over":
+                    break
+            await asyncio.sleep(0.1)
+        await sessions.start("trace_3", {"x": 1})
+        dispatcher.end_sessions_of("engine-0/1", "engine_failed")
+        assert await dispatcher.close_sessions("job_stopped") == 0
+    bodies = [received.body for received in server.received]
+    reasons = {body["trace_id"]: body["reason"] for body in bodies if body["type"] == "session_end"}
+    assert reasons == {"trace_1": "graded", "trace_2": "job_restarted", "trace_3": "engine_failed"}
 
 
 async def test_grades_and_failures_cross_as_values_and_the_process_stays_light(local_ray: None) -> None:

@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 import ray
 
-from actors.dispatcher import start_dispatchers
+from actors.dispatcher_actor import start_dispatchers
 from actors.engine import EngineConfig
 from actors.episode import EpisodeSpec
 from actors.fleet import CANARY_LIMITS, Fleet

@@ -63,6 +63,7 @@ class World:
         self.messages: list[list[ToolCall]] = []
         self.traces: set[str] = set()
         self.graded: list[dict[str, Any]] = []
+        self.sessions: list[str] = []
         self.output: Callable[[ToolCall], str] = lambda c: f"result of {json.loads(c.arguments)['path']}"
 
     async def generate(self, prompt: Sequence[int], **options: Any) -> Completion:
@@ -86,9 +87,18 @@ class World:
         self.graded.append(sample)
         return Grade(1.0)
 
+    async def start(self, trace_id: str, item: dict[str, Any]) -> None:
+        assert item == TASK.item
+        self.traces.add(trace_id)
+        self.sessions.append(f"start with {len(self.prompts)} turns")
+
+    def end(self, trace_id: str, reason: str) -> None:
+        self.traces.add(trace_id)
+        self.sessions.append(reason)
+
     def runner(self, max_steps: int = 64, context: int = 2048, **limits: Any) -> EpisodeRunner:
         spec = EpisodeSpec("7", Limits(**limits), RewardSpec(token_penalty=0.0), max_steps, context)
-        return EpisodeRunner(spec, self.renderer, parse, self.generate, self.call_tools, self.grade)
+        return EpisodeRunner(spec, self.renderer, parse, self.generate, self.call_tools, self.grade, self)
 
 
 REQUEST = RolloutRequest(TASK, epoch=0, sample=3, attempt=0, temperature=1.0)
@@ -133,10 +143,59 @@ async def test_calls_of_a_turn_go_out_in_one_message_and_results_come_back_in_ca
     assert rollout.busy_s == pytest.approx(0.5 + 0.2 + 0.5)
 
 
-async def test_one_trace_id_ties_tool_calls_and_grade(renderer: Renderer) -> None:
+async def test_one_trace_id_ties_session_tool_calls_and_grade(renderer: Renderer) -> None:
     world = World(renderer, call("a"), call("b"), "1")
     rollout = await graded(world.runner())
     assert world.traces == {rollout.trace_id}
+
+
+async def test_a_session_opens_before_the_first_token_and_ends_when_the_rollout_is_graded(renderer: Renderer) -> None:
+    world = World(renderer, call("a"), "1")
+    await graded(world.runner())
+    assert world.sessions == ["start with 0 turns", "graded"]
+
+
+async def test_a_rollout_without_a_session_is_discarded_and_samples_nothing(renderer: Renderer) -> None:
+    world = World(renderer, "1")
+
+    async def full(trace_id: str, item: dict[str, Any]) -> None:
+        raise ToolFailed("no machine is free")
+
+    world.start = full  # type: ignore[method-assign]
+    outcome = await world.runner().run(REQUEST)
+    assert isinstance(outcome, Discarded)
+    assert (outcome.reason, outcome.message) == ("tool_failed", "no machine is free")
+    assert (world.prompts, world.sessions) == ([], ["tool_failed"])
+
+
+async def test_waiting_for_a_session_is_taken_from_the_time_of_the_rollout(renderer: Renderer) -> None:
+    world = World(renderer, "1")
+
+    async def boots(trace_id: str, item: dict[str, Any]) -> None:
+        await asyncio.Event().wait()
+
+    world.start = boots  # type: ignore[method-assign]
+    outcome = await world.runner(rollout_timeout_s=0.05).run(REQUEST)
+    assert isinstance(outcome, Discarded)
+    assert world.sessions == [outcome.reason] == ["rollout_timeout"]
+
+
+@pytest.mark.parametrize("stage", ["start", "generate", "call_tools", "grade"])
+async def test_a_rollout_that_is_cancelled_anywhere_ends_its_session(renderer: Renderer, stage: str) -> None:
+    world = World(renderer, call("a"), "1")
+    reached = asyncio.Event()
+
+    async def hang(*args: Any, **options: Any) -> None:
+        reached.set()
+        await asyncio.Event().wait()
+
+    setattr(world, stage, hang)
+    rollout = asyncio.create_task(world.runner().run(REQUEST))
+    await reached.wait()
+    rollout.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await rollout
+    assert world.sessions[-1] == "cancelled"
 
 
 async def test_a_tool_cannot_open_a_turn(renderer: Renderer) -> None:
@@ -249,6 +308,7 @@ async def test_a_failure_discards_and_carries_no_number(renderer: Renderer, stag
     outcome = await world.runner().run(REQUEST)
     assert isinstance(outcome, Discarded)
     assert (outcome.reason, outcome.message) == (error.reason, error.message)
+    assert world.sessions[1:] == [error.reason]
 
 
 async def test_a_refusing_endpoint_stops_the_job_instead_of_the_rollout(renderer: Renderer) -> None:
@@ -260,6 +320,7 @@ async def test_a_refusing_endpoint_stops_the_job_instead_of_the_rollout(renderer
     world.call_tools = refuse  # type: ignore[method-assign]
     with pytest.raises(EndpointRefused):
         await world.runner().run(REQUEST)
+    assert world.sessions[1:] == ["failed"]
 
 
 async def test_seeds_differ_by_turn_and_sample_and_repeat_for_equal_requests(renderer: Renderer) -> None:

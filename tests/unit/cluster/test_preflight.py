@@ -460,6 +460,52 @@ async def test_a_tool_that_nobody_serves_is_named_with_its_url(case: Case) -> No
     assert "check that it runs" not in problem.message
 
 
+async def test_first_calls_are_made_within_a_session_which_is_ended(case: Case) -> None:
+    async with FakeEndpoint(says({})) as server:
+        case.reinforcement = {"session": {"start_url": f"{server.url}/start", "end_url": f"{server.url}/end"}}
+        await case.prepare()
+        await case.prepare()
+    start, end = (received.body for received in server.received[:2])
+    assert (start["type"], start["item"], end["type"], end["reason"]) == (
+        "session_start",
+        row(),
+        "session_end",
+        "dry_run",
+    )
+    assert len({start["trace_id"], end["trace_id"], *(call.body["trace_id"] for call in case.tool.received[:1])}) == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "answer", "code", "field"),
+    [
+        ("start", 500, "session_failed", "start_url"),
+        ("start", 404, "session_failed", "start_url"),
+        ("start", 401, "endpoint_refused", "headers"),
+        ("end", 404, "session_failed", "end_url"),
+        ("end", 307, "session_failed", "end_url"),
+    ],
+)
+async def test_sessions_that_cannot_be_opened_or_ended(
+    case: Case, path: str, answer: int, code: str, field: str
+) -> None:
+    async def behave(request: Received) -> web.StreamResponse:
+        return web.json_response({}, status=answer if request.path.endswith(path) else 200)
+
+    async with FakeEndpoint(behave) as server:
+        case.reinforcement = {
+            "session": {"start_url": f"{server.url}/start", "end_url": f"{server.url}/end", "max_retries": 0}
+        }
+        problem = await case.only_problem()
+    assert (problem.code, problem.field) == (code, f"method.reinforcement.session.{field}")
+    assert str(answer) in problem.message
+
+
+async def test_a_session_at_an_unusable_url(case: Case) -> None:
+    case.reinforcement = {"session": {"end_url": "ftp://machines.example/end"}}
+    problem = await case.only_problem()
+    assert (problem.code, problem.field) == ("invalid_endpoint", "method.reinforcement.session.end_url")
+
+
 async def test_a_missing_document_is_no_mistake_but_a_missing_path_is(case: Case) -> None:
     async def documents(request: Received) -> web.StreamResponse:
         if request.path == urlsplit(case.tool.url).path:

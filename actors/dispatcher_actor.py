@@ -1,0 +1,196 @@
+"""The dispatcher over Ray: one message a turn, sharded by rollout where one process is not enough.
+
+All calls of a rollout, and its session, are the affair of one shard. The shards together ask of an endpoint exactly
+what one dispatcher could.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import zlib
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from actors.dispatcher import Dispatcher
+from actors.endpoint_stats import merged
+from actors.outcome import ask, outcome_of
+from actors.sessions import SessionBook
+from trainer.endpoint_spec import Endpoint, SessionSpec, ToolSpec
+from trainer.errors import RftError, ToolFailed
+from trainer.operator import Operator
+from trainer.types import ToolCall, ToolResult
+
+E = TypeVar("E", bound=Endpoint)
+WHAT = "the tool dispatcher"
+MAX_NEWS = 100
+
+
+@ray.remote(num_cpus=0, max_concurrency=10_000, max_restarts=-1)
+class DispatcherActor:
+    """A Dispatcher in a process of its own: one message a turn. It keeps nothing between calls but counts, so it may
+    be started anew at any time. Where the job has a `session`, it keeps the book of them too: started anew, it ends
+    those that `journal` (a file of this node) has open."""
+
+    def __init__(
+        self,
+        tools: Sequence[ToolSpec],
+        operator: Operator,
+        session: SessionSpec | None = None,
+        journal: Path | None = None,
+    ) -> None:
+        self._dispatcher = Dispatcher(tools, operator)
+        self._news: deque[str] = deque(maxlen=MAX_NEWS)
+        self._sessions = None if session is None else SessionBook(session, journal, operator, tell=self._news.append)
+        gc.freeze()  # else full collections walk all that was imported
+
+    async def call_turn(
+        self, trace_id: str, item: dict[str, Any], calls: Sequence[ToolCall]
+    ) -> list[ToolResult] | RftError:
+        if self._sessions is not None and not self._sessions.is_open(trace_id):
+            return ToolFailed(f"the session of {trace_id} has ended, so no tool is called", kind="session_over")
+        return await outcome_of(self._dispatcher.call_turn(trace_id, item, calls))
+
+    async def stats(self) -> dict[str, dict[str, Any]]:
+        return self._dispatcher.stats()
+
+    async def open_session(self, trace_id: str, item: dict[str, Any], owner: str) -> RftError | None:
+        return None if self._sessions is None else await outcome_of(self._sessions.start(trace_id, item, owner))
+
+    async def close_session(self, trace_id: str, reason: str) -> None:
+        if self._sessions is not None:
+            self._sessions.end(trace_id, reason)
+
+    async def end_sessions_of(self, owner: str, reason: str) -> None:
+        if self._sessions is not None:
+            self._sessions.end_owner(owner, reason)
+
+    async def close_sessions(self, reason: str) -> int:
+        return 0 if self._sessions is None else await self._sessions.close(reason)
+
+    async def session_stats(self) -> dict[str, Any]:
+        if self._sessions is None:
+            return {"news": []}
+        news = list(self._news)
+        self._news.clear()
+        return {**self._sessions.stats(), "news": news}
+
+
+def start_dispatchers(
+    tools: Sequence[ToolSpec],
+    operator: Operator,
+    count: int,
+    session: SessionSpec | None = None,
+    journals: Path | None = None,
+) -> list[Any]:
+    """Actors that share the limits of each endpoint: as many as `count`, but none that could make no call.
+
+    With sessions they run on the node of the caller and nowhere else, for there lies the folder `journals`, also for
+    one that is started anew."""
+    actor = cast(Any, DispatcherActor)
+    least = [tool.max_concurrency for tool in tools]
+    if session is not None:
+        least += [session.max_concurrency, *([] if session.max_open is None else [session.max_open])]
+        node = ray.get_runtime_context().get_node_id()
+        actor = actor.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False))
+    count = min([count, *least])
+    paths = [None] * count if journals is None else journal_paths(journals, count)
+    return [
+        actor.remote(
+            [share_of(tool, index, count) for tool in tools],
+            operator,
+            None if session is None else share_of(session, index, count),
+            path,
+        )
+        for index, path in enumerate(paths)
+    ]
+
+
+def share_of(endpoint: E, index: int, count: int) -> E:
+    """What shard `index` of `count` may ask of an endpoint."""
+
+    def part(whole: int) -> int:
+        share, rest = divmod(whole, count)
+        return share + (index < rest)
+
+    rate = None if endpoint.rate_limit_per_s is None else endpoint.rate_limit_per_s / count
+    update: dict[str, Any] = {"max_concurrency": part(endpoint.max_concurrency), "rate_limit_per_s": rate}
+    if isinstance(endpoint, SessionSpec) and endpoint.max_open is not None:
+        update["max_open"] = part(endpoint.max_open)
+    return endpoint.model_copy(update=update)
+
+
+def journal_paths(folder: Path, count: int) -> list[Path]:
+    """The journals of `count` shards. What an earlier run had left in those of more shards goes to the first one."""
+    paths = [folder.resolve() / f"sessions-{index}.jsonl" for index in range(count)]
+    for orphan in sorted(set(folder.resolve().glob("sessions-*.jsonl")) - set(paths)):
+        with paths[0].open("ab") as first:
+            first.write(b"\n" + orphan.read_bytes())
+        orphan.unlink()
+    return paths
+
+
+class DispatcherClient:
+    """What engines and the driver hold: a Dispatcher's methods, answered by actors."""
+
+    def __init__(self, *actors: Any) -> None:
+        self._actors = actors
+
+    async def call_turn(self, trace_id: str, item: dict[str, Any], calls: Sequence[ToolCall]) -> list[ToolResult]:
+        """As Dispatcher.call_turn; raises ToolFailed also where the dispatcher's process died."""
+        results: list[ToolResult] = await self._ask(self._of(trace_id).call_turn.remote(trace_id, item, calls))
+        return results
+
+    async def stats(self) -> dict[str, dict[str, Any]]:
+        """As Dispatcher.stats, of all of them together."""
+        return merged(await asyncio.gather(*(self._ask(actor.stats.remote()) for actor in self._actors)))
+
+    async def open_session(self, trace_id: str, item: dict[str, Any], owner: str) -> None:
+        """As SessionBook.start; raises ToolFailed also where the dispatcher's process died."""
+        await self._ask(self._of(trace_id).open_session.remote(trace_id, item, owner))
+
+    def close_session(self, trace_id: str, reason: str) -> None:
+        """As SessionBook.end. A dispatcher that died ends the session when it is started anew."""
+        self._of(trace_id).close_session.remote(trace_id, reason)
+
+    def end_sessions_of(self, owner: str, reason: str) -> None:
+        """As SessionBook.end_owner."""
+        for actor in self._actors:
+            actor.end_sessions_of.remote(owner, reason)
+
+    async def close_sessions(self, reason: str) -> int:
+        """As SessionBook.close."""
+        left: list[int] = await asyncio.gather(
+            *(self._ask(actor.close_sessions.remote(reason)) for actor in self._actors)
+        )
+        return sum(left)
+
+    async def session_news(self) -> list[str]:
+        """Texts for the user, each given once."""
+        stats = await asyncio.gather(*(self._ask(actor.session_stats.remote()) for actor in self._actors))
+        return [text for one in stats for text in one["news"]]
+
+    def _of(self, trace_id: str) -> Any:
+        return self._actors[zlib.crc32(trace_id.encode()) % len(self._actors)]
+
+    async def _ask(self, ref: Any) -> Any:
+        return await ask(ref, WHAT, ToolFailed)
+
+
+class OwnedSessions:
+    """The sessions of one worker, as episodes see them. `owner` is the name of one incarnation of it."""
+
+    def __init__(self, dispatcher: DispatcherClient, owner: str) -> None:
+        self._dispatcher = dispatcher
+        self._owner = owner
+
+    async def start(self, trace_id: str, item: dict[str, Any]) -> None:
+        await self._dispatcher.open_session(trace_id, item, self._owner)
+
+    def end(self, trace_id: str, reason: str) -> None:
+        self._dispatcher.close_session(trace_id, reason)
