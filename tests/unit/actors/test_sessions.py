@@ -17,7 +17,7 @@ from aiohttp import web
 from actors.http_client import Timing
 from actors.session_journal import SessionJournal
 from actors.sessions import WARM_UP_STARTS, SessionBook
-from tests.fakes_http import Behaviour, FakeEndpoint, FakeTime, Received, hangs, says, until
+from tests.fakes_http import LOCAL, Behaviour, FakeEndpoint, FakeTime, Received, hangs, says, until
 from trainer.endpoint_spec import SessionSpec
 from trainer.errors import EndpointRefused, ToolFailed
 
@@ -78,7 +78,7 @@ async def book() -> AsyncIterator[Book]:
 
     def make(url: str, journal: Path | None = None, timing: Timing = QUICK, **spec: Any) -> SessionBook:
         urls = {"start_url": url, "end_url": url} if "start_url" not in spec and "end_url" not in spec else {}
-        made.append(SessionBook(SessionSpec.model_validate({**urls, **spec}), journal, timing=timing))
+        made.append(SessionBook(SessionSpec.model_validate({**urls, **spec}), journal, LOCAL, timing=timing))
         return made[-1]
 
     yield make
@@ -241,7 +241,7 @@ async def test_an_end_that_fails_is_tried_until_it_is_heard_and_keeps_its_place_
 
     async with FakeEndpoint(machines := Machines(only("end", ends))) as server:
         spec = SessionSpec(start_url=server.url, end_url=server.url, max_open=1)
-        sessions = SessionBook(spec, tmp_path / "sessions.jsonl", tell=told.append, timing=QUICK)
+        sessions = SessionBook(spec, tmp_path / "sessions.jsonl", LOCAL, tell=told.append, timing=QUICK)
         await sessions.start("trace_1", ITEM)
         sessions.end("trace_1", "graded")
         await until(lambda: sessions.stats()["end_failures"] >= 3)
