@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 from pydantic import Field, IPvAnyNetwork, SecretStr
 
 from trainer.endpoint_spec import Endpoint, Strict
@@ -24,5 +22,5 @@ class Operator(Strict):
     sandbox can be made."""
 
     allowed_networks: tuple[IPvAnyNetwork, ...] = ()
-    models: Annotated[dict[str, ModelEndpoint], Field(default_factory=dict)]
+    models: dict[str, ModelEndpoint] = Field(default_factory=dict)
     unsandboxed_python: bool = False
