@@ -13,13 +13,17 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.markup import escape
+from rich.progress import Progress
 
+from cluster.grade_file import grade_file
+from cluster.grade_report import print_summary, summary_of
 from cluster.run import Outcome, check, evaluate_model, train
 from cluster.run_folder import RunFolder
 from cluster.signals import STOPPED
 from cluster.traces import print_traces, select_traces, trace_json
 from trainer.errors import InvalidJob, RftError
 from trainer.jobfile import load_job, read_job
+from trainer.operator_file import load_operator
 from trainer.spec import JobSpec
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
@@ -27,6 +31,10 @@ app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_
 JobFile = Annotated[Path, typer.Argument(help="the job, YAML or JSON")]
 Address = Annotated[
     str | None, typer.Option(help="Ray cluster (else RAY_ADDRESS, else a local one)", envvar="RAY_ADDRESS")
+]
+Config = Annotated[
+    Path | None,
+    typer.Option(help="the operator's configuration (else agent-rft.yaml here, if any)", envvar="AGENT_RFT_CONFIG"),
 ]
 Runs = Annotated[Path, typer.Option(help="folder that gets the run's folder")]
 
@@ -91,6 +99,34 @@ def traces_command(
             typer.echo(trace_json(found))
     else:
         print_traces(traces, Console())
+
+
+@app.command("grade")
+def grade_command(
+    file: Annotated[Path, typer.Argument(help="a run folder, or a JSONL file of {sample, item}")],
+    grader: Annotated[Path, typer.Option(help="the grader, YAML or JSON: alone, or as in method.reinforcement")],
+    name: Annotated[str | None, typer.Option(help="of a run folder: step-000001, test-before, ...")] = None,
+    repeat: Annotated[int, typer.Option(min=1, help="runs; from two on, their differences are shown")] = 1,
+    config: Config = None,
+) -> None:
+    """Run a grader over recorded rollouts: its grades, its errors and, run twice, its noise."""
+    operator = load_operator(config)
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        bar = progress.add_task("grading", total=None)
+        reinforcement, cases, runs = asyncio.run(
+            grade_file(
+                file,
+                grader,
+                operator,
+                name=name,
+                repeat=repeat,
+                done=lambda count, total: progress.update(bar, completed=count, total=total),
+            )
+        )
+    summary = summary_of(runs, reinforcement.grader.pass_threshold)
+    print_summary(summary, [case.recorded for case in cases if case.recorded is not None], Console())
+    if not summary.num_graded:
+        raise RftError("the grader gave no grade at all")
 
 
 def main() -> None:

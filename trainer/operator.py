@@ -24,3 +24,7 @@ class Operator(Strict):
     allowed_networks: tuple[IPvAnyNetwork, ...] = ()
     models: dict[str, ModelEndpoint] = Field(default_factory=dict)
     unsandboxed_python: bool = False
+
+
+NOTHING_ALLOWED = Operator()
+"""Without a configuration."""
