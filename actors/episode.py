@@ -220,7 +220,7 @@ class EpisodeRunner:
             answer=answer,
             finish=finish,
             grade=grade,
-            reward=reward_of(self._spec.reward, grade.value, trajectory.num_calls, trajectory.num_sampled, busy_s),
+            reward=reward_of(self._spec.reward, grade, trajectory.num_calls, trajectory.num_sampled, busy_s),
             reasoning_tokens=trajectory.reasoning_tokens,
             wall_s=time.monotonic() - begun,
         )

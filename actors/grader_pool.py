@@ -7,45 +7,78 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from collections.abc import Sequence
 from typing import Any
 
 import ray
 
 from actors.graders.base import Grader, finite_number
 from actors.graders.factory import make_grader
+from actors.graders.guarded import Guarded
+from actors.graders.model_client import Models
 from actors.graders.sample import sample_of
 from actors.http_client import REAL_TIMING, Timing
 from actors.outcome import ask, outcome_of
 from trainer.errors import GraderFailed, RftError
-from trainer.grader_spec import EndpointGrader, GraderSpec, MultiGrader
+from trainer.grader_spec import (
+    EndpointGrader,
+    GraderSpec,
+    GuardSpec,
+    LabelModelGrader,
+    MultiGrader,
+    ScoreModelGrader,
+    TextSimilarityGrader,
+)
 from trainer.operator import NOTHING_ALLOWED, Operator
+from trainer.spec import Reinforcement
 from trainer.types import Grade
 
 LOCAL_DEADLINE_S = 120.0
 """What the wire contract gives to graders that run here."""
 GRACE_S = 5.0
-"""An endpoint's own deadline comes first: its error says more."""
+"""An endpoint's own deadline comes first: its error says more. The tries of a judge whose answers cannot be read share
+one deadline."""
 
 
 class GraderPool:
-    """Runs a job's grader. `grader` and `deadline_s` (of one grade, waiting for a slot included) may be handed in."""
+    """Runs a job's grader, with its guards and the held-out grader beside it. `grader` and `deadline_s` (of one grade,
+    waiting for a slot included) may be handed in for the grader itself."""
 
     def __init__(
         self,
         spec: GraderSpec,
         *,
         operator: Operator = NOTHING_ALLOWED,
+        guards: Sequence[GuardSpec] = (),
+        held_out: GraderSpec | None = None,
         grader: Grader | None = None,
         deadline_s: float | None = None,
         timing: Timing = REAL_TIMING,
     ) -> None:
         """
         Raises:
-            InvalidJob: the grader has mistakes.
+            InvalidJob: a grader has mistakes.
         """
-        self._what = f"grader {spec.name or spec.type!r}"
-        self._grader = make_grader(spec, operator, timing) if grader is None else grader
-        self._deadline_s = _deadline_s(spec) if deadline_s is None else deadline_s
+        models = Models(operator.models, timing)
+
+        def bounded(spec: GraderSpec, what: str) -> Grader:
+            limit_s = _deadline_s(spec, operator)
+            return _Bounded(make_grader(spec, operator, timing, models), what, limit_s)
+
+        if grader is None:
+            grader = make_grader(spec, operator, timing, models)
+        limit_s = _deadline_s(spec, operator) if deadline_s is None else deadline_s
+        self._grader = Guarded(
+            _Bounded(grader, f"grader {spec.name or spec.type!r}", limit_s),
+            [(guard, bounded(guard.grader, f"guard {guard.name!r}")) for guard in guards],
+            None if held_out is None else bounded(held_out, f"held-out grader {held_out.name or held_out.type!r}"),
+        )
+
+    @classmethod
+    def of(cls, reinforcement: Reinforcement, operator: Operator, timing: Timing = REAL_TIMING) -> GraderPool:
+        """The pool with all graders of a job."""
+        guards, held_out = reinforcement.guards, reinforcement.held_out_grader
+        return cls(reinforcement.grader, operator=operator, guards=guards, held_out=held_out, timing=timing)
 
     async def grade(self, sample: dict[str, Any], item: dict[str, Any], trace_id: str) -> Grade:
         """The grade of one rollout.
@@ -54,6 +87,31 @@ class GraderPool:
             GraderFailed: there is none.
             EndpointRefused: an endpoint answered 401 or 403.
         """
+        return await self._grader.grade(sample, item, trace_id)
+
+    async def dry_run(self, item: dict[str, Any], answer: str = "") -> Grade | RftError:
+        """What the graders say of `answer`, without tool calls, to one dataset row: its grade, or why there is none."""
+        sample = sample_of(answer, (), "answer", wants_json=True)
+        grade = await outcome_of(self.grade(sample, item, "trace_dry_run"))
+        if (
+            isinstance(grade, Grade) and grade.held_out_error
+        ):  # no rollout would have to wait for it, but it is a mistake
+            return GraderFailed(grade.held_out_error)
+        return grade
+
+    async def close(self) -> None:
+        await self._grader.close()
+
+
+class _Bounded:
+    """A grader each of whose grades ends by `deadline_s`, with a finite number or with an error that names it."""
+
+    def __init__(self, grader: Grader, what: str, deadline_s: float) -> None:
+        self._grader = grader
+        self._what = what
+        self._deadline_s = deadline_s
+
+    async def grade(self, sample: dict[str, Any], item: dict[str, Any], trace_id: str) -> Grade:
         try:
             async with asyncio.timeout(self._deadline_s) as deadline:
                 grade = await self._grader.grade(sample, item, trace_id)
@@ -66,19 +124,20 @@ class GraderPool:
         finite_number(grade.value, f"{self._what} failed: its grade")
         return grade
 
-    async def dry_run(self, item: dict[str, Any], answer: str = "") -> Grade | RftError:
-        """What the grader says of `answer`, without tool calls, to one dataset row: its grade, or why it gave none."""
-        return await outcome_of(self.grade(sample_of(answer, (), "answer", wants_json=True), item, "trace_dry_run"))
-
     async def close(self) -> None:
         await self._grader.close()
 
 
-def _deadline_s(spec: GraderSpec) -> float:
+def _deadline_s(spec: GraderSpec, operator: Operator) -> float:
     """Parts run side by side, so the longest of them counts."""
-    if isinstance(spec, MultiGrader):
-        return max(_deadline_s(part) for part in spec.graders.values())
-    return spec.timeout_s + GRACE_S if isinstance(spec, EndpointGrader) else LOCAL_DEADLINE_S
+    match spec:
+        case MultiGrader():
+            return max(_deadline_s(part, operator) for part in spec.graders.values())
+        case EndpointGrader():
+            return spec.timeout_s + GRACE_S
+        case ScoreModelGrader() | LabelModelGrader() | TextSimilarityGrader() if spec.model in operator.models:
+            return operator.models[spec.model].timeout_s + GRACE_S
+    return LOCAL_DEADLINE_S
 
 
 # -- over Ray ----------------------------------------------------------------------------------------------------------
@@ -88,8 +147,14 @@ def _deadline_s(spec: GraderSpec) -> float:
 class GraderPoolActor:
     """A GraderPool in a process of its own. It keeps nothing between calls, so it may be started anew at any time."""
 
-    def __init__(self, spec: GraderSpec, operator: Operator) -> None:
-        self._pool = GraderPool(spec, operator=operator)
+    def __init__(
+        self,
+        spec: GraderSpec,
+        operator: Operator = NOTHING_ALLOWED,
+        guards: Sequence[GuardSpec] = (),
+        held_out: GraderSpec | None = None,
+    ) -> None:
+        self._pool = GraderPool(spec, operator=operator, guards=guards, held_out=held_out)
         gc.freeze()  # else full collections walk all that was imported
 
     async def grade(self, sample: dict[str, Any], item: dict[str, Any], trace_id: str) -> Grade | RftError:

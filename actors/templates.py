@@ -27,8 +27,8 @@ def template_problems(template: str) -> list[str]:
         parsed = _PATH.fullmatch(path)
         if parsed is None:
             problems.append(f"{{{{ {path} }}}} is no path such as item.answer or sample.output_tools[0].function.name")
-        elif parsed[1] == "sample" and _steps(parsed[2])[0] not in SAMPLE_KEYS:
-            problems.append(f"{{{{ {path} }}}}: a sample has only {', '.join(SAMPLE_KEYS)}")
+        elif parsed[1] == "sample" and (mistake := _sample_mistake(_steps(parsed[2]))):
+            problems.append(f"{{{{ {path} }}}}: {mistake}")
     if "{{" in _PLACEHOLDER.sub("", template):
         problems.append("a {{ is not closed by }}")
     return problems
@@ -38,7 +38,8 @@ def render(template: str, where: str, *, item: dict[str, Any], sample: dict[str,
     """The template with its values. `where` names the template in errors ("grader 'exact', input").
 
     Raises:
-        GraderFailed: a path leads nowhere; details are code (invalid_variable_error) and path.
+        GraderFailed: a path leads nowhere; details are code (invalid_variable_error) and path. For a grader that
+            stands alone this discards the rollout; `multi` may say a grade for it (`invalid_grade`).
     """
     names = {"item": item, "sample": sample}
 
@@ -55,6 +56,20 @@ def render(template: str, where: str, *, item: dict[str, Any], sample: dict[str,
         return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
     return _PLACEHOLDER.sub(value_of, template)
+
+
+def _sample_mistake(steps: list[str | int]) -> str | None:
+    """Why no sample has such a path, as far as that is sure: an answer's JSON and a call's keys may be any."""
+    match steps:
+        case ["output_json", *_] | ["output_text"] | ["choices" | "output_tools"]:
+            return None
+        case ["choices" | "output_tools", int(), *_]:
+            return None
+        case ["choices" | "output_tools" as key, *_]:
+            return f"{key} is a list; write {key}[0]"
+        case ["output_text", *_]:
+            return "output_text is a text and holds nothing below it"
+    return f"a sample has only {', '.join(SAMPLE_KEYS)}"
 
 
 def _steps(path: str) -> list[str | int]:

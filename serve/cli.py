@@ -13,7 +13,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.markup import escape
+from rich.progress import Progress
 
+from cluster.grade_file import grade_file
+from cluster.grade_report import print_summary, summary_of
 from cluster.run import Outcome, check, evaluate_model, train
 from cluster.run_folder import RunFolder
 from cluster.signals import STOPPED
@@ -102,6 +105,34 @@ def traces_command(
             typer.echo(trace_json(found))
     else:
         print_traces(traces, Console())
+
+
+@app.command("grade")
+def grade_command(
+    file: Annotated[Path, typer.Argument(help="a run folder, or a JSONL file of {sample, item}")],
+    grader: Annotated[Path, typer.Option(help="the grader, YAML or JSON: alone, or as in method.reinforcement")],
+    name: Annotated[str | None, typer.Option(help="of a run folder: step-000001, test-before, ...")] = None,
+    repeat: Annotated[int, typer.Option(min=1, help="runs; from two on, their differences are shown")] = 1,
+    config: Config = None,
+) -> None:
+    """Run a grader over recorded rollouts: its grades, its errors and, run twice, its noise."""
+    operator = load_operator(config)
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        bar = progress.add_task("grading", total=None)
+        reinforcement, cases, runs = asyncio.run(
+            grade_file(
+                file,
+                grader,
+                operator,
+                name=name,
+                repeat=repeat,
+                done=lambda count, total: progress.update(bar, completed=count, total=total),
+            )
+        )
+    summary = summary_of(runs, reinforcement.grader.pass_threshold)
+    print_summary(summary, [case.recorded for case in cases if case.recorded is not None], Console())
+    if not summary.num_graded:
+        raise RftError("the grader gave no grade at all")
 
 
 def main() -> None:

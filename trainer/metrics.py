@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from trainer.types import Discarded, Group, Rollout
+from trainer.types import Discarded, Grade, Group, Rollout
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,11 @@ METRICS: dict[str, Metric] = {
     "rollout_busy_s_mean": Metric("s", "model and tool time per rollout, without queues, retries and pauses"),
     "rollout_wall_s_mean": Metric("s", "wall-clock per rollout"),
     "grade_latency_s_mean": Metric("s", "latency of the grader per rollout"),
-    "grader/<name>/score_mean": Metric("", "mean score of one part of a multi grader"),
+    "grader/<name>/score_mean": Metric("", "mean score of one part of a multi grader; `ungated`: without guards"),
+    "guard/<name>": Metric("rollouts", "rollouts whose reward this guard set"),
+    "held_out_grade_mean": Metric("", "mean grade of the held-out grader, which nothing is trained on"),
+    "held_out_failures": Metric("rollouts", "graded rollouts to which the held-out grader gave no grade"),
+    "judge_tokens/<model>": Metric("tokens", "tokens spent on one judge model"),
     "finish/<reason>": Metric("rollouts", "rollouts that ended by answer, max_steps, max_tokens or context"),
     "tool/<name>/calls_mean": Metric("calls", "calls of one tool per rollout"),
     "tool/<name>/latency_s_mean": Metric("s", "latency of one tool's answers"),
@@ -134,9 +138,25 @@ def rollout_metrics(rollouts: Sequence[Rollout], discarded: Sequence[Discarded] 
     }
     for finish, count in Counter(r.finish for r in rollouts).items():
         metrics[f"finish/{finish}"] = float(count)
-    for part in rollouts[0].grade.scores:
-        metrics[f"grader/{part}/score_mean"] = fmean(r.grade.scores[part] for r in rollouts)
-    return metrics | _tool_metrics(rollouts)
+    return metrics | _grade_metrics([r.grade for r in rollouts]) | _tool_metrics(rollouts)
+
+
+def _grade_metrics(grades: Sequence[Grade]) -> dict[str, float]:
+    """What graders, guards and judges said. A sample that a grader could not read has no scores of its parts."""
+    metrics: dict[str, float] = {}
+    for part in dict.fromkeys(part for grade in grades for part in grade.scores):
+        metrics[f"grader/{part}/score_mean"] = fmean(g.scores[part] for g in grades if part in g.scores)
+    for guard, count in Counter(grade.guard for grade in grades if grade.guard is not None).items():
+        metrics[f"guard/{guard}"] = float(count)
+    held_out = [grade.held_out for grade in grades if grade.held_out is not None]
+    if held_out:
+        metrics["held_out_grade_mean"] = fmean(held_out)
+    if failures := sum(bool(grade.held_out_error) for grade in grades):
+        metrics["held_out_failures"] = float(failures)
+    for grade in grades:
+        for model, num_tokens in grade.judge_tokens.items():
+            metrics[f"judge_tokens/{model}"] = metrics.get(f"judge_tokens/{model}", 0.0) + num_tokens
+    return metrics
 
 
 def slow_rows_ratio(groups: Sequence[Group]) -> float:

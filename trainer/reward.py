@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from trainer.spec import RewardSpec
+from trainer.types import Grade
 
 KEPT_SHARE = 0.1
 """Of a positive grade, this share is out of reach of penalties."""
 
 
-def reward_of(spec: RewardSpec, grade: float, num_calls: int, num_sampled: int, busy_s: float) -> float:
-    """The reward of one rollout.
+def reward_of(spec: RewardSpec, grade: Grade, num_calls: int, num_sampled: int, busy_s: float) -> float:
+    """The reward of one rollout. Where a guard tripped it is what the guard says, as it is; else, of the grade's value:
 
         penalties = tool_call_penalty x max(0, num_calls - tool_call_budget)
                   + token_penalty x num_sampled + time_penalty_per_s x busy_s
@@ -23,11 +24,12 @@ def reward_of(spec: RewardSpec, grade: float, num_calls: int, num_sampled: int, 
     wrong answer, however much was spent on it: with a floor of 0, a right answer after many calls would be worth
     as little as none. The reward rises strictly with the grade at equal cost.
     """
-    if grade <= 0:
-        return grade
+    value = grade.value
+    if grade.guard is not None or value <= 0:
+        return value
     penalties = (
         spec.tool_call_penalty * max(0, num_calls - spec.tool_call_budget)
         + spec.token_penalty * num_sampled
         + spec.time_penalty_per_s * busy_s
     )
-    return max(grade - penalties, KEPT_SHARE * grade)
+    return max(value - penalties, KEPT_SHARE * value)

@@ -73,8 +73,10 @@ class Turn:
 class Grade:
     """A grader's finite number, before any penalty. `scores` are those of the parts of a multi grader.
 
-    Where a guard tripped, `guard` is its name and `value` what it sets the reward to; `reason` says why. `held_out` is
-    the grade of the held-out grader, None where there is none or it failed. `judge_tokens` counts a judge's tokens.
+    Where a guard tripped, `guard` is its name, `value` what it sets the reward to, and `reason` says why; else `reason`
+    is what a judge concluded, if any. Where there are guards, `scores["ungated"]` is the grade without them. `held_out`
+    is the grade of the held-out grader, None where there is none or it failed (`held_out_error` says why).
+    `judge_tokens` counts the tokens spent on judges, by model.
     """
 
     value: float
@@ -83,6 +85,7 @@ class Grade:
     guard: str | None = None
     reason: str = ""
     held_out: float | None = None
+    held_out_error: str = ""
     judge_tokens: dict[str, int] = field(default_factory=dict)
 
 

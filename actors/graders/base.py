@@ -2,12 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
-from typing import Any, Protocol
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol, TypeVar
 
-from trainer.errors import GraderFailed
+from trainer.errors import GraderFailed, RftError
 from trainer.types import Grade
+
+T = TypeVar("T")
+
+ERROR_NAMES = (
+    "formula_parse_error",
+    "sample_parse_error",
+    "truncated_observation_error",
+    "unresponsive_reward_error",
+    "invalid_variable_error",
+    "other_error",
+    "python_grader_server_error",
+    "python_grader_runtime_error",
+    "model_grader_server_error",
+    "model_grader_refusal_error",
+    "model_grader_parse_error",
+)
+"""The booleans of `metadata.errors` in section 3 of the wire contract. A GraderFailed has one of them as its
+`details["code"]` where it is more than an endpoint that failed."""
+SHORT_CHARS = 4_000
+"""What is computed of shorter texts takes a few milliseconds, less than a thread is worth."""
 
 
 class Grader(Protocol):
@@ -22,6 +45,22 @@ class Grader(Protocol):
         """
 
     async def close(self) -> None: ...
+
+
+class TextWork:
+    """Runs bounded work on texts: on short ones at once, on long ones in a thread, so that the event loop goes on. One
+    thread is enough: Python computes in one at a time."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="grader-texts")
+
+    async def run(self, work: Callable[[], T], num_chars: int) -> T:
+        if num_chars <= SHORT_CHARS:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)
 
 
 def finite_number(value: object, where: str) -> float:
@@ -39,6 +78,28 @@ def finite_number(value: object, where: str) -> float:
     if not math.isfinite(number):
         raise GraderFailed(f"{where} is {number}, but must be a finite number")
     return number
+
+
+def wire_errors(error: RftError | None) -> dict[str, bool | str | None]:
+    """`metadata.errors` of the wire contract for a grade (None) or for the error that came in its place."""
+    errors: dict[str, bool | str | None] = dict.fromkeys(ERROR_NAMES, False)
+    details = {
+        "python_grader_server_error_type": "python_grader_server_error",
+        "python_grader_runtime_error_details": "python_grader_runtime_error",
+        "model_grader_server_error_details": "model_grader_server_error",
+    }
+    name = None if error is None else error_name(error)
+    if name is not None:
+        errors[name] = True
+    return errors | {key: error.message if error and name == of else None for key, of in details.items()}
+
+
+def error_name(error: RftError) -> str:
+    """Which of ERROR_NAMES an error is."""
+    code = error.details.get("code")
+    if code in ERROR_NAMES:
+        return str(code)
+    return "unresponsive_reward_error" if error.details.get("kind") == "deadline" else "other_error"
 
 
 def _name(value: object) -> str:

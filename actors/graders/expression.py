@@ -61,7 +61,7 @@ class Expression:
         try:
             value = evaluator.eval(self.text, previously_parsed=self.tree)
         except (ArithmeticError, ValueError) as error:
-            raise GraderFailed(f"{where} has no value: {error}", code="formula_error") from None
+            raise GraderFailed(f"{where} has no value: {error}", code="formula_parse_error") from None
         return finite_number(value, where)
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
-from trainer.types import ToolCall, Turn
+from trainer.types import ToolCall, ToolResult, Turn
 
 FINISH_REASONS = {"answer": "stop", "max_steps": "tool_calls", "max_tokens": "length", "context": "length"}
 """Our Finish in the words of the chat API. At `max_steps` the model wanted to go on calling tools."""
@@ -16,13 +16,14 @@ FINISH_REASONS = {"answer": "stop", "max_steps": "tool_calls", "max_tokens": "le
 def sample_of(answer: str, turns: Sequence[Turn], finish: str, wants_json: bool) -> dict[str, Any]:
     """What a trajectory came to: `choices`, `output_text`, `output_tools` (all calls, in order), and `output_json` only
     where the job's response format asks for JSON (`wants_json`) and the answer is JSON. Tool calls in `choices` are
-    those of the last turn."""
+    those of the last turn. Calls in `output_tools` hold, beyond the wire contract's keys, what came of them: `output`
+    (as the model saw it), `latency_s` and `error` (null or one of CALL_ERRORS)."""
     last = turns[-1].calls if turns else ()
     message = {"role": "assistant", "content": answer, "tool_calls": [_tool_call(call) for call in last]}
     sample: dict[str, Any] = {
         "choices": [{"index": 0, "message": message, "finish_reason": FINISH_REASONS.get(finish, finish)}],
         "output_text": answer,
-        "output_tools": [_tool_call(call) for turn in turns for call in turn.calls],
+        "output_tools": [entry for turn in turns for entry in _calls_and_results(turn)],
     }
     if wants_json:
         with suppress(ValueError, RecursionError):
@@ -30,6 +31,14 @@ def sample_of(answer: str, turns: Sequence[Turn], finish: str, wants_json: bool)
             json.dumps(value, allow_nan=False)  # Python reads NaN and 1e999, which no endpoint could be sent
             sample["output_json"] = value
     return sample
+
+
+def _calls_and_results(turn: Turn) -> Iterator[dict[str, Any]]:
+    results = {result.call_id: result for result in turn.results}
+    for call in turn.calls:
+        result = results.get(call.call_id, ToolResult(call.call_id, ""))  # a made-up trajectory may have none
+        came = {"output": result.output, "latency_s": result.latency_s, "error": result.error}
+        yield _tool_call(call) | came
 
 
 def _tool_call(call: ToolCall) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import json
 import math
 import pickle
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from aiohttp import web
 from pydantic import TypeAdapter
 
 from actors.grader_pool import GraderPool
-from actors.graders.base import finite_number
+from actors.graders.base import finite_number, wire_errors
 from actors.graders.expression import expression_problems, parse
 from actors.graders.factory import grader_problems, make_grader
 from actors.graders.sample import sample_of
@@ -22,7 +23,7 @@ from actors.http_client import MAX_BODY_BYTES, Timing
 from tests.fakes_http import LOCAL, FakeEndpoint, FakeTime, Received, hangs, one_by_one, says, until, unused_port
 from trainer.errors import EndpointRefused, GraderFailed, InvalidJob
 from trainer.grader_spec import GraderSpec
-from trainer.types import Grade, ToolCall, Turn
+from trainer.types import Grade, ToolCall, ToolResult, Turn
 
 SECRET = "sk-very-secret-4711"
 ITEM = {"reference": "Paris", "weight": 2}
@@ -287,6 +288,65 @@ async def test_a_multi_grader_fails_with_its_part_and_cancels_the_others(pool: P
         await until(lambda: slow.open_now == 0)
 
 
+def with_json(**more: Any) -> GraderSpec:
+    parts = {"exact": check(), "json": check(text="{{ sample.output_json.city }}")}
+    return spec(type="multi", graders=parts | more, calculate_output="(exact + json) / 2", invalid_grade=-0.25)
+
+
+async def test_a_sample_that_a_part_cannot_read_gets_the_invalid_grade(pool: Pool) -> None:
+    readable = sample_of('{"city": "Paris"}', (), "answer", wants_json=True)
+    assert (await pool(with_json()).grade(readable, ITEM, "t")).value == 1.0
+    grade = await pool(with_json()).grade(SAMPLE, ITEM, "t")
+    assert (grade.value, grade.scores) == (-0.25, {})
+    assert "output_json" in grade.reason
+
+
+async def test_without_an_invalid_grade_such_a_sample_is_a_failure(pool: Pool) -> None:
+    grader = with_json().model_copy(update={"invalid_grade": None})
+    with pytest.raises(GraderFailed, match="output_json") as failed:
+        await pool(grader).grade(SAMPLE, ITEM, "t")
+    assert wire_errors(failed.value)["invalid_variable_error"] is True
+
+
+async def test_a_row_that_a_part_cannot_read_and_a_part_that_is_down_get_no_grade(pool: Pool) -> None:
+    with pytest.raises(GraderFailed, match=r"item\.gone"):
+        await pool(with_json(json=check(reference="{{ item.gone }}"))).grade(SAMPLE, ITEM, "t")
+    async with FakeEndpoint(says("down", 500)) as server:
+        with pytest.raises(GraderFailed, match="HTTP 500"):
+            await pool(with_json(json={"type": "endpoint", "url": server.url})).grade(SAMPLE, ITEM, "t")
+
+
+async def test_a_template_may_take_what_came_of_a_call(pool: Pool) -> None:
+    result = ToolResult("call_search", "Paris it is", latency_s=0.5)
+    sample = sample_of("", [replace(turn("", "search"), results=(result,))], "answer", wants_json=False)
+    text = "{{ sample.output_tools[0].output }} after {{ sample.output_tools[0].latency_s }} s"
+    assert (await pool(spec(**check("eq", "Paris it is after 0.5 s", text))).grade(sample, ITEM, "t")).value == 1.0
+
+
+@pytest.mark.parametrize(("length", "grade"), [(5, 1.0), (6, 0.0), (0, 1.0)])
+async def test_length(pool: Pool, length: int, grade: float) -> None:
+    sample = sample_of("ä" * length, (), "answer", wants_json=False)
+    assert (await pool(spec(type="length", max_chars=5)).grade(sample, ITEM, "t")).value == grade
+
+
+# -- errors in the words of the wire contract --------------------------------------------------------------------------
+
+
+def test_each_error_is_one_of_the_wire_contracts() -> None:
+    assert not any(wire_errors(None).values())
+    for error, name in (
+        (GraderFailed("x", code="invalid_variable_error"), "invalid_variable_error"),
+        (GraderFailed("x", code="formula_parse_error"), "formula_parse_error"),
+        (GraderFailed("x", kind="deadline"), "unresponsive_reward_error"),
+        (GraderFailed("x", kind="server_error"), "other_error"),
+        (EndpointRefused("x"), "other_error"),
+    ):
+        assert [key for key, value in wire_errors(error).items() if value] == [name]
+    errors = wire_errors(GraderFailed("line 3: boom", code="python_grader_runtime_error"))
+    assert errors["python_grader_runtime_error_details"] == "line 3: boom"
+    assert errors["model_grader_server_error_details"] is None
+
+
 # -- before the job starts ---------------------------------------------------------------------------------------------
 
 
@@ -301,11 +361,11 @@ def test_mistakes_are_found_before_the_job_starts_with_their_fields() -> None:
     problems = grader_problems(grader)
     base = "method.reinforcement.grader"
     assert [(problem.code, problem.field) for problem in problems] == [
-        ("invalid_template", f"{base}.graders.exact.reference"),
         ("invalid_grader_name", f"{base}.graders.my grader"),
         ("invalid_grader_name", f"{base}.graders.min"),
-        ("invalid_endpoint", f"{base}.graders.remote.url"),
         ("invalid_expression", f"{base}.calculate_output"),
+        ("invalid_template", f"{base}.graders.exact.reference"),
+        ("invalid_endpoint", f"{base}.graders.remote.url"),
     ]
     assert all(problem.remedy for problem in problems)
     with pytest.raises(InvalidJob, match=r"calculate_output: there is no grader 'other'"):
@@ -315,7 +375,7 @@ def test_mistakes_are_found_before_the_job_starts_with_their_fields() -> None:
 def test_a_right_grader_has_no_problems() -> None:
     parts = {"exact": check(), "remote": {"type": "endpoint", "url": "http://localhost/x"}}
     assert grader_problems(spec(type="multi", graders=parts, calculate_output="(exact + remote) / 2")) == []
-    assert grader_problems(spec(**check(reference="{{ row.x }}")), "grader")[0].field == "grader.reference"
+    assert grader_problems(spec(**check(reference="{{ row.x }}")), field="grader")[0].field == "grader.reference"
 
 
 # -- the pool ----------------------------------------------------------------------------------------------------------
@@ -389,14 +449,20 @@ def turn(text: str, *calls: str) -> Turn:
 
 
 def test_the_sample_holds_all_calls_of_the_trajectory_in_order() -> None:
-    turns = [turn("thinking", "search", "open"), turn("more", "search"), turn("done")]
+    first = turn("thinking", "search", "open")
+    result = ToolResult("call_search", "found", "tool_error", latency_s=0.5)
+    turns = [replace(first, results=(result, ToolResult("call_open", "x"))), turn("more", "search"), turn("done")]
     sample = sample_of("done", turns, "answer", wants_json=False)
     assert [call["function"]["name"] for call in sample["output_tools"]] == ["search", "open", "search"]
     assert sample["output_tools"][0] == {
         "id": "call_search",
         "type": "function",
         "function": {"name": "search", "arguments": '{"x": 1}'},
+        "output": "found",
+        "latency_s": 0.5,
+        "error": "tool_error",
     }
+    assert sample["choices"][0]["message"]["tool_calls"] == []
     assert sample["choices"] == [
         {"index": 0, "message": {"role": "assistant", "content": "done", "tool_calls": []}, "finish_reason": "stop"}
     ]

@@ -34,6 +34,7 @@ SAMPLE: dict[str, Any] = {
         ("{{ item.trap }}", "{{ item.answer }}"),
         ('no template {"a": {"b": 1}}', 'no template {"a": {"b": 1}}'),
         ("", ""),
+        ("{{ sample.output_tools[0] }}", '{"function": {"name": "search", "arguments": "{}"}}'),
     ],
 )
 def test_a_template_is_filled(template: str, text: str) -> None:
@@ -69,6 +70,10 @@ def test_an_unknown_path_is_an_invalid_variable_error_that_names_it(path: str, w
         ("{{ item.a[-1] }}", "item.a[-1]"),
         ("{{ }}", "no path"),
         ("{{ sample.output_txt }}", "output_text"),
+        ("{{ sample[0] }}", "a sample has only"),
+        ("{{ sample.output_text.length }}", "holds nothing below it"),
+        ("{{ sample.output_tools.function }}", "write output_tools[0]"),
+        ("{{ sample.choices.message }}", "write choices[0]"),
         ("{{ item.a }} and {{ item.b", "not closed"),
     ],
 )

@@ -1,0 +1,167 @@
+"""Python code in an answer: found, read into trees within bounds, brought to a common form. It is never run."""
+
+from __future__ import annotations
+
+import ast
+import re
+import textwrap
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+MAX_CHARS = 50_000
+"""Read in a tenth of a second. Whoever writes more has not solved a task of this kind."""
+MAX_DEPTH = 120
+"""Of nested statements and expressions."""
+
+_FENCE = re.compile(r"^[ \t]*(```+|~~~+)[^\n]*\n(.*?)^[ \t]*\1[`~]*[ \t]*$", re.DOTALL | re.MULTILINE)
+Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+
+
+class TooMuch(Exception):
+    """Code over the bounds; says which one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What an answer holds of Python: the trees of its code blocks in order. `text` is all of their code, also of the
+    blocks that are no Python."""
+
+    text: str
+    trees: tuple[ast.Module, ...]
+
+    @property
+    def statements(self) -> list[ast.stmt]:
+        return [statement for tree in self.trees for statement in tree.body]
+
+    @property
+    def functions(self) -> dict[str, Function]:
+        """By name: those at the top, and methods of classes there. Of two with one name the last one, as in Python."""
+        return dict(_functions(self.statements))
+
+    @property
+    def can_be_read(self) -> bool:
+        return bool(self.trees)
+
+
+def source_of(text: str) -> Source:
+    """The code in fenced blocks, or the whole text where there are none.
+
+    Raises:
+        TooMuch: it is over MAX_CHARS or MAX_DEPTH.
+    """
+    if len(text) > MAX_CHARS:
+        raise TooMuch(f"{len(text):,} characters, of at most {MAX_CHARS:,}")
+    blocks = [match[2] for match in _FENCE.finditer(text)] or [text]
+    trees = [tree for block in blocks if (tree := _parse(textwrap.dedent(block))) is not None]
+    return Source("\n".join(blocks), tuple(trees))
+
+
+def normalised(node: ast.AST) -> str:
+    """The code of a tree without what tells nothing: blanks, comments, docstrings, annotations, and all names that the
+    code itself gives. `a.b` and names that it does not bind stay as they are."""
+    bound = _bound_names(node)
+    return ast.dump(_Renamer(bound).visit(ast.parse(ast.unparse(node))))
+
+
+def size(node: ast.AST) -> int:
+    """How many nodes a tree has, without the contexts of names."""
+    return sum(not isinstance(child, ast.expr_context) for child in ast.walk(node))
+
+
+def without_docstring(body: list[ast.stmt]) -> list[ast.stmt]:
+    first = body[0] if body else None
+    has = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str)
+    return body[1:] if has else body
+
+
+def parameters(function: Function) -> list[str]:
+    """Names of what callers hand in, without a method's `self` or `cls`."""
+    given = function.args
+    found = [*given.posonlyargs, *given.args, *given.kwonlyargs, *filter(None, (given.vararg, given.kwarg))]
+    names = [argument.arg for argument in found]
+    return names[1:] if names[:1] in (["self"], ["cls"]) else names
+
+
+def literal(node: ast.AST) -> object:
+    """The value of a literal, containers of literals included.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        return ast.literal_eval(node)  # type: ignore[arg-type]
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        raise ValueError("no literal") from None
+
+
+def is_literal(node: ast.AST) -> bool:
+    try:
+        literal(node)
+    except ValueError:
+        return False
+    return True
+
+
+def _parse(text: str) -> ast.Module | None:
+    """The tree of a text; None where it is no Python."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of escapes such as "\d" in the code
+            tree = ast.parse(text)
+    except (SyntaxError, ValueError):
+        return None
+    except (RecursionError, MemoryError):
+        raise TooMuch("nested too deeply") from None
+    nodes: list[tuple[ast.AST, int]] = [(tree, 0)]
+    while nodes:
+        node, depth = nodes.pop()
+        if depth > MAX_DEPTH:
+            raise TooMuch(f"nested more than {MAX_DEPTH} deep")
+        nodes += [(child, depth + 1) for child in ast.iter_child_nodes(node)]
+    return tree
+
+
+def _functions(body: list[ast.stmt]) -> Iterator[tuple[str, Function]]:
+    for statement in body:
+        match statement:
+            case ast.FunctionDef() | ast.AsyncFunctionDef():
+                yield statement.name, statement
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Lambda() as function):
+                yield name, function
+            case ast.ClassDef(body=inner):
+                yield from _functions(inner)
+
+
+def _bound_names(node: ast.AST) -> dict[str, str]:
+    """Names that the code binds -> `v0`, `v1`, ... in the order in which they come."""
+    names: dict[str, str] = {}
+    for child in ast.walk(ast.parse(ast.unparse(node))):
+        match child:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                names.setdefault(name, f"v{len(names)}")
+            case ast.arg(arg=name) | ast.Name(id=name, ctx=ast.Store()) | ast.ExceptHandler(name=str(name)):
+                names.setdefault(name, f"v{len(names)}")
+            case ast.alias(asname=str(name)):
+                names.setdefault(name, f"v{len(names)}")
+    return names
+
+
+class _Renamer(ast.NodeTransformer):
+    def __init__(self, names: dict[str, str]) -> None:
+        self._names = names
+
+    def visit(self, node: ast.AST) -> ast.AST:
+        """Every node in one place: rename, drop docstrings and annotations."""
+        for key in ("id", "name", "arg", "asname"):
+            if isinstance(value := getattr(node, key, None), str) and not isinstance(node, ast.keyword):
+                setattr(node, key, self._names.get(value, value))
+        for key in ("annotation", "returns", "type_comment"):
+            if getattr(node, key, None) is not None and not isinstance(node, ast.AnnAssign):
+                setattr(node, key, None)
+        if isinstance(node, ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            node.body = without_docstring(node.body) or [ast.Pass()]
+        self.generic_visit(node)
+        if isinstance(node, ast.AnnAssign) and node.value is not None:
+            return ast.Assign(targets=[node.target], value=node.value, lineno=0)
+        return node
