@@ -40,7 +40,8 @@ from actors.sandbox import seccomp
 from trainer.errors import RftError, UserError
 
 Way = Literal["bubblewrap", "namespaces", "none"]
-PROTECTIONS = ("network", "files", "processes", "privileges", "system_calls", "memory")
+PROTECTIONS = ("network", "files", "processes", "privileges", "system_calls", "memory", "readable_python")
+"""The last one protects nothing, but without it no grader would run: Python's folders may be closed to others."""
 SCRATCH = "/tmp"
 START_S = 60.0
 """For making a sandbox and running the grader's module."""
@@ -277,6 +278,9 @@ def _bubblewrap(
         words += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
     else:
         words += ["--unshare-user", "--uid", str(NOBODY), "--gid", str(NOBODY)]
+    parents = {str(parent) for _, path in [*binds, *links] for parent in Path(path).parents} - {"/"}
+    for folder in sorted(parents):  # bubblewrap would make some of them for root only
+        words += ["--perms", "0755", "--dir", folder]
     for source, path in binds:
         words += ["--ro-bind", source, path]
     for target, path in links:

@@ -31,6 +31,7 @@ CPU_OF_WORKER_S = 600
 """Far more than a worker's own share of all its grades; what a module left running does not burn a core for ever."""
 PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS, SECCOMP_MODE_FILTER = 1, 22, 38, 2
 CAPABILITY_VERSION_3 = 0x20080522
+LIBRARY = os.path.dirname(os.__file__)
 NOTHING = "the process of the grader ended without a grade: "
 
 libc = ctypes.CDLL(None, use_errno=True)
@@ -92,6 +93,7 @@ def give_up(config):
         "privileges": os.getuid() != 0 and no_capabilities() and not can(lambda: os.setuid(0)),
         "system_calls": sandboxed and not can(lambda: os.chroot("/")) and not can(ptrace_me),
         "memory": resource.getrlimit(resource.RLIMIT_AS)[1] != resource.RLIM_INFINITY,
+        "readable_python": all(os.access(path, os.R_OK | os.X_OK) for path in [LIBRARY, *config["packages"]]),
     }
 
 
