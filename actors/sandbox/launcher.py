@@ -1,0 +1,241 @@
+"""The outer process of one sandbox: makes the rooms, starts the worker in them, and takes all of it down.
+
+Whatever happens, nothing of the sandbox outlives this process: it ends everything in it when the worker ends, when the
+socket on standard input is closed from the other side (the owner closed it or is gone), or when the processes in it
+use more memory together than they may. It runs none of the grader's code and imports nothing of ours: it is run by
+its path, with an empty environment, as `python -I -S launcher.py CONFIG`; CONFIG is `actors.sandbox.start`'s.
+"""
+
+import ctypes
+import json
+import os
+import select
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from contextlib import suppress
+
+MEMORY_EXIT = 77
+"""The exit status that says: too much memory."""
+POLL_S = 0.05
+GONE_WITHIN_S = 10.0
+
+CLONE_NEWNS, CLONE_NEWCGROUP, CLONE_NEWUTS, CLONE_NEWIPC = 0x20000, 0x02000000, 0x04000000, 0x08000000
+CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 1, 2, 4, 32, 4096, 16384, 1 << 18
+MNT_DETACH = 2
+AT_FDCWD, AT_RECURSIVE = -100, 0x8000
+SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
+SYS_MOUNT_SETATTR = 442
+MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV = 1, 2, 4
+PR_SET_CHILD_SUBREAPER = 36
+OLD = "/.old"
+
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+def check(result, what):
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+    return result
+
+
+# -- rooms by our own hand ---------------------------------------------------------------------------------------------
+
+
+def mount(source, target, kind, flags, data=None):
+    names = [None if text is None else os.fsencode(text) for text in (source, target, kind)]
+    check(libc.mount(*names, ctypes.c_ulong(flags), data and data.encode()), f"mount {target}")
+
+
+def unshare(config):
+    """Namespaces of our own; the process identifiers' one is for children only. As a plain user in a user namespace,
+    where nothing but this user exists."""
+    uid, gid = os.getuid(), os.getgid()
+    if config["user_namespace"]:
+        check(libc.unshare(CLONE_NEWUSER), "a user namespace")
+        inside = config["inside_id"]
+        for name, text in (("setgroups", "deny"), ("uid_map", f"{inside} {uid} 1"), ("gid_map", f"{inside} {gid} 1")):
+            with open(f"/proc/self/{name}", "w") as file:
+                file.write(text)
+    check(libc.unshare(CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS), "namespaces")
+    libc.unshare(CLONE_NEWCGROUP)  # hides names only; not every kernel has it
+
+
+def build_root(config):
+    """A root of its own, in memory, that holds the binds, four devices and the scratch folder, and is read-only but for
+    the latter. The old root is gone afterwards."""
+    check(libc.unshare(CLONE_NEWNS), "a mount namespace")  # not before the fork: a new root is the whole namespace's
+    mount("none", "/", None, MS_REC | MS_PRIVATE)
+    mount("tmpfs", "/tmp", "tmpfs", MS_NOSUID | MS_NODEV, "size=1m,nr_inodes=4096,mode=755")
+    os.mkdir("/tmp" + OLD)
+    check(libc.syscall(SYS_PIVOT_ROOT[os.uname().machine], b"/tmp", os.fsencode("/tmp" + OLD)), "pivot_root")
+    os.chdir("/")
+    for source, target in config["binds"]:
+        bind(OLD + source, target, read_only=True)
+    for device in config["devices"]:
+        bind(OLD + device, device, read_only=False)
+    for target, path in config["links"]:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        os.symlink(target, path)
+    scratch = config["scratch"]
+    os.makedirs(scratch, exist_ok=True)
+    mount("tmpfs", scratch, "tmpfs", MS_NOSUID | MS_NODEV, f"size={config['scratch_bytes']},nr_inodes=20000,mode=1777")
+    check(libc.umount2(os.fsencode(OLD), MNT_DETACH), "umount the old root")
+    os.rmdir(OLD)
+    mount("none", "/", None, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV)
+
+
+def bind(source, target, read_only):
+    os.makedirs(os.path.dirname(target), exist_ok=True)
+    if os.path.isdir(source):
+        os.makedirs(target, exist_ok=True)
+    else:
+        os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o600))
+    mount(source, target, None, MS_BIND | MS_REC)
+    flags = MOUNT_ATTR_NOSUID | (MOUNT_ATTR_RDONLY | MOUNT_ATTR_NODEV if read_only else 0)
+    attributes = (ctypes.c_uint64 * 4)(flags, 0, 0, 0)
+    size = ctypes.c_size_t(ctypes.sizeof(attributes))
+    path = os.fsencode(target)
+    result = libc.syscall(SYS_MOUNT_SETATTR, AT_FDCWD, path, AT_RECURSIVE, ctypes.byref(attributes), size)
+    check(result, f"make {target} read-only")
+
+
+# -- start -------------------------------------------------------------------------------------------------------------
+
+
+def start_in_namespaces(config):
+    """The worker as the first process of its namespace; its process identifier out here."""
+    unshare(config)
+    pid = os.fork()
+    if pid == 0:
+        build_root(config)
+        os.chdir(config["scratch"])
+        os.execve(config["command"][0], config["command"], config["environment"])
+    return pid
+
+
+def start_bubblewrap(config):
+    """As above; bubblewrap says the process identifier on a pipe."""
+    read, write = os.pipe()
+    os.set_inheritable(write, True)
+    command = [*config["bubblewrap"], "--info-fd", str(write), "--", *config["command"]]
+    monitor = os.fork()
+    if monitor == 0:
+        os.execve(command[0], command, config["environment"])
+    os.close(write)
+    with open(read) as pipe:
+        said = pipe.read()
+    if not said:
+        os.waitpid(monitor, 0)
+        raise OSError("bubblewrap made no sandbox")
+    return json.loads(said)["child-pid"]
+
+
+def start_unsandboxed(config):
+    """The worker in a process group of its own, in a scratch folder that is an ordinary one."""
+    check(libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "prctl")
+    config["folder"] = tempfile.mkdtemp(prefix="grader-")
+    pid = os.fork()
+    if pid == 0:
+        os.setsid()
+        os.chdir(config["folder"])
+        environment = {**config["environment"], "HOME": config["folder"], "TMPDIR": config["folder"]}
+        os.execve(config["command"][0], config["command"], environment)
+    return pid
+
+
+STARTS = {"bubblewrap": start_bubblewrap, "namespaces": start_in_namespaces, "none": start_unsandboxed}
+
+
+# -- watch -------------------------------------------------------------------------------------------------------------
+
+
+def tree(pid):
+    """`pid` and all its descendants: everything in its namespace, for orphans become children of its first process."""
+    pids = [pid]
+    for parent in pids:
+        try:
+            for thread in os.listdir(f"/proc/{parent}/task"):
+                with open(f"/proc/{parent}/task/{thread}/children") as file:
+                    pids += [int(child) for child in file.read().split()]
+        except OSError:
+            continue  # it has just ended
+    return pids
+
+
+def memory_bytes(pids):
+    """What these processes hold, a page that several share counted once (Pss), or more where that cannot be read."""
+    total = 0
+    for pid in pids:
+        try:
+            with open(f"/proc/{pid}/smaps_rollup") as file:
+                total += sum(int(line.split()[1]) for line in file if line.startswith("Pss_Anon:")) << 10
+        except PermissionError:
+            total += resident_bytes([pid])
+        except OSError:
+            continue  # it has just ended
+    return total
+
+
+def resident_bytes(pids):
+    """The same, cheap: shared pages count for each process."""
+    total = 0
+    for pid in pids:
+        try:
+            with open(f"/proc/{pid}/statm") as file:
+                _, resident, shared, *_ = file.read().split()
+        except OSError:
+            continue  # it has just ended
+        total += (int(resident) - int(shared)) * os.sysconf("SC_PAGESIZE")
+    return total
+
+
+def watch(pid, ended, limit_bytes):
+    """Until the worker ends, the owner is gone or the memory is used up; True for the last."""
+    poll = select.poll()
+    poll.register(0, 0)  # hang-up only: what comes in is for the worker
+    poll.register(ended, select.POLLIN)
+    while not poll.poll(POLL_S * 1000):
+        pids = tree(pid)
+        if resident_bytes(pids) > limit_bytes and memory_bytes(pids) > limit_bytes:
+            return True
+    return False
+
+
+def end(pid, ended, alone):
+    """Kill it all. The kernel does so itself when the first process of a namespace ends."""
+    give_up = time.monotonic() + GONE_WITHIN_S
+    with suppress(ProcessLookupError):
+        signal.pidfd_send_signal(ended, signal.SIGKILL)
+    while time.monotonic() < give_up:
+        for other in [] if alone else tree(os.getpid())[1:]:
+            with suppress(ProcessLookupError):
+                os.kill(other, signal.SIGKILL)
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            return
+
+
+def main():
+    config = json.loads(sys.argv[1])
+    with open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")  # where memory runs out, this goes first
+    pid = STARTS[config["way"]](config)
+    ended = os.pidfd_open(pid)
+    too_much = watch(pid, ended, config["memory_bytes"])
+    end(pid, ended, alone=config["way"] != "none")
+    if "folder" in config:
+        shutil.rmtree(config["folder"], ignore_errors=True)
+    sys.exit(MEMORY_EXIT if too_much else 0)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except OSError as error:
+        sys.exit(f"{error}")

@@ -1,0 +1,324 @@
+"""Starts sandboxes: by bubblewrap where it is installed and works, else by namespaces of our own, else not at all.
+
+A sandbox that does not hold what it should is an error, never a weaker sandbox: the worker says what it saw to hold
+after it gave up its rights, and all of PROTECTIONS must. Without any (`unsandboxed_python`) there are only the deadline
+and the limits of each process.
+
+| | bubblewrap | own namespaces, root | own namespaces, plain user | none |
+|---|---|---|---|---|
+| needs | `bwrap`; plain users: user namespaces | CAP_SYS_ADMIN, Linux 5.14 | user namespaces, Linux 5.14 | the operator's word |
+| network: none, no sockets | yes | yes | yes | no |
+| files: Python and its packages (read-only), scratch folder in memory | yes | yes | yes | all of the user's |
+| environment | empty | empty | empty | empty |
+| other processes: unseen, out of reach | yes | yes | yes | no |
+| user | unused id, or the user without rights | unused id | the user, without rights | the user |
+| system calls: seccomp, no new privileges | yes | yes | yes | no new privileges |
+| memory of a process; of all processes, every 50 ms | yes | yes | yes | yes |
+| processes and threads (`num_processes`) | yes | yes | yes | no |
+| CPU time, cores, open files, file size, core dumps | yes | yes | yes | yes |
+| size of the scratch folder; number of its files | yes; no | yes | yes | no |
+| killed at the deadline with all that it started | yes | yes | yes | yes |
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import platform
+import random
+import shutil
+import socket
+import subprocess
+import sys
+import sysconfig
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from actors.sandbox import seccomp
+from trainer.errors import RftError, UserError
+
+Way = Literal["bubblewrap", "namespaces", "none"]
+PROTECTIONS = ("network", "files", "processes", "privileges", "system_calls", "memory", "readable_python")
+"""The last one protects nothing, but without it no grader would run: Python's folders may be closed to others."""
+SCRATCH = "/tmp"
+START_S = 60.0
+"""For making a sandbox and running the grader's module."""
+NEEDED_LINUX = (5, 14)
+"""The first one that counts processes for each user namespace (and makes mounts read-only in one go: 5.12)."""
+NOBODY = 65534
+MEMORY_EXIT = 77
+MAX_STDERR_CHARS = 500
+HERE = Path(__file__).resolve().parent
+REMEDY = (
+    "install bubblewrap (apt-get install bubblewrap), or allow user namespaces (sysctl user.max_user_namespaces, "
+    "kernel.unprivileged_userns_clone=1, kernel.apparmor_restrict_unprivileged_userns=0; in a container, a seccomp "
+    "profile that allows unshare and mount), or set unsandboxed_python: true in the operator's configuration, which "
+    "lets graders read and send whatever this user can"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Of one sandbox, so of one grade at a time. Memory: of each process (its address space) and of all together."""
+
+    memory_bytes: int = 2 << 30
+    scratch_bytes: int = 256 << 20
+    num_processes: int = 64
+    num_open_files: int = 256
+    num_cores: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxReport:
+    """What holds here. `way` is None where no sandbox can be made; `missing` says for each way why it cannot be used."""
+
+    way: Way | None
+    holds: dict[str, bool] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+
+
+class SandboxFailed(RftError):
+    """A sandbox did not start or did not hold. `late`: it was not ready in time."""
+
+    def __init__(self, message: str, late: bool = False) -> None:
+        super().__init__(message, late=late)
+        self.late = late
+
+
+@dataclass(frozen=True, slots=True)
+class Sandbox:
+    """A sandbox whose worker waits for grades on `channel`. Closing the channel takes it down."""
+
+    process: subprocess.Popen[bytes]
+    channel: socket.socket
+    holds: dict[str, bool]
+
+    def end(self) -> int:
+        """Take it down, wait for its end; the launcher's exit status."""
+        self.channel.close()
+        return _end(self.process)
+
+
+def choose_way(unsandboxed: bool = False) -> Way:
+    """How graders are sandboxed here; "none" only where there is no other way and the operator allows it.
+
+    Raises:
+        UserError: not at all; says what is missing and what to do.
+    """
+    report = sandbox_report()
+    if report.way is not None:
+        return report.way
+    if unsandboxed:
+        return "none"
+    why = "; ".join(f"{way}: {reason}" for way, reason in report.missing.items())
+    raise UserError(f"python graders need a sandbox, and none can be made here ({why}): {REMEDY}", code="no_sandbox")
+
+
+@functools.cache
+def sandbox_report() -> SandboxReport:
+    """Tries the ways in order, for real. Takes a fraction of a second, once a process."""
+    missing: dict[str, str] = {}
+    ways: tuple[Way, ...] = ("bubblewrap", "namespaces")
+    for way in ways:
+        try:
+            sandbox = start("def grade(sample, item): return 0", way, Limits(), timeout_s=START_S, cpu_s=1)
+        except SandboxFailed as error:
+            missing[way] = error.message
+        else:
+            sandbox.end()
+            return SandboxReport(way, sandbox.holds, missing)
+    return SandboxReport(None, {}, missing)
+
+
+def start(source: str, way: Way, limits: Limits, *, timeout_s: float, cpu_s: int) -> Sandbox:
+    """A sandbox in which the module `source` has run. Blocks. `cpu_s`: of each process of a grade.
+
+    Raises:
+        SandboxFailed: it did not come to be ready within `timeout_s`, or does not hold what it should.
+    """
+    _check_needs(way)
+    ours, theirs = socket.socketpair()
+    command = [_python(), "-I", "-S", "-B", str(HERE / "launcher.py"), json.dumps(_launch_config(way, limits))]
+    with theirs:
+        process = subprocess.Popen(
+            command, stdin=theirs, stdout=theirs, stderr=subprocess.PIPE, env={}, cwd="/", start_new_session=True
+        )
+    try:
+        ours.settimeout(timeout_s)
+        body = json.dumps(_worker_config(source, way, limits, cpu_s)).encode()
+        ours.sendall(len(body).to_bytes(4, "big") + body)
+        ready = _receive(ours)
+        failed = [name for name in PROTECTIONS if way != "none" and not ready["holds"].get(name)]
+        if failed:
+            raise SandboxFailed(f"the sandbox does not hold: {', '.join(failed)}")
+    except BaseException as error:
+        ours.close()
+        said = _said_at_its_end(process)
+        if isinstance(error, TimeoutError):
+            raise SandboxFailed(f"the grader's module was not loaded within {timeout_s:g} s", late=True) from None
+        if isinstance(error, (OSError, EOFError, ValueError, KeyError)):
+            raise SandboxFailed(said or "the sandbox ended while the grader's module was loaded") from None
+        raise
+    ours.settimeout(None)
+    return Sandbox(process, ours, ready["holds"])
+
+
+def _receive(channel: socket.socket) -> Any:
+    header = channel.recv(4, socket.MSG_WAITALL)
+    if len(header) < 4:
+        raise EOFError
+    return json.loads(channel.recv(min(int.from_bytes(header, "big"), 1 << 16), socket.MSG_WAITALL))
+
+
+def _end(process: subprocess.Popen[bytes]) -> int:
+    if process.stderr is not None:
+        process.stderr.close()
+    try:
+        return process.wait(timeout=15)
+    except subprocess.TimeoutExpired:
+        process.kill()  # its worker is told by the kernel
+        return process.wait()
+
+
+def _said_at_its_end(process: subprocess.Popen[bytes]) -> str:
+    """The last line of what launcher, bubblewrap and Python had to say."""
+    assert process.stderr is not None
+    try:
+        _, said = process.communicate(timeout=15)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        _, said = process.communicate()
+    status = f"more memory than its {'limit'}" if process.returncode == MEMORY_EXIT else ""
+    lines = said.decode(errors="replace").strip().splitlines()
+    return lines[-1][:MAX_STDERR_CHARS] if lines else status
+
+
+# -- what goes into it -------------------------------------------------------------------------------------------------
+
+
+def _check_needs(way: Way) -> None:
+    if sys.platform != "linux":
+        raise SandboxFailed("not Linux")
+    if way == "none":
+        return
+    if not seccomp.machine_is_known():
+        raise SandboxFailed(f"no list of system calls for {platform.machine()}")
+    if way == "bubblewrap" and shutil.which("bwrap") is None:
+        raise SandboxFailed("bwrap is not installed")
+    if tuple(int(part) for part in platform.release().split("-")[0].split(".")[:2]) < NEEDED_LINUX:
+        raise SandboxFailed(f"Linux {platform.release()} is older than {'.'.join(map(str, NEEDED_LINUX))}")
+
+
+def _python() -> str:
+    """The interpreter itself, behind all links and virtual environments."""
+    return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
+
+
+def _packages() -> list[str]:
+    paths = sysconfig.get_paths()
+    return sorted({os.path.realpath(paths[name]) for name in ("purelib", "platlib")})
+
+
+def _environment() -> dict[str, str]:
+    """Nothing of ours. One thread each for numpy: a grade's parallelism is other grades."""
+    return {
+        "PATH": f"{os.path.dirname(_python())}:/usr/bin:/bin",
+        "HOME": SCRATCH,
+        "TMPDIR": SCRATCH,
+        "LANG": "C.UTF-8",
+        "PYTHONPATH": os.pathsep.join(_packages()),  # for Pythons that a grader starts
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+def _launch_config(way: Way, limits: Limits) -> dict[str, Any]:
+    worker = str(HERE / "worker.py")
+    inside = worker if way == "none" else "/.worker.py"
+    binds, links = _binds()
+    binds.append((worker, inside))
+    devices = ["/dev/null", "/dev/zero", "/dev/random", "/dev/urandom"]
+    return {
+        "way": way,
+        "user_namespace": os.getuid() != 0,
+        "inside_id": NOBODY,
+        "binds": binds,
+        "links": links,
+        "devices": devices,
+        "scratch": SCRATCH,
+        "scratch_bytes": limits.scratch_bytes,
+        "memory_bytes": limits.memory_bytes,
+        "environment": _environment(),
+        "command": [_python(), "-I", "-S", "-B", inside],
+        "bubblewrap": _bubblewrap(binds, links, devices, limits) if way == "bubblewrap" else [],
+    }
+
+
+def _binds() -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """What is visible in there, as pairs (source, path), and links, as pairs (target, path)."""
+    base = os.path.realpath(sys.base_prefix)
+    wanted = ["/usr/lib", "/usr/lib64", "/lib", "/lib64", "/etc/ld.so.cache", "/usr/share/zoneinfo"]
+    wanted += [f"{base}/lib", f"{base}/lib64", _python(), *_packages()]
+    links = [(os.readlink(path), path) for path in wanted[:4] if os.path.islink(path)]
+    found = [path for path in dict.fromkeys(wanted) if os.path.exists(path) and not os.path.islink(path)]
+    kept = [path for path in found if not any(path.startswith(f"{other}/") for other in found)]
+    return [(path, path) for path in kept], links
+
+
+def _bubblewrap(
+    binds: list[tuple[str, str]], links: list[tuple[str, str]], devices: list[str], limits: Limits
+) -> list[str]:
+    """The command line, up to the command that runs in there."""
+    words = [shutil.which("bwrap") or "bwrap", "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts"]
+    words += ["--unshare-cgroup-try", "--as-pid-1", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
+    if os.getuid() == 0:  # the worker itself becomes another user
+        words += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
+    else:
+        words += ["--unshare-user", "--uid", str(NOBODY), "--gid", str(NOBODY)]
+    parents = {str(parent) for _, path in [*binds, *links] for parent in Path(path).parents} - {"/"}
+    for folder in sorted(parents):  # bubblewrap would make some of them for root only
+        words += ["--perms", "0755", "--dir", folder]
+    for source, path in binds:
+        words += ["--ro-bind", source, path]
+    for target, path in links:
+        words += ["--symlink", target, path]
+    for device in devices:
+        words += ["--dev-bind", device, device]
+    words += ["--perms", "1777", "--size", str(limits.scratch_bytes), "--tmpfs", SCRATCH]
+    return [*words, "--remount-ro", "/", "--chdir", SCRATCH]
+
+
+def _worker_config(source: str, way: Way, limits: Limits, cpu_s: int) -> dict[str, Any]:
+    sandboxed = way != "none"
+    rlimits = {
+        "AS": limits.memory_bytes,
+        "FSIZE": limits.scratch_bytes,
+        "NOFILE": limits.num_open_files,
+        "CORE": 0,
+        "MEMLOCK": 0,
+        "MSGQUEUE": 0,
+        "RTPRIO": 0,
+    }
+    if sandboxed:  # else it would count all processes of this user
+        rlimits["NPROC"] = limits.num_processes
+    cores = sorted(os.sched_getaffinity(0))
+    return {
+        "source": source,
+        "sandboxed": sandboxed,
+        "uid": _unused_id() if sandboxed and os.getuid() == 0 else None,
+        "packages": _packages(),
+        "limits": rlimits,
+        "cores": random.sample(cores, min(limits.num_cores, len(cores))),
+        "cpu_s": cpu_s,
+        "seccomp": seccomp.program().hex() if sandboxed else "",
+    }
+
+
+def _unused_id() -> int:
+    """A user id that nobody has, another one for each sandbox, since the kernel counts processes by it."""
+    with open("/proc/self/uid_map") as file:
+        top = max(int(line.split()[0]) + int(line.split()[2]) for line in file)
+    return random.randrange(2_000_000_000, 2_100_000_000) if top > 2_100_000_000 else random.randrange(30_000, 60_000)
