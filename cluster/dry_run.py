@@ -97,7 +97,7 @@ async def _try_tool(field: str, tool: ToolSpec, schema: ToolSchema, task: Task, 
 
 
 async def _try_grader(reinforcement: Reinforcement, task: Task, operator: Operator) -> Problem | None:
-    pool = GraderPool(reinforcement.grader, operator=operator)
+    pool = GraderPool.of(reinforcement, operator)
     try:
         await pool.grade(example_sample(reinforcement, task), task.item, TRACE_ID)
     except RftError as error:

@@ -19,7 +19,7 @@ from referencing.exceptions import Unresolvable
 
 from actors.endpoint import endpoint_mistake
 from actors.graders.factory import FIELD as GRADER
-from actors.graders.factory import grader_problems
+from actors.graders.factory import GUARDS, HELD_OUT, all_grader_problems, templates_of
 from actors.guarded_urls import REMEDY as ADDRESS_REMEDY
 from actors.guarded_urls import Guard
 from actors.parsing import tool_parser_names
@@ -31,7 +31,7 @@ from trainer.chat import Renderer
 from trainer.checkpoint import KEEP_BEST
 from trainer.data import read_tasks
 from trainer.errors import GraderFailed, InvalidJob, Problem
-from trainer.grader_spec import EndpointGrader, GraderSpec, MultiGrader, StringCheckGrader
+from trainer.grader_spec import EndpointGrader, GraderSpec, MultiGrader
 from trainer.operator import NOTHING_ALLOWED, Operator
 from trainer.spec import ClusterSpec, JobSpec, Plan, Reinforcement, resolve
 from trainer.types import Task
@@ -130,7 +130,7 @@ async def prepare(
     context_length = _context_length(job, model)
     if not supervised:
         problems += _tool_problems(job.reinforcement, rows)
-        problems += grader_problems(job.reinforcement.grader)
+        problems += all_grader_problems(job.reinforcement, operator)
         problems += _address_problems(job.reinforcement, Guard(operator.allowed_networks))
         problems += _value_problems(job.reinforcement, rows)
         problems += _engine_problems(job)
@@ -210,7 +210,7 @@ def _address_problems(reinforcement: Reinforcement, guard: Guard) -> list[Proble
     session = reinforcement.session
     if session is not None:
         urls += [(f"{SESSION}.{name}", url) for name in ("start_url", "end_url") if (url := getattr(session, name))]
-    graders = _graders(reinforcement.grader, GRADER)
+    graders = _graders(reinforcement)
     urls += [(f"{where}.url", spec.url) for where, spec in graders if isinstance(spec, EndpointGrader)]
     problems = []
     for where, url in urls:
@@ -238,10 +238,9 @@ def schema_mistake(schema: Any) -> str | None:
 def _value_problems(reinforcement: Reinforcement, rows: Sequence[_Row]) -> list[Problem]:
     """Rows without a value that a grader's template takes from them: none of their rollouts could be graded."""
     templates = [
-        (f"{field}.{name}", getattr(spec, name))
-        for field, spec in _graders(reinforcement.grader, GRADER)
-        if isinstance(spec, StringCheckGrader)
-        for name in ("input", "reference")
+        (f"{field}.{place}", template)
+        for field, spec in _graders(reinforcement)
+        for place, template in templates_of(spec)
     ]
     if not rows or not templates:
         return []
@@ -258,11 +257,17 @@ def _value_problems(reinforcement: Reinforcement, rows: Sequence[_Row]) -> list[
     return problems
 
 
-def _graders(spec: GraderSpec, field: str) -> Iterator[tuple[str, GraderSpec]]:
-    yield field, spec
-    if isinstance(spec, MultiGrader):
-        for name, part in spec.graders.items():
-            yield f"{field}.graders.{name}", part
+def _graders(reinforcement: Reinforcement) -> Iterator[tuple[str, GraderSpec]]:
+    """(field, spec) of everything that grades: the grader, its parts, the guards, the held-out grader."""
+    found: list[tuple[str, GraderSpec]] = [(GRADER, reinforcement.grader)]
+    found += [(f"{GUARDS}[{i}].grader", guard.grader) for i, guard in enumerate(reinforcement.guards)]
+    if reinforcement.held_out_grader is not None:
+        found.append((HELD_OUT, reinforcement.held_out_grader))
+    for where, spec in found:
+        yield where, spec
+        if isinstance(spec, MultiGrader):
+            for name, part in spec.graders.items():
+                yield f"{where}.graders.{name}", part
 
 
 def _engine_problems(job: JobSpec) -> list[Problem]:

@@ -303,7 +303,9 @@ class _Run:
         dispatchers = start_dispatchers(reinforcement.tools, self._operator, shards, session, folder)
         if session is not None:
             self._sessions = JobSessions(DispatcherClient(*dispatchers), folder, tell)
-        graders = cast(Any, GraderPoolActor).remote(reinforcement.grader, self._operator)
+        graders = cast(Any, GraderPoolActor).remote(
+            reinforcement.grader, self._operator, reinforcement.guards, reinforcement.held_out_grader
+        )
         config = _worker_config(prepared, dispatchers, graders)
         worker_class = ray.remote(RolloutWorker)
 

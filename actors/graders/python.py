@@ -16,7 +16,7 @@ import secrets
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 from actors.sandbox.start import MEMORY_EXIT, START_S, Limits, Sandbox, SandboxFailed, Way, choose_way, start
