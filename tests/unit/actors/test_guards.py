@@ -15,7 +15,7 @@ from actors.grader_pool import GraderPool
 from actors.graders.factory import all_grader_problems
 from actors.graders.sample import sample_of
 from tests.fakes import rollout, task
-from tests.fakes_http import FakeEndpoint, FakeTime, Received, hangs, says, until
+from tests.fakes_http import LOCAL, FakeEndpoint, FakeTime, Received, hangs, says, until
 from trainer.errors import GraderFailed, InvalidJob
 from trainer.grader_spec import GraderSpec, GuardSpec
 from trainer.metrics import is_metric, rollout_metrics
@@ -46,7 +46,9 @@ async def pool() -> AsyncIterator[Pool]:
 
     def make(grader: dict[str, Any], held_out: dict[str, Any] | None = None, **more: Any) -> GraderPool:
         other = None if held_out is None else spec(held_out)
-        made.append(GraderPool(spec(grader), held_out=other, **{"timing": FakeTime().timing(), **more}))
+        made.append(
+            GraderPool(spec(grader), held_out=other, **{"timing": FakeTime().timing(), "operator": LOCAL, **more})
+        )
         return made[-1]
 
     yield make

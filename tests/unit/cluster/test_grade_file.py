@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from cluster.grade_file import grade_file, read_cases, read_grader
 from cluster.grade_report import print_summary, summary_of
 from serve.cli import app
-from tests.fakes_http import FakeEndpoint, says
+from tests.fakes_http import LOCAL, FakeEndpoint, says
 from trainer.errors import EndpointRefused, GraderFailed, InvalidJob, RftError, UserError
 from trainer.operator import ModelEndpoint, Operator
 from trainer.types import Grade
@@ -162,7 +162,7 @@ async def test_a_second_run_asks_judges_and_endpoints_anew_so_that_noise_shows(w
         judge = {"type": "score_model", "model": "judge", "input": [{"role": "user", "content": "{{ item.n }}"}]}
         parts = {"judge": judge, "remote": {"type": "endpoint", "url": server.url}}
         grader = write("g.json", {"type": "multi", "graders": parts, "calculate_output": "judge + remote"})
-        operator = Operator(models={"judge": ModelEndpoint(base_url=server.url)})
+        operator = LOCAL.model_copy(update={"models": {"judge": ModelEndpoint(base_url=server.url)}})
         lines = [{"sample": "a", "item": {"n": n}} for n in range(40)]
         told = []
         _, _, runs = await grade_file(
@@ -179,7 +179,7 @@ async def test_an_endpoint_that_refuses_ends_the_run(write):
     async with FakeEndpoint(says("no", 401)) as server:
         grader = write("g.json", {"type": "endpoint", "url": server.url})
         with pytest.raises(EndpointRefused):
-            await grade_file(write("s.jsonl", rows("a", "b")), grader, NONE)
+            await grade_file(write("s.jsonl", rows("a", "b")), grader, LOCAL)
 
 
 def test_a_summary_of_known_grades():
