@@ -26,15 +26,19 @@ from trainer.grader_spec import (
     GuardSpec,
     LabelModelGrader,
     MultiGrader,
+    PythonGrader,
     ScoreModelGrader,
     TextSimilarityGrader,
 )
-from trainer.operator import Operator
+from trainer.operator import NOTHING_ALLOWED, Operator
 from trainer.spec import Reinforcement
 from trainer.types import Grade
 
 LOCAL_DEADLINE_S = 120.0
 """What the wire contract gives to graders that run here."""
+QUEUE_S = 480.0
+"""What a python grader may wait for a worker beyond that: a burst of hundreds stands in line for one a core. The run
+itself has the grader's own `timeout_s`."""
 GRACE_S = 5.0
 """An endpoint's own deadline comes first: its error says more. The tries of a judge whose answers cannot be read share
 one deadline."""
@@ -48,7 +52,7 @@ class GraderPool:
         self,
         spec: GraderSpec,
         *,
-        operator: Operator | None = None,
+        operator: Operator = NOTHING_ALLOWED,
         guards: Sequence[GuardSpec] = (),
         held_out: GraderSpec | None = None,
         grader: Grader | None = None,
@@ -59,7 +63,6 @@ class GraderPool:
         Raises:
             InvalidJob: a grader has mistakes.
         """
-        operator = operator or Operator()
         models = Models(operator.models, timing)
 
         def bounded(spec: GraderSpec, what: str) -> Grader:
@@ -136,6 +139,8 @@ def _deadline_s(spec: GraderSpec, operator: Operator) -> float:
             return max(_deadline_s(part, operator) for part in spec.graders.values())
         case EndpointGrader():
             return spec.timeout_s + GRACE_S
+        case PythonGrader():
+            return spec.timeout_s + QUEUE_S
         case ScoreModelGrader() | LabelModelGrader() | TextSimilarityGrader() if spec.model in operator.models:
             return operator.models[spec.model].timeout_s + GRACE_S
     return LOCAL_DEADLINE_S
@@ -151,7 +156,7 @@ class GraderPoolActor:
     def __init__(
         self,
         spec: GraderSpec,
-        operator: Operator | None = None,
+        operator: Operator = NOTHING_ALLOWED,
         guards: Sequence[GuardSpec] = (),
         held_out: GraderSpec | None = None,
     ) -> None:

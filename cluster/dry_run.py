@@ -1,4 +1,4 @@
-"""First calls: each tool and the grader is called once before an engine starts, with values made from schemas."""
+"""First calls: each tool and the graders are called once before an engine starts, with values made from schemas."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ import aiohttp
 from actors.dispatcher import Dispatcher
 from actors.grader_pool import GraderPool
 from actors.graders.factory import FIELD as GRADER
+from actors.graders.factory import HELD_OUT
 from actors.graders.sample import sample_of
 from actors.http_client import REMEDIES
 from trainer.endpoint_spec import ToolSpec
 from trainer.errors import Problem, RftError
+from trainer.operator import NOTHING_ALLOWED
 from trainer.spec import Reinforcement
 from trainer.types import Task, ToolCall, ToolSchema, Turn
 
@@ -60,9 +62,9 @@ async def _try_tool(field: str, tool: ToolSpec, schema: ToolSchema, task: Task) 
 
 
 async def _try_grader(reinforcement: Reinforcement, task: Task) -> Problem | None:
-    pool = GraderPool(reinforcement.grader)
+    pool = GraderPool.of(reinforcement, NOTHING_ALLOWED)
     try:
-        await pool.grade(example_sample(reinforcement, task), task.item, TRACE_ID)
+        grade = await pool.grade(example_sample(reinforcement, task), task.item, TRACE_ID)
     except RftError as error:
         wanted = 'answer {"score": number} to any try, an empty answer too'
         if reinforcement.response_format is None and "output_json" in str(error.details.get("path")):
@@ -70,6 +72,9 @@ async def _try_grader(reinforcement: Reinforcement, task: Task) -> Problem | Non
         return _failed(error, "grader_failed", GRADER, f"{GRADER}.headers", wanted)
     finally:
         await pool.close()
+    if grade.held_out_error:  # no rollout would fail with it, but it would say nothing
+        remedy = "make it answer, or leave it out"
+        return Problem("grader_failed", HELD_OUT, grade.held_out_error, remedy)
     return None
 
 

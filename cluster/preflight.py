@@ -18,8 +18,7 @@ import jsonschema
 from referencing.exceptions import Unresolvable
 
 from actors.endpoint import endpoint_mistake
-from actors.graders.factory import FIELD as GRADER
-from actors.graders.factory import grader_problems
+from actors.graders.factory import all_grader_problems, graders_of, templates_of
 from actors.parsing import tool_parser_names
 from actors.templates import render
 from cluster.dry_run import TOOLS, dry_run_problems, example_of, example_sample
@@ -29,7 +28,7 @@ from trainer.chat import Renderer
 from trainer.checkpoint import KEEP_BEST
 from trainer.data import read_tasks
 from trainer.errors import GraderFailed, InvalidJob, Problem
-from trainer.grader_spec import GraderSpec, MultiGrader, StringCheckGrader
+from trainer.operator import NOTHING_ALLOWED
 from trainer.spec import ClusterSpec, JobSpec, Plan, Reinforcement, resolve
 from trainer.types import Task
 
@@ -126,7 +125,7 @@ async def prepare(
     context_length = _context_length(job, model)
     if not supervised:
         problems += _tool_problems(job.reinforcement, rows)
-        problems += grader_problems(job.reinforcement.grader)
+        problems += all_grader_problems(job.reinforcement, NOTHING_ALLOWED)
         problems += _value_problems(job.reinforcement, rows)
         problems += _engine_problems(job)
     if model is not None:
@@ -212,10 +211,9 @@ def schema_mistake(schema: Any) -> str | None:
 def _value_problems(reinforcement: Reinforcement, rows: Sequence[_Row]) -> list[Problem]:
     """Rows without a value that a grader's template takes from them: none of their rollouts could be graded."""
     templates = [
-        (f"{field}.{name}", getattr(spec, name))
-        for field, spec in _graders(reinforcement.grader, GRADER)
-        if isinstance(spec, StringCheckGrader)
-        for name in ("input", "reference")
+        (f"{field}.{name}", template)
+        for field, spec in graders_of(reinforcement)
+        for name, template in templates_of(spec)
     ]
     if not rows or not templates:
         return []
@@ -230,13 +228,6 @@ def _value_problems(reinforcement: Reinforcement, rows: Sequence[_Row]) -> list[
                     remedy = "add the value to the row, or mend the grader's template"
                     problems.append(row.problem("missing_value", "", error.message, remedy))
     return problems
-
-
-def _graders(spec: GraderSpec, field: str) -> Iterator[tuple[str, GraderSpec]]:
-    yield field, spec
-    if isinstance(spec, MultiGrader):
-        for name, part in spec.graders.items():
-            yield f"{field}.graders.{name}", part
 
 
 def _engine_problems(job: JobSpec) -> list[Problem]:

@@ -272,7 +272,9 @@ class _Run:
         prepared = self._prepared
         reinforcement = prepared.job.reinforcement
         dispatcher = cast(Any, DispatcherActor).remote(reinforcement.tools)
-        graders = cast(Any, GraderPoolActor).remote(reinforcement.grader)
+        graders = cast(Any, GraderPoolActor).remote(
+            reinforcement.grader, guards=reinforcement.guards, held_out=reinforcement.held_out_grader
+        )
         config = _worker_config(prepared, dispatcher, graders)
         worker_class = ray.remote(RolloutWorker)
 

@@ -35,7 +35,7 @@ from trainer.grader_spec import (
     StringCheckGrader,
     TextSimilarityGrader,
 )
-from trainer.operator import Operator
+from trainer.operator import NOTHING_ALLOWED, Operator
 from trainer.spec import Reinforcement
 
 FIELD = "method.reinforcement.grader"
@@ -45,14 +45,16 @@ MODEL_REMEDY = "add the model to `models` of the operator's configuration, or us
 
 
 def make_grader(
-    spec: GraderSpec, operator: Operator | None = None, timing: Timing = REAL_TIMING, models: Models | None = None
+    spec: GraderSpec,
+    operator: Operator = NOTHING_ALLOWED,
+    timing: Timing = REAL_TIMING,
+    models: Models | None = None,
 ) -> Grader:
     """The grader that `spec` describes. Graders that share `models` share the limits of the models' endpoints.
 
     Raises:
         InvalidJob: it has mistakes (`grader_problems`).
     """
-    operator = operator or Operator()
     problems = grader_problems(spec, operator)
     if problems:
         raise InvalidJob("the grader has mistakes", problems)
@@ -101,9 +103,8 @@ def all_grader_problems(reinforcement: Reinforcement, operator: Operator) -> lis
     return problems
 
 
-def grader_problems(spec: GraderSpec, operator: Operator | None = None, field: str = FIELD) -> list[Problem]:
+def grader_problems(spec: GraderSpec, operator: Operator = NOTHING_ALLOWED, field: str = FIELD) -> list[Problem]:
     """The mistakes that show without calling anything: templates, expressions, names, models, URLs and headers."""
-    operator = operator or Operator()
     problems = list(_own_problems(spec, operator))
     problems += [
         Problem("invalid_template", place, problem, "write paths as {{ item.x }} or {{ sample.x }}")
@@ -115,6 +116,18 @@ def grader_problems(spec: GraderSpec, operator: Operator | None = None, field: s
         for name, part in spec.graders.items():
             problems += grader_problems(part, operator, f"{field}.graders.{name}")
     return problems
+
+
+def graders_of(reinforcement: Reinforcement) -> Iterator[tuple[str, GraderSpec]]:
+    """(field, grader) of all graders of a job, parts of multi graders included."""
+    whole: list[tuple[str, GraderSpec]] = [(FIELD, reinforcement.grader)]
+    whole += [(f"{GUARDS}[{i}].grader", guard.grader) for i, guard in enumerate(reinforcement.guards)]
+    if reinforcement.held_out_grader is not None:
+        whole.append((HELD_OUT, reinforcement.held_out_grader))
+    for field, spec in whole:
+        yield field, spec
+        if isinstance(spec, MultiGrader):
+            yield from ((f"{field}.graders.{name}", part) for name, part in spec.graders.items())
 
 
 def templates_of(spec: GraderSpec) -> Iterator[tuple[str, str]]:
