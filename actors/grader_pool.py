@@ -72,8 +72,11 @@ class GraderPool:
         if grader is None:
             grader = make_grader(spec, operator, timing, models)
         limit_s = _deadline_s(spec, operator) if deadline_s is None else deadline_s
+        self._grader: Grader = _Bounded(grader, f"grader {spec.name or spec.type!r}", limit_s)
+        if not guards and held_out is None:
+            return
         self._grader = Guarded(
-            _Bounded(grader, f"grader {spec.name or spec.type!r}", limit_s),
+            self._grader,
             [(guard, bounded(guard.grader, f"guard {guard.name!r}")) for guard in guards],
             None if held_out is None else bounded(held_out, f"held-out grader {held_out.name or held_out.type!r}"),
         )
