@@ -26,6 +26,7 @@ from trainer.grader_spec import (
     GuardSpec,
     LabelModelGrader,
     MultiGrader,
+    PythonGrader,
     ScoreModelGrader,
     TextSimilarityGrader,
 )
@@ -35,6 +36,9 @@ from trainer.types import Grade
 
 LOCAL_DEADLINE_S = 120.0
 """What the wire contract gives to graders that run here."""
+QUEUE_S = 480.0
+"""What a python grader may wait for a worker beyond that: a burst of hundreds stands in line for one a core. The run
+itself has the grader's own `timeout_s`."""
 GRACE_S = 5.0
 """An endpoint's own deadline comes first: its error says more. The tries of a judge whose answers cannot be read share
 one deadline."""
@@ -68,8 +72,11 @@ class GraderPool:
         if grader is None:
             grader = make_grader(spec, operator, timing, models)
         limit_s = _deadline_s(spec, operator) if deadline_s is None else deadline_s
+        self._grader: Grader = _Bounded(grader, f"grader {spec.name or spec.type!r}", limit_s)
+        if not guards and held_out is None:
+            return
         self._grader = Guarded(
-            _Bounded(grader, f"grader {spec.name or spec.type!r}", limit_s),
+            self._grader,
             [(guard, bounded(guard.grader, f"guard {guard.name!r}")) for guard in guards],
             None if held_out is None else bounded(held_out, f"held-out grader {held_out.name or held_out.type!r}"),
         )
@@ -135,6 +142,8 @@ def _deadline_s(spec: GraderSpec, operator: Operator) -> float:
             return max(_deadline_s(part, operator) for part in spec.graders.values())
         case EndpointGrader():
             return spec.timeout_s + GRACE_S
+        case PythonGrader():
+            return spec.timeout_s + QUEUE_S
         case ScoreModelGrader() | LabelModelGrader() | TextSimilarityGrader() if spec.model in operator.models:
             return operator.models[spec.model].timeout_s + GRACE_S
     return LOCAL_DEADLINE_S

@@ -14,6 +14,7 @@ import time
 QUICK: list[list[str]] = [
     ["learner"],
     ["loss_memory"],
+    ["grader_pool"],
     ["weight_sync", "--runs", "3"],
     ["rollout_goodput", "--runs", "1"],
     ["async_gain", "--staleness", "1", "--steps", "8"],
@@ -21,6 +22,7 @@ QUICK: list[list[str]] = [
 FULL: list[list[str]] = [
     ["learner"],
     ["loss_memory"],
+    ["grader_pool"],
     ["weight_sync"],
     ["rollout_goodput"],
     ["async_gain", "--staleness", "1", "2", "4"],

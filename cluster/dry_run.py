@@ -1,5 +1,5 @@
-"""First calls, before an engine starts: each tool and the grader is called once, with values made from schemas, and one
-session is opened and ended."""
+"""First calls, before an engine starts: each tool and the graders are called once, with values made from schemas, and
+one session is opened and ended."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import aiohttp
 from actors.dispatcher import Dispatcher
 from actors.grader_pool import GraderPool
 from actors.graders.factory import FIELD as GRADER
+from actors.graders.factory import HELD_OUT
 from actors.graders.sample import sample_of
 from actors.guarded_urls import Guard
 from actors.http_client import REMEDIES
@@ -99,7 +100,7 @@ async def _try_tool(field: str, tool: ToolSpec, schema: ToolSchema, task: Task, 
 async def _try_grader(reinforcement: Reinforcement, task: Task, operator: Operator) -> Problem | None:
     pool = GraderPool.of(reinforcement, operator)
     try:
-        await pool.grade(example_sample(reinforcement, task), task.item, TRACE_ID)
+        grade = await pool.grade(example_sample(reinforcement, task), task.item, TRACE_ID)
     except RftError as error:
         wanted = 'answer {"score": number} to any try, an empty answer too'
         if reinforcement.response_format is None and "output_json" in str(error.details.get("path")):
@@ -107,6 +108,9 @@ async def _try_grader(reinforcement: Reinforcement, task: Task, operator: Operat
         return _failed(error, "grader_failed", GRADER, f"{GRADER}.headers", wanted)
     finally:
         await pool.close()
+    if grade.held_out_error:  # no rollout would fail with it, but it would say nothing
+        remedy = "make it answer, or leave it out"
+        return Problem("grader_failed", HELD_OUT, grade.held_out_error, remedy)
     return None
 
 

@@ -20,7 +20,7 @@ from actors.graders.sample import sample_of
 from actors.outcome import outcome_of
 from cluster.run_folder import ROLLOUTS_SUFFIX, RunFolder, read_groups
 from trainer.config_file import fill_in, read_source, validate
-from trainer.errors import EndpointRefused, InvalidJob, Problem, RftError, UserError, first_error
+from trainer.errors import InvalidJob, Problem, RftError, UserError, first_error
 from trainer.grader_spec import GraderSpec
 from trainer.operator import Operator
 from trainer.spec import Reinforcement
@@ -62,7 +62,7 @@ async def grade_file(
 
     Raises:
         InvalidJob: the file or the grader has mistakes.
-        EndpointRefused: an endpoint answered 401 or 403.
+        UserError: an endpoint answered 401 or 403, or a python grader has no sandbox here.
     """
     reinforcement = read_grader(grader, operator)
     cases = read_cases(file, name)
@@ -87,7 +87,7 @@ async def grade_cases(cases: Sequence[Case], pool: GraderPool, told: Callable[[i
         nonlocal count
         async with slots:
             outcome = await outcome_of(pool.grade(case.sample, case.item, case.trace_id))
-        if isinstance(outcome, EndpointRefused):
+        if isinstance(outcome, UserError):
             raise outcome
         told(count := count + 1)
         return outcome

@@ -18,8 +18,7 @@ import jsonschema
 from referencing.exceptions import Unresolvable
 
 from actors.endpoint import endpoint_mistake
-from actors.graders.factory import FIELD as GRADER
-from actors.graders.factory import GUARDS, HELD_OUT, all_grader_problems, templates_of
+from actors.graders.factory import all_grader_problems, graders_of, templates_of
 from actors.guarded_urls import REMEDY as ADDRESS_REMEDY
 from actors.guarded_urls import Guard
 from actors.parsing import tool_parser_names
@@ -31,7 +30,7 @@ from trainer.chat import Renderer
 from trainer.checkpoint import KEEP_BEST
 from trainer.data import read_tasks
 from trainer.errors import GraderFailed, InvalidJob, Problem
-from trainer.grader_spec import EndpointGrader, GraderSpec, MultiGrader
+from trainer.grader_spec import EndpointGrader
 from trainer.operator import NOTHING_ALLOWED, Operator
 from trainer.spec import ClusterSpec, JobSpec, Plan, Reinforcement, resolve
 from trainer.types import Task
@@ -210,7 +209,7 @@ def _address_problems(reinforcement: Reinforcement, guard: Guard) -> list[Proble
     session = reinforcement.session
     if session is not None:
         urls += [(f"{SESSION}.{name}", url) for name in ("start_url", "end_url") if (url := getattr(session, name))]
-    graders = _graders(reinforcement)
+    graders = graders_of(reinforcement)
     urls += [(f"{where}.url", spec.url) for where, spec in graders if isinstance(spec, EndpointGrader)]
     problems = []
     for where, url in urls:
@@ -238,9 +237,9 @@ def schema_mistake(schema: Any) -> str | None:
 def _value_problems(reinforcement: Reinforcement, rows: Sequence[_Row]) -> list[Problem]:
     """Rows without a value that a grader's template takes from them: none of their rollouts could be graded."""
     templates = [
-        (f"{field}.{place}", template)
-        for field, spec in _graders(reinforcement)
-        for place, template in templates_of(spec)
+        (f"{field}.{name}", template)
+        for field, spec in graders_of(reinforcement)
+        for name, template in templates_of(spec)
     ]
     if not rows or not templates:
         return []
@@ -255,19 +254,6 @@ def _value_problems(reinforcement: Reinforcement, rows: Sequence[_Row]) -> list[
                     remedy = "add the value to the row, or mend the grader's template"
                     problems.append(row.problem("missing_value", "", error.message, remedy))
     return problems
-
-
-def _graders(reinforcement: Reinforcement) -> Iterator[tuple[str, GraderSpec]]:
-    """(field, spec) of everything that grades: the grader, its parts, the guards, the held-out grader."""
-    found: list[tuple[str, GraderSpec]] = [(GRADER, reinforcement.grader)]
-    found += [(f"{GUARDS}[{i}].grader", guard.grader) for i, guard in enumerate(reinforcement.guards)]
-    if reinforcement.held_out_grader is not None:
-        found.append((HELD_OUT, reinforcement.held_out_grader))
-    for where, spec in found:
-        yield where, spec
-        if isinstance(spec, MultiGrader):
-            for name, part in spec.graders.items():
-                yield f"{where}.graders.{name}", part
 
 
 def _engine_problems(job: JobSpec) -> list[Problem]:

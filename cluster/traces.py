@@ -15,7 +15,7 @@ from rich.text import Text
 from cluster.live import safe_text
 from cluster.run_folder import RunFolder, group_lines
 from trainer.errors import UserError
-from trainer.types import Discarded, Group, GroupRequest, Rollout, ToolResult, Turn
+from trainer.types import Discarded, Grade, Group, GroupRequest, Rollout, ToolResult, Turn
 
 LABEL_WIDTH = 10
 SHOWN_CHARS = 600
@@ -104,7 +104,7 @@ def facts(rollout: Rollout) -> str:
     parts = ", ".join(f"{name} {score:.3f}" for name, score in rollout.grade.scores.items())
     versions = sorted(set(rollout.versions[rollout.loss_mask].tolist()))
     shown = [
-        f"grade {rollout.grade.value:.3f}" + (f" ({parts})" if parts else ""),
+        f"grade {rollout.grade.value:.3f}" + (f" ({parts})" if parts else "") + _why(rollout.grade),
         f"reward {rollout.reward:.3f}",
         f"ended by {rollout.finish}",
         f"{len(rollout.calls)} calls in {len(rollout.turns)} turns",
@@ -113,6 +113,13 @@ def facts(rollout: Rollout) -> str:
         f"policy version {'-'.join(str(v) for v in (versions[:1] + versions[1:][-1:])) or 'none'}",
     ]
     return " · ".join(shown)
+
+
+def _why(grade: Grade) -> str:
+    """What else is known of a grade: the guard that set it, what a judge said, the held-out grade."""
+    guard = f" set by the guard {grade.guard}" if grade.guard is not None else ""
+    held_out = f", held out {grade.held_out:.3f}" if grade.held_out is not None else ""
+    return guard + held_out + (f", because {grade.reason}" if grade.reason else "")
 
 
 def call_note(result: ToolResult) -> str:

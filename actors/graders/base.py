@@ -91,7 +91,9 @@ def wire_errors(error: RftError | None) -> dict[str, bool | str | None]:
     name = None if error is None else error_name(error)
     if name is not None:
         errors[name] = True
-    return errors | {key: error.message if error and name == of else None for key, of in details.items()}
+    for key, of in details.items():
+        errors[key] = error.details.get(key, error.message) if error is not None and name == of else None
+    return errors
 
 
 def error_name(error: RftError) -> str:

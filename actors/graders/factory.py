@@ -115,6 +115,18 @@ def grader_problems(spec: GraderSpec, operator: Operator = NOTHING_ALLOWED, fiel
     return problems
 
 
+def graders_of(reinforcement: Reinforcement) -> Iterator[tuple[str, GraderSpec]]:
+    """(field, grader) of all graders of a job, parts of multi graders included."""
+    whole: list[tuple[str, GraderSpec]] = [(FIELD, reinforcement.grader)]
+    whole += [(f"{GUARDS}[{i}].grader", guard.grader) for i, guard in enumerate(reinforcement.guards)]
+    if reinforcement.held_out_grader is not None:
+        whole.append((HELD_OUT, reinforcement.held_out_grader))
+    for field, spec in whole:
+        yield field, spec
+        if isinstance(spec, MultiGrader):
+            yield from ((f"{field}.graders.{name}", part) for name, part in spec.graders.items())
+
+
 def templates_of(spec: GraderSpec) -> Iterator[tuple[str, str]]:
     """(place below the grader, template) of all templates of a grader, without those of a multi grader's parts."""
     match spec:

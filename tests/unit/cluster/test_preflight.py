@@ -537,6 +537,16 @@ async def test_a_grader_that_refuses_the_token(case: Case) -> None:
     assert case.grader.url in problem.message
 
 
+async def test_guards_and_the_held_out_grader_are_checked_and_called_too(case: Case) -> None:
+    guard = {"name": "brief", "grader": EXACT | {"input": "{{ item.gone }}"}}
+    case.reinforcement = {"guards": [guard]}
+    assert {problem.code for problem in await case.problems()} == {"missing_value"}
+    async with FakeEndpoint(says("down", 500)) as server:
+        case.reinforcement = {"held_out_grader": {"type": "endpoint", "url": server.url, "timeout_s": 0.2}}
+        problem = await case.only_problem()
+    assert (problem.code, problem.field) == ("grader_failed", "method.reinforcement.held_out_grader")
+
+
 async def test_a_slow_grader_ends_by_its_own_deadline(case: Case) -> None:
     async with FakeEndpoint(hangs) as case.grader:
         case.reinforcement = {"grader": {"type": "endpoint", "url": case.grader.url, "timeout_s": 0.2}}

@@ -1,0 +1,137 @@
+"""Grades a second through the grader pool, against calling the grader's function directly.
+
+string_check, multi (two of them and an expression): the same grader without the pool. endpoint: the same requests by a
+bare aiohttp session, `--at-once` at a time, to one server in a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import multiprocessing
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+from multiprocessing.connection import Connection
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+from pydantic import TypeAdapter
+
+from actors.grader_pool import GraderPool
+from actors.graders.base import Grader
+from actors.graders.factory import make_grader
+from actors.graders.sample import sample_of
+from benchmarks.common import Figure, in_turn, report
+from trainer.grader_spec import GraderSpec
+
+ITEM = {"reference": "Paris"}
+SAMPLE = sample_of("It is Paris", (), "answer", wants_json=False)
+CHECK = {
+    "type": "string_check",
+    "input": "{{ sample.output_text }}",
+    "reference": "{{ item.reference }}",
+    "operation": "like",
+}
+MULTI = {"type": "multi", "graders": {"a": CHECK, "b": CHECK}, "calculate_output": "0.5 * a + 0.5 * b"}
+
+
+async def per_second(grade: Callable[[int], Awaitable[object]], count: int, at_once: int) -> float:
+    """How many of `count` grades come a second, with `at_once` under way."""
+    numbers = iter(range(count))
+
+    async def worker() -> None:
+        for number in numbers:
+            await grade(number)
+
+    begun = time.perf_counter()
+    await asyncio.gather(*(worker() for _ in range(at_once)))
+    return count / (time.perf_counter() - begun)
+
+
+def graded(make: Callable[[GraderSpec], Grader], values: dict[str, Any], count: int, at_once: int) -> float:
+    """Grades a second by what `make` makes: the pool, or the grader alone."""
+    spec: GraderSpec = TypeAdapter(GraderSpec).validate_python(values)
+
+    async def measured() -> float:
+        grader = make(spec)
+
+        async def grade(number: int) -> object:
+            return await grader.grade(SAMPLE, ITEM, f"trace_{number}")
+
+        try:
+            await grade(-1)  # what is made at the first one (connections, libraries) is not counted
+            return await per_second(grade, count, at_once)
+        finally:
+            await grader.close()
+
+    return asyncio.run(measured())
+
+
+def bare_posts(url: str, count: int, at_once: int) -> float:
+    async def measured() -> float:
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+
+            async def grade(number: int) -> object:
+                body = {"sample": SAMPLE, "item": ITEM, "trace_id": f"trace_{number}"}
+                async with session.post(url, json=body) as response:
+                    return float((await response.json())["score"])
+
+            await grade(-1)
+            return await per_second(grade, count, at_once)
+
+    return asyncio.run(measured())
+
+
+def serve(port: Connection) -> None:
+    """A grader server that always answers 0.5; tells its port."""
+
+    async def grade(request: web.Request) -> web.Response:
+        await request.read()
+        return web.json_response({"score": 0.5})
+
+    async def run() -> None:
+        app = web.Application()
+        app.router.add_post("/grade", grade)
+        runner = web.AppRunner(app, access_log=None)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        port.send(runner.addresses[0][1])
+        await asyncio.Event().wait()
+
+    asyncio.run(run())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=20_000, help="grades of a run; a tenth of it by HTTP")
+    parser.add_argument("--at-once", type=int, default=64)
+    parser.add_argument("--runs", type=int, default=3)
+    given = parser.parse_args()
+    count, posts, at_once = given.count, given.count // 10, given.at_once
+
+    receiving, sending = multiprocessing.Pipe(duplex=False)
+    server = multiprocessing.get_context("spawn").Process(target=serve, args=(sending,), daemon=True)
+    server.start()
+    try:
+        url = f"http://127.0.0.1:{receiving.recv()}/grade"
+        endpoint = {"type": "endpoint", "url": url, "max_concurrency": at_once}
+        pooled, alone = partial(graded, GraderPool), partial(graded, make_grader)
+        pairs = {
+            "string_check": (partial(pooled, CHECK, count, at_once), partial(alone, CHECK, count, at_once)),
+            "multi": (partial(pooled, MULTI, count, at_once), partial(alone, MULTI, count, at_once)),
+            "endpoint": (partial(pooled, endpoint, posts, at_once), partial(bare_posts, url, posts, at_once)),
+        }
+        figures = [
+            Figure(f"grader_pool/{name}", "grades/s", in_turn(ours, baseline, given.runs))
+            for name, (ours, baseline) in pairs.items()
+        ]
+    finally:
+        server.terminate()
+        server.join()
+    report(figures)
+
+
+if __name__ == "__main__":
+    main()
