@@ -27,6 +27,8 @@ HUGE_BYTES = 8_000_000
 WRONG_SCORES = ('{"score": "0.5"}', '{"score": NaN}', '{"score": null}', '{"score": true}', "[0.5]")
 WRONG_OUTPUTS = ('{"result": "x"}', '["output"]', "null", "")
 BACKLOG = 8192
+NOT_DONE = frozenset({"drop", "hang"})
+"""With these, and with a status that says so, nothing comes of a request; with all others only of its answer."""
 
 
 @dataclass
@@ -44,7 +46,8 @@ class Seen:
 
 @dataclass
 class Record:
-    """`started` and `ended` count what came for each trace id; `open` had a start and no end that was heard."""
+    """`started` counts the starts that came for each trace id, `ended` the ends that were done, though the answer may
+    have gone wrong; `open` had the one and not the other."""
 
     endpoints: dict[str, Seen] = field(default_factory=dict)
     started: Counter[str] = field(default_factory=Counter)
@@ -123,10 +126,10 @@ class ChaosServer:
         fault, burst = self.plan.fault(endpoint, key, attempt, self._clock() - self._begun)
         await asyncio.sleep(self.plan.latency_s(endpoint, key, attempt))
         good = json.dumps(self._good(endpoint, key, body))
+        if endpoint == "session/end" and not (fault in NOT_DONE or str(fault).isdecimal()):
+            self.record.end(body["trace_id"], body["reason"])
         if fault is None:
             seen.answered[key] += 1
-            if endpoint == "session/end":
-                self.record.end(body["trace_id"], body["reason"])
             return self._said(seen, good)
         seen.faults[fault] += 1
         return await self._fail(request, seen, fault, burst, endpoint, key, good)
