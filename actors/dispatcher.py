@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -158,7 +158,7 @@ class DispatcherActor:
         self, tools: Sequence[ToolSpec], session: SessionSpec | None = None, journal: Path | None = None
     ) -> None:
         self._dispatcher = Dispatcher(tools)
-        self._news: deque[str] = deque(maxlen=100)
+        self._news: list[str] = []
         self._sessions = None if session is None else SessionBook(session, journal, tell=self._news.append)
         gc.freeze()  # else full collections walk all that was imported
 
@@ -189,7 +189,7 @@ class DispatcherActor:
     async def session_stats(self) -> dict[str, Any]:
         if self._sessions is None:
             return {}
-        news = list(self._news)
+        news = self._news.copy()
         self._news.clear()
         return {**self._sessions.stats(), "news": news}
 
