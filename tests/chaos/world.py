@@ -19,6 +19,7 @@ from actors.grader_pool import GraderPool
 from actors.parsing import ParsedTurn
 from actors.sessions import SessionBook
 from tests.chaos.server import ChaosServer
+from tests.fakes_http import LOCAL
 from trainer.chat import Renderer
 from trainer.endpoint_spec import SessionSpec, ToolSpec
 from trainer.grader_spec import GraderSpec
@@ -91,9 +92,11 @@ class World:
         if grader is None or "type" not in grader:
             grader = {"type": "endpoint", "url": f"{server.url}/grade", **(grader or {})}
         urls = {"start_url": f"{server.url}/session/start", "end_url": f"{server.url}/session/end"}
-        self.dispatcher = Dispatcher(specs)
-        self.graders = GraderPool(TypeAdapter(GraderSpec).validate_python(grader))
-        self.book = None if session is None else SessionBook(SessionSpec.model_validate({**urls, **session}))
+        self.dispatcher = Dispatcher(specs, LOCAL)
+        self.graders = GraderPool(TypeAdapter(GraderSpec).validate_python(grader), operator=LOCAL)
+        self.book = None
+        if session is not None:
+            self.book = SessionBook(SessionSpec.model_validate({**urls, **session}), operator=LOCAL)
         self.started = self.graded = self.cancelled = 0
         self.discarded = Counter[str]()
         spec = EpisodeSpec("chaos", Limits(**limits), RewardSpec(token_penalty=0.0), 8, 4096)
