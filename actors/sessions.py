@@ -28,6 +28,9 @@ WARM_UP_STARTS = 4
 END_PAUSES_S = (5.0, 10.0, 20.0, 40.0, 60.0)
 """Between the tries to end a session that the server does not answer for; the last one for ever."""
 CLOSE_S = 60.0
+CLOSE_TRIES = 3
+CLOSE_PAUSE_S = 0.5
+"""While the book closes, an end that fails is tried so often (each time with all retries), with so short a pause."""
 NEWS_S = 60.0
 """Between two events on ends that fail."""
 RESTARTED = "job_restarted"
@@ -279,12 +282,13 @@ class SessionBook:
 
     async def _end(self, session: _Session, reason: str) -> bool:
         """Tell the server until it has heard. False: the book is closed and the server has not."""
-        failures = 0
+        failures = last_failures = 0
         while not await self._heard(session.trace_id, reason):
-            if self._closed:
+            last_failures += self._closed
+            if last_failures == CLOSE_TRIES:
                 return False
-            sleep = self._timing.sleep(END_PAUSES_S[min(failures, len(END_PAUSES_S) - 1)])
-            session.pause = asyncio.ensure_future(sleep)
+            pause_s = CLOSE_PAUSE_S if self._closed else END_PAUSES_S[min(failures, len(END_PAUSES_S) - 1)]
+            session.pause = asyncio.ensure_future(self._timing.sleep(pause_s))
             failures += 1
             try:
                 await asyncio.wait([session.pause])

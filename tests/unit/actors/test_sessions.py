@@ -188,7 +188,7 @@ async def test_a_busy_server_is_waited_for(book: Book) -> None:
         return web.json_response({}, status=next(answers, 200), headers={"Retry-After": "20"})
 
     async with FakeEndpoint(Machines(busy)) as server:
-        sessions = book(server.url)
+        sessions = book(server.url, timing=FakeTime().timing())
         await sessions.start("trace_1", ITEM)
     assert len(server.received) == 4
 

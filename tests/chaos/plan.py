@@ -1,0 +1,114 @@
+"""What a faulty server does wrong, as data: from one seed the same calls meet the same faults in every run."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import NormalDist
+from typing import Literal
+
+from pydantic import TypeAdapter
+
+Kind = Literal[
+    "429",
+    "500",
+    "502",
+    "503",
+    "404",
+    "drop",  # closes without an answer
+    "reset",  # breaks off in mid-body
+    "hang",  # never answers
+    "drip",  # a byte at a time
+    "huge",  # more than anybody may send
+    "broken_json",
+    "wrong_type",  # a score that is text, NaN, null, a bool; an output that is missing
+    "too_short",  # less than its Content-Length says
+    "too_long",  # more than its Content-Length says
+]
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Log-normal where `p99_s` is given, else always `median_s`."""
+
+    median_s: float = 0.0
+    p99_s: float | None = None
+
+    def at(self, quantile: float) -> float:
+        """In seconds; `quantile` in (0, 1)."""
+        if self.p99_s is None or self.median_s == 0:
+            return self.median_s
+        sigma = math.log(self.p99_s / self.median_s) / NormalDist().inv_cdf(0.99)
+        return self.median_s * math.exp(sigma * NormalDist().inv_cdf(quantile))
+
+
+@dataclass(frozen=True)
+class Burst:
+    """From `from_s` after the first request on, for `for_s`, a `share` of requests gets `kind`. A 429 or 503 asks to
+    wait for `retry_after_s`, as a date where `as_date`."""
+
+    kind: Kind
+    from_s: float
+    for_s: float
+    share: float = 1.0
+    retry_after_s: float | None = None
+    as_date: bool = False
+
+
+@dataclass(frozen=True)
+class Faults:
+    """Of one endpoint. `shares` of its requests, by kind; `sticky`: of its calls, so that trying again does not help.
+    `drip_s` is the pause after each byte."""
+
+    latency: Latency = Latency()
+    shares: dict[Kind, float] = field(default_factory=dict)
+    sticky: bool = False
+    bursts: tuple[Burst, ...] = ()
+    drip_s: float = 1.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Faults by endpoint ("tool/search", "grade", "session/start", "session/end"). Calls are told apart by their ids,
+    or by their content, where ids are drawn anew in each run."""
+
+    seed: int = 0
+    endpoints: dict[str, Faults] = field(default_factory=dict)
+    key_by: Literal["id", "content"] = "id"
+
+    @classmethod
+    def read(cls, path: Path) -> Plan:
+        return _PLAN.validate_json(path.read_bytes())
+
+    def write(self, path: Path) -> None:
+        path.write_bytes(_PLAN.dump_json(self, indent=2))
+
+    def faults(self, endpoint: str) -> Faults:
+        return self.endpoints.get(endpoint, Faults())
+
+    def chance(self, *parts: object) -> float:
+        """In (0, 1); a function of the seed and of `parts`."""
+        digest = hashlib.blake2b(repr((self.seed, *parts)).encode(), digest_size=8).digest()
+        return (int.from_bytes(digest) + 0.5) / 2**64
+
+    def latency_s(self, endpoint: str, key: str, attempt: int) -> float:
+        return self.faults(endpoint).latency.at(self.chance("latency", endpoint, key, attempt))
+
+    def fault(self, endpoint: str, key: str, attempt: int, at_s: float) -> tuple[Kind | None, Burst | None]:
+        """What goes wrong with one request `at_s` seconds after the first one, and the burst that it is part of."""
+        faults = self.faults(endpoint)
+        for burst in faults.bursts:
+            inside = burst.from_s <= at_s < burst.from_s + burst.for_s
+            if inside and self.chance("burst", endpoint, key, attempt) < burst.share:
+                return burst.kind, burst
+        chance = self.chance("fault", endpoint, key, 0 if faults.sticky else attempt)
+        for kind, share in faults.shares.items():
+            if chance < share:
+                return kind, None
+            chance -= share
+        return None, None
+
+
+_PLAN = TypeAdapter(Plan)

@@ -1,0 +1,154 @@
+"""Thousands of rollouts against endpoints that fail. The engine is a fake; what stands between it and the endpoints -
+episode, dispatcher, grader pool, sessions - is real, and so is time, which is shortened: 3 s stand for 30."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from tests.chaos.plan import Burst, Faults, Kind, Latency, Plan
+from tests.chaos.server import ChaosServer
+from tests.chaos.world import World, task
+from tests.fakes_http import until
+from trainer.advantage import advantages
+from trainer.types import Discarded, Rollout
+
+SEARCH, GRADE = "tool/search", "grade"
+
+
+async def test_five_thousand_rollouts_that_start_at_once_all_end_graded_and_nothing_is_asked_twice() -> None:
+    async with (
+        ChaosServer(Plan()) as server,
+        World(server, tool={"max_concurrency": 256}, grader={"max_concurrency": 256}) as world,
+    ):
+        await world.rollouts([task(i) for i in range(5_000)])
+    assert (world.started, world.graded, world.balances) == (5_000, 5_000, True)
+    for endpoint in (SEARCH, GRADE):
+        seen = server.record.of(endpoint)
+        assert len(seen.attempts) == seen.attempts.total() == 5_000
+        assert seen.most_in_flight <= 256
+
+
+@pytest.mark.parametrize("as_date", [False, True])
+async def test_three_seconds_of_429_lose_no_rollout_and_use_up_no_retry(as_date: bool) -> None:
+    burst = Burst("429", from_s=0, for_s=3, retry_after_s=1, as_date=as_date)
+    plan = Plan(endpoints={SEARCH: Faults(bursts=(burst,)), GRADE: Faults(bursts=(burst,))})
+    async with ChaosServer(plan) as server, World(server) as world:
+        outcomes = await world.rollouts([task(i) for i in range(300)])
+    assert (world.graded, world.discarded) == (300, {})
+    rollouts = [outcome for (outcome,) in outcomes if isinstance(outcome, Rollout)]
+    assert sum(result.retries for rollout in rollouts for result in rollout.results) == 0
+    seen = server.record.of(SEARCH)
+    assert seen.faults["429"] > 0
+    assert Counter(seen.answered.values()) == {1: 300}
+
+
+async def test_a_tool_that_hangs_for_ever_holds_up_its_own_rollouts_alone() -> None:
+    plan = Plan(endpoints={"tool/stuck": Faults(shares={"hang": 1.0}), SEARCH: Faults(Latency(0.02, 0.2))})
+    async with ChaosServer(plan) as server, World(server, tools=("search", "stuck")) as world:
+        stuck = [asyncio.create_task(world.rollout(task(i, "stuck"))) for i in range(100)]
+        await until(lambda: server.record.of("tool/stuck").in_flight > 0)
+        await world.rollouts([task(i) for i in range(400)])
+        assert (world.graded, world.started, any(one.done() for one in stuck)) == (400, 500, False)
+        for one in stuck:
+            one.cancel()
+        await asyncio.wait(stuck)
+        assert (world.cancelled, world.balances) == (100, True)
+        await until(lambda: server.record.of("tool/stuck").in_flight == 0)
+
+
+async def test_half_of_all_tool_calls_answer_503_and_the_advantages_are_those_of_the_survivors_alone() -> None:
+    rows, size = [task(i) for i in range(40)], 8
+
+    async def groups(faults: Faults) -> tuple[list[list[Rollout | Discarded]], World, ChaosServer]:
+        plan = Plan(seed=3, endpoints={SEARCH: faults}, key_by="content")
+        async with ChaosServer(plan) as server, World(server, tool={"timeout_s": 2.0}) as world:
+            return await world.rollouts(rows, size), world, server
+
+    quiet, _, _ = await groups(Faults())
+    faulty, world, server = await groups(Faults(shares={"503": 0.5}, sticky=True))
+    broken = set(server.record.of(SEARCH).attempts) - set(server.record.of(SEARCH).answered)
+    assert 0.4 < len(broken) / (40 * size) < 0.6
+    assert (world.started, world.balances) == (40 * size, True)
+    assert world.discarded == {"tool_failed": 40 * size - world.graded}
+    assert world.discarded["tool_failed"] >= len(broken)
+    assert world.graded > 0.3 * 40 * size
+    for of_quiet, of_faulty in zip(quiet, faulty, strict=True):
+        kept = [i for i, outcome in enumerate(of_faulty) if isinstance(outcome, Rollout)]
+        if len(kept) < 2:
+            continue
+        alone = np.array([outcome.reward for i in kept if isinstance(outcome := of_quiet[i], Rollout)])
+        rewards = np.array([outcome.reward for outcome in of_faulty if isinstance(outcome, Rollout)])
+        np.testing.assert_array_equal(advantages("grpo", rewards), advantages("grpo", alone))
+        assert rewards.min() > 0  # a failure that became a grade would be a 0
+
+
+async def test_a_grader_that_is_down_for_a_while_costs_no_rollout() -> None:
+    plan = Plan(endpoints={GRADE: Faults(bursts=(Burst("drop", from_s=0, for_s=1),))})
+    async with ChaosServer(plan) as server, World(server) as world:
+        await world.rollouts([task(i, "") for i in range(200)])
+    assert (world.graded, world.discarded) == (200, {})
+    assert server.record.of(GRADE).faults["drop"] > 0
+
+
+@pytest.mark.parametrize(
+    "kind", ["reset", "too_short", "too_long", "broken_json", "wrong_type", "huge", "drip", "hang", "500", "drop"]
+)
+async def test_no_answer_of_a_broken_grader_becomes_a_number(kind: Kind) -> None:
+    plan = Plan(endpoints={GRADE: Faults(shares={kind: 1.0})})
+    async with ChaosServer(plan) as server, World(server, grader={"timeout_s": 1.0}) as world:
+        await world.rollouts([task(i, "") for i in range(10)])
+        assert (world.graded, world.discarded) == (0, {"grader_failed": 10})
+        await until(lambda: server.record.of(GRADE).in_flight == 0)
+
+
+async def test_of_ten_thousand_sessions_all_are_closed() -> None:
+    faults = Faults(shares={"500": 0.1, "503": 0.05, "drop": 0.05})
+    plan = Plan(seed=5, endpoints={"session/start": faults, "session/end": faults})
+    exact = {"type": "string_check", "input": "{{ sample.output_text }}", "reference": "answer", "operation": "ilike"}
+    chance = random.Random(5)
+    async with ChaosServer(plan) as server:
+        session = {"max_open": 1_000, "max_concurrency": 256}
+        async with World(server, grader=exact, session=session) as world:
+            rollouts = [asyncio.create_task(world.rollout(task(i, ""))) for i in range(10_000)]
+            for one in rollouts:
+                if chance.random() < 0.1:
+                    asyncio.get_running_loop().call_later(chance.random() * 10, one.cancel)
+            await asyncio.wait(rollouts)
+        assert world.book is not None
+        stats = world.book.stats()
+    record = server.record
+    assert world.started == 10_000 and world.balances
+    assert set(record.started) == set(record.ended) and not record.open
+    assert set(record.ended.values()) == {1}
+    assert (stats["open"], stats["waiting"]) == (0, 0)
+    assert Counter(record.reasons.values())["graded"] == world.graded
+    assert record.most_open <= 1_000
+
+
+async def test_the_books_balance_whatever_fails_at_once() -> None:
+    shares: dict[Kind, float] = {
+        "429": 0.05, "500": 0.1, "503": 0.05, "404": 0.05, "drop": 0.03, "reset": 0.03, "hang": 0.02, "drip": 0.02,
+        "broken_json": 0.02, "wrong_type": 0.02, "too_short": 0.02, "too_long": 0.02,
+    }  # fmt: skip
+    faults = Faults(Latency(0.005, 0.1), shares)
+    lost_ends = Faults(faults.latency, {kind: share for kind, share in shares.items() if kind != "404"})
+    endpoints = {SEARCH: faults, GRADE: faults, "session/start": faults, "session/end": lost_ends}
+    chance = random.Random(11)
+    timeout = {"timeout_s": 3.0}
+    async with ChaosServer(Plan(11, endpoints)) as server:
+        async with World(server, tool=timeout, grader=timeout, session=timeout, rollout_timeout_s=15.0) as world:
+            rollouts = [asyncio.create_task(world.rollout(task(i))) for i in range(1_000)]
+            for one in rollouts:
+                if chance.random() < 0.2:
+                    asyncio.get_running_loop().call_later(chance.random() * 4, one.cancel)
+            await asyncio.wait(rollouts)
+        record = server.record
+    assert (world.started, world.balances) == (1_000, True)
+    assert world.graded > 300
+    assert min(world.discarded["tool_failed"], world.discarded["grader_failed"], world.cancelled) > 0
+    assert set(record.started) == set(record.ended) and not record.open

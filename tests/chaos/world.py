@@ -1,0 +1,144 @@
+"""Rollouts on an engine that costs nothing, over the real episode, dispatcher, grader pool and book of sessions."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, cast
+
+import numpy as np
+from pydantic import TypeAdapter
+
+from actors.dispatcher import Dispatcher
+from actors.engine import Completion
+from actors.episode import EpisodeRunner, EpisodeSpec, RolloutRequest
+from actors.grader_pool import GraderPool
+from actors.parsing import ParsedTurn
+from actors.sessions import SessionBook
+from tests.chaos.server import ChaosServer
+from tests.fakes_http import LOCAL
+from trainer.chat import Renderer
+from trainer.endpoint_spec import SessionSpec, ToolSpec
+from trainer.grader_spec import GraderSpec
+from trainer.spec import Limits, RewardSpec
+from trainer.types import Discarded, Rollout, Task
+
+RESULT = "\n=> "
+
+
+class Letters:
+    """A renderer whose tokens are letters, as much of it as episodes use."""
+
+    end_of_thought = None
+
+    def prompt(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> list[int]:
+        return self.plain(messages[-1]["content"])
+
+    def bridge(self, names: Sequence[str], results: Sequence[Sequence[int]]) -> list[int]:
+        return [*self.plain(RESULT), *(letter for result in results for letter in result)]
+
+    def plain(self, text: str) -> list[int]:
+        return [ord(letter) for letter in text]
+
+    def text(self, token_ids: Sequence[int]) -> str:
+        return "".join(map(chr, token_ids))
+
+
+def parse(text: str, tools: Sequence[dict[str, Any]]) -> ParsedTurn:
+    """`call NAME ARGUMENTS`, or an answer."""
+    if not text.startswith("call "):
+        return ParsedTurn(text)
+    _, name, arguments = text.split(" ", 2)
+    return ParsedTurn("", ((name, arguments),))
+
+
+def task(row: int, tool: str = "search") -> Task:
+    """A row that calls `tool` once; without one it answers at once."""
+    function = {"name": tool, "parameters": {"type": "object"}}
+    message = {"role": "user", "content": f"row {row} {tool}"}
+    return Task(f"{row}", (message,), ({"type": "function", "function": function},) if tool else (), {"row": row})
+
+
+async def generate(prompt: Sequence[int], *, seed: int, **options: Any) -> Completion:
+    """Calls the row's tool once with what no other rollout asks, then answers as nobody else does."""
+    text = "".join(map(chr, prompt))
+    tool = text.split(RESULT)[0].split(" ")[2]
+    said = f"call {tool} {json.dumps({'n': seed})}" if tool and RESULT not in text else f"answer {seed}"
+    ids = [ord(letter) for letter in said]
+    await asyncio.sleep(0)
+    return Completion(ids, np.zeros(len(ids), np.float32), np.zeros(len(ids), np.int32), True, 0.0)
+
+
+class World:
+    """`started`, `graded`, `discarded` (by reason), `cancelled`: what became of the rollouts."""
+
+    def __init__(
+        self,
+        server: ChaosServer,
+        *,
+        tools: Sequence[str] = ("search",),
+        tool: dict[str, Any] | None = None,
+        grader: dict[str, Any] | None = None,
+        session: dict[str, Any] | None = None,
+        **limits: Any,
+    ) -> None:
+        specs = [
+            ToolSpec.model_validate({"name": name, "server_url": f"{server.url}/tool/{name}", **(tool or {})})
+            for name in tools
+        ]
+        if grader is None or "type" not in grader:
+            grader = {"type": "endpoint", "url": f"{server.url}/grade", **(grader or {})}
+        urls = {"start_url": f"{server.url}/session/start", "end_url": f"{server.url}/session/end"}
+        self.dispatcher = Dispatcher(specs, LOCAL)
+        self.graders = GraderPool(TypeAdapter(GraderSpec).validate_python(grader), operator=LOCAL)
+        self.book = None
+        if session is not None:
+            self.book = SessionBook(SessionSpec.model_validate({**urls, **session}), operator=LOCAL)
+        self.started = self.graded = self.cancelled = 0
+        self.discarded = Counter[str]()
+        spec = EpisodeSpec("chaos", Limits(**limits), RewardSpec(token_penalty=0.0), 8, 4096)
+        self._runner = EpisodeRunner(
+            spec,
+            cast(Renderer, Letters()),
+            parse,
+            generate,
+            self.dispatcher.call_turn,
+            self.graders.grade,
+            self.book,
+        )
+
+    async def __aenter__(self) -> World:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self.book is not None:
+            await self.book.close("job_stopped")
+        await self.dispatcher.close()
+        await self.graders.close()
+
+    async def rollout(self, row: Task, sample: int = 0) -> Rollout | Discarded:
+        self.started += 1
+        try:
+            outcome = await self._runner.run(RolloutRequest(row, 0, sample, 0, 1.0))
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        if isinstance(outcome, Discarded):
+            self.discarded[outcome.reason] += 1
+        else:
+            self.graded += 1
+        return outcome
+
+    async def rollouts(self, rows: Sequence[Task], size: int = 1) -> list[list[Rollout | Discarded]]:
+        """All at once: `size` of each row."""
+        groups = [asyncio.gather(*(self.rollout(row, sample) for sample in range(size))) for row in rows]
+        return [list(group) for group in await asyncio.gather(*groups)]
+
+    @property
+    def balances(self) -> bool:
+        return self.started == self.graded + self.discarded.total() + self.cancelled
