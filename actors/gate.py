@@ -21,6 +21,8 @@ MAX_ON_WIRE = 8_192
 """Requests of one process at a time: what one core can serve, and a third of the ports that one address gives."""
 OTHER_FILES = 256
 """Open files that are no sockets of ours."""
+INSTANT_S = 1e-6
+"""Less is no wait but a rounding error."""
 LONGEST_HOLD_S = 30.0
 """For so long one answer's Retry-After holds back the endpoint's other calls; then one of them may ask for itself."""
 
@@ -169,7 +171,10 @@ class Gate:
             if not self._sockets.take(self):
                 return
             waiter = self._next()
-            waiter.turn.set_result(self._turn(now, waiter.since))
+            if waiter.turn.cancelled():  # and its task has not come to leave the line
+                self._sockets.give_back()
+            else:
+                waiter.turn.set_result(self._turn(now, waiter.since))
 
     def _wait_s(self, now: float) -> float:
         """How long nobody may be let in; infinite where that is until someone leaves."""
@@ -178,7 +183,8 @@ class Gate:
         else:
             wait_s = math.inf if self.in_flight >= self.limit.now else 0.0
         pace_s = 0.0 if self._pace is None else self._pace.wait_s(now)
-        return max(wait_s, self._held_until - now, pace_s)
+        wait_s = max(wait_s, self._held_until - now, pace_s)
+        return wait_s if wait_s > INSTANT_S else 0.0
 
     def _turn(self, now: float, since: float) -> Turn:
         self.in_flight += 1
@@ -203,10 +209,12 @@ class Gate:
         return waiter
 
     def _remove(self, lane: str, waiter: _Waiter) -> None:
-        self._lanes[lane].remove(waiter)
-        if not self._lanes[lane]:
-            del self._lanes[lane]
-        self.queued -= 1
+        waiters = self._lanes.get(lane, deque())
+        if waiter in waiters:
+            waiters.remove(waiter)
+            self.queued -= 1
+            if not waiters:
+                del self._lanes[lane]
 
     def _set_alarm(self, now: float, wait_s: float) -> None:
         if self._alarm is not None:

@@ -6,6 +6,7 @@ and however its URL writes a number, no connection is made to a forbidden one.
 
 from __future__ import annotations
 
+import errno
 import socket
 from collections.abc import Sequence
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
@@ -45,7 +46,7 @@ class ForbiddenAddress(OSError):
     first one's error is raised."""
 
     def __init__(self, address: str, kind: str) -> None:
-        super().__init__("forbidden address")
+        super().__init__(errno.EACCES, "forbidden address")
         self.address = address
         self.kind = kind
 

@@ -3,7 +3,7 @@
 The limit grows while it is in use: by one with each good answer at first (slow start), after the first trouble by its
 square root in a round trip. It shrinks by half of the share of a round trip's requests that were pushed back (as DCTCP
 does, RFC 8257), so that single refusals cost little and refusals all over halve it, and where answers have become much
-slower than they used to be (as Gradient2 of Netflix's concurrency-limits does).
+slower than they used to be (the idea of Gradient2 of Netflix's concurrency-limits).
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ SLOWER = 2.0
 """Times the usual latency: what counts as rising."""
 SLACK_S = 0.05
 """Nobody waits for less: quick endpoints are not held to milliseconds, which may be our own."""
-USUAL_UP, USUAL_DOWN = 0.05, 0.2
-"""How fast the usual latency follows what is measured: slowly where it rises, since that may be our doing."""
+USUAL_SOON, USUAL_LATE = 0.2, 0.005
+"""How far the usual latency follows the latest one: soon to what is less, and to what stays high even at a quarter of
+the requests; hardly to what rises while we ask for more, since that may be our doing."""
 
 
 class AdaptiveLimit:
@@ -35,6 +36,7 @@ class AdaptiveLimit:
         self._slow_start = True
         self._shrunk_at = -math.inf
         self._usual: float | None = None
+        self._fell_from = 0.0
         self._outcomes, self._pushed_back, self._peak = 0, 0, 1
         self._sum, self._samples = 0.0, 0
 
@@ -46,7 +48,8 @@ class AdaptiveLimit:
         """A request sent at `sent` was answered; `in_flight` counts it too."""
         if sent < self._shrunk_at:
             return
-        if 2 * in_flight >= self._limit:  # an endpoint that is not asked for more shows nothing
+        # An endpoint that is not asked for more shows nothing, and a slow one is not asked for more.
+        if 2 * in_flight >= self._limit and not self._fell_from:
             step = 1.0 if self._slow_start else 1.0 / math.sqrt(self._limit)
             self._limit = min(float(self._most), self._limit + step)
         self._sum += math.log(max(now - sent, 1e-6))
@@ -62,7 +65,7 @@ class AdaptiveLimit:
 
     def start_over(self) -> None:
         """After an outage: nobody knows what it can bear now."""
-        self._limit, self._slow_start = 1.0, True
+        self._limit, self._slow_start, self._fell_from = 1.0, True, 0.0
         self._begin_round()
         self._begin_samples()
 
@@ -81,13 +84,17 @@ class AdaptiveLimit:
     def _compare(self, now: float) -> None:
         """The mean logarithm of the latest latencies with the usual one."""
         latest = self._sum / self._samples
+        self._begin_samples()
         if self._usual is None:
             self._usual = latest
-        gradient = (SLOWER * math.exp(self._usual) + SLACK_S) / math.exp(latest)
-        self._usual += (latest - self._usual) * (USUAL_UP if latest > self._usual else USUAL_DOWN)
-        self._begin_samples()
-        if gradient < 1:
-            self._shrink(now, self._limit * max(0.5, gradient))
+        risen = math.exp(latest) > SLOWER * math.exp(self._usual) + SLACK_S
+        self._fell_from = max(self._fell_from, self._limit) if risen else 0.0
+        if latest < self._usual or (risen and self._limit <= max(1.0, self._fell_from / 4)):
+            self._usual += (latest - self._usual) * USUAL_SOON
+        elif not risen:
+            self._usual += (latest - self._usual) * USUAL_LATE
+        if risen:
+            self._shrink(now, self._limit / 2)
 
     def _shrink(self, now: float, limit: float) -> None:
         self._limit = max(1.0, limit)

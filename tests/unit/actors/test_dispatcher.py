@@ -10,7 +10,8 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 from aiohttp import web
 
-from actors.dispatcher import MAX_ERROR_CHARS, Dispatcher
+from actors.dispatcher import MAX_ERROR_CHARS, Dispatcher, share_of
+from actors.endpoint_stats import merged
 from actors.http_client import Timing
 from tests.fakes_http import LOCAL, FakeEndpoint, FakeTime, Received, hangs, one_by_one, says, until
 from trainer.endpoint_spec import MAX_OUTPUT_BYTES, ToolSpec
@@ -220,3 +221,78 @@ async def test_a_call_id_that_no_header_may_hold_is_sent_in_quoted_form(dispatch
 def test_a_tool_without_a_usable_url_is_the_users_mistake() -> None:
     with pytest.raises(UserError, match="tool 'search': its URL must begin with"):
         Dispatcher([tool("localhost:8000")])
+
+
+async def test_a_request_over_a_megabyte_is_not_sent_and_the_model_is_told(dispatch: Dispatch) -> None:
+    async with FakeEndpoint(says({"output": "x"})) as server:
+        dispatcher = dispatch(tool(server.url))
+        (result,) = await dispatcher.call_turn("t", {}, [ToolCall("call_1", "search", "x" * 1_000_001)])
+    assert "413" in result.output and result.error == "tool_error"
+    assert server.received == []
+    assert dispatcher.stats()["search"]["errors"] == {"too_large": 1}
+
+
+async def test_a_tool_may_have_a_smaller_limit_of_its_output(dispatch: Dispatch) -> None:
+    async with FakeEndpoint(says({"output": "x" * 101})) as server:
+        assert (await one(dispatch(tool(server.url, max_output_bytes=101)))).error is None
+        result = await one(dispatch(tool(server.url, max_output_bytes=100)))
+    assert "over 100 bytes" in result.output
+
+
+async def test_a_rollout_with_many_calls_does_not_hold_up_another_one(dispatch: Dispatch) -> None:
+    order: list[str] = []
+
+    async def behave(request: Received) -> web.StreamResponse:
+        order.append(request.body["trace_id"])
+        await asyncio.sleep(0)
+        return web.json_response({"output": "x"})
+
+    async with FakeEndpoint(behave) as server:
+        dispatcher = dispatch(tool(server.url, max_concurrency=1), timing=Timing())
+        crowd = asyncio.create_task(dispatcher.call_turn("crowd", {}, [call(i) for i in range(50)]))
+        await until(lambda: len(order) > 0)
+        await dispatcher.call_turn("alone", {}, [call()])
+        assert len(order) < 10
+        await crowd
+    assert order.count("crowd") == 50
+
+
+async def test_an_idempotent_tool_is_asked_twice_where_it_is_slow(dispatch: Dispatch) -> None:
+    async def behave(request: Received) -> web.StreamResponse:
+        if request.number == 1:
+            await asyncio.Event().wait()
+        return web.json_response({"output": "x"})
+
+    async with FakeEndpoint(behave) as server:
+        dispatcher = dispatch(tool(server.url, idempotent=True, hedge_after_s=1.0))
+        assert (await one(dispatcher)).output == "x"
+    assert dispatcher.stats()["search"]["hedges_won"] == 1
+
+
+async def test_an_address_that_the_operator_does_not_allow_ends_the_job() -> None:
+    dispatcher = Dispatcher([tool("http://localhost:9/x")])
+    with pytest.raises(EndpointRefused, match="allowed_networks in the operator's configuration"):
+        await one(dispatcher)
+    await dispatcher.close()
+
+
+@pytest.mark.parametrize(("most", "count"), [(64, 3), (5, 5), (7, 2), (1, 1)])
+def test_dispatchers_ask_together_for_no_more_than_one_would(most: int, count: int) -> None:
+    whole = tool("http://tools.example/x", max_concurrency=most, rate_limit_per_s=10.0)
+    shares = [share_of(whole, index, count) for index in range(count)]
+    assert sum(share.max_concurrency for share in shares) == most
+    assert min(share.max_concurrency for share in shares) >= 1
+    assert sum(share.rate_limit_per_s or 0.0 for share in shares) == pytest.approx(10.0)
+
+
+async def test_stats_of_several_dispatchers_are_those_of_one(dispatch: Dispatch) -> None:
+    async with FakeEndpoint(says({"output": "x"})) as server, FakeEndpoint(says("none", 404)) as other:
+        first, second = dispatch(tool(server.url), tool(other.url, "other")), dispatch(tool(other.url))
+        for dispatcher in (first, first, second):
+            await one(dispatcher)
+        stats = merged([first.stats(), second.stats()])
+    assert stats["search"]["calls"] == 3
+    assert stats["search"]["errors"] == {"tool_error": 1}
+    assert sum(stats["search"]["latency_counts"]) == 3
+    assert (stats["search"]["breaker"], stats["search"]["limit"]) == ("closed", 32)
+    assert stats["other"]["calls"] == 0

@@ -23,7 +23,7 @@ from cluster.preflight import Free, Prepared, prepare, schema_mistake
 from tests.fakes_http import LOCAL, Behaviour, FakeEndpoint, Received, hangs, says, unused_port
 from trainer.errors import InvalidJob, Problem
 from trainer.jobfile import parse_job, read_job
-from trainer.operator import Operator
+from trainer.operator import NOTHING_ALLOWED, Operator
 
 # What vLLM and the libraries below it warn of when they are imported.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -552,6 +552,36 @@ async def test_a_slow_grader_ends_by_its_own_deadline(case: Case) -> None:
         case.reinforcement = {"grader": {"type": "endpoint", "url": case.grader.url, "timeout_s": 0.2}}
         problem = await case.only_problem()
     assert "deadline of 0.2 s" in problem.message
+
+
+async def test_addresses_that_the_operator_does_not_allow_are_found_before_any_call(case: Case) -> None:
+    case.operator = NOTHING_ALLOWED
+    case.reinforcement = {"session": {"start_url": "http://169.254.169.254/latest"}}
+    problems = await case.problems()
+    reinforcement = "method.reinforcement"
+    assert [(problem.code, problem.field) for problem in problems] == [
+        ("forbidden_address", f"{reinforcement}.tools[0].server_url"),
+        ("forbidden_address", f"{reinforcement}.session.start_url"),
+        ("forbidden_address", f"{reinforcement}.grader.url"),
+    ]
+    assert "allowed_networks" in problems[0].remedy
+    assert case.tool.received == case.grader.received == []
+
+
+async def test_names_that_lead_to_such_addresses_are_found_by_the_first_call(case: Case) -> None:
+    case.operator = NOTHING_ALLOWED
+    case.reinforcement = {
+        "tools": [{"name": "cat", "server_url": "http://localhost:9/cat"}],
+        "grader": {"type": "endpoint", "url": "http://localhost:9/grade"},
+    }
+    tool_problem, grader_problem = await case.problems()
+    assert (tool_problem.code, tool_problem.field) == (
+        "forbidden_address",
+        "method.reinforcement.tools[0].server_url",
+    )
+    assert "leads to" in tool_problem.message and "loopback" in tool_problem.message
+    assert "allowed_networks" in tool_problem.remedy and "allowed_networks" not in tool_problem.message
+    assert (grader_problem.code, grader_problem.field) == ("forbidden_address", "method.reinforcement.grader")
 
 
 JSON_GRADER = {"type": "string_check", "input": "{{sample.output_json.n}}", "reference": "1", "operation": "eq"}
