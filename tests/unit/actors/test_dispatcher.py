@@ -10,7 +10,8 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 from aiohttp import web
 
-from actors.dispatcher import MAX_ERROR_CHARS, Dispatcher, share_of
+from actors.dispatcher import MAX_ERROR_CHARS, Dispatcher
+from actors.dispatcher_actor import share_of
 from actors.endpoint_stats import merged
 from actors.http_client import Timing
 from tests.fakes_http import LOCAL, FakeEndpoint, FakeTime, Received, hangs, one_by_one, says, until
