@@ -1,7 +1,8 @@
 """Tools, a grader and sessions at one server that fails by a plan and remembers what it saw.
 
 `async with ChaosServer(plan) as server` in a test, or `python -m tests.chaos.server --plan plan.json [--port N]`, which
-prints its address. POST /tool/NAME, /grade, /session/start, /session/end; GET /stats gives the record.
+prints its address. POST /tool/NAME, /grade, /session/start, /session/end; GET /stats gives the record. With an
+`--upstream PREFIX=URL` it stands between a job and real servers: what does not fail is theirs to answer.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ import asyncio
 import json
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from email.utils import formatdate
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import aiohttp
 from aiohttp import web
 from pydantic import TypeAdapter
 
@@ -77,8 +79,15 @@ class Record:
 class ChaosServer:
     """`url` is there once it is entered. `clock` is that of bursts."""
 
-    def __init__(self, plan: Plan, port: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        port: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+        upstreams: Mapping[str, str] | None = None,
+    ) -> None:
         self.plan = plan
+        self._upstreams = upstreams or {}
         self.record = Record()
         self.url = ""
         self._port = port
@@ -93,11 +102,13 @@ class ChaosServer:
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", self._port, backlog=BACKLOG).start()
         self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+        self._client = aiohttp.ClientSession()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        await self._client.close()
         await self._runner.cleanup()
 
     async def _stats(self, request: web.Request) -> web.StreamResponse:
@@ -130,13 +141,19 @@ class ChaosServer:
             self.record.end(body["trace_id"], body["reason"])
         if fault is None:
             seen.answered[key] += 1
-            return self._said(seen, good)
+            upstream = next((url for prefix, url in self._upstreams.items() if endpoint.startswith(prefix)), None)
+            return self._said(seen, good) if upstream is None else await self._forward(request, upstream)
         seen.faults[fault] += 1
         return await self._fail(request, seen, fault, burst, endpoint, key, good)
 
+    async def _forward(self, request: web.Request, upstream: str) -> web.StreamResponse:
+        headers = {name: value for name, value in request.headers.items() if name in ("Authorization", "Content-Type")}
+        async with self._client.post(upstream + request.path, data=await request.read(), headers=headers) as answer:
+            return web.Response(status=answer.status, body=await answer.read(), content_type=answer.content_type)
+
     def _key(self, request: web.Request, endpoint: str, body: Any) -> str:
         if self.plan.key_by == "id" or endpoint.startswith("session/"):
-            return request.headers["Idempotency-Key"]
+            return request.headers.get("Idempotency-Key", "")
         content = body["arguments"] if endpoint.startswith("tool/") else [body["item"], body["sample"]["output_text"]]
         return json.dumps(content, sort_keys=True)
 
@@ -203,8 +220,8 @@ def _retry_after(burst: Burst | None) -> dict[str, str]:
     return {"Retry_After": f"{burst.retry_after_s:g}"}
 
 
-async def _serve(plan: Plan, port: int) -> None:
-    async with ChaosServer(plan, port) as server:
+async def _serve(plan: Plan, port: int, upstreams: Mapping[str, str]) -> None:
+    async with ChaosServer(plan, port, upstreams=upstreams) as server:
         print(server.url, flush=True)
         await asyncio.Event().wait()
 
@@ -213,5 +230,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--plan", type=Path, required=True)
     parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--upstream", action="append", default=[], metavar="PREFIX=URL")
     arguments = parser.parse_args()
-    asyncio.run(_serve(Plan.read(arguments.plan), arguments.port))
+    upstreams = dict(upstream.split("=", 1) for upstream in arguments.upstream)
+    asyncio.run(_serve(Plan.read(arguments.plan), arguments.port, upstreams))

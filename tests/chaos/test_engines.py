@@ -1,0 +1,150 @@
+"""Faults under real engines: bursts of rollouts, and a job that is killed in their middle."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+import yaml
+
+from actors.dispatcher_actor import start_dispatchers
+from actors.engine import EngineConfig
+from actors.episode import EpisodeSpec
+from actors.fleet import CANARY_LIMITS, Fleet
+from actors.grader_pool import GraderPoolActor
+from actors.rollout_worker import RolloutWorker, WorkerConfig
+from tests.chaos.ledger import FaultyLedger, faulty_ledger
+from tests.chaos.plan import Burst, Faults, Plan
+from tests.e2e.command import AGENT_RFT, marked, processes_left
+from tests.fakes_http import LOCAL
+from trainer.data import load_tasks
+from trainer.jobfile import load_job
+from trainer.types import GroupRequest
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::ResourceWarning"
+)
+
+LEDGER = Path(__file__).parents[2] / "examples" / "ledger"
+TOOLS = ("tools/list", "tools/search", "tools/cat")
+TWO_DISPATCHERS = 2
+
+
+@pytest.fixture
+def local_ray() -> Iterator[None]:
+    ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+async def test_five_hundred_rollouts_at_once_lose_nothing_to_a_burst_of_429_and_to_503s(local_ray: None) -> None:
+    """On one real engine and two dispatchers. Half of the tool calls are put off for three seconds, a fifth of the
+    others and of the grades for a moment."""
+    busy = Faults(shares={"503": 0.2}, bursts=(Burst("429", 1.0, 3.0, share=0.5, retry_after_s=1.0),))
+    plan = Plan(seed=5, endpoints={**dict.fromkeys(TOOLS, busy), "grade": Faults(shares={"503": 0.2})})
+    with faulty_ledger(plan) as faulty:
+        job = load_job(LEDGER / "job.yaml", faulty.environment)
+        r = job.reinforcement
+        graders: Any = GraderPoolActor
+        config = WorkerConfig(
+            EngineConfig(job.model, "float32", context_length=2048, max_num_seqs=64, seed=0),
+            EpisodeSpec("7", r.limits, r.reward, r.max_episode_steps, 2048),
+            "hermes",
+            {},
+            start_dispatchers(r.tools, LOCAL, TWO_DISPATCHERS),
+            graders.remote(r.grader, LOCAL),
+        )
+        worker = ray.remote(RolloutWorker).options(num_cpus=1, max_concurrency=1000)
+        events: list[str] = []
+        fleet = Fleet(
+            lambda _: worker.remote(config), 1, CANARY_LIMITS["float32"], r.limits, lambda _, text: events.append(text)
+        )
+        await fleet.start()
+        try:
+            tasks = load_tasks(Path(job.training_file), "training_file")[:63]
+            requests = [GroupRequest(task, 0, i, 8, "train", 1.0) for i, task in enumerate(tasks)]
+            groups = await asyncio.gather(*(fleet.sample(request) for request in requests))
+        finally:
+            await fleet.shutdown()
+        record = faulty.record()
+
+    assert {len(group.rollouts) for group in groups} == {8}
+    assert not any(group.discarded for group in groups)
+    account = fleet.account()
+    assert (account["account/started"], account["account/graded"], account["account/in_flight"]) == (504, 504, 0)
+    assert events == []
+    calls = [call for group in groups for rollout in group.rollouts for call in rollout.calls]
+    seen = {name: record["endpoints"][name] for name in (*TOOLS, "grade") if name in record["endpoints"]}
+    answered = sum(len(seen[name]["answered"]) for name in TOOLS if name in seen)
+    refused = {"unknown_tool", "malformed_call", "invalid_arguments", "over_budget"}
+    sent = [result for g in groups for r_ in g.rollouts for result in r_.results if result.error not in refused]
+    assert len(calls) >= len(sent) == answered
+    assert len(seen["grade"]["answered"]) == 504
+    assert max(count for one in seen.values() for count in one["answered"].values()) == 1
+    assert sum(one["faults"].get("429", 0) + one["faults"].get("503", 0) for one in seen.values()) > 200
+
+
+@pytest.fixture
+def faulty() -> Iterator[FaultyLedger]:
+    errors = Faults(shares={"503": 0.1, "500": 0.05, "drop": 0.03})
+    with faulty_ledger(Plan(seed=2, endpoints=dict.fromkeys((*TOOLS, "grade", "session/end"), errors))) as faulty:
+        yield faulty
+
+
+def session_job(folder: Path, faulty: FaultyLedger) -> Path:
+    """The example's job on a few rows, each rollout with a session."""
+    job = yaml.safe_load((LEDGER / "job.yaml").read_text())
+    job = {key: job[key] for key in ("training_file", "seed", "method")} | {"model": str(LEDGER / "base")}
+    with (LEDGER / job["training_file"]).open() as file:
+        (folder / "train.jsonl").write_text("".join(islice(file, 16)))
+    job["training_file"] = "train.jsonl"
+    job["method"]["reinforcement"] |= {
+        "hyperparameters": {"batch_size": 4, "n_epochs": 1, "eval_interval": 1},
+        "session": {"start_url": f"{faulty.url}/session/start", "end_url": f"{faulty.url}/session/end"},
+    }
+    (folder / "job.yaml").write_text(yaml.safe_dump(job))
+    return folder / "job.yaml"
+
+
+@pytest.mark.timeout(600)  # two engine starts
+def test_a_job_killed_in_mid_burst_goes_on_and_each_session_that_it_opened_is_ended(
+    tmp_path: Path, faulty: FaultyLedger
+) -> None:
+    command = [AGENT_RFT, "train", str(session_job(tmp_path, faulty)), "--runs", str(tmp_path / "runs")]
+    command += ["--config", str(LEDGER / "agent-rft.yaml")]
+    environment = marked(faulty.environment)
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as first:
+        assert first.stdout is not None
+        output = []
+        for line in first.stdout:
+            output.append(line)
+            if "step 2/4" in line:
+                os.kill(first.pid, signal.SIGKILL)
+    assert first.returncode == -signal.SIGKILL, "".join(output)
+    assert processes_left() == []
+    left_open = faulty.record()["open"]
+    assert left_open
+
+    (run,) = (tmp_path / "runs").iterdir()
+    resumed = subprocess.run([*command, "--resume", str(run)], env=environment, capture_output=True, text=True)
+    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
+    assert processes_left() == []
+    last = sorted((run / "checkpoints").iterdir())[-1]
+    state = json.loads((last / "loop.json").read_text())
+    assert (state["step"], len(set(state["rows_done"]))) == (4, 16)
+    record = faulty.record()
+    assert record["open"] == []
+    assert set(record["started"]) == set(record["ended"])
+    assert {record["reasons"][trace] for trace in left_open} == {"job_restarted"}
+    assert len(record["started"]) >= 4 * 4 * 8
