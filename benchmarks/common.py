@@ -9,6 +9,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from trainer.operator import Operator
+
+LOCAL = Operator(allowed_networks=["127.0.0.0/8"])
+"""Benchmarks measure servers of this machine."""
+
 
 @dataclass(frozen=True, slots=True)
 class Figure:
