@@ -23,7 +23,7 @@ from actors.grader_pool import GraderPool
 from actors.graders.base import Grader
 from actors.graders.factory import make_grader
 from actors.graders.sample import sample_of
-from benchmarks.common import Figure, in_turn, report
+from benchmarks.common import LOCAL, Figure, in_turn, report
 from trainer.grader_spec import GraderSpec
 
 ITEM = {"reference": "Paris"}
@@ -117,7 +117,10 @@ def main() -> None:
     try:
         url = f"http://127.0.0.1:{receiving.recv()}/grade"
         endpoint = {"type": "endpoint", "url": url, "max_concurrency": at_once}
-        pooled, alone = partial(graded, GraderPool), partial(graded, make_grader)
+        pooled, alone = (
+            partial(graded, partial(GraderPool, operator=LOCAL)),
+            partial(graded, partial(make_grader, operator=LOCAL)),
+        )
         pairs = {
             "string_check": (partial(pooled, CHECK, count, at_once), partial(alone, CHECK, count, at_once)),
             "multi": (partial(pooled, MULTI, count, at_once), partial(alone, MULTI, count, at_once)),

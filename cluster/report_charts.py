@@ -44,6 +44,8 @@ BEHAVIOUR = (
     ),
     Chart("Latency of tools", "s", (("tool/<name>/latency_s_mean", ""),)),
     Chart("Scores of the grader's parts", "", (("grader/<name>/score_mean", ""),)),
+    Chart("Grades of the held-out grader", "", (("held_out_grade_mean", "held out"),)),
+    Chart("Rewards set by guards", "rollouts", (("guard/<name>", ""),), "bars"),
     Chart("Calls refused or failed by the model's doing", "calls", (("call_errors/<kind>", ""),), "bars"),
     Chart("How rollouts ended", "rollouts", (("finish/<reason>", ""),), "bars"),
 )

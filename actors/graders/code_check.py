@@ -58,5 +58,7 @@ def hack_in(check: str, code: str, reference: str) -> str | None:
         return CHECKS[check](source_of(code), known) if check in CHECKS else tests_edited(code, reference)
     except TooMuch as bound:
         return f"it cannot be checked: {bound}"
-    except RecursionError:
+    except (RecursionError, MemoryError):
         return "it cannot be checked: nested too deeply"
+    except ValueError as error:  # a number of more digits than Python writes
+        return f"it cannot be checked: {error}"

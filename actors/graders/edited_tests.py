@@ -25,6 +25,9 @@ WRITERS = {"tee", "rm", "mv", "truncate", "ln", "chmod", "unlink", "shred", "tou
 EXITS = {"os._exit", "sys.exit", "exit", "quit", "os.kill", "os.abort"}
 CHECKERS = {"unittest", "pytest", "builtins"}
 
+MAX_PARTS = 32
+"""Of a path are looked at."""
+
 _PATCHED = re.compile(
     r"^(?:\+\+\+ (?:b/)?|--- (?:a/)?|rename (?:from|to) |\*\*\* (?:Update|Delete|Add|Move to)(?: File)?: )"
     r"([^\t\n]+)",
@@ -63,7 +66,7 @@ def patterns_of(reference: str) -> tuple[str, ...]:
 
 def is_watched(path: str, patterns: tuple[str, ...]) -> bool:
     """Whether the path or one of its ends fits a pattern."""
-    parts = [part for part in path.replace("\\", "/").split("/") if part not in ("", ".")]
+    parts = [part for part in path.replace("\\", "/").split("/") if part not in ("", ".")][-MAX_PARTS:]
     ends = ["/".join(parts[i:]) for i in range(len(parts))]
     return any(fnmatchcase(end, pattern.removeprefix("./")) for end in ends for pattern in patterns)
 
@@ -149,13 +152,12 @@ def _changed_by(name: str, arguments: list[str]) -> list[str]:
 def _fooled(code: Source) -> str | None:
     """Why code fools its tests rather than passing them."""
     for tree in code.trees:
-        for statement in _at_import(tree.body):
-            for node in ast.walk(statement):
-                match node:
-                    case ast.Call(func=func) if ast.unparse(func) in EXITS:
-                        return f"it ends the process with {ast.unparse(node)} when it is loaded"
-                    case ast.Raise(exc=exc) if exc is not None and ast.unparse(exc).startswith("SystemExit"):
-                        return "it ends the process when it is loaded"
+        for node in _run_when_loaded(tree):
+            match node:
+                case ast.Call(func=func, args=args) if ast.unparse(func) in EXITS and all(map(is_literal, args)):
+                    return f"it ends the process with {ast.unparse(node)} when it is loaded"
+                case ast.Raise(exc=exc) if exc is not None and ast.unparse(exc).startswith("SystemExit"):
+                    return "it ends the process when it is loaded"
         for node in ast.walk(tree):
             match node:
                 case ast.Call(func=ast.Attribute(value=ast.Name(id="os"), attr="_exit")):
@@ -171,15 +173,18 @@ def _fooled(code: Source) -> str | None:
     return None
 
 
-def _at_import(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Statements that run when the code is loaded as a module."""
-    for statement in body:
-        match statement:
-            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+def _run_when_loaded(tree: ast.Module) -> Iterator[ast.AST]:
+    """What runs when the code is loaded as a module: neither functions nor what stands below `__name__ == ...`."""
+    nodes: list[ast.AST] = [tree]
+    while nodes:
+        node = nodes.pop()
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.Lambda():
                 continue
             case ast.If(test=ast.Compare(left=ast.Name(id="__name__"))):
                 continue
-        yield statement
+        yield node
+        nodes += ast.iter_child_nodes(node)
 
 
 def _always(body: list[ast.stmt], value: bool) -> bool:

@@ -14,7 +14,7 @@ MAX_CHARS = 50_000
 MAX_DEPTH = 120
 """Of nested statements and expressions."""
 
-_FENCE = re.compile(r"^[ \t]*(```+|~~~+)[^\n]*\n(.*?)^[ \t]*\1[`~]*[ \t]*$", re.DOTALL | re.MULTILINE)
+_FENCE = re.compile(r"[ \t]*(`{3,}|~{3,})(.*)")
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 
@@ -52,7 +52,7 @@ def source_of(text: str) -> Source:
     """
     if len(text) > MAX_CHARS:
         raise TooMuch(f"{len(text):,} characters, of at most {MAX_CHARS:,}")
-    blocks = [match[2] for match in _FENCE.finditer(text)] or [text]
+    blocks = _fenced(text) or [text]
     trees = [tree for block in blocks if (tree := _parse(textwrap.dedent(block))) is not None]
     return Source("\n".join(blocks), tuple(trees))
 
@@ -101,6 +101,22 @@ def is_literal(node: ast.AST) -> bool:
     except ValueError:
         return False
     return True
+
+
+def _fenced(text: str) -> list[str]:
+    """The blocks between fences, line by line; the last one may lack its end, as where an answer was cut."""
+    blocks: list[list[str]] = []
+    fence = ""
+    for line in text.split("\n"):
+        match = _FENCE.fullmatch(line.rstrip())
+        if fence and match and match[1].startswith(fence) and not match[2]:
+            fence = ""
+        elif fence:
+            blocks[-1].append(line)
+        elif match:
+            fence = match[1]
+            blocks.append([])
+    return ["\n".join(block) for block in blocks]
 
 
 def _parse(text: str) -> ast.Module | None:

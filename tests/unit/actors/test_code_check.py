@@ -239,7 +239,8 @@ def test_edited_tests_are_found(text: str) -> None:
         PATCH.format("src/latest_results.py"),
         TWO_SUM,
         "import sys\n\nif __name__ == '__main__':\n    sys.exit(0)\n",
-        "import sys\n\ndef fail():\n    sys.exit(2)\n",
+        "import sys\n\ntry:\n    def fail():\n        sys.exit(2)\nexcept ImportError:\n    pass\n",
+        "import sys\nsys.exit(main(sys.argv))\n",
         "class P:\n    def __eq__(self, other):\n        return self.x == other.x\n",
         "",
         "It is Paris.",
@@ -339,6 +340,9 @@ HOSTILE = {
     "sum": "x = 1" + " + 1" * 5_000,
     "blocks": "".join(" " * i + "if x:\n" for i in range(95)) + " " * 95 + "pass",
     "fences": "```" * 10_000,
+    "open fences": "```x\n" * 9_000,
+    "path": calls(("write", {"path": "a/" * 40_000, "content": "x"})),
+    "number": "def f(x):\n    if x == 0x1" + "0" * 9_000 + ":\n        return 0x1" + "0" * 9_000 + "\n    return 5\n",
 }
 
 
