@@ -59,9 +59,10 @@ def run(
     *server_options: str,
     files: dict[str, Any] | None = None,
     rows: int | None = None,
+    environment: dict[str, str] | None = None,
 ) -> tuple[RunFolder, float]:
     """Train one job in a process of its own; its run folder (kept in the system's temporary folder) and its seconds.
-    `files` replaces the job's files, `rows` cuts the training file."""
+    `files` replaces the job's files, `rows` cuts the training file, `environment` names servers that run already."""
     folder = Path(tempfile.mkdtemp(prefix="agent-rft-bench-"))
     job = job_of(seed, training_file, settings) | (files or {})
     if rows is not None:
@@ -71,9 +72,11 @@ def run(
     (folder / "job.yaml").write_text(yaml.safe_dump(job))
     agent_rft = str(Path(sys.executable).with_name("agent-rft"))
     begun = time.monotonic()
-    code = run_with_services(
-        [agent_rft, "train", str(folder / "job.yaml"), "--config", str(CONFIG), "--runs", str(folder)], *server_options
-    )
+    command = [agent_rft, "train", str(folder / "job.yaml"), "--config", str(CONFIG), "--runs", str(folder)]
+    if environment is None:
+        code = run_with_services(command, *server_options)
+    else:
+        code = subprocess.run(command, env=environment).returncode
     if code != 0:
         raise subprocess.CalledProcessError(code, "agent-rft train")
     (path,) = (child for child in folder.iterdir() if child.is_dir())

@@ -1,0 +1,81 @@
+"""What a faulty outside world costs: the ledger's job with failing tools and grader against the quiet run.
+
+    python -m benchmarks.under_fire [--seeds 1 2 3] [--steps 15]
+
+Faults, by a seeded plan, of every tool and of the grader: 10 % of the calls fail (half with 500, a quarter closes without
+an answer, a quarter breaks off in mid-body), 5 % hang, and for two of every fifteen seconds everything is answered with
+429. Both jobs say what a user with such servers would: tools are idempotent and hedged, deadlines are short, groups go on
+without their slowest. Shown are the training steps an hour, by the median step, and the grade on the test rows at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from statistics import mean, median, stdev
+from typing import Any
+
+from benchmarks.common import Figure, report
+from benchmarks.ledger_seeds import job_of, run
+from cluster.run_folder import RunFolder
+from tests.chaos.ledger import faulty_ledger
+from tests.chaos.plan import Burst, Faults, Plan
+
+ENDPOINTS = ("tools/list", "tools/search", "tools/cat", "grade")
+BURSTS = tuple(Burst("429", from_s, 2.0, retry_after_s=1.0) for from_s in range(40, 1200, 15))
+FAULTS = Faults(shares={"500": 0.05, "drop": 0.025, "reset": 0.025, "hang": 0.05}, bursts=BURSTS)
+HEDGED = {"idempotent": True, "hedge_after_s": 0.5, "timeout_s": 20.0}
+"""The ledger's tools answer in milliseconds; after half a second a second request is worth its price."""
+SETTINGS: dict[str, Any] = {"limits.max_rollout_retries": 2, "limits.straggler_wait_s": 2.0, "grader.timeout_s": 20.0}
+
+
+def steps_an_hour(folder: RunFolder) -> float:
+    """By the median step, without validation, so that starting engines and checkpoints do not count."""
+    steps = folder.metrics()[1:]
+    return 3600 / median(m["time_step_s"] - m.get("time_eval_s", 0.0) for m in steps)
+
+
+def one(seed: int, steps: int, faulty: bool) -> tuple[float, float, dict[str, float]]:
+    """Steps an hour, the grade after training, and the last step's account of rollouts."""
+    tools = job_of(seed, "data/train.jsonl", {})["method"]["reinforcement"]["tools"]
+    settings = SETTINGS | {"tools": [tool | HEDGED for tool in tools]}
+    if not faulty:
+        folder, _ = run(seed, "data/train.jsonl", settings, rows=steps * 16)
+    else:
+        plan = Plan(seed=seed, endpoints=dict.fromkeys(ENDPOINTS, FAULTS))
+        with faulty_ledger(plan) as ledger:
+            folder, _ = run(seed, "data/train.jsonl", settings, rows=steps * 16, environment=ledger.environment)
+    last = folder.metrics()[-1]
+    account = {name: value for name, value in last.items() if name.startswith("account/")}
+    return steps_an_hour(folder), folder.evaluations()["test-after"].grade, account
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--steps", type=int, default=15)
+    options = parser.parse_args()
+    speeds, grades = [], []
+    for seed in options.seeds:
+        quiet_speed, quiet_grade, _ = one(seed, options.steps, faulty=False)
+        speed, grade, account = one(seed, options.steps, faulty=True)
+        speeds.append((speed, quiet_speed))
+        grades.append((grade, quiet_grade))
+        print(
+            f"seed {seed}: under fire {speed:.0f} steps an hour, grade {grade:.3f} ({account}); quiet {quiet_speed:.0f}, "
+            f"{quiet_grade:.3f}; load {os.getloadavg()[0]:.1f}",
+            flush=True,
+        )
+    differences = [ours - theirs for ours, theirs in grades]
+    noise = f" +- {stdev(differences):.3f} over seeds" if len(differences) > 1 else ""
+    print(f"difference of the grades {mean(differences):+.3f}{noise}")
+    report(
+        [
+            Figure("under fire: training steps", "steps/h", tuple(speeds)),
+            Figure("under fire: grade after", "", tuple(grades)),
+        ]
+    )
+
+
+if __name__ == "__main__":
+    main()
