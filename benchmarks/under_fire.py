@@ -2,10 +2,11 @@
 
     python -m benchmarks.under_fire [--seeds 1 2 3] [--steps 15]
 
-Faults, by a seeded plan, of every tool and of the grader: 10 % of the calls fail (half with 500, a quarter closes without
-an answer, a quarter breaks off in mid-body), 5 % hang, and for two of every fifteen seconds everything is answered with
-429. Both jobs say what a user with such servers would: tools are idempotent and hedged, deadlines are short, groups go on
-without their slowest. Shown are the training steps an hour, by the median step, and the grade on the test rows at the end.
+Faults, by a seeded plan, of every tool and of the grader: 10 % of the calls fail (half with 500, a quarter closes
+without an answer, a quarter breaks off in mid-body), 5 % hang, and for two of every fifteen seconds everything is
+answered with 429. Both jobs say what a user with such servers would: tools are idempotent and hedged, deadlines are
+short, groups go on without their slowest. Shown are the training steps an hour, by the median step, and the grade on
+the test rows at the end.
 """
 
 from __future__ import annotations
@@ -62,8 +63,8 @@ def main() -> None:
         speeds.append((speed, quiet_speed))
         grades.append((grade, quiet_grade))
         print(
-            f"seed {seed}: under fire {speed:.0f} steps an hour, grade {grade:.3f} ({account}); quiet {quiet_speed:.0f}, "
-            f"{quiet_grade:.3f}; load {os.getloadavg()[0]:.1f}",
+            f"seed {seed}: under fire {speed:.0f} steps an hour, grade {grade:.3f} ({account}); "
+            f"quiet {quiet_speed:.0f}, {quiet_grade:.3f}; load {os.getloadavg()[0]:.1f}",
             flush=True,
         )
     differences = [ours - theirs for ours, theirs in grades]
