@@ -19,7 +19,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from actors.sandbox.start import MEMORY_EXIT, START_S, Limits, Sandbox, SandboxFailed, Way, choose_way, start
+from actors.sandbox.start import (
+    MEMORY_EXIT,
+    START_S,
+    Limits,
+    Sandbox,
+    SandboxFailed,
+    Way,
+    choose_way,
+    sandbox_report,
+    start,
+)
 from trainer.errors import GraderFailed
 from trainer.grader_spec import PythonGrader
 from trainer.operator import Operator
@@ -100,7 +110,7 @@ class PythonGrade:
         """
         if self._closed:
             raise self._server_error("closed", "it was closed")
-        way = self._way or await asyncio.to_thread(choose_way, self._unsandboxed)
+        way = self._way or choose_way(await asyncio.to_thread(sandbox_report), self._unsandboxed)
         cpu_s = math.ceil(self._spec.timeout_s) + 1
         try:
             sandbox = await asyncio.to_thread(
@@ -115,7 +125,7 @@ class PythonGrade:
         timeout_s = self._spec.timeout_s
         try:
             async with asyncio.timeout(timeout_s):
-                return await worker.ask(request)
+                answer = await worker.ask(request)
         except TimeoutError:
             slot.replace()
             raise self._server_error("timeout", f"no grade within {timeout_s:g} s; its processes were killed") from None
@@ -127,6 +137,9 @@ class PythonGrade:
         except asyncio.CancelledError:
             slot.replace()
             raise
+        if "last" in answer:  # it could not clear up after this one
+            slot.replace()
+        return answer
 
     def _value(self, answer: dict[str, Any]) -> float:
         """The grade in what a worker said; it has looked at it before, but is not to be trusted."""
@@ -252,10 +265,10 @@ def python_source_problems(source: str) -> list[str]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of its escape sequences, say
             module = ast.parse(source)
-    except SyntaxError as error:
-        return [f"line {error.lineno or '?'}: {error.msg}"]
-    except (ValueError, RecursionError, MemoryError) as error:
-        return [f"it cannot be read: {error or 'nested too deeply'}"]
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        if isinstance(error, SyntaxError) and error.lineno:
+            return [f"line {error.lineno}: {error.msg}"]
+        return [f"it cannot be read: {str(error) or 'nested too deeply'}"]
     if not any(_defines_grade(node) for node in ast.walk(module)):
         return ["it defines no function grade(sample, item)"]
     functions = [node for node in module.body if _is_function(node) and _defines_grade(node)]

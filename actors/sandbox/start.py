@@ -101,13 +101,12 @@ class Sandbox:
         return _end(self.process)
 
 
-def choose_way(unsandboxed: bool = False) -> Way:
-    """How graders are sandboxed here; "none" only where there is no other way and the operator allows it.
+def choose_way(report: SandboxReport, unsandboxed: bool) -> Way:
+    """How graders are sandboxed; "none" only where there is no other way and the operator allows it.
 
     Raises:
         UserError: not at all; says what is missing and what to do.
     """
-    report = sandbox_report()
     if report.way is not None:
         return report.way
     if unsandboxed:

@@ -27,6 +27,7 @@ import traceback
 FILE = "grader.py"
 MAX_ANSWER_BYTES = 64_000
 MAX_DETAILS_CHARS = 4_000
+MAX_FRAMES = 20
 CPU_OF_WORKER_S = 600
 """Far more than a worker's own share of all its grades; what a module left running does not burn a core for ever."""
 PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS, SECCOMP_MODE_FILTER = 1, 22, 38, 2
@@ -171,9 +172,9 @@ def describe(error):
         trace = error.__traceback__
         while trace is not None and trace.tb_frame.f_code.co_filename != FILE:
             trace = trace.tb_next
-        text = "".join(traceback.format_exception(type(error), error, trace))
-    except BaseException:
-        text = "an error that cannot be shown"
+        text = "".join(traceback.format_exception(type(error), error, trace, limit=-MAX_FRAMES))
+    except BaseException:  # most likely no memory
+        text = type(error).__name__
     return text.strip()[-MAX_DETAILS_CHARS:]
 
 
@@ -328,11 +329,12 @@ def main():
             answer = fork_grade(grade, request, word, channel, config["cpu_s"])
         else:
             answer = {"error": error}
-        send(channel, {**answer, "word": word.decode()})
         try:
             empty(os.getcwd())
         except OSError:
-            return  # with it goes the folder; another worker takes its place
+            answer["last"] = True  # with this worker goes the folder
+        send(channel, {**answer, "word": word.decode()})
+        del request
 
 
 if __name__ == "__main__":
