@@ -17,6 +17,7 @@ import stat
 import sys
 import sysconfig
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -43,6 +44,12 @@ async def outcome(grader: PythonGrade, attack: str, item: dict[str, Any]) -> Out
     return {"value": grade.value}
 
 
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not holds():  # noqa: ASYNC110 - other processes raise no event here
+            await asyncio.sleep(0.01)
+
+
 async def run(way: Way, attacks: list[str], item: dict[str, Any]) -> dict[str, Outcome]:
     """What came of each attack; under `beside`, what a grade that ran at the same time in the same pool and one after
     it gave. Attacks that never end run beside all others."""
@@ -66,9 +73,7 @@ async def run(way: Way, attacks: list[str], item: dict[str, Any]) -> dict[str, O
         one_by_one(patient_pool, [name for name in attacks if name not in ENDLESS]),
         *(attack(hurried_pool, name) for name in attacks if name in ENDLESS),
     )
-    async with asyncio.timeout(60):  # all that was killed is there again
-        while patient_pool.num_workers + hurried_pool.num_workers < 4:
-            await asyncio.sleep(0.01)
+    await until(lambda: patient_pool.num_workers + hurried_pool.num_workers == 4)  # what was killed is there again
     await asyncio.gather(patient_pool.close(), hurried_pool.close())
     return found
 

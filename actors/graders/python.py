@@ -16,7 +16,7 @@ import secrets
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 from actors.sandbox.start import (
@@ -40,8 +40,8 @@ MAX_ANSWER_BYTES = 1 << 20
 
 
 class PythonGrade:
-    """A grader of kind `python`. `label` names it in messages. How it is sandboxed, its limits and its number of workers
-    (one a core) may be handed in."""
+    """A grader of kind `python`. `label` names it in messages. How it is sandboxed, its limits and how many workers it
+    has (one a core) may be handed in."""
 
     def __init__(
         self,
@@ -93,10 +93,12 @@ class PythonGrade:
 
     @contextmanager
     def _slot(self) -> Iterator[_Slot]:
-        """The slot used last, whose worker is the warmest. The next one's worker is started ahead."""
+        """The slot used last, whose worker is the warmest. The next one's worker is started ahead, and those that were
+        lost since."""
         slot = self._idle.pop()
-        if self._idle:
-            self._idle[-1].begin()
+        for number, other in enumerate(reversed(self._idle)):
+            if number == 0 or other.was_used:
+                other.begin()
         try:
             yield slot
         finally:
@@ -111,7 +113,7 @@ class PythonGrade:
         if self._closed:
             raise self._server_error("closed", "it was closed")
         way = self._way or choose_way(await asyncio.to_thread(sandbox_report), self._unsandboxed)
-        cpu_s = math.ceil(self._spec.timeout_s) + 1
+        cpu_s = math.ceil(self._spec.timeout_s * self._limits.num_cores) + 1  # after the deadline
         try:
             sandbox = await asyncio.to_thread(
                 start, self._spec.source, way, self._limits, timeout_s=self._start_s, cpu_s=cpu_s
@@ -176,6 +178,10 @@ class _Slot:
         """Whether its worker is there, as far as one can see without asking."""
         worker = self._result()
         return worker is not None and not worker.is_lost
+
+    @property
+    def was_used(self) -> bool:
+        return self._task is not None
 
     def begin(self) -> None:
         """Start a worker, where none is there. What goes wrong is said to whoever needs it and starts it anew."""

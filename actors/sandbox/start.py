@@ -4,19 +4,21 @@ A sandbox that does not hold what it should is an error, never a weaker sandbox:
 after it gave up its rights, and all of PROTECTIONS must. Without any (`unsandboxed_python`) there are only the deadline
 and the limits of each process.
 
-| | bubblewrap | own namespaces, root | own namespaces, plain user | none |
+bwrap: bubblewrap. root, user: namespaces of our own, made by root (CAP_SYS_ADMIN) or by a plain user (user namespaces);
+bwrap as a plain user needs these too. All but "none" need Linux 5.14 on x86-64 or 64-bit ARM.
+
+| | bwrap | root | user | none |
 |---|---|---|---|---|
-| needs | `bwrap`; plain users: user namespaces | CAP_SYS_ADMIN, Linux 5.14 | user namespaces, Linux 5.14 | the operator's word |
-| network: none, no sockets | yes | yes | yes | no |
-| files: Python and its packages (read-only), scratch folder in memory | yes | yes | yes | all of the user's |
-| environment | empty | empty | empty | empty |
-| other processes: unseen, out of reach | yes | yes | yes | no |
-| user | unused id, or the user without rights | unused id | the user, without rights | the user |
-| system calls: seccomp, no new privileges | yes | yes | yes | no new privileges |
-| memory of a process; of all processes, every 50 ms | yes | yes | yes | yes |
-| processes and threads (`num_processes`) | yes | yes | yes | no |
-| CPU time, cores, open files, file size, core dumps | yes | yes | yes | yes |
+| no network, no sockets of any kind | yes | yes | yes | no |
+| sees Python, its packages (read-only) and a scratch folder in memory; no other file | yes | yes | yes | no |
+| sees and reaches no other process | yes | yes | yes | no |
+| an unused user id (root) or the user's without any right; no new privileges | yes | yes | yes | no |
+| system calls filtered (seccomp: no tracing, mounts, namespaces, bpf, io_uring, keys, ...) | yes | yes | yes | no |
+| number of processes and threads | yes | yes | yes | no |
 | size of the scratch folder; number of its files | yes; no | yes | yes | no |
+| an environment that holds nothing of ours | yes | yes | yes | yes |
+| memory of each process; of all together, looked at every 50 ms | yes | yes | yes | yes |
+| CPU time and cores, open files, size of files, no core dumps; output goes nowhere | yes | yes | yes | yes |
 | killed at the deadline with all that it started | yes | yes | yes | yes |
 """
 
@@ -48,6 +50,8 @@ START_S = 60.0
 NEEDED_LINUX = (5, 14)
 """The first one that counts processes for each user namespace (and makes mounts read-only in one go: 5.12)."""
 NOBODY = 65534
+MANY_IDS, FEW_IDS = (2_000_000_000, 2_100_000_000), (30_000, 60_000)
+"""User ids that nobody has: far up, or, in a container that knows only 65,536, between its users and nobody."""
 MEMORY_EXIT = 77
 MAX_STDERR_CHARS = 500
 HERE = Path(__file__).resolve().parent
@@ -72,7 +76,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class SandboxReport:
-    """What holds here. `way` is None where no sandbox can be made; `missing` says for each way why it cannot be used."""
+    """What holds here. `way` is None where no sandbox can be made; `missing` says of ways why they cannot be used."""
 
     way: Way | None
     holds: dict[str, bool] = field(default_factory=dict)
@@ -142,7 +146,13 @@ def start(source: str, way: Way, limits: Limits, *, timeout_s: float, cpu_s: int
     command = [_python(), "-I", "-S", "-B", str(HERE / "launcher.py"), json.dumps(_launch_config(way, limits))]
     with theirs:
         process = subprocess.Popen(
-            command, stdin=theirs, stdout=theirs, stderr=subprocess.PIPE, env={}, cwd="/", start_new_session=True
+            command,
+            stdin=theirs.fileno(),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            env={},
+            cwd="/",
+            start_new_session=True,
         )
     try:
         ours.settimeout(timeout_s)
@@ -242,7 +252,7 @@ def _launch_config(way: Way, limits: Limits) -> dict[str, Any]:
     devices = ["/dev/null", "/dev/zero", "/dev/random", "/dev/urandom"]
     return {
         "way": way,
-        "user_namespace": os.getuid() != 0,
+        "user_namespace": not _becomes_other_user(),
         "inside_id": NOBODY,
         "binds": binds,
         "links": links,
@@ -273,7 +283,7 @@ def _bubblewrap(
     """The command line, up to the command that runs in there."""
     words = [shutil.which("bwrap") or "bwrap", "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts"]
     words += ["--unshare-cgroup-try", "--as-pid-1", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
-    if os.getuid() == 0:  # the worker itself becomes another user
+    if _becomes_other_user():
         words += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
     else:
         words += ["--unshare-user", "--uid", str(NOBODY), "--gid", str(NOBODY)]
@@ -307,7 +317,7 @@ def _worker_config(source: str, way: Way, limits: Limits, cpu_s: int) -> dict[st
     return {
         "source": source,
         "sandboxed": sandboxed,
-        "uid": _unused_id() if sandboxed and os.getuid() == 0 else None,
+        "uid": _unused_id() if sandboxed and _becomes_other_user() else None,
         "packages": _packages(),
         "limits": rlimits,
         "cores": random.sample(cores, min(limits.num_cores, len(cores))),
@@ -316,8 +326,17 @@ def _worker_config(source: str, way: Way, limits: Limits, cpu_s: int) -> dict[st
     }
 
 
+def _becomes_other_user() -> bool:
+    """Root's sandboxes run as a user whom nobody else is, where there are such ids (not in every container). Others
+    make a user namespace, in which this user has no rights."""
+    return os.getuid() == 0 and _num_ids() > FEW_IDS[1]
+
+
 def _unused_id() -> int:
-    """A user id that nobody has, another one for each sandbox, since the kernel counts processes by it."""
+    """Another one for each sandbox, since the kernel counts processes by it."""
+    return random.randrange(*(MANY_IDS if _num_ids() > MANY_IDS[1] else FEW_IDS))
+
+
+def _num_ids() -> int:
     with open("/proc/self/uid_map") as file:
-        top = max(int(line.split()[0]) + int(line.split()[2]) for line in file)
-    return random.randrange(2_000_000_000, 2_100_000_000) if top > 2_100_000_000 else random.randrange(30_000, 60_000)
+        return max(int(line.split()[0]) + int(line.split()[2]) for line in file)

@@ -20,6 +20,7 @@ import pytest
 from actors.graders.python import PythonGrade, python_source_problems
 from actors.sandbox import seccomp
 from actors.sandbox.start import PROTECTIONS, Limits, SandboxReport, choose_way, sandbox_report
+from tests.python_attacks import until
 from trainer.errors import GraderFailed, UserError
 from trainer.grader_spec import PythonGrader
 from trainer.operator import Operator
@@ -52,12 +53,6 @@ async def failure(grader: PythonGrade, item: dict[str, Any] | None = None) -> Gr
 
 async def value(grader: PythonGrade, sample: dict[str, Any] | None = None, item: dict[str, Any] | None = None) -> float:
     return (await grader.grade(sample or {}, item or {}, "trace_1")).value
-
-
-async def until_full(grader: PythonGrade, count: int) -> None:
-    async with asyncio.timeout(60):
-        while grader.num_workers < count:
-            await asyncio.sleep(0.01)
 
 
 # -- grades ------------------------------------------------------------------------------------------------------------
@@ -101,6 +96,14 @@ async def test_a_module_that_never_ends_fails_the_grade_at_the_deadline_of_its_s
     assert error.details["code"] == SERVER and error.details["python_grader_server_error_type"] == "timeout"
 
 
+async def test_what_a_module_started_is_gone_before_the_first_grade(make: Make) -> None:
+    source = (
+        "import os, subprocess, sys\nos.fork()\nif os.fork() == 0:\n    while True: pass\n"
+        "def grade(sample, item):\n    os.kill(-1, 0)\n    return 1"
+    )
+    assert "ProcessLookupError" in (await failure(make(source))).message
+
+
 async def test_each_grade_finds_the_module_as_its_body_left_it(make: Make) -> None:
     grader = make("seen = []\ndef grade(sample, item):\n    seen.append(1)\n    return len(seen)")
     assert [await value(grader) for _ in range(3)] == [1, 1, 1]
@@ -117,25 +120,33 @@ async def test_a_large_sample_and_many_grades_at_once_get_their_own_answers(make
 
 
 @pytest.mark.parametrize("victim", ["launcher", "worker"])
-async def test_a_worker_that_is_killed_costs_its_grade_and_another_one_takes_its_place(
-    make: Make, victim: str, tmp_path: Path
-) -> None:
+async def test_a_worker_that_is_killed_costs_its_grade_and_another_one_takes_its_place(make: Make, victim: str) -> None:
     grader = make("import time\ndef grade(sample, item):\n    time.sleep(item['s'])\n    return 1")
     before = set(psutil.Process().children())
     assert await value(grader, item={"s": 0}) == 1
     (launcher,) = set(psutil.Process().children()) - before
     (worker,) = launcher.children()
     slow = asyncio.create_task(failure(grader, {"s": 1000}))
-    async with asyncio.timeout(60):
-        while not worker.children():
-            await asyncio.sleep(0.01)
+    await until(lambda: bool(worker.children()))
     family = [launcher, worker, *worker.children()]
     (launcher if victim == "launcher" else worker).kill()
     assert (await slow).details["python_grader_server_error_type"] == "worker_lost"
-    await until_full(grader, 1)
+    await until(lambda: grader.num_workers == 1)
     assert await value(grader, item={"s": 0}) == 1
     await asyncio.to_thread(psutil.wait_procs, family, 60)
     assert not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in family)
+
+
+async def test_workers_that_die_between_grades_cost_none_and_are_all_replaced_at_the_next_one(make: Make) -> None:
+    grader = make("def grade(sample, item):\n    return 1", num_workers=2)
+    before = set(psutil.Process().children())
+    assert [await value(grader) for _ in range(2)] == [1, 1]
+    await until(lambda: grader.num_workers == 2)
+    for launcher in set(psutil.Process().children()) - before:
+        launcher.kill()
+    await until(lambda: grader.num_workers == 0)
+    assert await value(grader) == 1
+    await until(lambda: grader.num_workers == 2)
 
 
 async def test_a_cancelled_grade_ends_its_worker_and_the_pool_is_full_again(make: Make) -> None:
@@ -144,11 +155,11 @@ async def test_a_cancelled_grade_ends_its_worker_and_the_pool_is_full_again(make
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.05):
             await value(grader, item={"s": 1000})
-    await until_full(grader, 1)
+    await until(lambda: grader.num_workers == 1)
     assert await value(grader, item={"s": 0}) == 1
 
 
-def test_nothing_outlives_an_owner_that_is_killed(tmp_path: Path) -> None:
+def test_nothing_outlives_an_owner_that_is_killed() -> None:
     script = (
         "import asyncio\nfrom actors.graders.python import *\n"
         "spec = PythonGrader(type='python', source='def grade(s, i):\\n    while True: pass')\n"
@@ -268,9 +279,7 @@ async def test_unsandboxed_graders_still_have_a_deadline_limits_and_an_empty_env
     assert (await failure(grader, {"what": "memory"})).message.endswith("MemoryError")
     (launcher,) = set(psutil.Process().children()) - before
     slow = asyncio.create_task(failure(grader, {"what": "endless"}))
-    async with asyncio.timeout(60):
-        while len(launcher.children(recursive=True)) < 3:
-            await asyncio.sleep(0.01)
+    await until(lambda: len(launcher.children(recursive=True)) == 3)
     family = launcher.children(recursive=True)
     assert (await slow).details["python_grader_server_error_type"] == "timeout"
     await asyncio.to_thread(psutil.wait_procs, family, 60)
