@@ -33,7 +33,7 @@ AT_FDCWD, AT_RECURSIVE = -100, 0x8000
 SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 SYS_MOUNT_SETATTR = 442
 MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV = 1, 2, 4
-PR_SET_CHILD_SUBREAPER = 36
+PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 4, 36
 OLD = "/.old"
 Config = dict[str, Any]
 
@@ -54,6 +54,14 @@ def check(result: int, what: str) -> int:
 def mount(source: str | None, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
     names = [None if text is None else os.fsencode(text) for text in (source, target, kind)]
     check(libc.mount(*names, ctypes.c_ulong(flags), data and data.encode()), f"mount {target}")
+
+
+def become(user: int) -> None:
+    """Another user, whose processes are its own to look at."""
+    os.setgroups([])
+    os.setresgid(user, user, user)
+    os.setresuid(user, user, user)
+    check(libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0), "prctl")
 
 
 def unshare(config: Config) -> None:
@@ -230,6 +238,8 @@ def main() -> None:
     config = json.loads(sys.argv[1])
     with open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")  # where memory runs out, this goes first
+    if config["become"] is not None:
+        become(config["become"])
     pid = STARTS[config["way"]](config)
     ended = os.pidfd_open(pid)
     too_much = watch(pid, ended, config["memory_bytes"])

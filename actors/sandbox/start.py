@@ -42,7 +42,16 @@ from actors.sandbox import seccomp
 from trainer.errors import RftError, UserError
 
 Way = Literal["bubblewrap", "namespaces", "none"]
-PROTECTIONS = ("network", "files", "processes", "privileges", "system_calls", "memory", "readable_python")
+PROTECTIONS = (
+    "network",
+    "files",
+    "processes",
+    "number_of_processes",
+    "privileges",
+    "system_calls",
+    "memory",
+    "readable_python",
+)
 """The last one protects nothing, but without it no grader would run: Python's folders may be closed to others."""
 SCRATCH = "/tmp"
 START_S = 60.0
@@ -50,6 +59,7 @@ START_S = 60.0
 NEEDED_LINUX = (5, 14)
 """The first one that counts processes for each user namespace (and makes mounts read-only in one go: 5.12)."""
 NOBODY = 65534
+CAP_SETGID, CAP_SETUID, CAP_SYS_ADMIN = 6, 7, 21
 MANY_IDS, FEW_IDS = (2_000_000_000, 2_100_000_000), (30_000, 60_000)
 """User ids that nobody has: far up, or, in a container that knows only 65,536, between its users and nobody."""
 MEMORY_EXIT = 77
@@ -192,7 +202,7 @@ def _end(process: subprocess.Popen[bytes]) -> int:
 
 
 def _said_at_its_end(process: subprocess.Popen[bytes]) -> str:
-    """The last line of what launcher, bubblewrap and Python had to say."""
+    """The last lines of what launcher, bubblewrap and Python had to say."""
     assert process.stderr is not None
     try:
         _, said = process.communicate(timeout=15)
@@ -201,7 +211,7 @@ def _said_at_its_end(process: subprocess.Popen[bytes]) -> str:
         _, said = process.communicate()
     status = f"more memory than its {'limit'}" if process.returncode == MEMORY_EXIT else ""
     lines = said.decode(errors="replace").strip().splitlines()
-    return lines[-1][:MAX_STDERR_CHARS] if lines else status
+    return "; ".join(lines[-2:])[:MAX_STDERR_CHARS] if lines else status
 
 
 # -- what goes into it -------------------------------------------------------------------------------------------------
@@ -227,7 +237,8 @@ def _python() -> str:
 
 def _packages() -> list[str]:
     paths = sysconfig.get_paths()
-    return sorted({os.path.realpath(paths[name]) for name in ("purelib", "platlib")})
+    found = {os.path.realpath(paths[name]) for name in ("purelib", "platlib")}
+    return sorted(path for path in found if os.path.isdir(path))
 
 
 def _environment() -> dict[str, str]:
@@ -253,6 +264,7 @@ def _launch_config(way: Way, limits: Limits) -> dict[str, Any]:
     return {
         "way": way,
         "user_namespace": not _becomes_other_user(),
+        "become": _unused_id() if way != "none" and _leaves_root_first() else None,
         "inside_id": NOBODY,
         "binds": binds,
         "links": links,
@@ -329,7 +341,19 @@ def _worker_config(source: str, way: Way, limits: Limits, cpu_s: int) -> dict[st
 def _becomes_other_user() -> bool:
     """Root's sandboxes run as a user whom nobody else is, where there are such ids (not in every container). Others
     make a user namespace, in which this user has no rights."""
-    return os.getuid() == 0 and _num_ids() > FEW_IDS[1]
+    return os.getuid() == 0 and _num_ids() > FEW_IDS[1] and _has_capability(CAP_SYS_ADMIN)
+
+
+def _leaves_root_first() -> bool:
+    """Root who may make no namespaces, as in most containers, becomes a plain user who perhaps may."""
+    rights = _has_capability(CAP_SETUID) and _has_capability(CAP_SETGID)
+    return os.getuid() == 0 and _num_ids() > FEW_IDS[1] and rights and not _becomes_other_user()
+
+
+def _has_capability(number: int) -> bool:
+    with open("/proc/self/status") as file:
+        effective = next(int(line.split()[1], 16) for line in file if line.startswith("CapEff:"))
+    return bool(effective >> number & 1)
 
 
 def _unused_id() -> int:

@@ -100,6 +100,7 @@ def give_up(config: Config) -> dict[str, bool]:
         "processes": sandboxed and os.getpid() == 1,
         "privileges": os.getuid() != 0 and no_capabilities() and not can(lambda: os.setuid(0)),
         "system_calls": sandboxed and not can(lambda: os.chroot("/")) and not can(ptrace_me),
+        "number_of_processes": sandboxed and processes_are_counted(),
         "memory": resource.getrlimit(resource.RLIMIT_AS)[1] != resource.RLIM_INFINITY,
         "readable_python": all(os.access(path, os.R_OK | os.X_OK) for path in [LIBRARY, *config["packages"]]),
     }
@@ -111,6 +112,22 @@ def can(what: Callable[[], object]) -> bool:
     except OSError:
         return False
     return True
+
+
+def processes_are_counted() -> bool:
+    """Whether the limit stops this user; not where it is root outside, whatever it is called in here."""
+    hard = resource.getrlimit(resource.RLIMIT_NPROC)[1]
+    resource.setrlimit(resource.RLIMIT_NPROC, (1, hard))
+    try:
+        pid = os.fork()
+    except OSError:
+        return True
+    finally:
+        resource.setrlimit(resource.RLIMIT_NPROC, (hard, hard))
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+    return False
 
 
 def ptrace_me() -> None:
