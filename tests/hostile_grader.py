@@ -39,8 +39,7 @@ def is_honest(item):
     global calls
     calls += 1
     assert calls == 1 and not os.listdir("."), "something was left"
-    if item["sandboxed"]:
-        refused(lambda: os.kill(-1, 0))
+    refused(lambda: os.kill(-1, 0))
     return 0.25
 
 
@@ -116,6 +115,7 @@ def imports_our_code(item):
 
 def kills_everyone(item):
     """The first process of a namespace gets none of these."""
+    assert os.getppid() == 1, "no namespace: this would hit the machine"
     for number in (signal.SIGKILL, signal.SIGSTOP, signal.SIGINT, signal.SIGTERM, signal.SIGSEGV):
         os.kill(1, number)
         os.kill(os.getppid(), number)

@@ -80,6 +80,7 @@ async def run(way: Way, attacks: list[str], item: dict[str, Any]) -> dict[str, O
 
 def main() -> None:
     way = cast(Way, sys.argv[1])
+    assert way != "none", "they would harm the machine"
     if "--plain" in sys.argv and os.getuid() == 0:
         become_plain()
     attacks = json.loads(os.environ["ATTACKS"])
@@ -102,7 +103,6 @@ def main() -> None:
             "denied": DENIED[machine],
             "clone": SPECIAL[machine]["clone"],
             "scratch_bytes": LIMITS.scratch_bytes,
-            "sandboxed": way != "none",
         }
         found = asyncio.run(run(way, attacks, item))
         assert secret.read_text() == "secret" and os.listdir(folder) == ["secret"]
