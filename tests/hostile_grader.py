@@ -3,6 +3,7 @@
 It is never imported: `tests.python_attacks` reads it as the source of a python grader.
 """
 
+import asyncio
 import contextlib
 import ctypes
 import errno
@@ -12,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import urllib.request
@@ -41,6 +43,24 @@ def is_honest(item):
     assert calls == 1 and not os.listdir("."), "something was left"
     refused(lambda: os.kill(-1, 0))
     return 0.25
+
+
+def uses_what_it_may(item):
+    """No attack either."""
+
+    async def soon():
+        return 1
+
+    assert asyncio.run(soon()) == 1
+    code = "import numpy; print(int(numpy.ones(3).sum()))"
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True)
+    assert done.stdout == b"3\n" and len(os.urandom(8)) == 8 and os.listdir("/dev")
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(bytes(1 << 20))
+    thread = threading.Thread(target=print)
+    thread.start()
+    thread.join()
+    return 1.0
 
 
 def reads_secrets(item):

@@ -4,8 +4,9 @@ A sandbox that does not hold what it should is an error, never a weaker sandbox:
 after it gave up its rights, and all of PROTECTIONS must. Without any (`unsandboxed_python`) there are only the deadline
 and the limits of each process.
 
-bwrap: bubblewrap. root, user: namespaces of our own, made by root (CAP_SYS_ADMIN) or by a plain user (user namespaces);
-bwrap as a plain user needs these too. All but "none" need Linux 5.14 on x86-64 or 64-bit ARM.
+bwrap: bubblewrap. root, user: namespaces of our own, made by root (with CAP_SYS_ADMIN; without it, as in most
+containers, root becomes a plain user first) or by a plain user (in a user namespace; bubblewrap as a plain user needs
+these too). All but "none" need Linux 5.14 on x86-64 or 64-bit ARM.
 
 | | bwrap | root | user | none |
 |---|---|---|---|---|
@@ -178,7 +179,8 @@ def start(source: str, way: Way, limits: Limits, *, timeout_s: float, cpu_s: int
         if isinstance(error, TimeoutError):
             raise SandboxFailed(f"the grader's module was not loaded within {timeout_s:g} s", late=True) from None
         if isinstance(error, (OSError, EOFError, ValueError, KeyError)):
-            raise SandboxFailed(said or "the sandbox ended while the grader's module was loaded") from None
+            memory = f"perhaps for lack of memory ({limits.memory_bytes >> 20} MiB)"
+            raise SandboxFailed(said or f"the worker ended while the grader's module was loaded, {memory}") from None
         raise
     ours.settimeout(None)
     return Sandbox(process, ours, ready["holds"])
@@ -299,7 +301,8 @@ def _bubblewrap(
         words += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
     else:
         words += ["--unshare-user", "--uid", str(NOBODY), "--gid", str(NOBODY)]
-    parents = {str(parent) for _, path in [*binds, *links] for parent in Path(path).parents} - {"/"}
+    paths = [*(path for _, path in [*binds, *links]), *devices]
+    parents = {str(parent) for path in paths for parent in Path(path).parents} - {"/"}
     for folder in sorted(parents):  # bubblewrap would make some of them for root only
         words += ["--perms", "0755", "--dir", folder]
     for source, path in binds:
@@ -318,6 +321,7 @@ def _worker_config(source: str, way: Way, limits: Limits, cpu_s: int) -> dict[st
         "AS": limits.memory_bytes,
         "FSIZE": limits.scratch_bytes,
         "NOFILE": limits.num_open_files,
+        "STACK": 8 << 20,
         "CORE": 0,
         "MEMLOCK": 0,
         "MSGQUEUE": 0,

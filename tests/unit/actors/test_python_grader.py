@@ -188,20 +188,22 @@ async def test_nothing_outlives_an_owner_that_is_killed() -> None:
 
 # -- hostile graders ---------------------------------------------------------------------------------------------------
 
-DENIED: dict[str, Any] = {"value": 1.0}
+HARMLESS: dict[str, Any] = {"value": 1.0}
+"""It got nowhere, or wanted no more than it may."""
 ATTACKS: dict[str, dict[str, str] | dict[str, float]] = {
-    "reads_secrets": DENIED,
-    "writes_outside": DENIED,
-    "opens_sockets": DENIED,
-    "calls_the_kernel": DENIED,
-    "changes_limits": DENIED,
-    "imports_our_code": DENIED,
-    "kills_everyone": DENIED,
-    "starts_threads": DENIED,
-    "leaves_a_daemon": DENIED,
-    "plays_with_links": DENIED,
-    "fills_the_scratch_folder": DENIED,
-    "prints_a_gigabyte": DENIED,
+    "uses_what_it_may": HARMLESS,
+    "reads_secrets": HARMLESS,
+    "writes_outside": HARMLESS,
+    "opens_sockets": HARMLESS,
+    "calls_the_kernel": HARMLESS,
+    "changes_limits": HARMLESS,
+    "imports_our_code": HARMLESS,
+    "kills_everyone": HARMLESS,
+    "starts_threads": HARMLESS,
+    "leaves_a_daemon": HARMLESS,
+    "plays_with_links": HARMLESS,
+    "fills_the_scratch_folder": HARMLESS,
+    "prints_a_gigabyte": HARMLESS,
     "forges_a_result": {"code": RUNTIME, "message": "something else than the grade"},
     "forges_from_a_child": {"code": RUNTIME, "message": "something else than the grade"},
     "closes_everything": {"code": RUNTIME, "message": "without a grade"},
@@ -247,7 +249,7 @@ def outcomes(sandbox: str) -> dict[str, Any]:
 def test_a_hostile_grader_gets_nowhere_and_costs_only_its_own_grade(sandbox: str, attack: str) -> None:
     outcome = attacked()[sandbox].result()[attack]
     expected = ATTACKS[attack]
-    if expected is DENIED:
+    if expected is HARMLESS:
         assert outcome.get("value") == 1.0, outcome
     else:
         assert outcome["code"] == expected["code"] and expected["message"] in outcome["message"]
