@@ -10,17 +10,17 @@ these too). All but "none" need Linux 5.14 on x86-64 or 64-bit ARM.
 
 | | bwrap | root | user | none |
 |---|---|---|---|---|
-| no network, no sockets of any kind | yes | yes | yes | no |
-| sees Python, its packages (read-only) and a scratch folder in memory; no other file | yes | yes | yes | no |
+| no network; no sockets but pairs among its own processes | yes | yes | yes | no |
+| files: Python, packages, system libraries (all read-only), a scratch folder in memory | yes | yes | yes | no |
 | sees and reaches no other process | yes | yes | yes | no |
 | an unused user id (root) or the user's without any right; no new privileges | yes | yes | yes | no |
 | system calls filtered (seccomp: no tracing, mounts, namespaces, bpf, io_uring, keys, ...) | yes | yes | yes | no |
 | number of processes and threads | yes | yes | yes | no |
 | size of the scratch folder; number of its files | yes; no | yes | yes | no |
-| an environment that holds nothing of ours | yes | yes | yes | yes |
+| an environment that holds nothing of ours | yes | yes | yes | its own; not other processes' |
 | memory of each process; of all together, looked at every 50 ms | yes | yes | yes | yes |
 | CPU time and cores, open files, size of files, no core dumps; output goes nowhere | yes | yes | yes | yes |
-| killed at the deadline with all that it started | yes | yes | yes | yes |
+| killed at the deadline with all that it started | yes | yes | yes | unless it fights back |
 """
 
 from __future__ import annotations
