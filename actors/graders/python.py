@@ -19,7 +19,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from actors.sandbox.start import MEMORY_EXIT, START_S, Limits, Sandbox, SandboxFailed, Way, choose_way, start
+from actors.sandbox.start import (
+    MEMORY_EXIT,
+    START_S,
+    Limits,
+    Sandbox,
+    SandboxFailed,
+    Way,
+    choose_way,
+    sandbox_report,
+    start,
+)
 from trainer.errors import GraderFailed
 from trainer.grader_spec import PythonGrader
 from trainer.operator import Operator
@@ -30,8 +40,8 @@ MAX_ANSWER_BYTES = 1 << 20
 
 
 class PythonGrade:
-    """A grader of kind `python`. `label` names it in messages. How it is sandboxed, its limits and its number of workers
-    (one a core) may be handed in."""
+    """A grader of kind `python`. `label` names it in messages. How it is sandboxed, its limits and how many workers it
+    has (one a core) may be handed in."""
 
     def __init__(
         self,
@@ -83,10 +93,12 @@ class PythonGrade:
 
     @contextmanager
     def _slot(self) -> Iterator[_Slot]:
-        """The slot used last, whose worker is the warmest. The next one's worker is started ahead."""
+        """The slot used last, whose worker is the warmest. The next one's worker is started ahead, and those that were
+        lost since."""
         slot = self._idle.pop()
-        if self._idle:
-            self._idle[-1].begin()
+        for number, other in enumerate(reversed(self._idle)):
+            if number == 0 or other.was_used:
+                other.begin()
         try:
             yield slot
         finally:
@@ -100,8 +112,8 @@ class PythonGrade:
         """
         if self._closed:
             raise self._server_error("closed", "it was closed")
-        way = self._way or await asyncio.to_thread(choose_way, self._unsandboxed)
-        cpu_s = math.ceil(self._spec.timeout_s) + 1
+        way = self._way or choose_way(await asyncio.to_thread(sandbox_report), self._unsandboxed)
+        cpu_s = math.ceil(self._spec.timeout_s * self._limits.num_cores) + 1  # after the deadline
         try:
             sandbox = await asyncio.to_thread(
                 start, self._spec.source, way, self._limits, timeout_s=self._start_s, cpu_s=cpu_s
@@ -115,7 +127,7 @@ class PythonGrade:
         timeout_s = self._spec.timeout_s
         try:
             async with asyncio.timeout(timeout_s):
-                return await worker.ask(request)
+                answer = await worker.ask(request)
         except TimeoutError:
             slot.replace()
             raise self._server_error("timeout", f"no grade within {timeout_s:g} s; its processes were killed") from None
@@ -127,6 +139,9 @@ class PythonGrade:
         except asyncio.CancelledError:
             slot.replace()
             raise
+        if "last" in answer:  # it could not clear up after this one
+            slot.replace()
+        return answer
 
     def _value(self, answer: dict[str, Any]) -> float:
         """The grade in what a worker said; it has looked at it before, but is not to be trusted."""
@@ -163,6 +178,10 @@ class _Slot:
         """Whether its worker is there, as far as one can see without asking."""
         worker = self._result()
         return worker is not None and not worker.is_lost
+
+    @property
+    def was_used(self) -> bool:
+        return self._task is not None
 
     def begin(self) -> None:
         """Start a worker, where none is there. What goes wrong is said to whoever needs it and starts it anew."""
@@ -252,10 +271,10 @@ def python_source_problems(source: str) -> list[str]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of its escape sequences, say
             module = ast.parse(source)
-    except SyntaxError as error:
-        return [f"line {error.lineno or '?'}: {error.msg}"]
-    except (ValueError, RecursionError, MemoryError) as error:
-        return [f"it cannot be read: {error or 'nested too deeply'}"]
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        if isinstance(error, SyntaxError) and error.lineno:
+            return [f"line {error.lineno}: {error.msg}"]
+        return [f"it cannot be read: {str(error) or 'nested too deeply'}"]
     if not any(_defines_grade(node) for node in ast.walk(module)):
         return ["it defines no function grade(sample, item)"]
     functions = [node for node in module.body if _is_function(node) and _defines_grade(node)]

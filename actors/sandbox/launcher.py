@@ -6,6 +6,8 @@ use more memory together than they may. It runs none of the grader's code and im
 its path, with an empty environment, as `python -I -S launcher.py CONFIG`; CONFIG is `actors.sandbox.start`'s.
 """
 
+from __future__ import annotations
+
 import ctypes
 import json
 import os
@@ -16,6 +18,7 @@ import sys
 import tempfile
 import time
 from contextlib import suppress
+from typing import Any
 
 MEMORY_EXIT = 77
 """The exit status that says: too much memory."""
@@ -30,13 +33,15 @@ AT_FDCWD, AT_RECURSIVE = -100, 0x8000
 SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 SYS_MOUNT_SETATTR = 442
 MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV = 1, 2, 4
-PR_SET_CHILD_SUBREAPER = 36
+PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 4, 36
 OLD = "/.old"
+Config = dict[str, Any]
 
 libc = ctypes.CDLL(None, use_errno=True)
 
 
-def check(result, what):
+def check(result: int, what: str) -> int:
+    """`result` of a call of the C library, where it is no error."""
     if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{what}: {os.strerror(number)}")
@@ -46,12 +51,20 @@ def check(result, what):
 # -- rooms by our own hand ---------------------------------------------------------------------------------------------
 
 
-def mount(source, target, kind, flags, data=None):
+def mount(source: str | None, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
     names = [None if text is None else os.fsencode(text) for text in (source, target, kind)]
     check(libc.mount(*names, ctypes.c_ulong(flags), data and data.encode()), f"mount {target}")
 
 
-def unshare(config):
+def become(user: int) -> None:
+    """Another user, whose processes are its own to look at."""
+    os.setgroups([])
+    os.setresgid(user, user, user)
+    os.setresuid(user, user, user)
+    check(libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0), "prctl")
+
+
+def unshare(config: Config) -> None:
     """Namespaces of our own; the process identifiers' one is for children only. As a plain user in a user namespace,
     where nothing but this user exists."""
     uid, gid = os.getuid(), os.getgid()
@@ -65,7 +78,7 @@ def unshare(config):
     libc.unshare(CLONE_NEWCGROUP)  # hides names only; not every kernel has it
 
 
-def build_root(config):
+def build_root(config: Config) -> None:
     """A root of its own, in memory, that holds the binds, four devices and the scratch folder, and is read-only but for
     the latter. The old root is gone afterwards."""
     check(libc.unshare(CLONE_NEWNS), "a mount namespace")  # not before the fork: a new root is the whole namespace's
@@ -89,7 +102,7 @@ def build_root(config):
     mount("none", "/", None, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV)
 
 
-def bind(source, target, read_only):
+def bind(source: str, target: str, read_only: bool) -> None:
     os.makedirs(os.path.dirname(target), exist_ok=True)
     if os.path.isdir(source):
         os.makedirs(target, exist_ok=True)
@@ -107,7 +120,7 @@ def bind(source, target, read_only):
 # -- start -------------------------------------------------------------------------------------------------------------
 
 
-def start_in_namespaces(config):
+def start_in_namespaces(config: Config) -> int:
     """The worker as the first process of its namespace; its process identifier out here."""
     unshare(config)
     pid = os.fork()
@@ -118,7 +131,7 @@ def start_in_namespaces(config):
     return pid
 
 
-def start_bubblewrap(config):
+def start_bubblewrap(config: Config) -> int:
     """As above; bubblewrap says the process identifier on a pipe."""
     read, write = os.pipe()
     os.set_inheritable(write, True)
@@ -132,10 +145,10 @@ def start_bubblewrap(config):
     if not said:
         os.waitpid(monitor, 0)
         raise OSError("bubblewrap made no sandbox")
-    return json.loads(said)["child-pid"]
+    return int(json.loads(said)["child-pid"])
 
 
-def start_unsandboxed(config):
+def start_unsandboxed(config: Config) -> int:
     """The worker in a process group of its own, in a scratch folder that is an ordinary one."""
     check(libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "prctl")
     config["folder"] = tempfile.mkdtemp(prefix="grader-")
@@ -154,7 +167,7 @@ STARTS = {"bubblewrap": start_bubblewrap, "namespaces": start_in_namespaces, "no
 # -- watch -------------------------------------------------------------------------------------------------------------
 
 
-def tree(pid):
+def tree(pid: int) -> list[int]:
     """`pid` and all its descendants: everything in its namespace, for orphans become children of its first process."""
     pids = [pid]
     for parent in pids:
@@ -167,7 +180,7 @@ def tree(pid):
     return pids
 
 
-def memory_bytes(pids):
+def memory_bytes(pids: list[int]) -> int:
     """What these processes hold, a page that several share counted once (Pss), or more where that cannot be read."""
     total = 0
     for pid in pids:
@@ -181,7 +194,7 @@ def memory_bytes(pids):
     return total
 
 
-def resident_bytes(pids):
+def resident_bytes(pids: list[int]) -> int:
     """The same, cheap: shared pages count for each process."""
     total = 0
     for pid in pids:
@@ -194,7 +207,7 @@ def resident_bytes(pids):
     return total
 
 
-def watch(pid, ended, limit_bytes):
+def watch(pid: int, ended: int, limit_bytes: int) -> bool:
     """Until the worker ends, the owner is gone or the memory is used up; True for the last."""
     poll = select.poll()
     poll.register(0, 0)  # hang-up only: what comes in is for the worker
@@ -206,7 +219,7 @@ def watch(pid, ended, limit_bytes):
     return False
 
 
-def end(pid, ended, alone):
+def end(ended: int, alone: bool) -> None:
     """Kill it all. The kernel does so itself when the first process of a namespace ends."""
     give_up = time.monotonic() + GONE_WITHIN_S
     with suppress(ProcessLookupError):
@@ -221,14 +234,16 @@ def end(pid, ended, alone):
             return
 
 
-def main():
+def main() -> None:
     config = json.loads(sys.argv[1])
     with open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")  # where memory runs out, this goes first
+    if config["become"] is not None:
+        become(config["become"])
     pid = STARTS[config["way"]](config)
     ended = os.pidfd_open(pid)
     too_much = watch(pid, ended, config["memory_bytes"])
-    end(pid, ended, alone=config["way"] != "none")
+    end(ended, alone=config["way"] != "none")
     if "folder" in config:
         shutil.rmtree(config["folder"], ignore_errors=True)
     sys.exit(MEMORY_EXIT if too_much else 0)

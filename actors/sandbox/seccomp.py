@@ -1,9 +1,9 @@
 """The system calls that a grader does not get, as a seccomp program: a list of what is denied, so that whatever Python
 and numpy may need works.
 
-Denied is what reaches beyond the sandbox's own processes and files (sockets, tracing, mounts, namespaces, keys, clocks),
-what has let programs out of sandboxes before (bpf, io_uring, userfaultfd, ...), what holds memory that no limit counts
-(memfd, System V shared memory), and what would change the limits or the priority of another process.
+Denied is what reaches beyond the sandbox's own processes and files (sockets, tracing, mounts, namespaces, keys), what
+has let programs out of sandboxes before (bpf, io_uring, userfaultfd, ...), what holds memory that no limit counts
+(memfd, System V shared memory), and what would change the clock, or limits and priority of another process.
 """
 
 from __future__ import annotations

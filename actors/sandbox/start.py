@@ -4,20 +4,23 @@ A sandbox that does not hold what it should is an error, never a weaker sandbox:
 after it gave up its rights, and all of PROTECTIONS must. Without any (`unsandboxed_python`) there are only the deadline
 and the limits of each process.
 
-| | bubblewrap | own namespaces, root | own namespaces, plain user | none |
+bwrap: bubblewrap. root, user: namespaces of our own, made by root (with CAP_SYS_ADMIN; without it, as in most
+containers, root becomes a plain user first) or by a plain user (in a user namespace; bubblewrap as a plain user needs
+these too). All but "none" need Linux 5.14 on x86-64 or 64-bit ARM.
+
+| | bwrap | root | user | none |
 |---|---|---|---|---|
-| needs | `bwrap`; plain users: user namespaces | CAP_SYS_ADMIN, Linux 5.14 | user namespaces, Linux 5.14 | the operator's word |
-| network: none, no sockets | yes | yes | yes | no |
-| files: Python and its packages (read-only), scratch folder in memory | yes | yes | yes | all of the user's |
-| environment | empty | empty | empty | empty |
-| other processes: unseen, out of reach | yes | yes | yes | no |
-| user | unused id, or the user without rights | unused id | the user, without rights | the user |
-| system calls: seccomp, no new privileges | yes | yes | yes | no new privileges |
-| memory of a process; of all processes, every 50 ms | yes | yes | yes | yes |
-| processes and threads (`num_processes`) | yes | yes | yes | no |
-| CPU time, cores, open files, file size, core dumps | yes | yes | yes | yes |
+| no network; no sockets but pairs among its own processes | yes | yes | yes | no |
+| files: Python, packages, system libraries (all read-only), a scratch folder in memory | yes | yes | yes | no |
+| sees and reaches no other process | yes | yes | yes | no |
+| an unused user id (root) or the user's without any right; no new privileges | yes | yes | yes | no |
+| system calls filtered (seccomp: no tracing, mounts, namespaces, bpf, io_uring, keys, ...) | yes | yes | yes | no |
+| number of processes and threads | yes | yes | yes | no |
 | size of the scratch folder; number of its files | yes; no | yes | yes | no |
-| killed at the deadline with all that it started | yes | yes | yes | yes |
+| an environment that holds nothing of ours | yes | yes | yes | its own; not other processes' |
+| memory of each process; of all together, looked at every 50 ms | yes | yes | yes | yes |
+| CPU time and cores, open files, size of files, no core dumps; output goes nowhere | yes | yes | yes | yes |
+| killed at the deadline with all that it started | yes | yes | yes | unless it fights back |
 """
 
 from __future__ import annotations
@@ -40,7 +43,16 @@ from actors.sandbox import seccomp
 from trainer.errors import RftError, UserError
 
 Way = Literal["bubblewrap", "namespaces", "none"]
-PROTECTIONS = ("network", "files", "processes", "privileges", "system_calls", "memory", "readable_python")
+PROTECTIONS = (
+    "network",
+    "files",
+    "processes",
+    "number_of_processes",
+    "privileges",
+    "system_calls",
+    "memory",
+    "readable_python",
+)
 """The last one protects nothing, but without it no grader would run: Python's folders may be closed to others."""
 SCRATCH = "/tmp"
 START_S = 60.0
@@ -48,6 +60,9 @@ START_S = 60.0
 NEEDED_LINUX = (5, 14)
 """The first one that counts processes for each user namespace (and makes mounts read-only in one go: 5.12)."""
 NOBODY = 65534
+CAP_SETGID, CAP_SETUID, CAP_SYS_ADMIN = 6, 7, 21
+MANY_IDS, FEW_IDS = (2_000_000_000, 2_100_000_000), (30_000, 60_000)
+"""User ids that nobody has: far up, or, in a container that knows only 65,536, between its users and nobody."""
 MEMORY_EXIT = 77
 MAX_STDERR_CHARS = 500
 HERE = Path(__file__).resolve().parent
@@ -72,7 +87,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class SandboxReport:
-    """What holds here. `way` is None where no sandbox can be made; `missing` says for each way why it cannot be used."""
+    """What holds here. `way` is None where no sandbox can be made; `missing` says of ways why they cannot be used."""
 
     way: Way | None
     holds: dict[str, bool] = field(default_factory=dict)
@@ -101,13 +116,12 @@ class Sandbox:
         return _end(self.process)
 
 
-def choose_way(unsandboxed: bool = False) -> Way:
-    """How graders are sandboxed here; "none" only where there is no other way and the operator allows it.
+def choose_way(report: SandboxReport, unsandboxed: bool) -> Way:
+    """How graders are sandboxed; "none" only where there is no other way and the operator allows it.
 
     Raises:
         UserError: not at all; says what is missing and what to do.
     """
-    report = sandbox_report()
     if report.way is not None:
         return report.way
     if unsandboxed:
@@ -143,7 +157,13 @@ def start(source: str, way: Way, limits: Limits, *, timeout_s: float, cpu_s: int
     command = [_python(), "-I", "-S", "-B", str(HERE / "launcher.py"), json.dumps(_launch_config(way, limits))]
     with theirs:
         process = subprocess.Popen(
-            command, stdin=theirs, stdout=theirs, stderr=subprocess.PIPE, env={}, cwd="/", start_new_session=True
+            command,
+            stdin=theirs.fileno(),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            env={},
+            cwd="/",
+            start_new_session=True,
         )
     try:
         ours.settimeout(timeout_s)
@@ -159,7 +179,8 @@ def start(source: str, way: Way, limits: Limits, *, timeout_s: float, cpu_s: int
         if isinstance(error, TimeoutError):
             raise SandboxFailed(f"the grader's module was not loaded within {timeout_s:g} s", late=True) from None
         if isinstance(error, (OSError, EOFError, ValueError, KeyError)):
-            raise SandboxFailed(said or "the sandbox ended while the grader's module was loaded") from None
+            memory = f"perhaps for lack of memory ({limits.memory_bytes >> 20} MiB)"
+            raise SandboxFailed(said or f"the worker ended while the grader's module was loaded, {memory}") from None
         raise
     ours.settimeout(None)
     return Sandbox(process, ours, ready["holds"])
@@ -183,7 +204,7 @@ def _end(process: subprocess.Popen[bytes]) -> int:
 
 
 def _said_at_its_end(process: subprocess.Popen[bytes]) -> str:
-    """The last line of what launcher, bubblewrap and Python had to say."""
+    """The last lines of what launcher, bubblewrap and Python had to say."""
     assert process.stderr is not None
     try:
         _, said = process.communicate(timeout=15)
@@ -192,7 +213,7 @@ def _said_at_its_end(process: subprocess.Popen[bytes]) -> str:
         _, said = process.communicate()
     status = f"more memory than its {'limit'}" if process.returncode == MEMORY_EXIT else ""
     lines = said.decode(errors="replace").strip().splitlines()
-    return lines[-1][:MAX_STDERR_CHARS] if lines else status
+    return "; ".join(lines[-2:])[:MAX_STDERR_CHARS] if lines else status
 
 
 # -- what goes into it -------------------------------------------------------------------------------------------------
@@ -218,7 +239,8 @@ def _python() -> str:
 
 def _packages() -> list[str]:
     paths = sysconfig.get_paths()
-    return sorted({os.path.realpath(paths[name]) for name in ("purelib", "platlib")})
+    found = {os.path.realpath(paths[name]) for name in ("purelib", "platlib")}
+    return sorted(path for path in found if os.path.isdir(path))
 
 
 def _environment() -> dict[str, str]:
@@ -243,7 +265,8 @@ def _launch_config(way: Way, limits: Limits) -> dict[str, Any]:
     devices = ["/dev/null", "/dev/zero", "/dev/random", "/dev/urandom"]
     return {
         "way": way,
-        "user_namespace": os.getuid() != 0,
+        "user_namespace": not _becomes_other_user(),
+        "become": _unused_id() if way != "none" and _leaves_root_first() else None,
         "inside_id": NOBODY,
         "binds": binds,
         "links": links,
@@ -274,11 +297,12 @@ def _bubblewrap(
     """The command line, up to the command that runs in there."""
     words = [shutil.which("bwrap") or "bwrap", "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts"]
     words += ["--unshare-cgroup-try", "--as-pid-1", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
-    if os.getuid() == 0:  # the worker itself becomes another user
+    if _becomes_other_user():
         words += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
     else:
         words += ["--unshare-user", "--uid", str(NOBODY), "--gid", str(NOBODY)]
-    parents = {str(parent) for _, path in [*binds, *links] for parent in Path(path).parents} - {"/"}
+    paths = [*(path for _, path in [*binds, *links]), *devices]
+    parents = {str(parent) for path in paths for parent in Path(path).parents} - {"/"}
     for folder in sorted(parents):  # bubblewrap would make some of them for root only
         words += ["--perms", "0755", "--dir", folder]
     for source, path in binds:
@@ -297,6 +321,7 @@ def _worker_config(source: str, way: Way, limits: Limits, cpu_s: int) -> dict[st
         "AS": limits.memory_bytes,
         "FSIZE": limits.scratch_bytes,
         "NOFILE": limits.num_open_files,
+        "STACK": 8 << 20,
         "CORE": 0,
         "MEMLOCK": 0,
         "MSGQUEUE": 0,
@@ -308,7 +333,7 @@ def _worker_config(source: str, way: Way, limits: Limits, cpu_s: int) -> dict[st
     return {
         "source": source,
         "sandboxed": sandboxed,
-        "uid": _unused_id() if sandboxed and os.getuid() == 0 else None,
+        "uid": _unused_id() if sandboxed and _becomes_other_user() else None,
         "packages": _packages(),
         "limits": rlimits,
         "cores": random.sample(cores, min(limits.num_cores, len(cores))),
@@ -317,8 +342,29 @@ def _worker_config(source: str, way: Way, limits: Limits, cpu_s: int) -> dict[st
     }
 
 
+def _becomes_other_user() -> bool:
+    """Root's sandboxes run as a user whom nobody else is, where there are such ids (not in every container). Others
+    make a user namespace, in which this user has no rights."""
+    return os.getuid() == 0 and _num_ids() > FEW_IDS[1] and _has_capability(CAP_SYS_ADMIN)
+
+
+def _leaves_root_first() -> bool:
+    """Root who may make no namespaces, as in most containers, becomes a plain user who perhaps may."""
+    rights = _has_capability(CAP_SETUID) and _has_capability(CAP_SETGID)
+    return os.getuid() == 0 and _num_ids() > FEW_IDS[1] and rights and not _becomes_other_user()
+
+
+def _has_capability(number: int) -> bool:
+    with open("/proc/self/status") as file:
+        effective = next(int(line.split()[1], 16) for line in file if line.startswith("CapEff:"))
+    return bool(effective >> number & 1)
+
+
 def _unused_id() -> int:
-    """A user id that nobody has, another one for each sandbox, since the kernel counts processes by it."""
+    """Another one for each sandbox, since the kernel counts processes by it."""
+    return random.randrange(*(MANY_IDS if _num_ids() > MANY_IDS[1] else FEW_IDS))
+
+
+def _num_ids() -> int:
     with open("/proc/self/uid_map") as file:
-        top = max(int(line.split()[0]) + int(line.split()[2]) for line in file)
-    return random.randrange(2_000_000_000, 2_100_000_000) if top > 2_100_000_000 else random.randrange(30_000, 60_000)
+        return max(int(line.split()[0]) + int(line.split()[2]) for line in file)

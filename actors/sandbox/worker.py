@@ -1,11 +1,14 @@
 """The inner process of one sandbox: gives up what it may do, runs the grader's module once, and forks for each grade.
 
 A grade runs in a fork of its own, which gets the module as its body left it, and ends with everything that it started
-before the next one begins. What it says comes over a pipe made for it, after a word that only this grade was told. This
-process is the first one of its namespace, so that nothing in there can end or stop it. It imports nothing of ours: it is
-run by its path, as `python -I -S worker.py`, and speaks over the socket on descriptor 0: a message is its length (four
-bytes) and JSON. The first one that it gets is the configuration (`actors.sandbox.start`); it answers with what holds.
+before the next one begins. What it says comes over a pipe made for it, after a word that only this grade was told.
+
+This process is the first one of its namespace, so that nothing in there can end or stop it. It imports nothing of ours:
+it is run by its path, as `python -I -S worker.py`, and speaks over the socket on descriptor 0: a message is its length
+(four bytes) and JSON. The first one is the configuration (`actors.sandbox.start`), answered with what was seen to hold.
 """
+
+from __future__ import annotations
 
 import ast
 import contextlib
@@ -23,16 +26,21 @@ import socket
 import stat
 import sys
 import traceback
+from collections.abc import Callable
+from typing import Any
 
 FILE = "grader.py"
 MAX_ANSWER_BYTES = 64_000
 MAX_DETAILS_CHARS = 4_000
+MAX_FRAMES = 20
 CPU_OF_WORKER_S = 600
 """Far more than a worker's own share of all its grades; what a module left running does not burn a core for ever."""
 PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS, SECCOMP_MODE_FILTER = 1, 22, 38, 2
 CAPABILITY_VERSION_3 = 0x20080522
 LIBRARY = os.path.dirname(os.__file__)
 NOTHING = "the process of the grader ended without a grade: "
+Config = dict[str, Any]
+Message = dict[str, Any]
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -40,12 +48,12 @@ libc = ctypes.CDLL(None, use_errno=True)
 # -- giving up ---------------------------------------------------------------------------------------------------------
 
 
-def prctl(*values):
+def prctl(*values: Any) -> None:
     if libc.prctl(*values) < 0:
         raise OSError(ctypes.get_errno(), f"prctl {values[0]}: {os.strerror(ctypes.get_errno())}")
 
 
-def drop_user(uid):
+def drop_user(uid: int) -> None:
     os.setgroups([])
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)
@@ -53,7 +61,7 @@ def drop_user(uid):
     libc.capset(header, nothing)  # bubblewrap leaves inheritable ones
 
 
-def limit(name, value):
+def limit(name: str, value: int) -> None:
     """Never above what is allowed already."""
     kind = getattr(resource, f"RLIMIT_{name}")
     hard = resource.getrlimit(kind)[1]
@@ -61,7 +69,7 @@ def limit(name, value):
     resource.setrlimit(kind, (value, value))
 
 
-def filter_calls(program):
+def filter_calls(program: bytes) -> None:
     class Program(ctypes.Structure):
         _fields_ = (("len", ctypes.c_ushort), ("filter", ctypes.c_char_p))
 
@@ -69,7 +77,7 @@ def filter_calls(program):
     prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(code), 0, 0)
 
 
-def give_up(config):
+def give_up(config: Config) -> dict[str, bool]:
     """From here on, this process and its children can do no more than a grader may. What was seen to hold."""
     sandboxed = config["sandboxed"]
     network = not sandboxed or [name for _, name in socket.if_nameindex()] in ([], ["lo"])
@@ -92,12 +100,13 @@ def give_up(config):
         "processes": sandboxed and os.getpid() == 1,
         "privileges": os.getuid() != 0 and no_capabilities() and not can(lambda: os.setuid(0)),
         "system_calls": sandboxed and not can(lambda: os.chroot("/")) and not can(ptrace_me),
+        "number_of_processes": sandboxed and processes_are_counted(),
         "memory": resource.getrlimit(resource.RLIMIT_AS)[1] != resource.RLIM_INFINITY,
         "readable_python": all(os.access(path, os.R_OK | os.X_OK) for path in [LIBRARY, *config["packages"]]),
     }
 
 
-def can(what):
+def can(what: Callable[[], object]) -> bool:
     try:
         what()
     except OSError:
@@ -105,12 +114,28 @@ def can(what):
     return True
 
 
-def ptrace_me():
+def processes_are_counted() -> bool:
+    """Whether the limit stops this user; not where it is root outside, whatever it is called in here."""
+    hard = resource.getrlimit(resource.RLIMIT_NPROC)[1]
+    resource.setrlimit(resource.RLIMIT_NPROC, (1, hard))
+    try:
+        pid = os.fork()
+    except OSError:
+        return True
+    finally:
+        resource.setrlimit(resource.RLIMIT_NPROC, (hard, hard))
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+    return False
+
+
+def ptrace_me() -> None:
     if libc.ptrace(0, 0, None, None) < 0:
         raise OSError
 
 
-def no_capabilities():
+def no_capabilities() -> bool:
     header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0)
     sets = (ctypes.c_uint32 * 6)()
     return libc.capget(header, sets) == 0 and not any(sets)
@@ -119,16 +144,15 @@ def no_capabilities():
 # -- messages ----------------------------------------------------------------------------------------------------------
 
 
-def receive(channel):
+def receive(channel: socket.socket) -> bytes | None:
     """One message; None where the owner is gone."""
     header = channel.recv(4, socket.MSG_WAITALL)
     if len(header) < 4:
         return None
-    body = channel.recv(int.from_bytes(header, "big"), socket.MSG_WAITALL)
-    return body
+    return channel.recv(int.from_bytes(header, "big"), socket.MSG_WAITALL)
 
 
-def send(channel, message):
+def send(channel: socket.socket, message: Message) -> None:
     body = json.dumps(message).encode()
     channel.sendall(len(body).to_bytes(4, "big") + body)
 
@@ -136,7 +160,7 @@ def send(channel, message):
 # -- the grader --------------------------------------------------------------------------------------------------------
 
 
-def load(source, packages):
+def load(source: str, packages: list[str]) -> tuple[Any, str | None]:
     """`grade` of the source, or the text of the error that its module raised."""
     sys.path += packages
     linecache.cache[FILE] = (len(source), None, source.splitlines(keepends=True), FILE)
@@ -148,11 +172,11 @@ def load(source, packages):
         import_ahead(source)
         exec(code, module.__dict__)
         return module.grade, None
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001 - whatever the grader raises is its answer
         return None, describe(error)
 
 
-def import_ahead(source):
+def import_ahead(source: str) -> None:
     """Modules that only functions import, so that not each grade pays for it."""
     for node in ast.walk(ast.parse(source)):
         names = []
@@ -165,19 +189,19 @@ def import_ahead(source):
                 importlib.import_module(name)
 
 
-def describe(error):
+def describe(error: BaseException) -> str:
     """The end of the traceback, from the grader's own first line on."""
     try:
         trace = error.__traceback__
         while trace is not None and trace.tb_frame.f_code.co_filename != FILE:
             trace = trace.tb_next
-        text = "".join(traceback.format_exception(type(error), error, trace))
-    except BaseException:
-        text = "an error that cannot be shown"
+        text = "".join(traceback.format_exception(type(error), error, trace, limit=-MAX_FRAMES))
+    except BaseException:  # noqa: BLE001 - an error of the error itself, or no memory
+        text = type(error).__name__
     return text.strip()[-MAX_DETAILS_CHARS:]
 
 
-def number_of(value):
+def number_of(value: Any) -> Message:
     """What a grader returned, as the message of its grade."""
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, (numpy.floating, numpy.integer)):
@@ -194,19 +218,19 @@ def number_of(value):
     return {"value": number}
 
 
-def run(grade, request):
+def run(grade: Any, request: bytes) -> Message:
     """The message of one grade."""
     try:
         body = json.loads(request)
         return number_of(grade(body["sample"], body["item"]))
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001 - as in `load`
         return {"error": describe(error)}
 
 
 # -- a grade in a fork -------------------------------------------------------------------------------------------------
 
 
-def fork_grade(grade, request, word, channel, cpu_s):
+def fork_grade(grade: Any, request: bytes, word: bytes, channel: socket.socket, cpu_s: int) -> Message:
     """The message of a grade that ran in a process of its own; all that it started has ended."""
     read, write = os.pipe()
     pid = os.fork()
@@ -223,7 +247,8 @@ def fork_grade(grade, request, word, channel, cpu_s):
     os.close(read)
     if said.startswith(word) and said.endswith(b"\n"):
         with contextlib.suppress(ValueError):
-            return json.loads(said[len(word) :])
+            answer: Message = json.loads(said[len(word) :])
+            return answer
     if said:
         return {"error": "something else than the grade came out of the process of the grader"}
     if os.WIFSIGNALED(status):
@@ -234,7 +259,7 @@ def fork_grade(grade, request, word, channel, cpu_s):
     return {"error": NOTHING + f"with exit status {os.WEXITSTATUS(status)}"}
 
 
-def listen(read, pid):
+def listen(read: int, pid: int) -> tuple[bytes, int]:
     """What the fork wrote until its line or itself came to an end, and how it ended. Nothing is left of it."""
     os.set_blocking(read, False)
     ended = os.pidfd_open(pid)
@@ -257,7 +282,7 @@ def listen(read, pid):
     return said, status
 
 
-def reap(pid):
+def reap(pid: int) -> int:
     """End the grade and all that it started; the status of `pid`."""
     status = 0
     while True:
@@ -270,7 +295,7 @@ def reap(pid):
             status = how
 
 
-def kill_all():
+def kill_all() -> None:
     """Everything but this process: in its namespace, or below it where it has none of its own."""
     if os.getpid() == 1:
         with contextlib.suppress(ProcessLookupError):
@@ -287,7 +312,7 @@ def kill_all():
             os.kill(pid, signal.SIGKILL)
 
 
-def empty(folder):
+def empty(folder: str) -> None:
     """Remove what is in the scratch folder, following no link; however deep it is."""
     left = [folder]
     while left:
@@ -307,9 +332,9 @@ def empty(folder):
                 os.rmdir(here)
 
 
-def main():
+def main() -> None:
     channel = socket.socket(fileno=os.dup(0))
-    config = json.loads(receive(channel))
+    config = json.loads(receive(channel) or b"null")
     null = os.open("/dev/null", os.O_RDWR)
     holds = give_up(config)
     for descriptor in (0, 1, 2):
@@ -324,15 +349,15 @@ def main():
     gc.freeze()
     send(channel, {"ready": True, "holds": holds})
     while (word := receive(channel)) and (request := receive(channel)):
+        answer: Message = {"error": error}
         if error is None:
             answer = fork_grade(grade, request, word, channel, config["cpu_s"])
-        else:
-            answer = {"error": error}
-        send(channel, {**answer, "word": word.decode()})
         try:
             empty(os.getcwd())
         except OSError:
-            return  # with it goes the folder; another worker takes its place
+            answer["last"] = True  # with this worker goes the folder
+        send(channel, {**answer, "word": word.decode()})
+        del request
 
 
 if __name__ == "__main__":

@@ -1,0 +1,77 @@
+"""Grades a second of the python grader, a core, in its sandbox, against calling the grader's function directly.
+
+    python -m benchmarks.python_grader [--grades 300] [--runs 5]
+
+Both sides compute the same grade of the same sample; the baseline is one thread. `python_grader_first` is the time to
+the first grade, sandbox and all, against that to run the module in a Python that is already there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+from typing import Any
+
+from actors.graders.python import PythonGrade
+from actors.sandbox.start import sandbox_report
+from benchmarks.common import Figure, report, seconds
+from trainer.grader_spec import PythonGrader
+from trainer.operator import Operator
+
+SOURCE = """
+import difflib
+import json
+import re
+import numpy as np
+
+def grade(sample, item):
+    words = re.findall(r"\\w+", sample["output_text"].lower())
+    close = difflib.SequenceMatcher(None, words, item["reference"].lower().split()).ratio()
+    return float(np.clip(close - 0.01 * len(json.loads(item["calls"])), 0, 1))
+"""
+SAMPLE = {"output_text": "The balance of the account is 1,234.50 euros after the last transfer. " * 5}
+ITEM = {"reference": "the balance is 1,234.50 euros " * 5, "calls": '[{"name": "search"}, {"name": "read"}]'}
+
+
+def direct() -> Any:
+    space: dict[str, Any] = {}
+    exec(SOURCE, space)
+    return space["grade"]
+
+
+async def measure(grades: int, runs: int) -> list[Figure]:
+    grade = direct()
+    cores = len(os.sched_getaffinity(0))
+    spec = PythonGrader(type="python", source=SOURCE)
+    rates, firsts = [], []
+    loop = asyncio.get_running_loop()
+    for _ in range(runs):
+        grader = PythonGrade(spec, "bench", Operator())
+        begun = loop.time()
+        assert (await grader.grade(SAMPLE, ITEM, "trace")).value == grade(SAMPLE, ITEM)
+        firsts.append((loop.time() - begun, seconds(direct)))
+        await asyncio.gather(*(grader.grade(SAMPLE, ITEM, "trace") for _ in range(8 * cores)))  # all workers are warm
+        begun = loop.time()
+        await asyncio.gather(*(grader.grade(SAMPLE, ITEM, "trace") for _ in range(grades)))
+        ours_s = loop.time() - begun
+        await grader.close()
+        theirs_s = seconds(lambda: [grade(SAMPLE, ITEM) for _ in range(grades)])
+        rates.append((grades / ours_s / cores, grades / theirs_s))
+    return [
+        Figure("python_grader_per_core", "grades/s", tuple(rates)),
+        Figure("python_grader_first", "s", tuple(firsts)),
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--grades", type=int, default=300)
+    parser.add_argument("--runs", type=int, default=5)
+    options = parser.parse_args()
+    print(f"sandbox: {sandbox_report().way}")
+    report(asyncio.run(measure(options.grades, options.runs)))
+
+
+if __name__ == "__main__":
+    main()
