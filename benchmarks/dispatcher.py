@@ -15,7 +15,6 @@ import asyncio
 import gc
 import json
 import multiprocessing
-import random
 import resource
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -42,8 +41,7 @@ class Tool(asyncio.Protocol):
     """The least that is an HTTP server, so that the one core that serves is not what is measured. The latency of an
     answer is what the path says, in milliseconds."""
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+    def connection_made(self, transport: Any) -> None:
         self._transport, self._buffer = transport, b""
 
     def data_received(self, data: bytes) -> None:
@@ -156,7 +154,9 @@ def spec(url: str, in_flight: int) -> ToolSpec:
     return ToolSpec(name="search", server_url=url, max_concurrency=in_flight, timeout_s=600)
 
 
-async def pair(ours: Send, theirs: Send, measure: Callable[[Send], Awaitable[float]], first: bool) -> tuple[float, float]:
+async def pair(
+    ours: Send, theirs: Send, measure: Callable[[Send], Awaitable[float]], first: bool
+) -> tuple[float, float]:
     """Both sides, one after the other; which one goes first is changed from run to run."""
     gc.collect()
     if first:
@@ -181,7 +181,10 @@ async def measure(url: str, in_flight: int, runs: int, calls: int, ray_too: bool
                 if not dispatchers:
                     continue
                 quick = await pair(
-                    through(dispatchers[0]), bare(s, f"{url}/0"), lambda send: rate(send, in_flight, calls), run % 2 == 0
+                    through(dispatchers[0]),
+                    bare(s, f"{url}/0"),
+                    lambda send: rate(send, in_flight, calls),
+                    run % 2 == 0,
                 )
                 per_s = min(in_flight / (slow_ms / 1000), quick[1] / 2)
                 slow = await pair(
@@ -193,8 +196,11 @@ async def measure(url: str, in_flight: int, runs: int, calls: int, ray_too: bool
                 if run:  # the first one warms up
                     figures.setdefault((f"dispatcher_{in_flight}_{place}", "calls/s"), []).append(quick)
                     figures.setdefault((f"dispatcher_{in_flight}_{place}_p99", "ms"), []).append(slow)
-                    print(f"{in_flight} {place}: {quick[0]:.0f} and {quick[1]:.0f} calls/s, p99 {slow[0]:.1f} and "
-                          f"{slow[1]:.1f} ms at {per_s:.0f} a second", flush=True)
+                    print(
+                        f"{in_flight} {place}: {quick[0]:.0f} and {quick[1]:.0f} calls/s, p99 {slow[0]:.1f} and "
+                        f"{slow[1]:.1f} ms at {per_s:.0f} a second",
+                        flush=True,
+                    )
     for dispatcher in inside.values():
         await dispatcher.close()
     return [Figure(name, unit, tuple(runs)) for (name, unit), runs in figures.items()]
