@@ -5,7 +5,7 @@
 One server in a process of its own answers after a log-normal latency. Ours: the Dispatcher in an event loop like its
 actor's, and the actor with the Ray call around it, one call a turn. The baseline: aiohttp's client alone, same server,
 same bodies, as many in flight. Calls a second are taken with the server answering at once; latencies with calls coming
-in evenly at half of the baseline's rate, so that they show what a call costs and not a queue.
+in evenly at half of the slower side's rate, so that they show what a call costs and not a queue.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import aiohttp
+import ray
 import uvloop
 
 from actors.dispatcher import Dispatcher, DispatcherClient, start_dispatchers
@@ -159,6 +160,7 @@ async def pair(
 ) -> tuple[float, float]:
     """Both sides, one after the other; which one goes first is changed from run to run."""
     gc.collect()
+    gc.freeze()  # as the actor does
     if first:
         return await measure(ours), await measure(theirs)
     baseline = await measure(theirs)
@@ -171,10 +173,10 @@ async def measure(url: str, in_flight: int, runs: int, calls: int, ray_too: bool
     # As many as are to be in flight when they come in at the rate: the latency is in the path.
     slow_ms = 200 if in_flight <= 500 else 2000
     inside = {ms: Dispatcher([spec(f"{url}/{ms}", in_flight)], LOCAL) for ms in (0, slow_ms)}
-    around = {
-        ms: DispatcherClient(*start_dispatchers([spec(f"{url}/{ms}", in_flight)], LOCAL, 1))
-        for ms in ((0, slow_ms) if ray_too else ())
+    actors = {
+        ms: start_dispatchers([spec(f"{url}/{ms}", in_flight)], LOCAL, 1) for ms in ((0, slow_ms) if ray_too else ())
     }
+    around = {ms: DispatcherClient(*started) for ms, started in actors.items()}
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), cookie_jar=aiohttp.DummyCookieJar()) as s:
         for run in range(runs + 1):
             for place, dispatchers in (("inside", inside), ("with_ray", around)):
@@ -186,7 +188,7 @@ async def measure(url: str, in_flight: int, runs: int, calls: int, ray_too: bool
                     lambda send: rate(send, in_flight, calls),
                     run % 2 == 0,
                 )
-                per_s = min(in_flight / (slow_ms / 1000), quick[1] / 2)
+                per_s = min(in_flight / (slow_ms / 1000), min(quick) / 2)
                 slow = await pair(
                     through(dispatchers[slow_ms]),
                     bare(s, f"{url}/{slow_ms}"),
@@ -203,6 +205,9 @@ async def measure(url: str, in_flight: int, runs: int, calls: int, ray_too: bool
                     )
     for dispatcher in inside.values():
         await dispatcher.close()
+    for started in actors.values():
+        for actor in started:
+            ray.kill(actor)
     return [Figure(name, unit, tuple(runs)) for (name, unit), runs in figures.items()]
 
 
@@ -215,8 +220,6 @@ def main() -> None:
     options = parser.parse_args()
     raise_file_limit()
     if not options.no_ray:
-        import ray
-
         ray.init(num_cpus=1, include_dashboard=False)
     figures = []
     with tool_server() as url:
