@@ -116,11 +116,15 @@ def _result(client: EndpointClient, max_output_bytes: int, call: ToolCall, answe
         text = client.scrub(answer.text).strip()
         error_text = f"Error: {status_text(answer.status)}. {cut(text, MAX_ERROR_CHARS)}".rstrip()
         return result(error_text, error="tool_error", truncated=len(text) > MAX_ERROR_CHARS)
-    if answer.truncated or (output is not None and len(output.encode()) > max_output_bytes):
+    if answer.truncated or (output is not None and _num_bytes(output) > max_output_bytes):
         return result(TOO_LARGE.format(max_output_bytes), error="tool_error", truncated=True)
     if output is None:
         raise client.bad_answer(answer, 'without the JSON object {"output": "..."} that a tool must give')
     return result(output, error=None if answer.ok else "tool_error")
+
+
+def _num_bytes(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode())
 
 
 def _output(answer: Answer) -> str | None:
@@ -133,4 +137,5 @@ def _output(answer: Answer) -> str | None:
         return None
     output = body["output"]
     text = output if isinstance(output, str) else json.dumps(output, ensure_ascii=False)
-    return text.encode(errors="replace").decode()  # JSON can hold halves of surrogate pairs; UTF-8 cannot
+    # JSON can hold halves of surrogate pairs; UTF-8 cannot.
+    return text if text.isascii() else text.encode(errors="replace").decode()

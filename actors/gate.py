@@ -12,6 +12,7 @@ import resource
 from collections import OrderedDict, deque
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from actors.breaker import NO_CONNECTION, Breaker
 from actors.limits import AdaptiveLimit, Pace
@@ -46,8 +47,7 @@ PUSHED_BACK = frozenset({Verdict.BUSY, Verdict.OVERLOADED, Verdict.LATE})
 ALIVE = frozenset({Verdict.ANSWERED, Verdict.BUSY})
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
+class Turn(NamedTuple):
     """Leave to send one request; ends with `Gate.leave`."""
 
     sent: float
@@ -55,7 +55,7 @@ class Turn:
     queued_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class _Waiter:
     turn: asyncio.Future[Turn]
     failures: int
@@ -147,7 +147,8 @@ class Gate:
             self.breaker.failed(now, NO_CONNECTION if verdict is Verdict.NO_CONNECTION else 1, why)
         self.in_flight -= 1
         self._sockets.give_back()
-        self.let_in()
+        if self._lanes:
+            self.let_in()
 
     def hold_back(self, seconds: float) -> None:
         """Let nobody in for so long: the endpoint asked for it."""
@@ -160,8 +161,8 @@ class Gate:
 
     def let_in(self) -> None:
         """Give out what turns there are."""
+        now = self._timing.clock()
         while self._lanes:
-            now = self._timing.clock()
             wait_s = self._wait_s(now)
             if wait_s == math.inf:  # whoever leaves calls again
                 return
@@ -178,12 +179,13 @@ class Gate:
 
     def _wait_s(self, now: float) -> float:
         """How long nobody may be let in; infinite where that is until someone leaves."""
+        wait_s = self._held_until - now
         if self.breaker.is_open:
-            wait_s = self.breaker.wait_s(now)
-        else:
-            wait_s = math.inf if self.in_flight >= self.limit.now else 0.0
-        pace_s = 0.0 if self._pace is None else self._pace.wait_s(now)
-        wait_s = max(wait_s, self._held_until - now, pace_s)
+            wait_s = max(wait_s, self.breaker.wait_s(now))
+        elif self.in_flight >= self.limit.now:
+            return math.inf
+        if self._pace is not None:
+            wait_s = max(wait_s, self._pace.wait_s(now))
         return wait_s if wait_s > INSTANT_S else 0.0
 
     def _turn(self, now: float, since: float) -> Turn:

@@ -140,9 +140,11 @@ class EndpointClient:
             Discard: the `failure` that was handed in; its details are endpoint, kind, attempts, retries.
         """
         now = self._timing.clock()
+        plain = idempotency_key.isascii() and idempotency_key.isidentifier()  # as ids of calls are
+        key = idempotency_key if plain else quote(idempotency_key, safe=":/+=,;@!*'()")
         call = _Call(
             payload=body if isinstance(body, bytes) else json.dumps(body).encode(),
-            headers={"Idempotency-Key": quote(idempotency_key, safe=":/+=,;@!*'()")},
+            headers={"Idempotency-Key": key},
             lane=trace_id,
             start=now,
             deadline=now + self._timeout_s,

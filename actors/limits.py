@@ -12,6 +12,8 @@ import math
 
 START = 16
 """Enough not to be felt, little enough for a small server's first second."""
+ROUND = 4
+"""Answers that are looked at together, at least: one refusal of a lone call is no sign."""
 LATENCY_SAMPLES = 50
 """Natural latencies are about log-normal, with a standard deviation of 1 in the logarithm (median 0.2 s, p99 2 s): the
 mean logarithm of 50 is known to 0.14, so a doubling by chance is one in a million."""
@@ -73,12 +75,13 @@ class AdaptiveLimit:
         self._outcomes += 1
         self._pushed_back += pushed_back
         self._peak = max(self._peak, in_flight)
-        if self._outcomes < self._peak:
+        if self._outcomes < max(self._peak, ROUND):
             return
         share = self._pushed_back / self._outcomes
         if share:
-            # From what was really tried: a limit that nobody had reached means nothing.
-            self._shrink(now, min(self._limit, 2.0 * self._peak) * (1 - share / 2))
+            # Where most are refused, what was really tried counts: a limit that nobody had reached means nothing.
+            tried = min(self._limit, 2.0 * self._peak) if share > 0.5 else self._limit
+            self._shrink(now, tried * (1 - share / 2))
         self._begin_round()
 
     def _compare(self, now: float) -> None:

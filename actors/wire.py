@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import aiohttp
 from aiohttp.abc import AbstractResolver
@@ -21,8 +21,7 @@ KEEPALIVE_S = 4.0
 """Below the five seconds of uvicorn and Node: a connection is not reused in the moment in which they close it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(NamedTuple):
     """`truncated`: `body` is only the first MAX_BODY_BYTES."""
 
     status: int
@@ -63,7 +62,12 @@ class Wire:
                 self._url, data=payload, headers=headers, allow_redirects=False
             ) as response:
                 body, truncated = await _read(response.content, MAX_BODY_BYTES)
-                return Reply(response.status, body, truncated, response.headers.get("Retry-After"))
+                return Reply(
+                    response.status,
+                    body,
+                    truncated,
+                    response.headers.get("Retry-After") if response.status >= 400 else None,
+                )
         except (aiohttp.ClientError, OSError) as error:
             if isinstance(error, aiohttp.ClientConnectorError) and isinstance(error.os_error, ForbiddenAddress):
                 raise error.os_error from None

@@ -18,8 +18,10 @@ QUICK: list[list[str]] = [
     ["weight_sync", "--runs", "3"],
     ["rollout_goodput", "--runs", "1"],
     ["async_gain", "--staleness", "1", "--steps", "8"],
+    ["dispatcher", "--runs", "3", "--calls", "5000"],
 ]
 FULL: list[list[str]] = [
+    ["dispatcher", "--runs", "5"],
     ["learner"],
     ["loss_memory"],
     ["grader_pool"],

@@ -12,7 +12,7 @@ import pytest
 import ray
 from pydantic import TypeAdapter
 
-from actors.dispatcher_actor import DispatcherActor, DispatcherClient, OwnedSessions
+from actors.dispatcher_actor import DispatcherActor, DispatcherClient, OwnedSessions, start_dispatchers
 from actors.grader_pool import GraderPoolActor, GraderPoolClient
 from tests.fakes_http import LOCAL, FakeEndpoint, hangs, says, until
 from trainer.endpoint_spec import SessionSpec, ToolSpec
@@ -50,6 +50,21 @@ async def test_a_turn_is_one_message_and_errors_come_back_as_what_they_were(loca
     assert type(refused.value) is EndpointRefused
     assert refused.value.details["kind"] == "refused"
     assert SECRET not in f"{refused.value!r}{refused.value.details}"
+
+
+async def test_several_dispatchers_share_a_tools_limits_and_a_rollout_stays_with_one(local_ray: None) -> None:
+    async with FakeEndpoint(says({"output": "x"})) as server:
+        spec = tools(server.url)[0].model_copy(update={"max_concurrency": 3})
+        actors = start_dispatchers([spec], LOCAL, 5)
+        dispatcher = DispatcherClient(*actors)
+        for trace_id in ("trace_1", "trace_1", "trace_2", "trace_3", "trace_4", "trace_5", "trace_6", "trace_7"):
+            await dispatcher.call_turn(trace_id, {}, CALLS)
+        calls = [(await DispatcherClient(actor).stats())["search"]["calls"] for actor in actors]
+        stats = await dispatcher.stats()
+    assert len(actors) == 3
+    assert sum(calls) == stats["search"]["calls"] == 16
+    assert sum(count > 0 for count in calls) > 1
+    assert stats["search"]["limit"] == 3
 
 
 async def test_cancelling_the_caller_closes_the_requests_in_the_other_process(local_ray: None) -> None:

@@ -197,7 +197,7 @@ async def test_stats_count_what_happened_per_tool(dispatch: Dispatch) -> None:
     counted = ("calls", "answered", "failed", "cancelled", "retries", "waits", "hedges", "hedges_won")
     assert [search[name] for name in counted] == [3, 3, 0, 0, 1, 1, 0, 0]
     assert search["errors"] == {"tool_error": 1}
-    assert (search["breaker"], search["in_flight"], search["queued"], search["limit"]) == ("closed", 0, 0, 16)
+    assert (search["breaker"], search["in_flight"], search["queued"], search["limit"]) == ("closed", 0, 0, 14)
     assert search["latency_counts"] == [5, *[0] * 15]
     assert search["bytes_out"] == 5 * len(json.dumps(server.received[0].body))
     assert search["bytes_in"] == len('{"output": "a"}{"output": "b"}none')
@@ -252,8 +252,9 @@ async def test_a_rollout_with_many_calls_does_not_hold_up_another_one(dispatch: 
         dispatcher = dispatch(tool(server.url, max_concurrency=1), timing=Timing())
         crowd = asyncio.create_task(dispatcher.call_turn("crowd", {}, [call(i) for i in range(50)]))
         await until(lambda: len(order) > 0)
+        before = len(order)
         await dispatcher.call_turn("alone", {}, [call()])
-        assert len(order) < 10
+        assert len(order) - before < 5
         await crowd
     assert order.count("crowd") == 50
 
