@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready-$(EXTRA)-$(shell { cat requirements/$(EXTRA).txt pyproject.toml; $(PYTHON) -VV; pwd; } | cksum | cut -d' ' -f1)
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps
 
-.PHONY: setup quickstart test unit lint bench bench-full clean
+.PHONY: setup quickstart test unit chaos lint bench bench-full clean
 
 setup: $(STAMP)
 
@@ -30,6 +30,9 @@ test: setup
 
 unit: setup
 	$(BIN)/python -m pytest tests/unit
+
+chaos: setup
+	$(BIN)/python -m pytest tests/chaos tests/unit/actors/test_python_grader.py
 
 lint: setup
 	$(BIN)/ruff check .

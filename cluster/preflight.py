@@ -22,6 +22,8 @@ from actors.graders.factory import all_grader_problems, graders_of, templates_of
 from actors.guarded_urls import REMEDY as ADDRESS_REMEDY
 from actors.guarded_urls import Guard
 from actors.parsing import tool_parser_names
+from actors.sandbox.start import REMEDY as SANDBOX_REMEDY
+from actors.sandbox.start import choose_way, sandbox_report
 from actors.templates import render
 from cluster.dry_run import SESSION, TOOLS, dry_run_problems, example_of, example_sample
 from cluster.model_folder import ModelFolder, read_model
@@ -29,8 +31,8 @@ from cluster.placement import Placement, num_nodes, plan_placement
 from trainer.chat import Renderer
 from trainer.checkpoint import KEEP_BEST
 from trainer.data import read_tasks
-from trainer.errors import GraderFailed, InvalidJob, Problem
-from trainer.grader_spec import EndpointGrader
+from trainer.errors import GraderFailed, InvalidJob, Problem, UserError
+from trainer.grader_spec import EndpointGrader, PythonGrader
 from trainer.operator import NOTHING_ALLOWED, Operator
 from trainer.spec import ClusterSpec, JobSpec, Plan, Reinforcement, resolve
 from trainer.types import Task
@@ -132,6 +134,7 @@ async def prepare(
         problems += all_grader_problems(job.reinforcement, operator)
         problems += _address_problems(job.reinforcement, Guard(operator.allowed_networks))
         problems += _value_problems(job.reinforcement, rows)
+        problems += await asyncio.to_thread(_sandbox_problems, job.reinforcement, operator)
         problems += _engine_problems(job)
     if model is not None:
         problems += await _length_problems(rows, model, context_length, job)
@@ -254,6 +257,18 @@ def _value_problems(reinforcement: Reinforcement, rows: Sequence[_Row]) -> list[
                     remedy = "add the value to the row, or mend the grader's template"
                     problems.append(row.problem("missing_value", "", error.message, remedy))
     return problems
+
+
+def _sandbox_problems(reinforcement: Reinforcement, operator: Operator) -> list[Problem]:
+    """That no sandbox can be made for a python grader. One is made and tried: other nodes cannot be seen."""
+    python = [field for field, spec in graders_of(reinforcement) if isinstance(spec, PythonGrader)]
+    if not python:
+        return []
+    try:
+        choose_way(sandbox_report(), operator.unsandboxed_python)
+    except UserError as error:
+        return [Problem("no_sandbox", python[0], error.message.removesuffix(f": {SANDBOX_REMEDY}"), SANDBOX_REMEDY)]
+    return []
 
 
 def _engine_problems(job: JobSpec) -> list[Problem]:
