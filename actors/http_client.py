@@ -259,11 +259,16 @@ class EndpointClient:
 
     async def _send(self, call: _Call, turn: Turn) -> Answer:
         """One request and what it comes to. Ends the turn on every path."""
-        verdict, why = Verdict.GIVEN_UP, ""
+        verdict, why, after_s = Verdict.GIVEN_UP, "", None
         self.counts.bytes_out += len(call.payload)
         try:
             reply = await self._wire.send(call.payload, call.headers)
-            verdict, why = _verdict(reply.status), status_text(reply.status)
+            verdict = _verdict(reply.status)
+            if verdict is not Verdict.ANSWERED:
+                why = status_text(reply.status)
+            if reply.status in WAIT_STATUSES and reply.retry_after is not None:
+                after_s = retry_after_s(reply.retry_after, self._timing.wall_clock())
+                self._gate.hold_back(after_s or 0.0)  # before the turn ends and lets in the next one
         except WireError as error:
             verdict, why = (Verdict.FAILED if error.connected else Verdict.NO_CONNECTION), error.why
             raise _TryAgain("connection", why) from None
@@ -281,19 +286,16 @@ class EndpointClient:
         self.counts.took(latency_s)
         self.counts.bytes_in += len(reply.body)
         answer = Answer(reply.status, reply.body, latency_s, call.failures, reply.truncated)
-        return answer if answer.ok else self._judge(call, answer, reply.retry_after)
+        return answer if answer.ok else self._judge(call, answer, after_s)
 
-    def _judge(self, call: _Call, answer: Answer, retry_after: str | None) -> Answer:
+    def _judge(self, call: _Call, answer: Answer, after_s: float | None) -> Answer:
         """The answer, where it is one."""
         status = answer.status
         if status in REFUSED_STATUSES:
             why = f"refused us with {status_text(status)}: check the keys in its `headers`"
             raise self._refused(call, "refused", why, status=status)
         if status in WAIT_STATUSES:
-            after_s = None if retry_after is None else retry_after_s(retry_after, self._timing.wall_clock())
             why = status_text(status) + (f" with Retry-After: {after_s:g} s" if after_s is not None else "")
-            if after_s is not None:
-                self._gate.hold_back(after_s)
             raise _TryAgain("busy", why, after_s)
         if status >= 500:
             text = self.excerpt(answer)

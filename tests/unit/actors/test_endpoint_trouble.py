@@ -63,6 +63,31 @@ async def test_what_one_call_is_told_to_wait_holds_for_the_others_too(connect: C
         assert (await first).ok and (await second).ok
 
 
+async def test_a_push_back_lets_none_of_those_in_who_stand_in_line(connect: Connect) -> None:
+    fake, woken, answer_now = FakeTime(), asyncio.Event(), asyncio.Event()
+
+    async def sleep(seconds: float) -> None:
+        await woken.wait()
+
+    async def behave(request: Received) -> web.StreamResponse:
+        await answer_now.wait()
+        if request.number == 1:
+            return web.Response(status=429, headers={"Retry-After": "7"})
+        return web.json_response({})
+
+    async with FakeEndpoint(behave) as server:
+        client = connect(server.url, replace(fake.timing(), sleep=sleep), max_concurrency=1)
+        calls = [asyncio.create_task(client.post({}, f"call_{i}")) for i in range(20)]
+        await until(lambda: len(server.received) == 1 and client.stats()["queued"] == 19)
+        answer_now.set()
+        await until(lambda: client.stats()["waits"] == 1)
+        assert (client.stats()["in_flight"], client.stats()["queued"]) == (0, 19)
+        fake.now = 7.0
+        woken.set()
+        assert all(answer.ok for answer in await asyncio.gather(*calls))
+    assert len(server.received) == 21
+
+
 async def test_an_outage_of_a_minute_loses_no_call_of_many(connect: Connect) -> None:
     """Each call has three retries, which attempts of its own would have used up in seconds."""
     up_at = time.monotonic() + 0.5
