@@ -152,10 +152,11 @@ class EndpointClient:
         )
         self.counts.calls += 1
         try:
-            async with asyncio.timeout_at(call.ends_at):
-                answer = await self._until_answered(call)
-        except TimeoutError:
-            raise self._failed(call, "deadline", self._why_late(call)) from None
+            answer = await self._until_answered(call)
+        except (EndpointRefused, Discard) as error:
+            self.counts.failed += 1
+            self.counts.errors[error.details["kind"]] += 1
+            raise
         except asyncio.CancelledError:
             self.counts.cancelled += 1
             raise
@@ -196,6 +197,14 @@ class EndpointClient:
     # -- trying again ----------------------------------------------------------------------------------------------
 
     async def _until_answered(self, call: _Call) -> Answer:
+        try:
+            async with asyncio.timeout_at(call.ends_at):
+                return await self._try(call)
+        except TimeoutError:
+            raise self._failed(call, "deadline", self._why_late(call)) from None
+
+    async def _try(self, call: _Call) -> Answer:
+        """One attempt after the other."""
         while True:
             call.attempts += 1
             try:
@@ -307,13 +316,11 @@ class EndpointClient:
     # -- what is said of it ----------------------------------------------------------------------------------------
 
     def _refused(self, call: _Call, kind: str, why: str, **details: Any) -> EndpointRefused:
-        self._count_failure(kind)
         return EndpointRefused(
             f"{self.what} {why}", endpoint=self._endpoint, kind=kind, retries=call.failures, **details
         )
 
     def _failed(self, call: _Call, kind: str, why: str) -> Discard:
-        self._count_failure(kind)
         elapsed_s = self._timing.clock() - call.start
         return self._failure(
             f"{self.what} failed: {why} ({call.attempts} attempts, {elapsed_s:.1f} s); {REMEDIES[kind]}",
@@ -322,10 +329,6 @@ class EndpointClient:
             attempts=call.attempts,
             retries=min(call.failures, call.attempts - 1),
         )
-
-    def _count_failure(self, kind: str) -> None:
-        self.counts.failed += 1
-        self.counts.errors[kind] += 1
 
     def _why_late(self, call: _Call) -> str:
         why = f"no answer by the deadline of {self._timeout_s:g} s"

@@ -14,7 +14,7 @@ from aiohttp import web
 from actors.http_client import EndpointClient, Timing
 from tests.fakes_http import LOCAL, FakeEndpoint, FakeTime, Received, one_by_one, until, unused_port
 from trainer.endpoint_spec import Endpoint
-from trainer.errors import ToolFailed
+from trainer.errors import EndpointRefused, ToolFailed
 
 Connect = Callable[..., EndpointClient]
 
@@ -179,6 +179,21 @@ async def test_a_hedge_that_fails_leaves_the_first_answer_to_come(connect: Conne
         stats = client.stats()
     assert answer.json() == {"n": 1}
     assert (stats["hedges"], stats["hedges_won"]) == (1, 0)
+
+
+async def test_a_refusal_of_both_requests_is_one_failure(connect: Connect) -> None:
+    both = asyncio.Barrier(2)
+
+    async def behave(request: Received) -> web.StreamResponse:
+        await both.wait()
+        return web.json_response({}, status=401)
+
+    async with FakeEndpoint(behave) as server:
+        client = connect(server.url, hedge_after_s=2.0)
+        with pytest.raises(EndpointRefused):
+            await client.post({}, "call_1")
+    stats = client.stats()
+    assert (len(server.received), stats["hedges"], stats["failed"], stats["errors"]) == (2, 1, 1, {"refused": 1})
 
 
 async def test_no_hedge_waits_in_line(connect: Connect) -> None:
