@@ -152,10 +152,11 @@ class EndpointClient:
         )
         self.counts.calls += 1
         try:
-            async with asyncio.timeout_at(call.ends_at):
-                answer = await self._until_answered(call)
-        except TimeoutError:
-            raise self._failed(call, "deadline", self._why_late(call)) from None
+            answer = await self._until_answered(call)
+        except (EndpointRefused, Discard) as error:
+            self.counts.failed += 1
+            self.counts.errors[error.details["kind"]] += 1
+            raise
         except asyncio.CancelledError:
             self.counts.cancelled += 1
             raise
@@ -196,6 +197,14 @@ class EndpointClient:
     # -- trying again ----------------------------------------------------------------------------------------------
 
     async def _until_answered(self, call: _Call) -> Answer:
+        try:
+            async with asyncio.timeout_at(call.ends_at):
+                return await self._try(call)
+        except TimeoutError:
+            raise self._failed(call, "deadline", self._why_late(call)) from None
+
+    async def _try(self, call: _Call) -> Answer:
+        """One attempt after the other."""
         while True:
             call.attempts += 1
             try:
@@ -259,11 +268,16 @@ class EndpointClient:
 
     async def _send(self, call: _Call, turn: Turn) -> Answer:
         """One request and what it comes to. Ends the turn on every path."""
-        verdict, why = Verdict.GIVEN_UP, ""
+        verdict, why, after_s = Verdict.GIVEN_UP, "", None
         self.counts.bytes_out += len(call.payload)
         try:
             reply = await self._wire.send(call.payload, call.headers)
-            verdict, why = _verdict(reply.status), status_text(reply.status)
+            verdict = _verdict(reply.status)
+            if verdict is not Verdict.ANSWERED:
+                why = status_text(reply.status)
+            if reply.status in WAIT_STATUSES and reply.retry_after is not None:
+                after_s = retry_after_s(reply.retry_after, self._timing.wall_clock())
+                self._gate.hold_back(after_s or 0.0)  # before the turn ends and lets in the next one
         except WireError as error:
             verdict, why = (Verdict.FAILED if error.connected else Verdict.NO_CONNECTION), error.why
             raise _TryAgain("connection", why) from None
@@ -281,19 +295,16 @@ class EndpointClient:
         self.counts.took(latency_s)
         self.counts.bytes_in += len(reply.body)
         answer = Answer(reply.status, reply.body, latency_s, call.failures, reply.truncated)
-        return answer if answer.ok else self._judge(call, answer, reply.retry_after)
+        return answer if answer.ok else self._judge(call, answer, after_s)
 
-    def _judge(self, call: _Call, answer: Answer, retry_after: str | None) -> Answer:
+    def _judge(self, call: _Call, answer: Answer, after_s: float | None) -> Answer:
         """The answer, where it is one."""
         status = answer.status
         if status in REFUSED_STATUSES:
             why = f"refused us with {status_text(status)}: check the keys in its `headers`"
             raise self._refused(call, "refused", why, status=status)
         if status in WAIT_STATUSES:
-            after_s = None if retry_after is None else retry_after_s(retry_after, self._timing.wall_clock())
             why = status_text(status) + (f" with Retry-After: {after_s:g} s" if after_s is not None else "")
-            if after_s is not None:
-                self._gate.hold_back(after_s)
             raise _TryAgain("busy", why, after_s)
         if status >= 500:
             text = self.excerpt(answer)
@@ -305,13 +316,11 @@ class EndpointClient:
     # -- what is said of it ----------------------------------------------------------------------------------------
 
     def _refused(self, call: _Call, kind: str, why: str, **details: Any) -> EndpointRefused:
-        self._count_failure(kind)
         return EndpointRefused(
             f"{self.what} {why}", endpoint=self._endpoint, kind=kind, retries=call.failures, **details
         )
 
     def _failed(self, call: _Call, kind: str, why: str) -> Discard:
-        self._count_failure(kind)
         elapsed_s = self._timing.clock() - call.start
         return self._failure(
             f"{self.what} failed: {why} ({call.attempts} attempts, {elapsed_s:.1f} s); {REMEDIES[kind]}",
@@ -320,10 +329,6 @@ class EndpointClient:
             attempts=call.attempts,
             retries=min(call.failures, call.attempts - 1),
         )
-
-    def _count_failure(self, kind: str) -> None:
-        self.counts.failed += 1
-        self.counts.errors[kind] += 1
 
     def _why_late(self, call: _Call) -> str:
         why = f"no answer by the deadline of {self._timeout_s:g} s"

@@ -62,12 +62,7 @@ class Wire:
                 self._url, data=payload, headers=headers, allow_redirects=False
             ) as response:
                 body, truncated = await _read(response.content, MAX_BODY_BYTES)
-                return Reply(
-                    response.status,
-                    body,
-                    truncated,
-                    response.headers.get("Retry-After") if response.status >= 400 else None,
-                )
+                return Reply(response.status, body, truncated, response.headers.get("Retry-After"))
         except (aiohttp.ClientError, OSError) as error:
             if isinstance(error, aiohttp.ClientConnectorError) and isinstance(error.os_error, ForbiddenAddress):
                 raise error.os_error from None

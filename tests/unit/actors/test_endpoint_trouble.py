@@ -14,7 +14,7 @@ from aiohttp import web
 from actors.http_client import EndpointClient, Timing
 from tests.fakes_http import LOCAL, FakeEndpoint, FakeTime, Received, one_by_one, until, unused_port
 from trainer.endpoint_spec import Endpoint
-from trainer.errors import ToolFailed
+from trainer.errors import EndpointRefused, ToolFailed
 
 Connect = Callable[..., EndpointClient]
 
@@ -61,6 +61,31 @@ async def test_what_one_call_is_told_to_wait_holds_for_the_others_too(connect: C
         fake.now = 7.0
         woken.set()
         assert (await first).ok and (await second).ok
+
+
+async def test_a_push_back_lets_none_of_those_in_who_stand_in_line(connect: Connect) -> None:
+    fake, woken, answer_now = FakeTime(), asyncio.Event(), asyncio.Event()
+
+    async def sleep(seconds: float) -> None:
+        await woken.wait()
+
+    async def behave(request: Received) -> web.StreamResponse:
+        await answer_now.wait()
+        if request.number == 1:
+            return web.Response(status=429, headers={"Retry-After": "7"})
+        return web.json_response({})
+
+    async with FakeEndpoint(behave) as server:
+        client = connect(server.url, replace(fake.timing(), sleep=sleep), max_concurrency=1)
+        calls = [asyncio.create_task(client.post({}, f"call_{i}")) for i in range(20)]
+        await until(lambda: len(server.received) == 1 and client.stats()["queued"] == 19)
+        answer_now.set()
+        await until(lambda: client.stats()["waits"] == 1)
+        assert (client.stats()["in_flight"], client.stats()["queued"]) == (0, 19)
+        fake.now = 7.0
+        woken.set()
+        assert all(answer.ok for answer in await asyncio.gather(*calls))
+    assert len(server.received) == 21
 
 
 async def test_an_outage_of_a_minute_loses_no_call_of_many(connect: Connect) -> None:
@@ -154,6 +179,21 @@ async def test_a_hedge_that_fails_leaves_the_first_answer_to_come(connect: Conne
         stats = client.stats()
     assert answer.json() == {"n": 1}
     assert (stats["hedges"], stats["hedges_won"]) == (1, 0)
+
+
+async def test_a_refusal_of_both_requests_is_one_failure(connect: Connect) -> None:
+    both = asyncio.Barrier(2)
+
+    async def behave(request: Received) -> web.StreamResponse:
+        await both.wait()
+        return web.json_response({}, status=401)
+
+    async with FakeEndpoint(behave) as server:
+        client = connect(server.url, hedge_after_s=2.0)
+        with pytest.raises(EndpointRefused):
+            await client.post({}, "call_1")
+    stats = client.stats()
+    assert (len(server.received), stats["hedges"], stats["failed"], stats["errors"]) == (2, 1, 1, {"refused": 1})
 
 
 async def test_no_hedge_waits_in_line(connect: Connect) -> None:
