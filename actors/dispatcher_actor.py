@@ -19,6 +19,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from actors.dispatcher import Dispatcher
 from actors.endpoint_stats import merged
+from actors.http_client import process_stats
 from actors.outcome import ask, outcome_of
 from actors.sessions import SessionBook
 from trainer.endpoint_spec import Endpoint, SessionSpec, ToolSpec
@@ -58,6 +59,9 @@ class DispatcherActor:
 
     async def stats(self) -> dict[str, dict[str, Any]]:
         return self._dispatcher.stats()
+
+    async def endpoint_stats(self) -> dict[str, dict[str, Any]]:
+        return process_stats()
 
     async def open_session(self, trace_id: str, item: dict[str, Any], owner: str) -> RftError | None:
         return None if self._sessions is None else await outcome_of(self._sessions.start(trace_id, item, owner))
@@ -149,6 +153,10 @@ class DispatcherClient:
     async def stats(self) -> dict[str, dict[str, Any]]:
         """As Dispatcher.stats, of all of them together."""
         return merged(await asyncio.gather(*(self._ask(actor.stats.remote()) for actor in self._actors)))
+
+    async def endpoint_stats(self) -> dict[str, dict[str, Any]]:
+        """What was counted at each tool and session server, by its name ("tool 'search'")."""
+        return merged(await asyncio.gather(*(self._ask(actor.endpoint_stats.remote()) for actor in self._actors)))
 
     async def open_session(self, trace_id: str, item: dict[str, Any], owner: str) -> None:
         """As SessionBook.start; raises ToolFailed also where the dispatcher's process died."""

@@ -44,6 +44,24 @@ class EndpointStats:
         return asdict(self) | {"errors": dict(self.errors)}
 
 
+COUNTED = (
+    *("calls", "answered", "failed", "cancelled", "retries", "waits", "hedges", "bytes_out", "bytes_in"),
+    *("queue_sum_s", "latency_sum_s", "limit", "in_flight", "queued"),
+)
+"""What `endpoint_metrics` takes over as it is."""
+
+
+def endpoint_metrics(stats: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+    """EndpointClient.stats by the names of `trainer.metrics`. A breaker counts 0 closed, 1 half open, 2 open."""
+    metrics: dict[str, float] = {}
+    for name, values in stats.items():
+        prefix = f"endpoint/{name}"
+        metrics |= {f"{prefix}/{key}": float(values[key]) for key in COUNTED}
+        metrics |= {f"{prefix}/errors/{kind}": float(count) for kind, count in values["errors"].items()}
+        metrics[f"{prefix}/breaker"] = float(STATES.index(values["breaker"]))
+    return metrics
+
+
 def merged(stats: Iterable[Mapping[str, Mapping[str, Any]]]) -> dict[str, dict[str, Any]]:
     """The stats of several processes that share endpoints, as those of one."""
     merged: dict[str, dict[str, Any]] = {}

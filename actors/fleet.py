@@ -10,6 +10,7 @@ import asyncio
 import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -17,13 +18,14 @@ import numpy as np
 import ray
 from numpy.typing import NDArray
 
+from actors.endpoint_stats import endpoint_metrics
 from actors.episode import RolloutRequest
 from actors.groups import Groups
 from actors.holdback import Holdback, OnEvent
 from actors.outcome import ask
 from actors.shared_memory import remove_leftovers
 from actors.weight_sync import WeightSync
-from trainer.errors import EngineFailed, Halted
+from trainer.errors import Discard, EngineFailed, Halted
 from trainer.spec import Limits
 from trainer.types import Discarded, Group, GroupRequest, Rollout, SyncReport
 
@@ -33,6 +35,9 @@ float32 and 0.02 in bfloat16; one stale tensor after one small update gave 3e-3.
 REPLACEMENTS_ALLOWED = 3
 START_TIMEOUT_S = 900.0
 CANARY_TOKENS = 512
+
+
+EndpointSource = Callable[[], Awaitable[dict[str, dict[str, Any]]]]
 
 
 class Canary(Protocol):
@@ -58,7 +63,7 @@ class _Seat:
 class Fleet:
     """Implements `trainer.protocols.Rollouts` over rollout workers. `spawn(i)` makes the actor of seat i, not started;
     `on_event` hears of engines that are replaced and of rollouts that are held back, `on_lost` of each engine that
-    is gone with all its rollouts."""
+    is gone with all its rollouts; `endpoints` give the stats of endpoints by their names."""
 
     def __init__(
         self,
@@ -68,6 +73,7 @@ class Fleet:
         limits: Limits,
         on_event: OnEvent,
         on_lost: Callable[[str], None] = lambda name: None,
+        endpoints: Sequence[EndpointSource] = (),
     ) -> None:
         self._spawn = spawn
         self._canary_limit = canary_limit
@@ -75,6 +81,7 @@ class Fleet:
         self._canary: Canary | None = None
         self._on_event = on_event
         self._on_lost = on_lost
+        self._endpoints = endpoints
         self._groups = Groups(self._run, limits, Holdback(limits.max_failure_rate, on_event))
         self._seats = [_Seat(i, None) for i in range(size)]
         self._changed = asyncio.Condition()
@@ -100,8 +107,14 @@ class Fleet:
         """Run a group; failures are tried again by the rules of `limits`."""
         return await self._groups.sample(request)
 
-    def account(self) -> dict[str, float]:
-        return self._groups.account.metrics()
+    async def counts(self) -> dict[str, float]:
+        """The account of rollouts, and what was counted at endpoints; a process that is being started anew says
+        nothing."""
+        counts = self._groups.account.metrics()
+        for source in self._endpoints:
+            with suppress(Discard):
+                counts |= endpoint_metrics(await source())
+        return counts
 
     async def publish(self, version: int) -> SyncReport:
         """Bring the learner's weights to all engines and compare each with the learner on a canary."""

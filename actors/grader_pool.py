@@ -17,7 +17,7 @@ from actors.graders.factory import make_grader
 from actors.graders.guarded import Guarded
 from actors.graders.model_client import Models
 from actors.graders.sample import sample_of
-from actors.http_client import REAL_TIMING, Timing
+from actors.http_client import REAL_TIMING, Timing, process_stats
 from actors.outcome import ask, outcome_of
 from trainer.errors import GraderFailed, RftError
 from trainer.grader_spec import (
@@ -169,6 +169,9 @@ class GraderPoolActor:
     async def grade(self, sample: dict[str, Any], item: dict[str, Any], trace_id: str) -> Grade | RftError:
         return await outcome_of(self._pool.grade(sample, item, trace_id))
 
+    async def endpoint_stats(self) -> dict[str, dict[str, Any]]:
+        return process_stats()
+
     async def dry_run(self, item: dict[str, Any], answer: str = "") -> Grade | RftError:
         return await self._pool.dry_run(item, answer)
 
@@ -183,6 +186,12 @@ class GraderPoolClient:
         """As GraderPool.grade; raises GraderFailed also where the pool's process died."""
         grade: Grade = await ask(self._actor.grade.remote(sample, item, trace_id), "the grader pool", GraderFailed)
         return grade
+
+    async def endpoint_stats(self) -> dict[str, dict[str, Any]]:
+        """What was counted at each endpoint that grades, by its name ("grader 'endpoint'")."""
+        ref = self._actor.endpoint_stats.remote()
+        stats: dict[str, dict[str, Any]] = await ask(ref, "the grader pool", GraderFailed)
+        return stats
 
     async def dry_run(self, item: dict[str, Any], answer: str = "") -> Grade | RftError:
         """As GraderPool.dry_run."""

@@ -16,13 +16,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from urllib.parse import quote
+from weakref import WeakSet
 
 from aiohttp.abc import AbstractResolver
 
 from actors.answer import Answer, cut, retry_after_s, status_text
 from actors.breaker import Breaker
 from actors.endpoint import endpoint_mistake, safe_url, scrub, secrets_of
-from actors.endpoint_stats import EndpointStats
+from actors.endpoint_stats import EndpointStats, merged
 from actors.gate import Gate, Sockets, Turn, Verdict
 from actors.guarded_urls import REMEDY as ADDRESS_REMEDY
 from actors.guarded_urls import ForbiddenAddress, Guard, Network
@@ -42,6 +43,8 @@ EXCERPT_CHARS = 200
 LATE_S = 0.005
 """An event loop's clock may run that much behind ours: a request cancelled so near to its deadline was late."""
 
+CLIENTS: WeakSet[EndpointClient] = WeakSet()
+"""Of this process, as its sockets are: what `process_stats` tells of."""
 WAIT_STATUSES = frozenset({408, 425, 429, 503})
 REFUSED_STATUSES = frozenset({401, 403})
 REMEDIES = {
@@ -114,6 +117,8 @@ class EndpointClient:
             raise UserError(f"{what}: {mistake}")
         headers = {name: value.get_secret_value() for name, value in endpoint.headers.items()}
         self.what = f"{what} (POST {safe_url(url)})"
+        self.name = what
+        CLIENTS.add(self)
         self.counts = EndpointStats()
         self._endpoint = safe_url(url)
         self._secrets = secrets_of(url, headers.values())
@@ -342,6 +347,11 @@ class EndpointClient:
         elif call.last:
             why += f"; before: {call.last}"
         return why
+
+
+def process_stats() -> dict[str, dict[str, Any]]:
+    """EndpointClient.stats of all clients of this process, by what they call ("tool 'search'")."""
+    return merged({client.name: client.stats()} for client in list(CLIENTS))
 
 
 def _verdict(status: int) -> Verdict:

@@ -22,7 +22,7 @@ from actors.dispatcher_actor import DispatcherClient, start_dispatchers
 from actors.engine import EngineConfig
 from actors.episode import EpisodeSpec
 from actors.fleet import CANARY_LIMITS, Fleet
-from actors.grader_pool import GraderPoolActor
+from actors.grader_pool import GraderPoolActor, GraderPoolClient
 from actors.learner import LearnerConfig
 from actors.learner_group import LearnerGroup
 from actors.rollout_worker import RolloutWorker, WorkerConfig
@@ -319,7 +319,8 @@ class _Run:
                 self._sessions.lost(name)
 
         size, canary_limit = prepared.job.cluster.engines, CANARY_LIMITS[prepared.placement.dtype]
-        return Fleet(spawn, size, canary_limit, reinforcement.limits, self._sink.event, lost)
+        endpoints = [DispatcherClient(*dispatchers).endpoint_stats, GraderPoolClient(graders).endpoint_stats]
+        return Fleet(spawn, size, canary_limit, reinforcement.limits, self._sink.event, lost, endpoints)
 
     async def _grade(
         self, fleet: Fleet, tasks: Sequence[Task], purpose: Purpose, name: str, samples: int

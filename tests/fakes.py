@@ -84,7 +84,7 @@ class FakeRollouts:
         )
         return Group(request, graded, lost)
 
-    def account(self) -> dict[str, float]:
+    async def counts(self) -> dict[str, float]:
         return {"account/started": float(len(self.requests))}
 
     async def publish(self, version: int) -> SyncReport:

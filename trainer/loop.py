@@ -155,7 +155,8 @@ class Loop:
         self._state = self._after(batch, version, int(report.metrics.get("trained_tokens", 0)))
         await self._buffer.published()
         self._sink.groups(f"step-{self._state.step:06d}", batch.all_groups)
-        metrics = self._metrics(batch, state.version, sync) | report.metrics | times
+        counts = await self._rollouts.counts()
+        metrics = self._metrics(batch, state.version, sync, counts) | report.metrics | times
         metrics["update_applied"] = float(report.applied)
         self._guard(metrics)
         for alarm in self._alarms.look(metrics, [r for group in batch.all_groups for r in group.rollouts]):
@@ -246,7 +247,9 @@ class Loop:
         if gap >= GAP_WARNS_AT:
             self._sink.event("warn", f"engine and learner differ by {gap:.3f} nats on the same weights", gap=gap)
 
-    def _metrics(self, batch: Batch, version: int, sync: SyncReport | None) -> dict[str, float]:
+    def _metrics(
+        self, batch: Batch, version: int, sync: SyncReport | None, counts: dict[str, float]
+    ) -> dict[str, float]:
         """Of the step that was just taken from policy `version`."""
         groups = batch.all_groups
         metrics = rollout_metrics([r for g in groups for r in g.rollouts], [d for g in groups for d in g.discarded])
@@ -260,7 +263,7 @@ class Loop:
             "staleness_mean": sum(staleness) / len(staleness),
             "staleness_max": float(max(staleness)),
         }
-        metrics |= self._rollouts.account()
+        metrics |= counts
         if not math.isnan(ratio := slow_rows_ratio(groups)):
             metrics["slow_rows_ratio"] = ratio
         metrics |= {f"groups_without_signal/{kind}": float(n) for kind, n in batch.without_signal.items()}

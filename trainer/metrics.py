@@ -68,6 +68,9 @@ METRICS: dict[str, Metric] = {
     "account/<state>": Metric(
         "rollouts", "attempts since the start: started = graded + discarded + cancelled + in_flight"
     ),
+    "endpoint/<name>/<count>": Metric(
+        "", "since the start at a tool, grader, judge or session server: calls, retries, waits, queue_sum_s, limit, ..."
+    ),
     "slow_rows_ratio": Metric(
         "", "graded share of the rollouts of the slowest quarter of groups, of that of all: 1 is as often as quick rows"
     ),

@@ -21,8 +21,9 @@ class Rollouts(Protocol):
             UserError: an endpoint refuses us; nothing can be graded.
         """
 
-    def account(self) -> dict[str, float]:
-        """How many rollouts were started, and what became of them, since the start (`account/...` of the metrics)."""
+    async def counts(self) -> dict[str, float]:
+        """Since the start, by the names of the metrics: what became of rollouts (`account/...`), and how the endpoints
+        did that they called (`endpoint/...`)."""
 
     async def publish(self, version: int) -> SyncReport:
         """Bring the learner's weights to all engines as `version`. Returns when each of them samples with it."""

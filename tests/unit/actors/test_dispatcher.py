@@ -12,11 +12,12 @@ from aiohttp import web
 
 from actors.dispatcher import MAX_ERROR_CHARS, Dispatcher
 from actors.dispatcher_actor import share_of
-from actors.endpoint_stats import merged
-from actors.http_client import Timing
+from actors.endpoint_stats import endpoint_metrics, merged
+from actors.http_client import Timing, process_stats
 from tests.fakes_http import LOCAL, FakeEndpoint, FakeTime, Received, hangs, one_by_one, says, until
 from trainer.endpoint_spec import MAX_OUTPUT_BYTES, ToolSpec
 from trainer.errors import EndpointRefused, ToolFailed, UserError
+from trainer.metrics import is_metric
 from trainer.types import ToolCall, ToolResult
 
 SECRET = "sk-very-secret-4711"
@@ -184,6 +185,17 @@ async def test_an_unknown_tool_is_told_to_the_model_and_the_other_calls_go_out(d
         results = await dispatch(tool(server.url)).call_turn("trace_1", ITEM, calls)
     assert [result.error for result in results] == ["unknown_tool", None]
     assert "'serch'" in results[0].output and "search" in results[0].output
+
+
+async def test_the_stats_of_a_process_become_metrics_of_the_list(dispatch: Dispatch) -> None:
+    async with FakeEndpoint(one_by_one([(429, ""), (200, {"output": "a"}), (404, "none")])) as server:
+        dispatcher = dispatch(tool(server.url, "counted"))
+        for _ in range(2):
+            await dispatcher.call_turn("trace_1", {}, [ToolCall("call_1", "counted", "{}")])
+        metrics = endpoint_metrics(process_stats())
+    wanted = {"calls": 2, "answered": 2, "waits": 1, "breaker": 0, "errors/tool_error": 1}
+    assert {name: metrics[f"endpoint/tool 'counted'/{name}"] for name in wanted} == wanted
+    assert all(is_metric(name) for name in metrics)
 
 
 async def test_stats_count_what_happened_per_tool(dispatch: Dispatch) -> None:
