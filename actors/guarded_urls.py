@@ -19,7 +19,7 @@ from yarl import URL
 Network = IPv4Network | IPv6Network
 Address = IPv4Address | IPv6Address
 
-REMEDY = "add its network to allowed_networks in the operator's configuration"
+REMEDY = "add its network to allowed_networks in the operator's configuration (agent-rft.yaml or --config)"
 _FORBIDDEN = {
     ip_network("168.63.129.16/32"): "a cloud's metadata address",
     ip_network("169.254.169.254/32"): "a cloud's metadata address",

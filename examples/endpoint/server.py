@@ -1,0 +1,25 @@
+"""A tool and a grader: `TOKEN=... uvicorn examples.endpoint.server:app --port 8000`."""
+
+import json
+import os
+from typing import Any
+
+from fastapi import FastAPI, Header, HTTPException
+
+app = FastAPI()
+
+
+@app.post("/tools/add")
+async def add(call: dict[str, Any], authorization: str = Header("")) -> dict[str, str]:
+    if authorization != f"Bearer {os.environ['TOKEN']}":
+        raise HTTPException(401)  # a configuration error: the job stops and names this endpoint
+    try:
+        arguments = json.loads(call["arguments"])
+        return {"output": str(arguments["a"] + arguments["b"])}
+    except (ValueError, KeyError, TypeError) as error:
+        raise HTTPException(400, f"give numbers a and b: {error}") from None  # the model reads this and goes on
+
+
+@app.post("/grade")
+async def grade(body: dict[str, Any]) -> dict[str, float]:
+    return {"score": float(body["sample"]["output_text"].strip() == body["item"]["reference_answer"])}

@@ -1,0 +1,61 @@
+"""The minimal tool and grader of the page for people who run endpoints."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import uvicorn
+
+from actors.dispatcher import Dispatcher
+from cluster.dry_run import dry_run_problems
+from examples.endpoint.server import app
+from tests.fakes_http import LOCAL, until
+from trainer.data import load_tasks
+from trainer.jobfile import load_job
+from trainer.spec import Reinforcement
+from trainer.types import ToolCall
+
+JOB = Path(__file__).parents[3] / "examples" / "endpoint" / "job.yaml"
+
+
+@pytest.fixture
+async def reinforcement() -> AsyncIterator[Reinforcement]:
+    """The example's job, on its server at a free port."""
+    os.environ["TOKEN"] = "secret"
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical"))
+    running = asyncio.create_task(server.serve())
+    await until(lambda: server.started, within_s=30)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    raw = load_job(JOB, {"TOKEN": "secret"}).reinforcement
+    tools = tuple(
+        tool.model_copy(update={"server_url": tool.server_url.replace("8000", str(port))}) for tool in raw.tools
+    )
+    grader = raw.grader.model_copy(update={"url": f"http://127.0.0.1:{port}/grade"})
+    yield raw.model_copy(update={"tools": tools, "grader": grader})
+    server.should_exit = True
+    await running
+    del os.environ["TOKEN"]
+
+
+async def test_it_passes_the_check_and_answers_as_the_page_says(reinforcement: Reinforcement) -> None:
+    tasks = load_tasks(JOB.parent / "rows.jsonl", "training_file")
+    assert await dry_run_problems(reinforcement, tasks, LOCAL) == []
+    dispatcher = Dispatcher(reinforcement.tools, LOCAL)
+    good, bad = await dispatcher.call_turn(
+        "trace_1", tasks[0].item, [ToolCall("1", "add", '{"a": 3, "b": 8}'), ToolCall("2", "add", '{"a": "x"}')]
+    )
+    await dispatcher.close()
+    assert (good.output, good.error) == (tasks[0].item["reference_answer"], None)
+    assert "give numbers a and b" in bad.output
+    assert bad.error == "tool_error"
+
+
+async def test_a_wrong_token_is_found_by_the_check(reinforcement: Reinforcement) -> None:
+    os.environ["TOKEN"] = "another"
+    tasks = load_tasks(JOB.parent / "rows.jsonl", "training_file")
+    (problem,) = await dry_run_problems(reinforcement, tasks, LOCAL)
+    assert problem.code == "endpoint_refused"
