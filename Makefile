@@ -26,7 +26,7 @@ quickstart: setup
 	$(BIN)/python -m examples.ledger.quickstart
 
 test: setup
-	$(BIN)/python -m pytest tests
+	$(BIN)/python -m pytest tests -m "not slow"
 
 unit: setup
 	$(BIN)/python -m pytest tests/unit
