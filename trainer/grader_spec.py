@@ -98,10 +98,13 @@ class LabelModelGrader(JudgeGrader):
 
 
 class EndpointGrader(GraderBase, Endpoint):
-    """POST {sample, item, trace_id} to `url`, which answers {score}. `rate_limit` is the wire contract's name."""
+    """POST {sample, item, trace_id} to `url`, which answers {score}. `rate_limit` is the wire contract's name.
+
+    With `hedge_after_s` it is asked a second time where no answer came for so long: grading twice must do no harm."""
 
     type: Literal["endpoint"]
     url: str
+    hedge_after_s: Annotated[float, Field(gt=0)] | None = None
     rate_limit_per_s: Annotated[float, Field(gt=0)] | None = Field(
         default=None, validation_alias=AliasChoices("rate_limit_per_s", "rate_limit")
     )

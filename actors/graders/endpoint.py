@@ -27,7 +27,13 @@ class EndpointGrade:
     ) -> None:
         self._label = label
         self._client = EndpointClient(
-            f"grader {label!r}", spec.url, spec, GraderFailed, timing, allowed_networks=operator.allowed_networks
+            f"grader {label!r}",
+            spec.url,
+            spec,
+            GraderFailed,
+            timing,
+            allowed_networks=operator.allowed_networks,
+            hedge_after_s=spec.hedge_after_s,
         )
 
     async def grade(self, sample: dict[str, Any], item: dict[str, Any], trace_id: str) -> Grade:

@@ -175,6 +175,17 @@ async def test_a_hanging_endpoint_fails_at_its_deadline_and_leaves_nothing_open(
         await until(lambda: server.open_now == 0)
 
 
+async def test_a_grader_that_is_hedged_is_asked_again_where_it_hangs(pool: Pool) -> None:
+    async def behave(request: Received) -> web.StreamResponse:
+        return await (hangs if request.number == 1 else says({"score": 0.5}))(request)
+
+    async with FakeEndpoint(behave) as server:
+        grader = spec(type="endpoint", url=server.url, hedge_after_s=0.02)
+        assert (await pool(grader, timing=Timing()).grade(SAMPLE, ITEM, "t")).value == 0.5
+    first, second = server.received
+    assert first.headers["Idempotency-Key"] == second.headers["Idempotency-Key"]
+
+
 # -- multi -------------------------------------------------------------------------------------------------------------
 
 
