@@ -240,6 +240,6 @@ def test_each_setting_is_read_by_code() -> None:
 
 
 def test_the_examples_jobs_have_the_right_form() -> None:
-    environment = dict.fromkeys(("LEDGER_TOOLS_URL", "LEDGER_GRADER_URL", "LEDGER_TOKEN"), "http://x")
+    environment = dict.fromkeys(("LEDGER_TOOLS_URL", "LEDGER_GRADER_URL", "LEDGER_TOKEN", "TOKEN"), "http://x")
     for path in sorted((ROOT / "examples").glob("*/job*.yaml")):
         assert load_job(path, environment).method.type == "reinforcement"
