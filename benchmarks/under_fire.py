@@ -3,7 +3,7 @@
     python -m benchmarks.under_fire [--seeds 1 2 3] [--steps 15]
 
 Faults, by a seeded plan, of every tool and of the grader: 10 % of the calls fail (half with 500, a quarter closes
-without an answer, a quarter breaks off in mid-body), 5 % hang, and for two of every fifteen seconds everything is
+without an answer, a quarter breaks off in mid-body), 5 % hang, and for two of every thirty seconds everything is
 answered with 429. Both jobs say what a user with such servers would: tools and grader are hedged, deadlines are
 short, groups go on without their slowest. Shown are the training steps an hour, by the median step, and the grade on
 the test rows at the end.
@@ -23,15 +23,15 @@ from tests.chaos.ledger import faulty_ledger
 from tests.chaos.plan import Burst, Faults, Plan
 
 ENDPOINTS = ("tools/list", "tools/search", "tools/cat", "grade")
-BURSTS = tuple(Burst("429", from_s, 2.0, retry_after_s=1.0) for from_s in range(40, 1200, 15))
+BURSTS = tuple(Burst("429", from_s, 2.0, retry_after_s=1.0) for from_s in range(40, 1200, 30))
 FAULTS = Faults(shares={"500": 0.05, "drop": 0.025, "reset": 0.025, "hang": 0.05}, bursts=BURSTS)
-HEDGED = {"idempotent": True, "hedge_after_s": 0.5, "timeout_s": 10.0}
-"""The ledger's servers answer in milliseconds; after half a second a second request is worth its price."""
+HEDGED = {"idempotent": True, "hedge_after_s": 0.25, "timeout_s": 10.0}
+"""The ledger's servers answer in milliseconds; after a quarter of a second another request is worth its price."""
 SETTINGS: dict[str, Any] = {
     "limits.max_rollout_retries": 2,
-    "limits.straggler_wait_s": 2.0,
+    "limits.straggler_wait_s": 1.0,
     "grader.timeout_s": 10.0,
-    "grader.hedge_after_s": 0.5,
+    "grader.hedge_after_s": 0.25,
 }
 
 
