@@ -2,12 +2,12 @@
 
     python -m benchmarks.under_fire [--seeds 1 2 3] [--steps 15]
 
-Both runs go through the same proxy, to servers whose latency is log-normal (median 0.2 s, p99 2 s); it takes its share of
-the two cores. Faults, by a seeded plan, of every tool and of the grader: 10 % of the calls fail (half with 500, a quarter closes
-without an answer, a quarter breaks off in mid-body), 5 % hang, and for two of every thirty seconds everything is
-answered with 429. Both jobs say what a user with such servers would: tools and grader are hedged, deadlines are
-short, groups go on without their slowest. Shown are the training steps an hour, by the median step, and the grade on
-the test rows at the end.
+Both runs go through the same proxy, to servers whose latency is log-normal (median 0.2 s, p99 2 s); it takes its share
+of the two cores. Faults, by a seeded plan, of every tool and of the grader: 10 % of the calls fail (half with 500, a
+quarter closes without an answer, a quarter breaks off in mid-body), 5 % hang, and for two of every thirty seconds
+everything is answered with 429. Both jobs say what a user with such servers would: tools and grader are hedged,
+deadlines are short, groups go on without their slowest. Shown are the training steps an hour, by the median step, and
+the grade on the test rows at the end.
 """
 
 from __future__ import annotations
