@@ -62,7 +62,6 @@ class KeyStore:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        Base.metadata.create_all(database.engine, [KeyRow.__table__])  # type: ignore[list-item]
 
     def create(self, name: str, scopes: Sequence[Scope], requests_per_minute: int | None = None) -> tuple[ApiKey, str]:
         """A new key and its text, which is never to be had again.

@@ -7,6 +7,7 @@ Pure ASGI: responses go through as they come, streams too.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import secrets
@@ -23,6 +24,7 @@ from serve.json_body import body_mistake
 UPLOADS = "/v1/files"
 """The one route whose body is no JSON; it bounds and reads its body itself."""
 GUARDED = "/v1/"
+READ_S = 120.0
 _PLAIN_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 _log = logging.getLogger("agent_rft.serve")
 
@@ -79,7 +81,11 @@ class Frame:
         scope["state"]["api_key"] = await self._authenticator.key_of(headers.get("authorization", ""))
         if scope["path"] == UPLOADS and scope["method"] == "POST":
             return receive
-        body = await _read(receive, self._max_body_bytes, headers.get("content-length", ""))
+        try:
+            async with asyncio.timeout(READ_S):
+                body = await _read(receive, self._max_body_bytes, headers.get("content-length", ""))
+        except TimeoutError:
+            raise ApiError(408, f"The body did not come within {READ_S:g} s.", code="timeout") from None
         if body:
             _check_json(body, headers.get("content-type", ""))
         return _Replay(body, receive)
