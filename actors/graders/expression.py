@@ -138,7 +138,7 @@ def _check(node: ast.AST, known: set[str], problems: list[str], depth: int) -> N
 
 
 def _hopeless(tree: ast.expr) -> Iterator[str]:
-    """What has no value whatever the grades are: a division by a constant 0, constants that come to no finite number."""
+    """What has no value whatever the grades are: divisions by a constant 0, constants that come to no finite number."""
     for node in ast.walk(tree):
         if not isinstance(node, ast.expr) or any(isinstance(part, ast.Name) for part in _values(node)):
             continue

@@ -211,9 +211,9 @@ def test_expressions(expression: str, value: float) -> None:
         "sqrt(b - 1)",
         "(a - 2) ^ 0.5",
         "exp(a * 1000)",
-        "10 ^ 400 * a",
-        "1e308 * 10 * a",
-        "1e308 * 10 * a - 1e308 * 10 * a",
+        "10 ^ (400 * a)",
+        "1e308 * (10 * a)",
+        "1e308 * (10 * a) - 1e308 * (10 * a)",
     ],
 )
 def test_an_expression_without_a_finite_value_is_a_failure(expression: str) -> None:
