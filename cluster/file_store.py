@@ -237,11 +237,11 @@ class FileStore:
                 if path.stat().st_mtime < now - ABANDONED_S:
                     path.unlink()
 
-    def _living(self) -> Select[tuple[FileRow]]:
+    def _living(self) -> Select[FileRow]:
         return select(FileRow).where(FileRow.expires_at.is_(None) | (FileRow.expires_at > self._clock()))
 
     def _row(self, session: Session, id: str) -> FileRow:
-        row = session.scalar(self._living().where(FileRow.id == id))
+        row: FileRow | None = session.scalar(self._living().where(FileRow.id == id))
         if row is None:
             raise UnknownFile(f"No such File object: {id[:100]}")
         return row

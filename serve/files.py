@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any, Literal, cast, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import FileResponse
@@ -121,14 +121,14 @@ def _checked(form: Form, num_bytes: int) -> tuple[str, Purpose, int | None]:
         raise ApiError(400, message, param="purpose", code="invalid_value")
     anchor, seconds = map(form.fields.get, EXPIRY_FIELDS)
     if anchor is None and seconds is None:
-        return form.filename, cast(Purpose, purpose), BATCH_LIFE_S if purpose == "batch" else None
+        return form.filename, purpose, BATCH_LIFE_S if purpose == "batch" else None
     if anchor != "created_at":
         message = "The anchor of expires_after must be created_at."
         raise ApiError(400, message, param=EXPIRY_FIELDS[0], code="invalid_value")
     if seconds is None or not re.fullmatch(r"[0-9]{1,9}", seconds) or not _may_live(int(seconds)):
         message = f"The seconds of expires_after must be a number from {LEAST_LIFE_S} to {LONGEST_LIFE_S}."
         raise ApiError(400, message, param=EXPIRY_FIELDS[1], code="invalid_value")
-    return form.filename, cast(Purpose, purpose), int(seconds)
+    return form.filename, purpose, int(seconds)
 
 
 def _may_live(seconds: int) -> bool:

@@ -183,7 +183,6 @@ def _run_response(spec: GraderSpec, outcome: Grade | RftError, execution_s: floa
     """Section 3 of the wire contract."""
     failed = outcome if isinstance(outcome, RftError) else None
     grade = outcome if isinstance(outcome, Grade) else Grade(0.0)
-    is_judge = isinstance(spec, ScoreModelGrader | LabelModelGrader)
     return {
         "reward": float(grade.value),
         "sub_rewards": dict(grade.scores),
@@ -195,7 +194,7 @@ def _run_response(spec: GraderSpec, outcome: Grade | RftError, execution_s: floa
             "type": spec.type,
             "execution_time": execution_s,
             "scores": dict(grade.scores),
-            "sampled_model_name": spec.model if is_judge else None,
+            "sampled_model_name": spec.model if isinstance(spec, (ScoreModelGrader, LabelModelGrader)) else None,
             "token_usage": sum(grade.judge_tokens.values()) or None,
             "errors": wire_errors(failed),
         },
