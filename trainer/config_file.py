@@ -91,7 +91,7 @@ def validate(
     except ValidationError as error:
         found: dict[Place, list[Any]] = {}
         for item in error.errors(include_url=False, include_context=False):
-            place = _place_of(item["loc"], raw, missing=item["type"] == "missing")
+            place = place_of(item["loc"], raw, missing=item["type"] == "missing")
             found.setdefault(place, []).append(item)
         return None, [(place, _problem(items, place, source, variables, special)) for place, items in found.items()]
 
@@ -113,7 +113,7 @@ def _problem(errors: list[Any], place: Place, source: Source, variables: Variabl
     return source.problem(f"invalid_{kind}", place, variables.hide(message), remedy)
 
 
-def _place_of(loc: Sequence[str | int], raw: Any, *, missing: bool) -> Place:
+def place_of(loc: Sequence[str | int], raw: Any, *, missing: bool) -> Place:
     """Pydantic's location without the names of union members, which are no keys of the job."""
     place: list[str | int] = []
     for part in loc:

@@ -8,7 +8,7 @@ import ast
 import keyword
 import math
 import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,7 +91,7 @@ def expression_problems(text: str, names: Iterable[str]) -> list[str]:
     used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and id(node) not in called}
     if not problems and not used & known:
         problems.append("it uses none of the graders, so that each sample would get the same reward")
-    return problems
+    return problems or list(_hopeless(tree))
 
 
 def name_problem(name: str) -> str | None:
@@ -135,6 +135,31 @@ def _check(node: ast.AST, known: set[str], problems: list[str], depth: int) -> N
             problems.append(f"{ast.unparse(node)!r:.100} is none of + - * / ^, a number, a grader or a function")
     for operand in operands:
         _check(operand, known, problems, depth + 1)
+
+
+def _hopeless(tree: ast.expr) -> Iterator[str]:
+    """What has no value whatever the grades are: divisions by a constant 0, constants that come to no finite number."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.expr) or any(isinstance(part, ast.Name) for part in _values(node)):
+            continue
+        try:
+            value = Expression(ast.unparse(node), node).value({}, "it")
+        except GraderFailed:
+            yield f"{ast.unparse(node)} has no finite value, whatever the grades are"
+            return
+        if value == 0 and any(isinstance(part, ast.BinOp) and part.right is node for part in _divisions(tree)):
+            yield f"it divides by {ast.unparse(node)}, which is 0"
+            return
+
+
+def _values(node: ast.expr) -> Iterator[ast.AST]:
+    """All parts of an expression but the names of functions."""
+    called = {id(part.func) for part in ast.walk(node) if isinstance(part, ast.Call)}
+    return (part for part in ast.walk(node) if id(part) not in called)
+
+
+def _divisions(tree: ast.expr) -> Iterator[ast.BinOp]:
+    return (node for node in ast.walk(tree) if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div))
 
 
 def _is_finite(value: Any) -> bool:

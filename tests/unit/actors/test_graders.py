@@ -222,9 +222,9 @@ def test_expressions(expression: str, value: float) -> None:
         "sqrt(b - 1)",
         "(a - 2) ^ 0.5",
         "exp(a * 1000)",
-        "10 ^ 400 * a",
-        "1e308 * 10 * a",
-        "1e308 * 10 * a - 1e308 * 10 * a",
+        "10 ^ (400 * a)",
+        "1e308 * (10 * a)",
+        "1e308 * (10 * a) - 1e308 * (10 * a)",
     ],
 )
 def test_an_expression_without_a_finite_value_is_a_failure(expression: str) -> None:
@@ -263,6 +263,9 @@ def test_an_expression_without_a_finite_value_is_a_failure(expression: str) -> N
         ("a + " * 1000 + "a", "longer than"),
         ("exp", "there is no grader 'exp'"),
         ("a\x00", "it is no expression"),
+        ("a / (1 - 1)", "divides by 1 - 1, which is 0"),
+        ("a + 9^9^9^9", "9 ** 9 ** 9 ** 9 has no finite value"),
+        ("a * log(0)", "log(0) has no finite value"),
     ],
 )
 def test_a_wrong_expression_is_found_without_values(expression: str, problem: str) -> None:

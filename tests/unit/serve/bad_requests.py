@@ -1,0 +1,40 @@
+"""What every bad request must come to. A table of `Bad` a router stands in that router's test module."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+SECRET = "hunter2-is-a-secret"
+"""Stands in the headers and URLs of bad requests; no answer may show it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bad:
+    """A request (`options` are httpx's) and what is wrong with it: the status and the param of the answer."""
+
+    what: str
+    method: str
+    path: str
+    param: str | None = None
+    status: int = 400
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return self.what
+
+
+async def check_refused(bad: Bad, client: httpx.AsyncClient) -> None:
+    """The request gets a 4xx in the wire form that names the param and shows no secret."""
+    response = await client.request(bad.method, bad.path, **bad.options)
+    assert response.status_code == bad.status, response.text
+    assert 400 <= response.status_code < 500
+    body = response.json()
+    assert set(body) == {"error"} and set(body["error"]) == {"message", "type", "param", "code"}
+    assert body["error"]["message"] and body["error"]["type"]
+    assert body["error"]["param"] == bad.param, body
+    assert response.headers["x-request-id"]
+    assert SECRET not in response.text and SECRET not in str(response.headers)
+    assert len(response.content) < 10_000
