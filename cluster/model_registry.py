@@ -1,5 +1,5 @@
-"""Which model ids exist, and how each is served: as it was trained. Base models are the operator's aliases and cannot be
-deleted; tuned models and checkpoints are rows of a table.
+"""Which model ids exist, and how each is served: as it was trained. Base models are the operator's aliases and cannot
+be deleted; tuned models and checkpoints are rows of a table.
 
 An id is looked up, never taken for a path: a client reaches no folder that nobody gave a name. Calls block for
 milliseconds.
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from cluster.database import Base, Database
 from trainer.errors import UserError
-from trainer.spec import JobSpec, Limits, Plan
+from trainer.serve_settings import ServeSettings
 
 BASE_OWNER = "system"
 TUNED_OWNER = "organization"
@@ -30,32 +30,6 @@ class UnknownModel(UserError):
 
 class KeptModel(UserError):
     """The model may not be deleted."""
-
-
-@dataclass(frozen=True, slots=True)
-class ServeSettings:
-    """What a model was trained with and is therefore served with. `context_length` None: what the model allows, at most
-    the default of training. `max_completion_tokens` holds where a request names no limit."""
-
-    tool_parser: str = "hermes"
-    context_length: int | None = None
-    max_completion_tokens: int | None = None
-    max_tool_output_tokens: int = Limits().max_tool_output_tokens
-    max_thinking_tokens: int | None = None
-    template_arguments: dict[str, Any] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, job: JobSpec, plan: Plan, context_length: int, template_arguments: Mapping[str, Any]) -> ServeSettings:
-        """Those of a job, as its preflight resolved them."""
-        limits = Limits() if job.method.type == "supervised" else job.reinforcement.limits
-        return cls(
-            tool_parser=job.cluster.tool_parser,
-            context_length=context_length,
-            max_completion_tokens=None if job.method.type == "supervised" else limits.max_completion_tokens,
-            max_tool_output_tokens=limits.max_tool_output_tokens,
-            max_thinking_tokens=plan.max_thinking_tokens,
-            template_arguments=dict(template_arguments),
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +67,7 @@ class _Row(Base):
 class ModelRegistry:
     """`aliases`: the operator's names of base models -> folder or Hugging Face name."""
 
-    def __init__(
-        self, database: Database, aliases: Mapping[str, str], clock: Callable[[], float] = time.time
-    ) -> None:
+    def __init__(self, database: Database, aliases: Mapping[str, str], clock: Callable[[], float] = time.time) -> None:
         self._database = database
         self._aliases = dict(aliases)
         self._clock = clock
@@ -103,7 +75,7 @@ class ModelRegistry:
     def add(
         self, model_id: str, folder: Path | str, base: str, job_id: str, settings: ServeSettings | None = None
     ) -> ModelRecord:
-        """Make a tuned model or a checkpoint known. A job that was resumed may say the same again; the later word holds.
+        """Make a tuned model or a checkpoint known. A job that was resumed may say the same again.
 
         Raises:
             ValueError: the id is a base model's or another job's.

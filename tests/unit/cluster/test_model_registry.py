@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from cluster.database import Base, Database
-from cluster.model_registry import KeptModel, ModelRegistry, ServeSettings, UnknownModel
+from cluster.model_registry import KeptModel, ModelRegistry, UnknownModel
+from trainer.serve_settings import ServeSettings
 
 ALIASES = {"gpt-5": "models/large", "Qwen/Qwen3-4B": "Qwen/Qwen3-4B"}
 TUNED = "ft:gpt-5:org:ledger:abc123"
@@ -36,7 +37,7 @@ def test_a_base_model_is_the_operators_folder(registry: ModelRegistry, name: str
 def test_a_tuned_model_is_served_with_what_it_was_trained_with_also_after_a_restart(
     registry: ModelRegistry, database: Database
 ) -> None:
-    settings = ServeSettings("llama3_json", 4096, 512, 100, 2048, {"enable_thinking": True})
+    settings = ServeSettings("llama3_json", 4096, 512, 100, 2048, 0.7, {"enable_thinking": True})
     added = registry.add(TUNED, Path("runs/a/checkpoints/final"), "gpt-5", "ftjob-1", settings)
     found = ModelRegistry(database, ALIASES).resolve(TUNED)
     assert found == added
