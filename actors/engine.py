@@ -278,6 +278,11 @@ class Engine:
         finally:
             task.cancel()
 
+    @property
+    def client(self) -> Any:
+        """vLLM's AsyncLLM, for its own serving layer. Only an engine that takes no weights may be used this way."""
+        return self._llm
+
     async def check_health(self) -> None:
         await self._llm.check_health()
 

@@ -306,10 +306,8 @@ class EpisodeRunner:
         kept: list[ToolResult] = []
         tokens: list[list[int]] = []
         for result in results:
-            ids = self._renderer.plain(result.output)
-            if len(ids) > limit:
-                mark = self._renderer.plain(CUT_MARK.format(len(ids) - limit))
-                ids = ids[:limit] + mark
+            ids, is_cut = cut_result(self._renderer, result.output, limit)
+            if is_cut:
                 result = ToolResult(
                     result.call_id,
                     self._renderer.text(ids),
@@ -328,15 +326,27 @@ class EpisodeRunner:
         return token_ids.index(end) + 1 if end is not None and end in token_ids else 0
 
     def _structure(self, task: Task) -> str | None:
-        """Decoding is held to (tool calls or the response format's schema) where the job has one."""
-        if self._spec.response_schema is None:
-            return None
-        answer = {"type": "json_schema", "json_schema": self._spec.response_schema}
-        tags = [_call_tag(tool) for tool in task.tools]
-        calls = {"type": "tags_with_separator", "tags": tags, "separator": "\n", "at_least_one": True}
-        return json.dumps(
-            {"type": "structural_tag", "format": {"type": "or", "elements": [calls, answer] if tags else [answer]}}
-        )
+        return turn_structure(task.tools, self._spec.response_schema)
+
+
+def cut_result(renderer: Renderer, output: str, limit: int) -> tuple[list[int], bool]:
+    """Tokens of a tool's output, at most `limit` and a mark behind them that the model sees; whether it was cut."""
+    ids = renderer.plain(output)
+    if len(ids) <= limit:
+        return ids, False
+    return ids[:limit] + renderer.plain(CUT_MARK.format(len(ids) - limit)), True
+
+
+def turn_structure(tools: Sequence[dict[str, Any]], response_schema: dict[str, Any] | None) -> str | None:
+    """Decoding is held to (tool calls or the response format's schema) where there is one."""
+    if response_schema is None:
+        return None
+    answer = {"type": "json_schema", "json_schema": response_schema}
+    tags = [_call_tag(tool) for tool in tools]
+    calls = {"type": "tags_with_separator", "tags": tags, "separator": "\n", "at_least_one": True}
+    return json.dumps(
+        {"type": "structural_tag", "format": {"type": "or", "elements": [calls, answer] if tags else [answer]}}
+    )
 
 
 def _call_tag(tool: dict[str, Any]) -> dict[str, Any]:

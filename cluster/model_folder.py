@@ -50,7 +50,7 @@ def read_model(job: JobSpec) -> tuple[ModelFolder | None, list[Problem]]:
     problems += found
     if problems or renderer is None:
         return None, problems
-    return ModelFolder(path, renderer, _max_context(config), _num_parameters(path, config)), []
+    return ModelFolder(path, renderer, max_context(config), _num_parameters(path, config)), []
 
 
 def _problem(code: str, message: str, remedy: str) -> Problem:
@@ -126,7 +126,8 @@ def _refuse(config: Any) -> None:
     refuse_unsupported(config)
 
 
-def _max_context(config: Any) -> int | None:
+def max_context(config: Any) -> int | None:
+    """In tokens; None where the model names no limit."""
     text = config.get_text_config()
     limit = getattr(text, "max_position_embeddings", None)
     rope = getattr(text, "rope_parameters", None) or {}

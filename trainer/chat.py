@@ -7,7 +7,9 @@ special tokens switched off, so that no tool can end a turn or open another role
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import json
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -17,6 +19,7 @@ THOUGHT_MARKS = ("<think>", "</think>")
 """What opens and closes a thought, in the models whose vocabulary has these as tokens."""
 _SLOT = "\ue000{}\ue001"  # private-use characters: no template and no text holds them
 _PROBE = "\ue002probe\ue003"
+_ARGUMENTS = '{"probe": 1}'
 
 
 class Tokenizer(Protocol):
@@ -44,11 +47,34 @@ class Renderer:
         added = self._marked_up.get_added_tokens_decoder()
         self._special = {token_id: token.content for token_id, token in added.items() if token.special}
         self._bridges: dict[tuple[str, ...], list[list[int]]] = {}
+        self._quotes_arguments: bool | None = None
         self.end_of_thought = self._marked_up.token_to_id(THOUGHT_MARKS[1])
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> list[int]:
         """Token ids of the messages, the tools and the opening of the assistant's turn."""
         return self._encode(self._render(messages, tools, generate=True))
+
+    def resume(
+        self, messages: Sequence[Message], tools: Sequence[ToolSchema], results: Sequence[Sequence[int]]
+    ) -> list[int]:
+        """Like `prompt`, of a conversation that holds turns already, and as a rollout would have built it: the content
+        of the i-th tool message is `results[i]` (token ids), and calls read as they were sampled."""
+        marked: list[Message] = []
+        for message in messages:
+            if message["role"] == "tool":
+                message = {**message, "content": _SLOT.format(sum(m["role"] == "tool" for m in marked))}
+            elif message.get("tool_calls"):
+                message = {**message, "tool_calls": [self._call(call) for call in message["tool_calls"]]}
+            marked.append(message)
+        text = self._render(marked, tools, generate=True)
+        tokens: list[int] = []
+        for i, result in enumerate(results):
+            piece, found, text = text.partition(_SLOT.format(i))
+            if not found:
+                raise ValueError("the chat template leaves out the content of tool messages or changes their order")
+            tokens += self._encode(piece)
+            tokens += result
+        return tokens + self._encode(text)
 
     def bridge(self, names: Sequence[str], results: Sequence[Sequence[int]]) -> list[int]:
         """Tokens from a sampled end token to the next turn; `results[i]` (token ids) answers a call of `names[i]`."""
@@ -131,6 +157,20 @@ class Renderer:
 
     def _encode(self, text: str) -> list[int]:
         return list(self._marked_up.encode(text, add_special_tokens=False).ids)
+
+    def _call(self, call: dict[str, Any]) -> dict[str, Any]:
+        """A call as the template wants it: its arguments as the text that was sampled, else (where the template would
+        quote a text) as the value of it."""
+        function = call["function"]
+        if self._quotes_arguments is None:
+            probe = {"function": {"name": "tool", "arguments": _ARGUMENTS}}
+            turn: Message = {"role": "assistant", "content": "", "tool_calls": [probe]}
+            head: Message = {"role": "user", "content": "question"}
+            self._quotes_arguments = _ARGUMENTS not in self._render([head, turn], (), generate=False)
+        if self._quotes_arguments and isinstance(function["arguments"], str):
+            with contextlib.suppress(ValueError):  # what is no JSON was the model's mistake, and is shown as it is
+                function = {**function, "arguments": json.loads(function["arguments"])}
+        return {**call, "function": function}
 
     def _split_bridge(self, names: tuple[str, ...]) -> list[list[int]]:
         """Render results as slots and cut the text at them: one piece more than there are results."""

@@ -1,0 +1,47 @@
+"""POST /chat/completions: a request is checked, then answered by a model server."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+from fastapi import APIRouter
+from fastapi.responses import JSONResponse, Response
+
+from serve.auth import Writer
+from serve.best_of import MakeGrading, best_of, read_grader
+from serve.chat_schema import ChatRequest
+from serve.errors import ApiError
+from serve.model_server import ModelServer
+from serve.sse import event_stream
+
+
+def make_router(models: ModelServer, make_grading: MakeGrading) -> APIRouter:
+    router = APIRouter(tags=["Chat"])
+
+    @router.post("/chat/completions", response_model=None)
+    async def create(request: ChatRequest, key: Writer) -> Response:
+        """The model's next message."""
+        if request.stream:
+            chunks = await models.stream(request.body())
+            wants_usage = request.stream_options is not None and request.stream_options.include_usage
+            return event_stream(chunks if wants_usage else _without_usage(chunks), end="[DONE]")
+        if request.grader is None:
+            return JSONResponse(await models.chat(request.body()))
+        grading = read_grader(request.grader, make_grading)
+        wants_json = request.response_format is not None and request.response_format.type != "text"
+        return JSONResponse(await best_of(await models.chat(request.body()), grading, request.item, wants_json))
+
+    @router.post("/embeddings", response_model=None)
+    async def embed(body: dict[str, Any], key: Writer) -> Response:
+        """Not there: models here are trained to act."""
+        raise ApiError(400, "This server has no embedding models.", param="model", code="unsupported_endpoint")
+
+    return router
+
+
+async def _without_usage(chunks: AsyncIterator[Mapping[str, Any]]) -> AsyncIterator[Mapping[str, Any]]:
+    """The chunk that holds nothing but the usage is for those who asked for it."""
+    async for chunk in chunks:
+        if chunk.get("choices"):
+            yield chunk
