@@ -106,7 +106,7 @@ class JobStore:
         with self._database.session() as session:
             return _job(_row(session, job_id, owner))
 
-    def list(
+    def jobs(
         self, owner: str | None, *, after: str | None = None, limit: int = 20, labels: Mapping[str, str] | None = None
     ) -> tuple[list[JobRecord], bool]:
         """Newest first, and whether there are more. `owner` None: everybody's.
@@ -122,13 +122,13 @@ class JobStore:
 
     def with_status(self, *statuses: JobStatus) -> list[JobRecord]:
         """Oldest first."""
-        return self._jobs(JobRow.status.in_(statuses))
+        return self._found(JobRow.status.in_(statuses))
 
     def with_driver(self) -> list[JobRecord]:
         """Jobs that no longer run and whose driver is not known to be gone."""
-        return self._jobs(JobRow.handle.is_not(None), JobRow.status != "running")
+        return self._found(JobRow.handle.is_not(None), JobRow.status != "running")
 
-    def _jobs(self, *conditions: ColumnElement[bool]) -> list[JobRecord]:
+    def _found(self, *conditions: ColumnElement[bool]) -> list[JobRecord]:
         with self._database.session() as session:
             return [_job(row) for row in session.scalars(select(JobRow).where(*conditions).order_by(JobRow.number))]
 
@@ -198,7 +198,8 @@ class JobStore:
         """Note that driver `attempt` + 1 is about to start under `handle`. False: the job no longer runs, or another
         driver was started meanwhile."""
         same = JobRow.id == job_id, JobRow.status == "running", JobRow.attempt == attempt
-        return self._update(*same, attempt=attempt + 1, handle=handle, failures=failures, heartbeat_at=None)
+        fresh = {"heartbeat_at": self._clock(), "last_words": None}
+        return self._update(*same, attempt=attempt + 1, handle=handle, failures=failures, **fresh)
 
     def driver_gone(self, job_id: str, handle: str) -> bool:
         return self._update(JobRow.id == job_id, JobRow.handle == handle, JobRow.status != "running", handle=None)
@@ -315,7 +316,7 @@ def _row(session: Session, job_id: str, owner: str | None = None) -> JobRow:
 
 def _page(
     session: Session,
-    statement: Select[tuple[Any]],
+    statement: Select[Any],
     table: Any,
     after: str | None,
     limit: int,
