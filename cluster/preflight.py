@@ -131,8 +131,7 @@ async def prepare(
     context_length = _context_length(job, model)
     if not supervised:
         problems += _tool_problems(job.reinforcement, rows)
-        problems += all_grader_problems(job.reinforcement, operator)
-        problems += _address_problems(job.reinforcement, Guard(operator.allowed_networks))
+        problems += endpoint_problems(job.reinforcement, operator)
         problems += _value_problems(job.reinforcement, rows)
         problems += await asyncio.to_thread(_sandbox_problems, job.reinforcement, operator)
         problems += _engine_problems(job)
@@ -170,8 +169,29 @@ def _read(job: JobSpec, name: str, conversations: bool) -> tuple[list[Task], lis
 # -- tools and graders -------------------------------------------------------------------------------------------------
 
 
+def endpoint_problems(reinforcement: Reinforcement, operator: Operator) -> list[Problem]:
+    """What is wrong with tools, sessions and graders whatever the files hold; nothing is called."""
+    problems = []
+    for i, entry in enumerate(reinforcement.tools):
+        mistake = endpoint_mistake(entry.server_url, entry.headers)
+        if mistake is not None:
+            remedy = "mend server_url or headers"
+            problems.append(Problem("invalid_endpoint", f"{TOOLS}[{i}].server_url", mistake, remedy))
+    if (session := reinforcement.session) is not None:
+        for name, url in (("start_url", session.start_url), ("end_url", session.end_url)):
+            mistake = None if url is None else endpoint_mistake(url, session.headers)
+            if mistake is not None:
+                problems.append(Problem("invalid_endpoint", f"{SESSION}.{name}", mistake, "mend the URL or headers"))
+    mistake = schema_mistake(reinforcement.response_format)
+    if mistake is not None:
+        field = "method.reinforcement.response_format"
+        problems.append(Problem("invalid_schema", field, mistake, "give a valid JSON schema (draft 2020-12)"))
+    problems += all_grader_problems(reinforcement, operator)
+    return problems + _address_problems(reinforcement, Guard(operator.allowed_networks))
+
+
 def _tool_problems(reinforcement: Reinforcement, rows: Sequence[_Row]) -> list[Problem]:
-    """Tools of rows that no entry of the job serves, schemas that are none, endpoints that cannot be."""
+    """Tools of rows that no entry of the job serves, and schemas that are none."""
     problems = []
     served = {tool.name for tool in reinforcement.tools}
     mistakes: dict[str, str | None] = {}
@@ -189,20 +209,6 @@ def _tool_problems(reinforcement: Reinforcement, rows: Sequence[_Row]) -> list[P
             if (mistake := mistakes[key]) is not None:
                 remedy = "give a valid JSON schema (draft 2020-12) of type object"
                 problems.append(row.problem("invalid_schema", f".tools[{i}].function.parameters", mistake, remedy))
-    for i, entry in enumerate(reinforcement.tools):
-        mistake = endpoint_mistake(entry.server_url, entry.headers)
-        if mistake is not None:
-            remedy = "mend server_url or headers"
-            problems.append(Problem("invalid_endpoint", f"{TOOLS}[{i}].server_url", mistake, remedy))
-    if (session := reinforcement.session) is not None:
-        for name, url in (("start_url", session.start_url), ("end_url", session.end_url)):
-            mistake = None if url is None else endpoint_mistake(url, session.headers)
-            if mistake is not None:
-                problems.append(Problem("invalid_endpoint", f"{SESSION}.{name}", mistake, "mend the URL or headers"))
-    mistake = schema_mistake(reinforcement.response_format)
-    if mistake is not None:
-        field = "method.reinforcement.response_format"
-        problems.append(Problem("invalid_schema", field, mistake, "give a valid JSON schema (draft 2020-12)"))
     return problems
 
 

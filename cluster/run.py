@@ -12,7 +12,7 @@ from dataclasses import replace
 from enum import Enum
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import ray
 from rich.console import Console
@@ -41,6 +41,7 @@ from trainer.errors import InvalidJob, Problem, RftError, first_error
 from trainer.evaluate import Evaluation, evaluate
 from trainer.loop import Loop, LoopConfig
 from trainer.operator import Operator
+from trainer.protocols import EventSink, Level
 from trainer.spec import AlgorithmSpec, JobSpec
 from trainer.supervised import SupervisedLoop
 from trainer.types import Purpose, Task
@@ -76,10 +77,30 @@ async def train(job: JobSpec, runs: Path, resume: Path | None, address: str | No
         RftError: why it failed.
     """
     async with _run(job, runs, address, resume, operator) as run:
-        if job.method.type == "supervised":
-            await run.supervised(resume is not None)
-        else:
-            await run.reinforcement(resume is not None)
+        await run.train(resume is not None)
+    return run.outcome
+
+
+class Watch(EventSink, Protocol):
+    """What else hears of a run. Calls return at once and never raise."""
+
+    def prepared(self, prepared: Prepared) -> None:
+        """The job passed its checks."""
+
+    def phase(self, text: str) -> None:
+        """What is going on between steps."""
+
+
+async def train_served(job: JobSpec, folder: Path, address: str | None, operator: Operator, watch: Watch) -> Outcome:
+    """Train a server's job in its own folder, going on from its last checkpoint where there is one. Its endpoints were
+    tried before: one that fails now is a matter for retries.
+
+    Raises:
+        RftError: why it failed.
+    """
+    begun = (folder / "checkpoints").is_dir() and Checkpoints(folder / "checkpoints").latest() is not None
+    async with _run(job, folder.parent, address, folder, operator, watch) as run:
+        await run.train(begun)
     return run.outcome
 
 
@@ -106,16 +127,23 @@ async def evaluate_model(
 
 @asynccontextmanager
 async def _run(
-    job: JobSpec, runs: Path, address: str | None, resume: Path | None, operator: Operator
+    job: JobSpec,
+    runs: Path,
+    address: str | None,
+    resume: Path | None,
+    operator: Operator,
+    watch: Watch | None = None,
 ) -> AsyncIterator[_Run]:
     """Connect, check, open the run folder; afterwards close everything and write the report."""
     console = Console()
     with ray_session(address) as resources, Signals() as signals:
-        prepared = await prepare(job, resources, runs, operator)
+        prepared = await prepare(job, resources, runs, operator, dry_run=watch is None)
         _print_plan(console, prepared)
+        if watch is not None:
+            watch.prepared(prepared)
         folder = RunFolder(resume or new_run_folder(runs, job.suffix))
         view = LiveView(prepared.plan.steps, console)
-        run = _Run(prepared, operator, folder, view, signals, console)
+        run = _Run(prepared, operator, folder, view, signals, console, watch)
         try:
             with view:
                 yield run
@@ -147,13 +175,15 @@ class _Run:
         view: LiveView,
         signals: Signals,
         console: Console,
+        watch: Watch | None,
     ) -> None:
         self.outcome = Outcome.DONE
         self._prepared = prepared
         self._operator = operator
         self._folder = folder
         self._view = view
-        self._sink = Sinks(folder, view)
+        self._watch = watch
+        self._sink = Sinks(folder, view, *([] if watch is None else [watch]))
         self._signals = signals
         self._console = console
         self._seats: Seats | None = None
@@ -162,7 +192,13 @@ class _Run:
         self._learner: LearnerGroup | None = None
         folder.write_job(prepared.job, prepared.plan, {"context_length": prepared.context_length})
         for warning in prepared.warnings:
-            folder.event("warn", warning)
+            self._quietly("warn", warning)  # it was printed with the plan
+
+    async def train(self, resuming: bool) -> None:
+        if self._prepared.job.method.type == "supervised":
+            await self.supervised(resuming)
+        else:
+            await self.reinforcement(resuming)
 
     async def reinforcement(self, resuming: bool) -> None:
         prepared, job = self._prepared, self._prepared.job
@@ -178,7 +214,7 @@ class _Run:
         loop = Loop(config, prepared.tasks, prepared.validation, fleet, learner, checkpoints, self._sink)
         if latest is not None:
             await loop.resume(*latest)
-        self._view.phase("training")
+        self._phase("training")
         with self._signals.graceful(loop.stop):
             await loop.run()
         if self._signals.count:
@@ -209,7 +245,7 @@ class _Run:
         )
         if latest is not None:
             await loop.resume(*latest)
-        self._view.phase("training")
+        self._phase("training")
         with self._signals.graceful(loop.stop):
             await loop.run()
         if self._signals.count:
@@ -249,6 +285,16 @@ class _Run:
                 how = f"from {latest[0].name} with --resume {self._folder.path}"
                 self._console.print(f"to go on:   {how}", soft_wrap=True, highlight=False)
 
+    def _phase(self, text: str) -> None:
+        self._view.phase(text)
+        if self._watch is not None:
+            self._watch.phase(text)
+
+    def _quietly(self, level: Level, message: str) -> None:
+        self._folder.event(level, message)
+        if self._watch is not None:
+            self._watch.event(level, message)
+
     def _checkpoints(self, resuming: bool) -> tuple[Checkpoints, tuple[Path, LoopState] | None, str]:
         """The run's checkpoints, the one to go on from, and the digest of the job.
 
@@ -274,9 +320,9 @@ class _Run:
             learner_ranks=cluster.learner_ranks if learner else 0,
         )
         self._seats = seats = Seats(placement)
-        self._view.phase("waiting for resources")
-        await seats.ready(self._view.phase)
-        self._view.phase("starting " + " and ".join(["engines"] * engines + ["learner"] * learner))
+        self._phase("waiting for resources")
+        await seats.ready(self._phase)
+        self._phase("starting " + " and ".join(["engines"] * engines + ["learner"] * learner))
         first_rank = placement.engines
         fleet, learning = None, None
         try:
@@ -325,7 +371,7 @@ class _Run:
     async def _grade(
         self, fleet: Fleet, tasks: Sequence[Task], purpose: Purpose, name: str, samples: int
     ) -> Evaluation:
-        self._view.phase(f"grading {len(tasks)} rows ({name})")
+        self._phase(f"grading {len(tasks)} rows ({name})")
         reinforcement = self._prepared.job.reinforcement
         evaluation, groups = await evaluate(
             fleet, tasks, purpose, samples, reinforcement.algorithm.temperature, reinforcement.grader.pass_threshold

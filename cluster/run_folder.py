@@ -110,16 +110,16 @@ class RunFolder:
         Raises:
             OSError: the folder cannot be written; better known before anything starts.
         """
-        resolved = {"job": _public(job), "plan": plan.model_dump(mode="json"), **(extra or {})}
+        resolved = {"job": public_job(job), "plan": plan.model_dump(mode="json"), **(extra or {})}
         self.path.mkdir(parents=True, exist_ok=True)
-        (self.path / "job.resolved.json").write_text(json.dumps(_plain(resolved), indent=2) + "\n")
+        (self.path / "job.resolved.json").write_text(json.dumps(plain(resolved), indent=2) + "\n")
 
     def close(self) -> None:
         """Return when all that was handed in is written. What comes later is not written and counts as a problem."""
         self._writer.shutdown(wait=True)
 
     def _append(self, name: str, value: Mapping[str, Any]) -> None:
-        line = json.dumps(_plain(value)).encode() + b"\n"
+        line = json.dumps(plain(value)).encode() + b"\n"
         self._later(name, lambda: _append_line(self.path / name, line))
 
     def _later(self, name: str, write: Callable[[], None]) -> None:
@@ -286,23 +286,24 @@ def _from_runs(runs: list[list[Any]], dtype: np.dtype[Any]) -> NDArray[Any]:
 # -- plain values ------------------------------------------------------------------------------------------------------
 
 
-def _public(job: JobSpec) -> dict[str, Any]:
+def public_job(job: JobSpec, *, exclude_unset: bool = False) -> dict[str, Any]:
     """The job without secrets. Keys of a tool that are unknown to us may hold any: their values are hidden too."""
-    public = job.model_dump(mode="json")
+    public = job.model_dump(mode="json", exclude_unset=exclude_unset)
     if job.method.reinforcement is not None:
-        for tool, shown in zip(job.reinforcement.tools, public["method"]["reinforcement"]["tools"], strict=True):
+        tools = public["method"]["reinforcement"].get("tools", [])
+        for tool, shown in zip(job.reinforcement.tools, tools, strict=True):
             shown |= dict.fromkeys(tool.model_extra or {}, REDACTED)
     return public
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """JSON values only: what is not finite becomes null, and a URL loses its credentials and its query."""
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if value is None or isinstance(value, bool | int):

@@ -1,0 +1,78 @@
+"""What is wrong with a job's files -> the error of a failed job, in the wire contract's codes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cluster.job_tables import JobError
+from cluster.preflight import FILES
+from cluster.run_folder import plain
+from trainer.errors import InvalidJob, Problem, RftError, UserError
+
+NUM_ROWS = "invalid_n_examples"
+MAX_MESSAGE_CHARS = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class RowLimits:
+    """How many rows a job's files may have."""
+
+    min_training: int = 10
+    max_training: int = 50_000
+    max_validation: int = 1_000
+
+    def problems(self, training: Path, validation: Path | None) -> list[Problem]:
+        found = []
+        count = _count_rows(training)
+        if not self.min_training <= count <= self.max_training:
+            wanted = f"{self.min_training:,} to {self.max_training:,}"
+            found.append(_problem("training_file", count, wanted, training))
+        if validation is not None and (count := _count_rows(validation)) > self.max_validation:
+            found.append(_problem("validation_file", count, f"at most {self.max_validation:,}", validation))
+        return found
+
+
+def _problem(field: str, count: int, wanted: str, path: Path) -> Problem:
+    message = f"holds {count:,} row{'s' * (count != 1)}, but a job takes {wanted}"
+    return Problem(NUM_ROWS, field, message, "add or remove rows", path.name)
+
+
+def _count_rows(path: Path) -> int:
+    try:
+        with path.open("rb") as file:
+            return sum(1 for line in file if line.strip())
+    except OSError:
+        return 0  # the preflight says so in better words
+
+
+def wire_error(problems: Sequence[Problem]) -> JobError:
+    """The first problem names code and param; the message says how many more there are. A file's own problems go
+    before its number of rows, which may come of them."""
+    first = min(problems, key=lambda problem: problem.code == NUM_ROWS)
+    code = first.code
+    if first.field.startswith(FILES) and code != NUM_ROWS:
+        code = f"invalid_{_file_of(first)}"
+    param = _file_of(first) if first.field.startswith(FILES) else first.field
+    rest = f" ({len(problems) - 1} more in the job's events)" if len(problems) > 1 else ""
+    message = f"{describe(first)}{rest}"
+    return JobError(code, message[:MAX_MESSAGE_CHARS], None if param.startswith("--") else param)
+
+
+def describe(problem: Problem) -> str:
+    """`training_file, line 3: is no JSON: ...; write one JSON object a line`"""
+    place = problem.field + ("" if problem.line is None else f", line {problem.line}")
+    return str(plain(f"{place}: {problem.message}; {problem.remedy}"))
+
+
+def error_of(error: RftError) -> JobError:
+    """Why a job failed, once it ran."""
+    if isinstance(error, InvalidJob) and error.problems:
+        return wire_error(error.problems)
+    code = "user_error" if isinstance(error, UserError) else "training_failed"
+    return JobError(code, str(plain(error.message))[:MAX_MESSAGE_CHARS])
+
+
+def _file_of(problem: Problem) -> str:
+    return next(name for name in FILES if problem.field.startswith(name))

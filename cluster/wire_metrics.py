@@ -1,0 +1,159 @@
+"""A job's numbers in the wire contract's names: metrics events, checkpoints, the result file. Nothing is measured here.
+
+Of `trainer.metrics` every number is kept, flat and by its own name, beside the contract's; what was not measured is
+left out, never 0.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+from trainer.types import Group, Rollout
+
+SHOWN = (
+    ("train_mean_reward", "train mean reward"),
+    ("full_valid_mean_reward", "full validation mean reward"),
+    ("train_mean_grade", "train mean grade"),
+    ("loss", "training loss"),
+    ("full_valid_loss", "full validation loss"),
+    ("tool_calls_mean", "mean tool calls"),
+    ("completion_tokens_mean", "mean completion tokens"),
+    ("mean_unresponsive_rewards", "unresponsive rewards"),
+)
+"""In a metrics event's message."""
+FIRST_COLUMNS = (
+    "step",
+    "train_mean_reward",
+    "full_valid_mean_reward",
+    "completion_tokens_mean",
+    "reasoning_tokens_mean",
+    "mean_unresponsive_rewards",
+)
+CHECKPOINT_KEYS = ("step", "train_mean_reward", "full_valid_mean_reward", "train_loss", "full_valid_loss")
+TIMES = (
+    ("sampling", "time_wait_s"),
+    ("training", "time_learn_s"),
+    ("eval", "time_eval_s"),
+    ("full_iteration", "time_step_s"),
+)
+
+
+def message_of(metrics: Mapping[str, float]) -> str:
+    """`Step 10/20, train mean reward=0.42, ...`"""
+    finite = _finite(metrics)
+    shown = [f"{label}={finite[name]:.4g}" for name, label in SHOWN if name in finite]
+    return ", ".join([f"Step {metrics['step']:.0f}/{metrics['total_steps']:.0f}", *shown])
+
+
+def data_of(metrics: Mapping[str, float], of_groups: Mapping[str, float] | None = None) -> dict[str, Any]:
+    """A metrics event's data. `of_groups` is what `training_facts` and `validation_facts` said of the step."""
+    m = _finite(metrics) | _finite(of_groups or {})
+    rollouts = m.get("rollouts_graded")
+    sampled = m.get("completion_tokens_mean")
+    judges = _family(m, "judge_tokens/", "")
+    return {
+        **m,
+        "step": int(m["step"]),
+        "total_steps": int(m["total_steps"]),
+        "train_loss": m.get("loss"),
+        "train_mean_reward": m.get("train_mean_reward"),
+        "full_valid_mean_reward": m.get("full_valid_mean_reward"),
+        "reasoning_tokens_mean": m.get("reasoning_tokens_mean"),
+        "completion_tokens_mean": sampled,
+        "valid_reasoning_tokens_mean": m.get("valid_reasoning_tokens_mean"),
+        "mean_unresponsive_rewards": m.get("mean_unresponsive_rewards"),
+        "scores": {
+            "train_reward_mean": m.get("train_mean_reward"),
+            "valid_reward_mean": m.get("full_valid_mean_reward"),
+            "graders": [
+                {"name": name, "train_reward_mean": value}
+                for name, value in _family(m, "grader/", "/score_mean").items()
+            ],
+        },
+        "usage": {
+            "samples": {
+                "rollouts": rollouts,
+                "completion_tokens": None if rollouts is None or sampled is None else round(rollouts * sampled),
+            },
+            "graders": [{"model": model, "tokens": tokens} for model, tokens in judges.items()],
+        },
+        "errors": {"graders": m.get("discarded/grader_failed", 0.0)},
+        "timing": {
+            "step": {name: m.get(ours) for name, ours in TIMES},
+            "graders": [{"name": "grader", "mean_s": m["grade_latency_s_mean"]}] if "grade_latency_s_mean" in m else [],
+        },
+        "model_graders_token_usage": judges,
+        "tools": _tools(m),
+    }
+
+
+def checkpoint_metrics(data: Mapping[str, Any]) -> dict[str, float]:
+    """Of a checkpoint, out of its step's data."""
+    return {key: float(data[key]) for key in CHECKPOINT_KEYS if data.get(key) is not None}
+
+
+def training_facts(groups: Sequence[Group]) -> dict[str, float]:
+    """What a step's metrics lack: tokens that a tool's output took (`tool/<name>/output_tokens_mean`). The tokens
+    between two turns are shared out among the turn's calls by the length of their outputs."""
+    tokens: dict[str, list[float]] = {}
+    for rollout in (rollout for group in groups for rollout in group.rollouts):
+        for name, count in _tool_tokens(rollout):
+            tokens.setdefault(name, []).append(count)
+    return {f"tool/{name}/output_tokens_mean": fmean(counts) for name, counts in tokens.items()}
+
+
+def validation_facts(groups: Sequence[Group]) -> dict[str, float]:
+    """What an evaluation lacks."""
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    return {"valid_reasoning_tokens_mean": fmean(r.reasoning_tokens for r in rollouts)} if rollouts else {}
+
+
+def result_csv(steps: Sequence[Mapping[str, float]]) -> bytes:
+    """result_files[0]: a line a step. Cells of what a step did not measure are empty."""
+    supervised = bool(steps) and "train_mean_reward" not in steps[-1]
+    first = ("step", "train_loss", "full_valid_loss") if supervised else FIRST_COLUMNS
+    rows = [{("train_loss" if k == "loss" and supervised else k): v for k, v in _finite(s).items()} for s in steps]
+    rest = sorted({name for row in rows for name in row} - set(first))
+    out = io.StringIO()
+    writer = csv.DictWriter(out, [*first, *rest], restval="", lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        writer.writerow(row | {"step": int(row["step"])})
+    return out.getvalue().encode()
+
+
+def _tools(m: Mapping[str, float]) -> dict[str, dict[str, float | None]]:
+    return {
+        name: {
+            "calls_per_rollout_mean": calls,
+            "tokens_per_call_mean": m.get(f"tool/{name}/output_tokens_mean"),
+            "latency_s_mean": m.get(f"tool/{name}/latency_s_mean"),
+            "errors": m.get(f"tool/{name}/errors"),
+        }
+        for name, calls in _family(m, "tool/", "/calls_mean").items()
+    }
+
+
+def _tool_tokens(rollout: Rollout) -> list[tuple[str, float]]:
+    found = []
+    for turn, after in zip(rollout.turns, rollout.turns[1:], strict=False):
+        lengths = [len(result.output) for result in turn.results]
+        total = sum(lengths)
+        for call, length in zip(turn.calls, lengths, strict=True):
+            share = length / total if total else 1 / len(lengths)
+            found.append((call.name, share * max(0, after.start - turn.stop)))
+    return found
+
+
+def _family(m: Mapping[str, float], prefix: str, suffix: str) -> dict[str, float]:
+    names = [name for name in m if name.startswith(prefix) and name.endswith(suffix)]
+    return {name[len(prefix) : len(name) - len(suffix)]: m[name] for name in names}
+
+
+def _finite(metrics: Mapping[str, float]) -> dict[str, float]:
+    return {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
