@@ -1,9 +1,9 @@
-"""From files to a tuned agent with OpenAI's SDK. Written as for OpenAI: only OPENAI_BASE_URL and OPENAI_API_KEY are ours.
+"""From files to a tuned agent with OpenAI's SDK, as written for OpenAI: OPENAI_BASE_URL and OPENAI_API_KEY are ours.
 
     LEDGER_TOOLS_URL=... LEDGER_GRADER_URL=... LEDGER_TOKEN=... python -m examples.openai_sdk.agent_rft --model ledger
 
-Uploads the ledger's tasks, starts a reinforcement job with tools and a grader, follows its events, takes the tuned model,
-and lets it work with its tools, all calls of a turn at once: through responses, then through chat completions.
+Uploads the ledger's tasks, starts a reinforcement job with tools and a grader, follows its events, takes the tuned
+model, and lets it work with its tools, all calls of a turn at once: through responses, then through chat completions.
 """
 
 from __future__ import annotations
@@ -28,6 +28,9 @@ DATA = Path(__file__).parents[1] / "ledger" / "data"
 TOOLS = ("list", "search", "cat")
 MAX_TURNS = 12
 POLL_S = 1.0
+
+Answer = tuple[str, list[dict[str, Any]]]
+"""The final text, and all calls in the grader's form."""
 
 
 @dataclass(frozen=True)
@@ -87,10 +90,8 @@ def train(client: OpenAI, model: str, servers: Servers, folder: Path, **more: An
         time.sleep(POLL_S)
 
 
-def by_responses(
-    client: OpenAI, model: str, item: dict[str, Any], servers: Servers
-) -> tuple[str, list[dict[str, Any]]]:
-    """An agent's loop over /v1/responses: the final answer, and all calls in the grader's form."""
+def by_responses(client: OpenAI, model: str, item: dict[str, Any], servers: Servers) -> Answer:
+    """An agent's loop over /v1/responses."""
     trace_id, calls = f"trace_{secrets.token_hex(8)}", list[dict[str, Any]]()
     tools: Any = [{"type": "function", **tool["function"]} for tool in item["tools"]]
     context: list[Any] = list(item["messages"])
@@ -108,7 +109,7 @@ def by_responses(
     return "", calls
 
 
-def by_chat(client: OpenAI, model: str, item: dict[str, Any], servers: Servers) -> tuple[str, list[dict[str, Any]]]:
+def by_chat(client: OpenAI, model: str, item: dict[str, Any], servers: Servers) -> Answer:
     """The same over /v1/chat/completions."""
     trace_id, calls = f"trace_{secrets.token_hex(8)}", list[dict[str, Any]]()
     messages: list[Any] = list(item["messages"])
@@ -129,7 +130,7 @@ def by_chat(client: OpenAI, model: str, item: dict[str, Any], servers: Servers) 
     return "", calls
 
 
-Agent = Callable[[OpenAI, str, dict[str, Any], Servers], tuple[str, list[dict[str, Any]]]]
+Agent = Callable[[OpenAI, str, dict[str, Any], Servers], Answer]
 
 
 def mean_grade(agent: Agent, client: OpenAI, model: str, rows: Sequence[dict[str, Any]], servers: Servers) -> float:
