@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -21,6 +22,10 @@ from cluster.run import Outcome, check, evaluate_model, train
 from cluster.run_folder import RunFolder
 from cluster.signals import STOPPED
 from cluster.traces import print_traces, select_traces, trace_json
+from serve.keys_cli import DEFAULT_FOLDER, DatabaseUrl, Folder
+from serve.keys_cli import app as keys_app
+from serve.server import run_server
+from serve.state import Places
 from trainer.errors import InvalidJob, RftError
 from trainer.jobfile import load_job, read_job
 from trainer.operator import Operator
@@ -28,6 +33,7 @@ from trainer.operator_file import load_operator
 from trainer.spec import JobSpec
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
+app.add_typer(keys_app, name="keys")
 
 JobFile = Annotated[Path, typer.Argument(help="the job, YAML or JSON")]
 Address = Annotated[
@@ -133,6 +139,22 @@ def grade_command(
     print_summary(summary, [case.recorded for case in cases if case.recorded is not None], Console())
     if not summary.num_graded:
         raise RftError("the grader gave no grade at all")
+
+
+@app.command("serve")
+def serve_command(
+    folder: Folder = DEFAULT_FOLDER,
+    database: DatabaseUrl = None,
+    files: Annotated[str | None, typer.Option(help="fsspec URL of uploaded files (else the folder)")] = None,
+    host: Annotated[str, typer.Option(help="address to listen at; 0.0.0.0 is all of this machine's")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free")] = 8000,
+    address: Address = None,
+    config: Config = None,
+) -> None:
+    """Serve OpenAI's API on this cluster until a signal. The first start prints an API key."""
+    operator = load_operator(config)
+    # Flushed: whoever started the server waits for these lines.
+    run_server(Places(folder, database, files), operator, host, port, address, partial(print, flush=True))
 
 
 def main() -> None:

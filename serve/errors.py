@@ -20,8 +20,6 @@ MAX_MESSAGE_CHARS = 2_000
 MAX_PARAM_CHARS = 200
 SHOWN_MISTAKES = 5
 INTERNAL = "The server had an error of its own while it answered this request. Its log has it under the request's id."
-_LAST_IS_NEW = ("missing", "extra_forbidden")
-"""Kinds of mistakes whose place ends in a key that the body lacks, or that the model does."""
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _MESSAGES = {
     404: "There is nothing at {method} {path}.",
@@ -126,7 +124,7 @@ def _of_validation(errors: Sequence[Mapping[str, Any]], body: Any) -> ApiError:
             why = error.get("ctx", {}).get("error", "")
             return ApiError(400, f"The body is no JSON: {why}", code="invalid_json")
         raw = body if origin == "body" else dict.fromkeys(loc)
-        place = place_of(loc, raw, missing=bool(loc) and kind in _LAST_IS_NEW)
+        place = place_of(loc, raw, missing=bool(loc) and kind == "missing")
         message = str(error["msg"]).removeprefix("Value error, ")
         mistakes.append((_cut(field_name(place), MAX_PARAM_CHARS) or None, message, kind))
     param, _, kind = mistakes[0]

@@ -1,0 +1,106 @@
+"""What a server holds between two starts: its database, its files and its secret key, in one folder unless said
+otherwise."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+
+from cluster.blobs import Blobs, FolderBlobs, RemoteBlobs
+from cluster.database import Database
+from cluster.file_store import FileStore
+from cluster.keys import KeyStore
+from cluster.schema import create_tables
+from cluster.secrets import SecretBox
+from trainer.errors import UserError
+from trainer.operator import ServerLimits
+
+SWEEP_S = 600.0
+FIRST_KEY = "first key"
+_log = logging.getLogger("agent_rft.serve")
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """`database` is a URL of PostgreSQL's, or None for a file in `folder`; `files` an fsspec URL, or None for a folder
+    in it."""
+
+    folder: Path
+    database: str | None = None
+    files: str | None = None
+
+
+class ServerState:
+    """The stores of a server, opened."""
+
+    def __init__(self, places: Places, limits: ServerLimits) -> None:
+        """
+        Raises:
+            UserError: the folder, the database or the files' place cannot be used.
+        """
+        folder = places.folder
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.secrets = SecretBox.of_folder(folder)
+            self.database = open_database(places)
+            remote = places.files is not None
+            blobs: Blobs = RemoteBlobs(str(places.files), folder / "files") if remote else FolderBlobs(folder / "files")
+            self.files = FileStore(self.database, blobs, folder, limits.max_file_bytes)
+        except OSError as error:
+            raise UserError(f"the server's folder {folder} cannot be used: {error.strerror}") from None
+        self.keys = KeyStore(self.database)
+
+    def first_key(self) -> str | None:
+        """The text of a key that may do all, where the server has no key yet."""
+        if self.keys.list():
+            return None
+        return self.keys.create(FIRST_KEY, ["admin"])[1]
+
+    async def keep_clean(self) -> None:
+        """Deletes what has expired, until cancelled."""
+        while True:
+            try:
+                await asyncio.to_thread(self.files.sweep)
+            except (OSError, SQLAlchemyError):
+                _log.exception("files that have expired could not be deleted; tried again in %g s", SWEEP_S)
+            await asyncio.sleep(SWEEP_S)
+
+    def close(self) -> None:
+        self.database.close()
+
+
+def open_database(places: Places) -> Database:
+    """The database with all its tables.
+
+    Raises:
+        UserError: its URL is none, or nothing answers there.
+    """
+    url = places.database
+    database = Database.of_folder(places.folder) if url is None else Database(_checked_url(url))
+    try:
+        create_tables(database)
+    except SQLAlchemyError as error:
+        # Not the error's whole text: it may hold the URL.
+        where = database.engine.url.render_as_string(hide_password=True)
+        why = type(error).__name__ if (cause := getattr(error, "orig", None)) is None else _first_line(str(cause))
+        raise UserError(f"the database {where} cannot be used: {why}") from None
+    return database
+
+
+def _checked_url(url: str) -> str:
+    try:
+        name = make_url(url).get_backend_name()
+    except ArgumentError:
+        raise UserError("--database is no URL; give postgresql://user:password@host/name") from None
+    if name not in ("postgresql", "sqlite"):
+        raise UserError(f"--database: {name} is not supported; give postgresql://user:password@host/name")
+    return url
+
+
+def _first_line(text: str) -> str:
+    return text.strip().partition("\n")[0]
