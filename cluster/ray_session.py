@@ -16,8 +16,9 @@ CONNECT_TIMEOUT_S = 10.0
 
 
 @contextmanager
-def ray_session(address: str | None) -> Iterator[dict[str, float]]:
-    """The cluster's total resources. A local cluster has this machine's cores and GPUs and leaves no process behind.
+def ray_session(address: str | None, *, with_jobs: bool = False) -> Iterator[dict[str, float]]:
+    """The cluster's total resources. A local cluster has this machine's cores and GPUs and leaves no process behind; it
+    takes Ray jobs (by its dashboard) where `with_jobs`.
 
     Raises:
         InvalidJob: nothing answers at `address`.
@@ -33,7 +34,7 @@ def ray_session(address: str | None) -> Iterator[dict[str, float]]:
     try:
         ray.init(
             address=address or "local",
-            include_dashboard=False if address is None else None,
+            include_dashboard=with_jobs if address is None else None,
             logging_level=logging.ERROR,
             log_to_driver=False,
             configure_logging=False,

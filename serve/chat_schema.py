@@ -277,9 +277,7 @@ def _check_turns(messages: Sequence[SpokenMessage | AssistantMessage | ToolMessa
     for i, message in enumerate(messages):
         if isinstance(message, ToolMessage):
             if message.tool_call_id not in open_calls:
-                raise ValueError(
-                    f"messages[{i}].tool_call_id answers no open call of the turn before it"
-                )
+                raise ValueError(f"messages[{i}].tool_call_id answers no open call of the turn before it")
             open_calls.remove(message.tool_call_id)
             continue
         if open_calls:

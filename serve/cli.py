@@ -29,7 +29,7 @@ from serve.state import Places
 from trainer.errors import InvalidJob, RftError
 from trainer.jobfile import load_job, read_job
 from trainer.operator import Operator
-from trainer.operator_file import load_operator
+from trainer.operator_file import config_path, load_operator
 from trainer.spec import JobSpec
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
@@ -154,7 +154,8 @@ def serve_command(
     """Serve OpenAI's API on this cluster until a signal. The first start prints an API key."""
     operator = load_operator(config)
     # Flushed: whoever started the server waits for these lines.
-    run_server(Places(folder, database, files), operator, host, port, address, partial(print, flush=True))
+    tell = partial(print, flush=True)
+    run_server(Places(folder, database, files), operator, host, port, address, tell, config_path(config))
 
 
 def main() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, nullcontext
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -13,8 +14,8 @@ from fastapi import FastAPI
 
 from cluster.ray_session import ray_session
 from cluster.signals import Signals
-from serve import files, graders
 from serve.app import Lifespan, create_app
+from serve.services import Services
 from serve.state import Places, ServerState
 from trainer.errors import UserError
 from trainer.operator import Operator
@@ -36,10 +37,10 @@ class _Server(uvicorn.Server):
         yield
 
 
-def app_of(state: ServerState, operator: Operator) -> FastAPI:
-    """The whole API on these stores."""
-    routers = [files.make_router(state.files), graders.make_router(operator)]
-    return create_app(routers, state.keys, limits=operator.limits, lifespan=beside([state.keep_clean]))
+def app_of(state: ServerState, services: Services, operator: Operator) -> FastAPI:
+    """The whole API on these stores and services."""
+    tasks = [state.keep_clean, services.run]
+    return create_app(services.routers, state.keys, limits=operator.limits, lifespan=beside(tasks))
 
 
 def beside(tasks: Sequence[Background]) -> Lifespan:
@@ -65,9 +66,10 @@ def run_server(
     port: int,
     address: str | None,
     tell: Callable[[str], None],
-    with_ray: bool = True,
+    config: Path | None = None,
 ) -> None:
-    """Serve until a signal. `tell` gets the lines for whoever starts the server.
+    """Serve until a signal. `tell` gets the lines for whoever starts the server; `config` is the operator's file, from
+    which drivers read it again.
 
     Raises:
         RftError: why it cannot start.
@@ -76,11 +78,12 @@ def run_server(
     try:
         state = ServerState(places, operator.limits)
         try:
-            with ray_session(address) if with_ray else nullcontext():
+            with ray_session(address, with_jobs=True):
+                services = Services(state, places, operator, config, address)
                 token = state.first_key()
                 if token is not None:
                     tell(f"API key, shown this once: {token}")
-                asyncio.run(_serve(app_of(state, operator), listener, tell))
+                asyncio.run(_serve(app_of(state, services, operator), listener, tell))
         finally:
             state.close()
     finally:

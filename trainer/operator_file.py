@@ -13,16 +13,22 @@ from trainer.operator import NOTHING_ALLOWED, Operator
 DEFAULT_FILE = "agent-rft.yaml"
 
 
+def config_path(path: Path | None, folder: Path = Path()) -> Path | None:
+    """The file that `load_operator` reads; None where there is none."""
+    if path is None and (folder / DEFAULT_FILE).exists():
+        return folder / DEFAULT_FILE
+    return path
+
+
 def load_operator(path: Path | None, folder: Path = Path(), environment: Mapping[str, str] = os.environ) -> Operator:
     """The configuration at `path`; where none is given, that of the file DEFAULT_FILE in `folder`, if there is one.
 
     Raises:
         InvalidJob: with all problems of the file.
     """
+    path = config_path(path, folder)
     if path is None:
-        path = folder / DEFAULT_FILE
-        if not path.exists():
-            return NOTHING_ALLOWED
+        return NOTHING_ALLOWED
     operator, problems = _read(path, environment)
     if problems or operator is None:
         mistakes = f"{len(problems)} mistake{'s' * (len(problems) != 1)}"
