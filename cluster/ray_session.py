@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
+import secrets
+import signal
 import socket
+import subprocess
+import sys
+import tempfile
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from typing import IO
 
 import ray
 
 from trainer.errors import InvalidJob, Problem, RftError
 
 CONNECT_TIMEOUT_S = 10.0
+START_TIMEOUT_S = 60.0
+LAST_WORDS_BYTES = 2_000
+PR_SET_PDEATHSIG = 1
 
 
 @contextmanager
-def ray_session(address: str | None, *, with_jobs: bool = False) -> Iterator[dict[str, float]]:
-    """The cluster's total resources. A local cluster has this machine's cores and GPUs and leaves no process behind; it
-    takes Ray jobs (by its dashboard) where `with_jobs`.
+def ray_session(address: str | None) -> Iterator[dict[str, float]]:
+    """The cluster's total resources. A local cluster has this machine's cores and GPUs and leaves no process behind.
 
     Raises:
         InvalidJob: nothing answers at `address`.
@@ -34,7 +44,7 @@ def ray_session(address: str | None, *, with_jobs: bool = False) -> Iterator[dic
     try:
         ray.init(
             address=address or "local",
-            include_dashboard=with_jobs if address is None else None,
+            include_dashboard=False if address is None else None,
             logging_level=logging.ERROR,
             log_to_driver=False,
             configure_logging=False,
@@ -48,6 +58,59 @@ def ray_session(address: str | None, *, with_jobs: bool = False) -> Iterator[dic
         yield ray.cluster_resources()
     finally:
         ray.shutdown()
+
+
+@contextmanager
+def job_cluster(address: str | None) -> Iterator[str]:
+    """A cluster that takes Ray jobs, to which we are connected; gives the URL of its job server. A local one ends with
+    this process, however that ends, and nobody without its token may use it.
+
+    Raises:
+        InvalidJob: nothing answers at `address`.
+        RftError: a local cluster did not start.
+    """
+    if address is not None:
+        with ray_session(address):
+            yield f"http://{ray._private.worker.get_dashboard_url()}"
+        return
+    os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    # `ray.init` would share the port of the node's agent, which takes the jobs, with every other cluster of the machine.
+    port, dashboard, agent = _free_ports(3)
+    options = [f"--port={port}", f"--dashboard-port={dashboard}", f"--dashboard-agent-listen-port={agent}"]
+    options += ["--node-ip-address=127.0.0.1", "--dashboard-host=127.0.0.1", f"--num-cpus={os.cpu_count()}"]
+    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--disable-usage-stats"]
+    with tempfile.TemporaryFile() as log:
+        head = subprocess.Popen([*command, *options], stdout=log, stderr=log, preexec_fn=_end_with_parent)
+        try:
+            _wait_for_head(head, port, log)
+            with ray_session(f"127.0.0.1:{port}"):
+                yield f"http://127.0.0.1:{dashboard}"
+        finally:
+            head.terminate()
+            head.wait()
+
+
+def _wait_for_head(head: subprocess.Popen[bytes], port: int, log: IO[bytes]) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while head.poll() is None and time.monotonic() < deadline:
+        try:
+            socket.create_connection(("127.0.0.1", port), 1).close()
+            return
+        except OSError:
+            time.sleep(0.1)
+    log.seek(0)
+    raise RftError(f"Ray did not start on this machine: {log.read()[-LAST_WORDS_BYTES:].decode(errors='replace')}")
+
+
+def _free_ports(count: int) -> list[int]:
+    with ExitStack() as stack:
+        probes = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [probe.getsockname()[1] for probe in probes]
+
+
+def _end_with_parent() -> None:
+    """In the child: SIGTERM when the parent is gone, killed ones included."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _look_for(address: str) -> None:

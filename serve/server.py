@@ -12,7 +12,7 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
-from cluster.ray_session import ray_session
+from cluster.ray_session import job_cluster
 from cluster.signals import Signals
 from serve.app import Lifespan, create_app
 from serve.services import Services
@@ -78,8 +78,8 @@ def run_server(
     try:
         state = ServerState(places, operator.limits)
         try:
-            with ray_session(address, with_jobs=True):
-                services = Services(state, places, operator, config, address)
+            with job_cluster(address) as job_server:
+                services = Services(state, places, operator, config, address, job_server)
                 token = state.first_key()
                 if token is not None:
                     tell(f"API key, shown this once: {token}")

@@ -25,10 +25,17 @@ from trainer.operator import Operator
 
 
 class Services:
-    """Made in no event loop; `run` is to be run in the one that serves. `config` is the operator's file."""
+    """Made in no event loop; `run` is to be run in the one that serves. `config` is the operator's file,
+    `job_server` the URL of the cluster's."""
 
     def __init__(
-        self, state: ServerState, places: Places, operator: Operator, config: Path | None, address: str | None
+        self,
+        state: ServerState,
+        places: Places,
+        operator: Operator,
+        config: Path | None,
+        address: str | None,
+        job_server: str,
     ) -> None:
         """
         Raises:
@@ -42,7 +49,7 @@ class Services:
             address=address,
         )
         registry = ModelRegistry(state.database, operator.aliases)
-        self._manager = JobManager(JobStore(state.database), RayLauncher(settings, _dashboard()))
+        self._manager = JobManager(JobStore(state.database), RayLauncher(settings, job_server))
         self._jobs = JobService(
             JobStore(state.database), registry, state.files, state.secrets, operator, wake=self._wake
         )
@@ -77,8 +84,3 @@ class Services:
         if self._loop is not None:
             with suppress(RuntimeError):  # the loop was closed in this moment
                 self._loop.call_soon_threadsafe(self._manager.wake)
-
-
-def _dashboard() -> str:
-    """The URL of the job server of the cluster that we are connected to."""
-    return f"http://{ray._private.worker.get_dashboard_url()}"
