@@ -63,7 +63,7 @@ def ray_session(address: str | None) -> Iterator[dict[str, float]]:
 @contextmanager
 def job_cluster(address: str | None) -> Iterator[str]:
     """A cluster that takes Ray jobs, to which we are connected; gives the URL of its job server. A local one ends with
-    this process, however that ends, and nobody without its token may use it.
+    this process, however that ends, and nobody without its token may use it (`begin_with_token`).
 
     Raises:
         InvalidJob: nothing answers at `address`.
@@ -73,8 +73,7 @@ def job_cluster(address: str | None) -> Iterator[str]:
         with ray_session(address):
             yield f"http://{ray._private.worker.get_dashboard_url()}"
         return
-    os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-    # `ray.init` would share the port of the node's agent, which takes the jobs, with every other cluster of the machine.
+    # `ray.init` would share the port of the node's agent, which takes jobs, with every other cluster of the machine.
     port, dashboard, agent = _free_ports(3)
     options = [f"--port={port}", f"--dashboard-port={dashboard}", f"--dashboard-agent-listen-port={agent}"]
     options += ["--node-ip-address=127.0.0.1", "--dashboard-host=127.0.0.1", f"--num-cpus={os.cpu_count()}"]
@@ -88,6 +87,14 @@ def job_cluster(address: str | None) -> Iterator[str]:
         finally:
             head.terminate()
             head.wait()
+
+
+def begin_with_token() -> None:
+    """Run this program anew with a token for a cluster of its own, where it has none: Ray reads it when it is
+    imported, so that later is too late."""
+    if "RAY_AUTH_TOKEN" not in os.environ:
+        os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        os.execv(sys.executable, sys.orig_argv)
 
 
 def _wait_for_head(head: subprocess.Popen[bytes], port: int, log: IO[bytes]) -> None:

@@ -18,6 +18,7 @@ from rich.progress import Progress
 
 from cluster.grade_file import grade_file
 from cluster.grade_report import print_summary, summary_of
+from cluster.ray_session import begin_with_token
 from cluster.run import Outcome, check, evaluate_model, train
 from cluster.run_folder import RunFolder
 from cluster.signals import STOPPED
@@ -153,6 +154,8 @@ def serve_command(
 ) -> None:
     """Serve OpenAI's API on this cluster until a signal. The first start prints an API key."""
     operator = load_operator(config)
+    if address is None:
+        begin_with_token()
     # Flushed: whoever started the server waits for these lines.
     tell = partial(print, flush=True)
     run_server(Places(folder, database, files), operator, host, port, address, tell, config_path(config))
