@@ -74,7 +74,7 @@ def run_server(
     """
     listener = listen(host, port)
     try:
-        state = ServerState(places, operator.limits)
+        state = ServerState(places, operator)
         try:
             with ray_session(address) if with_ray else nullcontext():
                 token = state.first_key()
