@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from cryptography.fernet import Fernet, InvalidToken
@@ -60,13 +62,9 @@ class SecretBox:
 def _make(path: Path) -> None:
     """Written beside and linked: of two servers that start at a time, both use the key of the first."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f"{KEY_FILE}.{os.getpid()}")
-    with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f"{KEY_FILE}.") as file:  # with mode 0600
         file.write(Fernet.generate_key())
+        file.flush()
         os.fsync(file.fileno())
-    try:
-        os.link(beside, path)
-    except FileExistsError:
-        pass
-    finally:
-        beside.unlink()
+        with suppress(FileExistsError):
+            os.link(file.name, path)

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from cluster.keys import ApiKey, KeyStore, Scope
 from serve.state import Places, open_database
@@ -55,7 +55,7 @@ def list_command(
         for key in found:
             typer.echo(json.dumps(asdict(key)))
         return
-    table = Table("id", "name", "scopes", "requests a minute", "created", "revoked")
+    table = Table(Column("id", no_wrap=True), "name", "scopes", "requests a minute", "created", "revoked")
     for key in found:
         rate = str(key.requests_per_minute or "default")
         table.add_row(key.id, key.name, ", ".join(key.scopes), rate, _time(key.created_at), _time(key.revoked_at))

@@ -76,7 +76,7 @@ def run_server(
     """
     listener = listen(host, port)
     try:
-        state = ServerState(places, operator.limits)
+        state = ServerState(places, operator)
         try:
             with job_cluster(address) as job_server:
                 services = Services(state, places, operator, config, address, job_server)

@@ -15,10 +15,11 @@ from cluster.blobs import Blobs, FolderBlobs, RemoteBlobs
 from cluster.database import Database
 from cluster.file_store import FileStore
 from cluster.keys import KeyStore
+from cluster.model_registry import ModelRegistry
 from cluster.schema import create_tables
 from cluster.secrets import SecretBox
 from trainer.errors import UserError
-from trainer.operator import ServerLimits
+from trainer.operator import Operator
 
 SWEEP_S = 600.0
 FIRST_KEY = "first key"
@@ -38,7 +39,7 @@ class Places:
 class ServerState:
     """The stores of a server, opened."""
 
-    def __init__(self, places: Places, limits: ServerLimits) -> None:
+    def __init__(self, places: Places, operator: Operator) -> None:
         """
         Raises:
             UserError: the folder, the database or the files' place cannot be used.
@@ -50,10 +51,11 @@ class ServerState:
             self.database = open_database(places)
             remote = places.files is not None
             blobs: Blobs = RemoteBlobs(str(places.files), folder / "files") if remote else FolderBlobs(folder / "files")
-            self.files = FileStore(self.database, blobs, folder, limits.max_file_bytes)
+            self.files = FileStore(self.database, blobs, folder, operator.limits.max_file_bytes)
         except OSError as error:
             raise UserError(f"the server's folder {folder} cannot be used: {error.strerror}") from None
         self.keys = KeyStore(self.database)
+        self.models = ModelRegistry(self.database, operator.aliases)
 
     def first_key(self) -> str | None:
         """The text of a key that may do all, where the server has no key yet."""

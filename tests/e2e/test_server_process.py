@@ -1,0 +1,67 @@
+"""`agent-rft serve` as a process: its first key, the official SDK over a real socket, a second one on its port, and an
+end in good order."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import openai
+import pytest
+
+START_S = 120.0
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[list[subprocess.Popen[str]]]:
+    """The processes that a test starts, which end with it."""
+    started: list[subprocess.Popen[str]] = []
+    yield started
+    for process in started:
+        if process.poll() is None:
+            process.terminate()
+        process.communicate(timeout=START_S)
+
+
+def command(folder: Path, port: int) -> list[str]:
+    return [sys.executable, "-m", "serve.cli", "serve", "--folder", str(folder), "--port", str(port)]
+
+
+def start(folder: Path, port: int = 0) -> tuple[subprocess.Popen[str], str, str]:
+    """The process, the key that it printed and its URL."""
+    process = subprocess.Popen(command(folder, port), stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    key, url = "", ""
+    for line in process.stdout:
+        if "API key" in line:
+            key = line.split()[-1]
+        if line.startswith("serving at"):
+            url = line.split()[2]
+            break
+    return process, key, url
+
+
+def test_a_server_starts_serves_stops_and_starts_again(tmp_path: Path, serve: list[subprocess.Popen[str]]) -> None:
+    process, key, url = start(tmp_path)
+    serve.append(process)
+    client = openai.OpenAI(api_key=key, base_url=url, max_retries=0)
+    made = client.files.create(file=("rows.jsonl", b"{}\n" * 100_000), purpose="fine-tune")
+    assert client.files.content(made.id).read() == b"{}\n" * 100_000
+    with pytest.raises(openai.AuthenticationError):
+        client.with_options(api_key="sk-rft-wrong").files.list()
+
+    port = int(url.split(":")[2].split("/")[0])
+    second = subprocess.run(command(tmp_path, port), stderr=subprocess.PIPE, text=True, timeout=START_S)
+    assert second.returncode == 1 and "Traceback" not in second.stderr
+    assert f"cannot listen at 127.0.0.1:{port}: Address already in use; give another --port" in second.stderr
+
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(START_S) == 0
+    process, no_key, url = start(tmp_path)
+    serve.append(process)
+    assert no_key == ""  # the first one still opens
+    client = openai.OpenAI(api_key=key, base_url=url, max_retries=0)
+    assert [file.id for file in client.files.list()] == [made.id]

@@ -1,0 +1,29 @@
+"""No dead settings: each key of the operator's configuration is read by code."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from trainer.operator import ModelEndpoint, Operator, ServerLimits
+
+ROOT = Path(__file__).parents[3]
+
+
+def attributes_read() -> set[str]:
+    """The names after a dot in our packages, but for where settings are declared."""
+    packages = ("trainer", "actors", "cluster", "serve")
+    files = [path for name in packages for path in (ROOT / name).rglob("*.py") if path.name != "operator.py"]
+    nodes = (node for path in files for node in ast.walk(ast.parse(path.read_text())))
+    return {node.attr for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)}
+
+
+READ = attributes_read()
+
+
+@pytest.mark.parametrize("settings", [Operator, ModelEndpoint, ServerLimits])
+def test_each_setting_is_read(settings: type[Operator] | type[ModelEndpoint] | type[ServerLimits]) -> None:
+    dead = set(settings.model_fields) - READ
+    assert not dead
