@@ -117,6 +117,7 @@ class ChatEngine:
     async def _answer(self, body: Mapping[str, Any]) -> Any:
         """vLLM's answer: a ChatCompletionResponse, or a stream of events."""
         from pydantic import ValidationError
+        from vllm.entrypoints.serve import create_error_response
         from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 
         try:
@@ -127,13 +128,14 @@ class ChatEngine:
             answer = await self._serving.create_chat_completion(self._request(body, prompt, room))
         except ValidationError as error:
             first = error.errors()[0]
-            return Refusal(400, str(first["msg"]), ".".join(str(part) for part in first["loc"] if part != "body"))
-        except (ValueError, TypeError, NotImplementedError) as error:  # vLLM's VLLMValidationError is a ValueError
-            return Refusal(400, str(error), getattr(error, "parameter", None))
+            return Refusal(400, str(first["msg"]), ".".join(str(part) for part in first["loc"]))
         except Exception as error:
-            if self._client.errored:
-                raise EngineFailed("the engine died") from error
-            raise
+            refused = create_error_response(error).error
+            if refused.code >= 500:
+                if self._client.errored:
+                    raise EngineFailed("the engine died") from error
+                raise
+            return self._refused(refused.model_dump())
         if isinstance(answer, ErrorResponse):
             return self._refused(answer.error.model_dump())
         return answer
