@@ -8,6 +8,7 @@ their form.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -67,6 +68,8 @@ class ChatEngine:
         self._renderer = Renderer(tokenizer, **self._settings.template_arguments)
         thinks = self._renderer.end_of_thought is not None
         thoughts.register()
+        # The parsers log a traceback for each malformed call; here that is what the model said.
+        logging.getLogger("vllm.tool_parsers").setLevel(logging.CRITICAL)
         self._engine = Engine(replace(self._config, thought_marks=THOUGHT_MARKS if thinks else None))
         await self._engine.start()
         self._client = client = self._engine.client
@@ -152,12 +155,11 @@ class ChatEngine:
             request.pop("tools", None)
             request.pop("tool_choice", None)
             request.pop("parallel_tool_calls", None)
-        response_format = request.get("response_format") or {}
-        if response_format.get("type") == "json_schema" and request.get("tool_choice", "auto") in ("auto", "none"):
+        schema = _schema_of(request.get("response_format") or {})
+        if schema is not None and request.get("tool_choice", "auto") in ("auto", "none"):
             tools = request.get("tools", ()) if request.get("tool_choice", "auto") == "auto" else ()
-            structure = turn_structure(tools, response_format["json_schema"].get("schema") or {})
             del request["response_format"]
-            request["structured_outputs"] = {"structural_tag": structure}
+            request["structured_outputs"] = {"structural_tag": turn_structure(tools, schema)}
         if self._renderer.end_of_thought is not None:
             effort = body.get("reasoning_effort")
             budget = THINKING_TOKENS.get(EFFORTS.get(effort, effort)) if effort else settings.max_thinking_tokens
@@ -217,6 +219,12 @@ class ChatEngine:
         if self._client.errored:
             raise EngineFailed("the engine died")
         return Refusal(int(error["code"]), error["message"], error.get("param"))
+
+
+def _schema_of(response_format: Mapping[str, Any]) -> dict[str, Any] | None:
+    if response_format.get("type") == "json_schema":
+        return dict(response_format["json_schema"].get("schema") or {})
+    return {"type": "object"} if response_format.get("type") == "json_object" else None
 
 
 def _result_spans(messages: Sequence[Message]) -> list[tuple[int, int]]:

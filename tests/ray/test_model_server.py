@@ -177,7 +177,12 @@ async def test_a_schema_holds_in_decoding_with_and_without_tools(client: Any, ro
 
     async def response(seed: int) -> Any:
         return await client.responses.create(
-            model=TUNED, input=list(task.messages), text=text, extra_body={"seed": seed}, max_output_tokens=100
+            model=TUNED,
+            input=list(task.messages),
+            temperature=2,
+            text=text,
+            extra_body={"seed": seed},
+            max_output_tokens=200,
         )
 
     async def completion(seed: int) -> Any:
@@ -185,13 +190,13 @@ async def test_a_schema_holds_in_decoding_with_and_without_tools(client: Any, ro
             model=TUNED,
             messages=list(task.messages),
             tools=task.tools,
-            temperature=1.5,
+            temperature=2,
             seed=seed,
-            max_tokens=100,
+            max_tokens=200,
             response_format={"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA}},
         )
 
-    # The model never learned JSON: some samples are white space without end, which JSON allows.
+    # The model never learned JSON: many samples are white space without end, which JSON allows.
     whole = [r for r in await asyncio.gather(*map(response, range(16))) if r.status == "completed"]
     assert whole and all(10 <= json.loads(answer.output_text)["answer"] <= 99 for answer in whole)
     choices = [completion.choices[0] for completion in await asyncio.gather(*map(completion, range(16)))]
