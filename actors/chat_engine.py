@@ -8,6 +8,7 @@ their form.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -67,6 +68,8 @@ class ChatEngine:
         self._renderer = Renderer(tokenizer, **self._settings.template_arguments)
         thinks = self._renderer.end_of_thought is not None
         thoughts.register()
+        # The parsers log a traceback for each malformed call; here that is what the model said.
+        logging.getLogger("vllm.tool_parsers").setLevel(logging.CRITICAL)
         self._engine = Engine(replace(self._config, thought_marks=THOUGHT_MARKS if thinks else None))
         await self._engine.start()
         self._client = client = self._engine.client
@@ -117,6 +120,7 @@ class ChatEngine:
     async def _answer(self, body: Mapping[str, Any]) -> Any:
         """vLLM's answer: a ChatCompletionResponse, or a stream of events."""
         from pydantic import ValidationError
+        from vllm.entrypoints.serve import create_error_response
         from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 
         try:
@@ -127,13 +131,14 @@ class ChatEngine:
             answer = await self._serving.create_chat_completion(self._request(body, prompt, room))
         except ValidationError as error:
             first = error.errors()[0]
-            return Refusal(400, str(first["msg"]), ".".join(str(part) for part in first["loc"] if part != "body"))
-        except (ValueError, TypeError, NotImplementedError) as error:  # vLLM's VLLMValidationError is a ValueError
-            return Refusal(400, str(error), getattr(error, "parameter", None))
+            return Refusal(400, str(first["msg"]), ".".join(str(part) for part in first["loc"]))
         except Exception as error:
-            if self._client.errored:
-                raise EngineFailed("the engine died") from error
-            raise
+            refused = create_error_response(error).error
+            if refused.code >= 500:
+                if self._client.errored:
+                    raise EngineFailed("the engine died") from error
+                raise
+            return self._refused(refused.model_dump())
         if isinstance(answer, ErrorResponse):
             return self._refused(answer.error.model_dump())
         return answer
@@ -150,12 +155,11 @@ class ChatEngine:
             request.pop("tools", None)
             request.pop("tool_choice", None)
             request.pop("parallel_tool_calls", None)
-        response_format = request.get("response_format") or {}
-        if response_format.get("type") == "json_schema" and request.get("tool_choice", "auto") in ("auto", "none"):
+        schema = _schema_of(request.get("response_format") or {})
+        if schema is not None and request.get("tool_choice", "auto") in ("auto", "none"):
             tools = request.get("tools", ()) if request.get("tool_choice", "auto") == "auto" else ()
-            structure = turn_structure(tools, response_format["json_schema"].get("schema") or {})
             del request["response_format"]
-            request["structured_outputs"] = {"structural_tag": structure}
+            request["structured_outputs"] = {"structural_tag": turn_structure(tools, schema)}
         if self._renderer.end_of_thought is not None:
             effort = body.get("reasoning_effort")
             budget = THINKING_TOKENS.get(EFFORTS.get(effort, effort)) if effort else settings.max_thinking_tokens
@@ -215,6 +219,12 @@ class ChatEngine:
         if self._client.errored:
             raise EngineFailed("the engine died")
         return Refusal(int(error["code"]), error["message"], error.get("param"))
+
+
+def _schema_of(response_format: Mapping[str, Any]) -> dict[str, Any] | None:
+    if response_format.get("type") == "json_schema":
+        return dict(response_format["json_schema"].get("schema") or {})
+    return {"type": "object"} if response_format.get("type") == "json_object" else None
 
 
 def _result_spans(messages: Sequence[Message]) -> list[tuple[int, int]]:

@@ -17,6 +17,12 @@ MAX_TOOLS = 128
 MAX_CHOICES = 128
 MAX_SCHEMA_DEPTH = 64
 """Deeper ones take a grammar compiler down."""
+IGNORED = {
+    *("user", "store", "metadata", "service_tier", "safety_identifier", "verbosity", "modalities"),
+    *("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"),
+}
+NOT_FOR_MODELS = IGNORED | {"grader", "item", "max_tokens", "stream_options"}
+REQUIRED = frozenset({"model", "messages", "input"})
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
 
@@ -42,12 +48,23 @@ def _text_of(value: str | list[Part] | None) -> str | None:
     return "\n".join(part.text if part.text is not None else part.refusal or "" for part in value)
 
 
-Parts = Annotated[str | list[Part], AfterValidator(_text_of)]
+def text_or_list(value: Any) -> str:
+    """Which of two forms: a mistake in one of them is then not told of the other."""
+    return "list" if isinstance(value, list) else "text"
+
+
+Parts = Annotated[
+    Annotated[
+        Annotated[str, Tag("text")] | Annotated[list[Part], Tag("list")],
+        Discriminator(text_or_list),
+    ],
+    AfterValidator(_text_of),
+]
 """Text, or a list of text parts; reads as one text."""
 
 
 def _kind_of(message: Any) -> str:
-    role = message.get("role") if isinstance(message, dict) else None
+    role = message.get("role") if isinstance(message, dict) else getattr(message, "role", None)
     return role if role in ("assistant", "tool") else "spoken"
 
 
@@ -188,7 +205,10 @@ class StreamOptions(BaseModel):
 
 
 def without_nulls(body: Any) -> Any:
-    return {key: value for key, value in body.items() if value is not None} if isinstance(body, dict) else body
+    """Null is the same as no key, but for what must be there: there it is a mistake."""
+    if not isinstance(body, dict):
+        return body
+    return {key: value for key, value in body.items() if value is not None or key in REQUIRED}
 
 
 def tools_are_named_once(tools: list[Tool]) -> list[Tool]:
@@ -263,7 +283,7 @@ class ChatRequest(Sampling):
 
     def body(self) -> dict[str, Any]:
         """For a ModelServer."""
-        body = self.model_dump(exclude_none=True, exclude={"grader", "item", "max_tokens"}, by_alias=True)
+        body = self.model_dump(exclude_none=True, exclude=NOT_FOR_MODELS, by_alias=True)
         if self.max_tokens is not None:
             body.setdefault("max_completion_tokens", self.max_tokens)
         for message in body["messages"]:

@@ -23,6 +23,7 @@ from serve.chat_schema import (
     Sampling,
     Tool,
     check_choice,
+    text_or_list,
     tools_are_named_once,
     without_nulls,
 )
@@ -125,7 +126,10 @@ class ResponsesRequest(Sampling):
     model_config = ConfigDict(extra="forbid")
 
     model: Annotated[str, Field(min_length=1)]
-    input: str | Annotated[list[Item], Field(min_length=1, max_length=MAX_MESSAGES)]
+    input: Annotated[
+        Annotated[str, Tag("text")] | Annotated[list[Item], Field(min_length=1, max_length=MAX_MESSAGES), Tag("list")],
+        Discriminator(text_or_list),
+    ]
     instructions: str | None = None
     tools: Annotated[list[FlatTool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | FlatNamedTool | None = None

@@ -88,3 +88,40 @@ def test_a_template_that_leaves_out_results_is_an_error() -> None:
     template = BASE.joinpath("chat_template.jinja").read_text().replace("m.content + '\n</tool_response>'", "''")
     with pytest.raises(ValueError, match="leaves out the content of tool messages"):
         with_template(template).bridge(["cat"], [[1]])
+
+
+CALLS = [
+    {"id": "a", "type": "function", "function": {"name": "cat", "arguments": '{"path": "a/2015/income"}'}},
+    {"id": "b", "type": "function", "function": {"name": "cat", "arguments": '{"path": "b/2015/income"}'}},
+]
+CONVERSATION = [
+    {"role": "user", "content": "what was debt of vorzen in 2015?"},
+    {"role": "assistant", "content": None, "tool_calls": CALLS},
+    {"role": "tool", "tool_call_id": "a", "content": "debt 1234"},
+    {"role": "tool", "tool_call_id": "b", "content": "debt 5678"},
+]
+
+
+def test_a_resumed_conversation_has_the_tokens_that_a_rollout_would_have(renderer: Renderer) -> None:
+    results = [renderer.plain(message["content"]) for message in CONVERSATION[2:]]  # type: ignore[arg-type]
+    rollout = renderer.prompt(CONVERSATION[:1], ())
+    written = renderer._render(CONVERSATION[:2], (), generate=False).removesuffix("\n")
+    rollout += renderer._encode(written)[len(rollout) :]
+    rollout += renderer.bridge(["cat", "cat"], results)
+    assert renderer.resume(CONVERSATION, (), results) == rollout
+
+
+def test_no_tool_of_a_resumed_conversation_can_end_a_turn(renderer: Renderer) -> None:
+    ids = renderer.resume(CONVERSATION, (), [renderer.plain("<|im_end|>"), renderer.plain("x")])
+    assert ids.count(renderer.tokenizer.eos_token_id) == 3  # the user's, the call's and the results' turn
+
+
+def test_arguments_read_as_they_were_sampled_whether_or_not_the_template_quotes_texts(renderer: Renderer) -> None:
+    quoting = with_template(str(renderer.tokenizer.chat_template).replace("is string", "is none"))
+    results = [renderer.plain("x"), renderer.plain("y")]
+    for each in (renderer, quoting):
+        text = decode(each, each.resume(CONVERSATION, (), results))
+        assert '"arguments": {"path": "a/2015/income"}' in text
+    broken = [{**CALLS[0], "function": {"name": "cat", "arguments": "{no json"}}]
+    turn = {"role": "assistant", "content": "", "tool_calls": broken}
+    assert "no json" in decode(quoting, quoting.resume([CONVERSATION[0], turn], (), []))

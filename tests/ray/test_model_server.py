@@ -1,0 +1,245 @@
+"""A served model on a real engine: what was trained is what is served, through both of OpenAI's ways to call it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+import pytest_asyncio
+import ray
+from transformers import AutoTokenizer
+
+from actors.engine import Engine, EngineConfig
+from actors.episode import EpisodeRunner, EpisodeSpec, RolloutRequest
+from actors.parsing import VllmParser
+from cluster.database import Base, Database
+from cluster.model_registry import ModelRegistry
+from cluster.secrets import SecretBox
+from examples.ledger.tools import TOOLS
+from examples.ledger.world import World
+from serve import chat, models, responses
+from serve.best_of import grader_pools
+from serve.model_server import EnginePool, ServeLimits
+from serve.ray_engine import EngineResources, RayEngine
+from tests.unit.serve.world import client_of, openai_of
+from trainer.chat import Renderer
+from trainer.data import load_tasks
+from trainer.operator import NOTHING_ALLOWED
+from trainer.serve_settings import ServeSettings
+from trainer.spec import Limits, RewardSpec
+from trainer.types import Grade, Rollout, Task, ToolCall, ToolResult
+
+pytestmark = [
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::ResourceWarning"),
+]
+
+LEDGER = Path(__file__).parents[2] / "examples" / "ledger"
+BASE_MODEL = str(LEDGER / "base")
+TUNED = "ft:gpt-5:org:ledger/one:abc:ckpt-step-5"
+CONTEXT = 1024
+LIMITS = Limits(max_tool_calls=12, max_completion_tokens=400, max_tool_output_tokens=12)
+"""Documents have more tokens than that: what is cut in training must be cut in serving."""
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"answer": {"type": "integer", "minimum": 10, "maximum": 99}},
+    "required": ["answer"],
+    "additionalProperties": False,
+}
+WORLD = World()
+
+
+def run_tool(name: str, arguments: str) -> str:
+    tool = TOOLS[name]
+    return tool.run(WORLD, json.loads(arguments)[tool.parameter])
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def rollouts() -> list[tuple[Task, Rollout]]:
+    """Greedy rollouts of the rollout engine, those without a mistake of the model's."""
+    engine = Engine(EngineConfig(BASE_MODEL, "float32", CONTEXT, max_num_seqs=8, seed=0))
+    await engine.start()
+    tokenizer = AutoTokenizer.from_pretrained(BASE_MODEL)
+
+    async def generate(prompt: Sequence[int], **options: Any) -> Any:
+        return await engine.generate(prompt, stop_token_ids=[tokenizer.eos_token_id], **options)
+
+    async def call_tools(trace_id: str, item: Any, calls: Sequence[ToolCall]) -> list[ToolResult]:
+        return [ToolResult(call.call_id, run_tool(call.name, call.arguments)) for call in calls]
+
+    async def grade(sample: Any, item: Any, trace_id: str) -> Grade:
+        return Grade(0.0)
+
+    spec = EpisodeSpec("job", LIMITS, RewardSpec(), max_steps=32, context_length=CONTEXT)
+    runner = EpisodeRunner(spec, Renderer(tokenizer), VllmParser("hermes", tokenizer), generate, call_tools, grade)
+    tasks = load_tasks(LEDGER / "data" / "test.jsonl", "test_file")[:16]
+    done = await asyncio.gather(*(runner.run(RolloutRequest(task, 0, 0, 0, 0.0)) for task in tasks))
+    engine.shutdown()
+    pairs = [(task, rollout) for task, rollout in zip(tasks, done, strict=True) if isinstance(rollout, Rollout)]
+    clean = [(t, r) for t, r in pairs if r.finish == "answer" and not any(result.error for result in r.results)]
+    assert any(result.truncated for _, rollout in clean for result in rollout.results)
+    assert any(len(rollout.turns) > 2 for _, rollout in clean)
+    return clean[:12]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def client(rollouts: Any, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[openai.AsyncOpenAI]:
+    folder = tmp_path_factory.mktemp("server")
+    database = Database.of_folder(folder)
+    Base.metadata.create_all(database.engine)
+    registry = ModelRegistry(database, {"gpt-5": BASE_MODEL})
+    settings = ServeSettings(context_length=CONTEXT, max_completion_tokens=400, max_tool_output_tokens=12)
+    registry.add(TUNED, BASE_MODEL, "gpt-5", "ftjob-1", settings)
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+    pool = EnginePool(registry, lambda record: RayEngine(record, EngineResources(max_num_seqs=8)), ServeLimits())
+    grading, box = grader_pools(NOTHING_ALLOWED), SecretBox.of_folder(folder, {})
+    routers = [
+        chat.make_router(pool, grading),
+        responses.make_router(pool, grading, box),
+        models.make_router(registry),
+    ]
+    async with client_of(routers) as http:
+        yield openai_of(http)
+    await pool.close()
+    ray.shutdown()
+    database.close()
+
+
+async def test_a_chat_loop_repeats_the_greedy_rollout_token_by_token(client: Any, rollouts: Any) -> None:
+    async def loop(task: Task, rollout: Rollout) -> None:
+        messages: list[Any] = list(task.messages)
+        for turn in rollout.turns:
+            answer = await client.chat.completions.create(
+                model=TUNED, messages=messages, tools=task.tools, temperature=0
+            )
+            message = answer.choices[0].message
+            assert answer.usage.prompt_tokens == turn.start
+            assert answer.usage.completion_tokens == turn.stop - turn.start
+            assert [(c.function.name, c.function.arguments) for c in message.tool_calls or ()] == [
+                (c.name, c.arguments) for c in turn.calls
+            ]
+            messages.append(message)
+            for call in reversed(message.tool_calls or ()):
+                output = run_tool(call.function.name, call.function.arguments)
+                messages.append({"role": "tool", "tool_call_id": call.id, "content": output})
+        assert messages[-1].content.strip() == rollout.answer
+
+    await asyncio.gather(*(loop(task, rollout) for task, rollout in rollouts))
+
+
+async def test_a_responses_loop_on_echoed_items_repeats_it_too(client: Any, rollouts: Any) -> None:
+    async def loop(task: Task, rollout: Rollout) -> None:
+        items: list[Any] = list(task.messages)
+        tools = [{"type": "function", **tool["function"]} for tool in task.tools]
+        for turn in rollout.turns:
+            answer = await client.responses.create(model=TUNED, input=items, tools=tools, temperature=0, store=False)
+            assert (answer.usage.input_tokens, answer.usage.output_tokens) == (turn.start, turn.stop - turn.start)
+            calls = [item for item in answer.output if item.type == "function_call"]
+            assert [(c.name, c.arguments) for c in calls] == [(c.name, c.arguments) for c in turn.calls]
+            items += answer.output
+            for call in calls:
+                output = run_tool(call.name, call.arguments)
+                items.append({"type": "function_call_output", "call_id": call.call_id, "output": output})
+        assert answer.output_text.strip() == rollout.answer
+
+    await asyncio.gather(*(loop(task, rollout) for task, rollout in rollouts))
+
+
+async def test_streams_hold_what_whole_answers_hold(client: Any, rollouts: Any) -> None:
+    for task, rollout in rollouts[:4]:
+        common = {"model": TUNED, "temperature": 0, "tools": task.tools, "messages": list(task.messages)}
+        names, arguments = dict[int, str](), dict[int, str]()
+        stream = await client.chat.completions.create(stream=True, stream_options={"include_usage": True}, **common)
+        async for chunk in stream:
+            for call in chunk.choices[0].delta.tool_calls or () if chunk.choices else ():
+                names[call.index] = names.get(call.index, "") + (call.function.name or "")
+                arguments[call.index] = arguments.get(call.index, "") + (call.function.arguments or "")
+        first = rollout.turns[0]
+        assert chunk.usage.completion_tokens == first.stop - first.start
+        assert [(names[i], arguments[i]) for i in sorted(names)] == [(c.name, c.arguments) for c in first.calls]
+        tools = [{"type": "function", **tool["function"]} for tool in task.tools]
+        request = {"model": TUNED, "temperature": 0, "input": list(task.messages), "tools": tools}
+        async with client.responses.stream(**request) as events:
+            final = await events.get_final_response()
+        assert [(i.name, i.arguments) for i in final.output if i.type == "function_call"] == [
+            (c.name, c.arguments) for c in first.calls
+        ]
+
+
+async def test_a_schema_holds_in_decoding_with_and_without_tools(client: Any, rollouts: Any) -> None:
+    task, _ = rollouts[0]
+    text = {"format": {"type": "json_schema", "name": "answer", "strict": True, "schema": SCHEMA}}
+
+    async def response(seed: int) -> Any:
+        return await client.responses.create(
+            model=TUNED,
+            input=list(task.messages),
+            temperature=2,
+            text=text,
+            extra_body={"seed": seed},
+            max_output_tokens=200,
+        )
+
+    async def completion(seed: int) -> Any:
+        return await client.chat.completions.create(
+            model=TUNED,
+            messages=list(task.messages),
+            tools=task.tools,
+            temperature=2,
+            seed=seed,
+            max_tokens=200,
+            response_format={"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA}},
+        )
+
+    # The model never learned JSON: many samples are white space without end, which JSON allows.
+    whole = [r for r in await asyncio.gather(*map(response, range(16))) if r.status == "completed"]
+    assert whole and all(10 <= json.loads(answer.output_text)["answer"] <= 99 for answer in whole)
+    choices = [completion.choices[0] for completion in await asyncio.gather(*map(completion, range(16)))]
+    ended = [choice for choice in choices if choice.finish_reason != "length"]
+    assert any(choice.message.tool_calls for choice in ended)
+    for choice in ended:
+        assert choice.message.tool_calls or 10 <= json.loads(choice.message.content)["answer"] <= 99
+
+
+async def test_samples_logprobs_and_the_choice_of_tools(client: Any, rollouts: Any) -> None:
+    task, _ = rollouts[0]
+    common = {"model": TUNED, "messages": list(task.messages), "tools": task.tools}
+    many = await client.chat.completions.create(n=3, logprobs=True, top_logprobs=2, seed=1, **common)
+    assert [choice.index for choice in many.choices] == [0, 1, 2]
+    content = many.choices[0].logprobs.content
+    assert content and all(entry.logprob <= 0 and len(entry.top_logprobs) >= 2 for entry in content)
+    named = await client.chat.completions.create(
+        tool_choice={"type": "function", "function": {"name": "cat"}}, max_tokens=60, **common
+    )
+    assert [call.function.name for call in named.choices[0].message.tool_calls] == ["cat"]
+    cut = await client.chat.completions.create(max_tokens=2, temperature=0, **common)
+    assert (cut.choices[0].finish_reason, cut.usage.completion_tokens) == ("length", 2)
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"messages": [{"role": "user", "content": "what was " * CONTEXT}]}, "context_length_exceeded"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "nonsense"}}}}, ""),
+    ({"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"$ref": "#/nowhere"}}}}, ""),
+    ({"logit_bias": {"nonsense": 1}}, ""),
+    ({"logit_bias": {"99999999": 1}}, ""),
+]
+
+
+@pytest.mark.parametrize(("body", "code"), BAD, ids=range(len(BAD)))
+async def test_what_only_the_engine_can_refuse_is_a_400_too(client: Any, body: dict[str, Any], code: str) -> None:
+    for stream in (False, True):
+        request = {"model": TUNED, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, **body}
+        with pytest.raises(openai.BadRequestError) as raised:
+            await client.chat.completions.create(stream=stream, **request)
+        assert raised.value.body["message"]
+        assert not code or raised.value.code == code
+
+
+async def test_models_are_listed_by_the_names_that_serve(client: Any) -> None:
+    assert [model.id async for model in client.models.list()] == ["gpt-5", TUNED]
+    assert (await client.models.retrieve(TUNED)).id == TUNED

@@ -1,0 +1,87 @@
+"""Thoughts of a served turn, through vLLM's own parsing, token by token and as a whole. No engine is started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+
+BASE = Path(__file__).parents[2] / "examples" / "ledger" / "base"
+TOOLS = [{"type": "function", "function": {"name": "cat", "parameters": {"type": "object"}}}]
+CALL = '<tool_call>\n{"name": "cat", "arguments": {"path": "a"}}\n</tool_call>'
+CASES = [
+    ("", "42", None, "42", []),
+    ("", f"<think>I say {CALL} or not</think>42", f"I say {CALL} or not", "42", []),
+    ("", f"<think>look</think>{CALL}", "look", None, ["cat"]),
+    ("", CALL, None, None, ["cat"]),
+    ("", f"well {CALL}", None, "well", ["cat"]),
+    ("<think>old</think>", "42", None, "42", []),
+    ("<think>old</think>", f"<think>new</think>{CALL}", "new", None, ["cat"]),
+    ("<think>", f"look</think>{CALL}", "look", None, ["cat"]),
+    ("", "<think>cut off", "cut off", None, []),
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    tokenizer = AutoTokenizer.from_pretrained(BASE)
+    tokenizer.add_tokens(["<think>", "</think>"])
+    return tokenizer
+
+
+@pytest.fixture(scope="module")
+def parser_class(tokenizer: Any) -> Any:
+    from vllm.parser import ParserManager
+
+    from actors import thoughts
+
+    thoughts.register()
+    return ParserManager.get_parser("hermes", thoughts.NAME, enable_auto_tools=True, tokenizer=tokenizer)
+
+
+def request() -> Any:
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+
+    return ChatCompletionRequest(model="m", messages=[], tools=TOOLS)
+
+
+@pytest.mark.parametrize(("prompt", "text", "reasoning", "content", "names"), CASES)
+def test_a_thought_ends_where_the_episode_loop_ends_it(
+    tokenizer: Any, parser_class: Any, prompt: str, text: str, reasoning: Any, content: Any, names: list[str]
+) -> None:
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    found = parser_class(tokenizer, request().tools).parse(text, request(), True, ids)
+    assert (found[0], (found[1] or "").strip() or None) == (reasoning, content)
+    assert [made.name for made in found[2] or []] == names
+
+
+@pytest.mark.parametrize(("prompt", "text", "reasoning", "content", "names"), CASES)
+def test_a_stream_says_the_same(
+    tokenizer: Any, parser_class: Any, prompt: str, text: str, reasoning: Any, content: Any, names: list[str]
+) -> None:
+    wanted, parser = request(), parser_class(tokenizer, request().tools)
+    prompt_ids = tokenizer.encode(f"hi{prompt}", add_special_tokens=False)
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    seen: dict[str, str] = {"reasoning": "", "content": ""}
+    called: list[str] = []
+    for i, token in enumerate(ids):
+        before, after = (tokenizer.decode(ids[:n], skip_special_tokens=False) for n in (i, i + 1))
+        delta = parser.parse_delta(after[len(before) :], [token], wanted, prompt_ids, finished=i == len(ids) - 1)
+        if delta is None:
+            continue
+        seen["reasoning"] += delta.reasoning or ""
+        seen["content"] += delta.content or ""
+        called += [made.function.name for made in delta.tool_calls or () if made.function and made.function.name]
+    assert (seen["reasoning"] or None, seen["content"].strip() or None) == (reasoning, content)
+    assert called == names
+
+
+def test_thoughts_are_counted_as_the_episode_loop_counts_them(tokenizer: Any, parser_class: Any) -> None:
+    ids = tokenizer.encode("<think>look</think>42", add_special_tokens=False)
+    parser = parser_class(tokenizer, None)
+    assert parser.count_reasoning_tokens(ids) == ids.index(tokenizer.convert_tokens_to_ids("</think>")) + 1
+    assert parser.count_reasoning_tokens(tokenizer.encode("42", add_special_tokens=False)) == 0
