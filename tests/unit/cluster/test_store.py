@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -10,9 +9,10 @@ from pathlib import Path
 import pytest
 from sqlalchemy import event, insert
 
-from cluster.database import Base, Database
+from cluster.database import Database
 from cluster.job_states import ENDS, MOVES, STATUSES, IllegalMove, KeyUsedTwice, UnknownCursor, UnknownJob
 from cluster.job_tables import EventRow, JobError, NewJob
+from cluster.migrate import migrate
 from cluster.store import JobStore
 
 NEW = NewJob(
@@ -41,10 +41,9 @@ PATHS = {
 
 
 class World:
-    def __init__(self, url: str) -> None:
+    def __init__(self, database: Database) -> None:
         self.now = 1_000.0
-        self.database = Database(url)
-        Base.metadata.create_all(self.database.engine)
+        self.database = database
         self.store = JobStore(self.database, lambda: self.now)
 
     def job(self, status: str = "validating_files") -> str:
@@ -55,10 +54,8 @@ class World:
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    world = World(f"sqlite:///{tmp_path}/state.db")
-    yield world
-    world.database.close()
+def world(any_database: Database) -> World:
+    return World(any_database)
 
 
 # -- moves -------------------------------------------------------------------------------------------------------------
@@ -198,7 +195,9 @@ def test_pages_go_from_the_newest_to_the_oldest_and_say_when_they_end(world: Wor
         world.store.jobs(None, after="ftjob-none")
 
 
-def test_a_page_of_many_events_reads_only_its_own_rows(world: World) -> None:
+def test_a_page_of_many_events_reads_only_its_own_rows(tmp_path: Path) -> None:
+    world = World(Database.of_folder(tmp_path))
+    migrate(world.database)
     job_id = world.job()
     rows = [
         {"id": f"ftevent-{i}", "job_id": job_id, "created_at": 1.0, "level": "info", "type": "message", "message": "m"}
@@ -216,6 +215,7 @@ def test_a_page_of_many_events_reads_only_its_own_rows(world: World) -> None:
                 str(row) for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters)
             )
             assert "SCAN" not in plan and "TEMP B-TREE" not in plan, plan
+    world.database.close()
 
 
 def test_jobs_are_found_by_their_labels_and_owner(world: World) -> None:
