@@ -15,7 +15,7 @@ SAMPLE_KEYS = ("choices", "output_text", "output_json", "output_tools")
 INVALID_VARIABLE = "invalid_variable_error"
 
 _PLACEHOLDER = re.compile(r"\{\{(.*?)\}\}", re.DOTALL)
-_PATH = re.compile(r"(item|sample)((?:\.[\w-]+|\[\d+\])+)")
+_PATH = re.compile(r"(item|sample)((?:\.(?!__)[\w-]+|\[\d+\])+)")
 _STEP = re.compile(r"\.([\w-]+)|\[(\d+)\]")
 
 

@@ -230,8 +230,8 @@ def _known_model(name: str, models: Models) -> Model:
     try:
         return models.resolve(name)
     except UserError as error:
-        remedy = "use a name of GET /v1/models"
-        raise InvalidJob("unknown model", [Problem("model_not_found", "model", error.message, remedy)]) from error
+        message, remedy = str(plain(error.message)), "use a name of GET /v1/models"
+        raise InvalidJob("unknown model", [Problem("model_not_found", "model", message, remedy)]) from error
 
 
 def _file_problem(field: str, file_id: str | None, files: Files) -> Problem | None:

@@ -79,7 +79,7 @@ class Server:
         self.operator = load_operator(None if settings.config is None else Path(settings.config), folder)
         self.database = Database(settings.database)
         self.store = JobStore(self.database)
-        self.files = FileStore(self.database, settings.blobs(), folder / "files")
+        self.files = FileStore(self.database, settings.blobs(), folder)
         self.registry = ModelRegistry(self.database, self.operator.aliases)
         self._box = SecretBox.of_folder(folder)
 

@@ -29,6 +29,7 @@ from cluster.job_problems import error_of
 from cluster.job_sink import StoreSink
 from cluster.job_states import IllegalMove, JobStatus
 from cluster.job_tables import JobError, JobRecord
+from cluster.jobs import PAUSING
 from cluster.preflight import prepare
 from cluster.ray_session import ray_session
 from cluster.run import Outcome, train_served
@@ -111,7 +112,7 @@ def _beat(
 
 
 def _obey(training: asyncio.Task[Outcome], status: JobStatus | None) -> None:
-    if status == "paused":
+    if status in PAUSING:
         os.kill(os.getpid(), signal.SIGTERM)  # the first one ends a run in good order: see cluster.signals
     else:
         training.cancel()
@@ -135,7 +136,7 @@ def _succeed(server: Server, record: JobRecord, attempt: int, sink: StoreSink, f
 
 
 def _stopped(server: Server, job_id: str, attempt: int) -> int:
-    if server.store.heartbeat(job_id, attempt) == "paused":
+    if server.store.heartbeat(job_id, attempt) in PAUSING:
         server.store.add_event(job_id, "info", "The job is paused; its resources are free")
         return 0
     server.store.note(job_id, attempt, last_words="stopped by a signal")

@@ -28,6 +28,8 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 MAX_WORDS_CHARS = 2_000
+PAUSING: tuple[JobStatus, ...] = ("paused", "queued")
+"""What a job with a driver is while that takes its checkpoint: a client may have resumed it meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +58,15 @@ class Launcher(Protocol):
 @dataclass(frozen=True, slots=True)
 class ManagerConfig:
     """`max_relaunches` counts drivers lost since the last checkpoint. `lease_s`: how long the jobs of a server that
-    died wait for another one. Without a heartbeat for so long a driver is lost: `silent_s`, where nobody knows it;
-    `hung_s`, where it is alive. It has `stop_grace_s` to end by itself, `pause_grace_s` to take its checkpoint."""
+    died wait for another one. `launch_s`: how long a cluster is asked to start a driver. Without a heartbeat for so
+    long a driver is lost: `silent_s`, where nobody knows it; `hung_s`, where it is alive. It has `stop_grace_s` to end
+    by itself, `pause_grace_s` to take its checkpoint."""
 
     max_running: int = 1
     max_relaunches: int = 2
     poll_s: float = 1.0
     lease_s: float = 20.0
+    launch_s: float = 60.0
     silent_s: float = 20.0
     hung_s: float = 300.0
     stop_grace_s: float = 30.0
@@ -93,6 +97,7 @@ class JobManager:
         self._name = name or f"manager-{secrets.token_hex(6)}"
         self._validating: dict[str, asyncio.Task[None]] = {}
         self._told: set[str] = set()
+        self._unsent: dict[str, str] = {}
         self._woken = asyncio.Event()
 
     async def run(self) -> None:
@@ -182,19 +187,32 @@ class JobManager:
         handle = f"{job.id}-{job.attempt + 1}"
         if not await self._call(self._store.next_attempt, job.id, job.attempt, handle, failures=failures):
             return
+        await self._submit(await self._call(self._store.get, job.id), handle)
+
+    async def _submit(self, job: JobRecord, handle: str) -> None:
+        """A cluster that is only starting, or that is away for a moment, is asked again at the next tick."""
         try:
             async with asyncio.timeout(self._config.call_s):
-                await self._launcher.launch(await self._call(self._store.get, job.id), handle)
+                await self._launcher.launch(job, handle)
+            self._unsent.pop(handle, None)
         except (RftError, TimeoutError) as error:
-            # Whether it runs all the same will be seen by its heartbeats.
-            why = _last(str(error)) or "no answer in time"
-            await self._tell(job, "warn", f"the driver may not have started: {why}")
+            why = _last(str(error)) or "it gives no answer"
+            if handle not in self._unsent:
+                await self._tell(job, "warn", f"the cluster does not start the driver yet: {why}")
+            self._unsent[handle] = why
 
     async def _watch(self, job: JobRecord) -> None:
         if job.handle is None or job.heartbeat_at is None:  # claimed by a manager that came no further
             await self._launch(job, job.failures)
             return
         silent_s = self._clock() - job.heartbeat_at
+        if (why := self._unsent.get(job.handle)) is not None:
+            if silent_s <= self._config.launch_s:
+                await self._submit(job, job.handle)
+                return
+            del self._unsent[job.handle]
+            await self._lost(job, why)
+            return
         found = await self._state(job.handle)
         if found.state == "ended":
             await self._lost(job, found.words)
@@ -227,7 +245,7 @@ class JobManager:
         if found.state == "ended" or (found.state == "unknown" and silent_s > self._config.silent_s):
             await self._call(self._store.driver_gone, job.id, job.handle)
             self.wake()
-        elif since_s > (self._config.pause_grace_s if job.status == "paused" else self._config.stop_grace_s):
+        elif since_s > (self._config.pause_grace_s if job.status in PAUSING else self._config.stop_grace_s):
             await self._stop(job.handle)
 
     # -- pieces --------------------------------------------------------------------------------------------------------
