@@ -61,27 +61,30 @@ class Servers:
         return float(answer.raise_for_status().json()["score"])
 
 
-def train(client: OpenAI, model: str, servers: Servers, folder: Path, **more: Any) -> Any:
-    """Upload, create, follow: the job as it ended. `more` goes into `method.reinforcement`."""
-    training = client.files.create(file=folder / "train.jsonl", purpose="fine-tune")
-    validation = client.files.create(file=folder / "validation.jsonl", purpose="fine-tune")
-    reinforcement: dict[str, Any] = {
-        "tools": [
-            {"name": name, "server_url": f"{servers.tools_url}/tools/{name}", "headers": servers.headers}
-            for name in TOOLS
-        ],
-        "grader": {"type": "endpoint", "url": f"{servers.grader_url}/grade", "headers": servers.headers},
-        "max_episode_steps": 32,
-    }
-    method: Any = {"type": "reinforcement", "reinforcement": reinforcement | more}
-    job = client.fine_tuning.jobs.create(
-        model=model, training_file=training.id, validation_file=validation.id, method=method, suffix="ledger", seed=7
+def upload(client: OpenAI, path: Path) -> str:
+    """The id of an uploaded file."""
+    return client.files.create(file=path, purpose="fine-tune").id
+
+
+def start(client: OpenAI, model: str, servers: Servers, training: str, validation: str, **more: Any) -> Any:
+    """The job that was made. `more` goes into `method.reinforcement`."""
+    tools = [
+        {"name": name, "server_url": f"{servers.tools_url}/tools/{name}", "headers": servers.headers} for name in TOOLS
+    ]
+    grader = {"type": "endpoint", "url": f"{servers.grader_url}/grade", "headers": servers.headers}
+    reinforcement = {"tools": tools, "grader": grader, "max_episode_steps": 32, **more}
+    method: Any = {"type": "reinforcement", "reinforcement": reinforcement}
+    return client.fine_tuning.jobs.create(
+        model=model, training_file=training, validation_file=validation, method=method, suffix="ledger", seed=7
     )
-    print(f"{job.id} is {job.status}", flush=True)
+
+
+def follow(client: OpenAI, job_id: str) -> Any:
+    """Print the events as they come; the job as it ended."""
     seen: set[str] = set()
     while True:
-        job = client.fine_tuning.jobs.retrieve(job.id)
-        events = client.fine_tuning.jobs.list_events(job.id, limit=100)
+        job = client.fine_tuning.jobs.retrieve(job_id)
+        events = client.fine_tuning.jobs.list_events(job_id, limit=100)
         for event in reversed([event for event in events.data if event.id not in seen]):
             seen.add(event.id)
             print(f"{event.level}: {event.message}", flush=True)
@@ -155,16 +158,18 @@ def main() -> None:
     options = parser.parse_args()
     servers = Servers(*(os.environ[name] for name in ("LEDGER_TOOLS_URL", "LEDGER_GRADER_URL", "LEDGER_TOKEN")))
     client = OpenAI()
-    job = train(
+    job = start(
         client,
         options.model,
         servers,
-        DATA,
+        upload(client, DATA / "train.jsonl"),
+        upload(client, DATA / "validation.jsonl"),
         hyperparameters={"batch_size": 16, "n_epochs": 1, "eval_interval": 5},
         limits={"max_tool_calls": 20, "max_completion_tokens": 600},
         reward={"tool_call_budget": 2, "tool_call_penalty": 0.03},
         algorithm={"advantage": "grpo", "learning_rate": 5e-4, "updates_per_batch": 2},
     )
+    job = follow(client, job.id)
     print(f"{job.id}: {job.status}, {job.fine_tuned_model}", flush=True)
     if job.status != "succeeded":
         raise SystemExit(f"{job.error}")

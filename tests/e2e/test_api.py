@@ -1,0 +1,186 @@
+"""OpenAI's SDK against a server: upload, job, events, checkpoint, then the tuned model with its tools. The driver and
+the server are killed in mid-job, once each, and the job still succeeds."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import openai
+import psutil
+import pytest
+import yaml
+
+from examples.ledger.services import services
+from examples.openai_sdk.agent_rft import Servers, by_chat, by_responses, mean_grade, start, upload
+from tests.e2e.command import AGENT_RFT, marked, processes, processes_left
+
+LEDGER = Path(__file__).parents[2] / "examples" / "ledger"
+STEPS, ROWS = 6, 16
+MODEL = "gpt-5"
+"""As clients' code has it: an alias."""
+DEADLINE_S = 480
+
+
+class Server:
+    """`agent-rft serve` as a process; `key` is what its first start printed."""
+
+    def __init__(self, folder: Path, environment: dict[str, str]) -> None:
+        self.folder, self._environment = folder, environment
+        self.key = ""
+        (folder / "agent-rft.yaml").write_text(
+            yaml.safe_dump({"allowed_networks": ["127.0.0.0/8"], "aliases": {MODEL: str(LEDGER / "base")}})
+        )
+        self.start()
+
+    def start(self) -> None:
+        command = [AGENT_RFT, "serve", "--folder", str(self.folder / "state"), "--port", "0"]
+        command += ["--config", str(self.folder / "agent-rft.yaml")]
+        self.process = subprocess.Popen(command, env=self._environment, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if found := re.search(r"shown this once: (\S+)", line):
+                self.key = found[1]
+            if found := re.search(r"serving at (\S+)", line):
+                self.url = found[1]
+                return
+        raise AssertionError(f"the server ended with code {self.process.wait()}")
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    @property
+    def client(self) -> openai.OpenAI:
+        return openai.OpenAI(api_key=self.key, base_url=self.url)
+
+
+@pytest.fixture(scope="module")
+def environment() -> Iterator[dict[str, str]]:
+    with services() as environment:
+        yield marked(environment)
+
+
+@pytest.fixture(scope="module")
+def servers(environment: dict[str, str]) -> Servers:
+    return Servers(*(environment[name] for name in ("LEDGER_TOOLS_URL", "LEDGER_GRADER_URL", "LEDGER_TOKEN")))
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str]) -> Iterator[Server]:
+    made = Server(tmp_path_factory.mktemp("server"), environment)
+    yield made
+    made.process.send_signal(signal.SIGTERM)
+    assert made.process.wait(60) == 0
+    assert processes_left() == []
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[dict[str, Any]]:
+    with (LEDGER / "data" / "validation.jsonl").open() as file:
+        return [json.loads(line) for line in islice(file, ROWS)]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, Any]]) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    with (LEDGER / "data" / "train.jsonl").open() as file:
+        (folder / "train.jsonl").write_text("".join(islice(file, STEPS * ROWS)))
+    (folder / "validation.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def events_of(server: Server, job_id: str) -> list[str]:
+    """Messages, oldest first."""
+    return [event.message for event in server.client.fine_tuning.jobs.list_events(job_id, limit=100)][::-1]
+
+
+def wait_for(server: Server, job_id: str, text: str) -> None:
+    """Until an event says it."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not any(text in message for message in events_of(server, job_id)):
+        job = server.client.fine_tuning.jobs.retrieve(job_id)
+        assert job.status not in ("failed", "cancelled"), job.error
+        assert time.monotonic() < deadline, events_of(server, job_id)
+        time.sleep(0.5)
+
+
+def kill_driver(job_id: str) -> None:
+    """Kill -9 the process that drives the job."""
+    drivers = [p for p in processes() if "cluster.job_driver" in p.cmdline() and job_id in p.cmdline()]
+    assert drivers
+    for driver in drivers:
+        driver.send_signal(signal.SIGKILL)
+    psutil.wait_procs(drivers, 10)
+
+
+@pytest.fixture(scope="module")
+def job(server: Server, servers: Servers, data: Path) -> Any:
+    """Trained to its end, over the death of its driver and of the server."""
+    client = server.client
+    made = start(
+        client,
+        MODEL,
+        servers,
+        upload(client, data / "train.jsonl"),
+        upload(client, data / "validation.jsonl"),
+        hyperparameters={"batch_size": 16, "n_epochs": 1, "eval_interval": 2},
+        limits={"max_tool_calls": 20, "max_completion_tokens": 600},
+        reward={"tool_call_budget": 2, "tool_call_penalty": 0.03},
+        algorithm={"advantage": "grpo", "learning_rate": 5e-4, "updates_per_batch": 2},
+    )
+    assert servers.token not in made.model_dump_json()
+    wait_for(server, made.id, "Step 3/6")
+    kill_driver(made.id)
+    wait_for(server, made.id, "Step 5/6")
+    server.kill()
+    server.start()
+    wait_for(server, made.id, "successfully completed")
+    return server.client.fine_tuning.jobs.retrieve(made.id)
+
+
+@pytest.mark.timeout(900)  # three starts of an engine and a learner
+def test_a_job_succeeds_though_its_driver_and_its_server_were_killed(
+    server: Server, servers: Servers, job: Any
+) -> None:
+    assert (job.status, job.error) == ("succeeded", None)
+    assert job.fine_tuned_model.startswith(f"ft:{MODEL}:local:ledger:")
+    assert job.trained_tokens > 0
+    client = server.client
+    checkpoints = client.fine_tuning.jobs.checkpoints.list(job.id).data
+    assert checkpoints[0].step_number == STEPS
+    assert {checkpoint.step_number for checkpoint in checkpoints} <= {2, 4, 6}
+    served = {model.id for model in client.models.list()}
+    assert {MODEL, job.fine_tuned_model, *(c.fine_tuned_model_checkpoint for c in checkpoints)} <= served
+    result = client.files.content(job.result_files[0]).text
+    steps = [line.split(",")[0] for line in result.splitlines()[1:]]
+    assert steps == [str(step) for step in range(1, STEPS + 1)]
+    told = " ".join(events_of(server, job.id)) + result
+    assert servers.token not in told
+
+
+@pytest.mark.parametrize("agent", [by_responses, by_chat], ids=["responses", "chat_completions"])
+@pytest.mark.timeout(600)
+def test_the_tuned_model_works_with_its_tools_as_well_as_the_job_reported(
+    server: Server, servers: Servers, job: Any, rows: list[dict[str, Any]], agent: Any
+) -> None:
+    (last,) = (c for c in server.client.fine_tuning.jobs.checkpoints.list(job.id).data if c.step_number == STEPS)
+    reported = last.metrics.model_dump()["full_valid_mean_grade"]
+    client = openai.OpenAI(api_key=server.key, base_url=server.url, timeout=300, max_retries=5)
+    grade = mean_grade(agent, client, job.fine_tuned_model, rows * 2, servers)
+    assert grade > reported - 0.2  # two standard errors of 16 rows and of 32 rollouts
+
+
+def test_no_secret_lies_in_the_servers_folder(server: Server, servers: Servers, job: Any) -> None:
+    for path in server.folder.rglob("*"):
+        if path.is_file() and os.access(path, os.R_OK):
+            assert servers.token.encode() not in path.read_bytes(), path
+            assert server.key.encode() not in path.read_bytes(), path
