@@ -54,9 +54,13 @@ class Server:
                 return
         raise AssertionError(f"the server ended with code {self.process.wait()}")
 
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
+    def end(self, how: signal.Signals) -> int:
+        """Its exit code."""
+        self.process.send_signal(how)
+        code = self.process.wait(60)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        return code
 
     @property
     def client(self) -> openai.OpenAI:
@@ -78,8 +82,7 @@ def servers(environment: dict[str, str]) -> Servers:
 def server(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str]) -> Iterator[Server]:
     made = Server(tmp_path_factory.mktemp("server"), environment)
     yield made
-    made.process.send_signal(signal.SIGTERM)
-    assert made.process.wait(60) == 0
+    assert made.end(signal.SIGTERM) == 0
     assert processes_left() == []
 
 
@@ -137,11 +140,11 @@ def job(server: Server, servers: Servers, data: Path) -> Any:
         reward={"tool_call_budget": 2, "tool_call_penalty": 0.03},
         algorithm={"advantage": "grpo", "learning_rate": 5e-4, "updates_per_batch": 2},
     )
-    assert servers.token not in made.model_dump_json()
+    assert servers.token not in made.model_dump_json(warnings=False)
     wait_for(server, made.id, "Step 3/6")
     kill_driver(made.id)
     wait_for(server, made.id, "Step 5/6")
-    server.kill()
+    server.end(signal.SIGKILL)
     server.start()
     wait_for(server, made.id, "successfully completed")
     return server.client.fine_tuning.jobs.retrieve(made.id)
@@ -173,7 +176,7 @@ def test_the_tuned_model_works_with_its_tools_as_well_as_the_job_reported(
     server: Server, servers: Servers, job: Any, rows: list[dict[str, Any]], agent: Any
 ) -> None:
     (last,) = (c for c in server.client.fine_tuning.jobs.checkpoints.list(job.id).data if c.step_number == STEPS)
-    reported = last.metrics.model_dump()["full_valid_mean_grade"]
+    reported = last.metrics.model_dump(warnings=False)["full_valid_mean_grade"]
     client = openai.OpenAI(api_key=server.key, base_url=server.url, timeout=300, max_retries=5)
     grade = mean_grade(agent, client, job.fine_tuned_model, rows * 2, servers)
     assert grade > reported - 0.2  # two standard errors of 16 rows and of 32 rollouts
