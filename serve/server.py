@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, nullcontext
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import uvicorn
@@ -65,7 +65,6 @@ def run_server(
     port: int,
     address: str | None,
     tell: Callable[[str], None],
-    with_ray: bool = True,
 ) -> None:
     """Serve until a signal. `tell` gets the lines for whoever starts the server.
 
@@ -76,7 +75,7 @@ def run_server(
     try:
         state = ServerState(places, operator)
         try:
-            with ray_session(address) if with_ray else nullcontext():
+            with ray_session(address):
                 token = state.first_key()
                 if token is not None:
                     tell(f"API key, shown this once: {token}")
