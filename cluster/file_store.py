@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from sqlalchemy import Select, select
+from sqlalchemy import BigInteger, Select, select
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
 from cluster.blobs import Blobs
@@ -62,9 +62,9 @@ class FileRow(Base):
     id: Mapped[str] = mapped_column(unique=True)
     filename: Mapped[str]
     purpose: Mapped[str] = mapped_column(index=True)
-    num_bytes: Mapped[int]
-    created_at: Mapped[int]
-    expires_at: Mapped[int | None] = mapped_column(index=True)
+    num_bytes: Mapped[int] = mapped_column(BigInteger)
+    created_at: Mapped[int] = mapped_column(BigInteger)
+    expires_at: Mapped[int | None] = mapped_column(BigInteger, index=True)
 
 
 @dataclass(slots=True)

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, cast, get_args
 
-from sqlalchemy import select
+from sqlalchemy import BigInteger, select
 from sqlalchemy.orm import Mapped, mapped_column
 
 from cluster.database import Base, Database
@@ -52,8 +52,8 @@ class KeyRow(Base):
     name: Mapped[str]
     scopes: Mapped[str]
     hash: Mapped[str]
-    created_at: Mapped[int]
-    revoked_at: Mapped[int | None]
+    created_at: Mapped[int] = mapped_column(BigInteger)
+    revoked_at: Mapped[int | None] = mapped_column(BigInteger)
     requests_per_minute: Mapped[int | None]
 
 

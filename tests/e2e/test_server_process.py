@@ -31,7 +31,7 @@ def command(folder: Path, port: int) -> list[str]:
 
 
 def start(folder: Path, port: int = 0) -> tuple[subprocess.Popen[str], str, str]:
-    """The process, the key that it printed and its URL."""
+    """The process, the key that it printed (once a folder) and its URL."""
     process = subprocess.Popen(command(folder, port), stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     key, url = "", ""
@@ -41,6 +41,7 @@ def start(folder: Path, port: int = 0) -> tuple[subprocess.Popen[str], str, str]
         if line.startswith("serving at"):
             url = line.split()[2]
             break
+    assert url, "the server ended before it served"
     return process, key, url
 
 
