@@ -31,6 +31,7 @@ PASSED_ON = (
 EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high"}
 """What training has no word for."""
 VLLM_CALL_ID = "chatcmpl-tool-"
+VLLM_EXTRAS = frozenset({"prompt_token_ids", "prompt_text", "metrics"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,12 +205,14 @@ class ChatEngine:
         if "error" in chunk:
             return self._refused(chunk["error"])
         for choice in chunk.get("choices", ()):
+            choice.pop("token_ids", None)
             for call in choice["delta"].get("tool_calls") or ():
                 if call.get("id"):
                     call["id"] = _call_id(call["id"])
+        cleaned = {name: value for name, value in chunk.items() if name not in VLLM_EXTRAS}
         if chunk.get("usage"):
-            chunk["usage"] = _usage(chunk["usage"])
-        return chunk
+            cleaned["usage"] = _usage(chunk["usage"])
+        return cleaned
 
     def _refused(self, error: Mapping[str, Any]) -> Refusal:
         """

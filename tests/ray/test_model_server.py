@@ -96,7 +96,9 @@ async def client(rollouts: Any, tmp_path_factory: pytest.TempPathFactory) -> Asy
     settings = ServeSettings(context_length=CONTEXT, max_completion_tokens=400, max_tool_output_tokens=12)
     registry.add(TUNED, BASE_MODEL, "gpt-5", "ftjob-1", settings)
     ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
-    pool = EnginePool(registry, lambda record: RayEngine(record, EngineResources(max_num_seqs=8)), ServeLimits())
+    pool = EnginePool(
+        registry, lambda record: RayEngine(record, EngineResources(max_num_seqs=8)), ServeLimits(start_wait_s=280)
+    )
     grading, box = grader_pools(NOTHING_ALLOWED), SecretBox.of_folder(folder, {})
     routers = [
         chat.make_router(pool, grading),
