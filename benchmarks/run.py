@@ -20,9 +20,11 @@ QUICK: list[list[str]] = [
     ["rollout_goodput", "--runs", "1"],
     ["async_gain", "--staleness", "1", "--steps", "8"],
     ["dispatcher", "--runs", "3", "--calls", "5000"],
+    ["api"],
 ]
 FULL: list[list[str]] = [
     ["dispatcher", "--runs", "5"],
+    ["api", "--seconds", "10"],
     ["learner"],
     ["loss_memory"],
     ["grader_pool"],

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Protocol
 
 from pydantic import Field, StrictInt, StrictStr
 
-from cluster.preflight import FILES, endpoint_problems
+from cluster.form_check import FILES, endpoint_problems
 from cluster.run_folder import plain, public_job
 from trainer.config_file import Lines, Source, Variables, validate
 from trainer.endpoint_spec import Strict

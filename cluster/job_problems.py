@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from cluster.form_check import FILES
 from cluster.job_tables import JobError
-from cluster.preflight import FILES
 from cluster.run_folder import plain
 from trainer.errors import InvalidJob, Problem, RftError, UserError
 

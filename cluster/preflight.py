@@ -12,33 +12,26 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
-import jsonschema
-from referencing.exceptions import Unresolvable
-
-from actors.endpoint import endpoint_mistake
-from actors.graders.factory import all_grader_problems, graders_of, templates_of
-from actors.guarded_urls import REMEDY as ADDRESS_REMEDY
-from actors.guarded_urls import Guard
+from actors.graders.factory import graders_of, templates_of
 from actors.parsing import tool_parser_names
 from actors.sandbox.start import REMEDY as SANDBOX_REMEDY
 from actors.sandbox.start import choose_way, sandbox_report
 from actors.templates import render
-from cluster.dry_run import SESSION, TOOLS, dry_run_problems, example_of, example_sample
+from cluster.dry_run import TOOLS, dry_run_problems, example_sample
+from cluster.form_check import FILES, endpoint_problems, schema_mistake
 from cluster.model_folder import ModelFolder, read_model
 from cluster.placement import Placement, num_nodes, plan_placement
 from trainer.chat import Renderer
 from trainer.checkpoint import KEEP_BEST
 from trainer.data import read_tasks
 from trainer.errors import GraderFailed, InvalidJob, Problem, UserError
-from trainer.grader_spec import EndpointGrader, PythonGrader
+from trainer.grader_spec import PythonGrader
 from trainer.operator import NOTHING_ALLOWED, Operator
 from trainer.spec import ClusterSpec, JobSpec, Plan, Reinforcement, resolve
 from trainer.types import Task
 
 DEFAULT_PARSER = ClusterSpec().tool_parser
-FILES = ("training_file", "validation_file", "test_file")
 MAX_AUTO_CONTEXT = 16_384
 MIN_ANSWER_TOKENS = 16
 """A prompt must leave at least so many tokens of the context to the answer."""
@@ -169,27 +162,6 @@ def _read(job: JobSpec, name: str, conversations: bool) -> tuple[list[Task], lis
 # -- tools and graders -------------------------------------------------------------------------------------------------
 
 
-def endpoint_problems(reinforcement: Reinforcement, operator: Operator) -> list[Problem]:
-    """What is wrong with tools, sessions and graders whatever the files hold; nothing is called."""
-    problems = []
-    for i, entry in enumerate(reinforcement.tools):
-        mistake = endpoint_mistake(entry.server_url, entry.headers)
-        if mistake is not None:
-            remedy = "mend server_url or headers"
-            problems.append(Problem("invalid_endpoint", f"{TOOLS}[{i}].server_url", mistake, remedy))
-    if (session := reinforcement.session) is not None:
-        for name, url in (("start_url", session.start_url), ("end_url", session.end_url)):
-            mistake = None if url is None else endpoint_mistake(url, session.headers)
-            if mistake is not None:
-                problems.append(Problem("invalid_endpoint", f"{SESSION}.{name}", mistake, "mend the URL or headers"))
-    mistake = schema_mistake(reinforcement.response_format)
-    if mistake is not None:
-        field = "method.reinforcement.response_format"
-        problems.append(Problem("invalid_schema", field, mistake, "give a valid JSON schema (draft 2020-12)"))
-    problems += all_grader_problems(reinforcement, operator)
-    return problems + _address_problems(reinforcement, Guard(operator.allowed_networks))
-
-
 def _tool_problems(reinforcement: Reinforcement, rows: Sequence[_Row]) -> list[Problem]:
     """Tools of rows that no entry of the job serves, and schemas that are none."""
     problems = []
@@ -210,37 +182,6 @@ def _tool_problems(reinforcement: Reinforcement, rows: Sequence[_Row]) -> list[P
                 remedy = "give a valid JSON schema (draft 2020-12) of type object"
                 problems.append(row.problem("invalid_schema", f".tools[{i}].function.parameters", mistake, remedy))
     return problems
-
-
-def _address_problems(reinforcement: Reinforcement, guard: Guard) -> list[Problem]:
-    """URLs whose host is written as an address that the operator does not allow; names are resolved by the dry run."""
-    urls = [(f"{TOOLS}[{i}].server_url", tool.server_url) for i, tool in enumerate(reinforcement.tools)]
-    session = reinforcement.session
-    if session is not None:
-        urls += [(f"{SESSION}.{name}", url) for name in ("start_url", "end_url") if (url := getattr(session, name))]
-    graders = graders_of(reinforcement)
-    urls += [(f"{where}.url", spec.url) for where, spec in graders if isinstance(spec, EndpointGrader)]
-    problems = []
-    for where, url in urls:
-        mistake = None if endpoint_mistake(url, {}) else guard.mistake(url)
-        if mistake is not None:
-            problems.append(Problem("forbidden_address", where, mistake, ADDRESS_REMEDY))
-    return problems
-
-
-def schema_mistake(schema: Any) -> str | None:
-    """What makes this no JSON schema that values could be checked against; None where nothing does."""
-    if schema is None:
-        return None
-    validator = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
-    try:
-        validator.check_schema(schema)
-        list(validator(schema).iter_errors(example_of(schema)))
-    except jsonschema.SchemaError as error:
-        return f"{error.json_path}: {error.message}"
-    except Unresolvable as error:
-        return f"the reference {error.ref!r} leads nowhere"
-    return None
 
 
 def _value_problems(reinforcement: Reinforcement, rows: Sequence[_Row]) -> list[Problem]:

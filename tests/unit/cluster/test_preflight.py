@@ -19,7 +19,8 @@ import pytest
 from aiohttp import web
 
 from cluster.dry_run import example_of
-from cluster.preflight import Free, Prepared, prepare, schema_mistake
+from cluster.form_check import schema_mistake
+from cluster.preflight import Free, Prepared, prepare
 from tests.fakes_http import LOCAL, Behaviour, FakeEndpoint, Received, hangs, says, unused_port
 from trainer.errors import InvalidJob, Problem
 from trainer.jobfile import parse_job, read_job

@@ -1,0 +1,74 @@
+"""What is wrong with a job's endpoints, graders and schemas whatever its files hold: all that an API can say at once,
+without a model's libraries and without a call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jsonschema
+from referencing.exceptions import Unresolvable
+
+from actors.endpoint import endpoint_mistake
+from actors.graders.factory import all_grader_problems, graders_of
+from actors.guarded_urls import REMEDY as ADDRESS_REMEDY
+from actors.guarded_urls import Guard
+from cluster.dry_run import SESSION, TOOLS, example_of
+from trainer.errors import Problem
+from trainer.grader_spec import EndpointGrader
+from trainer.operator import Operator
+from trainer.spec import Reinforcement
+
+FILES = ("training_file", "validation_file", "test_file")
+"""Fields of a job."""
+
+
+def endpoint_problems(reinforcement: Reinforcement, operator: Operator) -> list[Problem]:
+    """What is wrong with tools, sessions and graders whatever the files hold; nothing is called."""
+    problems = []
+    for i, entry in enumerate(reinforcement.tools):
+        mistake = endpoint_mistake(entry.server_url, entry.headers)
+        if mistake is not None:
+            remedy = "mend server_url or headers"
+            problems.append(Problem("invalid_endpoint", f"{TOOLS}[{i}].server_url", mistake, remedy))
+    if (session := reinforcement.session) is not None:
+        for name, url in (("start_url", session.start_url), ("end_url", session.end_url)):
+            mistake = None if url is None else endpoint_mistake(url, session.headers)
+            if mistake is not None:
+                problems.append(Problem("invalid_endpoint", f"{SESSION}.{name}", mistake, "mend the URL or headers"))
+    mistake = schema_mistake(reinforcement.response_format)
+    if mistake is not None:
+        field = "method.reinforcement.response_format"
+        problems.append(Problem("invalid_schema", field, mistake, "give a valid JSON schema (draft 2020-12)"))
+    problems += all_grader_problems(reinforcement, operator)
+    return problems + _address_problems(reinforcement, Guard(operator.allowed_networks))
+
+
+def _address_problems(reinforcement: Reinforcement, guard: Guard) -> list[Problem]:
+    """URLs whose host is written as an address that the operator does not allow; names are resolved by the dry run."""
+    urls = [(f"{TOOLS}[{i}].server_url", tool.server_url) for i, tool in enumerate(reinforcement.tools)]
+    session = reinforcement.session
+    if session is not None:
+        urls += [(f"{SESSION}.{name}", url) for name in ("start_url", "end_url") if (url := getattr(session, name))]
+    graders = graders_of(reinforcement)
+    urls += [(f"{where}.url", spec.url) for where, spec in graders if isinstance(spec, EndpointGrader)]
+    problems = []
+    for where, url in urls:
+        mistake = None if endpoint_mistake(url, {}) else guard.mistake(url)
+        if mistake is not None:
+            problems.append(Problem("forbidden_address", where, mistake, ADDRESS_REMEDY))
+    return problems
+
+
+def schema_mistake(schema: Any) -> str | None:
+    """What makes this no JSON schema that values could be checked against; None where nothing does."""
+    if schema is None:
+        return None
+    validator = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
+    try:
+        validator.check_schema(schema)
+        list(validator(schema).iter_errors(example_of(schema)))
+    except jsonschema.SchemaError as error:
+        return f"{error.json_path}: {error.message}"
+    except Unresolvable as error:
+        return f"the reference {error.ref!r} leads nowhere"
+    return None
