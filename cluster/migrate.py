@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import sys
 import tempfile
+import threading
 from pathlib import Path
 
 from alembic import command
@@ -27,6 +28,8 @@ import cluster.model_registry  # noqa: F401
 from cluster.database import Database
 
 FOLDER = Path(__file__).parent / "migrations"
+_ALONE = threading.Lock()
+"""Alembic has one context in a process."""
 TABLES_LOCK = 0x7461626C
 """PostgreSQL's advisory lock of two servers that start at a time."""
 
@@ -34,7 +37,7 @@ TABLES_LOCK = 0x7461626C
 def migrate(database: Database) -> None:
     """Make or change the tables. Done twice, it is the same; data stays."""
     logging.getLogger("alembic").setLevel(logging.WARNING)
-    with database.engine.begin() as connection:
+    with _ALONE, database.engine.begin() as connection:
         if connection.dialect.name == "postgresql":
             connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": TABLES_LOCK})
         command.upgrade(_config(connection), "head")

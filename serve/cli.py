@@ -23,6 +23,7 @@ from cluster.run import Outcome, check, evaluate_model, train
 from cluster.run_folder import RunFolder
 from cluster.signals import STOPPED
 from cluster.traces import print_traces, select_traces, trace_json
+from serve import client_cli
 from serve.keys_cli import DEFAULT_FOLDER, DatabaseUrl, Folder
 from serve.keys_cli import app as keys_app
 from serve.server import run_server
@@ -33,8 +34,11 @@ from trainer.operator import Operator
 from trainer.operator_file import config_path, load_operator
 from trainer.spec import JobSpec
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 app.add_typer(keys_app, name="keys")
+app.add_typer(client_cli.files, name="files")
+app.add_typer(client_cli.jobs, name="jobs")
+app.add_typer(client_cli.models, name="models")
 
 JobFile = Annotated[Path, typer.Argument(help="the job, YAML or JSON")]
 Address = Annotated[

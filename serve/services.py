@@ -13,7 +13,7 @@ from fastapi import APIRouter
 from cluster.driver_settings import DriverSettings
 from cluster.job_service import JobService
 from cluster.jobs import JobManager
-from cluster.model_registry import ModelRecord, ModelRegistry
+from cluster.model_registry import ModelRecord
 from cluster.ray_launcher import RayLauncher
 from cluster.store import JobStore
 from serve import chat, files, fine_tuning, graders, models, responses
@@ -48,7 +48,7 @@ class Services:
             config=None if config is None else str(config.resolve()),
             address=address,
         )
-        registry = ModelRegistry(state.database, operator.aliases)
+        registry = state.models
         self._manager = JobManager(JobStore(state.database), RayLauncher(settings, job_server))
         self._jobs = JobService(
             JobStore(state.database), registry, state.files, state.secrets, operator, wake=self._wake

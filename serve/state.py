@@ -15,8 +15,8 @@ from cluster.blobs import Blobs, FolderBlobs, RemoteBlobs
 from cluster.database import Database
 from cluster.file_store import FileStore
 from cluster.keys import KeyStore
+from cluster.migrate import migrate
 from cluster.model_registry import ModelRegistry
-from cluster.schema import create_tables
 from cluster.secrets import SecretBox
 from trainer.errors import UserError
 from trainer.operator import Operator
@@ -83,9 +83,9 @@ def open_database(places: Places) -> Database:
         UserError: its URL is none, or nothing answers there.
     """
     url = places.database
-    database = Database.of_folder(places.folder) if url is None else Database(_checked_url(url))
+    database = Database.of_folder(places.folder.resolve()) if url is None else Database(_checked_url(url))
     try:
-        create_tables(database)
+        migrate(database)
     except SQLAlchemyError as error:
         # Not the error's whole text: it may hold the URL.
         where = database.engine.url.render_as_string(hide_password=True)

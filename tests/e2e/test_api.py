@@ -176,7 +176,7 @@ def test_the_tuned_model_works_with_its_tools_as_well_as_the_job_reported(
     server: Server, servers: Servers, job: Any, rows: list[dict[str, Any]], agent: Any
 ) -> None:
     (last,) = (c for c in server.client.fine_tuning.jobs.checkpoints.list(job.id).data if c.step_number == STEPS)
-    reported = last.metrics.model_dump(warnings=False)["full_valid_mean_grade"]
+    reported = last.metrics.model_dump(warnings=False)["full_valid_mean_reward"]
     client = openai.OpenAI(api_key=server.key, base_url=server.url, timeout=300, max_retries=5)
     grade = mean_grade(agent, client, job.fine_tuned_model, rows * 2, servers)
     assert grade > reported - 0.2  # two standard errors of 16 rows and of 32 rollouts

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cluster.database import Base, Database
-from cluster.schema import create_tables
+from cluster.migrate import migrate
 from tests.postgres import postgres
 
 
@@ -24,7 +24,7 @@ def any_database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Dat
     """An empty database with all tables."""
     is_sqlite = request.param == "sqlite"
     database = Database.of_folder(tmp_path) if is_sqlite else Database(request.getfixturevalue("postgresql_url"))
-    create_tables(database)
+    migrate(database)
     yield database
     Base.metadata.drop_all(database.engine)
     database.close()

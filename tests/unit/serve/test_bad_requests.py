@@ -14,7 +14,7 @@ import pytest
 from cluster.blobs import FolderBlobs
 from cluster.database import Database
 from cluster.file_store import FileStore
-from cluster.schema import create_tables
+from cluster.migrate import migrate
 from serve import files, graders
 from tests.unit.serve.bad_requests import SECRET, Bad, check_refused
 from tests.unit.serve.world import client_of
@@ -277,7 +277,7 @@ TOOLS = [
 @pytest.fixture
 async def client(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
     database = Database.of_folder(tmp_path)
-    create_tables(database)
+    migrate(database)
     store = FileStore(database, FolderBlobs(tmp_path / "files"), tmp_path, max_bytes=10_000)
     routers = [files.make_router(store), graders.make_router(NOTHING_ALLOWED)]
     async with client_of(routers) as client:

@@ -13,7 +13,7 @@ import pytest
 from cluster.blobs import FolderBlobs
 from cluster.database import Database
 from cluster.file_store import FileStore
-from cluster.schema import create_tables
+from cluster.migrate import migrate
 from serve.files import make_router
 from tests.unit.serve.world import client_of, openai_of
 
@@ -28,7 +28,7 @@ class World:
         self.folder = folder
         self.now = 1_000_000.0
         database = Database.of_folder(folder)
-        create_tables(database)
+        migrate(database)
         self.store = FileStore(database, FolderBlobs(folder / "files"), folder, MAX_BYTES, lambda: self.now)
         self.http = client_of([make_router(self.store)])
         self.sdk = openai_of(self.http)
