@@ -9,12 +9,14 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
+import ray
 import uvicorn
 from fastapi import FastAPI
 
 from cluster.ray_session import job_cluster
 from cluster.signals import Signals
 from serve.app import Lifespan, create_app
+from serve.ray_engine import EngineResources
 from serve.services import Services
 from serve.state import Places, ServerState
 from trainer.errors import UserError
@@ -79,7 +81,8 @@ def run_server(
         state = ServerState(places, operator)
         try:
             with job_cluster(address) as job_server:
-                services = Services(state, places, operator, config, address, job_server)
+                resources = EngineResources(gpus=1 if ray.cluster_resources().get("GPU", 0) else 0)
+                services = Services(state, places, operator, config, address, job_server, resources)
                 token = state.first_key()
                 if token is not None:
                     tell(f"API key, shown this once: {token}")

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-import ray
 from fastapi import APIRouter
 
 from cluster.driver_settings import DriverSettings
@@ -26,7 +25,7 @@ from trainer.operator import Operator
 
 class Services:
     """Made in no event loop; `run` is to be run in the one that serves. `config` is the operator's file,
-    `job_server` the URL of the cluster's."""
+    `job_server` the URL of the cluster's, `resources` those of each engine that serves."""
 
     def __init__(
         self,
@@ -36,6 +35,7 @@ class Services:
         config: Path | None,
         address: str | None,
         job_server: str,
+        resources: EngineResources,
     ) -> None:
         """
         Raises:
@@ -54,7 +54,6 @@ class Services:
             JobStore(state.database), registry, state.files, state.secrets, operator, wake=self._wake
         )
         self._loop: asyncio.AbstractEventLoop | None = None
-        resources = EngineResources(gpus=1 if ray.cluster_resources().get("GPU", 0) else 0)
 
         def spawn(record: ModelRecord) -> RayEngine:
             return RayEngine(record, resources)

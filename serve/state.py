@@ -44,7 +44,7 @@ class ServerState:
         Raises:
             UserError: the folder, the database or the files' place cannot be used.
         """
-        folder = places.folder
+        self.folder = folder = places.folder
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.secrets = SecretBox.of_folder(folder)

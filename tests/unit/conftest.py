@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from sqlalchemy import text
 
 from cluster.database import Base, Database
 from cluster.migrate import migrate
@@ -26,5 +27,7 @@ def any_database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Dat
     database = Database.of_folder(tmp_path) if is_sqlite else Database(request.getfixturevalue("postgresql_url"))
     migrate(database)
     yield database
-    Base.metadata.drop_all(database.engine)
+    with database.engine.begin() as connection:
+        Base.metadata.drop_all(connection)
+        connection.execute(text("DROP TABLE alembic_version"))
     database.close()

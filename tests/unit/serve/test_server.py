@@ -8,8 +8,11 @@ from pathlib import Path
 
 import httpx
 import pytest
+from fastapi import FastAPI
 
+from serve.ray_engine import EngineResources
 from serve.server import app_of, beside, listen
+from serve.services import Services
 from serve.state import Places, ServerState
 from tests.unit.serve.world import openai_of
 from trainer.errors import UserError
@@ -23,10 +26,18 @@ def state(tmp_path: Path) -> Iterator[ServerState]:
     state.close()
 
 
+def app(state: ServerState) -> FastAPI:
+    """The whole API; its lifespan, in which jobs are looked after, is not entered."""
+    services = Services(
+        state, Places(state.folder), NOTHING_ALLOWED, None, None, "http://127.0.0.1:1", EngineResources()
+    )
+    return app_of(state, services, NOTHING_ALLOWED)
+
+
 async def test_the_first_key_opens_the_whole_api(state: ServerState) -> None:
     token = state.first_key()
     assert token is not None
-    transport = httpx.ASGITransport(app_of(state, NOTHING_ALLOWED))
+    transport = httpx.ASGITransport(app(state))
     async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
         made = await openai_of(client, token).files.create(file=("a.jsonl", b"{}"), purpose="fine-tune")
         assert [file.id async for file in openai_of(client, token).files.list()] == [made.id]
@@ -35,7 +46,7 @@ async def test_the_first_key_opens_the_whole_api(state: ServerState) -> None:
 
 
 def test_the_openapi_page_tells_of_every_route_and_its_errors(state: ServerState) -> None:
-    described = app_of(state, NOTHING_ALLOWED).openapi()
+    described = app(state).openapi()
     upload = described["paths"]["/v1/files"]["post"]
     assert set(upload["requestBody"]["content"]["multipart/form-data"]["schema"]["required"]) == {"file", "purpose"}
     for path, routes in described["paths"].items():
@@ -54,8 +65,7 @@ async def test_what_runs_beside_an_app_ends_with_it(state: ServerState) -> None:
         finally:
             ended.set()
 
-    app = app_of(state, NOTHING_ALLOWED)
-    async with beside([works])(app):
+    async with beside([works])(FastAPI()):
         async with asyncio.timeout(10):
             await begun.wait()
         assert not ended.is_set()
