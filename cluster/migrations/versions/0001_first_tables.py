@@ -19,12 +19,12 @@ def upgrade() -> None:
         sa.Column("hash", sa.String(), nullable=False),
         sa.Column("created_at", sa.BigInteger(), nullable=False),
         sa.Column("revoked_at", sa.BigInteger(), nullable=True),
-        sa.Column("requests_per_minute", sa.BigInteger(), nullable=True),
+        sa.Column("requests_per_minute", sa.Integer(), nullable=True),
         sa.PrimaryKeyConstraint("id"),
     )
     op.create_table(
         "files",
-        sa.Column("number", sa.BigInteger(), autoincrement=True, nullable=False),
+        sa.Column("number", sa.Integer(), autoincrement=True, nullable=False),
         sa.Column("id", sa.String(), nullable=False),
         sa.Column("filename", sa.String(), nullable=False),
         sa.Column("purpose", sa.String(), nullable=False),
