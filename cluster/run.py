@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import hashlib
-import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -19,13 +17,10 @@ from rich.console import Console
 from rich.markup import escape
 
 from actors.dispatcher_actor import DispatcherClient, start_dispatchers
-from actors.engine import EngineConfig
-from actors.episode import EpisodeSpec
 from actors.fleet import CANARY_LIMITS, Fleet
 from actors.grader_pool import GraderPoolActor, GraderPoolClient
-from actors.learner import LearnerConfig
 from actors.learner_group import LearnerGroup
-from actors.rollout_worker import RolloutWorker, WorkerConfig
+from actors.rollout_worker import RolloutWorker
 from actors.weight_sync import WeightSync
 from cluster.job_sessions import JobSessions
 from cluster.live import LiveView, Sinks, before_after_table
@@ -33,16 +28,16 @@ from cluster.placement import Seats
 from cluster.preflight import Prepared, prepare
 from cluster.ray_session import ray_session
 from cluster.report import write_report
+from cluster.run_config import job_digest, learner_config, print_plan, worker_config
 from cluster.run_folder import RunFolder, new_run_folder
 from cluster.signals import Signals
-from trainer.chat import THOUGHT_MARKS
 from trainer.checkpoint import Checkpoints, LoopState, check_same_job
 from trainer.errors import InvalidJob, Problem, RftError, first_error
 from trainer.evaluate import Evaluation, evaluate
 from trainer.loop import Loop, LoopConfig
 from trainer.operator import Operator
 from trainer.protocols import EventSink, Level
-from trainer.spec import AlgorithmSpec, JobSpec
+from trainer.spec import JobSpec
 from trainer.supervised import SupervisedLoop
 from trainer.types import Purpose, Task
 
@@ -66,7 +61,7 @@ async def check(
     console = Console()
     with ray_session(address) as resources:
         prepared = await prepare(job, resources, runs, operator, found=found)
-    _print_plan(console, prepared)
+    print_plan(console, prepared)
     console.print("[green]the job is ready to be trained[/]")
 
 
@@ -138,7 +133,7 @@ async def _run(
     console = Console()
     with ray_session(address) as resources, Signals() as signals:
         prepared = await prepare(job, resources, runs, operator, dry_run=watch is None)
-        _print_plan(console, prepared)
+        print_plan(console, prepared)
         if watch is not None:
             watch.prepared(prepared)
         folder = RunFolder(resume or new_run_folder(runs, job.suffix))
@@ -212,15 +207,8 @@ class _Run:
             prepared.plan, job.reinforcement.algorithm, job.seed, job.reinforcement.grader.pass_threshold, digest
         )
         loop = Loop(config, prepared.tasks, prepared.validation, fleet, learner, checkpoints, self._sink)
-        if latest is not None:
-            await loop.resume(*latest)
-        self._phase("training")
-        with self._signals.graceful(loop.stop):
-            await loop.run()
-        if self._signals.count:
-            self.outcome = Outcome.STOPPED
-            return
-        if prepared.test:
+        await self._run_loop(loop, latest)
+        if prepared.test and self.outcome is Outcome.DONE:
             after = await self._grade(fleet, prepared.test, "test", "test-after", prepared.plan.eval_samples)
             if before is not None:
                 self._view.stop()
@@ -243,6 +231,10 @@ class _Run:
             self._sink,
             digest,
         )
+        await self._run_loop(loop, latest)
+
+    async def _run_loop(self, loop: Loop | SupervisedLoop, latest: tuple[Path, LoopState] | None) -> None:
+        """To its end or to a signal, from a checkpoint where there is one."""
         if latest is not None:
             await loop.resume(*latest)
         self._phase("training")
@@ -301,7 +293,7 @@ class _Run:
         Raises:
             InvalidJob: there is none, or the job has changed since.
         """
-        checkpoints, digest = Checkpoints(self._folder.checkpoints), _digest(self._prepared.job)
+        checkpoints, digest = Checkpoints(self._folder.checkpoints), job_digest(self._prepared.job)
         latest = checkpoints.latest() if resuming else None
         if resuming and latest is None:
             raise InvalidJob(f"{self._folder.path} holds no checkpoint to resume from")
@@ -329,7 +321,7 @@ class _Run:
             async with asyncio.TaskGroup() as group:
                 if learner:
                     options = [seats.actor_options(first_rank + rank) for rank in range(placement.learner_ranks)]
-                    learning = group.create_task(LearnerGroup.start(_learner_config(prepared), options))
+                    learning = group.create_task(LearnerGroup.start(learner_config(prepared), options))
                 if engines:
                     self._fleet = fleet = self._make_fleet(seats)
                     group.create_task(fleet.start())
@@ -352,7 +344,7 @@ class _Run:
         graders = cast(Any, GraderPoolActor).remote(
             reinforcement.grader, self._operator, reinforcement.guards, reinforcement.held_out_grader
         )
-        config = _worker_config(prepared, dispatchers, graders)
+        config = worker_config(prepared, dispatchers, graders)
         worker_class = ray.remote(RolloutWorker)
 
         def spawn(index: int) -> Any:
@@ -380,85 +372,3 @@ class _Run:
         text = f"{name}: grade {evaluation.grade:.3f} ± {evaluation.ci95:.3f}, {evaluation.tool_calls:.2f} tool calls"
         self._sink.event("info", f"{text} (n = {evaluation.num_rollouts})")
         return evaluation
-
-
-# -- configuration -----------------------------------------------------------------------------------------------------
-
-
-def _worker_config(prepared: Prepared, dispatchers: Sequence[Any], graders: Any) -> WorkerConfig:
-    job, reinforcement = prepared.job, prepared.job.reinforcement
-    return WorkerConfig(
-        engine=EngineConfig(
-            model=job.model,
-            dtype=prepared.placement.dtype,
-            context_length=prepared.context_length,
-            max_num_seqs=job.cluster.max_num_seqs,
-            seed=job.seed,
-            gpus=prepared.placement.engine_gpus,
-            thought_marks=THOUGHT_MARKS if prepared.renderer.end_of_thought is not None else None,
-        ),
-        episode=EpisodeSpec(
-            job=f"{job.seed}",
-            limits=reinforcement.limits,
-            reward=reinforcement.reward,
-            max_steps=reinforcement.max_episode_steps,
-            context_length=prepared.context_length,
-            max_thinking_tokens=prepared.plan.max_thinking_tokens,
-            response_schema=reinforcement.response_format,
-        ),
-        tool_parser=job.cluster.tool_parser,
-        template_arguments=prepared.renderer.template_arguments,
-        dispatchers=dispatchers,
-        graders=graders,
-    )
-
-
-def _learner_config(prepared: Prepared) -> LearnerConfig:
-    job, plan = prepared.job, prepared.plan
-    supervised = job.method.type == "supervised"
-    optimizer = job.supervised.algorithm if supervised else job.reinforcement.algorithm
-    return LearnerConfig(
-        model=Path(job.model),
-        steps=plan.steps,
-        learning_rate=plan.learning_rate,
-        lr_schedule=optimizer.lr_schedule,
-        algorithm=AlgorithmSpec() if supervised else job.reinforcement.algorithm,
-        method=job.method.type,
-        dtype=prepared.placement.dtype,
-        zero_stage=job.cluster.zero_stage,
-        micro_batch_tokens=job.cluster.micro_batch_tokens,
-        rank_cores=job.cluster.rank_cores,
-        on_gpu=prepared.placement.rank_gpus > 0,
-    )
-
-
-def _digest(job: JobSpec) -> str:
-    """Of all that must not change under a checkpoint: everything but the resources."""
-    text = json.dumps(job.model_dump(mode="json", exclude={"cluster"}), sort_keys=True)
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-
-
-def _print_plan(console: Console, prepared: Prepared) -> None:
-    plan, placement = prepared.plan, prepared.placement
-    rows = f"{plan.num_rows} rows x {plan.n_epochs} epochs"
-    console.print(
-        f"[bold]{prepared.job.model}[/] on {rows}: {plan.steps} steps of {plan.batch_size} rows", highlight=False
-    )
-    if prepared.job.method.type == "reinforcement":
-        limits = prepared.job.reinforcement.limits
-        console.print(
-            f"  {plan.group_size} rollouts a row, {plan.rollouts_per_step} a step, at most "
-            f"{plan.rollouts_per_step * limits.max_completion_tokens:,} sampled tokens a step; "
-            f"{plan.updates_per_batch} update(s) a step; validation of {len(prepared.validation)} rows every "
-            f"{plan.eval_interval} steps; {len(prepared.test)} test rows before and after",
-            highlight=False,
-        )
-    gpus = f", {placement.engine_gpus} GPU(s) an engine, {placement.rank_gpus} a rank" if placement.engine_gpus else ""
-    console.print(
-        f"  learning rate {plan.learning_rate:g}; {placement.engines} engine(s) x {placement.engine_cores} core(s), "
-        f"{placement.learner_ranks} learner rank(s) x {placement.rank_cores} core(s){gpus}, {placement.dtype}, "
-        f"context {prepared.context_length} tokens",
-        highlight=False,
-    )
-    for warning in prepared.warnings:
-        console.print(f"[yellow]warning[/] {escape(warning)}", highlight=False)

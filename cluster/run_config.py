@@ -1,0 +1,102 @@
+"""What a prepared job means for the actors that run it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+
+from actors.engine import EngineConfig
+from actors.episode import EpisodeSpec
+from actors.learner import LearnerConfig
+from actors.rollout_worker import WorkerConfig
+from cluster.preflight import Prepared
+from trainer.chat import THOUGHT_MARKS
+from trainer.spec import AlgorithmSpec, JobSpec
+
+
+def worker_config(prepared: Prepared, dispatchers: Sequence[Any], graders: Any) -> WorkerConfig:
+    """Of each rollout worker; `dispatchers` and `graders` are actors."""
+    job, reinforcement = prepared.job, prepared.job.reinforcement
+    return WorkerConfig(
+        engine=EngineConfig(
+            model=job.model,
+            dtype=prepared.placement.dtype,
+            context_length=prepared.context_length,
+            max_num_seqs=job.cluster.max_num_seqs,
+            seed=job.seed,
+            gpus=prepared.placement.engine_gpus,
+            thought_marks=THOUGHT_MARKS if prepared.renderer.end_of_thought is not None else None,
+        ),
+        episode=EpisodeSpec(
+            job=f"{job.seed}",
+            limits=reinforcement.limits,
+            reward=reinforcement.reward,
+            max_steps=reinforcement.max_episode_steps,
+            context_length=prepared.context_length,
+            max_thinking_tokens=prepared.plan.max_thinking_tokens,
+            response_schema=reinforcement.response_format,
+        ),
+        tool_parser=job.cluster.tool_parser,
+        template_arguments=prepared.renderer.template_arguments,
+        dispatchers=dispatchers,
+        graders=graders,
+    )
+
+
+def learner_config(prepared: Prepared) -> LearnerConfig:
+    """Of each learner rank."""
+    job, plan = prepared.job, prepared.plan
+    supervised = job.method.type == "supervised"
+    optimizer = job.supervised.algorithm if supervised else job.reinforcement.algorithm
+    return LearnerConfig(
+        model=Path(job.model),
+        steps=plan.steps,
+        learning_rate=plan.learning_rate,
+        lr_schedule=optimizer.lr_schedule,
+        algorithm=AlgorithmSpec() if supervised else job.reinforcement.algorithm,
+        method=job.method.type,
+        dtype=prepared.placement.dtype,
+        zero_stage=job.cluster.zero_stage,
+        micro_batch_tokens=job.cluster.micro_batch_tokens,
+        rank_cores=job.cluster.rank_cores,
+        on_gpu=prepared.placement.rank_gpus > 0,
+    )
+
+
+def job_digest(job: JobSpec) -> str:
+    """Of all that must not change under a checkpoint: everything but the resources."""
+    text = json.dumps(job.model_dump(mode="json", exclude={"cluster"}), sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def print_plan(console: Console, prepared: Prepared) -> None:
+    """What was resolved, before anything starts."""
+    plan, placement = prepared.plan, prepared.placement
+    rows = f"{plan.num_rows} rows x {plan.n_epochs} epochs"
+    console.print(
+        f"[bold]{prepared.job.model}[/] on {rows}: {plan.steps} steps of {plan.batch_size} rows", highlight=False
+    )
+    if prepared.job.method.type == "reinforcement":
+        limits = prepared.job.reinforcement.limits
+        console.print(
+            f"  {plan.group_size} rollouts a row, {plan.rollouts_per_step} a step, at most "
+            f"{plan.rollouts_per_step * limits.max_completion_tokens:,} sampled tokens a step; "
+            f"{plan.updates_per_batch} update(s) a step; validation of {len(prepared.validation)} rows every "
+            f"{plan.eval_interval} steps; {len(prepared.test)} test rows before and after",
+            highlight=False,
+        )
+    gpus = f", {placement.engine_gpus} GPU(s) an engine, {placement.rank_gpus} a rank" if placement.engine_gpus else ""
+    console.print(
+        f"  learning rate {plan.learning_rate:g}; {placement.engines} engine(s) x {placement.engine_cores} core(s), "
+        f"{placement.learner_ranks} learner rank(s) x {placement.rank_cores} core(s){gpus}, {placement.dtype}, "
+        f"context {prepared.context_length} tokens",
+        highlight=False,
+    )
+    for warning in prepared.warnings:
+        console.print(f"[yellow]warning[/] {escape(warning)}", highlight=False)
