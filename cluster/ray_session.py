@@ -78,7 +78,10 @@ def job_cluster(address: str | None) -> Iterator[str]:
     options = [f"--port={port}", f"--dashboard-port={dashboard}", f"--dashboard-agent-listen-port={agent}"]
     options += ["--node-ip-address=127.0.0.1", "--dashboard-host=127.0.0.1", f"--num-cpus={os.cpu_count()}"]
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--disable-usage-stats"]
-    with tempfile.TemporaryFile() as log:
+    # A folder of its own: in Ray's common one it would leave word of itself, and others would take it for theirs.
+    home = tempfile.TemporaryDirectory(prefix="rft-", ignore_cleanup_errors=True)
+    with tempfile.TemporaryFile() as log, home as folder:
+        options.append(f"--temp-dir={folder}")
         head = subprocess.Popen([*command, *options], stdout=log, stderr=log, preexec_fn=_end_with_parent)
         try:
             _wait_for_head(head, port, log)

@@ -243,14 +243,19 @@ def _packages() -> list[str]:
     return sorted(path for path in found if os.path.isdir(path))
 
 
-def _environment() -> dict[str, str]:
+def _inside(path: str, way: Way) -> str:
+    """Where a path is seen in there: the scratch folder would hide what lies below its place."""
+    return f"/.outside{path}" if way != "none" and path.startswith(f"{SCRATCH}/") else path
+
+
+def _environment(way: Way) -> dict[str, str]:
     """Nothing of ours. One thread each for numpy: a grade's parallelism is other grades."""
     return {
-        "PATH": f"{os.path.dirname(_python())}:/usr/bin:/bin",
+        "PATH": f"{os.path.dirname(_inside(_python(), way))}:/usr/bin:/bin",
         "HOME": SCRATCH,
         "TMPDIR": SCRATCH,
         "LANG": "C.UTF-8",
-        "PYTHONPATH": os.pathsep.join(_packages()),  # for Pythons that a grader starts
+        "PYTHONPATH": os.pathsep.join(_inside(path, way) for path in _packages()),  # for Pythons that a grader starts
         "PYTHONDONTWRITEBYTECODE": "1",
         "OPENBLAS_NUM_THREADS": "1",
         "OMP_NUM_THREADS": "1",
@@ -260,7 +265,7 @@ def _environment() -> dict[str, str]:
 def _launch_config(way: Way, limits: Limits) -> dict[str, Any]:
     worker = str(HERE / "worker.py")
     inside = worker if way == "none" else "/.worker.py"
-    binds, links = _binds()
+    binds, links = _binds(way)
     binds.append((worker, inside))
     devices = ["/dev/null", "/dev/zero", "/dev/random", "/dev/urandom"]
     return {
@@ -274,13 +279,13 @@ def _launch_config(way: Way, limits: Limits) -> dict[str, Any]:
         "scratch": SCRATCH,
         "scratch_bytes": limits.scratch_bytes,
         "memory_bytes": limits.memory_bytes,
-        "environment": _environment(),
-        "command": [_python(), "-I", "-S", "-B", inside],
+        "environment": _environment(way),
+        "command": [_inside(_python(), way), "-I", "-S", "-B", inside],
         "bubblewrap": _bubblewrap(binds, links, devices, limits) if way == "bubblewrap" else [],
     }
 
 
-def _binds() -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+def _binds(way: Way) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
     """What is visible in there, as pairs (source, path), and links, as pairs (target, path)."""
     base = os.path.realpath(sys.base_prefix)
     wanted = ["/usr/lib", "/usr/lib64", "/lib", "/lib64", "/etc/ld.so.cache", "/usr/share/zoneinfo"]
@@ -288,7 +293,7 @@ def _binds() -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
     links = [(os.readlink(path), path) for path in wanted[:4] if os.path.islink(path)]
     found = [path for path in dict.fromkeys(wanted) if os.path.exists(path) and not os.path.islink(path)]
     kept = [path for path in found if not any(path.startswith(f"{other}/") for other in found)]
-    return [(path, path) for path in kept], links
+    return [(path, _inside(path, way)) for path in kept], links
 
 
 def _bubblewrap(
@@ -334,7 +339,7 @@ def _worker_config(source: str, way: Way, limits: Limits, cpu_s: int) -> dict[st
         "source": source,
         "sandboxed": sandboxed,
         "uid": _unused_id() if sandboxed and _becomes_other_user() else None,
-        "packages": _packages(),
+        "packages": [_inside(path, way) for path in _packages()],
         "limits": rlimits,
         "cores": random.sample(cores, min(limits.num_cores, len(cores))),
         "cpu_s": cpu_s,
