@@ -133,7 +133,7 @@ class ChatEngine:
         except ValidationError as error:
             first = error.errors()[0]
             return Refusal(400, str(first["msg"]), ".".join(str(part) for part in first["loc"]))
-        except Exception as error:
+        except Exception as error:  # vLLM raises many kinds, and says of each what a client is to be told
             refused = create_error_response(error).error
             if refused.code >= 500:
                 if self._client.errored:

@@ -143,7 +143,7 @@ class Groups:
         account.in_flight += 1
         try:
             outcome = await self._run(request)
-        except BaseException:
+        except BaseException:  # cancelled, or an error that ends the job: either way the books are closed first
             account.in_flight -= 1
             if request.sample in late:
                 why = "the group went on without it: its others had ended long before"

@@ -21,7 +21,7 @@ import ray
 from trainer.errors import InvalidJob, Problem, RftError
 
 CONNECT_TIMEOUT_S = 10.0
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S, STOP_TIMEOUT_S = 60.0, 30.0
 LAST_WORDS_BYTES = 2_000
 PR_SET_PDEATHSIG = 1
 
@@ -89,7 +89,11 @@ def job_cluster(address: str | None) -> Iterator[str]:
                 yield f"http://127.0.0.1:{dashboard}"
         finally:
             head.terminate()
-            head.wait()
+            try:
+                head.wait(STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                head.kill()
+                head.wait()
 
 
 def begin_with_token() -> None:

@@ -173,7 +173,7 @@ def start(source: str, way: Way, limits: Limits, *, timeout_s: float, cpu_s: int
         failed = [name for name in PROTECTIONS if way != "none" and not ready["holds"].get(name)]
         if failed:
             raise SandboxFailed(f"the sandbox does not hold: {', '.join(failed)}")
-    except BaseException as error:
+    except BaseException as error:  # whatever it is, no sandbox is left behind
         ours.close()
         said = _said_at_its_end(process)
         if isinstance(error, TimeoutError):
