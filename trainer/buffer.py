@@ -1,8 +1,9 @@
 """Bounded staleness by admission: batches form in the order in which groups were admitted, whatever order they end in.
 
-At version v at most (max_staleness + 1) x batch_size groups are outstanding. A group admitted then stands within that
-many places of the front, so it is trained at version v + max_staleness at the latest; and because places are taken in
-order, a slow row is trained as often as a quick one.
+At version v at most (max_staleness + 1) x batch_size groups that may train are outstanding. A group admitted then
+stands within that many places of the front, so it is trained at version v + max_staleness at the latest; and because
+places are taken in order, a slow row is trained as often as a quick one. A group that ended without signal gives its
+place free at once, not only when its turn comes: else each batch would wait for round after round of fresh groups.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from trainer.types import Group
+
+TRAIN = "train"
 
 
 @dataclass(slots=True)
@@ -38,7 +41,7 @@ class Batch:
 class Buffer:
     """Groups between engines and learner.
 
-    `judge(group)` says "train", None (lost: too few survivors) or why a group has no signal. Up to `max_passed` groups
+    `judge(group)` says TRAIN, None (lost: too few survivors) or why a group has no signal. Up to `max_passed` groups
     of a batch are replaced by fresh ones; beyond that the batch goes on smaller.
     """
 
@@ -50,26 +53,37 @@ class Buffer:
         self._max_passed = max_passed
         self._judge = judge
         self._admitted = 0  # index that the next admission gets
+        self._begin = 0  # index with which the batch begins that is being formed
         self._front = 0  # index of the next group to take
-        self._training = 0  # groups taken and not yet published
-        self._done: dict[int, Group] = {}
+        self._taken = 0  # places of a batch that is not yet published
+        self._done: dict[int, tuple[Group, str | None]] = {}  # with what `judge` said
+        self._passed = 0  # groups since `_begin` that ended and do not train
         self._changed = asyncio.Condition()
 
     @property
     def outstanding(self) -> int:
-        """Groups admitted whose weights are not yet published."""
-        return self._admitted - self._front + self._training
+        """Groups admitted whose weights are not yet published. A batch that is being learned from counts in full, for
+        it makes one version."""
+        return self._admitted - self._begin + self._taken
+
+    def _has_room(self, needed: int) -> bool:
+        # A batch that passes over more than `max_passed` groups makes a version out of fewer that train. So no more
+        # than that many may be counted as gone, or a group could come to be trained a version too late.
+        trainable = self.outstanding - self._passed
+        return trainable < min(self._limit, needed) and self.outstanding < self._limit + self._max_passed
 
     async def admit(self, needed: Callable[[], int]) -> int:
         """Wait until one more group may start and return its index. `needed()`: groups that the job still wants."""
         async with self._changed:
-            await self._changed.wait_for(lambda: self.outstanding < min(self._limit, needed()))
+            await self._changed.wait_for(lambda: self._has_room(needed()))
             self._admitted += 1
             return self._admitted - 1
 
     async def put(self, group: Group) -> None:
+        verdict = self._judge(group)
         async with self._changed:
-            self._done[group.request.index] = group
+            self._done[group.request.index] = group, verdict
+            self._passed += verdict != TRAIN
             self._changed.notify_all()
 
     async def next_batch(self) -> Batch:
@@ -78,24 +92,21 @@ class Buffer:
         while len(batch.trained) + max(0, len(batch.passed) - self._max_passed) < self.batch_size:
             async with self._changed:
                 await self._changed.wait_for(lambda: self._front in self._done)
-                group = self._done.pop(self._front)
+                group, verdict = self._done.pop(self._front)
                 self._front += 1
-                verdict = self._judge(group)
-                if verdict == "train":
+                if verdict == TRAIN:
                     batch.trained.append(group)
-                    self._training += 1
                 else:
                     batch.passed.append((group, verdict))
-                self._changed.notify_all()
+        async with self._changed:
+            self._begin = self._front
+            self._passed -= len(batch.passed)
+            self._taken = self.batch_size if batch.trained else 0
+            self._changed.notify_all()
         return batch
 
     async def published(self) -> None:
         """The batch that was taken has become weights: its places are free."""
         async with self._changed:
-            self._training = 0
-            self._changed.notify_all()
-
-    async def wake(self) -> None:
-        """Look at `needed` again."""
-        async with self._changed:
+            self._taken = 0
             self._changed.notify_all()

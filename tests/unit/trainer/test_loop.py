@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +61,49 @@ async def test_no_batch_is_staler_than_the_bound_and_the_bound_is_used(tmp_path:
     assert len(observed) == 8
     assert max(observed) == staleness
     assert made.rollouts.published == list(range(1, 9))
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_staleness_holds_whatever_groups_come_to_and_whenever(tmp_path: Path, seed: int) -> None:
+    """Batches that pass over groups, small ones and late groups included."""
+    rng = random.Random(seed)
+    staleness, size = rng.randrange(4), rng.randrange(1, 5)
+    share_with_signal, late = rng.choice([0.4, 0.6, 0.8]), rng.choice([1, 10, 60])
+
+    def grades(request: GroupRequest) -> list[float | None]:
+        return [0.0, 1.0, 0.0, 1.0] if rng.random() < share_with_signal else [1.0] * 4
+
+    rollouts = FakeRollouts(grades, delay=lambda request: rng.randrange(1, late + 1))
+    made = Made(tmp_path, rollouts, staleness=staleness, batch_size=size, steps=30, validate=False)
+    with suppress(Halted):  # by chance three batches in a row may have no signal
+        await made.loop.run()
+    assert made.sink.steps
+    assert max(metrics["staleness_max"] for metrics in made.sink.steps) <= staleness
+
+
+async def test_a_group_without_signal_gives_its_place_free_before_its_turn_comes(tmp_path: Path) -> None:
+    """Else each batch would wait for round after round of fresh groups while its first group is slow."""
+    ended: list[str] = []
+
+    class Watched(FakeRollouts):
+        async def sample(self, request: GroupRequest) -> Any:
+            group = await super().sample(request)
+            ended.append(request.task.row_id)
+            return group
+
+    first: list[str] = []
+
+    def slow_first(request: GroupRequest) -> int:
+        first.append(request.task.row_id)
+        return 500 if len(first) == 1 else 1
+
+    def grades(request: GroupRequest) -> list[float | None]:
+        return [1.0] * 4 if len(first) in (2, 3) else [0.0, 1.0, 0.0, 1.0]
+
+    made = Made(tmp_path, Watched(grades, slow_first), staleness=0, steps=1, validate=False)
+    await made.loop.run()
+    assert first[0] == ended[-1]
+    assert len(ended) == 4  # two without signal and the one that trains, all before the slow one
 
 
 async def test_staleness_zero_lets_nothing_be_sampled_during_an_update(tmp_path: Path) -> None:
