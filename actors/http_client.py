@@ -2,9 +2,9 @@
 deadline with an answer or with an error that names the endpoint and shows no secret.
 
 The rules are those of section 4 of the wire contract. 408, 425, 429 and 503 wait and are tried again until the
-deadline; so does waiting for an open breaker. Other 5xx and connection errors get `max_retries` more tries. 401 and 403
-are a mistake in the job. Redirects are not followed. Everything else is an answer, and what it means is the caller's
-affair.
+deadline; so does waiting for an open breaker. Other 5xx, connection errors and requests that took too long get
+`max_retries` more tries. 401 and 403 are a mistake in the job. Redirects are not followed. Everything else is an
+answer, and what it means is the caller's affair.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ WAIT_STATUSES = frozenset({408, 425, 429, 503})
 REFUSED_STATUSES = frozenset({401, 403})
 REMEDIES = {
     "busy": "give it more capacity, lower max_concurrency or raise timeout_s",
+    "timeout": "make it faster, or raise attempt_timeout_s",
     "deadline": "make it faster, raise timeout_s, or raise max_concurrency if it can take more calls at a time",
     "server_error": "look into its own log",
     "connection": "check that it runs and that its URL is right and can be reached from the cluster",
@@ -125,6 +126,7 @@ class EndpointClient:
         self._failure = failure
         self._timing = timing
         self._timeout_s = min(endpoint.timeout_s, MAX_CALL_S)
+        self._attempt_timeout_s = endpoint.attempt_timeout_s
         self._max_retries = endpoint.max_retries
         self._hedge_after_s = hedge_after_s
         self._wire = Wire(url, headers, guard, resolver)
@@ -276,7 +278,8 @@ class EndpointClient:
         verdict, why, after_s = Verdict.GIVEN_UP, "", None
         self.counts.bytes_out += len(call.payload)
         try:
-            reply = await self._wire.send(call.payload, call.headers)
+            async with asyncio.timeout(self._attempt_timeout_s):
+                reply = await self._wire.send(call.payload, call.headers)
             verdict = _verdict(reply.status)
             if verdict is not Verdict.ANSWERED:
                 why = status_text(reply.status)
@@ -286,6 +289,9 @@ class EndpointClient:
         except WireError as error:
             verdict, why = (Verdict.FAILED if error.connected else Verdict.NO_CONNECTION), error.why
             raise _TryAgain("connection", why) from None
+        except TimeoutError:
+            verdict, why = Verdict.LATE, f"no answer within {self._attempt_timeout_s:g} s"
+            raise _TryAgain("timeout", why) from None
         except ForbiddenAddress as error:
             raise self._refused(
                 call, "forbidden_address", f"leads to {error.address}, {error.kind}: {ADDRESS_REMEDY}"

@@ -26,10 +26,13 @@ class Endpoint(Strict):
     """A place that is called over HTTP, and how hard it may be called.
 
     `max_concurrency` is the upper end of a limit that adapts: it shrinks while the endpoint does not keep up.
-    `max_retries` counts tries after connection errors, timeouts and 5xx; waiting on 408, 425, 429, 503 is no retry."""
+    `max_retries` counts tries after connection errors, timeouts and 5xx; waiting on 408, 425, 429, 503 is no retry.
+    `timeout_s` is the whole time of a call, waits and retries included; one request of it may take `attempt_timeout_s`
+    (None: all that is left), so that a server that hangs now and then costs a retry and not the rollout."""
 
     headers: Headers = {}
     timeout_s: Annotated[float, Field(gt=0, le=600)] = 120.0
+    attempt_timeout_s: Annotated[float, Field(gt=0, le=600)] | None = None
     max_concurrency: Positive = 64
     rate_limit_per_s: Annotated[float, Field(gt=0)] | None = None
     max_retries: Annotated[int, Field(ge=0, le=10)] = 3

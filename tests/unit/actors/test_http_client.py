@@ -151,6 +151,30 @@ async def test_a_hanging_endpoint_fails_at_the_deadline(connect: Connect) -> Non
     assert failed.value.details["kind"] == "deadline"
 
 
+async def test_a_request_that_hangs_is_tried_again_where_the_job_says_how_long_one_may_take(connect: Connect) -> None:
+    async def hangs_once(request: Received) -> web.Response:
+        return await hangs(request) if len(server.received) == 1 else web.json_response({"output": "x"})
+
+    async with FakeEndpoint(hangs_once) as server:
+        client = connect(server.url, Timing(), timeout_s=60, attempt_timeout_s=0.05)
+        answer = await client.post({}, "call_1")
+    assert (answer.status, answer.retries) == (200, 1)
+    keys = {received.headers["Idempotency-Key"] for received in server.received}
+    assert keys == {"call_1"}
+
+
+async def test_requests_that_always_hang_use_up_the_retries_and_say_so(connect: Connect) -> None:
+    async with FakeEndpoint(hangs) as server:
+        timing = replace(FakeTime().timing(), clock=time.monotonic)
+        client = connect(server.url, timing, timeout_s=60, attempt_timeout_s=0.05, max_retries=2)
+        with pytest.raises(
+            ToolFailed, match=r"no answer within 0.05 s \(3 attempts.*raise attempt_timeout_s"
+        ) as failed:
+            await client.post({}, "call_1")
+        assert len(server.received) == 3
+    assert failed.value.details["kind"] == "timeout"
+
+
 async def test_waiting_for_a_slot_counts_against_the_deadline_and_is_named(connect: Connect) -> None:
     async with FakeEndpoint(hangs) as server:
         client = connect(server.url, Timing(), timeout_s=0.2, max_concurrency=1)
