@@ -19,7 +19,7 @@ QUICK: list[list[str]] = [
     ["weight_sync", "--runs", "3"],
     ["rollout_goodput", "--runs", "1"],
     ["async_gain", "--staleness", "1", "--steps", "8"],
-    ["dispatcher", "--runs", "3", "--calls", "5000"],
+    ["dispatcher", "--runs", "3", "--calls", "5000", "--in-flight", "500"],
     ["api"],
 ]
 FULL: list[list[str]] = [
