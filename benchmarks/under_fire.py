@@ -28,8 +28,8 @@ BURSTS = tuple(Burst("429", from_s, 2.0, retry_after_s=1.0) for from_s in range(
 FAULTS = Faults(shares={"500": 0.05, "drop": 0.025, "reset": 0.025, "hang": 0.05}, bursts=BURSTS)
 LATENCY = ("--latency-median-s", "0.2", "--latency-p99-s", "2")
 HEDGED = {"idempotent": True, "hedge_after_s": 1.0, "attempt_timeout_s": 3.0, "timeout_s": 10.0}
-"""Of a tool that answers in 0.2 s as a rule and in 2 s nearly always: after a second another request is worth its price,
-after three the first one is lost."""
+"""Of a tool that answers in 0.2 s as a rule and in 2 s nearly always: after a second another request is worth its
+price, after three the first one is lost."""
 SETTINGS: dict[str, Any] = {
     "limits.max_rollout_retries": 2,
     "limits.straggler_wait_s": 2.0,
