@@ -32,7 +32,7 @@ unit: setup
 	$(BIN)/python -m pytest tests/unit
 
 chaos: setup
-	$(BIN)/python -m pytest tests/chaos tests/unit/actors/test_python_grader.py
+	$(BIN)/python -m pytest tests/chaos tests/integration/actors/test_python_grader.py
 
 lint: setup
 	$(BIN)/ruff check .

@@ -10,7 +10,7 @@ import asyncio
 import gc
 import zlib
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -20,8 +20,10 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from actors.dispatcher import Dispatcher
 from actors.endpoint_stats import merged
 from actors.http_client import process_stats
-from actors.outcome import ask, outcome_of
-from actors.sessions import SessionBook
+from actors.in_flight import Doing
+from actors.outcome import DEADLINE_S, QUICK_S, ask, outcome_of
+from actors.sessions import CLOSE_S, SessionBook
+from actors.watchdog import Watched, watched_helper
 from trainer.endpoint_spec import Endpoint, SessionSpec, ToolSpec
 from trainer.errors import RftError, ToolFailed
 from trainer.operator import Operator
@@ -57,6 +59,10 @@ class DispatcherActor:
             return ToolFailed(f"the session of {trace_id} has ended, so no tool is called", kind="session_over")
         return await outcome_of(self._dispatcher.call_turn(trace_id, item, calls))
 
+    async def pulse(self) -> list[Doing]:
+        """It answers; what waits here, the engines know."""
+        return []
+
     async def stats(self) -> dict[str, dict[str, Any]]:
         return self._dispatcher.stats()
 
@@ -91,21 +97,23 @@ def start_dispatchers(
     count: int,
     session: SessionSpec | None = None,
     journals: Path | None = None,
+    options_of: Callable[[str, int], dict[str, Any]] = lambda name, index: {},
 ) -> list[Any]:
     """Actors that share the limits of each endpoint: as many as `count`, but none that could make no call.
+    `options_of` gives Ray's options of one by its name and index.
 
     With sessions they run on the node of the caller and nowhere else, for there lies the folder `journals`, also for
     one that is started anew."""
-    actor = cast(Any, DispatcherActor)
+    actor, place = cast(Any, DispatcherActor), {}
     least = [tool.max_concurrency for tool in tools]
     if session is not None:
         least += [session.max_concurrency, *([] if session.max_open is None else [session.max_open])]
         node = ray.get_runtime_context().get_node_id()
-        actor = actor.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False))
+        place = {"scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False)}
     count = min([count, *least])
     paths = [None] * count if journals is None else journal_paths(journals, count)
     return [
-        actor.remote(
+        actor.options(**options_of(f"dispatcher-{index}", index) | place).remote(
             [share_of(tool, index, count) for tool in tools],
             operator,
             None if session is None else share_of(session, index, count),
@@ -113,6 +121,24 @@ def start_dispatchers(
         )
         for index, path in enumerate(paths)
     ]
+
+
+def watched_dispatchers(actors: Sequence[Any]) -> list[Watched]:
+    """For the watchdog. With one that it gives up, calls are lost and their rollouts tried again."""
+
+    def watched(index: int, actor: Any) -> Watched:
+        name = WHAT if len(actors) == 1 else f"{WHAT} ({index + 1} of {len(actors)})"
+
+        def waits_here(doing: Doing) -> bool:
+            return doing.stage in ("tool calls", "session start") and _shard(doing.trace_id, len(actors)) == index
+
+        return watched_helper(name, actor, ToolFailed, waits_here)
+
+    return [watched(index, actor) for index, actor in enumerate(actors)]
+
+
+def _shard(trace_id: str, count: int) -> int:
+    return zlib.crc32(trace_id.encode()) % count
 
 
 def share_of(endpoint: E, index: int, count: int) -> E:
@@ -152,11 +178,12 @@ class DispatcherClient:
 
     async def stats(self) -> dict[str, dict[str, Any]]:
         """As Dispatcher.stats, of all of them together."""
-        return merged(await asyncio.gather(*(self._ask(actor.stats.remote()) for actor in self._actors)))
+        return merged(await asyncio.gather(*(self._ask(actor.stats.remote(), QUICK_S) for actor in self._actors)))
 
     async def endpoint_stats(self) -> dict[str, dict[str, Any]]:
         """What was counted at each tool and session server, by its name ("tool 'search'")."""
-        return merged(await asyncio.gather(*(self._ask(actor.endpoint_stats.remote()) for actor in self._actors)))
+        asked = [self._ask(actor.endpoint_stats.remote(), QUICK_S) for actor in self._actors]
+        return merged(await asyncio.gather(*asked))
 
     async def open_session(self, trace_id: str, item: dict[str, Any], owner: str) -> None:
         """As SessionBook.start; raises ToolFailed also where the dispatcher's process died."""
@@ -174,20 +201,20 @@ class DispatcherClient:
     async def close_sessions(self, reason: str) -> int:
         """As SessionBook.close."""
         left: list[int] = await asyncio.gather(
-            *(self._ask(actor.close_sessions.remote(reason)) for actor in self._actors)
+            *(self._ask(actor.close_sessions.remote(reason), CLOSE_S + QUICK_S) for actor in self._actors)
         )
         return sum(left)
 
     async def session_news(self) -> list[str]:
         """Texts for the user, each given once."""
-        stats = await asyncio.gather(*(self._ask(actor.session_stats.remote()) for actor in self._actors))
+        stats = await asyncio.gather(*(self._ask(actor.session_stats.remote(), QUICK_S) for actor in self._actors))
         return [text for one in stats for text in one["news"]]
 
     def _of(self, trace_id: str) -> Any:
-        return self._actors[zlib.crc32(trace_id.encode()) % len(self._actors)]
+        return self._actors[_shard(trace_id, len(self._actors))]
 
-    async def _ask(self, ref: Any) -> Any:
-        return await ask(ref, WHAT, ToolFailed)
+    async def _ask(self, ref: Any, timeout_s: float = DEADLINE_S) -> Any:
+        return await ask(ref, WHAT, ToolFailed, timeout_s)
 
 
 class OwnedSessions:

@@ -26,6 +26,8 @@ from trainer.errors import EngineFailed
 
 KV_CACHE_GIB_ON_CPU = 1
 GPU_MEMORY_SHARE = 0.85
+MIN_BATCHED_TOKENS = 8192
+"""Of one step of the engine; a longer context raises it."""
 CPU_EXECUTOR = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 """The model in the engine core's own process. vLLM's default on CPUs is a worker process, and polling for its answers
 takes half a core. Its short name "uni" is taken for a mistake there. Threads: OMP_NUM_THREADS, which Ray sets."""
@@ -107,7 +109,7 @@ class Engine:
             dtype=c.dtype,
             max_model_len=c.context_length,
             max_num_seqs=c.max_num_seqs,
-            max_num_batched_tokens=max(8192, c.context_length),
+            max_num_batched_tokens=max(MIN_BATCHED_TOKENS, c.context_length),
             seed=c.seed,
             enforce_eager=c.gpus == 0,
             tensor_parallel_size=max(1, c.gpus),
@@ -267,7 +269,7 @@ class Engine:
         self.version = version
         await self._llm.resume_generation()
 
-    async def _while_alive(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _while_alive(self, work: Coroutine[Any, Any, object]) -> None:
         """Run `work`. vLLM never answers calls, other than requests, that were under way when its engine died."""
         task = asyncio.create_task(work)
         try:
@@ -284,7 +286,13 @@ class Engine:
         return self._llm
 
     async def check_health(self) -> None:
-        await self._llm.check_health()
+        """Returns when the engine's core has answered a question; one that stands still never does.
+
+        Raises:
+            EngineFailed: it died.
+        """
+        with _as_engine_failed("answer"):
+            await self._while_alive(self._llm.is_sleeping())  # any question that changes nothing
 
     def shutdown(self) -> None:
         """Stop vLLM's processes and leave nothing in shared memory."""

@@ -20,6 +20,7 @@ import numpy as np
 
 from actors.engine import Completion
 from actors.graders.sample import sample_of
+from actors.in_flight import InFlight
 from actors.parsing import TurnParser
 from trainer.chat import Renderer
 from trainer.errors import Discard, RolloutTimeout
@@ -154,6 +155,7 @@ class EpisodeRunner:
         self._grade = grade
         self._sessions = sessions
         self._validators: dict[str, jsonschema.protocols.Validator] = {}
+        self.in_flight = InFlight()
 
     async def run(self, request: RolloutRequest) -> Rollout | Discarded:
         """One rollout to its end. Infrastructure failures come back as a value; `UserError` is raised."""
@@ -167,6 +169,7 @@ class EpisodeRunner:
             ended = "cancelled"
             raise
         finally:
+            self.in_flight.leave(trace_id)
             if self._sessions is not None:
                 self._sessions.end(trace_id, ended)
 
@@ -174,6 +177,7 @@ class EpisodeRunner:
         try:
             async with asyncio.timeout(self._spec.limits.rollout_timeout_s):
                 if self._sessions is not None:
+                    self.in_flight.enter(trace_id, "session start")
                     await self._sessions.start(trace_id, request.task.item)
                 return await self._run(request, trace_id)
         except TimeoutError:
@@ -194,6 +198,7 @@ class EpisodeRunner:
                 limits.max_completion_tokens - trajectory.num_sampled,
                 self._spec.context_length - len(trajectory.token_ids),
             )
+            self.in_flight.enter(trace_id, "sampling")
             completion = await self._generate(
                 trajectory.token_ids,
                 max_tokens=room,
@@ -202,6 +207,7 @@ class EpisodeRunner:
                 structure=structure,
             )
             answer, finish = await self._take_turn(task, trace_id, trajectory, completion)
+        self.in_flight.enter(trace_id, "grading")
         grade = await self._grade(
             sample_of(answer, trajectory.turns, finish, self._spec.response_schema is not None), task.item, trace_id
         )
@@ -266,6 +272,7 @@ class EpisodeRunner:
         """Results in call order. Calls that cannot be made are answered here, the others go out in one message."""
         refusals = [self._refusal(task, call, num_before + i) for i, call in enumerate(calls)]
         wanted = [call for call, refusal in zip(calls, refusals, strict=True) if refusal is None]
+        self.in_flight.enter(trace_id, "tool calls")
         answers = iter(await self._call_tools(trace_id, task.item, wanted) if wanted else [])
         return [refusal if refusal is not None else next(answers) for refusal in refusals]
 

@@ -1,6 +1,6 @@
 """Which engine takes which rollout; what becomes of an engine that fails or drifts.
 
-Each rollout that was begun comes back exactly once, graded or discarded. An engine that died, or whose
+Each rollout that was begun comes back exactly once, graded or discarded. An engine that died or stands still, or whose
 log-probabilities differ from the learner's after an update, is fenced off and replaced from the published weights.
 """
 
@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Container, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,8 +23,9 @@ from actors.endpoint_stats import endpoint_metrics
 from actors.episode import RolloutRequest
 from actors.groups import Groups
 from actors.holdback import Holdback, OnEvent
-from actors.outcome import ask
+from actors.outcome import QUICK_S, ask
 from actors.shared_memory import remove_leftovers
+from actors.watchdog import Watched, pulse_of
 from actors.weight_sync import WeightSync
 from trainer.errors import Discard, EngineFailed, Halted
 from trainer.spec import Limits
@@ -35,9 +37,17 @@ float32 and 0.02 in bfloat16; one stale tensor after one small update gave 3e-3.
 REPLACEMENTS_ALLOWED = 3
 START_TIMEOUT_S = 900.0
 CANARY_TOKENS = 512
+CANARY_TIMEOUT_S = 120.0
+"""In an engine full of requests a prompt of that length waits for its turn, and is read in seconds."""
+ROLLOUT_GRACE_S = 60.0
+"""A rollout's own deadline comes first: its error says more."""
 
 
 EndpointSource = Callable[[], Awaitable[dict[str, dict[str, Any]]]]
+
+
+async def _has_room(index: int) -> None:
+    pass
 
 
 class Canary(Protocol):
@@ -63,7 +73,8 @@ class _Seat:
 class Fleet:
     """Implements `trainer.protocols.Rollouts` over rollout workers. `spawn(i)` makes the actor of seat i, not started;
     `on_event` hears of engines that are replaced and of rollouts that are held back, `on_lost` of each engine that
-    is gone with all its rollouts; `endpoints` give the stats of endpoints by their names."""
+    is gone with all its rollouts; `endpoints` give the stats of endpoints by their names; `placed(i)` returns when the
+    cluster has room for seat i."""
 
     def __init__(
         self,
@@ -74,30 +85,38 @@ class Fleet:
         on_event: OnEvent,
         on_lost: Callable[[str], None] = lambda name: None,
         endpoints: Sequence[EndpointSource] = (),
+        placed: Callable[[int], Awaitable[None]] = _has_room,
     ) -> None:
         self._spawn = spawn
+        self._placed = placed
         self._canary_limit = canary_limit
         self._sync: WeightSync | None = None
         self._canary: Canary | None = None
         self._on_event = on_event
         self._on_lost = on_lost
         self._endpoints = endpoints
+        self._rollout_s = limits.rollout_timeout_s + ROLLOUT_GRACE_S
         self._groups = Groups(self._run, limits, Holdback(limits.max_failure_rate, on_event))
         self._seats = [_Seat(i, None) for i in range(size)]
         self._changed = asyncio.Condition()
         self._collecting = asyncio.Lock()
-        self._replacing: set[asyncio.Task[None]] = set()
+        self._refilling: set[asyncio.Task[None]] = set()
         self._replacements = 0
         self._canary_tokens: NDArray[np.int32] | None = None
         self._failure: Exception | None = None
 
-    async def start(self) -> None:
-        """Start all engines side by side.
+    async def start(self, at_start: Container[int] | None = None) -> None:
+        """Start the engines of the seats `at_start` (None: of all) side by side. The others join with the weights of
+        that time, as the cluster gets room for them.
 
         Raises:
             EngineFailed: one did not start.
         """
-        await asyncio.gather(*(self._fill(seat) for seat in self._seats))
+        for seat in self._seats:
+            if at_start is not None and seat.index not in at_start:
+                self._on_event("warn", f"{seat.name} has no place in the cluster yet; it joins when there is one")
+                self._in_background(self._refill(seat, "it joins"))
+        await asyncio.gather(*(self._fill(s) for s in self._seats if at_start is None or s.index in at_start))
 
     def connect(self, sync: WeightSync, canary: Canary) -> None:
         """Where `publish` takes weights from and what it compares engines with. A fleet that only grades needs none."""
@@ -149,11 +168,25 @@ class Fleet:
             raise self._failure
 
     async def stats(self) -> list[dict[str, Any]]:
-        return [await seat.worker.stats.remote() for seat in self._seats if seat.ready]
+        seats = [seat for seat in self._seats if seat.ready]
+        return [await ask(seat.worker.stats.remote(), seat.name, EngineFailed, QUICK_S) for seat in seats]
+
+    def watched(self) -> list[Watched]:
+        """The engines that take rollouts, for the watchdog; one that it gives up is replaced."""
+        return [
+            Watched(s.name, pulse_of(s.worker, s.name, EngineFailed), partial(self._replace, s, s.worker), s.worker)
+            for s in self._seats
+            if s.ready
+        ]
+
+    def progress(self) -> tuple[int, int]:
+        """Rollouts that have ended since the start, and those in flight."""
+        account = self._groups.account
+        return account.started - account.in_flight, account.in_flight
 
     async def shutdown(self) -> None:
         """Stop all engines; returns when their processes are gone."""
-        for task in self._replacing:
+        for task in self._refilling:
             task.cancel()
         await asyncio.gather(*(self._stop(seat.worker) for seat in self._seats if seat.worker is not None))
         remove_leftovers()
@@ -170,7 +203,8 @@ class Fleet:
             worker = seat.worker
             seat.in_flight += 1
         try:
-            outcome: Rollout | Discarded = await ask(worker.run.remote(request), seat.name, EngineFailed)
+            ref = worker.run.remote(request)
+            outcome: Rollout | Discarded = await ask(ref, seat.name, EngineFailed, self._rollout_s)
         except EngineFailed as error:
             outcome = Discarded("", request.task.row_id, request.sample, error.reason, error.message)
         finally:
@@ -198,7 +232,7 @@ class Fleet:
             async with self._collecting:  # else it would take no weights for the newest ones
                 published = self._sync.last if self._sync is not None else None
             if self._sync is not None and published is not None:
-                (outcome,) = await self._sync.deliver(published, [seat.worker])
+                outcome = await self._sync.catch_up(published, seat.worker)
                 if isinstance(outcome, EngineFailed):
                     raise outcome
             async with self._changed:
@@ -216,20 +250,36 @@ class Fleet:
         self._on_event("warn", f"{seat.name} is being replaced: {why}")
         self._on_lost(seat.name)
         ray.kill(worker)
-        task = asyncio.create_task(self._refill(seat, why))
-        self._replacing.add(task)
-        task.add_done_callback(self._replacing.discard)
+        self._in_background(self._refill(seat, why))
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._refilling.add(task)
+        task.add_done_callback(self._refilling.discard)
 
     async def _refill(self, seat: _Seat, why: str) -> None:
         try:
             if self._replacements > REPLACEMENTS_ALLOWED * len(self._seats):
                 raise Halted(f"{seat.name} was replaced too often; last because: {why}")
+            await self._place(seat)
             await self._fill(seat)
+            self._on_event("info", f"{seat.name} is there, with the weights of now")
         except Exception as error:  # noqa: BLE001 - all who wait for an engine must hear of it
             async with self._changed:
-                self._failure = Halted(f"{seat.name} could not be replaced: {error}")
+                self._failure = Halted(f"{seat.name} could not be started: {error}")
                 self._failure.__cause__ = error
                 self._changed.notify_all()
+
+    async def _place(self, seat: _Seat) -> None:
+        """Wait for room: as long as it takes while other engines work, else START_TIMEOUT_S."""
+        placed = asyncio.ensure_future(self._placed(seat.index))
+        try:
+            while not (await asyncio.wait({placed}, timeout=START_TIMEOUT_S))[0]:
+                if not any(other.ready for other in self._seats):
+                    raise EngineFailed(f"the cluster had no room for it within {START_TIMEOUT_S:g} s")
+            placed.result()
+        finally:
+            placed.cancel()
 
     async def _stop(self, worker: Any) -> None:
         try:
@@ -247,7 +297,8 @@ class Fleet:
 
         async def gap(seat: _Seat, wanted: NDArray[np.float32]) -> float:
             try:
-                got = await ask(seat.worker.canary.remote(tokens.tolist()), seat.name, EngineFailed)
+                ref = seat.worker.canary.remote(tokens.tolist())
+                got = await ask(ref, seat.name, EngineFailed, CANARY_TIMEOUT_S)
             except EngineFailed:
                 return math.inf
             return float(np.abs(np.asarray(got) - wanted).mean())

@@ -18,7 +18,9 @@ from actors.graders.guarded import Guarded
 from actors.graders.model_client import Models
 from actors.graders.sample import sample_of
 from actors.http_client import REAL_TIMING, Timing, process_stats
-from actors.outcome import ask, outcome_of
+from actors.in_flight import Doing
+from actors.outcome import QUICK_S, ask, outcome_of
+from actors.watchdog import Watched, watched_helper
 from trainer.errors import GraderFailed, RftError
 from trainer.grader_spec import (
     EndpointGrader,
@@ -39,6 +41,7 @@ LOCAL_DEADLINE_S = 120.0
 QUEUE_S = 480.0
 """What a python grader may wait for a worker beyond that: a burst of hundreds stands in line for one a core. The run
 itself has the grader's own `timeout_s`."""
+WHAT = "the grader pool"
 GRACE_S = 5.0
 """An endpoint's own deadline comes first: its error says more. The tries of a judge whose answers cannot be read share
 one deadline."""
@@ -172,8 +175,17 @@ class GraderPoolActor:
     async def endpoint_stats(self) -> dict[str, dict[str, Any]]:
         return process_stats()
 
+    async def pulse(self) -> list[Doing]:
+        """It answers; what waits here, the engines know."""
+        return []
+
     async def dry_run(self, item: dict[str, Any], answer: str = "") -> Grade | RftError:
         return await self._pool.dry_run(item, answer)
+
+
+def watched_graders(actor: Any) -> Watched:
+    """For the watchdog. With a pool that it gives up, grades are lost and their rollouts tried again."""
+    return watched_helper(WHAT, actor, GraderFailed, lambda doing: doing.stage == "grading")
 
 
 class GraderPoolClient:
@@ -184,17 +196,17 @@ class GraderPoolClient:
 
     async def grade(self, sample: dict[str, Any], item: dict[str, Any], trace_id: str) -> Grade:
         """As GraderPool.grade; raises GraderFailed also where the pool's process died."""
-        grade: Grade = await ask(self._actor.grade.remote(sample, item, trace_id), "the grader pool", GraderFailed)
+        grade: Grade = await ask(self._actor.grade.remote(sample, item, trace_id), WHAT, GraderFailed)
         return grade
 
     async def endpoint_stats(self) -> dict[str, dict[str, Any]]:
         """What was counted at each endpoint that grades, by its name ("grader 'endpoint'")."""
         ref = self._actor.endpoint_stats.remote()
-        stats: dict[str, dict[str, Any]] = await ask(ref, "the grader pool", GraderFailed)
+        stats: dict[str, dict[str, Any]] = await ask(ref, WHAT, GraderFailed, QUICK_S)
         return stats
 
     async def dry_run(self, item: dict[str, Any], answer: str = "") -> Grade | RftError:
         """As GraderPool.dry_run."""
         ref = self._actor.dry_run.remote(item, answer)
-        grade: Grade | RftError = await outcome_of(ask(ref, "the grader pool", GraderFailed))
+        grade: Grade | RftError = await outcome_of(ask(ref, WHAT, GraderFailed))
         return grade

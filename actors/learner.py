@@ -24,10 +24,11 @@ from torch import Tensor
 from torch import distributed as dist
 from transformers.utils.logging import disable_progress_bar
 
+from actors.broadcast import SENDER, Broadcast
 from actors.learner_weights import CheckpointWeights, Part, TensorInfo, as_bytes
 from trainer import objective
 from trainer.batch import MicroBatch, WeightedSequence, pack
-from trainer.errors import Halted, UserError
+from trainer.errors import EngineFailed, Halted, UserError
 from trainer.objective import Sums
 from trainer.policy import DeviceBatch, Policy, load_policy
 from trainer.schedule import learning_rate
@@ -64,8 +65,12 @@ class LearnerConfig:
 
     @property
     def stage(self) -> int:
-        """Without ZeRO, DeepSpeed would sum a bfloat16 model's gradients in bfloat16. Stage 1 sums them in float32."""
-        return max(1, self.zero_stage) if self.dtype == "bfloat16" else self.zero_stage
+        return ranks_stage(self.dtype == "bfloat16", self.zero_stage)
+
+
+def ranks_stage(in_bfloat16: bool, zero_stage: int) -> int:
+    """Without ZeRO, DeepSpeed would sum a bfloat16 model's gradients in bfloat16. Stage 1 sums them in float32."""
+    return max(1, zero_stage) if in_bfloat16 else zero_stage
 
 
 class LearnerRank:
@@ -87,6 +92,7 @@ class LearnerRank:
         gather = self._deepspeed.zero.GatheredParameters if config.stage == 3 else lambda _: nullcontext()
         self._weights = CheckpointWeights(policy.model, self._dtype, gather)
         self._parts: list[Part] = []
+        self._broadcast: Broadcast | None = None
         self._step = 0
         self._skipped = 0
 
@@ -219,6 +225,31 @@ class LearnerRank:
         """The bytes of bucket `index` of the last plan on rank 0, None elsewhere."""
         tensors = self._weights.read(self._parts[index], wanted=self._rank == 0)
         return as_bytes(list(tensors.values())) if self._rank == 0 else None
+
+    def open_broadcast(self, address: str, size: int) -> None:
+        """Become the sender of a group of engines, of which there is one at a time.
+
+        Raises:
+            EngineFailed: not all have come.
+        """
+        try:
+            if self._broadcast is not None:
+                self._broadcast.close()
+            self._broadcast = Broadcast(address, SENDER, size, self._device)
+        except RuntimeError as error:  # torch's errors of stores and groups derive from it
+            raise EngineFailed(f"no broadcast to the engines: {error}") from error
+
+    def send(self, bucket: NDArray[np.uint8]) -> None:
+        """Broadcast what `gather_bucket` gave.
+
+        Raises:
+            EngineFailed: another member of the group is gone.
+        """
+        assert self._broadcast is not None
+        try:
+            self._broadcast.send(torch.tensor(bucket))
+        except RuntimeError as error:
+            raise EngineFailed(f"a broadcast to the engines broke off: {error}") from error
 
     def save(self, folder: Path) -> None:
         """Write the model for transformers and vLLM, and beside it what `load` needs to go on to the same bit."""

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,10 @@ import ray
 from numpy.typing import NDArray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
+from actors.in_flight import Doing
 from actors.learner import LearnerConfig, LearnerRank, free_port
 from actors.learner_weights import TensorInfo
+from actors.watchdog import Watched
 from trainer.batch import AnySequence, MicroBatch, WeightedSequence, pack, split_updates
 from trainer.errors import LearnerFailed, RftError
 from trainer.types import StepReport
@@ -27,6 +30,8 @@ START_TIMEOUT_S = 900.0
 GRACE_S = 10.0
 """After one rank failed, for the others to fail too: the first error is often only that a peer is gone."""
 BUCKET_BYTES = 512 << 20
+PULSE = "pulse"
+"""The concurrency group, a thread of its own, in which a rank answers while it computes."""
 
 
 class LearnerGroup:
@@ -39,11 +44,12 @@ class LearnerGroup:
     def __init__(self, config: LearnerConfig, actors: Sequence[Any]) -> None:
         self._config = config
         self._actors = list(actors)
+        self._given_up: dict[int, str] = {}
 
     @classmethod
     async def start(cls, config: LearnerConfig, actor_options: Sequence[Mapping[str, Any]]) -> LearnerGroup:
         """One rank for each of `actor_options`, which are Ray's (num_cpus, num_gpus, scheduling_strategy, ...)."""
-        process = ray.remote(_RankProcess)
+        process: Any = ray.remote(concurrency_groups={PULSE: 1})(_RankProcess)
         group = cls(config, [process.options(**options).remote() for options in actor_options])
         try:
             await group.build(config)
@@ -91,11 +97,45 @@ class LearnerGroup:
         [reference] = (await self._results("gather_bucket", refs, self._config.collective_timeout_s))[0]
         return reference
 
+    async def meeting_point(self) -> str:
+        address: str = (await self._results("meeting_point", [self._actors[0].address.remote()], GRACE_S))[0]
+        return address
+
+    async def open_broadcast(self, address: str, size: int) -> None:
+        """Rank 0 joins a group of `size` that meets at `address`."""
+        await self._rank_0("open_broadcast", address, size)
+
+    async def send(self, bucket: Any) -> None:
+        """Rank 0 broadcasts what `gather_bucket` gave.
+
+        Raises:
+            EngineFailed: another member of the group is gone.
+        """
+        await self._rank_0("send", bucket)
+
     async def save(self, folder: Path) -> None:
         await self._call("save", self._same(_absolute(folder)))
 
     async def load(self, folder: Path) -> None:
         await self._call("load", self._same(_absolute(folder)))
+
+    def watched(self) -> list[Watched]:
+        """The ranks, for the watchdog. One that it gives up is killed, which ends all."""
+
+        def watched(rank: int, actor: Any) -> Watched:
+            async def pulse() -> list[Doing]:
+                with contextlib.suppress(RayActorError):  # the call that it breaks off says so
+                    doing: list[Doing] = await actor.pulse.remote()
+                    return doing
+                return []
+
+            async def give_up(why: str) -> None:
+                self._given_up[rank] = why
+                ray.kill(actor)
+
+            return Watched(f"learner rank {rank}", pulse, give_up, actor)
+
+        return [watched(rank, actor) for rank, actor in enumerate(self._actors)]
 
     async def shutdown(self) -> None:
         """End all ranks' processes, whatever they are doing. May be called twice."""
@@ -116,6 +156,10 @@ class LearnerGroup:
         """Run a method of `LearnerRank` with each rank's arguments."""
         refs = [actor.call.remote(method, *of_rank) for actor, of_rank in zip(self._actors, arguments, strict=True)]
         return await self._results(method, refs, self._config.collective_timeout_s)
+
+    async def _rank_0(self, method: str, *arguments: Any) -> None:
+        ref = self._actors[0].call.remote(method, *arguments)
+        await self._results(method, [ref], self._config.collective_timeout_s)
 
     async def _results(self, what: str, refs: Sequence[Any], timeout_s: float) -> list[Any]:
         """What all ranks returned, or the end of all."""
@@ -138,13 +182,14 @@ class LearnerGroup:
             raise LearnerFailed(
                 f"learner ranks {ranks} of {len(tasks)} did not finish {what} in {timeout_s:g} s", ranks=ranks
             )
-        raise _why(what, failed, len(tasks))
+        raise _why(what, failed, len(tasks), self._given_up)
 
 
 class _RankProcess:
     """The Ray actor. Errors raised on purpose go back as values, see `actors.outcome`."""
 
     _rank: LearnerRank
+    _doing: tuple[str, float] | None = None
 
     def address(self) -> str:
         """Where the ranks meet, if this is rank 0."""
@@ -158,15 +203,31 @@ class _RankProcess:
         return None
 
     def call(self, method: str, *arguments: Any) -> Any:
-        try:
-            return getattr(self._rank, method)(*arguments)
-        except RftError as error:
-            return error
+        with self._at(method):
+            try:
+                return getattr(self._rank, method)(*arguments)
+            except RftError as error:
+                return error
 
     def put_bucket(self, index: int) -> list[Any]:
         """A reference in a list, which Ray hands on as it is: the bytes reach only the nodes that load them."""
-        data = self._rank.gather_bucket(index)
-        return [] if data is None else [ray.put(data)]
+        with self._at("gather_bucket"):
+            data = self._rank.gather_bucket(index)
+            return [] if data is None else [ray.put(data)]
+
+    @ray.method(concurrency_group=PULSE)  # type: ignore[untyped-decorator]
+    def pulse(self) -> list[Doing]:
+        """Answered from another thread while this one computes."""
+        doing = self._doing
+        return [] if doing is None else [Doing("", doing[0], time.monotonic() - doing[1])]
+
+    @contextlib.contextmanager
+    def _at(self, method: str) -> Iterator[None]:
+        self._doing = method, time.monotonic()
+        try:
+            yield
+        finally:
+            self._doing = None
 
 
 def _absolute(folder: Path) -> Path:
@@ -188,13 +249,16 @@ async def _gone(actor: Any) -> None:
             await actor.address.remote()
 
 
-def _why(what: str, failed: Mapping[int, BaseException], num_ranks: int) -> RftError:
+def _why(what: str, failed: Mapping[int, BaseException], num_ranks: int, given_up: Mapping[int, str]) -> RftError:
     """One error out of what ranks said. A lost process comes first: the others only say that a peer went away."""
     for error in failed.values():
         if isinstance(error, RftError):
             return error
     ranks = sorted(failed, key=lambda rank: not isinstance(failed[rank], RayActorError))
-    told = [f"learner rank {rank} of {num_ranks} failed in {what}: {_describe(failed[rank])}" for rank in ranks]
+    told = [
+        f"learner rank {rank} of {num_ranks} failed in {what}: {given_up.get(rank) or _describe(failed[rank])}"
+        for rank in ranks
+    ]
     return LearnerFailed("; ".join(told), ranks=ranks)
 
 

@@ -17,6 +17,11 @@ from trainer.errors import Discard, RftError
 
 T = TypeVar("T")
 
+DEADLINE_S = 3600.0
+"""Of calls that have deadlines inside, which come first: only a process that stands still reaches this one."""
+QUICK_S = 10.0
+"""Of calls that only look something up."""
+
 
 async def outcome_of(work: Awaitable[T]) -> T | RftError:
     """In the actor: the result of `work`, or the error that it raised on purpose. Other errors are bugs and go on."""
@@ -26,23 +31,34 @@ async def outcome_of(work: Awaitable[T]) -> T | RftError:
         return error
 
 
-async def ask(ref: Any, what: str, lost: type[Discard]) -> Any:
-    """In the caller: what the actor method behind the object reference gave. Cancelled, it cancels the remote call.
+async def ask(ref: Any, what: str, lost: type[Discard], timeout_s: float = DEADLINE_S) -> Any:
+    """In the caller: what the actor method behind the object reference gave. Cancelled or late, it cancels the remote
+    call.
 
     Raises:
         RftError: the one that came back.
-        Discard: `lost`, where the actor died; `what` names it.
+        Discard: `lost`, where the actor died or did not answer in time; `what` names it.
     """
     try:
-        outcome = await ref
-    except asyncio.CancelledError:
-        if ray.is_initialized():  # a driver that shut Ray down has ended the call with it
-            ray.cancel(ref)
-        raise
+        async with asyncio.timeout(timeout_s) as deadline:
+            outcome = await _result(ref)
     except RayTaskError:  # an error that nobody raised on purpose: a bug
         raise
     except RayError as error:
         raise lost(f"the process of {what} was lost during a call ({type(error).__name__})", kind="lost") from None
+    except TimeoutError:
+        if not deadline.expired():
+            raise
+        raise lost(f"{what} did not answer within {timeout_s:g} s", kind="late") from None
     if isinstance(outcome, RftError):
         raise outcome
     return outcome
+
+
+async def _result(ref: Any) -> Any:
+    try:
+        return await ref
+    except asyncio.CancelledError:
+        if ray.is_initialized():  # a driver that shut Ray down has ended the call with it
+            ray.cancel(ref)
+        raise

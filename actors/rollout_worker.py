@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,6 +16,7 @@ from actors.dispatcher_actor import DispatcherClient, OwnedSessions
 from actors.engine import Engine, EngineConfig, Layout
 from actors.episode import EpisodeRunner, EpisodeSpec, RolloutRequest
 from actors.grader_pool import GraderPoolClient
+from actors.in_flight import Doing
 from actors.outcome import outcome_of
 from actors.parsing import VllmParser
 from trainer.chat import Renderer
@@ -78,13 +79,31 @@ class RolloutWorker:
         return await outcome_of(asyncio.to_thread(self._engine.stage, data, layout))
 
     async def swap(self, version: int) -> float | RftError:
-        return await outcome_of(self._engine.swap(version))
+        """Load what was staged."""
+        return await self._updated(self._engine.swap(version))
+
+    async def receive(self, version: int, layouts: Sequence[Layout]) -> float | RftError:
+        """Load buckets that the learner broadcasts now."""
+        updates = [{"tensors": [list(tensor) for tensor in layout]} for layout in layouts]
+        return await self._updated(self._engine.update(version, updates))
+
+    async def _updated(self, update: Awaitable[float]) -> float | RftError:
+        self._runner.in_flight.enter("", "weight update")
+        try:
+            return await outcome_of(update)
+        finally:
+            self._runner.in_flight.leave("")
 
     async def init_transport(self, info: dict[str, Any]) -> RftError | None:
         return await outcome_of(self._engine.init_transport(info))
 
     async def canary(self, token_ids: Sequence[int]) -> NDArray[np.float32] | RftError:
         return await outcome_of(self._engine.prompt_logprobs(token_ids))
+
+    async def pulse(self) -> list[Doing] | RftError:
+        """What is going on here; answered only while the engine's own processes answer too."""
+        error = await outcome_of(self._engine.check_health())
+        return error or self._runner.in_flight.longest()
 
     async def stats(self) -> dict[str, Any]:
         return {"version": self._engine.version, "sampled_tokens": self._engine.sampled_tokens}

@@ -1,13 +1,16 @@
-"""The worker's end of weight transfer through shared memory: a bucket is loaded exactly as NCCL's would be.
+"""The worker's end of weight transfer: a bucket comes through shared memory or from a broadcast, and is loaded in the
+same way, which is that of vLLM's NCCL engine.
 
 vLLM's worker is no Ray worker and cannot read Ray's object store, so the engine's actor puts each bucket into a file in
-shared memory and this class, living in the worker, maps it. Runs on CPUs and GPUs, within a node and across nodes.
+shared memory and this class, living in the worker, maps it. Runs on CPUs and GPUs, within a node and across nodes. An
+engine has one transfer class for life, so this one knows both ways: who joins late must load without a group.
 """
 
 from __future__ import annotations
 
+import math
 import mmap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,17 +24,24 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.platforms import current_platform
 
+from actors.broadcast import Broadcast
+
 
 @dataclass
 class ShmInitInfo(WeightTransferInitInfo):  # type: ignore[misc]
-    """Nothing to agree on beforehand."""
+    """Shared memory needs nothing. For broadcasts: where the group of `size` meets, and the rank in it of the engine's
+    first worker."""
+
+    address: str = ""
+    rank: int = 0
+    size: int = 0
 
 
 @dataclass
 class ShmUpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
-    """One bucket: a file and what lies in it, back to back: [name, dtype, shape] each."""
+    """One bucket, its tensors back to back, [name, dtype, shape] each: in a file, or (no path) in a broadcast."""
 
-    path: str
+    path: str = ""
     tensors: list[list[Any]] = field(default_factory=list)
 
 
@@ -42,16 +52,28 @@ class ShmWeightTransferEngine(WeightTransferEngine[ShmInitInfo, ShmUpdateInfo]):
     init_info_cls = ShmInitInfo
     update_info_cls = ShmUpdateInfo
 
+    _broadcast: Broadcast | None = None
+
     def init_transfer_engine(self, init_info: ShmInitInfo) -> None:
-        pass
+        """May be called again: the group is then another one."""
+        self.shutdown()
+        if init_info.size:
+            rank = init_info.rank + self.parallel_config.rank
+            self._broadcast = Broadcast(init_info.address, rank, init_info.size, torch.device(self.device))
 
     def start_weight_update(self) -> None:
         initialize_layerwise_reload(self.model)
 
     def receive_weights(self, update_info: ShmUpdateInfo) -> None:
-        with open(update_info.path, "r+b") as file:
-            view = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
-        self.model.load_weights(_tensors(view, update_info.tensors))
+        if update_info.path:
+            with open(update_info.path, "r+b") as file:
+                view = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+            data = torch.frombuffer(view, dtype=torch.uint8)
+        else:
+            if self._broadcast is None:
+                raise RuntimeError("a broadcast without a group")
+            data = self._broadcast.receive(sum(_num_bytes(dtype, shape) for _, dtype, shape in update_info.tensors))
+        self.model.load_weights(_tensors(data, update_info.tensors))
 
     def finish_weight_update(self) -> None:
         finalize_layerwise_reload(self.model, self.model_config)
@@ -63,17 +85,20 @@ class ShmWeightTransferEngine(WeightTransferEngine[ShmInitInfo, ShmUpdateInfo]):
                     module.quant_method.process_weights_after_loading(module)
 
     def shutdown(self) -> None:
-        pass
+        if self._broadcast is not None:
+            self._broadcast.close()
+            self._broadcast = None
 
 
-def _tensors(view: mmap.mmap, layout: list[list[Any]]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Tensors that are the mapping's memory, and keep it mapped: layer-wise reloading holds them until their layer is
-    complete, and by then the file may be gone."""
+def _tensors(data: torch.Tensor, layout: list[list[Any]]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Tensors that are the bucket's memory, and keep it: layer-wise reloading holds them until their layer is complete,
+    and by then the file may be gone."""
     offset = 0
-    for name, dtype_name, shape in layout:
-        dtype: torch.dtype = getattr(torch, dtype_name)
-        count = 1
-        for extent in shape:
-            count *= extent
-        yield name, torch.frombuffer(view, dtype=dtype, count=count, offset=offset).reshape(shape)
-        offset += count * dtype.itemsize
+    for name, dtype, shape in layout:
+        size = _num_bytes(dtype, shape)
+        yield name, data[offset : offset + size].view(getattr(torch, dtype)).reshape(shape)
+        offset += size
+
+
+def _num_bytes(dtype: str, shape: Sequence[int]) -> int:
+    return math.prod(shape) * int(getattr(torch, dtype).itemsize)

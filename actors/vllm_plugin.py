@@ -5,13 +5,17 @@ Keep it light: it is imported at every start of every vLLM process.
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
+import signal
 import threading
 import time
 
 TRANSPORT = "agent_rft_shm"
 PARENT_POLL_S = 1.0
+PR_SET_PDEATHSIG = 1
+"""Of Linux: the signal that a process gets when the thread that started it ends."""
 
 
 def register() -> None:
@@ -21,6 +25,8 @@ def register() -> None:
     if TRANSPORT not in WeightTransferEngineFactory._registry:  # no public way to ask
         WeightTransferEngineFactory.register_engine(TRANSPORT, "actors.shm_transport", "ShmWeightTransferEngine")
     if multiprocessing.parent_process() is not None:
+        # Ends also a process that stands still, and no other way does; the thread below, one whose parent went before.
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
 
 

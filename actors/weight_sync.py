@@ -61,9 +61,10 @@ class WeightSync:
 
     async def deliver(self, published: Published, workers: Sequence[Any]) -> list[float | EngineFailed]:
         """Load `published` into each worker; for each, its pause in seconds or why it failed."""
-        return await asyncio.gather(*(self._deliver(published, worker) for worker in workers))
+        return await asyncio.gather(*(self.catch_up(published, worker) for worker in workers))
 
-    async def _deliver(self, published: Published, worker: Any) -> float | EngineFailed:
+    async def catch_up(self, published: Published, worker: Any) -> float | EngineFailed:
+        """The same for one worker by itself, at any time."""
         try:
             async with asyncio.timeout(SYNC_TIMEOUT_S):
                 for ref, layout in published.buckets:

@@ -20,9 +20,9 @@ from actors.fleet import CANARY_LIMITS, Fleet
 from actors.grader_pool import GraderPoolActor
 from actors.rollout_worker import RolloutWorker, WorkerConfig
 from benchmarks.common import LOCAL
-from cluster.placement import Seats
 from cluster.preflight import Prepared, prepare
 from cluster.ray_session import ray_session
+from cluster.seats import Seats
 from examples.ledger.services import services
 from trainer.jobfile import load_job
 
@@ -97,9 +97,9 @@ async def ledger_fleet(slots: int, *server_options: str) -> AsyncIterator[Ledger
         os.environ.update(environment)
         job = load_job(JOB)
         reinforcement = job.reinforcement
-        with ray_session(None) as resources:
-            prepared = await prepare(job, resources, Path("/tmp"), LOCAL)
-            seats = Seats(replace(prepared.placement, engines=1, learner_ranks=0))
+        with ray_session(None) as nodes:
+            prepared = await prepare(job, nodes, Path("/tmp"), LOCAL)
+            seats = Seats(replace(prepared.placement, engines=1, learner_ranks=0), "benchmark")
             await seats.ready(print)
             config = WorkerConfig(
                 EngineConfig(job.model, prepared.placement.dtype, prepared.context_length, slots, job.seed),
@@ -119,7 +119,7 @@ async def ledger_fleet(slots: int, *server_options: str) -> AsyncIterator[Ledger
             workers: list[Any] = []
 
             def spawn(index: int) -> Any:
-                workers.append(actor.options(max_concurrency=10_000, **seats.actor_options(index)).remote(config))
+                workers.append(actor.options(max_concurrency=10_000, **seats.engine(index)).remote(config))
                 return workers[-1]
 
             canary_limit = CANARY_LIMITS[prepared.placement.dtype]

@@ -47,9 +47,9 @@ async def check(server: Server, job_id: str) -> list[Problem]:
     spec, settings = server.spec(server.store.get(job_id)), server.settings
     validation = None if spec.validation_file is None else Path(spec.validation_file)
     found = settings.rows.problems(Path(spec.training_file), validation)
-    with ray_session(settings.ray_address()) as resources:
+    with ray_session(settings.ray_address()) as nodes:
         try:
-            await prepare(spec, resources, settings.runs, server.operator, found=found)
+            await prepare(spec, nodes, settings.runs, server.operator, found=found)
         except InvalidJob as error:
             return error.problems
     return []

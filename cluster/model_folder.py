@@ -13,6 +13,7 @@ from huggingface_hub import snapshot_download
 from safetensors import SafetensorError, safe_open
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoTokenizer
 
+from cluster.model_shape import ModelShape, shape_of, weight_files
 from trainer.chat import Renderer
 from trainer.errors import Problem, UserError
 from trainer.policy import refuse_unsupported
@@ -30,7 +31,7 @@ class ModelFolder:
     path: Path
     renderer: Renderer
     max_context: int | None
-    num_parameters: int
+    shape: ModelShape
 
 
 def read_model(job: JobSpec) -> tuple[ModelFolder | None, list[Problem]]:
@@ -50,7 +51,7 @@ def read_model(job: JobSpec) -> tuple[ModelFolder | None, list[Problem]]:
     problems += found
     if problems or renderer is None:
         return None, problems
-    return ModelFolder(path, renderer, max_context(config), _num_parameters(path, config)), []
+    return ModelFolder(path, renderer, max_context(config), shape_of(path, config)), []
 
 
 def _problem(code: str, message: str, remedy: str) -> Problem:
@@ -86,13 +87,9 @@ def _find(name: str) -> tuple[Path | None, Problem | None]:
         return None, _problem("missing_model", message, remedy)
 
 
-def _weight_files(path: Path) -> list[Path]:
-    return sorted([*path.glob("*.safetensors"), *path.glob("*.bin")])
-
-
 def _weight_problems(path: Path) -> list[Problem]:
     """Weights that are missing or cut short. Only headers are read: each says how long its file must be."""
-    files = _weight_files(path)
+    files = weight_files(path)
     if not files:
         return [_problem("not_a_model", f"{path} holds no weights", "add its *.safetensors files")]
     remedy = "copy or download the file again (a Git LFS pointer holds no weights)"
@@ -134,12 +131,6 @@ def max_context(config: Any) -> int | None:
     if limit is not None and rope.get("rope_type") in SCALED_LATER:
         limit = int(limit * rope.get("factor", 1.0))
     return limit
-
-
-def _num_parameters(path: Path, config: Any) -> int:
-    """By the size of its files, which is near enough for sums of disk and memory."""
-    itemsize = getattr(config.get_text_config().dtype or config.dtype, "itemsize", 4)
-    return sum(file.stat().st_size for file in _weight_files(path)) // itemsize
 
 
 # -- its template ------------------------------------------------------------------------------------------------------

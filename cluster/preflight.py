@@ -21,7 +21,8 @@ from actors.templates import render
 from cluster.dry_run import TOOLS, dry_run_problems, example_sample
 from cluster.form_check import FILES, endpoint_problems, schema_mistake
 from cluster.model_folder import ModelFolder, read_model
-from cluster.placement import Placement, num_nodes, plan_placement
+from cluster.nodes import Node
+from cluster.placement import ClusterPlan, Placement, plan_placement, size
 from trainer.chat import Renderer
 from trainer.checkpoint import KEEP_BEST
 from trainer.data import read_tasks
@@ -53,13 +54,17 @@ class Prepared:
 
     job: JobSpec
     plan: Plan
-    placement: Placement
+    cluster: ClusterPlan
     context_length: int
     renderer: Renderer
     tasks: list[Task]
     validation: list[Task] = field(default_factory=list)
     test: list[Task] = field(default_factory=list)
     warnings: tuple[str, ...] = ()
+
+    @property
+    def placement(self) -> Placement:
+        return self.cluster.placement
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +98,7 @@ class _Row:
 
 async def prepare(
     job: JobSpec,
-    resources: Mapping[str, float],
+    nodes: Sequence[Node],
     runs: Path,
     operator: Operator = NOTHING_ALLOWED,
     *,
@@ -101,7 +106,7 @@ async def prepare(
     found: Sequence[Problem] = (),
     free: Free | None = None,
 ) -> Prepared:
-    """Check a job against its files, its model, its endpoints and the cluster's total `resources` (as Ray names them).
+    """Check a job against its files, its model, its endpoints and the cluster's `nodes`.
 
     `found` are problems that are known already: they come first, and then the job does not pass. `dry_run` calls each
     tool and the grader once, where nothing else is wrong with them.
@@ -117,11 +122,11 @@ async def prepare(
         problems += bad
     tasks = files["training_file"]
     rows = [_Row(name, Path(getattr(job, name)).name, task) for name in FILES for task in files[name]]
-    placement, lacking = plan_placement(job.cluster, resources)
     plan = resolve(job, len(tasks)) if tasks else None
     model, bad = read_model(job)
     problems += bad
-    context_length = _context_length(job, model)
+    context_length = context_of(job, model)
+    cluster = plan_placement(job, nodes, None if model is None else model.shape, context_length)
     if not supervised:
         problems += _tool_problems(job.reinforcement, rows)
         problems += endpoint_problems(job.reinforcement, operator)
@@ -130,11 +135,11 @@ async def prepare(
         problems += _engine_problems(job)
     if model is not None:
         problems += await _length_problems(rows, model, context_length, job)
-    problems += lacking
+    problems += [*cluster.problems, *([] if operator.wait_for_nodes_s else cluster.lacking)]
     problems += _folder_problems(runs)
     if model is not None and plan is not None:
-        alone = num_nodes(resources) < 2
-        problems += _space_problems(model, plan, placement, runs, free or Free.measured(runs), alone=alone)
+        space = free or Free.measured(runs)
+        problems += _space_problems(model, plan, cluster.placement, runs, space, alone=len(nodes) < 2)
     if dry_run and not supervised and not any(p.field.startswith("method.") for p in problems):
         bad_lines = {(p.file, p.line) for p in problems}
         good = [row.task for row in rows if (row.file, row.line) not in bad_lines]
@@ -144,13 +149,16 @@ async def prepare(
     return Prepared(
         job=job.model_copy(update={"model": str(model.path)}),
         plan=plan,
-        placement=placement,
+        cluster=cluster,
         context_length=context_length,
         renderer=model.renderer,
         tasks=tasks,
         validation=files["validation_file"],
         test=files["test_file"],
-        warnings=tuple(_warnings(job, plan, model, files)),
+        warnings=(
+            *(f"{lack.message}; the job waits for nodes" for lack in cluster.lacking),
+            *_warnings(job, plan, model, files),
+        ),
     )
 
 
@@ -234,7 +242,8 @@ def _engine_problems(job: JobSpec) -> list[Problem]:
 # -- lengths -----------------------------------------------------------------------------------------------------------
 
 
-def _context_length(job: JobSpec, model: ModelFolder | None) -> int:
+def context_of(job: JobSpec, model: ModelFolder | None) -> int:
+    """What `auto` means for this model."""
     wanted = job.cluster.context_length
     if wanted != "auto":
         return wanted
@@ -292,24 +301,20 @@ def _space_problems(
     """Disk for the checkpoints that are kept and the one being written; shared memory for what engines put there."""
     problems = []
     checkpoints = min(KEEP_BEST + 2, math.ceil(plan.steps / plan.eval_interval))
-    disk = checkpoints * model.num_parameters * CHECKPOINT_BYTES_PER_PARAMETER + MIN_FREE_DISK_BYTES
+    disk = checkpoints * model.shape.num_parameters * CHECKPOINT_BYTES_PER_PARAMETER + MIN_FREE_DISK_BYTES
     if free.disk_bytes < disk:
-        wanted = f"{checkpoints} checkpoint{'s' * (checkpoints > 1)} may take {_size(disk)}"
-        message = f"{_size(free.disk_bytes)} are free on the disk of {runs}, {wanted}"
+        wanted = f"{checkpoints} checkpoint{'s' * (checkpoints > 1)} may take {size(disk)}"
+        message = f"{size(free.disk_bytes)} are free on the disk of {runs}, {wanted}"
         problems.append(Problem("disk_full", "--runs", message, "free some space or choose another folder with --runs"))
     # A copy of the weights in Ray's object store and one on its way into each engine. Other nodes cannot be seen.
-    shm = (1 + placement.engines) * placement.bytes_per_weight * model.num_parameters
+    shm = (1 + placement.engines) * placement.bytes_per_weight * model.shape.num_parameters
     shm += MANY_GPUS_SHM_BYTES if placement.engine_gpus > 1 else 0
     if alone and (free.shm_bytes is None or free.shm_bytes < shm):
-        there = "there is no shared memory" if free.shm_bytes is None else f"{_size(free.shm_bytes)} are free"
-        message = f"{there} in {SHM}, copies of the weights take {_size(shm)}"
+        there = "there is no shared memory" if free.shm_bytes is None else f"{size(free.shm_bytes)} are free"
+        message = f"{there} in {SHM}, copies of the weights take {size(shm)}"
         remedy = f"enlarge {SHM} (in a container: --shm-size={math.ceil(shm / 2**30)}g)"
         problems.append(Problem("no_shared_memory", "cluster", message, remedy))
     return problems
-
-
-def _size(num_bytes: int) -> str:
-    return f"{num_bytes / 2**30:.1f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.0f} MiB"
 
 
 # -- the list ----------------------------------------------------------------------------------------------------------

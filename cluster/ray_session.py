@@ -18,6 +18,7 @@ from typing import IO
 
 import ray
 
+from cluster.nodes import Node, live_nodes
 from trainer.errors import InvalidJob, Problem, RftError
 
 CONNECT_TIMEOUT_S = 10.0
@@ -27,8 +28,8 @@ PR_SET_PDEATHSIG = 1
 
 
 @contextmanager
-def ray_session(address: str | None) -> Iterator[dict[str, float]]:
-    """The cluster's total resources. A local cluster has this machine's cores and GPUs and leaves no process behind.
+def ray_session(address: str | None) -> Iterator[list[Node]]:
+    """The cluster's nodes. A local cluster has this machine's cores and GPUs and leaves no process behind.
 
     Raises:
         InvalidJob: nothing answers at `address`.
@@ -55,7 +56,7 @@ def ray_session(address: str | None) -> Iterator[dict[str, float]]:
             raise _no_cluster(address, str(error)) from error
         raise RftError(f"Ray did not start on this machine: {error}") from error
     try:
-        yield ray.cluster_resources()
+        yield live_nodes()
     finally:
         ray.shutdown()
 

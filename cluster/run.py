@@ -16,20 +16,21 @@ import ray
 from rich.console import Console
 from rich.markup import escape
 
-from actors.dispatcher_actor import DispatcherClient, start_dispatchers
+from actors.dispatcher_actor import DispatcherClient, start_dispatchers, watched_dispatchers
 from actors.fleet import CANARY_LIMITS, Fleet
-from actors.grader_pool import GraderPoolActor, GraderPoolClient
+from actors.grader_pool import GraderPoolActor, GraderPoolClient, watched_graders
 from actors.learner_group import LearnerGroup
 from actors.rollout_worker import RolloutWorker
-from actors.weight_sync import WeightSync
+from actors.watchdog import Watchdog, Watched
 from cluster.job_sessions import JobSessions
 from cluster.live import LiveView, Sinks, before_after_table
-from cluster.placement import Seats
 from cluster.preflight import Prepared, prepare
+from cluster.ray_job import RayJobStatus, stop_warning
 from cluster.ray_session import ray_session
 from cluster.report import write_report
-from cluster.run_config import job_digest, learner_config, print_plan, worker_config
+from cluster.run_config import job_digest, learner_config, print_plan, weight_sync, worker_config
 from cluster.run_folder import RunFolder, new_run_folder
+from cluster.seats import Seats
 from cluster.signals import Signals
 from trainer.checkpoint import Checkpoints, LoopState, check_same_job
 from trainer.errors import InvalidJob, Problem, RftError, first_error
@@ -59,8 +60,8 @@ async def check(
         InvalidJob: with everything that is wrong.
     """
     console = Console()
-    with ray_session(address) as resources:
-        prepared = await prepare(job, resources, runs, operator, found=found)
+    with ray_session(address) as nodes:
+        prepared = await prepare(job, nodes, runs, operator, found=found)
     print_plan(console, prepared)
     console.print("[green]the job is ready to be trained[/]")
 
@@ -131,8 +132,8 @@ async def _run(
 ) -> AsyncIterator[_Run]:
     """Connect, check, open the run folder; afterwards close everything and write the report."""
     console = Console()
-    with ray_session(address) as resources, Signals() as signals:
-        prepared = await prepare(job, resources, runs, operator, dry_run=watch is None)
+    with ray_session(address) as nodes, Signals() as signals:
+        prepared = await prepare(job, nodes, runs, operator, dry_run=watch is None)
         print_plan(console, prepared)
         if watch is not None:
             watch.prepared(prepared)
@@ -178,16 +179,21 @@ class _Run:
         self._folder = folder
         self._view = view
         self._watch = watch
-        self._sink = Sinks(folder, view, *([] if watch is None else [watch]))
+        self._status = RayJobStatus(folder.path.name, prepared.plan.steps)
+        self._sink = Sinks(folder, view, self._status, *([] if watch is None else [watch]))
         self._signals = signals
         self._console = console
         self._seats: Seats | None = None
         self._fleet: Fleet | None = None
         self._sessions: JobSessions | None = None
         self._learner: LearnerGroup | None = None
+        self._helpers: list[Watched] = []
+        self._watchdog: asyncio.Task[None] | None = None
         folder.write_job(prepared.job, prepared.plan, {"context_length": prepared.context_length})
         for warning in prepared.warnings:
             self._quietly("warn", warning)  # it was printed with the plan
+        if watch is None and (hasty := stop_warning()) is not None:
+            self._sink.event("warn", hasty)
 
     async def train(self, resuming: bool) -> None:
         if self._prepared.job.method.type == "supervised":
@@ -253,6 +259,8 @@ class _Run:
 
     async def close(self) -> None:
         """Stop actors, give resources back, write what is still in memory and the report."""
+        if self._watchdog is not None:
+            self._watchdog.cancel()
         if self._fleet is not None:
             await self._fleet.shutdown()
         if self._sessions is not None:
@@ -261,6 +269,7 @@ class _Run:
             await self._learner.shutdown()
         if self._seats is not None:
             self._seats.release()
+        await self._status.close()
         self._view.stop()
         self._folder.close()
         self._console.print(f"run folder: {self._folder.path}", soft_wrap=True, highlight=False)
@@ -279,6 +288,7 @@ class _Run:
 
     def _phase(self, text: str) -> None:
         self._view.phase(text)
+        self._status.phase(text)
         if self._watch is not None:
             self._watch.phase(text)
 
@@ -311,45 +321,59 @@ class _Run:
             engines=cluster.engines if engines else 0,
             learner_ranks=cluster.learner_ranks if learner else 0,
         )
-        self._seats = seats = Seats(placement)
+        self._seats = seats = Seats(placement, self._folder.path.name)
         self._phase("waiting for resources")
-        await seats.ready(self._phase)
+        at_start = await seats.ready(self._phase, wait_for_nodes_s=self._operator.wait_for_nodes_s)
         self._phase("starting " + " and ".join(["engines"] * engines + ["learner"] * learner))
-        first_rank = placement.engines
         fleet, learning = None, None
         try:
             async with asyncio.TaskGroup() as group:
                 if learner:
-                    options = [seats.actor_options(first_rank + rank) for rank in range(placement.learner_ranks)]
+                    options = [seats.rank(i) for i in range(placement.learner_ranks)]
                     learning = group.create_task(LearnerGroup.start(learner_config(prepared), options))
                 if engines:
                     self._fleet = fleet = self._make_fleet(seats)
-                    group.create_task(fleet.start())
+                    group.create_task(fleet.start(at_start))
         except ExceptionGroup as errors:
             raise first_error(errors) from errors
         if learning is not None:
             self._learner = learning.result()
             if fleet is not None:
-                fleet.connect(WeightSync(self._learner), self._learner.logprobs)
+                fleet.connect(weight_sync(prepared, self._learner), self._learner.logprobs)
+        progress = None if fleet is None else fleet.progress
+        self._watchdog = asyncio.create_task(Watchdog(self._watched, progress, self._sink.event).run())
+        self._watchdog.add_done_callback(self._watchdog_ended)
         return self._fleet, self._learner
+
+    def _watchdog_ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:  # a bug: the job goes on without it
+            self._sink.event("error", f"the watchdog ended: {type(error).__name__}: {error}")
+
+    def _watched(self) -> list[Watched]:
+        """The actors of this job as they are now."""
+        engines = [] if self._fleet is None else self._fleet.watched()
+        return engines + self._helpers + ([] if self._learner is None else self._learner.watched())
 
     def _make_fleet(self, seats: Seats) -> Fleet:
         prepared = self._prepared
         reinforcement = prepared.job.reinforcement
         folder, tell = self._folder.path, partial(self._sink.event, "warn")
         shards, session = prepared.job.cluster.dispatchers, reinforcement.session
-        dispatchers = start_dispatchers(reinforcement.tools, self._operator, shards, session, folder)
+        dispatchers = start_dispatchers(reinforcement.tools, self._operator, shards, session, folder, seats.beside)
         if session is not None:
             self._sessions = JobSessions(DispatcherClient(*dispatchers), folder, tell)
-        graders = cast(Any, GraderPoolActor).remote(
-            reinforcement.grader, self._operator, reinforcement.guards, reinforcement.held_out_grader
+        graders = (
+            cast(Any, GraderPoolActor)
+            .options(**seats.beside("grader-pool"))
+            .remote(reinforcement.grader, self._operator, reinforcement.guards, reinforcement.held_out_grader)
         )
+        self._helpers = [*watched_dispatchers(dispatchers), watched_graders(graders)]
         config = worker_config(prepared, dispatchers, graders)
         worker_class = ray.remote(RolloutWorker)
 
         def spawn(index: int) -> Any:
             owner = None if self._sessions is None else self._sessions.new_owner(f"engine-{index}")
-            options = worker_class.options(max_concurrency=10_000, **seats.actor_options(index))
+            options = worker_class.options(max_concurrency=10_000, **seats.engine(index))
             return options.remote(replace(config, owner=owner))
 
         def lost(name: str) -> None:
@@ -358,7 +382,8 @@ class _Run:
 
         size, canary_limit = prepared.job.cluster.engines, CANARY_LIMITS[prepared.placement.dtype]
         endpoints = [DispatcherClient(*dispatchers).endpoint_stats, GraderPoolClient(graders).endpoint_stats]
-        return Fleet(spawn, size, canary_limit, reinforcement.limits, self._sink.event, lost, endpoints)
+        placed, tell_all = seats.engine_placed, self._sink.event
+        return Fleet(spawn, size, canary_limit, reinforcement.limits, tell_all, lost, endpoints, placed)
 
     async def _grade(
         self, fleet: Fleet, tasks: Sequence[Task], purpose: Purpose, name: str, samples: int

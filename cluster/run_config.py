@@ -11,10 +11,14 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
+from actors.broadcast_sync import BroadcastSync
 from actors.engine import EngineConfig
 from actors.episode import EpisodeSpec
 from actors.learner import LearnerConfig
+from actors.learner_group import LearnerGroup
 from actors.rollout_worker import WorkerConfig
+from actors.weight_sync import WeightSync
+from cluster.placement import size
 from cluster.preflight import Prepared
 from trainer.chat import THOUGHT_MARKS
 from trainer.spec import AlgorithmSpec, JobSpec
@@ -69,6 +73,13 @@ def learner_config(prepared: Prepared) -> LearnerConfig:
     )
 
 
+def weight_sync(prepared: Prepared, learner: LearnerGroup) -> WeightSync:
+    """How new weights reach the engines."""
+    if prepared.job.cluster.weight_transport == "broadcast":
+        return BroadcastSync(learner, max(1, prepared.placement.engine_gpus))
+    return WeightSync(learner)
+
+
 def job_digest(job: JobSpec) -> str:
     """Of all that must not change under a checkpoint: everything but the resources."""
     text = json.dumps(job.model_dump(mode="json", exclude={"cluster"}), sort_keys=True)
@@ -98,5 +109,9 @@ def print_plan(console: Console, prepared: Prepared) -> None:
         f"context {prepared.context_length} tokens",
         highlight=False,
     )
+    for place in prepared.cluster.places:
+        if place.index == 0 and place.memory is not None:
+            on_gpu = f"{size(place.memory.gpu_bytes)} of each of its GPUs and " if place.memory.gpu else ""
+            console.print(f"  {place.role}: about {on_gpu}{size(place.memory.host_bytes)} of memory", highlight=False)
     for warning in prepared.warnings:
         console.print(f"[yellow]warning[/] {escape(warning)}", highlight=False)

@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 failed, 2 the job or the command line is wrong, 130 stoppe
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,9 @@ from rich.progress import Progress
 
 from cluster.grade_file import grade_file
 from cluster.grade_report import print_summary, summary_of
-from cluster.ray_session import begin_with_token
+from cluster.nodes import read_nodes, this_machine
+from cluster.plan_view import plan_as_json, plan_of_file, print_cluster_plan
+from cluster.ray_session import begin_with_token, ray_session
 from cluster.run import Outcome, check, evaluate_model, train
 from cluster.run_folder import RunFolder
 from cluster.signals import STOPPED
@@ -89,6 +92,28 @@ def check_command(job: JobFile, runs: Runs = Path("runs"), address: Address = No
     """Find what is wrong with a job before anything is started; each tool and the grader is called once."""
     operator = load_operator(config)
     asyncio.run(check(_load(job, runs, address, operator), runs, address, operator))
+
+
+@app.command("plan")
+def plan_command(
+    job: JobFile,
+    cluster: Annotated[Path | None, typer.Option(help="NODES.yaml: plan for these nodes instead")] = None,
+    address: Address = None,
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object")] = False,
+) -> None:
+    """Say who would go where, what memory each takes, and what does not fit (exit code 2). Starts nothing."""
+    if cluster is not None:
+        plan = plan_of_file(job, read_nodes(cluster))
+    elif address is not None:
+        with ray_session(address) as nodes:
+            plan = plan_of_file(job, nodes)
+    else:
+        plan = plan_of_file(job, [this_machine()])
+    if as_json:
+        typer.echo(json.dumps(plan_as_json(plan)))
+    else:
+        print_cluster_plan(Console(), plan)
+    raise typer.Exit(2 if plan.lacking or plan.problems else 0)
 
 
 def _load(path: Path, runs: Path, address: str | None, operator: Operator) -> JobSpec:

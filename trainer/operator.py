@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import Field, IPvAnyNetwork, SecretStr
 
 from trainer.endpoint_spec import Endpoint, Positive, Strict
@@ -30,13 +32,15 @@ class Operator(Strict):
     """`allowed_networks`: private, loopback and link-local addresses that tools and graders may have; public ones
     always may. `models`: judges by the name that graders use. `unsandboxed_python`: python graders run even where no
     sandbox can be made. `aliases`: names of base models in clients' code -> a folder or a Hugging Face name. `limits`:
-    of the server."""
+    of the server. `wait_for_nodes_s`: how long a job may wait for nodes that are still to join the cluster; with 0, one
+    that the present nodes cannot hold is refused at once."""
 
     allowed_networks: tuple[IPvAnyNetwork, ...] = ()
     models: dict[str, ModelEndpoint] = Field(default_factory=dict)
     unsandboxed_python: bool = False
     aliases: dict[str, str] = Field(default_factory=dict)
     limits: ServerLimits = ServerLimits()
+    wait_for_nodes_s: Annotated[float, Field(ge=0)] = 0.0
 
 
 NOTHING_ALLOWED = Operator()

@@ -164,13 +164,16 @@ class Method(Strict):
 class ClusterSpec(Strict):
     """Resources. `engine_gpus` auto: one where the cluster has GPUs, else none; a learner rank takes one GPU where
     engines have them. `dispatchers` share each endpoint's limits. `dtype` auto: bfloat16 on GPUs, float32 on
-    CPUs. `context_length` auto: what the model allows, at most 16,384."""
+    CPUs. `context_length` auto: what the model allows, at most 16,384. `weight_transport`: how new weights reach
+    engines, through Ray's object store or in one broadcast (which was never run between GPUs yet). `colocated`: engines
+    and learner ranks have the same cores by turns, which takes `max_staleness` 0."""
 
     engines: Positive = 1
     learner_ranks: Positive = 1
     engine_cores: Positive = 1
     rank_cores: Positive = 1
     dispatchers: Positive = 1
+    colocated: bool = False
     engine_gpus: Annotated[int, Field(ge=0)] | Auto = "auto"
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     zero_stage: Annotated[int, Field(ge=0, le=3)] = 0
@@ -178,6 +181,7 @@ class ClusterSpec(Strict):
     max_num_seqs: Positive = 64
     tool_parser: str = "hermes"
     micro_batch_tokens: Positive = 8192
+    weight_transport: Literal["object_store", "broadcast"] = "object_store"
 
 
 class JobSpec(Strict):

@@ -1,19 +1,24 @@
-"""Two real engines and two learner ranks on a local Ray: groups, weight updates, and an engine that missed a bucket."""
+"""Two real engines and two learner ranks on a local Ray: groups, weight updates, an engine that missed a bucket, and
+processes that stand still."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import re
+import signal
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import pytest_asyncio
 import ray
 
-from actors.dispatcher_actor import start_dispatchers
+from actors.broadcast_sync import BroadcastSync
+from actors.dispatcher_actor import start_dispatchers, watched_dispatchers
 from actors.engine import EngineConfig
 from actors.episode import EpisodeSpec
 from actors.fleet import CANARY_LIMITS, Fleet
@@ -21,11 +26,13 @@ from actors.grader_pool import GraderPoolActor
 from actors.learner import LearnerConfig
 from actors.learner_group import LearnerGroup
 from actors.rollout_worker import RolloutWorker, WorkerConfig
+from actors.watchdog import LOOK_EVERY_S, SILENT_S, Watchdog
 from actors.weight_sync import Published, WeightSync
 from examples.ledger.services import services
-from tests.fakes_http import LOCAL
+from tests.fakes_http import LOCAL, until
 from trainer.advantage import advantages
 from trainer.data import load_tasks
+from trainer.errors import LearnerFailed
 from trainer.jobfile import load_job
 from trainer.spec import AlgorithmSpec, JobSpec
 from trainer.types import Group, GroupRequest, Task, TrainSequence
@@ -65,12 +72,13 @@ class Cluster:
         reinforcement = job.reinforcement
         self.events: list[str] = []
         graders: Any = GraderPoolActor
+        self.dispatchers = start_dispatchers(reinforcement.tools, LOCAL, 1)
         config = WorkerConfig(
             EngineConfig(job.model, "float32", context_length=1024, max_num_seqs=32, seed=0),
             EpisodeSpec("7", reinforcement.limits, reinforcement.reward, reinforcement.max_episode_steps, 1024),
             "hermes",
             {},
-            start_dispatchers(reinforcement.tools, LOCAL, 1),
+            self.dispatchers,
             graders.remote(reinforcement.grader, LOCAL),
         )
         worker = ray.remote(RolloutWorker).options(num_cpus=1, max_concurrency=1000)
@@ -166,3 +174,84 @@ async def test_an_engine_that_missed_a_bucket_is_fenced_off_and_replaced(cluster
     report = await cluster.fleet.publish(3)
     assert report.fenced == ()
     assert report.canary_gap < 1e-3
+
+
+def freeze(name: str) -> psutil.Process:
+    """Stop one of our processes as SIGSTOP does: it is there, and does nothing any more."""
+    found = [p for p in psutil.Process().children(recursive=True) if name in " ".join(p.cmdline())]
+    frozen = next(p for p in found if p.status() != psutil.STATUS_STOPPED)
+    frozen.send_signal(signal.SIGSTOP)
+    return frozen
+
+
+def is_gone(process: psutil.Process) -> bool:
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.timeout(600)
+async def test_processes_that_stand_still_are_named_within_a_minute_and_replaced(
+    cluster: Cluster, tasks: list[Task]
+) -> None:
+    """At once: the actor of one engine, the core of the other, and the dispatcher, while rollouts are in flight."""
+    cluster.events.clear()
+    give_up_s = SILENT_S + 2 * LOOK_EVERY_S
+
+    def watched() -> list[Any]:
+        return [*cluster.fleet.watched(), *watched_dispatchers(cluster.dispatchers), *cluster.learner.watched()]
+
+    def said(start: str) -> list[str]:
+        return [text for text in cluster.events if text.startswith(start)]
+
+    dog = Watchdog(
+        watched, cluster.fleet.progress, lambda level, text: cluster.events.append(text), give_up_s=give_up_s
+    )
+    watching = asyncio.create_task(dog.run())
+    sampling = asyncio.create_task(cluster.sample(tasks * 4))
+    await until(lambda: cluster.fleet.progress()[0] > 0, within_s=60)
+    await asyncio.sleep(LOOK_EVERY_S)  # it has seen them at work
+    frozen = [freeze("ray::RolloutWorker"), freeze("ray::DispatcherActor")]
+    cores = [p for p in psutil.Process().children(recursive=True) if "EngineCore" in " ".join(p.cmdline())]
+    (core,) = [p for p in cores if p.parent() not in frozen]
+    core.send_signal(signal.SIGSTOP)
+    names = ["engine-0", "engine-1", "the tool dispatcher"]
+    await until(lambda: all(said(f"{name} has not answered") for name in names), within_s=60)
+    assert all("trace_" in said(name)[0] for name in names)
+    assert not said("learner")
+
+    groups = await sampling
+    assert all(len(group.rollouts) >= 4 for group in groups)
+    async with asyncio.timeout(180):
+        await cluster.fleet.all_ready()
+    assert len(said("engine-0 is being replaced: it has not answered")) == 1
+    assert len(said("engine-1 is being replaced: it has not answered")) == 1
+    assert (await cluster.fleet.publish(4)).fenced == ()
+    assert [stats["version"] for stats in await cluster.fleet.stats()] == [4, 4]
+    await until(lambda: all(map(is_gone, [*frozen, *cores])))
+    watching.cancel()
+
+
+async def test_one_broadcast_brings_the_weights_to_both_engines(cluster: Cluster, tasks: list[Task]) -> None:
+    cluster.fleet.connect(BroadcastSync(cluster.learner, 1, max_bucket_bytes=400_000), cluster.learner.logprobs)
+    await cluster.learn(await cluster.sample(tasks), version=4)
+    running = asyncio.create_task(cluster.sample(tasks))
+    for version in (5, 6):
+        report = await cluster.fleet.publish(version)
+        assert (report.version, report.fenced) == (version, ())
+        assert 0 < report.canary_gap < 1e-3
+    await running
+    assert [stats["version"] for stats in await cluster.fleet.stats()] == [6, 6]
+
+
+async def test_a_learner_rank_that_stands_still_ends_the_job_and_is_named(cluster: Cluster, tasks: list[Task]) -> None:
+    events: list[str] = []
+    groups = await cluster.sample(tasks[:4])
+    dog = Watchdog(cluster.learner.watched, None, lambda level, text: events.append(text), give_up_s=SILENT_S)
+    watching = asyncio.create_task(dog.run())
+    frozen = freeze("ray::_RankProcess")
+    with pytest.raises(LearnerFailed, match=r"learner rank \d of 2 failed in step: it has not answered for 30 s"):
+        async with asyncio.timeout(60):
+            await cluster.learn(groups, version=6)
+    assert len(events) == 1
+    assert re.match(r"learner rank \d has not answered for 30 s", events[0])
+    await until(lambda: is_gone(frozen))
+    watching.cancel()

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import ray
 
-from cluster.placement import PLACEMENT_NEWS_S, Placement, Seats, plan_placement
+from cluster.placement import Placement
+from cluster.seats import NEWS_S, Seats
 from tests.fakes_http import until
 from trainer.errors import InvalidJob
-from trainer.spec import ClusterSpec
 
-BOTH_CORES, _ = plan_placement(ClusterSpec(), {"CPU": 2})
+BOTH_CORES = Placement(1, 1, 0, 1, 1, 0, "float32")
 
 
 @pytest.fixture(scope="module")
@@ -24,26 +25,49 @@ def local_ray() -> Iterator[None]:
 
 
 async def test_a_job_waits_for_its_places_and_says_for_what(local_ray: None) -> None:
-    first, news = Seats(BOTH_CORES), list[str]()
-    await first.ready(news.append)
+    first, news = Seats(BOTH_CORES, "first"), list[str]()
+    assert await first.ready(news.append) == [0]
     assert news == []
 
-    second = Seats(BOTH_CORES)
+    second = Seats(BOTH_CORES, "second")
     waiting = asyncio.create_task(second.ready(news.append, timeout_s=60))
-    await until(lambda: bool(news), within_s=3 * PLACEMENT_NEWS_S)
-    assert news == ["waiting for resources: 2 cores, 0 GPUs are wanted, 0 cores, 0 GPUs are free"]
+    await until(lambda: bool(news), within_s=3 * NEWS_S)
+    assert news == [
+        "waiting for resources: 2 cores, 0 GPUs are wanted, 0 cores, 0 GPUs are free; "
+        "without a place: engine 0, learner rank 0"
+    ]
     first.release()
     await waiting
 
-    third = Seats(BOTH_CORES)
+    third = Seats(BOTH_CORES, "third")
     with pytest.raises(InvalidJob, match=r"after 0.1 s: 2 cores, 0 GPUs are wanted, 0 cores.* \[no_free_resources\]"):
         await third.ready(news.append, timeout_s=0.1)
     second.release()
     third.release()
 
 
+async def test_an_engine_without_a_place_joins_when_another_job_ends(local_ray: None) -> None:
+    small = Seats(replace(BOTH_CORES, learner_ranks=0), "small")
+    await small.ready(print)
+    large = Seats(replace(BOTH_CORES, engines=2, learner_ranks=0), "large")
+    assert await large.ready(print) == [0]
+    joining = asyncio.create_task(large.engine_placed(1))
+    assert not (await asyncio.wait({joining}, timeout=0.1))[0]
+    small.release()
+    await asyncio.wait_for(joining, 30)
+    large.release()
+
+
 async def test_what_no_single_node_holds_is_not_waited_for(local_ray: None) -> None:
-    large = Placement(1, 7, 0, 1, 1, 0, "float32")
-    async with asyncio.timeout(PLACEMENT_NEWS_S):
-        with pytest.raises(InvalidJob, match="one engine or learner rank wants 7 cores, 0 GPUs, but no single node"):
-            await Seats(large).ready(lambda news: None)
+    large = Seats(replace(BOTH_CORES, engine_cores=7), "large")
+    async with asyncio.timeout(NEWS_S):
+        with pytest.raises(InvalidJob, match="engine 0 wants 7 cores, 0 GPUs, but no single node has as much"):
+            await large.ready(print)
+    large.release()
+
+
+async def test_a_cluster_that_may_grow_is_waited_for_with_what_must_join(local_ray: None) -> None:
+    large, news = Seats(replace(BOTH_CORES, engine_cores=7), "large"), list[str]()
+    with pytest.raises(InvalidJob, match=r"after 0.2 s: 8 cores.*engine 0 wants 7 cores.*: a node must join"):
+        await large.ready(news.append, timeout_s=0.1, wait_for_nodes_s=0.2)
+    large.release()

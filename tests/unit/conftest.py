@@ -1,33 +1,39 @@
-"""Databases for tests of stores: the same tests on SQLite and on a real PostgreSQL."""
+"""Databases for tests of stores; tests/integration runs the same tests on a real PostgreSQL."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from sqlalchemy import text
 
-from cluster.database import Base, Database
+from cluster.database import Database
 from cluster.migrate import migrate
-from tests.postgres import postgres
+
+
+@pytest.fixture
+def empty_database(tmp_path: Path) -> Iterator[Database]:
+    """Without tables."""
+    database = Database.of_folder(tmp_path)
+    yield database
+    database.close()
 
 
 @pytest.fixture(scope="session")
-def postgresql_url() -> Iterator[str]:
-    """Started when the first test asks for it."""
-    with postgres() as url:
-        yield url
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def any_database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
-    """An empty database with all tables."""
-    is_sqlite = request.param == "sqlite"
-    database = Database.of_folder(tmp_path) if is_sqlite else Database(request.getfixturevalue("postgresql_url"))
+def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a database that has all tables, and nothing in them."""
+    folder = tmp_path_factory.mktemp("database")
+    database = Database.of_folder(folder)
     migrate(database)
+    database.close()
+    return folder
+
+
+@pytest.fixture
+def any_database(migrated: Path, tmp_path: Path) -> Iterator[Database]:
+    """With all tables."""
+    shutil.copytree(migrated, tmp_path, dirs_exist_ok=True)
+    database = Database.of_folder(tmp_path)
     yield database
-    with database.engine.begin() as connection:
-        Base.metadata.drop_all(connection)
-        connection.execute(text("DROP TABLE alembic_version"))
     database.close()

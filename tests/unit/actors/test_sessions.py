@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
@@ -321,39 +320,6 @@ async def test_closing_gives_up_starts_that_hang_and_ends_them(book: Book) -> No
         outcomes = await asyncio.gather(*starts, return_exceptions=True)
     assert all(isinstance(outcome, ToolFailed) for outcome in outcomes)
     assert machines.reasons == {"trace_0": "job_stopped", "trace_1": "job_stopped"}
-
-
-async def test_ten_thousand_sessions_are_opened_and_all_are_closed(book: Book, tmp_path: Path) -> None:
-    told: list[dict[str, Any]] = []
-
-    class Server(asyncio.Protocol):
-        """As little HTTP as will do: the time is the book's."""
-
-        def connection_made(self, transport: asyncio.BaseTransport) -> None:
-            assert isinstance(transport, asyncio.Transport)
-            self.transport, self.got = transport, b""
-
-        def data_received(self, data: bytes) -> None:
-            self.got += data
-            if self.got.endswith(b"}"):
-                told.append(json.loads(self.got.partition(b"\r\n\r\n")[2]))
-                self.got = b""
-                self.transport.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
-
-    server = await asyncio.get_running_loop().create_server(Server, "127.0.0.1", 0)
-    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
-    sessions = book(url, tmp_path / "sessions.jsonl")
-    await asyncio.gather(*(sessions.start(f"trace_{i}", {}) for i in range(10_000)))
-    assert sessions.stats()["open"] == 10_000
-    for i in range(5_000):
-        sessions.end(f"trace_{i}", "graded")
-    assert await sessions.close("job_stopped") == 0
-    server.close()
-    everyone = Counter(f"trace_{i}" for i in range(10_000))
-    assert Counter(body["trace_id"] for body in told if body["type"] == "session_start") == everyone
-    assert Counter(body["trace_id"] for body in told if body["type"] == "session_end") == everyone
-    assert Counter(body.get("reason") for body in told) == {None: 10_000, "graded": 5_000, "job_stopped": 5_000}
-    assert SessionJournal(tmp_path / "sessions.jsonl").open == []
 
 
 @pytest.mark.parametrize("seed", range(3))

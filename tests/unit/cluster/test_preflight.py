@@ -20,6 +20,7 @@ from aiohttp import web
 
 from cluster.dry_run import example_of
 from cluster.form_check import schema_mistake
+from cluster.nodes import Node
 from cluster.preflight import Free, Prepared, prepare
 from tests.fakes_http import LOCAL, Behaviour, FakeEndpoint, Received, hangs, says, unused_port
 from trainer.errors import InvalidJob, Problem
@@ -31,7 +32,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::F
 
 BASE = Path(__file__).parents[3] / "examples" / "ledger" / "base"
 SECRET = "sk-very-secret-4711"
-RESOURCES = {"CPU": 2.0, "node:10.0.0.1": 1.0}
+NODE = Node("a", cores=2.0)
 PLENTY = Free(disk_bytes=1 << 40, shm_bytes=1 << 34)
 EXACT = {
     "type": "string_check",
@@ -60,7 +61,7 @@ class Case:
     rows: list[Any] = field(default_factory=lambda: [row(), row("what was costs of lumtra in 2018?")])
     job: dict[str, Any] = field(default_factory=dict)
     reinforcement: dict[str, Any] = field(default_factory=dict)
-    resources: dict[str, float] = field(default_factory=lambda: dict(RESOURCES))
+    nodes: list[Node] = field(default_factory=lambda: [NODE])
     free: Free = PLENTY
     operator: Operator = LOCAL
 
@@ -81,7 +82,7 @@ class Case:
 
     async def prepare(self) -> Prepared:
         job = parse_job(self.raw(), self.folder)
-        return await prepare(job, self.resources, self.folder / "runs", self.operator, free=self.free)
+        return await prepare(job, self.nodes, self.folder / "runs", self.operator, free=self.free)
 
     async def problems(self) -> list[Problem]:
         with pytest.raises(InvalidJob) as raised:
@@ -186,7 +187,7 @@ async def test_mistakes_of_all_kinds_come_in_one_list(case: Case) -> None:
     job, found = read_job(case.folder / "job.yaml", {})
     assert job is not None
     with pytest.raises(InvalidJob, match="the job has 17 problems") as raised:
-        await prepare(job, RESOURCES, case.folder, LOCAL, found=found, free=Free(0, None))
+        await prepare(job, [NODE], case.folder, LOCAL, found=found, free=Free(0, None))
     name = str(case.folder / "job.yaml")
     reinforcement = "method.reinforcement"
     assert [(p.code, p.field, p.file, p.line) for p in raised.value.problems] == [
@@ -631,7 +632,7 @@ async def test_too_little_shared_memory(case: Case, shm_bytes: int | None, said:
 
 async def test_the_drivers_shared_memory_says_nothing_of_other_nodes(case: Case) -> None:
     case.free = Free(PLENTY.disk_bytes, None)
-    case.resources |= {"node:10.0.0.2": 1.0}
+    case.nodes.append(Node("b", cores=2.0))
     await case.prepare()
 
 

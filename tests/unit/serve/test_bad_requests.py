@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import pytest_asyncio
 
 from cluster.blobs import FolderBlobs
 from cluster.database import Database
@@ -274,18 +274,21 @@ TOOLS = [
 ]
 
 
-@pytest.fixture
-async def client(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
-    database = Database.of_folder(tmp_path)
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def client(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[httpx.AsyncClient]:
+    """One app for all: what is refused leaves nothing."""
+    folder = tmp_path_factory.mktemp("server")
+    database = Database.of_folder(folder)
     migrate(database)
-    store = FileStore(database, FolderBlobs(tmp_path / "files"), tmp_path, max_bytes=10_000)
+    store = FileStore(database, FolderBlobs(folder / "files"), folder, max_bytes=10_000)
     routers = [files.make_router(store), graders.make_router(NOTHING_ALLOWED)]
     async with client_of(routers) as client:
         yield client
     database.close()
-    assert os.listdir(tmp_path / "files") == os.listdir(tmp_path / "incoming") == []
+    assert os.listdir(folder / "files") == os.listdir(folder / "incoming") == []
 
 
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("bad", [*UPLOADS, *FILES, *GRADERS, *RUNS, *TOOLS], ids=str)
 async def test_a_bad_request_is_refused_in_the_wire_form(bad: Bad, client: httpx.AsyncClient) -> None:
     await check_refused(bad, client)

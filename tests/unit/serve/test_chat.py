@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
+import pytest_asyncio
 
 from cluster.database import Base, Database
 from cluster.model_registry import ModelRegistry
@@ -244,9 +246,16 @@ BAD = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("bad", BAD, ids=str)
-async def test_a_bad_request_reaches_no_model(bad: Bad) -> None:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def client_and_model() -> AsyncIterator[tuple[httpx.AsyncClient, FakeModels]]:
     fake = FakeModels(turn("x"))
     async with http(fake) as client:
-        await check_refused(bad, client)
+        yield client, fake
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("bad", BAD, ids=str)
+async def test_a_bad_request_reaches_no_model(bad: Bad, client_and_model: tuple[httpx.AsyncClient, FakeModels]) -> None:
+    client, fake = client_and_model
+    await check_refused(bad, client)
     assert not fake.bodies

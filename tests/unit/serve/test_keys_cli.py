@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
-from cluster.database import Base, Database
-from cluster.migrate import migrate
 from serve.keys_cli import app
 from serve.state import Places, ServerState, open_database
 from trainer.errors import UserError
@@ -63,12 +60,3 @@ def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot be used: Not a directory"):
         ServerState(Places(tmp_path / "file" / "folder"), NOTHING_ALLOWED)
-
-
-def test_two_servers_that_start_at_a_time_make_the_tables_once(postgresql_url: str) -> None:
-    databases = [Database(postgresql_url) for _ in range(4)]
-    with ThreadPoolExecutor(len(databases)) as threads:
-        list(threads.map(migrate, databases))
-    Base.metadata.drop_all(databases[0].engine)
-    for database in databases:
-        database.close()

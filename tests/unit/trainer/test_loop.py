@@ -119,6 +119,18 @@ async def test_staleness_zero_lets_nothing_be_sampled_during_an_update(tmp_path:
     assert in_flight == [0] * 6
 
 
+@pytest.mark.parametrize("staleness", [0, 1])
+async def test_a_batch_that_goes_on_smaller_leaves_nothing_staler_behind(tmp_path: Path, staleness: int) -> None:
+    """Two rows of three have no signal, so that more are passed over than may be replaced."""
+    rollouts = FakeRollouts(
+        lambda r: [0.0, 1.0, 1.0, 0.0] if r.index % 3 == 2 else [1.0] * 4, lambda r: 3 + r.index % 3
+    )
+    made = Made(tmp_path, rollouts, staleness=staleness, batch_size=4, steps=8, n_epochs=30, validate=False)
+    await made.loop.run()
+    assert min(metrics["groups_trained"] for metrics in made.sink.steps) < 4
+    assert max(metrics["staleness_max"] for metrics in made.sink.steps) <= staleness
+
+
 async def test_slow_rows_are_trained_as_often_as_quick_ones(tmp_path: Path) -> None:
     rollouts = FakeRollouts(delay=lambda request: 200 if request.task.row_id == "0" else 1)
     made = Made(tmp_path, rollouts, staleness=2, steps=9, n_epochs=3, validate=False)

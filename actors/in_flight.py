@@ -1,0 +1,54 @@
+"""What the rollouts of one process are doing and since when, so that whoever waits too long can say for what."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+OF_EACH_STAGE = 3
+
+Stage = Literal["session start", "sampling", "tool calls", "grading", "weight update"]
+
+
+@dataclass(frozen=True, slots=True)
+class Doing:
+    """One piece of work: `trace_id` is empty where it belongs to no rollout; `stage` is one of `Stage`, or a method of
+    the learner; `for_s` is how long it has gone on, so that it means the same on each node."""
+
+    trace_id: str
+    stage: str
+    for_s: float
+
+    def __str__(self) -> str:
+        return " ".join([self.stage, *([self.trace_id] if self.trace_id else []), f"for {self.for_s:.0f} s"])
+
+
+class InFlight:
+    """Of one process. `clock` is in seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._since: dict[str, tuple[str, float]] = {}
+
+    def enter(self, trace_id: str, stage: str) -> None:
+        """A rollout goes into this stage; it left the one before."""
+        self._since[trace_id] = stage, self._clock()
+
+    def leave(self, trace_id: str) -> None:
+        """It has ended."""
+        self._since.pop(trace_id, None)
+
+    def longest(self) -> list[Doing]:
+        """Of each stage the few that have been in it for longest."""
+        now = self._clock()
+        stages: dict[str, list[Doing]] = defaultdict(list)
+        for trace_id, (stage, since) in self._since.items():
+            stages[stage].append(Doing(trace_id, stage, now - since))
+        return [
+            doing
+            for of_stage in stages.values()
+            for doing in sorted(of_stage, key=lambda doing: -doing.for_s)[:OF_EACH_STAGE]
+        ]

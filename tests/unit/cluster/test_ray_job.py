@@ -1,0 +1,30 @@
+"""A Ray job knows that it is one, and says when a stop would come too soon for its checkpoint."""
+
+from __future__ import annotations
+
+import json
+
+from cluster.ray_job import RayJobStatus, stop_warning, submission_id
+
+RAY_JOB = {"RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps({"metadata": {"job_submission_id": "ledger-7"}})}
+
+
+def test_only_a_submitted_job_has_a_submission_id() -> None:
+    assert submission_id(RAY_JOB) == "ledger-7"
+    assert submission_id({}) is None
+
+
+def test_a_stop_that_kills_too_soon_is_said_with_the_remedy() -> None:
+    warning = stop_warning(RAY_JOB)
+    assert warning is not None
+    assert "after 3 s" in warning
+    assert '{"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": "60"}}' in warning
+    assert stop_warning(RAY_JOB | {"RAY_JOB_STOP_WAIT_TIME_S": "60"}) is None
+    assert stop_warning({}) is None
+
+
+async def test_outside_of_a_ray_job_nothing_is_written() -> None:
+    status = RayJobStatus("run", 3)
+    status.phase("starting engines")
+    status.step({"step": 1.0})
+    await status.close()
