@@ -8,6 +8,10 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready-$(EXTRA)-$(shell { cat requirements/$(EXTRA).txt pyproject.toml; $(PYTHON) -VV; pwd; } | cksum | cut -d' ' -f1)
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps
 
+# For the tests of metrics, dashboards and alerts: Debian's Prometheus, unpacked here, unless one is installed.
+PROMETHEUS := $(if $(shell command -v prometheus && command -v promtool),,build/prometheus/usr/bin/prometheus)
+FETCH := apt-get -qq -o APT::Sandbox::User=$$(id -un) download prometheus
+
 .PHONY: setup quickstart test unit chaos lint bench bench-full clean
 
 setup: $(STAMP)
@@ -25,7 +29,14 @@ $(STAMP):
 quickstart: setup
 	$(BIN)/python -m examples.ledger.quickstart
 
-test: setup
+$(PROMETHEUS):
+	rm -rf build/prometheus && mkdir -p build/prometheus
+	cd build/prometheus && { $(FETCH) || { apt-get -qq update && $(FETCH); }; } || \
+		{ echo "Prometheus is missing and cannot be fetched: put prometheus and promtool into PATH" >&2; exit 1; }
+	cd build/prometheus && dpkg-deb -x prometheus_*.deb . && rm prometheus_*.deb
+	touch $@
+
+test: setup $(PROMETHEUS)
 	$(BIN)/python -m pytest tests -m "not slow"
 
 unit: setup

@@ -18,11 +18,12 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from actors.dispatcher import Dispatcher
-from actors.endpoint_stats import merged
+from actors.endpoint_stats import live_endpoint_metrics, merged
 from actors.http_client import process_stats
 from actors.in_flight import Doing
 from actors.outcome import DEADLINE_S, QUICK_S, ask, outcome_of
 from actors.sessions import CLOSE_S, SessionBook
+from actors.telemetry import Place, start_telemetry
 from actors.watchdog import Watched, watched_helper
 from trainer.endpoint_spec import Endpoint, SessionSpec, ToolSpec
 from trainer.errors import RftError, ToolFailed
@@ -46,8 +47,11 @@ class DispatcherActor:
         operator: Operator,
         session: SessionSpec | None = None,
         journal: Path | None = None,
+        name: str = "dispatcher",
+        metrics: Place | None = None,
     ) -> None:
         self._dispatcher = Dispatcher(tools, operator)
+        start_telemetry(metrics, name).add(lambda: live_endpoint_metrics(process_stats()))
         self._news: deque[str] = deque(maxlen=MAX_NEWS)
         self._sessions = None if session is None else SessionBook(session, journal, operator, tell=self._news.append)
         gc.freeze()  # else full collections walk all that was imported
@@ -98,6 +102,7 @@ def start_dispatchers(
     session: SessionSpec | None = None,
     journals: Path | None = None,
     options_of: Callable[[str, int], dict[str, Any]] = lambda name, index: {},
+    metrics: Place | None = None,
 ) -> list[Any]:
     """Actors that share the limits of each endpoint: as many as `count`, but none that could make no call.
     `options_of` gives Ray's options of one by its name and index.
@@ -118,6 +123,8 @@ def start_dispatchers(
             operator,
             None if session is None else share_of(session, index, count),
             path,
+            f"dispatcher-{index}",
+            metrics,
         )
         for index, path in enumerate(paths)
     ]

@@ -5,11 +5,12 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
-LATENCY_BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
-"""Upper ends of the histogram's buckets; a last bucket holds what took longer."""
+from actors.recorder import Spread
+from trainer.metrics import SECONDS
+
 STATES = ("closed", "half_open", "open")
 """Of a breaker, the worst one last."""
 
@@ -19,7 +20,8 @@ class EndpointStats:
     """`errors` by kind. Of failed calls: busy, deadline, server_error, connection, redirect, refused,
     forbidden_address. Of answers: tool_error (a 4xx), too_large, bad_answer. `retries` counts tries after failures,
     `waits` those after 408, 425, 429 and 503, `hedges` second requests, of which `hedges_won` were answered first.
-    Latencies are those of the attempts that were answered."""
+    Latencies are those of the attempts that were answered. Counts go by the bounds SECONDS, with a last one for what
+    took longer."""
 
     calls: int = 0
     answered: int = 0
@@ -32,16 +34,24 @@ class EndpointStats:
     bytes_out: int = 0
     bytes_in: int = 0
     queue_sum_s: float = 0.0
+    queue_counts: list[int] = field(default_factory=lambda: [0] * (len(SECONDS) + 1))
     latency_sum_s: float = 0.0
-    latency_counts: list[int] = field(default_factory=lambda: [0] * (len(LATENCY_BOUNDS_S) + 1))
+    latency_counts: list[int] = field(default_factory=lambda: [0] * (len(SECONDS) + 1))
     errors: Counter[str] = field(default_factory=Counter)
 
     def took(self, latency_s: float) -> None:
         self.latency_sum_s += latency_s
-        self.latency_counts[bisect_left(LATENCY_BOUNDS_S, latency_s)] += 1
+        self.latency_counts[bisect_left(SECONDS, latency_s)] += 1
+
+    def queued(self, queue_s: float) -> None:
+        self.queue_sum_s += queue_s
+        self.queue_counts[bisect_left(SECONDS, queue_s)] += 1
 
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self) | {"errors": dict(self.errors)}
+        """Copies, which may be made in another thread than the one that counts."""
+        values = {counted.name: getattr(self, counted.name) for counted in fields(self)}
+        counts = {name: list(values[name]) for name in ("queue_counts", "latency_counts")}
+        return values | counts | {"errors": dict(self.errors)}
 
 
 COUNTED = (
@@ -59,6 +69,16 @@ def endpoint_metrics(stats: Mapping[str, Mapping[str, Any]]) -> dict[str, float]
         metrics |= {f"{prefix}/{key}": float(values[key]) for key in COUNTED}
         metrics |= {f"{prefix}/errors/{kind}": float(count) for kind, count in values["errors"].items()}
         metrics[f"{prefix}/breaker"] = float(STATES.index(values["breaker"]))
+    return metrics
+
+
+def live_endpoint_metrics(stats: Mapping[str, Mapping[str, Any]]) -> dict[str, float | Spread]:
+    """EndpointClient.stats for a Recorder: as `endpoint_metrics`, with histograms in the place of sums."""
+    metrics: dict[str, float | Spread] = {**endpoint_metrics(stats)}
+    for name, values in stats.items():
+        for what in ("queue", "latency"):
+            del metrics[f"endpoint/{name}/{what}_sum_s"]
+            metrics[f"endpoint/{name}/{what}_s"] = Spread(values[f"{what}_counts"], values[f"{what}_sum_s"])
     return metrics
 
 

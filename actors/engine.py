@@ -14,7 +14,7 @@ from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,7 +44,8 @@ LOG_TAIL_BYTES = 1 << 16
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """What one engine needs to know. `gpus` is its tensor-parallel size, 0 on a CPU; `thought_marks`
-    open and close a thought, where the model has such tokens: `max_thinking_tokens` needs them."""
+    open and close a thought, where the model has such tokens: `max_thinking_tokens` needs them; `log_stats` lets vLLM
+    keep its own metrics."""
 
     model: str
     dtype: str
@@ -54,6 +55,7 @@ class EngineConfig:
     gpus: int = 0
     transport: str = TRANSPORT
     thought_marks: tuple[str, str] | None = None
+    log_stats: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,19 @@ Layout = list[tuple[str, str, tuple[int, ...]]]
 """A bucket's tensors back to back: name, torch dtype name, shape."""
 
 
+class _Places(asyncio.Semaphore):
+    """Knows how many wait for one."""
+
+    waiting = 0
+
+    async def acquire(self) -> Literal[True]:
+        self.waiting += 1
+        try:
+            return await super().acquire()
+        finally:
+            self.waiting -= 1
+
+
 class Engine:
     """Wraps vLLM's AsyncLLM. All methods run on one event loop."""
 
@@ -81,7 +96,7 @@ class Engine:
         self.version = 0
         self.sampled_tokens = 0
         self._llm: Any = None
-        self._places = asyncio.Semaphore(config.max_num_seqs + config.max_num_seqs // WAIT_INSIDE)
+        self._places = _Places(config.max_num_seqs + config.max_num_seqs // WAIT_INSIDE)
         self._slots = Slots(config.max_num_seqs)
         self._open = asyncio.Event()
         self._open.set()
@@ -119,7 +134,7 @@ class Engine:
             # The learner divides its logits by the temperature; so must the engine's log-probabilities.
             logprobs_mode="processed_logprobs",
             generation_config="vllm",
-            disable_log_stats=True,
+            disable_log_stats=not c.log_stats,
             weight_transfer_config=WeightTransferConfig(backend=c.transport),
             reasoning_config=reasoning,
         )
@@ -279,6 +294,16 @@ class Engine:
             task.result()
         finally:
             task.cancel()
+
+    def live(self) -> dict[str, float]:
+        """How things stand, by the names of `trainer.metrics`."""
+        return {
+            "engine_slots": float(self._slots.count),
+            "engine_slots_used": float(self._slots.used),
+            "engine_waiting": float(len(self._slots.behind) + self._places.waiting),
+            "engine_sampled_tokens": float(self.sampled_tokens),
+            "engine_version": float(self.version),
+        }
 
     @property
     def client(self) -> Any:

@@ -135,6 +135,14 @@ class Fleet:
                 counts |= endpoint_metrics(await source())
         return counts
 
+    def live(self) -> dict[str, float]:
+        """How rollouts and engines stand just now, for a Recorder; may be asked in another thread."""
+        live = self._groups.account.live() | {"engine_replacements": float(self._replacements)}
+        for seat in self._seats:
+            live[f"engine/{seat.name}/ready"] = float(seat.ready)
+            live[f"engine/{seat.name}/rollouts"] = float(seat.in_flight)
+        return live
+
     async def publish(self, version: int) -> SyncReport:
         """Bring the learner's weights to all engines and compare each with the learner on a canary."""
         if self._sync is None:

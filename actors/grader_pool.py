@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import time
 from collections.abc import Sequence
 from typing import Any
 
 import ray
 
+from actors.endpoint_stats import live_endpoint_metrics
 from actors.graders.base import Grader, finite_number
 from actors.graders.factory import make_grader
 from actors.graders.guarded import Guarded
@@ -20,6 +22,7 @@ from actors.graders.sample import sample_of
 from actors.http_client import REAL_TIMING, Timing, process_stats
 from actors.in_flight import Doing
 from actors.outcome import QUICK_S, ask, outcome_of
+from actors.telemetry import Place, start_telemetry
 from actors.watchdog import Watched, watched_helper
 from trainer.errors import GraderFailed, RftError
 from trainer.grader_spec import (
@@ -165,12 +168,22 @@ class GraderPoolActor:
         operator: Operator = NOTHING_ALLOWED,
         guards: Sequence[GuardSpec] = (),
         held_out: GraderSpec | None = None,
+        metrics: Place | None = None,
     ) -> None:
         self._pool = GraderPool(spec, operator=operator, guards=guards, held_out=held_out)
+        self._recorder = start_telemetry(metrics, "grader-pool")
+        self._recorder.begin("grade_s")
+        self._recorder.add(lambda: live_endpoint_metrics(process_stats()))
         gc.freeze()  # else full collections walk all that was imported
 
     async def grade(self, sample: dict[str, Any], item: dict[str, Any], trace_id: str) -> Grade | RftError:
-        return await outcome_of(self._pool.grade(sample, item, trace_id))
+        begun = time.monotonic()
+        outcome = await outcome_of(self._pool.grade(sample, item, trace_id))
+        if isinstance(outcome, RftError):
+            self._recorder.record(f"grade_errors/{outcome.details.get('kind', 'other')}")
+        else:
+            self._recorder.record("grade_s", time.monotonic() - begun)
+        return outcome
 
     async def endpoint_stats(self) -> dict[str, dict[str, Any]]:
         return process_stats()

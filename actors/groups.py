@@ -56,6 +56,12 @@ class Account:
             "account/in_flight": float(self.in_flight),
         }
 
+    def live(self) -> dict[str, float]:
+        """For a Recorder; may be asked in another thread."""
+        ended = {"graded": self.graded, "cancelled": self.cancelled, **dict(self.discarded)}
+        counts = {f"rollouts/{outcome}": float(count) for outcome, count in ended.items()}
+        return counts | {"rollouts_started": float(self.started), "rollouts_in_flight": float(self.in_flight)}
+
 
 class Groups:
     """Runs groups over `run`. `clock` is in seconds."""

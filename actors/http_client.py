@@ -253,7 +253,7 @@ class EndpointClient:
         turn = await self._gate.enter(call.lane, call.failures)
         call.in_queue_since = None
         call.queued_s += turn.queued_s
-        self.counts.queue_sum_s += turn.queued_s
+        self.counts.queued(turn.queued_s)
         if sent is not None:
             sent.set()
         return await self._send(call, turn)

@@ -26,6 +26,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from actors.broadcast import SENDER, Broadcast
 from actors.learner_weights import CheckpointWeights, Part, TensorInfo, as_bytes
+from actors.telemetry import Place
 from trainer import objective
 from trainer.batch import MicroBatch, WeightedSequence, pack
 from trainer.errors import EngineFailed, Halted, UserError
@@ -62,6 +63,7 @@ class LearnerConfig:
     rank_cores: int = 1
     on_gpu: bool = False
     collective_timeout_s: float = 1800.0
+    metrics: Place | None = None
 
     @property
     def stage(self) -> int:

@@ -20,6 +20,8 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 from actors.in_flight import Doing
 from actors.learner import LearnerConfig, LearnerRank, free_port
 from actors.learner_weights import TensorInfo
+from actors.recorder import Recorder
+from actors.telemetry import start_telemetry
 from actors.watchdog import Watched
 from trainer.batch import AnySequence, MicroBatch, WeightedSequence, pack, split_updates
 from trainer.errors import LearnerFailed, RftError
@@ -190,12 +192,15 @@ class _RankProcess:
 
     _rank: LearnerRank
     _doing: tuple[str, float] | None = None
+    _recorder: Recorder | None = None
 
     def address(self) -> str:
         """Where the ranks meet, if this is rank 0."""
         return f"{ray.util.get_node_ip_address()}:{free_port()}"
 
     def build(self, config: LearnerConfig, rank: int, world_size: int, address: str) -> RftError | None:
+        if self._recorder is None:
+            self._recorder = start_telemetry(config.metrics, f"learner-rank-{rank}")
         try:
             self._rank = LearnerRank(config, rank, world_size, address)
         except RftError as error:
@@ -223,9 +228,12 @@ class _RankProcess:
 
     @contextlib.contextmanager
     def _at(self, method: str) -> Iterator[None]:
+        """While `method` runs, `pulse` says so; its time is recorded where it ends well."""
+        assert self._recorder is not None  # build() came before
         self._doing = method, time.monotonic()
         try:
             yield
+            self._recorder.record(f"rank_s/{method}", time.monotonic() - self._doing[1])
         finally:
             self._doing = None
 

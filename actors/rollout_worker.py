@@ -19,6 +19,7 @@ from actors.grader_pool import GraderPoolClient
 from actors.in_flight import Doing
 from actors.outcome import outcome_of
 from actors.parsing import VllmParser
+from actors.telemetry import Place, start_telemetry
 from trainer.chat import Renderer
 from trainer.errors import RftError
 from trainer.types import Discarded, Rollout
@@ -27,7 +28,7 @@ from trainer.types import Discarded, Rollout
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
     """All that a worker is made from; a replacement is made from the same, but for `owner`: each incarnation has its
-    own name, under which its rollouts open sessions (None: the job has none)."""
+    own name, under which its rollouts open sessions (None: the job has none). `name` is that of its seat."""
 
     engine: EngineConfig
     episode: EpisodeSpec
@@ -36,6 +37,8 @@ class WorkerConfig:
     dispatchers: Sequence[Any]
     graders: Any
     owner: str | None = None
+    name: str = "engine"
+    metrics: Place | None = None
 
 
 class RolloutWorker:
@@ -44,6 +47,9 @@ class RolloutWorker:
     def __init__(self, config: WorkerConfig) -> None:
         self._config = config
         self._engine = Engine(config.engine)
+        self._recorder = start_telemetry(config.metrics, config.name)
+        self._recorder.begin("engine_pause_s")
+        self._recorder.add(self._engine.live)
 
     async def start(self) -> RftError | None:
         """Load the engine and what its episodes need."""
@@ -90,9 +96,12 @@ class RolloutWorker:
     async def _updated(self, update: Awaitable[float]) -> float | RftError:
         self._runner.in_flight.enter("", "weight update")
         try:
-            return await outcome_of(update)
+            pause = await outcome_of(update)
         finally:
             self._runner.in_flight.leave("")
+        if isinstance(pause, float):
+            self._recorder.record("engine_pause_s", pause)
+        return pause
 
     async def init_transport(self, info: dict[str, Any]) -> RftError | None:
         return await outcome_of(self._engine.init_transport(info))

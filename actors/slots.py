@@ -25,6 +25,7 @@ class Slots:
     """Of one engine. Bounds nothing: whoever takes a slot is inside."""
 
     def __init__(self, count: int) -> None:
+        self.count = count
         self._free = count
         self._behind: deque[Slot] = deque()
 
@@ -45,6 +46,10 @@ class Slots:
                 self._behind.popleft().begun = time.monotonic()
             else:
                 self._free += 1
+
+    @property
+    def used(self) -> int:
+        return self.count - self._free
 
     @property
     def behind(self) -> list[str]:

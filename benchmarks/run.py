@@ -21,6 +21,7 @@ QUICK: list[list[str]] = [
     ["async_gain", "--staleness", "1", "--steps", "8"],
     ["dispatcher", "--runs", "3", "--calls", "5000", "--in-flight", "500"],
     ["api"],
+    ["metrics", "--runs", "3"],
 ]
 FULL: list[list[str]] = [
     ["dispatcher", "--runs", "5"],
@@ -31,6 +32,7 @@ FULL: list[list[str]] = [
     ["python_grader"],
     ["weight_sync"],
     ["rollout_goodput"],
+    ["metrics"],
     ["async_gain", "--staleness", "1", "2", "4"],
     ["async_gain", "--staleness", "1", "2", "--median-s", "0.2", "--p99-s", "2"],
     ["under_fire"],

@@ -19,6 +19,7 @@ from actors.episode import EpisodeSpec
 from actors.fleet import CANARY_LIMITS, Fleet
 from actors.grader_pool import GraderPoolActor
 from actors.rollout_worker import RolloutWorker, WorkerConfig
+from actors.telemetry import Place
 from benchmarks.common import LOCAL
 from cluster.preflight import Prepared, prepare
 from cluster.ray_session import ray_session
@@ -93,39 +94,60 @@ class LedgerFleet:
 @asynccontextmanager
 async def ledger_fleet(slots: int, *server_options: str) -> AsyncIterator[LedgerFleet]:
     """Tools, grader, dispatcher and one engine with `slots` slots, as a training run would start them."""
+    async with ledger_fleets(slots, [None], *server_options) as (fleet,):
+        yield fleet
+
+
+@asynccontextmanager
+async def ledger_fleets(
+    slots: int, places: Sequence[Place | None], *server_options: str
+) -> AsyncIterator[list[LedgerFleet]]:
+    """One fleet for each of `places`, where it tells its metrics, beside the same tools and grader."""
     with services(*server_options) as environment:
         os.environ.update(environment)
         job = load_job(JOB)
-        reinforcement = job.reinforcement
         with ray_session(None) as nodes:
             prepared = await prepare(job, nodes, Path("/tmp"), LOCAL)
-            seats = Seats(replace(prepared.placement, engines=1, learner_ranks=0), "benchmark")
+            seats = Seats(replace(prepared.placement, engines=len(places), learner_ranks=0), "benchmark")
             await seats.ready(print)
-            config = WorkerConfig(
-                EngineConfig(job.model, prepared.placement.dtype, prepared.context_length, slots, job.seed),
-                EpisodeSpec(
-                    f"{job.seed}",
-                    reinforcement.limits,
-                    reinforcement.reward,
-                    reinforcement.max_episode_steps,
-                    prepared.context_length,
-                ),
-                job.cluster.tool_parser,
-                prepared.renderer.template_arguments,
-                start_dispatchers(reinforcement.tools, LOCAL, 1),
-                GraderPoolActor.remote(reinforcement.grader, LOCAL),
-            )
-            actor = ray.remote(MeasuredWorker)
-            workers: list[Any] = []
-
-            def spawn(index: int) -> Any:
-                workers.append(actor.options(max_concurrency=10_000, **seats.engine(index)).remote(config))
-                return workers[-1]
-
-            canary_limit = CANARY_LIMITS[prepared.placement.dtype]
-            fleet = Fleet(spawn, 1, canary_limit, reinforcement.limits, lambda level, text: print(f"{level}: {text}"))
-            await fleet.start()
+            fleets: list[LedgerFleet] = []
             try:
-                yield LedgerFleet(fleet, workers[0], prepared)
+                for index, metrics in enumerate(places):
+                    fleets.append(await _fleet(prepared, slots, seats.engine(index), metrics))
+                yield fleets
             finally:
-                await fleet.shutdown()
+                for ledger in fleets:
+                    await ledger.fleet.shutdown()
+
+
+async def _fleet(prepared: Prepared, slots: int, options: dict[str, Any], metrics: Place | None) -> LedgerFleet:
+    job, reinforcement = prepared.job, prepared.job.reinforcement
+    dtype = prepared.placement.dtype
+    config = WorkerConfig(
+        EngineConfig(job.model, dtype, prepared.context_length, slots, job.seed, log_stats=metrics is not None),
+        EpisodeSpec(
+            f"{job.seed}",
+            reinforcement.limits,
+            reinforcement.reward,
+            reinforcement.max_episode_steps,
+            prepared.context_length,
+        ),
+        job.cluster.tool_parser,
+        prepared.renderer.template_arguments,
+        start_dispatchers(reinforcement.tools, LOCAL, 1, metrics=metrics),
+        GraderPoolActor.remote(reinforcement.grader, LOCAL, metrics=metrics),
+        metrics=metrics,
+    )
+    actor = ray.remote(MeasuredWorker)
+    workers: list[Any] = []
+
+    def spawn(index: int) -> Any:
+        workers.append(actor.options(max_concurrency=10_000, **options).remote(config))
+        return workers[-1]
+
+    def tell(level: str, text: str) -> None:
+        print(f"{level}: {text}")
+
+    fleet = Fleet(spawn, 1, CANARY_LIMITS[dtype], reinforcement.limits, tell)
+    await fleet.start()
+    return LedgerFleet(fleet, workers[0], prepared)

@@ -27,6 +27,11 @@ LAST_WORDS_BYTES = 2_000
 PR_SET_PDEATHSIG = 1
 
 
+def is_local(address: str | None) -> bool:
+    """Whether the cluster at `address` is reached on this machine's own loopback: then it may be nobody else's."""
+    return address is None or address.startswith(("127.", "localhost:"))
+
+
 @contextmanager
 def ray_session(address: str | None) -> Iterator[list[Node]]:
     """The cluster's nodes. A local cluster has this machine's cores and GPUs and leaves no process behind.

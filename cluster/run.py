@@ -21,12 +21,14 @@ from actors.fleet import CANARY_LIMITS, Fleet
 from actors.grader_pool import GraderPoolActor, GraderPoolClient, watched_graders
 from actors.learner_group import LearnerGroup
 from actors.rollout_worker import RolloutWorker
+from actors.telemetry import Place
 from actors.watchdog import Watchdog, Watched
 from cluster.job_sessions import JobSessions
 from cluster.live import LiveView, Sinks, before_after_table
+from cluster.metrics_sink import MetricsSink
 from cluster.preflight import Prepared, prepare
 from cluster.ray_job import RayJobStatus, stop_warning
-from cluster.ray_session import ray_session
+from cluster.ray_session import is_local, ray_session
 from cluster.report import write_report
 from cluster.run_config import job_digest, learner_config, print_plan, weight_sync, worker_config
 from cluster.run_folder import RunFolder, new_run_folder
@@ -139,7 +141,8 @@ async def _run(
             watch.prepared(prepared)
         folder = RunFolder(resume or new_run_folder(runs, job.suffix))
         view = LiveView(prepared.plan.steps, console)
-        run = _Run(prepared, operator, folder, view, signals, console, watch)
+        metrics = MetricsSink(Place.of(folder.path.name, local=is_local(address)), folder.path)
+        run = _Run(prepared, operator, folder, view, metrics, signals, console, watch)
         try:
             with view:
                 yield run
@@ -169,6 +172,7 @@ class _Run:
         operator: Operator,
         folder: RunFolder,
         view: LiveView,
+        metrics: MetricsSink,
         signals: Signals,
         console: Console,
         watch: Watch | None,
@@ -180,7 +184,8 @@ class _Run:
         self._view = view
         self._watch = watch
         self._status = RayJobStatus(folder.path.name, prepared.plan.steps)
-        self._sink = Sinks(folder, view, self._status, *([] if watch is None else [watch]))
+        self._metrics = metrics
+        self._sink = Sinks(folder, view, self._status, metrics, *([] if watch is None else [watch]))
         self._signals = signals
         self._console = console
         self._seats: Seats | None = None
@@ -271,6 +276,7 @@ class _Run:
             self._seats.release()
         await self._status.close()
         self._view.stop()
+        self._metrics.close()
         self._folder.close()
         self._console.print(f"run folder: {self._folder.path}", soft_wrap=True, highlight=False)
         problems = list(self._folder.problems)
@@ -315,7 +321,7 @@ class _Run:
 
     async def _start(self, *, learner: bool, engines: bool = True) -> tuple[Any, LearnerGroup | None]:
         """Start engines and learner side by side; each takes tens of seconds."""
-        prepared, cluster = self._prepared, self._prepared.job.cluster
+        prepared, cluster, metrics = self._prepared, self._prepared.job.cluster, self._metrics.place
         placement = replace(
             prepared.placement,
             engines=cluster.engines if engines else 0,
@@ -330,7 +336,7 @@ class _Run:
             async with asyncio.TaskGroup() as group:
                 if learner:
                     options = [seats.rank(i) for i in range(placement.learner_ranks)]
-                    learning = group.create_task(LearnerGroup.start(learner_config(prepared), options))
+                    learning = group.create_task(LearnerGroup.start(learner_config(prepared, metrics), options))
                 if engines:
                     self._fleet = fleet = self._make_fleet(seats)
                     group.create_task(fleet.start(at_start))
@@ -355,26 +361,29 @@ class _Run:
         return engines + self._helpers + ([] if self._learner is None else self._learner.watched())
 
     def _make_fleet(self, seats: Seats) -> Fleet:
-        prepared = self._prepared
+        prepared, metrics = self._prepared, self._metrics.place
         reinforcement = prepared.job.reinforcement
         folder, tell = self._folder.path, partial(self._sink.event, "warn")
         shards, session = prepared.job.cluster.dispatchers, reinforcement.session
-        dispatchers = start_dispatchers(reinforcement.tools, self._operator, shards, session, folder, seats.beside)
+        dispatchers = start_dispatchers(
+            reinforcement.tools, self._operator, shards, session, folder, seats.beside, metrics
+        )
         if session is not None:
             self._sessions = JobSessions(DispatcherClient(*dispatchers), folder, tell)
         graders = (
             cast(Any, GraderPoolActor)
             .options(**seats.beside("grader-pool"))
-            .remote(reinforcement.grader, self._operator, reinforcement.guards, reinforcement.held_out_grader)
+            .remote(reinforcement.grader, self._operator, reinforcement.guards, reinforcement.held_out_grader, metrics)
         )
         self._helpers = [*watched_dispatchers(dispatchers), watched_graders(graders)]
-        config = worker_config(prepared, dispatchers, graders)
+        config = worker_config(prepared, dispatchers, graders, metrics)
         worker_class = ray.remote(RolloutWorker)
 
         def spawn(index: int) -> Any:
-            owner = None if self._sessions is None else self._sessions.new_owner(f"engine-{index}")
+            name = f"engine-{index}"
+            owner = None if self._sessions is None else self._sessions.new_owner(name)
             options = worker_class.options(max_concurrency=10_000, **seats.engine(index))
-            return options.remote(replace(config, owner=owner))
+            return options.remote(replace(config, owner=owner, name=name))
 
         def lost(name: str) -> None:
             if self._sessions is not None:
@@ -383,7 +392,9 @@ class _Run:
         size, canary_limit = prepared.job.cluster.engines, CANARY_LIMITS[prepared.placement.dtype]
         endpoints = [DispatcherClient(*dispatchers).endpoint_stats, GraderPoolClient(graders).endpoint_stats]
         placed, tell_all = seats.engine_placed, self._sink.event
-        return Fleet(spawn, size, canary_limit, reinforcement.limits, tell_all, lost, endpoints, placed)
+        fleet = Fleet(spawn, size, canary_limit, reinforcement.limits, tell_all, lost, endpoints, placed)
+        self._metrics.recorder.add(fleet.live)
+        return fleet
 
     async def _grade(
         self, fleet: Fleet, tasks: Sequence[Task], purpose: Purpose, name: str, samples: int
@@ -394,6 +405,7 @@ class _Run:
             fleet, tasks, purpose, samples, reinforcement.algorithm.temperature, reinforcement.grader.pass_threshold
         )
         self._folder.write_evaluation(name, evaluation, groups)
+        self._metrics.groups(name, groups)
         text = f"{name}: grade {evaluation.grade:.3f} ± {evaluation.ci95:.3f}, {evaluation.tool_calls:.2f} tool calls"
         self._sink.event("info", f"{text} (n = {evaluation.num_rollouts})")
         return evaluation

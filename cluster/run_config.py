@@ -17,6 +17,7 @@ from actors.episode import EpisodeSpec
 from actors.learner import LearnerConfig
 from actors.learner_group import LearnerGroup
 from actors.rollout_worker import WorkerConfig
+from actors.telemetry import Place
 from actors.weight_sync import WeightSync
 from cluster.placement import size
 from cluster.preflight import Prepared
@@ -24,7 +25,9 @@ from trainer.chat import THOUGHT_MARKS
 from trainer.spec import AlgorithmSpec, JobSpec
 
 
-def worker_config(prepared: Prepared, dispatchers: Sequence[Any], graders: Any) -> WorkerConfig:
+def worker_config(
+    prepared: Prepared, dispatchers: Sequence[Any], graders: Any, metrics: Place | None = None
+) -> WorkerConfig:
     """Of each rollout worker; `dispatchers` and `graders` are actors."""
     job, reinforcement = prepared.job, prepared.job.reinforcement
     return WorkerConfig(
@@ -36,6 +39,7 @@ def worker_config(prepared: Prepared, dispatchers: Sequence[Any], graders: Any) 
             seed=job.seed,
             gpus=prepared.placement.engine_gpus,
             thought_marks=THOUGHT_MARKS if prepared.renderer.end_of_thought is not None else None,
+            log_stats=metrics is not None,
         ),
         episode=EpisodeSpec(
             job=f"{job.seed}",
@@ -50,10 +54,11 @@ def worker_config(prepared: Prepared, dispatchers: Sequence[Any], graders: Any) 
         template_arguments=prepared.renderer.template_arguments,
         dispatchers=dispatchers,
         graders=graders,
+        metrics=metrics,
     )
 
 
-def learner_config(prepared: Prepared) -> LearnerConfig:
+def learner_config(prepared: Prepared, metrics: Place | None = None) -> LearnerConfig:
     """Of each learner rank."""
     job, plan = prepared.job, prepared.plan
     supervised = job.method.type == "supervised"
@@ -70,6 +75,7 @@ def learner_config(prepared: Prepared) -> LearnerConfig:
         micro_batch_tokens=job.cluster.micro_batch_tokens,
         rank_cores=job.cluster.rank_cores,
         on_gpu=prepared.placement.rank_gpus > 0,
+        metrics=metrics,
     )
 
 

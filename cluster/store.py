@@ -17,7 +17,16 @@ from sqlalchemy.engine import CursorResult
 from sqlalchemy.orm import Session, aliased
 
 from cluster.database import Database
-from cluster.job_states import ENDS, IllegalMove, JobStatus, KeyUsedTwice, UnknownCursor, UnknownJob, check_move
+from cluster.job_states import (
+    ENDS,
+    STATUSES,
+    IllegalMove,
+    JobStatus,
+    KeyUsedTwice,
+    UnknownCursor,
+    UnknownJob,
+    check_move,
+)
 from cluster.job_tables import (
     CheckpointRecord,
     CheckpointRow,
@@ -123,6 +132,12 @@ class JobStore:
     def with_status(self, *statuses: JobStatus) -> list[JobRecord]:
         """Oldest first."""
         return self._found(JobRow.status.in_(statuses))
+
+    def live(self) -> dict[str, float]:
+        """Jobs by state, for a Recorder."""
+        with self._database.session() as session:
+            found = session.execute(select(JobRow.status, func.count()).group_by(JobRow.status))
+            return {f"api_jobs/{status}": 0.0 for status in STATUSES} | {f"api_jobs/{s}": float(n) for s, n in found}
 
     def with_driver(self) -> list[JobRecord]:
         """Jobs that no longer run and whose driver is not known to be gone."""

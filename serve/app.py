@@ -8,6 +8,7 @@ from importlib.metadata import version
 
 from fastapi import APIRouter, FastAPI
 
+from actors.recorder import Recorder
 from serve.auth import Authenticator, KeyFinder, RateLimit
 from serve.errors import ErrorBody, install_handlers
 from serve.frame import Frame
@@ -29,9 +30,10 @@ def create_app(
     limits: ServerLimits = DEFAULT_LIMITS,
     rate: RateLimit | None = None,
     lifespan: Lifespan = _nothing,
+    recorder: Recorder | None = None,
 ) -> FastAPI:
     """The app with `routers`, whose paths stand below `/v1`. `lifespan` is entered before the first request and left
-    after the last one."""
+    after the last one; `recorder` hears of each."""
     app = FastAPI(
         title="agent-rft",
         version=version("agent-rft"),
@@ -41,7 +43,7 @@ def create_app(
         redoc_url=None,
     )
     authenticator = Authenticator(keys, rate or RateLimit(limits.requests_per_minute))
-    app.add_middleware(Frame, authenticator=authenticator, max_body_bytes=limits.max_body_bytes)
+    app.add_middleware(Frame, authenticator=authenticator, max_body_bytes=limits.max_body_bytes, recorder=recorder)
     install_handlers(app)
     for router in routers:
         app.include_router(router, prefix="/v1", responses={"4XX": {"model": ErrorBody}})

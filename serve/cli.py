@@ -20,6 +20,8 @@ from rich.progress import Progress
 from cluster.grade_file import grade_file
 from cluster.grade_report import print_summary, summary_of
 from cluster.nodes import read_nodes, this_machine
+from cluster.observability.files import write_pair
+from cluster.observability.live import observed
 from cluster.plan_view import plan_as_json, plan_of_file, print_cluster_plan
 from cluster.ray_session import begin_with_token, ray_session
 from cluster.run import Outcome, check, evaluate_model, train
@@ -169,6 +171,16 @@ def grade_command(
     print_summary(summary, [case.recorded for case in cases if case.recorded is not None], Console())
     if not summary.num_graded:
         raise RftError("the grader gave no grade at all")
+
+
+@app.command("observe")
+def observe_command(
+    out: Annotated[Path, typer.Option(help="folder that gets the files; what is there is replaced")],
+    address: Address = None,
+) -> None:
+    """Write what a Prometheus and a Grafana need for this cluster: scraping, alerts, dashboards, a compose file."""
+    write_pair(out, observed(address))
+    typer.echo(f"{out}: docker compose up -d in it, or see its README.md")
 
 
 @app.command("serve")

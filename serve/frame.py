@@ -11,12 +11,14 @@ import asyncio
 import logging
 import re
 import secrets
+import time
 from urllib.parse import unquote_to_bytes
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from actors.recorder import Recorder
 from serve.auth import Authenticator
 from serve.errors import ApiError, internal_error, response_of
 from serve.json_body import body_mistake
@@ -25,6 +27,9 @@ UPLOADS = "/v1/files"
 """The one route whose body is no JSON; it bounds and reads its body itself."""
 GUARDED = "/v1/"
 READ_S = 120.0
+METHODS, OTHER = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}), "other"
+NO_ANSWER = 499
+"""The status, in metrics, of a request whose client went away before it was answered."""
 _PLAIN_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 _log = logging.getLogger("agent_rft.serve")
 
@@ -32,8 +37,11 @@ _log = logging.getLogger("agent_rft.serve")
 class Frame:
     """Wraps an ASGI app."""
 
-    def __init__(self, app: ASGIApp, authenticator: Authenticator, max_body_bytes: int) -> None:
+    def __init__(
+        self, app: ASGIApp, authenticator: Authenticator, max_body_bytes: int, recorder: Recorder | None = None
+    ) -> None:
         self._app = app
+        self._recorder = recorder or Recorder()
         self._authenticator = authenticator
         self._max_body_bytes = max_body_bytes
 
@@ -45,12 +53,12 @@ class Frame:
         given = headers.get("x-request-id", "")
         request_id = given if _PLAIN_ID.fullmatch(given) else f"req_{secrets.token_hex(16)}"
         scope.setdefault("state", {})["request_id"] = request_id
-        started = False
+        begun, status, started = time.monotonic(), NO_ANSWER, False
 
         async def send_with_id(message: Message) -> None:
-            nonlocal started
+            nonlocal started, status
             if message["type"] == "http.response.start":
-                started = True
+                started, status = True, message["status"]
                 MutableHeaders(scope=message)["x-request-id"] = request_id
             await send(message)
 
@@ -67,6 +75,9 @@ class Frame:
             if started:
                 raise
             await response_of(internal_error())(scope, receive, send_with_id)
+        finally:
+            name = f"api_request_s/{status}/{_method(scope)}/{_route(scope)}"
+            self._recorder.record(name, time.monotonic() - begun)
 
     async def _admit(self, scope: Scope, headers: Headers, receive: Receive) -> Receive:
         """What the app may receive from.
@@ -89,6 +100,15 @@ class Frame:
         if body:
             _check_json(body, headers.get("content-type", ""))
         return _Replay(body, receive)
+
+
+def _method(scope: Scope) -> str:
+    return scope["method"] if scope["method"] in METHODS else OTHER
+
+
+def _route(scope: Scope) -> str:
+    """The route's template; requests that reached none have no names of their own."""
+    return str(getattr(scope.get("route"), "path", OTHER))
 
 
 async def _read(receive: Receive, limit_bytes: int, announced: str) -> bytes:

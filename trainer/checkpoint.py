@@ -76,6 +76,11 @@ class Checkpoints:
                 shutil.rmtree(path)
 
 
+def num_bytes(folder: Path) -> int:
+    """What a checkpoint takes on disk."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
 def check_same_job(state: LoopState, job_digest: str) -> None:
     """A checkpoint goes on only with the job that wrote it.
 

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from trainer.advantage import advantages, signal_of
 from trainer.alarms import Alarms
 from trainer.buffer import Batch, Buffer
-from trainer.checkpoint import Checkpoints, LoopState
+from trainer.checkpoint import Checkpoints, LoopState, num_bytes
 from trainer.data import RowOrder
 from trainer.errors import Halted, first_error
 from trainer.evaluate import Evaluation, evaluate
@@ -166,7 +166,7 @@ class Loop:
         if not self._stopping.is_set() and (step % plan.eval_interval == 0 or step == plan.steps):
             evaluating = time.monotonic()
             metrics |= await self._checkpoint(validate=True)
-            metrics["time_eval_s"] = time.monotonic() - evaluating
+            metrics["time_eval_s"] = time.monotonic() - evaluating - metrics["time_checkpoint_s"]
         metrics["time_step_s"] = time.monotonic() - begun
         metrics["elapsed_s"] = time.monotonic() - self._begun
         self._sink.step(metrics)
@@ -321,12 +321,14 @@ class Loop:
         evaluation = await self._evaluate() if validate else None
         valid_reward = None if evaluation is None else evaluation.reward
         self._state = replace(self._state, valid_reward=valid_reward)
+        saving = time.monotonic()
         path = await self._checkpoints.save(self._state, self._learner.save)
+        saved = {"time_checkpoint_s": time.monotonic() - saving, "checkpoint_bytes": float(num_bytes(path))}
         self._saved_step = self._state.step
         self._sink.event("info", f"checkpoint {path.name}", path=str(path))
         if evaluation is None:
-            return {}
-        return {
+            return saved
+        return saved | {
             "full_valid_mean_reward": evaluation.reward,
             "full_valid_mean_grade": evaluation.grade,
             "full_valid_pass_rate": evaluation.pass_rate,

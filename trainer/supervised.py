@@ -14,7 +14,7 @@ import numpy as np
 
 from trainer.batch import WeightedSequence
 from trainer.chat import Renderer
-from trainer.checkpoint import Checkpoints, LoopState
+from trainer.checkpoint import Checkpoints, LoopState, num_bytes
 from trainer.data import RowOrder
 from trainer.protocols import EventSink
 from trainer.spec import Plan, SupervisedAlgorithm
@@ -110,16 +110,19 @@ class SupervisedLoop:
                 loss = await self._learner.supervised_loss(self._sequences(self._validation))
                 metrics["full_valid_loss"] = loss
                 self._sink.event("info", f"validation at step {step}: loss {loss:.4f} ({len(self._validation)} rows)")
-            await self._save(loss)
+            metrics |= await self._save(loss)
         metrics["time_step_s"] = time.monotonic() - begun
         metrics["elapsed_s"] = time.monotonic() - self._begun
         self._sink.step(metrics)
 
-    async def _save(self, loss: float | None) -> None:
+    async def _save(self, loss: float | None) -> dict[str, float]:
         self._state = replace(self._state, valid_reward=None if loss is None else -loss)
+        saving = time.monotonic()
         path = await self._checkpoints.save(self._state, self._learner.save)
+        saved = {"time_checkpoint_s": time.monotonic() - saving, "checkpoint_bytes": float(num_bytes(path))}
         self._saved_step = self._state.step
         self._sink.event("info", f"checkpoint {path.name}", path=str(path))
+        return saved
 
     def _sequences(self, tasks: Sequence[Task]) -> list[WeightedSequence]:
         sequences = []

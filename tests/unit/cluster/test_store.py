@@ -195,6 +195,15 @@ def test_pages_go_from_the_newest_to_the_oldest_and_say_when_they_end(world: Wor
         world.store.jobs(None, after="ftjob-none")
 
 
+def test_jobs_are_counted_by_state_those_of_no_job_too(world: World) -> None:
+    world.job("running")
+    for _ in range(2):
+        world.job("queued")
+    counts = world.store.live()
+    assert counts.pop("api_jobs/running") == 1 and counts.pop("api_jobs/queued") == 2
+    assert {"api_jobs/paused", "api_jobs/failed"} <= counts.keys() and set(counts.values()) == {0.0}
+
+
 def test_a_page_of_many_events_reads_only_its_own_rows(tmp_path: Path) -> None:
     world = World(Database.of_folder(tmp_path))
     migrate(world.database)

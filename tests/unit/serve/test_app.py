@@ -11,6 +11,7 @@ from fastapi import APIRouter, Depends
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel
 
+from actors.recorder import Recorder
 from cluster.keys import ApiKey
 from serve.auth import Admin, RateLimit, Reader, Writer
 from serve.errors import ApiError
@@ -75,6 +76,27 @@ async def test_each_response_has_an_id_and_a_clients_own_sane_one_is_kept() -> N
         replaced = await client.get("/v1/nowhere", headers={"x-request-id": "mine 1; evil"})
         assert replaced.headers["x-request-id"].startswith("req_")
         assert (await client.get("/v1/stream")).text == "ab"
+
+
+async def test_requests_are_measured_by_their_route_and_never_by_what_a_client_made_up() -> None:
+    recorder = Recorder()
+    async with client_of([router()], recorder=recorder) as client:
+        await client.get("/v1/things")
+        for name in ("1", "2"):
+            await client.delete(f"/v1/things/{name}")
+        await client.get("/v1/made/up")
+        await client.request("MADEUP", "/v1/things")
+        await client.get("/v1/broken")
+    (family,) = recorder.registry.collect()
+    counts = {tuple(s.labels.values()): s.value for s in family.samples if s.name.endswith("_count")}
+    assert family.name == "agent_rft_api_request_seconds"
+    assert counts == {
+        ("200", "GET", "/v1/things"): 1,
+        ("404", "DELETE", "/v1/things/{name}"): 2,
+        ("404", "GET", "other"): 1,
+        ("405", "other", "/v1/things"): 1,
+        ("500", "GET", "/v1/broken"): 1,
+    }
 
 
 async def test_pages_tell_where_to_go_on() -> None:

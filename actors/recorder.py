@@ -1,0 +1,125 @@
+"""What one process records for Prometheus: by the names of `trainer.metrics`, and by no others.
+
+A name carries its labels (`grade_errors/deadline`), as in metrics.jsonl. What is counted anyway is not counted twice: a
+source gives such numbers whenever somebody looks, and costs nothing in between.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.registry import Collector
+
+from trainer.metrics import METRICS, metric_of, prometheus_name
+
+Family = GaugeMetricFamily | CounterMetricFamily | HistogramMetricFamily
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A histogram that was counted elsewhere: `counts` by bucket, whose last one holds what is above all bounds."""
+
+    counts: Sequence[int]
+    total: float
+
+
+Source = Callable[[], Mapping[str, float | Spread]]
+
+
+class Recorder(Collector):
+    """Of one process; safe in threads."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._made: dict[str, Any] = {}
+        self._making = threading.Lock()
+        self._sources: list[Source] = []
+        self.registry.register(self)
+
+    def record(self, name: str, value: float = 1.0) -> None:
+        """A gauge takes the value, a counter adds it, a histogram counts it. What is no number is no value.
+
+        Raises:
+            KeyError: the name is in no list.
+        """
+        found = metric_of(name)
+        if found is None:
+            raise KeyError(name)
+        entry, labels = found
+        if METRICS[entry].kind == "file" or not math.isfinite(value):
+            return
+        made = self._made.get(entry) or self._make(entry, list(labels))
+        one = made.labels(**labels) if labels else made
+        match METRICS[entry].kind:
+            case "gauge":
+                one.set(value)
+            case "counter":
+                one.inc(value)
+            case "histogram":
+                one.observe(value)
+
+    def begin(self, *entries: str) -> None:
+        """Show counters and histograms without labels from now on, as 0: what was not seen before has no rate."""
+        for entry in entries:
+            self._make(entry, [])
+
+    def add(self, source: Source) -> None:
+        """Ask `source` for gauges, counters since the start, and Spreads whenever somebody looks, in any thread."""
+        self._sources.append(source)
+
+    def _make(self, entry: str, labels: Sequence[str]) -> Any:
+        metric, name = METRICS[entry], prometheus_name(entry)
+        with self._making:
+            if entry not in self._made:
+                match metric.kind:
+                    case "counter":
+                        self._made[entry] = Counter(name, metric.help, labels, registry=self.registry)
+                    case "histogram":
+                        buckets = metric.buckets
+                        self._made[entry] = Histogram(
+                            name, metric.help, labels, buckets=buckets, registry=self.registry
+                        )
+                    case _:
+                        self._made[entry] = Gauge(name, metric.help, labels, registry=self.registry)
+            return self._made[entry]
+
+    def collect(self) -> Iterable[Family]:
+        """What the sources say."""
+        families: dict[str, Family] = {}
+        for source in list(self._sources):
+            for name, value in source().items():
+                found = metric_of(name)
+                assert found is not None, name
+                entry, labels = found
+                if entry not in families:
+                    families[entry] = _family(entry, list(labels))
+                _add(families[entry], list(labels.values()), value, METRICS[entry].buckets)
+        return families.values()
+
+
+def _family(entry: str, labels: Sequence[str]) -> Family:
+    metric, name = METRICS[entry], prometheus_name(entry)
+    match metric.kind:
+        case "counter":
+            return CounterMetricFamily(name, metric.help, labels=labels)
+        case "histogram":
+            return HistogramMetricFamily(name, metric.help, labels=labels)
+    return GaugeMetricFamily(name, metric.help, labels=labels)
+
+
+def _add(family: Family, labels: Sequence[str], value: float | Spread, bounds: Sequence[float]) -> None:
+    if isinstance(family, HistogramMetricFamily):
+        assert isinstance(value, Spread)
+        sums = accumulate(value.counts)
+        buckets = [(str(bound), float(count)) for bound, count in zip([*bounds, "+Inf"], sums, strict=True)]
+        family.add_metric(labels, buckets, value.total)
+    else:
+        assert not isinstance(value, Spread)
+        family.add_metric(labels, value)

@@ -1,0 +1,124 @@
+"""Dashboards and alerts ask for metrics that exist, what is kept of them is what the code gives, and alerts fire."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+import yaml
+
+from actors.telemetry import Place, Telemetry
+from cluster.observability.alerts import ALERTS
+from cluster.observability.files import DASHBOARDS, RAY_DISCOVERY, Cluster, write_kubernetes, write_pair
+from cluster.observability.grafana import WIDTH, dashboard_json
+from tests.prometheus import binary, free_port, prometheus
+from trainer.metrics import METRICS, prometheus_name
+
+ROOT = Path(__file__).parents[2]
+SUFFIXES = {"gauge": ("",), "counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "file": ()}
+SAMPLES = {prometheus_name(name) + suffix for name, metric in METRICS.items() for suffix in SUFFIXES[metric.kind]}
+
+
+def asked(expr: str) -> set[str]:
+    return set(re.findall(r"\bagent_rft_\w+", expr))
+
+
+@pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda dashboard: dashboard.name)
+def test_each_metric_on_a_dashboard_is_in_the_list(dashboard: object) -> None:
+    text = json.dumps(dashboard_json(dashboard))  # type: ignore[arg-type]
+    assert asked(text)
+    assert asked(text) <= SAMPLES
+
+
+def test_each_metric_of_an_alert_is_in_the_list_and_each_alert_says_what_to_do() -> None:
+    for alert in ALERTS:
+        assert asked(alert.expr), alert.name
+        assert asked(alert.expr) <= SAMPLES, alert.name
+        assert len(alert.runbook) > 40, alert.name
+
+
+def test_panels_lie_beside_and_below_each_other() -> None:
+    for dashboard in DASHBOARDS:
+        panels = dashboard_json(dashboard)["panels"]
+        assert len({panel["id"] for panel in panels}) == len(panels)
+        taken = set()
+        for place in (panel["gridPos"] for panel in panels):
+            cells = {(place["x"] + x, place["y"] + y) for x in range(place["w"]) for y in range(place["h"])}
+            assert not cells & taken
+            assert all(x < WIDTH for x, _ in cells)
+            taken |= cells
+
+
+def test_what_kubernetes_gets_is_what_the_code_gives(tmp_path: Path) -> None:
+    write_kubernetes(tmp_path)
+    kept = ROOT / "k8s" / "monitoring"
+    for path in sorted(path for path in tmp_path.rglob("*") if path.is_file()):
+        name = path.relative_to(tmp_path)
+        assert (kept / name).read_text() == path.read_text(), f"python -m cluster.observability {kept} writes {name}"
+
+
+def promtool(*arguments: object) -> None:
+    done = subprocess.run([binary("promtool"), *map(str, arguments)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("cluster", [Cluster(["10.0.0.1", "10.0.0.2"]), Cluster(None, "http://10.0.0.1:8265")])
+def test_prometheus_takes_what_observe_writes(tmp_path: Path, cluster: Cluster) -> None:
+    write_pair(tmp_path, cluster)
+    promtool("check", "config", tmp_path / "prometheus.yml")
+    for path in tmp_path.rglob("*.y*ml"):
+        assert yaml.safe_load(path.read_text()), path
+
+
+class _Ray(BaseHTTPRequestHandler):
+    """Its service discovery: three addresses on one node."""
+
+    def do_GET(self) -> None:
+        assert self.path == RAY_DISCOVERY
+        targets = [f"127.0.0.1:{port}" for port in (1, 2, 3)]
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.end_headers()
+        self.wfile.write(json.dumps([{"labels": {"job": "ray"}, "targets": targets}]).encode())
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+def test_a_real_prometheus_finds_our_port_on_each_node_that_ray_knows(tmp_path: Path) -> None:
+    port = free_port()
+    telemetry = Telemetry(Place("a-job", "127.0.0.1", port), "driver", period_s=0.2)
+    telemetry.recorder.record("train_mean_reward", 0.5)
+    ray = ThreadingHTTPServer(("127.0.0.1", 0), _Ray)
+    threading.Thread(target=ray.serve_forever).start()
+    write_pair(tmp_path, Cluster(None, f"http://127.0.0.1:{ray.server_port}", port))
+    config = tmp_path / "prometheus.yml"
+    config.write_text(config.read_text().replace("scrape_interval: 15s", "scrape_interval: 1s"))
+    try:
+        with prometheus(config, tmp_path / "data") as server:
+            deadline = time.monotonic() + 60
+            while not (found := server.series("agent_rft_train_mean_reward")):
+                assert time.monotonic() < deadline
+                time.sleep(0.3)
+            urls = {target["scrapeUrl"] for target in server.targets() if target["scrapePool"] == "agent-rft"}
+    finally:
+        ray.shutdown()
+        ray.server_close()
+        telemetry.close()
+    assert urls == {f"http://127.0.0.1:{port}/metrics"}
+    assert [(s["metric"]["job"], s["metric"]["process"]) for s in found] == [("a-job", "driver")]
+
+
+def test_each_alert_fires_for_what_it_is_there_for_and_not_in_a_job_that_is_well(tmp_path: Path) -> None:
+    write_pair(tmp_path, Cluster(["10.0.0.1"]))
+    cases = Path(__file__).with_name("alerts.test.yaml")
+    shutil.copy(cases, tmp_path)
+    promtool("test", "rules", tmp_path / cases.name)
+    assert {alert.name for alert in ALERTS} == set(re.findall(r'alertname="(\w+)"', cases.read_text()))
