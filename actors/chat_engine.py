@@ -108,6 +108,11 @@ class ChatEngine:
         except EngineFailed as error:
             yield error
 
+    @property
+    def failed(self) -> bool:
+        """It has died and answers nothing any more. Of a started engine."""
+        return bool(self._client.errored)
+
     async def shutdown(self) -> None:
         if self._engine is not None:
             self._engine.shutdown()

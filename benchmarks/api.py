@@ -1,44 +1,48 @@
-"""Listings of jobs and events over HTTP with 1,000 jobs and 100,000 events: requests a second and the 99th percentile
-of their latency, at `--clients` requests in flight. Aim: p99 at most 50 ms.
+"""Listings of jobs and events over HTTP with 1,000 jobs and 100,000 events: requests a second, the 99th percentile of
+their latency at `--clients` requests in flight, and CPU time a request. Aim: p99 at most 50 ms.
 
-    python -m benchmarks.api [--database postgresql://...]
+    python -m benchmarks.api [--database postgresql://...] [--bare]
 
-The server is a process of its own, on a local port; first pages and deep ones are asked for in turn.
+The server is `agent-rft serve`, with its cluster and Ray Serve; `--bare` the same app in one process, without them.
+First pages and deep ones are asked for in turn.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import random
+import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import httpx
+import psutil
 import uvicorn
 from sqlalchemy import insert
 
 from cluster.database import Database
-from cluster.job_service import JobService
 from cluster.job_tables import EventRow, JobRow
 from cluster.keys import KeyStore
-from cluster.migrate import migrate
-from cluster.store import JobStore
 from serve.app import create_app
-from serve.fine_tuning import make_router
-from trainer.operator import Operator, ServerLimits
+from serve.services import Services
+from serve.state import Places, ServerState, open_database
+from trainer.operator_file import load_operator
 
+CONFIG = "operator.yaml"
 NUM_JOBS, NUM_EVENTS, BUSY_JOB_EVENTS = 1_000, 100_000, 50_000
-START_S = 60.0
+START_S = 240.0
 
 
 def fill(database: Database) -> None:
     """Half of the events are one job's."""
-    migrate(database)
     fixed = {"status": "succeeded", "model": "gpt-5", "base": "gpt-5", "owner": "k", "training_file": "file-1"}
     fixed |= {"sealed_spec": "", "digest": "", "result_files": [], "attempt": 1, "failures": 0, "seed": 1}
     method = {"type": "supervised", "supervised": {"hyperparameters": {"n_epochs": "auto"}}}
@@ -63,16 +67,31 @@ def fill(database: Database) -> None:
         session.execute(insert(EventRow), events)
 
 
-def serve(url: str, port: int) -> None:
-    database = Database(url)
-    nothing: object = None
-    service = JobService(JobStore(database), nothing, nothing, nothing, Operator())  # type: ignore[arg-type]
-    limits = ServerLimits(requests_per_minute=10_000_000)
-    app = create_app([make_router(service)], KeyStore(database), limits=limits)
+def serve_bare(folder: Path, port: int) -> None:
+    operator = load_operator(folder / CONFIG)
+    state = ServerState(Places.of_folder(folder), operator)
+    nothing: Any = None
+    app = create_app(Services(state, operator, nothing, nothing).routers, state.keys, limits=operator.limits)
     uvicorn.run(app, port=port, log_level="warning", access_log=False)
 
 
-async def measure(base_url: str, token: str, clients: int, seconds: float) -> None:
+@contextmanager
+def serving(folder: Path, bare: bool) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """The URL of a server, and its process."""
+    port = _free_port()
+    here = ["--folder", str(folder), "--port", str(port)]
+    command = [sys.executable, "-m", "serve.cli", "serve", *here, "--config", str(folder / CONFIG)]
+    if bare:
+        command = [sys.executable, "-m", "benchmarks.api", "--serve", *here]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            _wait_for(port)
+            yield f"http://127.0.0.1:{port}/v1", server
+        finally:
+            server.terminate()
+
+
+async def measure(base_url: str, token: str, clients: int, seconds: float, cpu_s: Callable[[], float]) -> None:
     rng = random.Random(1)
     busy = "/fine_tuning/jobs/ftjob-0/events"
     paths: dict[str, Callable[[], str]] = {
@@ -85,10 +104,15 @@ async def measure(base_url: str, token: str, clients: int, seconds: float) -> No
     headers = {"Authorization": f"Bearer {token}"}
     async with httpx.AsyncClient(base_url=base_url, headers=headers, timeout=30) as client:
         for name, path in paths.items():
+            before = cpu_s()
             times = await _load(lambda path=path: client.get(path()), clients, seconds)
+            used = (cpu_s() - before) / len(times)
             times.sort()
             p50, p99 = times[len(times) // 2], times[int(len(times) * 0.99)]
-            print(f"{name:20} {len(times) / seconds:7.0f} requests/s, p50 {p50 * 1e3:5.1f} ms, p99 {p99 * 1e3:5.1f} ms")
+            print(
+                f"{name:20} {len(times) / seconds:7.0f} requests/s, p50 {p50 * 1e3:5.1f} ms, p99 {p99 * 1e3:5.1f} ms, "
+                f"server CPU {used * 1e3:4.1f} ms a request"
+            )
 
 
 async def _load(ask: Callable[[], Awaitable[httpx.Response]], clients: int, seconds: float) -> list[float]:
@@ -104,40 +128,57 @@ async def _load(ask: Callable[[], Awaitable[httpx.Response]], clients: int, seco
     return times
 
 
+def cpu_of(process: psutil.Process) -> float:
+    """Seconds that it and its descendants have used."""
+    used = 0.0
+    for each in [process, *process.children(recursive=True)]:
+        with suppress(psutil.Error):
+            times = each.cpu_times()
+            used += times.user + times.system
+    return used
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--database", help="else SQLite in a new folder")
     parser.add_argument("--clients", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=3.0)
-    parser.add_argument("--port", type=int, default=8919)
+    parser.add_argument("--bare", action="store_true", help="without Ray Serve")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
-        serve(options.database, options.port)
+        serve_bare(options.folder, options.port)
         return
-    with tempfile.TemporaryDirectory() as folder:
-        url = options.database or f"sqlite:///{Path(folder) / 'state.db'}"
-        database = Database(url)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        Places(folder, options.database).note()
+        (folder / CONFIG).write_text("limits: {requests_per_minute: 10000000}\n")
+        database = open_database(Places.of_folder(folder))
         fill(database)
         _, token = KeyStore(database).create("bench", ["read"])
         database.close()
-        command = [sys.executable, "-m", "benchmarks.api", "--serve", "--database", url, "--port", str(options.port)]
-        with subprocess.Popen(command) as server:
-            try:
-                _wait_for(options.port)
-                asyncio.run(measure(f"http://127.0.0.1:{options.port}/v1", token, options.clients, options.seconds))
-            finally:
-                server.terminate()
+        print(f"load before: {os.getloadavg()[0]:.2f}")
+        with serving(folder, options.bare) as (url, server):
+            process = psutil.Process(server.pid)
+            asyncio.run(measure(url, token, options.clients, options.seconds, lambda: cpu_of(process)))
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
 
 
 def _wait_for(port: int) -> None:
     end = time.monotonic() + START_S
     while time.monotonic() < end:
         try:
-            httpx.get(f"http://127.0.0.1:{port}/health")
-            return
-        except httpx.ConnectError:
-            time.sleep(0.2)
+            if httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200:
+                return
+        except httpx.HTTPError:
+            pass
+        time.sleep(0.2)
     raise RuntimeError("the server did not start")
 
 

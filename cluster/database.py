@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Engine, create_engine, event
+from sqlalchemy import Engine, create_engine, event, text
 from sqlalchemy.orm import DeclarativeBase, Session, sessionmaker
 
 SQLITE_BUSY_S = 30.0
@@ -41,6 +41,16 @@ class Database:
         """One transaction: committed at the end of the block, rolled back where it raises."""
         with self._sessions.begin() as session:
             yield session
+
+    @contextmanager
+    def alone(self, lock: int) -> Iterator[None]:
+        """Of all servers on this database, one at a time is inside; SQLite has but one."""
+        if self.engine.dialect.name != "postgresql":
+            yield
+            return
+        with self.engine.begin() as connection:
+            connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": lock})
+            yield
 
     def close(self) -> None:
         self.engine.dispose()

@@ -9,15 +9,15 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import secrets
 from collections.abc import AsyncIterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from cluster.blobs import Blobs, FolderBlobs, RemoteBlobs
 from cluster.database import Database
 from cluster.file_store import FileStore
-from cluster.job_problems import RowLimits
 from cluster.job_tables import JobRecord
 from cluster.model_registry import ModelRegistry
 from cluster.secrets import SecretBox
@@ -40,7 +40,6 @@ class DriverSettings:
     config: str | None = None
     organization: str = "local"
     address: str | None = None
-    rows: RowLimits = field(default_factory=RowLimits)
 
     @property
     def runs(self) -> Path:
@@ -57,8 +56,7 @@ class DriverSettings:
     def write(self) -> Path:
         """The path of the file, in the server's folder."""
         path = Path(self.folder) / SETTINGS_FILE
-        beside = path.with_suffix(f".{os.getpid()}")
-        beside.unlink(missing_ok=True)
+        beside = path.with_suffix(f".{secrets.token_hex(8)}")
         with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             json.dump(asdict(self), file)
         os.replace(beside, path)
@@ -67,7 +65,7 @@ class DriverSettings:
     @classmethod
     def read(cls, path: Path) -> DriverSettings:
         values: dict[str, Any] = json.loads(path.read_text())
-        return cls(**values | {"rows": RowLimits(**values["rows"])})
+        return cls(**values)
 
 
 class Server:

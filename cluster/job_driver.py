@@ -25,7 +25,7 @@ from sqlalchemy.exc import OperationalError
 
 from cluster.api_job import model_name
 from cluster.driver_settings import DriverSettings, Server
-from cluster.job_problems import error_of
+from cluster.job_problems import error_of, row_problems
 from cluster.job_sink import StoreSink
 from cluster.job_states import IllegalMove, JobStatus
 from cluster.job_tables import JobError, JobRecord
@@ -46,7 +46,7 @@ async def check(server: Server, job_id: str) -> list[Problem]:
     """What is wrong with a job; its endpoints are tried."""
     spec, settings = server.spec(server.store.get(job_id)), server.settings
     validation = None if spec.validation_file is None else Path(spec.validation_file)
-    found = settings.rows.problems(Path(spec.training_file), validation)
+    found = row_problems(server.operator.jobs, Path(spec.training_file), validation)
     with ray_session(settings.ray_address()) as nodes:
         try:
             await prepare(spec, nodes, settings.runs, server.operator, found=found)

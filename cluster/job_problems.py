@@ -1,37 +1,45 @@
-"""What is wrong with a job's files -> the error of a failed job, in the wire contract's codes."""
+"""What is wrong with a job's files, or over the operator's limits -> the error of a failed job, in the wire contract's
+codes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cluster.form_check import FILES
 from cluster.job_tables import JobError
 from cluster.run_folder import plain
 from trainer.errors import InvalidJob, Problem, RftError, UserError
+from trainer.operator import JobLimits
 
 NUM_ROWS = "invalid_n_examples"
 MAX_MESSAGE_CHARS = 2_000
 
 
-@dataclass(frozen=True, slots=True)
-class RowLimits:
-    """How many rows a job's files may have."""
+def row_problems(limits: JobLimits, training: Path, validation: Path | None) -> list[Problem]:
+    """Files with too few or too many rows."""
+    found = []
+    count = _count_rows(training)
+    if not limits.min_training_rows <= count <= limits.max_training_rows:
+        wanted = f"{limits.min_training_rows:,} to {limits.max_training_rows:,}"
+        found.append(_problem("training_file", count, wanted, training))
+    if validation is not None and (count := _count_rows(validation)) > limits.max_validation_rows:
+        found.append(_problem("validation_file", count, f"at most {limits.max_validation_rows:,}", validation))
+    return found
 
-    min_training: int = 10
-    max_training: int = 50_000
-    max_validation: int = 1_000
 
-    def problems(self, training: Path, validation: Path | None) -> list[Problem]:
-        found = []
-        count = _count_rows(training)
-        if not self.min_training <= count <= self.max_training:
-            wanted = f"{self.min_training:,} to {self.max_training:,}"
-            found.append(_problem("training_file", count, wanted, training))
-        if validation is not None and (count := _count_rows(validation)) > self.max_validation:
-            found.append(_problem("validation_file", count, f"at most {self.max_validation:,}", validation))
-        return found
+def resource_problems(limits: JobLimits, bundles: Sequence[Mapping[str, float]]) -> list[Problem]:
+    """What the operator lets no job take. `bundles` are the job's, as Ray names resources."""
+    found = []
+    for kind, name, most in (("CPU", "cores", limits.max_cores), ("GPU", "GPUs", limits.max_gpus)):
+        wanted = sum(bundle.get(kind, 0.0) for bundle in bundles)
+        if most is not None and wanted > most:
+            message = f"the job wants {wanted:g} {name}, but the operator lets a job take {most}"
+            remedy = "lower engines, learner_ranks or what each of them takes, or ask for a higher jobs.max_" + (
+                "cores" if kind == "CPU" else "gpus"
+            )
+            found.append(Problem("over_limit", "cluster", message, remedy))
+    return found
 
 
 def _problem(field: str, count: int, wanted: str, path: Path) -> Problem:

@@ -20,6 +20,7 @@ from actors.sandbox.start import choose_way, sandbox_report
 from actors.templates import render
 from cluster.dry_run import TOOLS, dry_run_problems, example_sample
 from cluster.form_check import FILES, endpoint_problems, schema_mistake
+from cluster.job_problems import resource_problems
 from cluster.model_folder import ModelFolder, read_model
 from cluster.nodes import Node
 from cluster.placement import ClusterPlan, Placement, plan_placement, size
@@ -135,7 +136,8 @@ async def prepare(
         problems += _engine_problems(job)
     if model is not None:
         problems += await _length_problems(rows, model, context_length, job)
-    problems += [*cluster.problems, *([] if operator.wait_for_nodes_s else cluster.lacking)]
+    lacking = [] if operator.wait_for_nodes_s else cluster.lacking
+    problems += [*cluster.problems, *(lacking or resource_problems(operator.jobs, cluster.placement.bundles))]
     problems += _folder_problems(runs)
     if model is not None and plan is not None:
         space = free or Free.measured(runs)

@@ -13,16 +13,18 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import IO
 
+import psutil
 import ray
+from ray.dashboard.utils import ray_address_to_api_server_url
 
 from cluster.nodes import Node, live_nodes
 from trainer.errors import InvalidJob, Problem, RftError
 
 CONNECT_TIMEOUT_S = 10.0
-START_TIMEOUT_S, STOP_TIMEOUT_S = 60.0, 30.0
+START_TIMEOUT_S, STOP_TIMEOUT_S, AGENTS_S = 60.0, 30.0, 5.0
 LAST_WORDS_BYTES = 2_000
 PR_SET_PDEATHSIG = 1
 
@@ -67,9 +69,9 @@ def ray_session(address: str | None) -> Iterator[list[Node]]:
 
 
 @contextmanager
-def job_cluster(address: str | None) -> Iterator[str]:
-    """A cluster that takes Ray jobs, to which we are connected; gives the URL of its job server. A local one ends with
-    this process, however that ends, and nobody without its token may use it (`begin_with_token`).
+def job_cluster(address: str | None) -> Iterator[None]:
+    """A cluster that takes Ray jobs, to which we are connected. A local one ends with this process, however that ends,
+    and nobody without its token may use it (`begin_with_token`).
 
     Raises:
         InvalidJob: nothing answers at `address`.
@@ -77,7 +79,7 @@ def job_cluster(address: str | None) -> Iterator[str]:
     """
     if address is not None:
         with ray_session(address):
-            yield f"http://{ray._private.worker.get_dashboard_url()}"
+            yield
         return
     # `ray.init` would share the port of the node's agent, which takes jobs, with every other cluster of the machine.
     port, dashboard, agent = _free_ports(3)
@@ -92,14 +94,15 @@ def job_cluster(address: str | None) -> Iterator[str]:
         try:
             _wait_for_head(head, port, log)
             with ray_session(f"127.0.0.1:{port}"):
-                yield f"http://127.0.0.1:{dashboard}"
+                yield
         finally:
-            head.terminate()
-            try:
-                head.wait(STOP_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                head.kill()
-                head.wait()
+            _end(head)
+
+
+def job_server_of(address: str) -> str:
+    """The URL of the job server of the cluster at `address`."""
+    url: str = ray_address_to_api_server_url(address)
+    return url
 
 
 def begin_with_token() -> None:
@@ -120,6 +123,21 @@ def _wait_for_head(head: subprocess.Popen[bytes], port: int, log: IO[bytes]) -> 
             time.sleep(0.1)
     log.seek(0)
     raise RftError(f"Ray did not start on this machine: {log.read()[-LAST_WORDS_BYTES:].decode(errors='replace')}")
+
+
+def _end(head: subprocess.Popen[bytes]) -> None:
+    """End a head and all that it started: agents of Ray's notice only after a while that they are alone."""
+    family = psutil.Process(head.pid).children(recursive=True) if head.poll() is None else []
+    head.terminate()
+    try:
+        head.wait(STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        head.kill()
+        head.wait()
+    _, left = psutil.wait_procs(family, AGENTS_S)
+    for process in left:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
 
 
 def _free_ports(count: int) -> list[int]:

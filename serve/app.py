@@ -31,9 +31,11 @@ def create_app(
     rate: RateLimit | None = None,
     lifespan: Lifespan = _nothing,
     recorder: Recorder | None = None,
+    behind_proxy: bool = False,
 ) -> FastAPI:
     """The app with `routers`, whose paths stand below `/v1`. `lifespan` is entered before the first request and left
-    after the last one; `recorder` hears of each."""
+    after the last one; `recorder` hears of each. `behind_proxy`: Ray Serve's proxy gives requests their ids, and writes
+    them to responses."""
     app = FastAPI(
         title="agent-rft",
         version=version("agent-rft"),
@@ -43,7 +45,13 @@ def create_app(
         redoc_url=None,
     )
     authenticator = Authenticator(keys, rate or RateLimit(limits.requests_per_minute))
-    app.add_middleware(Frame, authenticator=authenticator, max_body_bytes=limits.max_body_bytes, recorder=recorder)
+    app.add_middleware(
+        Frame,
+        authenticator=authenticator,
+        max_body_bytes=limits.max_body_bytes,
+        recorder=recorder,
+        writes_id=not behind_proxy,
+    )
     install_handlers(app)
     for router in routers:
         app.include_router(router, prefix="/v1", responses={"4XX": {"model": ErrorBody}})

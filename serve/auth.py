@@ -5,6 +5,7 @@ The frame authenticates every request below `/v1` before anything of its body is
 
 from __future__ import annotations
 
+import hashlib
 import math
 import time
 from collections.abc import Awaitable, Callable
@@ -23,6 +24,7 @@ __all__ = ["Admin", "ApiKey", "Authenticator", "KeyFinder", "RateLimit", "Reader
 BURST_S = 10.0
 """What a key does not use of its rate is kept for that long."""
 MAX_BUCKETS = 10_000
+KNOWN_S = 1.0
 
 
 class KeyFinder(Protocol):
@@ -62,11 +64,14 @@ class RateLimit:
 
 
 class Authenticator:
-    """Knows the key of a request and whether it may ask now."""
+    """Knows the key of a request and whether it may ask now. A key that was found is known for KNOWN_S: one that is
+    revoked opens nothing after that."""
 
-    def __init__(self, keys: KeyFinder, rate: RateLimit) -> None:
+    def __init__(self, keys: KeyFinder, rate: RateLimit, clock: Callable[[], float] = time.monotonic) -> None:
         self._keys = keys
         self._rate = rate
+        self._clock = clock
+        self._known: dict[bytes, tuple[ApiKey, float]] = {}
 
     async def key_of(self, authorization: str) -> ApiKey:
         """The key in an Authorization header.
@@ -77,7 +82,7 @@ class Authenticator:
         scheme, _, token = authorization.partition(" ")
         if scheme.lower() != "bearer" or not token:
             raise _unauthorized("You must give an API key: Authorization: Bearer sk-rft-...", "missing_api_key")
-        key = await run_in_threadpool(self._keys.find, token.strip())
+        key = await self._find(token.strip())
         if key is None:
             raise _unauthorized("Incorrect API key: this server knows none such, or it was revoked.", "invalid_api_key")
         wait_s = self._rate.wait_s(key)
@@ -85,6 +90,19 @@ class Authenticator:
             headers = {"Retry-After": str(math.ceil(wait_s)), "Retry-After-Ms": str(math.ceil(wait_s * 1000))}
             message = f"This key asks too often; try again in {wait_s:.1f} s."
             raise ApiError(429, message, code="rate_limit_exceeded", type="rate_limit_error", headers=headers)
+        return key
+
+    async def _find(self, token: str) -> ApiKey | None:
+        digest = hashlib.sha256(token.encode()).digest()
+        known = self._known.get(digest)
+        if known is not None and self._clock() < known[1]:
+            return known[0]
+        key = await run_in_threadpool(self._keys.find, token)
+        self._known.pop(digest, None)
+        if key is not None:
+            self._known[digest] = key, self._clock() + KNOWN_S
+            if len(self._known) > MAX_BUCKETS:
+                del self._known[next(iter(self._known))]
         return key
 
 

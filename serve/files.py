@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,12 +17,14 @@ from serve.auth import Reader, Writer
 from serve.errors import ApiError
 from serve.pages import PageQuery, page, page_query
 from serve.upload import Form, read_form
+from trainer.operator import ServerLimits
 
 Purpose = Literal["assistants", "batch", "evals", "fine-tune", "user_data", "vision"]
 PURPOSES: tuple[Purpose, ...] = get_args(Purpose)
 LEAST_LIFE_S, LONGEST_LIFE_S = 3_600, 2_592_000
 BATCH_LIFE_S = LONGEST_LIFE_S
 """Files of this purpose do not stay where nothing else is said."""
+BUSY_S = "2"
 FORM_BYTES = 1_000_000
 """What a form has beside its file."""
 EXPIRY_FIELDS = ("expires_after[anchor]", "expires_after[seconds]")
@@ -41,12 +44,24 @@ UPLOAD = {"requestBody": {"required": True, "content": {"multipart/form-data": {
 Pages = Annotated[PageQuery, Depends(page_query(10_000, 10_000))]
 
 
-def make_router(files: FileStore) -> APIRouter:
+def make_router(files: FileStore, max_uploads: int = ServerLimits().max_uploads) -> APIRouter:
+    """`max_uploads` at a time: Ray Serve takes in a body as fast as it comes, and holds in memory what is not yet on
+    disk."""
     router = APIRouter(prefix="/files", tags=["files"])
+    uploads = asyncio.Semaphore(max_uploads)
 
     @router.post("", openapi_extra=UPLOAD)
     async def upload(request: Request, key: Writer) -> dict[str, Any]:
         """Upload a file of up to 512 MB (the operator's limit)."""
+        if uploads.locked():
+            message = f"{max_uploads} uploads are under way; try again in a moment."
+            raise ApiError(
+                429, message, code="too_many_uploads", type="rate_limit_error", headers={"Retry-After": BUSY_S}
+            )
+        async with uploads:
+            return await receive(request)
+
+    async def receive(request: Request) -> dict[str, Any]:
         with _upload_errors():
             announced = request.headers.get("content-length", "")
             if announced.isdecimal() and int(announced[:20]) > files.max_bytes + FORM_BYTES:

@@ -78,14 +78,12 @@ def make_router(service: JobService, organization: str = "local") -> APIRouter:
     @router.get("/{job_id}/events")
     def events(job_id: JobId, key: Reader, pages: EventPages) -> dict[str, Any]:
         with _errors(job_id):
-            store.get(job_id)
             found, more = store.events(job_id, after=pages.after, limit=pages.limit)
         return page([event_object(event) for event in found], more)
 
     @router.get("/{job_id}/checkpoints")
     def checkpoints(job_id: JobId, key: Reader, pages: CheckpointPages) -> dict[str, Any]:
         with _errors(job_id):
-            store.get(job_id)
             found, more = store.checkpoints(job_id, after=pages.after, limit=pages.limit)
         return page([checkpoint_object(checkpoint) for checkpoint in found], more)
 

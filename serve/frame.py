@@ -35,15 +35,21 @@ _log = logging.getLogger("agent_rft.serve")
 
 
 class Frame:
-    """Wraps an ASGI app."""
+    """Wraps an ASGI app. `writes_id`: nobody else writes a request's id to its response."""
 
     def __init__(
-        self, app: ASGIApp, authenticator: Authenticator, max_body_bytes: int, recorder: Recorder | None = None
+        self,
+        app: ASGIApp,
+        authenticator: Authenticator,
+        max_body_bytes: int,
+        recorder: Recorder | None = None,
+        writes_id: bool = True,
     ) -> None:
         self._app = app
         self._recorder = recorder or Recorder()
         self._authenticator = authenticator
         self._max_body_bytes = max_body_bytes
+        self._writes_id = writes_id
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -59,7 +65,8 @@ class Frame:
             nonlocal started, status
             if message["type"] == "http.response.start":
                 started, status = True, message["status"]
-                MutableHeaders(scope=message)["x-request-id"] = request_id
+                if self._writes_id:
+                    MutableHeaders(scope=message)["x-request-id"] = request_id
             await send(message)
 
         try:

@@ -76,7 +76,7 @@ def revoke_command(
 
 @contextmanager
 def _keys(folder: Path, database: str | None) -> Iterator[KeyStore]:
-    opened = open_database(Places(folder, database))
+    opened = open_database(Places.of_folder(folder) if database is None else Places(folder, database))
     try:
         yield KeyStore(opened)
     finally:

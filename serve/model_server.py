@@ -1,7 +1,10 @@
-"""Serves models: an engine for each starts at the first call, is shared by all calls, and stops when it is idle.
+"""Serves models: each is an application of Ray Serve that is deployed at the first call, shared by all calls and all
+replicas of the API, and removed when it is idle.
 
-At most `max_engines` run. A call for another model waits until one of them is idle, and a first call waits until its
-engine has started; both end at a deadline with a 503 that says when to come back. An engine never stops under a call.
+At most `max_models` are there. A call for another model waits until one of them is idle, which then makes place, the
+one that was used least recently first; a first call waits until an engine has started. Both end at a deadline with a
+503 that says when to come back. No engine stops under a call. Which applications there are is asked of Ray Serve, not
+remembered: whoever dies here, the next one goes on from what is.
 """
 
 from __future__ import annotations
@@ -10,22 +13,33 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from enum import Enum
+from typing import Any, Protocol, TypeVar
 
 from actors.chat_engine import Refusal
 from actors.timing import REAL_TIMING, Timing
 from cluster.model_registry import ModelRecord, UnknownModel
 from serve.errors import ApiError
-from trainer.errors import EngineFailed, RftError
+from trainer.errors import EngineFailed
+from trainer.operator import EngineLimits
+
+T = TypeVar("T")
 
 ANSWER_TIMEOUT_S = 600.0
-STOP_TIMEOUT_S = 30.0
+START_TIMEOUT_S = 600.0
+POLL_S = 0.25
+"""How often a call that waits looks again."""
+FRESH_S = 2.0
+"""For so long a model that was there is taken to be there still."""
+LEAST_IDLE_S = 1.0
+"""An engine that was used so short a time ago makes no place: a call may be on its way to it."""
 COME_BACK_S = 10
 """After this a model that was not up in time, or had to make place, may be."""
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("agent_rft.serve")
 
 
 class ModelServer(Protocol):
@@ -48,61 +62,66 @@ class Models(Protocol):
     def resolve(self, model_id: str) -> ModelRecord: ...
 
 
-class ServedEngine(Protocol):
-    """One started engine; see actors.chat_engine.ChatEngine. Each method raises RftError."""
+class Served(Enum):
+    """The life of a model's application."""
 
-    async def start(self) -> None: ...
-
-    async def chat(self, body: Mapping[str, Any]) -> dict[str, Any] | Refusal: ...
-
-    def stream(self, body: Mapping[str, Any]) -> AsyncIterator[dict[str, Any] | Refusal]: ...
-
-    async def stop(self) -> None: ...
+    STARTING = "starting"
+    RUNNING = "running"
+    FAILED = "failed"
+    STOPPING = "stopping"
 
 
-@dataclass(frozen=True, slots=True)
-class ServeLimits:
-    """`start_wait_s`: how long a call waits for its engine; the engine itself may take `start_timeout_s`."""
-
-    max_engines: int = 1
-    idle_s: float = 300.0
-    start_wait_s: float = 120.0
-    start_timeout_s: float = 600.0
+class NotServed(Exception):
+    """The application is gone, or was replaced a moment ago."""
 
 
-Key = tuple[str, str]
+Answers = AsyncGenerator[dict[str, Any] | Refusal | None]
+
+
+class Hosting(Protocol):
+    """Where applications run: see serve.model_apps.RayServeModels."""
+
+    def name_of(self, record: ModelRecord) -> str:
+        """The application of a model: the same for two names of one model."""
+
+    async def states(self) -> dict[str, Served]:
+        """All applications of models."""
+
+    async def deploy(self, name: str, record: ModelRecord) -> None:
+        """Begin to start it."""
+
+    async def remove(self, name: str) -> None:
+        """Begin to stop it; answers that are under way come to their end."""
+
+    async def idle_s(self, name: str) -> float | None:
+        """How long it has had no call; None where nobody can say."""
+
+    def answer(self, name: str, body: Mapping[str, Any], *, stream: bool) -> Answers:
+        """None once an engine has taken the request, then the answer or its chunks. Closed, it ends the request.
+
+        Raises:
+            NotServed, EngineFailed
+        """
 
 
 @dataclass(slots=True)
-class _Place:
-    """An engine and who uses it. `idle_since` counts only while there are no users."""
-
-    engine: ServedEngine
-    started: asyncio.Task[None]
-    idle_since: float
-    users: int = 0
-    stopped: asyncio.Task[None] | None = None
-
-
-@dataclass(slots=True)
-class EnginePool:
-    """A ModelServer over engines that `spawn` makes (without starting them)."""
+class ServedModels:
+    """A ModelServer. `exclusive` lets one replica of the API at a time decide which models are there."""
 
     models: Models
-    spawn: Callable[[ModelRecord], ServedEngine]
-    limits: ServeLimits = field(default_factory=ServeLimits)
+    hosting: Hosting
+    limits: EngineLimits = field(default_factory=EngineLimits)
+    exclusive: Callable[[], AbstractAsyncContextManager[None]] = contextlib.nullcontext
     timing: Timing = REAL_TIMING
-    _places: dict[Key, _Place] = field(default_factory=dict)
-    _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
-    _reaper: asyncio.Task[None] | None = None
+    _states: dict[str, Served] = field(default_factory=dict)
+    _seen_at: float = -math.inf
+    _starting_since: dict[str, float] = field(default_factory=dict)
+    _deciding: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _steps: set[asyncio.Task[Any]] = field(default_factory=set)
 
     async def chat(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        async with self._engine(body["model"]) as engine:
-            try:
-                async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                    answer = await engine.chat(body)
-            except TimeoutError:
-                raise _too_slow() from None
+        async with self._answers(body, stream=False) as answers:
+            answer = await _next(answers)
         return {**_accepted(answer), "model": body["model"]}
 
     async def stream(self, body: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
@@ -121,124 +140,141 @@ class EnginePool:
         return whole()
 
     async def _chunks(self, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any]]:
-        async with self._engine(body["model"]) as engine, contextlib.aclosing(engine.stream(body)) as chunks:  # type: ignore[type-var]
+        async with self._answers(body, stream=True) as chunks:
             while True:
                 try:
-                    async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                        chunk = await anext(chunks)
+                    chunk = await _next(chunks)
                 except StopAsyncIteration:
                     return
-                except TimeoutError:
-                    raise _too_slow() from None
                 yield {**_accepted(chunk), "model": body["model"]}
 
-    async def close(self) -> None:
-        """Stop all engines, also those that are in use."""
-        if self._reaper is not None:
-            self._reaper.cancel()
-        await asyncio.gather(*(self._stop(key, place) for key, place in list(self._places.items())))
+    async def run(self) -> None:
+        """Remove models that are idle for too long, until cancelled."""
+        while True:
+            await self.timing.sleep(self.limits.idle_s / 10)
+            try:
+                await self._decided(self._reap())
+            except Exception:  # whatever Ray Serve or the database raises: looked at again
+                log.exception("idle models were not removed; tried again")
 
-    # -- engines -------------------------------------------------------------------------------------------------------
+    # -- a call --------------------------------------------------------------------------------------------------------
 
     @contextlib.asynccontextmanager
-    async def _engine(self, model_id: str) -> AsyncIterator[ServedEngine]:
-        """The started engine of a model, which does not stop meanwhile; one that died is forgotten."""
+    async def _answers(self, body: Mapping[str, Any], *, stream: bool) -> AsyncIterator[Answers]:
+        """What an engine that has taken the request answers."""
         try:
-            record = await asyncio.to_thread(self.models.resolve, model_id)
+            record = await asyncio.to_thread(self.models.resolve, body["model"])
         except UnknownModel as error:
             raise ApiError(404, error.message, param="model", code="model_not_found") from None
-        key = (record.folder, repr(record.settings))  # two names of one model share its engine
+        name = self.hosting.name_of(record)
         try:
-            async with asyncio.timeout(self.limits.start_wait_s):
-                place = await self._place(key, record)
-        except TimeoutError:
-            raise _unavailable(f"All {self.limits.max_engines} engines of this server are in use.") from None
-        try:
-            await self._wait_for_start(place)
-            yield place.engine
+            answers = await self._begun(name, record, body, stream)
+            async with contextlib.aclosing(answers):
+                yield answers
+        except NotServed:
+            raise _unavailable("The model's engine was stopped.") from None
         except EngineFailed as error:
-            log.error("the engine of %s is lost: %s", model_id, error)
-            self._stop(key, place)
+            log.error("the engine of %s is lost: %s", body["model"], error)
             raise _unavailable("The model's engine failed.") from None
-        finally:
-            place.users -= 1
-            place.idle_since = self.timing.clock()
-            await asyncio.shield(self._tell())
 
-    async def _place(self, key: Key, record: ModelRecord) -> _Place:
-        """The engine's place, taken by one more user; made where there is none, as soon as another one is idle."""
-        async with self._changed:
-            while True:
-                place = self._places.get(key)
-                if place is not None and place.stopped is None:
-                    place.users += 1
-                    return place
-                if place is None and len(self._places) < self.limits.max_engines:
-                    return self._new_place(key, record)
-                idle = [item for item in self._places.items() if not item[1].users and item[1].stopped is None]
-                if idle and place is None:
-                    self._stop(*min(idle, key=lambda item: item[1].idle_since))
-                await self._changed.wait()
-
-    def _new_place(self, key: Key, record: ModelRecord) -> _Place:
-        engine = self.spawn(record)
-        place = _Place(engine, asyncio.create_task(self._start(engine)), self.timing.clock(), users=1)
-        self._places[key] = place
-        self._reaper = self._reaper or asyncio.create_task(self._reap())
-
-        def ended(started: asyncio.Task[None]) -> None:
-            if not started.cancelled() and started.exception() is not None:
-                self._stop(key, place)  # also where nobody waits for it any more: the next call tries anew
-
-        place.started.add_done_callback(ended)
-        return place
-
-    async def _start(self, engine: ServedEngine) -> None:
+    async def _begun(self, name: str, record: ModelRecord, body: Mapping[str, Any], stream: bool) -> Answers:
         try:
-            async with asyncio.timeout(self.limits.start_timeout_s):
-                await engine.start()
+            async with asyncio.timeout(self.limits.first_call_wait_s):
+                while True:
+                    await self._wait_for_model(name, record)
+                    answers = self.hosting.answer(name, body, stream=stream)
+                    try:
+                        await anext(answers)
+                        return answers
+                    except NotServed:
+                        self._seen_at = -math.inf
+                        await self.timing.sleep(POLL_S)
         except TimeoutError:
-            raise EngineFailed(f"it did not start within {self.limits.start_timeout_s:g} s") from None
-        except RftError as error:
-            raise EngineFailed(f"it did not start: {error.message}") from error
+            if name in self._states:
+                raise _unavailable("The model is being started.") from None
+            raise _unavailable(f"This server serves {self.limits.max_models} at a time, and all are in use.") from None
 
-    async def _wait_for_start(self, place: _Place) -> None:
-        done, _ = await asyncio.wait({place.started}, timeout=self.limits.start_wait_s)
-        if not done:
-            raise _unavailable("The model is being started.")
-        if place.started.cancelled():
-            raise _unavailable("The server is being stopped.")
-        place.started.result()
+    async def _wait_for_model(self, name: str, record: ModelRecord) -> None:
+        if self._states.get(name) is Served.RUNNING and self._age_s() < FRESH_S:
+            return
+        while await self._decided(self._decide(name, record)) is not Served.RUNNING:
+            await self.timing.sleep(POLL_S)
 
-    def _stop(self, key: Key, place: _Place) -> asyncio.Task[None]:
-        if place.stopped is None:
-            place.stopped = asyncio.create_task(self._run_stop(key, place))
-        return place.stopped
+    async def _decide(self, name: str, record: ModelRecord) -> Served | None:
+        """Bring the model one step on, unless another call looked a moment ago; its state."""
+        async with self._deciding:
+            if self._age_s() < POLL_S:
+                return self._states.get(name)
+            async with self._decision():
+                state = self._states.get(name)
+                if state is Served.FAILED:
+                    await self._remove(name)
+                    raise _unavailable("The model's engine did not start.")
+                if state is None and len(self._states) < self.limits.max_models:
+                    await self.hosting.deploy(name, record)
+                    self._states[name] = Served.STARTING
+                elif state is None and Served.STOPPING not in self._states.values():
+                    await self._make_place()
+                return state
 
-    async def _run_stop(self, key: Key, place: _Place) -> None:
-        """Stop an engine and give its place free, whatever becomes of its process."""
-        place.started.cancel()
-        try:
-            async with asyncio.timeout(STOP_TIMEOUT_S):
-                await place.engine.stop()
-        except (TimeoutError, RftError) as error:
-            log.warning("an engine did not stop: %s", error)
-        finally:
-            del self._places[key]
-            await self._tell()
+    # -- which models are there ----------------------------------------------------------------------------------------
+
+    async def _decided(self, step: Coroutine[Any, Any, T]) -> T:
+        """A caller that goes away stops no decision halfway."""
+        task = asyncio.ensure_future(step)
+        self._steps.add(task)
+        task.add_done_callback(self._steps.discard)
+        return await asyncio.shield(task)
+
+    @contextlib.asynccontextmanager
+    async def _decision(self) -> AsyncIterator[None]:
+        """Nobody else changes meanwhile which models there are."""
+        async with self.exclusive():
+            self._states = await self.hosting.states()
+            self._seen_at = self.timing.clock()
+            yield
+
+    def _age_s(self) -> float:
+        return self.timing.clock() - self._seen_at
+
+    async def _make_place(self) -> None:
+        found = await self._idle()
+        if found and max(found.values()) >= LEAST_IDLE_S:
+            await self._remove(max(found, key=lambda name: found[name]))
+
+    async def _idle(self) -> dict[str, float]:
+        """How long each running model has been idle."""
+        running = [name for name, state in self._states.items() if state is Served.RUNNING]
+        idle = await asyncio.gather(*(self.hosting.idle_s(name) for name in running))
+        return {name: idle_s for name, idle_s in zip(running, idle, strict=True) if idle_s is not None}
+
+    async def _remove(self, name: str) -> None:
+        await self.hosting.remove(name)
+        self._states[name] = Served.STOPPING
 
     async def _reap(self) -> None:
-        """Stop engines that are idle for too long."""
-        while True:
+        async with self._deciding, self._decision():
             now = self.timing.clock()
-            for key, place in list(self._places.items()):
-                if not place.users and now - place.idle_since >= self.limits.idle_s:
-                    self._stop(key, place)
-            await self.timing.sleep(self.limits.idle_s / 10)
+            for name, idle_s in (await self._idle()).items():
+                if idle_s >= self.limits.idle_s:
+                    await self._remove(name)
+            waiting = [name for name, state in self._states.items() if state in (Served.STARTING, Served.FAILED)]
+            self._starting_since = {name: self._starting_since.get(name, now) for name in waiting}
+            for name, since in self._starting_since.items():
+                if self._states[name] is Served.FAILED or now - since > START_TIMEOUT_S:
+                    log.error("the model %s did not start and is removed", name)
+                    await self._remove(name)
 
-    async def _tell(self) -> None:
-        async with self._changed:
-            self._changed.notify_all()
+
+async def _next(answers: Answers) -> dict[str, Any] | Refusal:
+    try:
+        async with asyncio.timeout(ANSWER_TIMEOUT_S):
+            answer = await anext(answers)
+    except TimeoutError:
+        message = f"The model gave no answer within {ANSWER_TIMEOUT_S:g} s."
+        raise ApiError(504, message, code="timeout", type="server_error") from None
+    assert answer is not None
+    return answer
 
 
 def _accepted(answer: dict[str, Any] | Refusal) -> dict[str, Any]:
@@ -250,10 +286,5 @@ def _accepted(answer: dict[str, Any] | Refusal) -> dict[str, Any]:
 
 def _unavailable(why: str) -> ApiError:
     message = f"{why} Please try again in {COME_BACK_S} s."
-    headers = {"Retry-After": str(math.ceil(COME_BACK_S))}
+    headers = {"Retry-After": str(COME_BACK_S)}
     return ApiError(503, message, code="model_unavailable", type="server_error", headers=headers)
-
-
-def _too_slow() -> ApiError:
-    message = f"The model gave no answer within {ANSWER_TIMEOUT_S:g} s."
-    return ApiError(504, message, code="timeout", type="server_error")

@@ -1,64 +1,31 @@
-"""A server's life: its port, its stores, its app, and an end in good order at the first signal."""
+"""`agent-rft serve`: a cluster, Ray Serve on it with the API as an application, and an end in good order at the first
+signal. The address is taken before anything starts, so that a port in use is one clear message.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
 
-import ray
-import uvicorn
-from fastapi import FastAPI
+from ray import serve as ray_serve
+from ray.serve.config import HTTPOptions, ProxyLocation
+from ray.serve.context import _get_global_client
+from ray.serve.schema import LoggingConfig
 
 from cluster.ray_session import job_cluster
 from cluster.signals import Signals
-from serve.app import Lifespan, create_app
-from serve.ray_engine import EngineResources
-from serve.services import Services
+from serve.deployment import APP, Settings, build
+from serve.model_apps import remove_models
 from serve.state import Places, ServerState
-from trainer.errors import UserError
+from trainer.errors import RftError, UserError
 from trainer.operator import Operator
 
-BACKLOG = 2048
-STOP_S = 20
-"""How long answers that are under way may take after the first signal."""
 KEEP_ALIVE_S = 75
 """Longer than clients and proxies keep a connection, so that it is never we who close it under a request."""
-
-Background = Callable[[], Coroutine[Any, Any, None]]
-
-
-class _Server(uvicorn.Server):
-    """Signals are `cluster.signals`'."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
-def app_of(state: ServerState, services: Services, operator: Operator) -> FastAPI:
-    """The whole API on these stores and services."""
-    tasks = [state.keep_clean, services.run]
-    return create_app(services.routers, state.keys, limits=operator.limits, lifespan=beside(tasks))
-
-
-def beside(tasks: Sequence[Background]) -> Lifespan:
-    """A lifespan in which `tasks` run until the app ends."""
-
-    @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        running = [asyncio.create_task(task()) for task in tasks]
-        try:
-            yield
-        finally:
-            for task in running:
-                task.cancel()
-            await asyncio.gather(*running, return_exceptions=True)
-
-    return lifespan
 
 
 def run_server(
@@ -70,62 +37,89 @@ def run_server(
     tell: Callable[[str], None],
     config: Path | None = None,
 ) -> None:
-    """Serve until a signal. `tell` gets the lines for whoever starts the server; `config` is the operator's file, from
-    which drivers read it again.
+    """Serve until a signal. `tell` gets the lines for whoever starts the server; `config` is the operator's file, which
+    the API and drivers read again.
 
     Raises:
         RftError: why it cannot start.
     """
-    listener = listen(host, port)
-    try:
+    logging.getLogger("ray.serve").setLevel(logging.ERROR)  # it tells each step of each deployment
+    # On a cluster that runs already, the proxy is elsewhere, or here already.
+    with held(host, port) if address is None or port == 0 else nullcontext(port) as port:
         state = ServerState(places, operator)
         try:
-            with job_cluster(address) as job_server:
-                resources = EngineResources(gpus=1 if ray.cluster_resources().get("GPU", 0) else 0)
-                services = Services(state, places, operator, config, address, job_server, resources)
-                token = state.first_key()
-                if token is not None:
-                    tell(f"API key, shown this once: {token}")
-                asyncio.run(_serve(app_of(state, services, operator), listener, tell))
+            places.note()
+            token = state.first_key()
         finally:
             state.close()
-    finally:
-        listener.close()
+        if token is not None:
+            tell(f"API key, shown this once: {token}")
+        with job_cluster(address):
+            host, port = start_http(host, port)
+            path = None if config is None else str(config.resolve())
+            deploy(Settings(folder=str(places.folder.resolve()), config=path))
+            shown = f"[{host}]" if ":" in host else host
+            tell(f"serving at http://{shown}:{port}/v1 (docs at /docs)")
+            asyncio.run(_until_signal())
+            if address is None:
+                ray_serve.delete(APP)  # answers that are under way; all else ends with the cluster
+            else:
+                remove_models()
+                ray_serve.delete(APP)
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """
+@contextmanager
+def held(host: str, port: int) -> Iterator[int]:
+    """The port, which nobody else can take meanwhile; Ray Serve's proxy listens at it by SO_REUSEPORT.
+
     Raises:
         UserError: nobody can listen there.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    with socket.socket(family, socket.SOCK_STREAM) as probe, socket.socket(family, socket.SOCK_STREAM) as holder:
+        try:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
+            probe.listen()
+            port = probe.getsockname()[1]
+            probe.close()
+            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            holder.bind((host, port))
+        except OSError as error:
+            raise UserError(f"cannot listen at {host}:{port}: {error.strerror}; give another --port") from None
+        yield port
+
+
+def start_http(host: str, port: int) -> tuple[str, int]:
+    """Ray Serve's proxy, at the head of the cluster; where it listens, which is elsewhere if it ran before.
+
+    Raises:
+        RftError: it did not start.
+    """
     try:
-        listener.bind((host, port))
-        listener.listen(BACKLOG)
-    except OSError as error:
-        listener.close()
-        raise UserError(f"cannot listen at {host}:{port}: {error.strerror}; give another --port") from None
-    return listener
+        ray_serve.start(
+            proxy_location=ProxyLocation.HeadOnly,
+            http_options=HTTPOptions(host=host, port=port, keep_alive_timeout_s=KEEP_ALIVE_S),
+            logging_config=LoggingConfig(log_level="ERROR", enable_access_log=False),
+        )
+        options = _get_global_client().http_config
+    except Exception as error:  # Ray raises bare ones
+        raise RftError(f"Ray Serve did not start: {error}") from error
+    return options.host, options.port
 
 
-async def _serve(app: FastAPI, listener: socket.socket, tell: Callable[[str], None]) -> None:
-    config = uvicorn.Config(
-        app,
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=STOP_S,
-    )
-    server = _Server(config)
+def deploy(settings: Settings) -> None:
+    """
+    Raises:
+        RftError: why the API is not served.
+    """
+    try:
+        ray_serve.run(build(settings), name=APP, route_prefix="/")
+    except RuntimeError as error:
+        raise RftError(f"the API did not start: {error}") from error
 
-    def stop() -> None:
-        server.should_exit = True
 
-    host, port = listener.getsockname()[:2]
-    shown = f"[{host}]" if ":" in host else host
-    tell(f"serving at http://{shown}:{port}/v1 (docs at /docs)")
-    with Signals() as signals, signals.graceful(stop):
-        await server.serve(sockets=[listener])
+async def _until_signal() -> None:
+    stopped = asyncio.Event()
+    with Signals() as signals, signals.graceful(stopped.set):
+        await stopped.wait()

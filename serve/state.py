@@ -4,7 +4,12 @@ otherwise."""
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+import os
+import secrets
+from collections.abc import AsyncIterator, Mapping
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +28,9 @@ from trainer.operator import Operator
 
 SWEEP_S = 600.0
 FIRST_KEY = "first key"
+FIRST_KEY_LOCK, MODELS_LOCK = 0x6B657973, 0x6D6F6465
+PLACES_FILE = "places.json"
+DATABASE_VARIABLE, FILES_VARIABLE = "AGENT_RFT_DATABASE", "AGENT_RFT_FILES"
 _log = logging.getLogger("agent_rft.serve")
 
 
@@ -34,6 +42,22 @@ class Places:
     folder: Path
     database: str | None = None
     files: str | None = None
+
+    @classmethod
+    def of_folder(cls, folder: Path, environment: Mapping[str, str] = os.environ) -> Places:
+        """As the environment says, else as was noted in the folder."""
+        path = folder / PLACES_FILE
+        noted = json.loads(path.read_text()) if path.exists() else {}
+        database = environment.get(DATABASE_VARIABLE) or noted.get("database")
+        return cls(folder, database, environment.get(FILES_VARIABLE) or noted.get("files"))
+
+    def note(self) -> None:
+        """In a file of the folder that only its owner may read: a URL may hold a password."""
+        path = self.folder / PLACES_FILE
+        beside = path.with_suffix(f".{secrets.token_hex(8)}")
+        with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            json.dump({"database": self.database, "files": self.files}, file)
+        os.replace(beside, path)
 
 
 class ServerState:
@@ -58,10 +82,17 @@ class ServerState:
         self.models = ModelRegistry(self.database, operator.aliases)
 
     def first_key(self) -> str | None:
-        """The text of a key that may do all, where the server has no key yet."""
-        if self.keys.list():
-            return None
-        return self.keys.create(FIRST_KEY, ["admin"])[1]
+        """The text of a key that may do all, where the server has no key yet. Of two that start at a time, one gets
+        it."""
+        with self.database.alone(FIRST_KEY_LOCK):
+            return None if self.keys.list() else self.keys.create(FIRST_KEY, ["admin"])[1]
+
+    @asynccontextmanager
+    async def deciding(self) -> AsyncIterator[None]:
+        """One replica of the API at a time decides which models are served. Not to be cancelled."""
+        with ExitStack() as stack:
+            await asyncio.to_thread(stack.enter_context, self.database.alone(MODELS_LOCK))
+            yield
 
     async def keep_clean(self) -> None:
         """Deletes what has expired, until cancelled."""

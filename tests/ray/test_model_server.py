@@ -12,6 +12,7 @@ import openai
 import pytest
 import pytest_asyncio
 import ray
+from ray import serve as ray_serve
 from transformers import AutoTokenizer
 
 from actors.engine import Engine, EngineConfig
@@ -24,12 +25,12 @@ from examples.ledger.tools import TOOLS
 from examples.ledger.world import World
 from serve import chat, models, responses
 from serve.best_of import grader_pools
-from serve.model_server import EnginePool, ServeLimits
-from serve.ray_engine import EngineResources, RayEngine
+from serve.model_apps import EngineResources, RayServeModels
+from serve.model_server import ServedModels
 from tests.unit.serve.world import client_of, openai_of
 from trainer.chat import Renderer
 from trainer.data import load_tasks
-from trainer.operator import NOTHING_ALLOWED
+from trainer.operator import NOTHING_ALLOWED, EngineLimits
 from trainer.serve_settings import ServeSettings
 from trainer.spec import Limits, RewardSpec
 from trainer.types import Grade, Rollout, Task, ToolCall, ToolResult
@@ -96,18 +97,19 @@ async def client(rollouts: Any, tmp_path_factory: pytest.TempPathFactory) -> Asy
     settings = ServeSettings(context_length=CONTEXT, max_completion_tokens=400, max_tool_output_tokens=12)
     registry.add(TUNED, BASE_MODEL, "gpt-5", "ftjob-1", settings)
     ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
-    pool = EnginePool(
-        registry, lambda record: RayEngine(record, EngineResources(max_num_seqs=8)), ServeLimits(start_wait_s=280)
-    )
+    ray_serve.start(proxy_location="Disabled")
+    limits = EngineLimits(max_num_seqs=8, first_call_wait_s=280)
+    hosting = RayServeModels(limits, EngineResources.of(limits, ray.cluster_resources()))
+    served = ServedModels(registry, hosting, limits)
     grading, box = grader_pools(NOTHING_ALLOWED), SecretBox.of_folder(folder, {})
     routers = [
-        chat.make_router(pool, grading),
-        responses.make_router(pool, grading, box),
+        chat.make_router(served, grading),
+        responses.make_router(served, grading, box),
         models.make_router(registry),
     ]
     async with client_of(routers) as http:
         yield openai_of(http)
-    await pool.close()
+    ray_serve.shutdown()
     ray.shutdown()
     database.close()
 

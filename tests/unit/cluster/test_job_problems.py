@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cluster.job_problems import RowLimits, error_of, wire_error
+from cluster.job_problems import error_of, resource_problems, row_problems, wire_error
 from trainer.errors import EndpointRefused, Halted, InvalidJob, Problem
+from trainer.operator import JobLimits
 
 
 def test_a_line_of_a_file_names_the_file_the_line_and_why() -> None:
@@ -26,14 +27,24 @@ def test_a_files_number_of_rows_has_limits(tmp_path: Path) -> None:
     training, validation = tmp_path / "train", tmp_path / "validation"
     training.write_text('{"a": 1}\n\n' * 3)
     validation.write_text("{}\n" * 5)
-    limits = RowLimits(min_training=4, max_training=10, max_validation=4)
-    first, second = limits.problems(training, validation)
+    limits = JobLimits(min_training_rows=4, max_training_rows=10, max_validation_rows=4)
+    first, second = row_problems(limits, training, validation)
     assert (first.code, first.field) == ("invalid_n_examples", "training_file") and "3 rows" in first.message
     assert (second.code, second.field) == ("invalid_n_examples", "validation_file")
-    assert RowLimits(3, 10, 5).problems(training, validation) == []
+    assert row_problems(JobLimits(min_training_rows=3, max_validation_rows=5), training, validation) == []
     assert wire_error([first]).code == "invalid_n_examples"
     broken = Problem("broken_json", "training_file", "is no JSON", "mend it", "train", 2)
     assert wire_error([first, broken]).code == "invalid_training_file", "a broken line says more than their number"
+
+
+def test_what_a_job_takes_has_the_operators_limits() -> None:
+    bundles = [{"CPU": 2.0, "GPU": 1.0}, {"CPU": 3.0, "GPU": 1.0}]
+    assert resource_problems(JobLimits(), bundles) == []
+    assert resource_problems(JobLimits(max_cores=5, max_gpus=2), bundles) == []
+    cores, gpus = resource_problems(JobLimits(max_cores=4, max_gpus=0), bundles)
+    assert cores.message == "the job wants 5 cores, but the operator lets a job take 4"
+    assert gpus.message == "the job wants 2 GPUs, but the operator lets a job take 0"
+    assert (cores.code, cores.field) == ("over_limit", "cluster") and "jobs.max_cores" in cores.remedy
 
 
 def test_a_run_that_failed_says_whose_fault_it_was() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,28 @@ def form(*parts: tuple[str, bytes], end: bytes = b"--x--\r\n") -> dict[str, Any]
         b"--x\r\nContent-Disposition: form-data; %s\r\n\r\n%s\r\n" % (name.encode(), content) for name, content in parts
     )
     return {"content": body + end, "headers": {"Content-Type": "multipart/form-data; boundary=x"}}
+
+
+async def test_more_uploads_than_the_operator_allows_are_told_to_come_back(world: World) -> None:
+    arrived, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slowly() -> AsyncIterator[bytes]:
+        yield form()["content"][:0]
+        arrived.set()
+        await go_on.wait()
+        yield form(('name="purpose"', b"fine-tune"), ('name="file"; filename="a"', b"{}"))["content"]
+
+    async with client_of([make_router(world.store, max_uploads=1)]) as http:
+        headers = form()["headers"]
+        first = asyncio.create_task(http.post("/v1/files", content=slowly(), headers=headers))
+        await arrived.wait()
+        second = await http.post("/v1/files", **form(('name="purpose"', b"fine-tune")))
+        assert second.status_code == 429 and second.json()["error"]["code"] == "too_many_uploads"
+        assert int(second.headers["Retry-After"]) > 0
+        go_on.set()
+        assert (await first).status_code == 200
+        again = form(('name="purpose"', b"fine-tune"), ('name="file"; filename="b"', b"{}"))
+        assert (await http.post("/v1/files", **again)).status_code == 200
 
 
 async def test_the_sdk_uploads_reads_lists_and_deletes(world: World) -> None:

@@ -1,9 +1,10 @@
-"""Engines on demand: shared, bounded, stopped when idle, and never waited for without an end."""
+"""Models on demand: shared, bounded, removed when idle, and never waited for without an end."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import pytest
@@ -12,77 +13,109 @@ from actors.chat_engine import Refusal
 from actors.timing import Timing
 from cluster.model_registry import ModelRecord, UnknownModel
 from serve.errors import ApiError
-from serve.model_server import EnginePool, ServeLimits
+from serve.model_server import START_TIMEOUT_S, Answers, NotServed, Served, ServedModels
 from tests.fakes_http import until
 from trainer.errors import EngineFailed
+from trainer.operator import EngineLimits
 from trainer.serve_settings import ServeSettings
 
 
-class FakeEngine:
-    """An engine whose start and answers wait for `ready` and `answer`."""
+class FakeHosting:
+    """Applications by their models' folders. Started ones are up at once where `starts` says so; a removed one is gone
+    when its last answer has ended. Answers wait for `answer`."""
 
-    def __init__(self, record: ModelRecord) -> None:
-        self.record = record
-        self.ready, self.answer = asyncio.Event(), asyncio.Event()
-        self.answer.set()
-        self.stopped = False
-        self.fails: Exception | None = None
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.starts: Served = Served.RUNNING
+        self.apps: dict[str, Served] = {}
+        self.deployed: list[str] = []
+        self.removed: list[str] = []
+        self.used_at: dict[str, float] = {}
+        self.calls: dict[str, int] = {}
+        self.answer_now = asyncio.Event()
+        self.answer_now.set()
         self.answers: list[dict[str, Any] | Refusal] = [{"id": "1"}]
-        self.running = 0
+        self.fails: Exception | None = None
+        self.asked = 0
 
-    async def start(self) -> None:
-        await self.ready.wait()
-        if self.fails is not None:
-            raise self.fails
+    def name_of(self, record: ModelRecord) -> str:
+        return record.folder
 
-    async def chat(self, body: Mapping[str, Any]) -> dict[str, Any] | Refusal:
-        assert not self.stopped
-        await self.answer.wait()
-        if self.fails is not None:
-            raise self.fails
-        return self.answers[0]
+    async def states(self) -> dict[str, Served]:
+        self.asked += 1
+        return dict(self.apps)
 
-    async def stream(self, body: Mapping[str, Any]) -> AsyncIterator[dict[str, Any] | Refusal]:
-        self.running += 1
-        try:
+    async def deploy(self, name: str, record: ModelRecord) -> None:
+        self.deployed.append(name)
+        self.apps[name] = self.starts
+        self.used_at[name] = self._world.now
+
+    async def remove(self, name: str) -> None:
+        self.removed.append(name)
+        self.apps[name] = Served.STOPPING
+        if not self.calls.get(name):
+            del self.apps[name]
+
+    async def idle_s(self, name: str) -> float | None:
+        return 0.0 if self.calls.get(name) else self._world.now - self.used_at[name]
+
+    async def answer(self, name: str, body: Mapping[str, Any], *, stream: bool) -> Answers:
+        if name not in self.apps:
+            raise NotServed(name)
+        with self._call(name):
+            yield None
             for answer in self.answers:
+                if self.fails is not None:
+                    raise self.fails
+                await self.answer_now.wait()
                 yield answer
-                await self.answer.wait()
-        finally:
-            self.running -= 1
 
-    async def stop(self) -> None:
-        self.stopped = True
+    @contextmanager
+    def _call(self, name: str) -> Iterator[None]:
+        self.calls[name] = self.calls.get(name, 0) + 1
+        try:
+            yield
+        finally:
+            self.calls[name] -= 1
+            self.used_at[name] = self._world.now
+            if self.apps.get(name) is Served.STOPPING and not self.calls[name]:
+                del self.apps[name]
 
 
 class World:
-    """A pool over fake engines and a clock that the test turns; `ready` engines start at once."""
+    """Served models on a fake hosting, and a clock that goes on while somebody waits for it."""
 
-    def __init__(self, limits: ServeLimits, ready: bool = True) -> None:
+    def __init__(self, limits: EngineLimits) -> None:
         self.now = 0.0
-        self.engines: list[FakeEngine] = []
-        self._ready = ready
-        timing = Timing(clock=lambda: self.now, sleep=lambda _: asyncio.sleep(0.001))
-        self.pool = EnginePool(self, self._spawn, limits, timing)
+        self.hosting = FakeHosting(self)
+        self.alone = 0
+        timing = Timing(clock=lambda: self.now, sleep=self._sleep)
+        self.served = ServedModels(self, self.hosting, limits, self._exclusive, timing)
+
+    async def _sleep(self, seconds: float) -> None:
+        self.now += seconds
+        await asyncio.sleep(0.001)
+
+    @asynccontextmanager
+    async def _exclusive(self) -> AsyncIterator[None]:
+        assert not self.alone
+        self.alone += 1
+        try:
+            yield
+        finally:
+            self.alone -= 1
 
     def resolve(self, model_id: str) -> ModelRecord:
         if model_id == "unknown":
             raise UnknownModel("The model 'unknown' does not exist.")
         return ModelRecord(model_id, model_id.removeprefix("alias-of-"), "base", None, 0, ServeSettings())
 
-    def _spawn(self, record: ModelRecord) -> FakeEngine:
-        engine = FakeEngine(record)
-        if self._ready:
-            engine.ready.set()
-        self.engines.append(engine)
-        return engine
-
     def ask(self, model: str) -> asyncio.Task[dict[str, Any]]:
-        return asyncio.create_task(self.pool.chat({"model": model, "messages": []}))
+        return asyncio.create_task(self.served.chat({"model": model, "messages": []}))
 
-    @property
-    def folders(self) -> list[str]:
-        return [engine.record.folder for engine in self.engines]
+
+def made(**limits: Any) -> World:
+    return World(EngineLimits(**limits))
 
 
 async def refused(task: asyncio.Task[Any]) -> ApiError:
@@ -91,130 +124,164 @@ async def refused(task: asyncio.Task[Any]) -> ApiError:
     return raised.value
 
 
-@pytest.fixture
-async def worlds() -> AsyncIterator[list[World]]:
-    worlds: list[World] = []
-    yield worlds
-    for world in worlds:
-        await world.pool.close()
-
-
-def made(worlds: list[World], ready: bool = True, **limits: Any) -> World:
-    worlds.append(World(ServeLimits(**limits), ready))
-    return worlds[-1]
-
-
-async def test_calls_at_a_time_share_one_engine_and_so_do_two_names_of_a_model(worlds: list[World]) -> None:
-    world = made(worlds)
+async def test_calls_at_a_time_share_one_model_and_so_do_two_names_of_it() -> None:
+    world = made()
     answers = await asyncio.gather(*(world.ask(name) for name in ["a", "a", "alias-of-a"] * 5))
-    assert world.folders == ["a"]
+    assert world.hosting.deployed == ["a"]
     assert answers[0] == {"id": "1", "model": "a"} and answers[2]["model"] == "alias-of-a"
+    asked = world.hosting.asked
+    await world.ask("a")
+    assert world.hosting.asked == asked, "a model that was there a moment ago costs no question"
 
 
-async def test_an_unknown_model_is_a_404_that_starts_nothing(worlds: list[World]) -> None:
-    world = made(worlds)
+async def test_an_unknown_model_is_a_404_that_starts_nothing() -> None:
+    world = made()
     error = await refused(world.ask("unknown"))
     assert (error.status, error.code, error.param) == (404, "model_not_found", "model")
-    assert not world.engines
+    assert not world.hosting.deployed
 
 
-async def test_a_first_call_waits_with_a_deadline_and_a_later_one_finds_the_engine_started(worlds: list[World]) -> None:
-    world = made(worlds, ready=False, start_wait_s=0.05)
+async def test_a_first_call_waits_with_a_deadline_and_a_later_one_finds_the_engine_started() -> None:
+    world = made(first_call_wait_s=0.05)
+    world.hosting.starts = Served.STARTING
     error = await refused(world.ask("a"))
-    assert (error.status, error.code) == (503, "model_unavailable")
+    assert (error.status, error.code) == (503, "model_unavailable") and "being started" in error.message
     assert int(error.headers["Retry-After"]) > 0
-    world.engines[0].ready.set()
+    world.hosting.apps["a"] = Served.RUNNING
     assert (await world.ask("a"))["id"] == "1"
-    assert len(world.engines) == 1
+    assert world.hosting.deployed == ["a"]
 
 
-async def test_an_idle_engine_makes_place_for_another_model(worlds: list[World]) -> None:
-    world = made(worlds, max_engines=1)
-    await world.ask("a")
-    await world.ask("b")
-    assert world.folders == ["a", "b"]
-    assert [engine.stopped for engine in world.engines] == [True, False]
-
-
-async def test_the_engine_that_was_idle_longest_makes_place(worlds: list[World]) -> None:
-    world = made(worlds, max_engines=2)
+async def test_an_idle_model_makes_place_for_another_one_and_the_longest_idle_one_first() -> None:
+    world = made(max_models=2)
     for name in ("a", "b", "a"):
-        world.now += 1
+        world.now += 10
         await world.ask(name)
     await world.ask("c")
-    assert {e.record.folder: e.stopped for e in world.engines} == {"a": False, "b": True, "c": False}
+    assert world.hosting.removed == ["b"]
+    assert set(world.hosting.apps) == {"a", "c"}
 
 
-async def test_a_call_for_another_model_waits_for_a_busy_engine_but_not_for_ever(worlds: list[World]) -> None:
-    world = made(worlds, max_engines=1, start_wait_s=0.05)
+async def test_a_call_for_another_model_waits_for_a_busy_one_but_not_for_ever() -> None:
+    world = made(first_call_wait_s=0.1)
     await world.ask("a")
-    world.engines[0].answer.clear()
+    world.hosting.answer_now.clear()
     busy = world.ask("a")
-    await asyncio.sleep(0)
-    assert (await refused(world.ask("b"))).status == 503
-    assert not world.engines[0].stopped
-    world.engines[0].answer.set()
+    await until(lambda: world.hosting.calls["a"] == 1, within_s=10)
+    error = await refused(world.ask("b"))
+    assert error.status == 503 and "in use" in error.message
+    assert not world.hosting.removed
+    world.hosting.answer_now.set()
     await busy
     assert (await world.ask("b"))["model"] == "b"
 
 
-async def test_an_engine_stops_once_it_is_idle_for_long_and_comes_back(worlds: list[World]) -> None:
-    world = made(worlds, idle_s=60)
+async def test_a_model_that_is_idle_for_long_is_removed_and_comes_back() -> None:
+    world = made(idle_s=60)
     await world.ask("a")
-    world.now = 59
-    await asyncio.sleep(0.01)
-    assert not world.engines[0].stopped
-    world.now = 61
-    await until(lambda: world.engines[0].stopped, within_s=10)
+    looking = asyncio.create_task(world.served.run())
+    await until(lambda: world.hosting.removed == ["a"], within_s=10)
+    assert world.now >= 60
+    looking.cancel()
+    world.now += 10
     await world.ask("a")
-    assert len(world.engines) == 2
+    assert world.hosting.deployed == ["a", "a"]
 
 
-async def test_an_engine_that_cannot_start_is_a_503_and_is_tried_anew_by_the_next_call(worlds: list[World]) -> None:
-    world = made(worlds, ready=False)
-    first = world.ask("a")
-    await until(lambda: bool(world.engines), within_s=10)
-    world.engines[0].fails = EngineFailed("CUDA out of memory in /secret/path")
-    world.engines[0].ready.set()
-    error = await refused(first)
+async def test_a_model_that_does_not_start_is_removed_by_whoever_sees_it_first() -> None:
+    world = made(idle_s=10)
+    world.hosting.starts = Served.FAILED
+    error = await refused(world.ask("a"))
+    assert error.status == 503 and "did not start" in error.message
+    assert world.hosting.removed == ["a"]
+    world.hosting.starts = Served.RUNNING
+    world.now += 10
+    await world.ask("a")
+
+    world.hosting.apps["hangs"] = Served.STARTING
+    began = world.now
+    looking = asyncio.create_task(world.served.run())
+    await until(lambda: "hangs" in world.hosting.removed, within_s=10)
+    looking.cancel()
+    assert world.now - began > START_TIMEOUT_S
+
+
+async def test_looking_for_idle_models_outlives_what_ray_serve_raises(caplog: pytest.LogCaptureFixture) -> None:
+    world = made(idle_s=60)
+    await world.ask("a")
+    good, fails = world.hosting.states, True
+
+    async def states() -> dict[str, Served]:
+        if fails:
+            raise RuntimeError("the controller is restarting")
+        return await good()
+
+    world.hosting.states = states  # type: ignore[method-assign]
+    looking = asyncio.create_task(world.served.run())
+    await until(lambda: "not removed" in caplog.text, within_s=10)
+    fails = False
+    await until(lambda: world.hosting.removed == ["a"], within_s=10)
+    looking.cancel()
+
+
+async def test_an_engine_that_died_is_a_503_without_its_reasons() -> None:
+    world = made()
+    await world.ask("a")
+    world.hosting.fails = EngineFailed("CUDA out of memory in /secret/path")
+    error = await refused(world.ask("a"))
     assert error.status == 503 and "secret" not in error.message
-    second = world.ask("a")
-    await until(lambda: len(world.engines) == 2, within_s=10)
-    world.engines[1].ready.set()
-    await second
-
-
-async def test_an_engine_that_died_is_replaced_at_the_next_call(worlds: list[World]) -> None:
-    world = made(worlds)
-    await world.ask("a")
-    world.engines[0].fails = EngineFailed("the engine died")
-    assert (await refused(world.ask("a"))).status == 503
+    world.hosting.fails = None
     assert (await world.ask("a"))["id"] == "1"
-    assert [engine.stopped for engine in world.engines] == [True, False]
+
+
+async def test_a_model_that_another_server_removed_comes_back_for_the_call_that_misses_it() -> None:
+    world = made()
+    await world.ask("a")
+    del world.hosting.apps["a"]
+    assert (await world.ask("a"))["id"] == "1"
+    assert world.hosting.deployed == ["a", "a"]
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-async def test_what_the_engine_refuses_is_the_clients_mistake_and_keeps_the_engine(
-    worlds: list[World], streamed: bool
-) -> None:
-    world = made(worlds)
+async def test_what_the_engine_refuses_is_the_clients_mistake(streamed: bool) -> None:
+    world = made()
     await world.ask("a")
-    world.engines[0].answers = [Refusal(400, "too long", "messages", "context_length_exceeded")]
+    world.hosting.answers = [Refusal(400, "too long", "messages", "context_length_exceeded")]
     body = {"model": "a", "messages": []}
     with pytest.raises(ApiError) as raised:
-        await (world.pool.stream(body) if streamed else world.pool.chat(body))
+        await (world.served.stream(body) if streamed else world.served.chat(body))
     assert (raised.value.status, raised.value.code, raised.value.param) == (400, "context_length_exceeded", "messages")
-    assert not world.engines[0].stopped
+    assert not world.hosting.removed
 
 
-async def test_a_stream_holds_its_engine_to_its_end_and_lets_go_when_the_client_leaves(worlds: list[World]) -> None:
-    world = made(worlds, max_engines=1, start_wait_s=0.05)
+async def test_a_stream_holds_its_engine_to_its_end_and_lets_go_when_the_client_leaves() -> None:
+    world = made(first_call_wait_s=0.1)
     await world.ask("a")
-    engine = world.engines[0]
-    engine.answers = [{"n": 1}, {"n": 2}]
-    chunks: Any = await world.pool.stream({"model": "a", "messages": []})
+    world.hosting.answers = [{"n": 1}, {"n": 2}]
+    chunks: Any = await world.served.stream({"model": "a", "messages": []})
     assert await anext(chunks) == {"n": 1, "model": "a"}
     assert (await refused(world.ask("b"))).status == 503
     await chunks.aclose()
-    assert not engine.running
+    assert not world.hosting.calls["a"]
     assert (await world.ask("b"))["model"] == "b"
+
+
+async def test_a_caller_that_leaves_stops_no_decision_halfway() -> None:
+    world = made()
+    begun, go_on = asyncio.Event(), asyncio.Event()
+    good = world.hosting.deploy
+
+    async def deploy(name: str, record: ModelRecord) -> None:
+        begun.set()
+        await go_on.wait()
+        await good(name, record)
+
+    world.hosting.deploy = deploy  # type: ignore[method-assign]
+    leaves = world.ask("a")
+    await begun.wait()
+    leaves.cancel()
+    go_on.set()
+    await until(lambda: world.hosting.deployed == ["a"], within_s=10)
+    assert not world.alone
+    await world.ask("a")
+    assert world.hosting.deployed == ["a"]

@@ -1,17 +1,21 @@
-"""The whole API as one app, what runs beside it, and the port."""
+"""The whole API as one app, what runs beside it, where it finds its state, and the port."""
 
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 from fastapi import FastAPI
+from pydantic import ValidationError
 
-from serve.ray_engine import EngineResources
-from serve.server import app_of, beside, listen
+from serve.auth import KNOWN_S
+from serve.deployment import Settings, app_of, beside, build
+from serve.server import held
 from serve.services import Services
 from serve.state import Places, ServerState
 from tests.unit.serve.world import openai_of
@@ -27,11 +31,9 @@ def state(tmp_path: Path) -> Iterator[ServerState]:
 
 
 def app(state: ServerState) -> FastAPI:
-    """The whole API; its lifespan, in which jobs are looked after, is not entered."""
-    services = Services(
-        state, Places(state.folder), NOTHING_ALLOWED, None, None, "http://127.0.0.1:1", EngineResources()
-    )
-    return app_of(state, services, NOTHING_ALLOWED)
+    """The whole API; its lifespan, in which jobs and models are looked after, is not entered."""
+    nothing: Any = None
+    return app_of(state, Services(state, NOTHING_ALLOWED, nothing, nothing), NOTHING_ALLOWED)
 
 
 async def test_the_first_key_opens_the_whole_api(state: ServerState) -> None:
@@ -42,7 +44,9 @@ async def test_the_first_key_opens_the_whole_api(state: ServerState) -> None:
         made = await openai_of(client, token).files.create(file=("a.jsonl", b"{}"), purpose="fine-tune")
         assert [file.id async for file in openai_of(client, token).files.list()] == [made.id]
         state.keys.revoke(token.split("-")[2])
-        assert (await client.get("/v1/files", headers={"Authorization": f"Bearer {token}"})).status_code == 401
+        async with asyncio.timeout(10 * KNOWN_S):
+            while (await client.get("/v1/files", headers={"Authorization": f"Bearer {token}"})).status_code != 401:
+                pass
 
 
 def test_the_openapi_page_tells_of_every_route_and_its_errors(state: ServerState) -> None:
@@ -65,21 +69,51 @@ async def test_what_runs_beside_an_app_ends_with_it(state: ServerState) -> None:
         finally:
             ended.set()
 
-    async with beside([works])(FastAPI()):
+    closed: list[bool] = []
+    async with beside([works], lambda: closed.append(ended.is_set()))(FastAPI()):
         async with asyncio.timeout(10):
             await begun.wait()
         assert not ended.is_set()
-    assert ended.is_set()
+    assert closed == [True], "stores are closed when nobody uses them any more"
 
 
-def test_a_port_in_use_is_one_clear_message() -> None:
-    first = listen("127.0.0.1", 0)
-    port = first.getsockname()[1]
-    with pytest.raises(UserError, match=f"cannot listen at 127.0.0.1:{port}: Address already in use"):
-        listen("127.0.0.1", port)
-    first.close()
+def test_a_port_in_use_is_one_clear_message_and_a_port_is_held_until_the_proxy_has_it() -> None:
+    with held("127.0.0.1", 0) as port, socket.socket() as proxy:
+        with pytest.raises(OSError, match="Address already in use"):
+            socket.create_server(("127.0.0.1", port))
+        proxy.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        proxy.bind(("127.0.0.1", port))
+        proxy.listen()
+        with (
+            pytest.raises(UserError, match=f"cannot listen at 127.0.0.1:{port}: Address already in use"),
+            held("127.0.0.1", port),
+        ):
+            pass
+        socket.create_connection(("127.0.0.1", port), 1).close()
 
 
 def test_a_host_that_is_none_is_one_clear_message() -> None:
-    with pytest.raises(UserError, match=r"cannot listen at nowhere\.invalid:1"):
-        listen("nowhere.invalid", 1)
+    with pytest.raises(UserError, match=r"cannot listen at nowhere\.invalid:1"), held("nowhere.invalid", 1):
+        pass
+
+
+def test_where_the_state_is_comes_from_the_environment_or_the_folder_and_is_for_its_owner(tmp_path: Path) -> None:
+    assert Places.of_folder(tmp_path, {}) == Places(tmp_path)
+    noted = Places(tmp_path, "postgresql://user:hunter2@host/name", "s3://bucket")
+    noted.note()
+    assert Places.of_folder(tmp_path, {}) == noted
+    assert (tmp_path / "places.json").stat().st_mode & 0o777 == 0o600
+    Places(tmp_path).note()
+    assert Places.of_folder(tmp_path, {}) == Places(tmp_path)
+    told = {"AGENT_RFT_DATABASE": "postgresql://other", "AGENT_RFT_FILES": "gs://bucket"}
+    assert Places.of_folder(tmp_path, told) == Places(tmp_path, "postgresql://other", "gs://bucket")
+
+
+def test_an_application_takes_what_is_no_secret_and_refuses_what_it_does_not_know(tmp_path: Path) -> None:
+    with pytest.raises(ValidationError, match="database"):
+        Settings.model_validate({"folder": "state", "database": "postgresql://user:hunter2@host/name"})
+    with pytest.raises(UserError, match="several replicas want PostgreSQL"):
+        build(Settings(folder=str(tmp_path), replicas=2))
+    Places(tmp_path, "postgresql://host/name").note()
+    application = build(Settings(folder=str(tmp_path), replicas=2))
+    assert application._bound_deployment.num_replicas == 2

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from trainer.operator import ModelEndpoint, Operator, ServerLimits
+from trainer.endpoint_spec import Strict
+from trainer.operator import EngineLimits, JobLimits, ModelEndpoint, Operator, ServerLimits
 
 ROOT = Path(__file__).parents[3]
 
@@ -23,7 +24,7 @@ def attributes_read() -> set[str]:
 READ = attributes_read()
 
 
-@pytest.mark.parametrize("settings", [Operator, ModelEndpoint, ServerLimits])
-def test_each_setting_is_read(settings: type[Operator] | type[ModelEndpoint] | type[ServerLimits]) -> None:
+@pytest.mark.parametrize("settings", [Operator, ModelEndpoint, ServerLimits, EngineLimits, JobLimits])
+def test_each_setting_is_read(settings: type[Strict]) -> None:
     dead = set(settings.model_fields) - READ
     assert not dead

@@ -1,0 +1,180 @@
+"""Served models as applications of a real Ray Serve, with engines that only pretend."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+import ray
+from ray import serve as ray_serve
+
+from cluster.model_registry import ModelRecord
+from serve.errors import ApiError
+from serve.model_apps import EngineResources, RayServeModels, ServedEngine
+from serve.model_server import ServedModels
+from tests.fakes_http import until
+from trainer.errors import RftError, UserError
+from trainer.operator import EngineLimits
+from trainer.serve_settings import ServeSettings
+
+pytestmark = [
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::ResourceWarning"),
+]
+PAUSE_S = 0.2
+
+
+class FakeEngine:
+    """Writes down in the model's folder what becomes of it. A stream gives a chunk every PAUSE_S, `n` of them."""
+
+    def __init__(self, record: ModelRecord, resources: EngineResources) -> None:
+        self._log = Path(record.folder)
+        self.failed = False
+
+    def _note(self, text: str) -> None:
+        with self._log.open("a") as file:
+            file.write(f"{text}\n")
+
+    async def start(self) -> RftError | None:
+        if "broken" in self._log.name:
+            return UserError("is no model that can be read")
+        self._note("started")
+        return None
+
+    async def chat(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        if body.get("die"):
+            os._exit(1)
+        if body.get("fail"):
+            self.failed = True
+        await asyncio.sleep(body.get("takes_s", 0.0))
+        return {"pid": os.getpid()}
+
+    async def stream(self, body: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        try:
+            for i in range(body["n"]):
+                yield {"i": i, "at": time.time()}
+                await asyncio.sleep(PAUSE_S)
+        except asyncio.CancelledError:
+            self._note("cancelled")
+            raise
+
+    async def shutdown(self) -> None:
+        self._note("stopped")
+
+
+def fake_engine(record: ModelRecord, resources: EngineResources) -> ServedEngine:
+    return FakeEngine(record, resources)
+
+
+class Folder:
+    """Models by name, each a file in which its engines write."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def resolve(self, model_id: str) -> ModelRecord:
+        return ModelRecord(model_id, str(self._folder / model_id), "base", None, 0, ServeSettings())
+
+    def said(self, model_id: str) -> list[str]:
+        path = self._folder / model_id
+        return path.read_text().split() if path.exists() else []
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster() -> Iterator[None]:
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+    ray_serve.start(proxy_location="Disabled")
+    yield
+    ray_serve.shutdown()
+    ray.shutdown()
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Folder:
+    return Folder(tmp_path)
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def served(models: Folder) -> AsyncIterator[ServedModels]:
+    limits = EngineLimits(max_models=1, idle_s=3.0, first_call_wait_s=60.0)
+    hosting = RayServeModels(limits, EngineResources.of(limits, {}), fake_engine)
+    served = ServedModels(models, hosting, limits)
+    yield served
+    for name in await hosting.states():
+        await hosting.remove(name)
+    await until_gone(hosting)
+
+
+async def until_gone(hosting: RayServeModels) -> None:
+    for _ in range(600):
+        if not await hosting.states():
+            return
+        await asyncio.sleep(0.1)
+    raise AssertionError("models are still there")
+
+
+async def until_said(models: Folder, model: str, *words: str) -> None:
+    await until(lambda: models.said(model) == list(words), within_s=60)
+
+
+async def test_chunks_come_one_by_one_and_a_client_that_leaves_ends_its_request(
+    served: ServedModels, models: Folder
+) -> None:
+    chunks: Any = await served.stream({"model": "a", "n": 100})
+    delays = []
+    async for chunk in chunks:
+        delays.append(time.time() - chunk["at"])
+        if len(delays) == 5:
+            break
+    assert max(delays) < PAUSE_S, "each chunk was here before the next one was made"
+    await chunks.aclose()
+    await until_said(models, "a", "started", "cancelled")
+    served_now = await served.chat({"model": "a"})
+    assert served_now["pid"] != os.getpid()
+
+
+async def test_the_second_model_waits_for_the_first_ones_answers_and_then_takes_its_place(
+    served: ServedModels, models: Folder
+) -> None:
+    await served.chat({"model": "a"})
+    busy = asyncio.create_task(served.chat({"model": "a", "takes_s": 3.0}))
+    await asyncio.sleep(0.5)
+    other = await served.chat({"model": "b"})
+    assert busy.done() and (await busy)["pid"] != other["pid"]
+    assert models.said("a") == ["started", "stopped"]
+
+
+async def test_an_engine_that_fails_or_dies_is_replaced(served: ServedModels, models: Folder) -> None:
+    first = (await served.chat({"model": "a"}))["pid"]
+    with pytest.raises(ApiError) as died:
+        await served.chat({"model": "a", "die": True})
+    assert died.value.status == 503
+    second = (await served.chat({"model": "a"}))["pid"]
+    assert second != first
+    await served.chat({"model": "a", "fail": True})
+    await until(lambda: models.said("a") == ["started", "started", "stopped", "started"], within_s=60)
+    assert (await served.chat({"model": "a"}))["pid"] not in (first, second)
+
+
+async def test_a_model_that_cannot_start_is_refused_at_once_and_is_gone(served: ServedModels) -> None:
+    began = time.monotonic()
+    with pytest.raises(ApiError) as raised:
+        await served.chat({"model": "broken"})
+    assert raised.value.status == 503 and "did not start" in raised.value.message
+    assert time.monotonic() - began < 50
+    await until_gone(served.hosting)  # type: ignore[arg-type]
+
+
+async def test_an_idle_model_goes_by_itself_and_comes_back(served: ServedModels, models: Folder) -> None:
+    await served.chat({"model": "a"})
+    looking = asyncio.create_task(served.run())
+    await until_said(models, "a", "started", "stopped")
+    await served.chat({"model": "a"})
+    assert models.said("a") == ["started", "stopped", "started"]
+    looking.cancel()
