@@ -30,6 +30,8 @@ PASSED_ON = (
 """Of a request. Everything else of vLLM's (templates, extra arguments, token reuse) is not for clients."""
 EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high"}
 """What training has no word for."""
+NO_CALLS = json.dumps({"type": "structural_tag", "format": {"type": "any_text", "excludes": ["<tool_call>"]}})
+"""Decoding is held to an answer: else calls that nobody may make would be it, word for word."""
 VLLM_CALL_ID = "chatcmpl-tool-"
 VLLM_EXTRAS = frozenset({"prompt_token_ids", "prompt_text", "metrics"})
 
@@ -166,6 +168,8 @@ class ChatEngine:
             tools = request.get("tools", ()) if request.get("tool_choice", "auto") == "auto" else ()
             del request["response_format"]
             request["structured_outputs"] = {"structural_tag": turn_structure(tools, schema)}
+        elif request.get("tool_choice") == "none":
+            request["structured_outputs"] = {"structural_tag": NO_CALLS}
         if self._renderer.end_of_thought is not None:
             effort = body.get("reasoning_effort")
             budget = THINKING_TOKENS.get(EFFORTS.get(effort, effort)) if effort else settings.max_thinking_tokens

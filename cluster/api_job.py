@@ -14,7 +14,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Protocol
 
-from pydantic import Field, StrictInt, StrictStr
+from pydantic import BaseModel, Field, GetJsonSchemaHandler, StrictInt, StrictStr
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 from cluster.form_check import FILES, endpoint_problems
 from cluster.run_folder import plain, public_job
@@ -22,13 +24,23 @@ from trainer.config_file import Lines, Source, Variables, validate
 from trainer.endpoint_spec import Strict
 from trainer.errors import InvalidJob, Problem, UserError
 from trainer.operator import Operator
-from trainer.spec import JobSpec
+from trainer.spec import ClusterSpec, JobSpec, Method
 
 TRAINING_PURPOSES = ("fine-tune",)
 LEGACY = ("batch_size", "n_epochs", "learning_rate_multiplier")
 
 ShortText = Annotated[StrictStr, Field(max_length=64)]
 FileId = Annotated[StrictStr, Field(min_length=1, max_length=128)]
+
+
+class Described:
+    """In an annotation: what is checked elsewhere is shown as `model` where the API is described."""
+
+    def __init__(self, model: type[BaseModel]) -> None:
+        self._model = model
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return handler(self._model.__pydantic_core_schema__)
 
 
 class WireJob(Strict):
@@ -38,7 +50,7 @@ class WireJob(Strict):
     training_file: FileId
     validation_file: FileId | None = None
     test_file: FileId | None = None
-    method: dict[str, Any] | None = None
+    method: Annotated[dict[str, Any], Described(Method)] | None = None
     hyperparameters: dict[str, Any] | None = None
     seed: Annotated[StrictInt, Field(ge=0, lt=2**31)] | None = None
     suffix: ShortText | None = None
@@ -46,7 +58,7 @@ class WireJob(Strict):
         None
     )
     integrations: list[Any] | None = None
-    cluster: dict[str, Any] | None = None
+    cluster: Annotated[dict[str, Any], Described(ClusterSpec)] | None = None
 
 
 class Model(Protocol):

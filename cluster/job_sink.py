@@ -77,7 +77,7 @@ class StoreSink:
 
     def phase(self, text: str) -> None:
         if text != self._phase:
-            self.event("info", text)
+            self.event("info", text, phase=True)  # so that who follows knows it from what happened
         self._phase = text
 
     def event(self, level: Level, message: str, **data: Any) -> None:

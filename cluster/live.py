@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from statistics import fmean, median
@@ -84,17 +84,19 @@ class Sinks:
 
 
 class LiveView:
-    """An EventSink and a context manager: within it a terminal shows the table; without a terminal it prints lines."""
+    """An EventSink and a context manager: within it a terminal shows the table; without a terminal it prints lines.
+    `total_steps` is a guess that metrics set right; `clock` gives seconds."""
 
-    def __init__(self, total_steps: int, console: Console) -> None:
+    def __init__(self, total_steps: int, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         self._console = console
+        self._now = clock
         self._total_steps = total_steps
         self._step = 0
         self._last: dict[str, float] = {}
         self._series: dict[str, list[float]] = {}
         self._ci95 = math.nan
         self._phase, self._running = "starting", True
-        self._begun = self._stepped = time.monotonic()
+        self._begun = self._stepped = clock()
         self._spinner = Spinner("dots", style="cyan")
         # Drawn twice a second: each drawing costs milliseconds of a core that rollouts need.
         self._live = Live(console=console, get_renderable=self.render, refresh_per_second=2)
@@ -131,7 +133,8 @@ class LiveView:
         self._print(Text(f"{self._clock()}  {label}{safe_text(message)}", style=LEVEL_STYLES[level]))
 
     def step(self, metrics: dict[str, float]) -> None:
-        self._last, self._step, self._stepped = dict(metrics), int(metrics["step"]), time.monotonic()
+        self._last, self._step, self._stepped = dict(metrics), int(metrics["step"]), self._now()
+        self._total_steps = int(metrics.get("total_steps", self._total_steps))
         for name, value in metrics.items():
             if name not in ("full_valid_mean_grade", "full_valid_mean_reward"):  # came with the validation's event
                 self._add(name, value)
@@ -153,7 +156,7 @@ class LiveView:
         if not times:
             return None
         steps, each = self._total_steps - self._step, median(times)
-        return max(0.0, steps * each - min(each, time.monotonic() - self._stepped))
+        return max(0.0, steps * each - min(each, self._now() - self._stepped))
 
     def render(self) -> RenderableType:
         """The whole panel; fits 80 columns, made for 100."""
@@ -238,7 +241,7 @@ class LiveView:
         return f"{self._clock()}  step {self._step}/{self._total_steps}: " + ", ".join(shown)
 
     def _clock(self) -> str:
-        return duration(time.monotonic() - self._begun)
+        return duration(self._now() - self._begun)
 
     def _add(self, name: str, value: float) -> None:
         if math.isfinite(value):

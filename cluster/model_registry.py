@@ -69,7 +69,8 @@ class ModelRegistry:
 
     def __init__(self, database: Database, aliases: Mapping[str, str], clock: Callable[[], float] = time.time) -> None:
         self._database = database
-        self._aliases = dict(aliases)
+        # Whole paths: drivers and engines are started elsewhere.
+        self._aliases = {name: str(Path(at).resolve()) if Path(at).is_dir() else at for name, at in aliases.items()}
         self._clock = clock
 
     def add(

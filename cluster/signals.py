@@ -11,8 +11,6 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
-import ray
-
 STOPPED = 130
 """The exit code of a run that a signal stopped."""
 
@@ -48,6 +46,8 @@ class Signals:
         self.count += 1
         if self.count > 1:
             print("stopped at once", file=sys.stderr)
+            import ray  # here, so that the command line has STOPPED without it
+
             ray.shutdown()
             os._exit(STOPPED)
         print("stopping in good order; once more to stop at once", file=sys.stderr)

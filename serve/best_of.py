@@ -14,7 +14,8 @@ from pydantic import TypeAdapter, ValidationError
 from actors.grader_pool import GraderPool
 from actors.graders.sample import sample_of
 from actors.outcome import outcome_of
-from serve.errors import ApiError
+from serve.errors import ApiError, of_user_error
+from serve.graders import check_grader
 from trainer.errors import EndpointRefused, InvalidJob, RftError
 from trainer.grader_spec import GraderSpec
 from trainer.operator import Operator
@@ -41,7 +42,12 @@ class MakeGrading(Protocol):
 
 def grader_pools(operator: Operator) -> MakeGrading:
     """Graders within what the operator allows."""
-    return lambda spec: GraderPool(spec, operator=operator)
+
+    def make(spec: Any) -> Grading:
+        check_grader(spec, operator)
+        return GraderPool(spec, operator=operator)
+
+    return make
 
 
 def read_grader(raw: Mapping[str, Any], make: MakeGrading) -> Grading:
@@ -56,8 +62,7 @@ def read_grader(raw: Mapping[str, Any], make: MakeGrading) -> Grading:
         place = ".".join(["grader", *(str(part) for part in first["loc"][1:])])
         raise ApiError(400, f"{place}: {first['msg']}", param=place, code="invalid_grader") from None
     except InvalidJob as error:
-        texts = "; ".join(f"{problem.message}; {problem.remedy}" for problem in error.problems) or error.message
-        raise ApiError(400, texts, param="grader", code="invalid_grader") from None
+        raise of_user_error(error, "grader") from None
 
 
 async def best_of(

@@ -13,13 +13,14 @@ from serve.best_of import MakeGrading, best_of, read_grader
 from serve.chat_schema import ChatRequest
 from serve.errors import ApiError
 from serve.model_server import ModelServer
+from serve.schemas import Completion, answers
 from serve.sse import event_stream
 
 
 def make_router(models: ModelServer, make_grading: MakeGrading) -> APIRouter:
     router = APIRouter(tags=["Chat"])
 
-    @router.post("/chat/completions", response_model=None)
+    @router.post("/chat/completions", response_model=None, responses=answers(Completion, streams=True))
     async def create(request: ChatRequest, key: Writer) -> Response:
         """The model's next message."""
         if request.stream:

@@ -1,7 +1,11 @@
 """agent-rft: trains tool-using models on your own tools and grader.
 
-Exit codes: 0 done, 1 failed, 2 the job or the command line is wrong, 130 stopped by a signal.
+Exit codes: 0 done, 1 failed, 2 the job or the command line is wrong, 3 the followed job was cancelled, 130 stopped by a
+signal.
 """
+
+# What a command needs of Ray, torch and the like it imports itself: --help, shell completion and the commands that only
+# speak to a server start without them, in a fraction of a second.
 
 from __future__ import annotations
 
@@ -10,39 +14,28 @@ import json
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import Progress
 
-from cluster.grade_file import grade_file
-from cluster.grade_report import print_summary, summary_of
-from cluster.nodes import read_nodes, this_machine
-from cluster.observability.files import write_pair
-from cluster.observability.live import observed
-from cluster.plan_view import plan_as_json, plan_of_file, print_cluster_plan
-from cluster.ray_session import begin_with_token, ray_session
-from cluster.run import Outcome, check, evaluate_model, train
-from cluster.run_folder import RunFolder
 from cluster.signals import STOPPED
-from cluster.traces import print_traces, select_traces, trace_json
 from serve import client_cli
 from serve.keys_cli import DEFAULT_FOLDER, DatabaseUrl, Folder
 from serve.keys_cli import app as keys_app
-from serve.server import run_server
-from serve.state import Places
 from trainer.errors import InvalidJob, RftError
-from trainer.jobfile import load_job, read_job
-from trainer.operator import Operator
-from trainer.operator_file import config_path, load_operator
-from trainer.spec import JobSpec
+
+if TYPE_CHECKING:
+    from trainer.operator import Operator
+    from trainer.spec import JobSpec
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 app.add_typer(keys_app, name="keys")
 app.add_typer(client_cli.files, name="files")
 app.add_typer(client_cli.jobs, name="jobs")
+app.add_typer(client_cli.events, name="events")
+app.add_typer(client_cli.checkpoints, name="checkpoints")
 app.add_typer(client_cli.models, name="models")
 
 JobFile = Annotated[Path, typer.Argument(help="the job, YAML or JSON")]
@@ -65,7 +58,9 @@ def train_command(
     config: Config = None,
 ) -> None:
     """Check a job, then train it."""
-    operator = load_operator(config)
+    operator = _operator(config)
+    from cluster.run import Outcome, train
+
     outcome = asyncio.run(train(_load(job, runs, address, operator), runs, resume, address, operator))
     raise typer.Exit(STOPPED if outcome is Outcome.STOPPED else 0)
 
@@ -81,7 +76,9 @@ def eval_command(
     config: Config = None,
 ) -> None:
     """Grade a model on a file without training; every trace is kept."""
-    operator = load_operator(config)
+    operator = _operator(config)
+    from cluster.run import Outcome, evaluate_model
+
     spec = _load(job, runs, address, operator)
     if model is not None:
         spec = spec.model_copy(update={"model": model})
@@ -92,7 +89,9 @@ def eval_command(
 @app.command("check")
 def check_command(job: JobFile, runs: Runs = Path("runs"), address: Address = None, config: Config = None) -> None:
     """Find what is wrong with a job before anything is started; each tool and the grader is called once."""
-    operator = load_operator(config)
+    operator = _operator(config)
+    from cluster.run import check
+
     asyncio.run(check(_load(job, runs, address, operator), runs, address, operator))
 
 
@@ -104,6 +103,10 @@ def plan_command(
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object")] = False,
 ) -> None:
     """Say who would go where, what memory each takes, and what does not fit (exit code 2). Starts nothing."""
+    from cluster.nodes import read_nodes, this_machine
+    from cluster.plan_view import plan_as_json, plan_of_file, print_cluster_plan
+    from cluster.ray_session import ray_session
+
     if cluster is not None:
         plan = plan_of_file(job, read_nodes(cluster))
     elif address is not None:
@@ -118,8 +121,17 @@ def plan_command(
     raise typer.Exit(2 if plan.lacking or plan.problems else 0)
 
 
+def _operator(config: Path | None) -> Operator:
+    from trainer.operator_file import load_operator
+
+    return load_operator(config)
+
+
 def _load(path: Path, runs: Path, address: str | None, operator: Operator) -> JobSpec:
     """The job of a file. Where its form has mistakes, everything else that is wrong with it comes in the same list."""
+    from cluster.run import check
+    from trainer.jobfile import load_job, read_job
+
     job, problems = read_job(path)
     if problems and job is not None:
         asyncio.run(check(job, runs, address, operator, problems))
@@ -137,12 +149,15 @@ def traces_command(
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object a line")] = False,
 ) -> None:
     """Read the rollouts of a run: messages, tool calls, results, grades."""
+    from cluster.run_folder import RunFolder
+    from cluster.traces import print_traces, select_traces, trace_json
+
     traces = select_traces(RunFolder(run), name=name, row=row, trace=trace, best=best, worst=worst)
     if as_json:
         for found in traces:
             typer.echo(trace_json(found))
     else:
-        print_traces(traces, Console())
+        print_traces(traces, Console(emoji=False))
 
 
 @app.command("grade")
@@ -154,7 +169,12 @@ def grade_command(
     config: Config = None,
 ) -> None:
     """Run a grader over recorded rollouts: its grades, its errors and, run twice, its noise."""
-    operator = load_operator(config)
+    operator = _operator(config)
+    from rich.progress import Progress
+
+    from cluster.grade_file import grade_file
+    from cluster.grade_report import print_summary, summary_of
+
     with Progress(console=Console(stderr=True), transient=True) as progress:
         bar = progress.add_task("grading", total=None)
         reinforcement, cases, runs = asyncio.run(
@@ -179,6 +199,9 @@ def observe_command(
     address: Address = None,
 ) -> None:
     """Write what a Prometheus and a Grafana need for this cluster: scraping, alerts, dashboards, a compose file."""
+    from cluster.observability.files import write_pair
+    from cluster.observability.live import observed
+
     write_pair(out, observed(address))
     typer.echo(f"{out}: docker compose up -d in it, or see its README.md")
 
@@ -194,7 +217,12 @@ def serve_command(
     config: Config = None,
 ) -> None:
     """Serve OpenAI's API on this cluster until a signal. The first start prints an API key."""
-    operator = load_operator(config)
+    operator = _operator(config)
+    from cluster.ray_session import begin_with_token
+    from serve.server import run_server
+    from serve.state import Places
+    from trainer.operator_file import config_path
+
     if address is None:
         begin_with_token()
     # Flushed: whoever started the server waits for these lines.
@@ -209,10 +237,10 @@ def main() -> None:
     except (asyncio.CancelledError, KeyboardInterrupt):
         sys.exit(STOPPED)
     except InvalidJob as error:
-        Console(stderr=True).print(f"[bold red]error[/] {escape(str(error))}", soft_wrap=True)
+        Console(stderr=True, emoji=False).print(f"[bold red]error[/] {escape(str(error))}", soft_wrap=True)
         sys.exit(2)
     except RftError as error:
-        Console(stderr=True).print(f"[bold red]error[/] {escape(str(error))}", soft_wrap=True)
+        Console(stderr=True, emoji=False).print(f"[bold red]error[/] {escape(str(error))}", soft_wrap=True)
         sys.exit(1)
 
 

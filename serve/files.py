@@ -16,6 +16,7 @@ from cluster.file_store import FileRecord, FileStore, FileTooLarge, NoSpace, Unk
 from serve.auth import Reader, Writer
 from serve.errors import ApiError
 from serve.pages import PageQuery, page, page_query
+from serve.schemas import DeletedFile, FileObject, Page, Responses, answers
 from serve.upload import Form, read_form
 from trainer.operator import ServerLimits
 
@@ -40,6 +41,8 @@ FORM = {
 }
 UPLOAD = {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": FORM}}}}
 """The body is read by hand, so the OpenAPI page has to be told of it."""
+BYTES = {"schema": {"type": "string", "format": "binary"}}
+CONTENT: Responses = {200: {"content": {"application/octet-stream": BYTES}}}
 
 Pages = Annotated[PageQuery, Depends(page_query(10_000, 10_000))]
 
@@ -50,7 +53,7 @@ def make_router(files: FileStore, max_uploads: int = ServerLimits().max_uploads)
     router = APIRouter(prefix="/files", tags=["files"])
     uploads = asyncio.Semaphore(max_uploads)
 
-    @router.post("", openapi_extra=UPLOAD)
+    @router.post("", response_model=None, responses=answers(FileObject), openapi_extra=UPLOAD)
     async def upload(request: Request, key: Writer) -> dict[str, Any]:
         """Upload a file of up to 512 MB (the operator's limit)."""
         if uploads.locked():
@@ -72,7 +75,7 @@ def make_router(files: FileStore, max_uploads: int = ServerLimits().max_uploads)
                 filename, purpose, life_s = _checked(form, incoming.num_bytes)
                 return file_object(await files.keep(incoming, filename, purpose, life_s))
 
-    @router.get("")
+    @router.get("", response_model=None, responses=answers(Page[FileObject]))
     async def list_files(
         key: Reader,
         pages: Pages,
@@ -85,12 +88,12 @@ def make_router(files: FileStore, max_uploads: int = ServerLimits().max_uploads)
             )
         return page([file_object(record) for record in found], more)
 
-    @router.get("/{file_id}")
+    @router.get("/{file_id}", response_model=None, responses=answers(FileObject))
     async def get_file(file_id: str, key: Reader) -> dict[str, Any]:
         with _unknown("file_id"):
             return file_object(await run_in_threadpool(files.get, file_id))
 
-    @router.get("/{file_id}/content", response_class=FileResponse)
+    @router.get("/{file_id}/content", response_class=FileResponse, responses=CONTENT)
     async def get_content(file_id: str, key: Reader) -> FileResponse:
         """The bytes, as they were uploaded."""
         with _unknown("file_id"):
@@ -98,7 +101,7 @@ def make_router(files: FileStore, max_uploads: int = ServerLimits().max_uploads)
             path = await run_in_threadpool(files.path, file_id)
         return FileResponse(path, media_type="application/octet-stream", filename=record.filename)
 
-    @router.delete("/{file_id}")
+    @router.delete("/{file_id}", response_model=None, responses=answers(DeletedFile))
     async def delete_file(file_id: str, key: Writer) -> dict[str, Any]:
         with _unknown("file_id"):
             await run_in_threadpool(files.delete, file_id)
@@ -126,6 +129,9 @@ def _checked(form: Form, num_bytes: int) -> tuple[str, Purpose, int | None]:
     """(filename, purpose, seconds until it expires) of an upload. Raises ApiError."""
     if form.filename is None:
         raise ApiError(400, "The form has no file.", param="file", code="missing_required_parameter")
+    if _leads_elsewhere(form.filename):
+        message = "The file's name is a path that leads elsewhere, or holds control characters: give a plain name."
+        raise ApiError(400, message, param="file", code="invalid_filename")
     if num_bytes == 0:
         raise ApiError(400, "The file is empty.", param="file", code="empty_file")
     purpose = form.fields.get("purpose")
@@ -144,6 +150,12 @@ def _checked(form: Form, num_bytes: int) -> tuple[str, Purpose, int | None]:
         message = f"The seconds of expires_after must be a number from {LEAST_LIFE_S} to {LONGEST_LIFE_S}."
         raise ApiError(400, message, param=EXPIRY_FIELDS[1], code="invalid_value")
     return form.filename, purpose, int(seconds)
+
+
+def _leads_elsewhere(name: str) -> bool:
+    """Names are never used as paths here. One that is made to be would be dangerous to whoever saves the file."""
+    absolute = re.match(r"[/\\]|[A-Za-z]:", name) is not None
+    return absolute or ".." in re.split(r"[/\\]", name) or re.search(r"[\x00-\x1f\x7f]", name) is not None
 
 
 def _may_live(seconds: int) -> bool:

@@ -8,19 +8,20 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Depends, Header, Path, Request
 
-from cluster.api_job import WireJob
+from cluster.api_job import Described, WireJob
 from cluster.job_service import JobService
 from cluster.job_states import IllegalMove, KeyUsedTwice, UnknownCursor, UnknownJob
 from cluster.job_tables import CheckpointRecord, EventRecord, JobRecord
 from serve.auth import Reader, Writer
 from serve.errors import ApiError, not_found
 from serve.pages import PageQuery, page, page_query
+from serve.schemas import Checkpoint, Event, Job, Page, answers
 
 JOBS_PAGE, EVENTS_PAGE, CHECKPOINTS_PAGE, MOST = 20, 20, 10, 1_000
 MAX_FILTERS = 16
-CREATE = {"requestBody": {"required": True, "content": {"application/json": {"schema": WireJob.model_json_schema()}}}}
-"""The body is checked below the API, where a job file is: the OpenAPI page has to be told of it."""
 
+JobBody = Annotated[dict[str, Any], Body(), Described(WireJob)]
+"""Checked below the API, where a job file is."""
 JobId = Annotated[str, Path(max_length=100)]
 IdempotencyKey = Annotated[str | None, Header(min_length=1, max_length=255)]
 Retry = Annotated[int | None, Header(alias="x-stainless-retry-count", ge=0, include_in_schema=False)]
@@ -34,9 +35,9 @@ def make_router(service: JobService, organization: str = "local") -> APIRouter:
     router = APIRouter(prefix="/fine_tuning/jobs", tags=["fine-tuning"])
     store = service.store
 
-    @router.post("", openapi_extra=CREATE)
+    @router.post("", response_model=None, responses=answers(Job))
     def create(
-        body: Annotated[dict[str, Any], Body()],
+        body: JobBody,
         key: Writer,
         idempotency_key: IdempotencyKey = None,
         retry: Retry = None,
@@ -45,43 +46,43 @@ def make_router(service: JobService, organization: str = "local") -> APIRouter:
         with _errors():
             return job_object(service.create(body, key.id, idempotency_key=idempotency_key, retry=retry), organization)
 
-    @router.get("")
+    @router.get("", response_model=None, responses=answers(Page[Job]))
     def list_jobs(request: Request, key: Reader, pages: JobPages) -> dict[str, Any]:
         """The newest first. `metadata[k]=v` picks those that carry it."""
         with _errors():
             found, more = store.jobs(None, after=pages.after, limit=pages.limit, labels=_labels(request))
         return page([job_object(job, organization) for job in found], more)
 
-    @router.get("/{job_id}")
+    @router.get("/{job_id}", response_model=None, responses=answers(Job))
     def get_job(job_id: JobId, key: Reader) -> dict[str, Any]:
         with _errors(job_id):
             return job_object(store.get(job_id), organization)
 
-    @router.post("/{job_id}/cancel")
+    @router.post("/{job_id}/cancel", response_model=None, responses=answers(Job))
     def cancel(job_id: JobId, key: Writer) -> dict[str, Any]:
         """End a job at once, wherever it is. Its checkpoints stay."""
         with _errors(job_id):
             return job_object(service.cancel(job_id), organization)
 
-    @router.post("/{job_id}/pause")
+    @router.post("/{job_id}/pause", response_model=None, responses=answers(Job))
     def pause(job_id: JobId, key: Writer) -> dict[str, Any]:
         """Let a running job take a checkpoint and give its resources back."""
         with _errors(job_id):
             return job_object(service.pause(job_id), organization)
 
-    @router.post("/{job_id}/resume")
+    @router.post("/{job_id}/resume", response_model=None, responses=answers(Job))
     def resume(job_id: JobId, key: Writer) -> dict[str, Any]:
         """Let a paused job wait for its turn and go on from its checkpoint."""
         with _errors(job_id):
             return job_object(service.resume(job_id), organization)
 
-    @router.get("/{job_id}/events")
+    @router.get("/{job_id}/events", response_model=None, responses=answers(Page[Event]))
     def events(job_id: JobId, key: Reader, pages: EventPages) -> dict[str, Any]:
         with _errors(job_id):
             found, more = store.events(job_id, after=pages.after, limit=pages.limit)
         return page([event_object(event) for event in found], more)
 
-    @router.get("/{job_id}/checkpoints")
+    @router.get("/{job_id}/checkpoints", response_model=None, responses=answers(Page[Checkpoint]))
     def checkpoints(job_id: JobId, key: Reader, pages: CheckpointPages) -> dict[str, Any]:
         with _errors(job_id):
             found, more = store.checkpoints(job_id, after=pages.after, limit=pages.limit)

@@ -97,6 +97,9 @@ class Frame:
         if not scope["path"].startswith(GUARDED):
             return receive
         scope["state"]["api_key"] = await self._authenticator.key_of(headers.get("authorization", ""))
+        if headers.get("content-encoding", "identity").lower() != "identity":
+            message = "Bodies are never unpacked here: send it without Content-Encoding."
+            raise ApiError(415, message, code="unsupported_media_type")
         if scope["path"] == UPLOADS and scope["method"] == "POST":
             return receive
         try:

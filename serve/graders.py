@@ -28,6 +28,7 @@ from actors.outcome import outcome_of
 from cluster.run_folder import REDACTED
 from serve.auth import Writer
 from serve.errors import ApiError, of_user_error
+from serve.schemas import GraderRun, ToolOutput, ValidGrader, answers
 from trainer.endpoint_spec import ToolSpec
 from trainer.errors import Discard, EndpointRefused, InvalidJob, Problem, RftError, UserError
 from trainer.grader_spec import EndpointGrader, GraderSpec, LabelModelGrader, MultiGrader, ScoreModelGrader
@@ -103,20 +104,20 @@ def make_router(operator: Operator) -> APIRouter:
     router = APIRouter(prefix="/fine_tuning/alpha", tags=["graders"])
     trials = _Trials(operator.limits.max_trial_calls)
 
-    @router.post("/graders/validate")
+    @router.post("/graders/validate", response_model=None, responses=answers(ValidGrader))
     async def validate_grader(body: ValidateRequest, key: Writer) -> dict[str, Any]:
         """The grader, if it has no mistakes that show without calling anything."""
-        _check_grader(body.grader, operator)
+        check_grader(body.grader, operator)
         return {"grader": shown_grader(body.grader)}
 
-    @router.post("/graders/run")
+    @router.post("/graders/run", response_model=None, responses=answers(GraderRun))
     async def run_grader(body: RunRequest, key: Writer) -> dict[str, Any]:
         """One grade of `model_sample`."""
-        _check_grader(body.grader, operator)
+        check_grader(body.grader, operator)
         async with trials.turn():
             return await _run(body, operator)
 
-    @router.post("/tool/run")
+    @router.post("/tool/run", response_model=None, responses=answers(ToolOutput))
     async def run_tool(body: ToolRequest, key: Writer) -> dict[str, Any]:
         """One call of a tool: what the model would see of it."""
         tool = _checked_tool(body, operator)
@@ -129,7 +130,11 @@ def make_router(operator: Operator) -> APIRouter:
 # -- graders -----------------------------------------------------------------------------------------------------------
 
 
-def _check_grader(spec: GraderSpec, operator: Operator) -> None:
+def check_grader(spec: GraderSpec, operator: Operator) -> None:
+    """
+    Raises:
+        InvalidJob: with the mistakes that show without calling anything.
+    """
     problems = grader_problems(spec, operator, "grader")
     guard = Guard(operator.allowed_networks)
     for place, part in _parts(spec):
@@ -138,7 +143,7 @@ def _check_grader(spec: GraderSpec, operator: Operator) -> None:
             if mistake is not None:
                 problems.append(Problem("forbidden_address", f"{place}.url", mistake, ADDRESS_REMEDY))
     if problems:
-        raise of_user_error(InvalidJob("the grader has mistakes", problems))
+        raise InvalidJob("the grader has mistakes", problems)
 
 
 def _parts(spec: GraderSpec) -> Iterator[tuple[str, GraderSpec]]:

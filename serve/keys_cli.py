@@ -1,4 +1,7 @@
-"""`agent-rft keys`: API keys, made and revoked in the server's folder or database, whether it runs or not."""
+"""`agent-rft keys`: API keys, made and revoked in the server's folder or database, whether it runs or not.
+
+Modules of the database are imported by the commands that open one: `--help` and completion do without.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,15 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Column, Table
+from rich.text import Text
 
-from cluster.keys import ApiKey, KeyStore, Scope
-from serve.state import Places, open_database
+if TYPE_CHECKING:
+    from cluster.keys import KeyStore, Scope
 
 app = typer.Typer(no_args_is_help=True, help="API keys of a server.")
 
@@ -58,7 +62,7 @@ def list_command(
     table = Table(Column("id", no_wrap=True), "name", "scopes", "requests a minute", "created", "revoked")
     for key in found:
         rate = str(key.requests_per_minute or "default")
-        table.add_row(key.id, key.name, ", ".join(key.scopes), rate, _time(key.created_at), _time(key.revoked_at))
+        table.add_row(key.id, Text(key.name), ", ".join(key.scopes), rate, _time(key.created_at), _time(key.revoked_at))
     Console().print(table)
 
 
@@ -70,12 +74,15 @@ def revoke_command(
 ) -> None:
     """From now on the key opens nothing."""
     with _keys(folder, database) as keys:
-        key: ApiKey = keys.revoke(id)
+        key = keys.revoke(id)
     typer.echo(f"key {key.id} ({key.name}) is revoked")
 
 
 @contextmanager
 def _keys(folder: Path, database: str | None) -> Iterator[KeyStore]:
+    from cluster.keys import KeyStore
+    from serve.state import Places, open_database
+
     opened = open_database(Places.of_folder(folder) if database is None else Places(folder, database))
     try:
         yield KeyStore(opened)

@@ -10,6 +10,7 @@ from fastapi import APIRouter
 from cluster.model_registry import KeptModel, ModelRecord, UnknownModel
 from serve.auth import Reader, Writer
 from serve.errors import ApiError
+from serve.schemas import DeletedModel, Model, Models, answers
 
 
 class Registry(Protocol):
@@ -25,12 +26,12 @@ class Registry(Protocol):
 def make_router(registry: Registry) -> APIRouter:
     router = APIRouter(tags=["Models"])
 
-    @router.get("/models")
+    @router.get("/models", response_model=None, responses=answers(Models))
     def list_models(key: Reader) -> dict[str, Any]:
         """All of them: this list has no pages, as OpenAI's has none."""
         return {"object": "list", "data": [_wire(record) for record in registry.list()]}
 
-    @router.get("/models/{model_id:path}")
+    @router.get("/models/{model_id:path}", response_model=None, responses=answers(Model))
     def get_model(model_id: str, key: Reader) -> dict[str, Any]:
         """One model."""
         try:
@@ -38,7 +39,7 @@ def make_router(registry: Registry) -> APIRouter:
         except UnknownModel as error:
             raise unknown(error) from None
 
-    @router.delete("/models/{model_id:path}")
+    @router.delete("/models/{model_id:path}", response_model=None, responses=answers(DeletedModel))
     def delete_model(model_id: str, key: Writer) -> dict[str, Any]:
         """Forget a tuned model or a checkpoint."""
         try:

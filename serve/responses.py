@@ -11,13 +11,15 @@ from serve.model_server import ModelServer
 from serve.responses_chat import Sealer, chat_body, new_id, response_of
 from serve.responses_schema import ResponsesRequest
 from serve.responses_stream import ResponseStream
+from serve.schemas import Response as ResponseAnswer
+from serve.schemas import answers
 from serve.sse import event_stream
 
 
 def make_router(models: ModelServer, make_grading: MakeGrading, sealer: Sealer) -> APIRouter:
     router = APIRouter(tags=["Responses"])
 
-    @router.post("/responses", response_model=None)
+    @router.post("/responses", response_model=None, responses=answers(ResponseAnswer, streams=True))
     async def create(request: ResponsesRequest, key: Writer) -> Response:
         """The model's next turn: calls of tools, or a message."""
         body = chat_body(request, sealer)

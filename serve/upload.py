@@ -121,7 +121,11 @@ class _Parts:
         if self._name == self._file_field:
             if b"filename" not in options:
                 raise ApiError(400, "The field must be a file with a name.", param=self._name, code="invalid_value")
-            self.form.filename = options[b"filename"].decode(errors="replace")
+            try:
+                self.form.filename = options[b"filename"].decode()
+            except UnicodeDecodeError:
+                message = "The file's name is no UTF-8 text."
+                raise ApiError(400, message, param=self._name, code="invalid_value") from None
 
     def _part_data(self, data: bytes, start: int, end: int) -> None:
         if self._name == self._file_field:

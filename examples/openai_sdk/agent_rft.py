@@ -1,6 +1,6 @@
 """From files to a tuned agent with OpenAI's SDK, as written for OpenAI: OPENAI_BASE_URL and OPENAI_API_KEY are ours.
 
-    LEDGER_TOOLS_URL=... LEDGER_GRADER_URL=... LEDGER_TOKEN=... python -m examples.openai_sdk.agent_rft --model ledger
+    LEDGER_TOOLS_URL=... LEDGER_GRADER_URL=... LEDGER_TOKEN=... python -m examples.openai_sdk.agent_rft
 
 Uploads the ledger's tasks, starts a reinforcement job with tools and a grader, follows its events, takes the tuned
 model, and lets it work with its tools, all calls of a turn at once: through responses, then through chat completions.
@@ -153,7 +153,7 @@ def _called(call_id: str, name: str, arguments: str) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="ledger", help="a model of the server")
+    parser.add_argument("--model", default="gpt-5", help="a model of the server")
     parser.add_argument("--rows", type=int, default=24, help="validation rows that the tuned agent answers")
     options = parser.parse_args()
     servers = Servers(*(os.environ[name] for name in ("LEDGER_TOOLS_URL", "LEDGER_GRADER_URL", "LEDGER_TOKEN")))

@@ -1,5 +1,5 @@
-"""OpenAI's SDK against a server: upload, job, events, checkpoint, then the tuned model with its tools. The driver and
-the server are killed in mid-job, once each, and the job still succeeds."""
+"""OpenAI's SDK against a server, by the example's notebook and script: upload, job, events, checkpoint, then the tuned
+model with its tools. The driver and the server are killed in mid-job, once each, and the job still succeeds."""
 
 from __future__ import annotations
 
@@ -20,10 +20,12 @@ import pytest
 import yaml
 
 from examples.ledger.services import services
-from examples.openai_sdk.agent_rft import Servers, by_chat, by_responses, mean_grade, start, upload
+from examples.openai_sdk.agent_rft import Servers, by_chat, by_responses, follow, mean_grade, start, upload
 from tests.e2e.command import AGENT_RFT, marked, processes, processes_left
+from tests.e2e.notebook import Notebook
 
-LEDGER = Path(__file__).parents[2] / "examples" / "ledger"
+EXAMPLES = Path(__file__).parents[2] / "examples"
+LEDGER = EXAMPLES / "ledger"
 STEPS, ROWS = 6, 16
 MODEL = "gpt-5"
 """As clients' code has it: an alias."""
@@ -35,14 +37,14 @@ class Server:
 
     def __init__(self, folder: Path, environment: dict[str, str]) -> None:
         self.folder, self._environment = folder, environment
-        self.key = ""
+        self.key, self._port = "", "0"
         (folder / "agent-rft.yaml").write_text(
             yaml.safe_dump({"allowed_networks": ["127.0.0.0/8"], "aliases": {MODEL: str(LEDGER / "base")}})
         )
         self.start()
 
     def start(self) -> None:
-        command = [AGENT_RFT, "serve", "--folder", str(self.folder / "state"), "--port", "0"]
+        command = [AGENT_RFT, "serve", "--folder", str(self.folder / "state"), "--port", self._port]
         command += ["--config", str(self.folder / "agent-rft.yaml")]
         self.process = subprocess.Popen(command, env=self._environment, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
@@ -51,6 +53,7 @@ class Server:
                 self.key = found[1]
             if found := re.search(r"serving at (\S+)", line):
                 self.url = found[1]
+                self._port = self.url.removesuffix("/v1").rpartition(":")[2]  # where it comes back after its death
                 return
         raise AssertionError(f"the server ended with code {self.process.wait()}")
 
@@ -61,6 +64,11 @@ class Server:
         assert self.process.stdout is not None
         self.process.stdout.close()
         return code
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """Of a client's environment."""
+        return {**self._environment, "OPENAI_BASE_URL": self.url, "OPENAI_API_KEY": self.key}
 
     @property
     def client(self) -> openai.OpenAI:
@@ -92,15 +100,6 @@ def rows() -> list[dict[str, Any]]:
         return [json.loads(line) for line in islice(file, ROWS)]
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, Any]]) -> Path:
-    folder = tmp_path_factory.mktemp("data")
-    with (LEDGER / "data" / "train.jsonl").open() as file:
-        (folder / "train.jsonl").write_text("".join(islice(file, STEPS * ROWS)))
-    (folder / "validation.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return folder
-
-
 def events_of(server: Server, job_id: str) -> list[str]:
     """Messages, oldest first."""
     return [event.message for event in server.client.fine_tuning.jobs.list_events(job_id, limit=100)][::-1]
@@ -126,20 +125,15 @@ def kill_driver(job_id: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def job(server: Server, servers: Servers, data: Path) -> Any:
-    """Trained to its end, over the death of its driver and of the server."""
-    client = server.client
-    made = start(
-        client,
-        MODEL,
-        servers,
-        upload(client, data / "train.jsonl"),
-        upload(client, data / "validation.jsonl"),
-        hyperparameters={"batch_size": 16, "n_epochs": 1, "eval_interval": 2},
-        limits={"max_tool_calls": 20, "max_completion_tokens": 600},
-        reward={"tool_call_budget": 2, "tool_call_penalty": 0.03},
-        algorithm={"advantage": "grpo", "learning_rate": 5e-4, "updates_per_batch": 2},
-    )
+def notebook() -> Notebook:
+    return Notebook(EXAMPLES / "openai_sdk" / "agent_rft.ipynb")
+
+
+@pytest.fixture(scope="module")
+def job(server: Server, servers: Servers, notebook: Notebook) -> Any:
+    """Begun by the notebook and trained to its end, over the death of its driver and of the server."""
+    notebook.run(server.variables, until="job")
+    made = notebook.names["job"]
     assert servers.token not in made.model_dump_json(warnings=False)
     wait_for(server, made.id, "Step 3/6")
     kill_driver(made.id)
@@ -180,6 +174,28 @@ def test_the_tuned_model_works_with_its_tools_as_well_as_the_job_reported(
     client = openai.OpenAI(api_key=server.key, base_url=server.url, timeout=300, max_retries=5)
     grade = mean_grade(agent, client, job.fine_tuned_model, rows * 2, servers)
     assert grade > reported - 0.2  # two standard errors of 16 rows and of 32 rollouts
+
+
+@pytest.mark.timeout(600)
+def test_the_notebook_goes_on_to_its_end(
+    server: Server, job: Any, notebook: Notebook, capsys: pytest.CaptureFixture[str]
+) -> None:
+    notebook.run(server.variables)
+    assert notebook.names["job"] == job
+    printed = capsys.readouterr().out
+    assert "The job has successfully completed" in printed and f"step-{STEPS} reward 0." in printed
+    assert len(notebook.names["grades"]) == ROWS and max(notebook.names["grades"]) == 1.0
+
+
+def test_the_script_begins_a_job_that_waits_and_is_cancelled(
+    server: Server, servers: Servers, capsys: pytest.CaptureFixture[str]
+) -> None:
+    client = server.client
+    training = upload(client, LEDGER / "data" / "train.jsonl")
+    made = start(client, MODEL, servers, training, upload(client, LEDGER / "data" / "validation.jsonl"))
+    assert client.fine_tuning.jobs.cancel(made.id).status == "cancelled"
+    assert follow(client, made.id).status == "cancelled"
+    assert "info: The job was cancelled" in capsys.readouterr().out
 
 
 def test_no_secret_lies_in_the_servers_folder(server: Server, servers: Servers, job: Any) -> None:

@@ -27,6 +27,7 @@ from serve import chat, models, responses
 from serve.best_of import grader_pools
 from serve.model_apps import EngineResources, RayServeModels
 from serve.model_server import ServedModels
+from serve.schemas import Completion, Response
 from tests.unit.serve.world import client_of, openai_of
 from trainer.chat import Renderer
 from trainer.data import load_tasks
@@ -142,6 +143,7 @@ async def test_a_responses_loop_on_echoed_items_repeats_it_too(client: Any, roll
         tools = [{"type": "function", **tool["function"]} for tool in task.tools]
         for turn in rollout.turns:
             answer = await client.responses.create(model=TUNED, input=items, tools=tools, temperature=0, store=False)
+            Response.model_validate(answer.model_dump(exclude_unset=True))
             assert (answer.usage.input_tokens, answer.usage.output_tokens) == (turn.start, turn.stop - turn.start)
             calls = [item for item in answer.output if item.type == "function_call"]
             assert [(c.name, c.arguments) for c in calls] == [(c.name, c.arguments) for c in turn.calls]
@@ -210,19 +212,97 @@ async def test_a_schema_holds_in_decoding_with_and_without_tools(client: Any, ro
         assert choice.message.tool_calls or 10 <= json.loads(choice.message.content)["answer"] <= 99
 
 
-async def test_samples_logprobs_and_the_choice_of_tools(client: Any, rollouts: Any) -> None:
+async def test_samples_logprobs_seeds_and_stops(client: Any, rollouts: Any) -> None:
     task, _ = rollouts[0]
     common = {"model": TUNED, "messages": list(task.messages), "tools": task.tools}
-    many = await client.chat.completions.create(n=3, logprobs=True, top_logprobs=2, seed=1, **common)
+    many, again = [
+        await client.chat.completions.create(n=3, logprobs=True, top_logprobs=2, seed=1, temperature=2, **common)
+        for _ in range(2)
+    ]
+    Completion.model_validate(many.model_dump(exclude_unset=True))
     assert [choice.index for choice in many.choices] == [0, 1, 2]
     content = many.choices[0].logprobs.content
     assert content and all(entry.logprob <= 0 and len(entry.top_logprobs) >= 2 for entry in content)
-    named = await client.chat.completions.create(
-        tool_choice={"type": "function", "function": {"name": "cat"}}, max_tokens=60, **common
-    )
-    assert [call.function.name for call in named.choices[0].message.tool_calls] == ["cat"]
-    cut = await client.chat.completions.create(max_tokens=2, temperature=0, **common)
+    assert [c.logprobs for c in again.choices] == [c.logprobs for c in many.choices]  # the same tokens
+    assert many.choices[1].logprobs != many.choices[0].logprobs
+    cut = await client.chat.completions.create(max_tokens=9, max_completion_tokens=2, temperature=0, **common)
     assert (cut.choices[0].finish_reason, cut.usage.completion_tokens) == ("length", 2)
+
+    common |= {"temperature": 0, "tool_choice": "none", "max_tokens": 30}
+    whole = (await client.chat.completions.create(**common)).choices[0].message.content
+    stopped = await client.chat.completions.create(stop=[whole[1:3], "nowhere"], **common)
+    assert stopped.choices[0].message.content == whole[:1] and stopped.choices[0].finish_reason == "stop"
+
+
+async def test_the_choice_of_tools_holds_also_in_streams_and_responses(client: Any, rollouts: Any) -> None:
+    task, _ = rollouts[0]
+    flat = [{"type": "function", **tool["function"]} for tool in task.tools]
+
+    async def made(choice: Any, **more: Any) -> tuple[list[str], str]:
+        """(names called, text), which all ways to ask give the same."""
+        request = {"model": TUNED, "messages": list(task.messages), "tools": task.tools, "temperature": 0, **more}
+        whole = (await client.chat.completions.create(tool_choice=choice, **request)).choices[0].message
+        names, text = [call.function.name for call in whole.tool_calls or ()], whole.content or ""
+        streamed, pieces = [], ""
+        async for chunk in await client.chat.completions.create(tool_choice=choice, stream=True, **request):
+            pieces += chunk.choices[0].delta.content or ""
+            streamed += [call.function.name for call in chunk.choices[0].delta.tool_calls or () if call.function.name]
+        assert (streamed, pieces.strip()) == (names, text.strip())
+        flat_choice = choice if isinstance(choice, str) else {"type": "function", **choice["function"]}
+        body = {"model": TUNED, "input": request["messages"], "tools": flat, "temperature": 0, "store": True}
+        if "response_format" in more:
+            body["text"] = {"format": more["response_format"]}
+        items = (await client.responses.create(tool_choice=flat_choice, **body)).output
+        assert [item.name for item in items if item.type == "function_call"] == names
+        return names, text
+
+    (called, _), object_format = await made("auto"), {"response_format": {"type": "json_object"}}
+    assert len(called) == 1
+    assert (await made("required"))[0] == (await made("auto", **object_format))[0] == called
+    assert (await made("required", **object_format))[0] == called
+    for name in ("cat", "search"):
+        assert (await made({"type": "function", "function": {"name": name}}))[0] == [name]
+    names, text = await made("none", max_tokens=400)
+    assert names == [] and text and "<tool_call>" not in text
+    names, text = await made("none", max_tokens=400, **object_format)
+    assert names == [] and isinstance(json.loads(text), dict)
+
+
+async def test_calls_come_one_at_a_time_where_that_was_asked_for(client: Any, rollouts: Any) -> None:
+    together, alone, streamed = set[int](), set[int](), set[tuple[int, int]]()
+    for task in [task for task, _ in rollouts if " and " in task.messages[-1]["content"]][:3]:
+        words = task.messages[-1]["content"].split()
+        paths = [words[words.index("and") + side] for side in (-1, 1)]
+        calls = [
+            {"id": path, "type": "function", "function": {"name": "list", "arguments": json.dumps({"path": path})}}
+            for path in paths
+        ]  # after two calls in a turn this model makes two calls now and then
+        results = [{"role": "tool", "tool_call_id": path, "content": TOOLS["list"].run(WORLD, path)} for path in paths]
+        messages = [*task.messages, {"role": "assistant", "content": None, "tool_calls": calls}, *results]
+        common = {"model": TUNED, "messages": messages, "tools": task.tools, "n": 64, "seed": 3, "temperature": 1}
+        for found, options in ((together, {}), (alone, {"parallel_tool_calls": False})):
+            answer = await client.chat.completions.create(**options, **common)
+            found |= {len(choice.message.tool_calls or ()) for choice in answer.choices}
+        async for chunk in await client.chat.completions.create(stream=True, parallel_tool_calls=False, **common):
+            for choice in chunk.choices:
+                streamed |= {(choice.index, call.index) for call in choice.delta.tool_calls or ()}
+    assert max(together) > 1 and max(alone) == 1
+    assert {index for _, index in streamed} == {0} and len({sample for sample, _ in streamed}) > 32
+
+
+async def test_a_responses_stream_has_its_events_in_order(client: Any, rollouts: Any) -> None:
+    task, _ = rollouts[0]
+    tools = [{"type": "function", **tool["function"]} for tool in task.tools]
+    echoed = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": None}
+    request = {"model": TUNED, "temperature": 0, "input": [*task.messages[:-1], echoed, task.messages[-1]]}
+    async with client.responses.stream(tools=tools, include=["reasoning.encrypted_content"], **request) as events:
+        kinds = [event.type async for event in events]
+    assert list(dict.fromkeys(kind.removeprefix("response.") for kind in kinds)) == [
+        *("created", "in_progress", "output_item.added", "function_call_arguments.delta"),
+        *("function_call_arguments.done", "output_item.done", "completed"),
+    ]
+    with pytest.raises(openai.BadRequestError, match="keeps no responses"):
+        await client.responses.create(previous_response_id="resp_1", **request)
 
 
 BAD: list[tuple[dict[str, Any], str]] = [

@@ -147,3 +147,14 @@ def test_a_file_without_a_graded_rollout_has_dashes(synthetic):
 def test_trends_and_durations():
     assert trend([0.0, 1.0]) == "▁█" and trend([2.0, 2.0]) == "▄▄" and len(trend(list(range(1000)), 30)) == 30
     assert [duration(s) for s in (0, 61, 3661)] == ["0:00", "1:01", "1:01:01"]
+
+
+def test_a_clock_that_is_handed_in_and_steps_that_turn_out_to_be_more(synthetic):
+    now = [100.0]
+    page = console(False)
+    view = LiveView(0, page, lambda: now[0])
+    now[0] += 61
+    view.step({"step": 1.0, "total_steps": 10.0, "time_step_s": 7.0})
+    assert page.file.getvalue().startswith("1:01  step 1/10") and view.left_s == 63
+    now[0] += 4
+    assert view.left_s == 59

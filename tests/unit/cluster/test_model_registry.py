@@ -85,3 +85,13 @@ def test_base_models_cannot_be_deleted(registry: ModelRegistry) -> None:
 def test_a_path_is_no_model(registry: ModelRegistry, name: str) -> None:
     with pytest.raises(UnknownModel):
         registry.resolve(name)
+
+
+def test_a_folder_is_found_wherever_an_engine_is_started(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "base").mkdir()
+    registry = ModelRegistry(database, {"gpt-5": "base", "Qwen/Qwen3-4B": "Qwen/Qwen3-4B"})
+    assert registry.resolve("gpt-5").folder == str(tmp_path / "base")
+    assert registry.resolve("Qwen/Qwen3-4B").folder == "Qwen/Qwen3-4B"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,6 +10,7 @@ import httpx
 
 SECRET = "hunter2-is-a-secret"
 """Stands in the headers and URLs of bad requests; no answer may show it."""
+MAX_S, TRIES = 1.0, 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +29,13 @@ class Bad:
 
 
 async def check_refused(bad: Bad, client: httpx.AsyncClient) -> None:
-    """The request gets a 4xx in the wire form that names the param and shows no secret."""
-    response = await client.request(bad.method, bad.path, **bad.options)
+    """The request gets a 4xx in the wire form that names the param and shows no secret, within a second."""
+    for _ in range(TRIES):  # a machine may be slow once, a parser that was tricked is slow each time
+        begun = time.monotonic()
+        response = await client.request(bad.method, bad.path, **bad.options)
+        if (took_s := time.monotonic() - begun) < MAX_S:
+            break
+    assert took_s < MAX_S
     assert response.status_code == bad.status, response.text
     assert 400 <= response.status_code < 500
     body = response.json()

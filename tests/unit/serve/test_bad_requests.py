@@ -3,6 +3,7 @@ have tables of their own beside this one."""
 
 from __future__ import annotations
 
+import gzip
 import os
 from collections.abc import AsyncIterator
 from typing import Any
@@ -23,6 +24,9 @@ from trainer.operator import NOTHING_ALLOWED
 RUN = "/v1/fine_tuning/alpha/graders/run"
 VALIDATE = "/v1/fine_tuning/alpha/graders/validate"
 TOOL = "/v1/fine_tuning/alpha/tool/run"
+JSON_TYPE = {"Content-Type": "application/json"}
+ZIPPED = JSON_TYPE | {"Content-Encoding": "gzip"}
+BOMB = gzip.compress(b"0" * 5_000_000)
 FORM_TYPE = {"Content-Type": "multipart/form-data; boundary=x"}
 SIMILARITY = {"type": "text_similarity", "input": "{{ sample.output_text }}", "reference": "x"}
 REMOTE = {"type": "endpoint", "url": "http://example.com"}
@@ -82,6 +86,24 @@ UPLOADS = [
     upload("a part without a name", part("filename=a", b"x") + END, None),
     upload("no disposition", b"--x\r\nX: y\r\n\r\nz\r\n" + END, None),
     upload("no file", PURPOSE + END, "file"),
+    *(
+        upload(f"a file name that is {what}", part(f'name="file"; filename="{name}"', b"{}") + PURPOSE + END, "file")
+        for what, name in (
+            ("a path upwards", "../../etc/passwd"),
+            ("a path upwards in the middle", "data/../../state.db"),
+            ("a path upwards of Windows", "..\\..\\boot.ini"),
+            ("absolute", "/etc/shadow"),
+            ("a drive's", "C:/boot.ini"),
+            ("a share's", "\\\\evil\\share"),
+            ("..", ".."),
+            ("NUL", "a.jsonl\0.exe"),
+            ("a terminal's code", "a\x1b[2J.jsonl"),
+        )
+    ),
+    upload("a file name of broken UTF-8", FILE.replace(b"a.jsonl", b"\xff\xfe.jsonl") + PURPOSE + END, "file"),
+    upload("600 MB as announced", FILE, "file", 413, FORM_TYPE | {"Content-Length": "629145600"}),
+    upload("5,000 digits of bytes", FILE, "file", 413, FORM_TYPE | {"Content-Length": "9" * 5000}),
+    upload("a zip bomb", BOMB, None, 415, FORM_TYPE | {"Content-Encoding": "gzip"}),
     upload("a file without a name", part('name="file"', b"x") + PURPOSE + END, "file"),
     upload("an empty file", part('name="file"; filename="a"', b"") + PURPOSE + END, "file"),
     upload("two files", FILE + FILE + PURPOSE + END, "file"),
@@ -228,6 +250,18 @@ GRADERS = [
 ]
 RUNS = [
     Bad("run: nothing", "POST", RUN, "grader", options={"json": {}}),
+    Bad("run: a zip bomb", "POST", RUN, None, 415, {"content": BOMB, "headers": ZIPPED}),
+    Bad(
+        "run: a zip bomb that is not said to be one",
+        "POST",
+        RUN,
+        None,
+        400,
+        {"content": BOMB, "headers": JSON_TYPE},
+    ),
+    Bad("run: broken UTF-8", "POST", RUN, None, 400, {"content": b'{"model_sample": "\xff"}', "headers": JSON_TYPE}),
+    Bad("run: half a body", "POST", RUN, None, 400, {"content": b'{"grader": {"type": ', "headers": JSON_TYPE}),
+    Bad("run: 33 MB", "POST", RUN, None, 413, {"content": b" " * 33_000_000, "headers": JSON_TYPE}),
     Bad("run: no sample", "POST", RUN, "model_sample", options={"json": {"grader": EXACT}}),
     *(
         Bad(f"run: {what}", "POST", RUN, param, options={"json": {"grader": EXACT, "model_sample": "x"} | values})

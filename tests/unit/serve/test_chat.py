@@ -17,7 +17,7 @@ from cluster.secrets import SecretBox
 from serve import chat, models, responses
 from serve.best_of import grader_pools
 from tests.fake_models import FakeModels, call, turn
-from tests.unit.serve.bad_requests import Bad, check_refused
+from tests.unit.serve.bad_requests import SECRET, Bad, check_refused
 from tests.unit.serve.world import client_of, openai_of
 from trainer.operator import NOTHING_ALLOWED
 
@@ -97,12 +97,12 @@ async def test_the_best_of_n_is_returned_with_all_scores() -> None:
 
 
 async def test_without_one_grade_there_is_no_best() -> None:
-    broken = {**CHECK, "input": "{{sample.nothing}}"}
+    broken = {**CHECK, "input": "{{item.nothing}}"}
     with pytest.raises(openai.APIStatusError) as raised:
         await sdk(FakeModels(turn("a"))).chat.completions.create(
             model="gpt-5", messages=[USER], n=2, extra_body={"grader": broken}
         )
-    assert raised.value.status_code in (400, 502) and raised.value.param == "grader"
+    assert raised.value.status_code == 502 and raised.value.param == "grader"
 
 
 async def test_a_key_that_may_only_read_calls_no_model() -> None:
@@ -216,6 +216,17 @@ BAD = [
     bad_chat("an image", "messages[0].content[0].type",
              messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://a"}}]}]),
     bad_chat("an unknown grader", "grader", grader={"type": "oracle"}),
+    *(
+        bad_chat(f"a grader at {url}", "grader.url", grader={"type": "endpoint", "url": url, "headers": {"X": SECRET}})
+        for url in ("http://127.0.0.1:1/grade", "http://169.254.169.254/", "http://[::1]/", "file:///etc/passwd")
+    ),
+    bad_chat("a grader whose header is injected", "grader.url",
+             grader={"type": "endpoint", "url": "http://example.com", "headers": {"X": f"{SECRET}\r\nHost: evil"}}),
+    bad_chat("a grader with __class__", "grader.input", grader={**CHECK, "input": "{{ item.__class__ }}"}),
+    bad_chat("a grader that divides by zero", "grader.calculate_output",
+             grader={"type": "multi", "graders": {"a": CHECK}, "calculate_output": "a / 0"}),
+    bad_chat("a grader that explodes", "grader.calculate_output",
+             grader={"type": "multi", "graders": {"a": CHECK}, "calculate_output": "9^9^9^9"}),
     bad_chat("a grader without its keys", "grader.input", grader={"type": "string_check"}),
     bad_response("no model", "model", model=None),
     bad_response("no input", "input", input=None),
@@ -241,6 +252,8 @@ BAD = [
     bad_response("no tokens", "max_output_tokens", max_output_tokens=0),
     bad_response("metadata of numbers", "metadata.a", metadata={"a": 1}),
     bad_response("n without a grader", None, n=2),
+    bad_response("a grader at a private address", "grader.url", n=2,
+                 grader={"type": "endpoint", "url": f"http://10.0.0.1/?key={SECRET}"}),
     bad_response("an unknown key", "messages", messages=[USER]),
     Bad("embeddings", "POST", "/v1/embeddings", "model", options={"json": {"model": "a", "input": "b"}}),
 ]  # fmt: skip

@@ -15,15 +15,14 @@ from cluster.blobs import FolderBlobs
 from cluster.database import Base, Database
 from cluster.file_store import FileStore
 from cluster.job_service import JobService
-from cluster.job_tables import JobError
 from cluster.store import JobStore
 from serve import files, fine_tuning
+from serve.api_client import client_of
 from serve.app import create_app
 from serve.cli import app as cli
-from serve.client_cli import client_of
 from tests.unit.cluster.test_api_job import FakeFiles, FakeModels
 from tests.unit.serve.world import TOKEN, FakeKeys
-from trainer.errors import RftError, UserError
+from trainer.errors import UserError
 from trainer.operator import Operator
 
 JOB = """\
@@ -80,31 +79,23 @@ def test_a_job_is_made_seen_and_cancelled(run: Run, tmp_path: Path) -> None:
     made = run("jobs", "create", tmp_path / "job.yaml")
     job_id = made.output.strip()
     assert job_id.startswith("ftjob-"), made.output
-    assert json.loads(run("jobs", "get", job_id).output)["status"] == "validating_files"
+    assert json.loads(run("jobs", "get", job_id, "--json").output)["status"] == "validating_files"
+    assert "validating_files" in run("jobs", "get", job_id).output
     assert job_id in run("jobs", "list").output
     assert run("jobs", "cancel", job_id).output.strip() == "cancelled"
-    events = [json.loads(line) for line in run("jobs", "events", job_id, "--json").output.splitlines()]
+    events = [json.loads(line) for line in run("events", "list", job_id, "--json").output.splitlines()]
     assert events[-1]["message"].startswith("Created fine-tuning job")
 
 
-@pytest.mark.parametrize("succeeds", [True, False])
-def test_following_shows_each_event_once_and_ends_with_the_job(
-    run: Run, store: JobStore, tmp_path: Path, succeeds: bool
-) -> None:
+def test_what_a_job_left_is_listed(run: Run, store: JobStore, tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(JOB.format(file="file-1"))
     job_id = run("jobs", "create", tmp_path / "job.yaml").output.strip()
-    for i in range(150):
-        store.add_event(job_id, "info", f"[bold]note {i}")
-    if succeeds:
-        store.move(job_id, "queued")
-        store.move(job_id, "running")
-        store.move(job_id, "succeeded")
-    else:
-        store.move(job_id, "failed", error=JobError("invalid_training_file", "line 3 is no JSON", "training_file"))
-    followed = run("jobs", "follow", job_id)
-    assert isinstance(followed.exception, RftError) is not succeeds
-    notes = [line.partition("[bold]")[2] for line in followed.output.splitlines() if "[bold]note" in line]
-    assert notes == [f"note {i}" for i in range(150)]
+    for step in range(1, 131):
+        store.add_checkpoint(job_id, step, f"ft:a:ckpt-step-{step}", {"step": float(step)})
+    assert "ft:a:ckpt-step-130" in run("checkpoints", "list", job_id).output
+    listed = run("checkpoints", "list", job_id, "--limit", "120", "--json").output.splitlines()
+    assert [json.loads(line)["step_number"] for line in listed] == list(range(130, 10, -1))
+    assert "Created fine-tuning job" in run("events", "list", job_id).output
 
 
 def test_what_the_server_refuses_is_told_with_its_field(run: Run, tmp_path: Path) -> None:
@@ -136,3 +127,6 @@ def test_the_server_is_found_by_options_then_environment_then_profile(tmp_path: 
         found(None, None, "other", {})
     with pytest.raises(UserError, match="no profile 'none'"):
         found(None, None, "none", {})
+    profiles.write_text("default: http://server/v1\n")
+    with pytest.raises(UserError, match="holds no profiles"):
+        found(None, None, "default", {})

@@ -187,6 +187,12 @@ async def test_an_idempotency_key_makes_one_job(world: World) -> None:
     )
 
 
+async def test_an_idempotency_key_is_its_api_keys_own(world: World) -> None:
+    first = await world.create({"Idempotency-Key": "k"})
+    other = {"Idempotency-Key": "k", "Authorization": "Bearer sk-rft-write"}
+    assert (await world.create(other))["id"] != first["id"]
+
+
 # -- bad requests ------------------------------------------------------------------------------------------------------
 
 

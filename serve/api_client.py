@@ -1,0 +1,119 @@
+"""A server's API for the command line: where it is, one request, a list page by page, and errors in the server's words.
+
+The server and the key come from options, else from the environment (AGENT_RFT_BASE_URL, AGENT_RFT_API_KEY; OpenAI's
+names do as well), else from a profile: `~/.config/agent-rft/profiles.yaml`, `NAME: {base_url: ..., api_key: ...}`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+import yaml
+
+from trainer.errors import RftError, UserError
+
+PROFILES = Path("~/.config/agent-rft/profiles.yaml")
+TIMEOUT = httpx.Timeout(60.0, write=600.0)
+PAGE = 100
+
+
+class NoAnswer(RftError):
+    """The server is not there, has an error of its own or is asked too often: the same request may succeed later."""
+
+
+def client_of(
+    base_url: str | None, api_key: str | None, profile: str, environment: Mapping[str, str], profiles: Path
+) -> httpx.Client:
+    """
+    Raises:
+        UserError: no server or no key is named anywhere.
+    """
+    known = _profiles(profiles)
+    chosen = known.get(profile) or {}
+    if profile != "default" and not chosen:
+        raise UserError(f"there is no profile {profile!r} in {profiles}; it has {', '.join(known) or 'none'}")
+
+    def found(given: str | None, name: str) -> str:
+        for value in (given, environment.get(f"AGENT_RFT_{name}"), environment.get(f"OPENAI_{name}")):
+            if value:
+                return value
+        if value := chosen.get(name.lower()):
+            return str(value)
+        option = name.lower().replace("_", "-")
+        raise UserError(f"which server? give --{option}, AGENT_RFT_{name}, or {name.lower()} in {profiles}")
+
+    headers = {"Authorization": f"Bearer {found(api_key, 'API_KEY')}"}
+    return httpx.Client(base_url=found(base_url, "BASE_URL"), headers=headers, timeout=TIMEOUT)
+
+
+def _profiles(path: Path) -> dict[str, dict[str, Any]]:
+    """
+    Raises:
+        UserError: it cannot be read as profiles.
+    """
+    try:
+        known = yaml.safe_load(path.read_text())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, yaml.YAMLError):
+        known = "unreadable"
+    if known is not None and not (isinstance(known, dict) and all(isinstance(v, dict) for v in known.values())):
+        raise UserError(f"{path} holds no profiles; write NAME: {{base_url: ..., api_key: ...}}")
+    return known or {}
+
+
+def ask(client: httpx.Client, method: str, path: str, **options: Any) -> dict[str, Any]:
+    """
+    Raises:
+        NoAnswer, UserError
+    """
+    try:
+        answer = client.request(method, path, **options)
+    except httpx.TransportError as error:
+        raise NoAnswer(f"the server at {client.base_url} does not answer: {error}") from None
+    check(answer)
+    body: dict[str, Any] = answer.json()
+    return body
+
+
+def check(answer: httpx.Response) -> None:
+    """
+    Raises:
+        NoAnswer: it may succeed later.
+        UserError: the request was refused; says what the server said.
+    """
+    if answer.is_success:
+        return
+    answer.read()
+    try:
+        error = answer.json()["error"]
+        place = f"{error['param']}: " if error.get("param") else ""
+        text = f"{place}{error['message']}" + (f" [{error['code']}]" if error.get("code") else "")
+    except (ValueError, KeyError, TypeError):
+        text = answer.text[:200]
+    later = answer.is_server_error or answer.status_code == httpx.codes.TOO_MANY_REQUESTS
+    raise (NoAnswer if later else UserError)(f"HTTP {answer.status_code}: {text}")
+
+
+def pages(client: httpx.Client, path: str, limit: int) -> Iterator[dict[str, Any]]:
+    """The first `limit` entries of a list, page by page."""
+    after: dict[str, Any] = {}
+    while limit > 0:
+        page = ask(client, "GET", path, params={"limit": min(limit, PAGE), **after})
+        yield from page["data"]
+        limit -= len(page["data"])
+        if not page["has_more"] or not page["data"]:
+            return
+        after = {"after": page["data"][-1]["id"]}
+
+
+def upload(client: httpx.Client, path: Path, purpose: str) -> dict[str, Any]:
+    """The file object of an uploaded file."""
+    try:
+        with path.open("rb") as file:
+            return ask(client, "POST", "/files", data={"purpose": purpose}, files={"file": (path.name, file)})
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from None

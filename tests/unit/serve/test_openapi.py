@@ -1,0 +1,141 @@
+"""The OpenAPI page holds what the server does: Schemathesis makes requests from it, good ones and bad ones, and looks
+whether each answer is one that the page tells of. The app is the real one, with real stores; only models are fakes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from schemathesis import GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.python import asgi
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from cluster.blobs import FolderBlobs
+from cluster.database import Database
+from cluster.file_store import FileStore
+from cluster.job_service import JobService
+from cluster.job_states import JobStatus
+from cluster.migrate import migrate
+from cluster.model_registry import ModelRegistry
+from cluster.secrets import SecretBox
+from cluster.store import JobStore
+from serve import chat, files, fine_tuning, graders, models, responses
+from serve.app import create_app
+from serve.best_of import grader_pools
+from tests.fake_models import FakeModels, call, turn
+from tests.unit.serve.test_fine_tuning import BODY
+from tests.unit.serve.world import TOKEN, FakeKeys
+from trainer.operator import NOTHING_ALLOWED, ServerLimits
+
+EXAMPLES = 12
+"""Of each route, good ones and bad ones each. All of it is to take less than half a minute."""
+AUTHORIZATION = {"Authorization": f"Bearer {TOKEN}"}
+ALL = list(HealthCheck)
+NEVER = {"POST /v1/embeddings", "POST /v1/fine_tuning/alpha/tool/run"}
+"""What cannot succeed here: there is no such model, and no tool can be reached."""
+CHECKS: list[Any] = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_schema_conformance,
+]
+
+
+class World:
+    """A server, with one of everything that an id can name."""
+
+    def __init__(self, folder: Path) -> None:
+        self.database = Database.of_folder(folder)
+        migrate(self.database)
+        self.store, self.models = JobStore(self.database), ModelRegistry(self.database, {"gpt-5": "base"})
+        kept = FileStore(self.database, FolderBlobs(folder / "files"), folder, 10**6)
+        box, grading = SecretBox.of_folder(folder, {}), grader_pools(NOTHING_ALLOWED)
+        fake = FakeModels(turn("I look.", call("call_a", "cat", "{}"), reasoning="hm"))
+        routers = [
+            files.make_router(kept),
+            fine_tuning.make_router(JobService(self.store, self.models, kept, box, NOTHING_ALLOWED)),
+            graders.make_router(NOTHING_ALLOWED),
+            models.make_router(self.models),
+            chat.make_router(fake, grading),
+            responses.make_router(fake, grading, box),
+        ]
+        self.app = create_app(routers, FakeKeys(), limits=ServerLimits(requests_per_minute=10**6))
+        self.schema = schemathesis.openapi.from_asgi("/openapi.json", self.app)
+
+    def ids(self, status: JobStatus) -> dict[str, str]:
+        """Of a file, a job that has come to this status, and a tuned model; all new."""
+        with asgi.get_client(self.app) as client:
+            client.headers.update(AUTHORIZATION)
+            form: Any = {"files": {"file": ("a.jsonl", b"{}")}, "data": {"purpose": "fine-tune"}}
+            file_id = client.post("/v1/files", **form).json()["id"]
+            body = BODY | {"training_file": file_id}
+            job_id = client.post("/v1/fine_tuning/jobs", json=body).json()["id"]
+        self.store.add_event(job_id, "info", "Step 1/9", type="metrics", data={"step": 1, "scores": {"a": None}})
+        self.store.add_checkpoint(job_id, 1, f"ft:{job_id}:ckpt-step-1", {"step": 1.0})
+        self.store.move(job_id, "queued")
+        self.store.move(job_id, "running")
+        if status != "running":
+            self.store.move(job_id, status)
+        self.models.add(f"ft:{job_id}", "folder", "gpt-5", job_id)
+        return {"file_id": file_id, "job_id": job_id, "model_id": f"ft:{job_id}"}
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    world = World(tmp_path)
+    yield world
+    world.database.close()
+
+
+def with_known(case: Any, ids: dict[str, str]) -> Any:
+    """The request about things that exist."""
+    case.path_parameters = {name: ids[name] for name in case.path_parameters or {}}
+    if isinstance(case.body, dict) and "training_file" in case.body:
+        case.body = case.body | {"model": "gpt-5", "training_file": ids["file_id"]}
+        for name in ("validation_file", "test_file"):
+            case.body.pop(name, None)
+    if isinstance(case.body, dict) and "messages" in case.body:
+        kept = ("temperature", "seed", "n", "stream", "stop", "response_format", "max_tokens", "metadata")
+        case.body = {name: case.body[name] for name in kept if name in case.body}
+        case.body |= {"model": "gpt-5", "messages": [{"role": "user", "content": "what was debt?"}]}
+    return case
+
+
+def ask(world: World, operation: Any) -> bool:
+    """Whether one of the requests succeeded. Each answer is held against the page."""
+    ids = world.ids("paused" if operation.label.endswith("/resume") else "running")
+    statuses = set[int]()
+
+    @settings(max_examples=EXAMPLES, derandomize=True, database=None, deadline=None, suppress_health_check=ALL)
+    @given(data=st.data())
+    def requests(data: Any) -> None:
+        mode = data.draw(st.sampled_from([GenerationMode.POSITIVE, GenerationMode.NEGATIVE]))
+        case = data.draw(operation.as_strategy(generation_mode=mode))
+        if data.draw(st.booleans()):
+            case = with_known(case, ids)
+        response = case.call(headers=AUTHORIZATION)
+        statuses.add(response.status_code)
+        case.validate_response(response, checks=CHECKS)
+
+    requests()
+    return 200 in statuses
+
+
+def test_each_answer_is_one_that_the_page_tells_of(world: World, subtests: pytest.Subtests) -> None:
+    operations = [found.ok() for found in world.schema.get_all_operations()]
+    succeeded = set()
+    for operation in operations:
+        with subtests.test(operation.label):
+            if ask(world, operation):
+                succeeded.add(operation.label)
+    assert {operation.label for operation in operations} - succeeded == NEVER
