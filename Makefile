@@ -5,7 +5,8 @@ EXTRA ?= cpu
 VENV := .venv
 BIN := $(VENV)/bin
 # A set-up counts only if it came to its end for exactly these lists and this interpreter; else the next run begins anew.
-STAMP := $(VENV)/.ready-$(EXTRA)-$(shell { cat requirements/$(EXTRA).txt pyproject.toml; $(PYTHON) -VV; pwd; } | cksum | cut -d' ' -f1)
+STAMP := $(VENV)/.ready-$(EXTRA)-$(shell { cat requirements/$(EXTRA).txt requirements/dev.txt pyproject.toml; $(PYTHON) -VV; pwd; } | cksum | cut -d' ' -f1)
+LISTS := -r requirements/$(EXTRA).txt -r requirements/dev.txt
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps
 
 # For the tests of metrics, dashboards and alerts: Debian's Prometheus, unpacked here, unless one is installed.
@@ -20,8 +21,8 @@ $(STAMP):
 	rm -f $(VENV)/.ready-*
 	$(PYTHON) -m venv --clear $(VENV) || { echo "python3-venv is missing: apt-get install python3-venv" >&2; exit 1; }
 	# PyTorch's CPU build is on PyTorch's own index where the configured one lacks it.
-	$(INSTALL) -r requirements/$(EXTRA).txt || \
-		$(INSTALL) -r requirements/$(EXTRA).txt --extra-index-url https://download.pytorch.org/whl/$(if $(filter cpu,$(EXTRA)),cpu,cu130)
+	$(INSTALL) $(LISTS) || \
+		$(INSTALL) $(LISTS) --extra-index-url https://download.pytorch.org/whl/$(if $(filter cpu,$(EXTRA)),cpu,cu130)
 	$(INSTALL) --no-build-isolation --editable .
 	$(BIN)/python -c "import ray, torch, transformers, vllm, deepspeed" 2>/dev/null
 	touch $(STAMP)

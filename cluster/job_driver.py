@@ -32,7 +32,7 @@ from cluster.job_tables import JobError, JobRecord
 from cluster.jobs import PAUSING
 from cluster.preflight import prepare
 from cluster.ray_session import ray_session
-from cluster.run import Outcome, train_served
+from cluster.run import Outcome, train_in
 from cluster.run_folder import RunFolder, plain
 from cluster.wire_metrics import result_csv
 from trainer.errors import InvalidJob, LearnerFailed, Problem, RftError
@@ -64,9 +64,7 @@ async def drive(server: Server, job_id: str, attempt: int) -> int:
     folder = settings.runs / job_id
     name = partial(model_name, record.base, settings.organization, record.suffix, job_id)
     sink = StoreSink(store, server.registry, job_id, attempt, record.base, folder, name)
-    training = asyncio.create_task(
-        train_served(server.spec(record), folder, settings.ray_address(), server.operator, sink)
-    )
+    training = asyncio.create_task(train_in(server.spec(record), folder, settings.ray_address(), server.operator, sink))
     loop = asyncio.get_running_loop()
     ended = threading.Event()
 

@@ -89,9 +89,12 @@ class Watch(EventSink, Protocol):
         """What is going on between steps."""
 
 
-async def train_served(job: JobSpec, folder: Path, address: str | None, operator: Operator, watch: Watch) -> Outcome:
-    """Train a server's job in its own folder, going on from its last checkpoint where there is one. Its endpoints were
-    tried before: one that fails now is a matter for retries.
+async def train_in(
+    job: JobSpec, folder: Path, address: str | None, operator: Operator, watch: Watch | None = None
+) -> Outcome:
+    """Train a job in a folder of its own, going on from its last checkpoint where an earlier start left one: whoever
+    starts lost jobs anew says the same each time. A job that is watched is a server's, whose endpoints were tried
+    before: one that fails now is a matter for retries.
 
     Raises:
         RftError: why it failed.

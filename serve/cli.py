@@ -54,14 +54,23 @@ def train_command(
     job: JobFile,
     runs: Runs = Path("runs"),
     resume: Annotated[Path | None, typer.Option(help="go on with the last checkpoint of this run folder")] = None,
+    run_folder: Annotated[
+        Path | None, typer.Option(help="train in this folder; from its last checkpoint where it has one")
+    ] = None,
     address: Address = None,
     config: Config = None,
 ) -> None:
     """Check a job, then train it."""
     operator = _operator(config)
-    from cluster.run import Outcome, train
+    from cluster.run import Outcome, train, train_in
 
-    outcome = asyncio.run(train(_load(job, runs, address, operator), runs, resume, address, operator))
+    if run_folder is None:
+        training = train(_load(job, runs, address, operator), runs, resume, address, operator)
+    elif resume is None:
+        training = train_in(_load(job, run_folder.parent, address, operator), run_folder, address, operator)
+    else:
+        raise typer.BadParameter("give --resume or --run-folder, not both")
+    outcome = asyncio.run(training)
     raise typer.Exit(STOPPED if outcome is Outcome.STOPPED else 0)
 
 

@@ -88,3 +88,10 @@ def test_zsh_is_answered_in_its_words() -> None:
     agent_rft = Path(sys.executable).with_name("agent-rft")
     answer = subprocess.run([agent_rft], env=environment | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, text=True)
     assert answer.stdout.startswith('_arguments \'*: :(("follow":"Show a job as it goes on')
+
+
+def test_a_run_goes_on_in_one_way_only(tmp_path: Path) -> None:
+    arguments = ["train", str(tmp_path / "job.yaml"), "--resume", "runs/a", "--run-folder", "runs/b"]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2
+    assert "--resume or --run-folder" in result.output

@@ -1,0 +1,114 @@
+"""Each overlay's job has room in its pods, by the plan that a job itself goes by, and is not lost with them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from serve.cli import app
+from tests.contracts.manifests import (
+    CLUSTERS,
+    JOB_SECRETS,
+    OVERLAYS,
+    ROOT,
+    cluster_spec,
+    one,
+    quantity,
+    ray_pods,
+)
+
+QWEN3_2B = {
+    "num_parameters": 1_720_574_976,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "vocab_size": 151_936,
+    "max_position_embeddings": 40_960,
+}
+QWEN3_8B = {
+    "num_parameters": 8_190_735_360,
+    "hidden_size": 4096,
+    "intermediate_size": 12_288,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 151_936,
+    "max_position_embeddings": 40_960,
+}
+
+
+overlays = pytest.mark.parametrize("overlay", OVERLAYS)
+
+
+@overlays
+def test_memory_holds_what_ray_and_the_weights_take(overlay: str) -> None:
+    for kind in CLUSTERS:
+        for pod in ray_pods(cluster_spec(one(overlay, kind))):
+            store = int(pod.parameters["object-store-memory"])
+            (shm,) = [quantity(v["emptyDir"]["sizeLimit"]) for v in pod.spec["volumes"] if v["name"] == "shm"]
+            assert store < shm < quantity(pod.limits["memory"])
+            assert int(pod.parameters["num-cpus"]) <= quantity(pod.container["resources"]["requests"]["cpu"])
+
+
+@pytest.mark.parametrize(("overlay", "model"), [("laptop", None), ("gpu", QWEN3_2B), ("production", QWEN3_8B)])
+def test_the_plan_says_that_the_job_fits(overlay: str, model: Mapping[str, int] | None, tmp_path: Path) -> None:
+    """On nodes that have what the pods may take."""
+    pods = list(ray_pods(cluster_spec(one(overlay, "RayJob"))))
+    nodes = [
+        {
+            "name": pod.group,
+            "count": pod.replicas,
+            "cores": int(pod.parameters["num-cpus"]),
+            "memory_gib": quantity(pod.limits["memory"]) / 2**30,
+        }
+        | ({"gpus": pod.gpus, "gpu_memory_gib": 80} if pod.gpus else {})
+        for pod in pods
+    ]
+    (tmp_path / "nodes.yaml").write_text(yaml.safe_dump({"nodes": nodes}))
+    job = yaml.safe_load(one(overlay, "ConfigMap", "agent-rft")["data"]["job.yaml"])
+    job["model"] = str(ROOT / "examples/ledger/base" if model is None else model_folder(tmp_path / "model", model))
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
+    arguments = ["plan", str(tmp_path / "job.yaml"), "--cluster", str(tmp_path / "nodes.yaml"), "--json"]
+    planned = CliRunner().invoke(app, arguments, env=dict.fromkeys(JOB_SECRETS, "secret"))
+    plan = json.loads(planned.stdout)
+    assert (planned.exit_code, plan["fits"]) == (0, True), plan["problems"]
+    assert {place["role"] for place in plan["places"]} == {"engine", "learner rank"}
+    for place in plan["places"]:  # each in the group that is meant for it
+        assert place["node"].startswith(place["role"].split()[0]), place
+
+
+def model_folder(folder: Path, sizes: Mapping[str, int]) -> Path:
+    """A Qwen3 of that size, with a hole for weights: a file of safetensors is read no further than its header."""
+    shutil.copytree(
+        ROOT / "examples/ledger/base", folder, ignore=shutil.ignore_patterns("config.json", "*.safetensors")
+    )
+    config = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "dtype": "bfloat16", "head_dim": 128}
+    (folder / "config.json").write_text(json.dumps(config | sizes))
+    size = sizes["num_parameters"] * 2
+    tensor = {"dtype": "BF16", "shape": [sizes["num_parameters"]], "data_offsets": [0, size]}
+    header = json.dumps({"weights": tensor}).encode()
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.truncate(8 + len(header) + size)
+    return folder
+
+
+def test_a_job_is_retried_and_its_folder_outlives_the_cluster() -> None:
+    for overlay in OVERLAYS:
+        spec = one(overlay, "RayJob")["spec"]
+        assert spec["backoffLimit"] > 0 and spec["shutdownAfterJobFinishes"] is True
+        assert spec["submissionMode"] == "HTTPMode"
+        folder = spec["entrypoint"].split("--run-folder ")[1]
+        head = next(ray_pods(spec["rayClusterSpec"]))
+        volumes = {volume["name"]: volume for volume in head.spec["volumes"]}
+        (mount,) = [m for m in head.container["volumeMounts"] if Path(folder).is_relative_to(m["mountPath"])]
+        claim = volumes[mount["name"]]["persistentVolumeClaim"]["claimName"]
+        assert claim == one(overlay, "PersistentVolumeClaim")["metadata"]["name"]

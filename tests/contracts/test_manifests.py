@@ -1,0 +1,284 @@
+"""Each overlay, built by kustomize: objects that Kubernetes and KubeRay take, and nothing in them that is not there."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import sys
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import jsonschema
+import kubernetes_validate
+import pytest
+import yaml
+from ray.dashboard.http_server_agent import PUBLIC_EXACT_PATHS
+from ray.scripts.scripts import start
+from ray.serve.schema import ServeDeploySchema
+from typer.main import get_command
+
+from examples.ledger import make_data, server
+from serve.cli import app
+from tests.contracts.manifests import (
+    AGENT_PORT,
+    CLUSTERS,
+    JOB_SECRETS,
+    K8S,
+    METRICS_PORT,
+    OVERLAYS,
+    ROOT,
+    Object,
+    cluster_spec,
+    containers,
+    image_environment,
+    matches,
+    of_kind,
+    one,
+    pod_specs,
+    ray_pods,
+    rendered,
+)
+from trainer.jobfile import load_job
+from trainer.operator_file import load_operator
+
+KUBERNETES = ("1.31", "1.37")
+NO_SCHEMA = {"PodMonitor", "PrometheusRule"}
+"""Of Prometheus' operator."""
+IMAGE = "/opt/agent-rft/"
+SECRETS = {"agent-rft", "agent-rft-server", "agent-rft-tls"}
+MAX_APPLIED_BYTES = 2**18
+"""`kubectl apply` keeps an object's text in an annotation, which may not be larger."""
+RAYS_OWN = {8265: "/api/gcs_healthz"}
+"""What the dashboard answers without a token, beside what every node's agent does."""
+
+overlays = pytest.mark.parametrize("overlay", OVERLAYS)
+
+
+# -- form --------------------------------------------------------------------------------------------------------------
+
+
+@overlays
+@pytest.mark.parametrize("kubernetes", KUBERNETES)
+def test_kubernetes_takes_each_object(overlay: str, kubernetes: str) -> None:
+    known = [found for found in rendered(overlay) if found["kind"] not in NO_SCHEMA and found["kind"] not in CLUSTERS]
+    assert len(known) > 10
+    for found in known:
+        kubernetes_validate.validate(found, kubernetes, strict=True)
+    for _, _, spec in pod_specs(overlay):
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod"}, "spec": spec}
+        kubernetes_validate.validate(pod, kubernetes, strict=True)
+
+
+@overlays
+def test_kuberay_takes_each_cluster(overlay: str) -> None:
+    found = [found for found in rendered(overlay) if found["kind"] in CLUSTERS]
+    assert sorted(o["kind"] for o in found) == sorted(CLUSTERS)
+    for cluster in found:
+        jsonschema.validate(cluster, kuberay_schema(cluster["kind"]))
+
+
+def test_an_unknown_key_and_a_wrong_type_are_found() -> None:
+    cluster = one("laptop", "RayCluster")
+    for wrong in ({"headGroupSpecs": {}}, {"suspend": "yes"}):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate({**cluster, "spec": cluster["spec"] | wrong}, kuberay_schema("RayCluster"))
+
+
+@cache
+def kuberay_schema(kind: str) -> Any:
+    packed = Path(__file__).parent / "kuberay" / f"{kind}.v1.schema.json.gz"
+    return strict(json.loads(gzip.decompress(packed.read_bytes())))
+
+
+def strict(schema: Any) -> Any:
+    """Where keys are named, no other one is allowed, as a cluster does it."""
+    if isinstance(schema, list):
+        return [strict(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    inner = {key: strict(value) for key, value in schema.items()}
+    free = schema.get("x-kubernetes-preserve-unknown-fields", False)
+    if isinstance(schema.get("properties"), dict) and "type" in schema and not free:
+        inner.setdefault("additionalProperties", False)
+    return inner
+
+
+@overlays
+def test_three_clusters_have_the_same_pods(overlay: str) -> None:
+    job, service, cluster = (cluster_spec(one(overlay, kind)) for kind in ("RayJob", "RayService", "RayCluster"))
+    assert cluster.pop("suspend") is True
+    for spec in (job, service):
+        assert set(spec) == set(cluster)
+    assert [g["template"] for g in job["workerGroupSpecs"]] == [g["template"] for g in cluster["workerGroupSpecs"]]
+    assert [g["minReplicas"] for g in service["workerGroupSpecs"]] == [0, 0]
+    cluster["suspend"] = True
+
+
+# -- what they name is there -------------------------------------------------------------------------------------------
+
+
+@overlays
+def test_each_command_is_one_that_the_image_has(overlay: str) -> None:
+    entrypoint = one(overlay, "RayJob")["spec"]["entrypoint"]
+    name, command, *arguments = entrypoint.split()
+    assert name == "agent-rft"
+    parsed = get_command(app).commands[command].make_context(command, arguments)  # type: ignore[attr-defined]
+    assert parsed.params["run_folder"] == Path("/var/lib/agent-rft/runs/job")
+    assert parsed.params["resume"] is None
+    for deployment in of_kind(overlay, "Deployment"):
+        container = deployment["spec"]["template"]["spec"]["containers"][0]
+        assert container["command"] == ["python", "-m", "examples.ledger.server"]
+        options = server._parser().parse_args(container["args"])
+        declared = {port["name"]: port["containerPort"] for port in container["ports"]}
+        assert declared == {"tools": options.tools_port, "grader": options.grader_port}
+    for _, _, spec in pod_specs(overlay):
+        for container in spec.get("initContainers", []):
+            assert container["command"] == ["bash", "-ec"]
+            download, data = container["args"][0].split(" && ")
+            assert download.split()[:2] == ["hf", "download"]
+            assert Path(sys.executable).with_name("hf").exists()
+            assert data.split()[:4] == ["python", "-m", make_data.__name__, "--instructed"]
+
+
+@overlays
+def test_rays_options_are_options_of_ray_start(overlay: str) -> None:
+    known = {option for parameter in start.params for option in parameter.opts}
+    for kind in CLUSTERS:
+        for pod in ray_pods(cluster_spec(one(overlay, kind))):
+            command = pod.ray_start("head:6379", {})[-1]
+            assert set(re.findall(r"--[a-z-]+", command)) <= known
+        assert cluster_spec(one(overlay, kind))["rayVersion"] == version("ray")
+
+
+@overlays
+def test_images_are_of_this_version(overlay: str) -> None:
+    kind = "cpu" if overlay == "laptop" else "gpu"
+    images = {c["image"] for _, _, spec in pod_specs(overlay) for c in containers(spec)}
+    assert images == {f"agent-rft:{version('agent-rft')}-{kind}"}
+
+
+@overlays
+def test_what_the_image_writes_lies_on_a_volume(overlay: str) -> None:
+    folders = [image_environment()[name] for name in ("HOME", "HF_HOME", "AGENT_RFT_FOLDER")] + ["/tmp/ray", "/dev/shm"]
+    for name, _, spec in pod_specs(overlay):
+        volumes = {volume["name"] for volume in spec["volumes"]}
+        for container in containers(spec):
+            mounts = [Path(mount["mountPath"]) for mount in container["volumeMounts"] if not mount.get("readOnly")]
+            assert {mount["name"] for mount in container["volumeMounts"]} <= volumes
+            wanted = folders if container["name"].startswith("ray-") else ["/tmp"]
+            for folder in wanted:
+                assert any(Path(folder).is_relative_to(mount) for mount in mounts), f"{name}: {folder}"
+
+
+@overlays
+def test_configuration_is_what_the_code_reads(overlay: str, tmp_path: Path) -> None:
+    data = one(overlay, "ConfigMap", "agent-rft")["data"]
+    for name, text in data.items():
+        (tmp_path / name).write_text(text)
+    operator = load_operator(tmp_path / "agent-rft.yaml")
+    assert operator.allowed_networks
+    job = load_job(tmp_path / "job.yaml", dict.fromkeys(JOB_SECRETS, "secret"))
+    for path in filter(None, (job.model, job.training_file, job.validation_file, job.test_file)):
+        if path.startswith(IMAGE):
+            assert (ROOT / path.removeprefix(IMAGE)).exists(), path
+        else:
+            assert path.startswith("/var/lib/agent-rft/") or path == job.model, path
+    for _, _, spec in pod_specs(overlay):
+        for container in containers(spec):
+            for path in re.findall(r"/etc/agent-rft/([\w.-]+)", json.dumps(container)):
+                assert path in data
+    assert "/etc/agent-rft/job.yaml" in one(overlay, "RayJob")["spec"]["entrypoint"]
+
+
+@overlays
+def test_environment_variables_are_read_somewhere(overlay: str) -> None:
+    folders = [ROOT / name for name in ("serve", "cluster", "actors", "trainer", "examples")]
+    sources = "".join(path.read_text() for folder in folders for path in folder.rglob("*.py"))
+    for _, _, spec in pod_specs(overlay):
+        for container in containers(spec):
+            for variable in container.get("env", []):
+                assert variable["name"] in sources
+    for name in image_environment():
+        if name.startswith("AGENT_RFT"):
+            assert name in sources
+
+
+@overlays
+def test_secrets_are_named_and_nowhere_written(overlay: str) -> None:
+    assert not of_kind(overlay, "Secret")
+    text = json.dumps(rendered(overlay))
+    named = set(re.findall(r'"secretRef": {"name": "([\w-]+)"|"secretKeyRef": {"key": "\w+", "name": "([\w-]+)"', text))
+    flat = {name for pair in named for name in pair if name} | set(re.findall(r'"secretName": "([\w-]+)"', text))
+    assert flat <= SECRETS
+    told = (K8S / "README.md").read_text()
+    for name in flat:
+        assert re.search(rf"create secret (generic|tls) {name}\b", told), f"README does not say how {name} is made"
+    variables = set(re.findall(r"\$\{(\w+)\}", one(overlay, "ConfigMap", "agent-rft")["data"]["job.yaml"]))
+    for name in variables:
+        assert f"--from-literal={name}=" in told
+
+
+@overlays
+def test_serves_configuration_is_serves_and_the_applications(overlay: str) -> None:
+    from serve.deployment import build
+
+    config = ServeDeploySchema.model_validate(yaml.safe_load(one(overlay, "RayService")["spec"]["serveConfigV2"]))
+    (application,) = config.applications
+    assert application.import_path == f"{build.__module__}:{build.__name__}"
+    (arguments,) = [kind for name, kind in get_type_hints(build).items() if name != "return"]
+    assert arguments.model_validate(application.args)
+    assert config.http_options.port in ports_of(one(overlay, "RayService"))
+    assert application.args["folder"] == image_environment()["AGENT_RFT_FOLDER"]
+
+
+@overlays
+def test_ports_are_those_that_something_listens_at(overlay: str) -> None:
+    listening = {METRICS_PORT, AGENT_PORT, *RAYS_OWN}
+    for kind in CLUSTERS:
+        listening |= ports_of(one(overlay, kind))
+    for _, _, spec in pod_specs(overlay):
+        for container in containers(spec):
+            own = {port["containerPort"] for port in container.get("ports", [])}
+            for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+                action = container.get(probe, {})
+                if "tcpSocket" in action:
+                    assert action["tcpSocket"]["port"] in own
+                elif "httpGet" in action:
+                    port, path = action["httpGet"]["port"], action["httpGet"]["path"]
+                    assert RAYS_OWN.get(port) == path or (port == AGENT_PORT and path in PUBLIC_EXACT_PATHS)
+    for service in of_kind(overlay, "Service"):
+        pod = next(spec for _, labels, spec in pod_specs(overlay) if matches(service["spec"]["selector"], labels))
+        names = {port["name"]: port["containerPort"] for c in containers(pod) for port in c["ports"]}
+        for port in service["spec"]["ports"]:
+            assert names[port["targetPort"]] == port["port"]
+
+
+def ports_of(owner: Object) -> set[int]:
+    return {p["containerPort"] for pod in ray_pods(cluster_spec(owner)) for p in pod.container["ports"]}
+
+
+@pytest.mark.parametrize("name", ["job", "endpoints", "fleet", "learner"])
+def test_dashboards_reach_grafana(name: str) -> None:
+    found = one("production", "ConfigMap", "agent-rft-dashboards")
+    assert found["metadata"]["labels"]["grafana_dashboard"] == "1"
+    assert len(json.dumps(found)) < MAX_APPLIED_BYTES
+    assert json.loads(found["data"][f"{name}.json"])["uid"] == f"agent-rft-{name}"
+
+
+def test_prometheus_scrapes_ports_that_the_pods_have_and_may_reach_them() -> None:
+    monitor = one("production", "PodMonitor")["spec"]
+    (policy,) = [
+        p["spec"] for p in of_kind("production", "NetworkPolicy") if p["metadata"]["name"] == "from-prometheus"
+    ]
+    let_in = {port["port"] for rule in policy["ingress"] for port in rule["ports"]}
+    for kind in CLUSTERS:
+        for pod in ray_pods(cluster_spec(one("production", kind))):
+            assert matches(monitor["selector"]["matchLabels"], pod.labels)
+            ports = {port["name"]: port["containerPort"] for port in pod.container["ports"]}
+            assert {ports[endpoint["port"]] for endpoint in monitor["podMetricsEndpoints"]} == let_in
+    (own,) = [endpoint for endpoint in monitor["podMetricsEndpoints"] if endpoint["port"] == "rft-metrics"]
+    assert own["honorLabels"] is True  # or Prometheus would put its own `job` over ours
+    assert one("production", "PrometheusRule")["spec"]["groups"]

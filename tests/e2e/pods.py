@@ -1,0 +1,257 @@
+"""What KubeRay does with a RayJob and a RayService, done by hand: `python -m tests.e2e.pods rayjob FOLDER`, as the root
+of network, mount and PID namespaces of its own. All pods are on one network here: each has an address of its own, and
+workers have other ports where KubeRay gives all the same.
+
+FOLDER/state is the volume, FOLDER/config the ConfigMap, FOLDER/secrets.json {Secret: {key: value}}; FOLDER/logs gets
+what the pods say.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.contracts.manifests import (
+    AGENT_PORT,
+    GCS_PORT,
+    METRICS_PORT,
+    RayPod,
+    cluster_spec,
+    image_environment,
+    one,
+    quantity,
+    ray_pods,
+)
+from tests.e2e.pod import IMAGE, SOURCES, PodSpec, Volume
+
+OVERLAY = "laptop"
+NETWORK = "10.244.0"
+HEAD = f"{NETWORK}.2"
+DASHBOARD, API = f"http://{HEAD}:8265", f"http://{HEAD}:8000"
+LEDGER = f"{NETWORK}.9"
+TOKEN = "a-token-that-KubeRay-makes"
+WAIT_S = 300.0
+SIOCSIFADDR, SIOCSIFFLAGS, IFF_UP = 0x8916, 0x8914, 1
+
+
+def main() -> None:
+    scenario, folder = sys.argv[1], Path(sys.argv[2])
+    _network([HEAD, f"{NETWORK}.3", f"{NETWORK}.4", LEDGER])
+    (folder / "logs").mkdir()
+    cluster = Pods(folder)
+    print(json.dumps({"rayjob": rayjob, "rayservice": rayservice}[scenario](cluster, folder)))
+
+
+def rayjob(pods: Pods, folder: Path) -> dict[str, Any]:
+    """The cluster is lost after the first checkpoint; the second one has the same command."""
+    job = one(OVERLAY, "RayJob")
+    deployment = one(OVERLAY, "Deployment")["spec"]["template"]["spec"]
+    container = deployment["containers"][0]
+    pods.start("ledger", deployment, [*container["command"], *container["args"]])
+    _until(lambda: _listens(LEDGER, 8002), "the ledger's servers")
+    pods.start_cluster(cluster_spec(job), "first")
+    _submit(job, "first")
+    checkpoints = folder / "state" / "runs" / "job" / "checkpoints"
+    _until(lambda: any(checkpoints.glob("step-*")) or _ended("first"), "a checkpoint")
+    if _ended("first"):
+        return {"first": _status("first"), "log": _log("first")}
+    pods.kill("first")
+    pods.start_cluster(cluster_spec(job), "second")
+    _submit(job, "second")
+    _until(lambda: _ended("second"), "the job's end")
+    return {"first": "lost", "second": _status("second"), "log": _log("second")}
+
+
+def rayservice(pods: Pods, folder: Path) -> dict[str, Any]:
+    service = one(OVERLAY, "RayService")
+    spec = cluster_spec(service)
+    pods.start_cluster(spec, "service")
+    config = yaml.safe_load(service["spec"]["serveConfigV2"])
+    _ask("PUT", f"{DASHBOARD}/api/serve/applications/", config)
+    _until(lambda: _ask("GET", f"{API}/health")[0] == 200, "the API")
+    head = next(ray_pods(spec))
+    made = pods.start("exec", head.spec, ["agent-rft", "keys", "create", "test", "--scope", "admin"])
+    code = made.wait()
+    key = (folder / "logs" / "exec.log").read_text().split()[-1]
+    return {
+        "health": _ask("GET", f"{API}/-/healthz")[0],
+        "keys create": code,
+        "without a key": _ask("GET", f"{API}/v1/models", key="none")[0],
+        "models": _ask("GET", f"{API}/v1/models", key=key),
+    }
+
+
+class Pods:
+    """Containers that run; all end with this process."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._secrets: dict[str, dict[str, str]] = json.loads((folder / "secrets.json").read_text())
+        self._running: dict[str, subprocess.Popen[str]] = {}
+
+    def start_cluster(self, spec: Any, name: str) -> None:
+        """Its head and its workers, as many as there are at first; each is ready as its probes say."""
+        head, *workers = ray_pods(spec)
+        self._start_node(head, name, 0)
+        for i, worker in enumerate((worker for worker in workers if worker.replicas), 1):
+            assert worker.replicas == 1
+            self._start_node(worker, name, i)
+
+    def _start_node(self, pod: RayPod, name: str, i: int) -> None:
+        address = f"{NETWORK}.{2 + i}"
+        also = {
+            "node-ip-address": address,
+            "dashboard-agent-listen-port": str(AGENT_PORT + i),
+            "metrics-export-port": str(METRICS_PORT + i),
+        }
+        command = pod.ray_start(f"{HEAD}:{GCS_PORT}" if i else None, also)
+        running = self.start(f"{name}-{pod.group}", pod.spec, command)
+
+        def passes(probe: str) -> bool:
+            get = pod.container[probe]["httpGet"]
+            return _ask("GET", f"http://{address}:{get['port'] + i}{get['path']}", key="")[0] == 200
+
+        def ready() -> bool:
+            nonlocal running
+            if running.poll() is not None:  # Ray waits for itself for 30 s only; KubeRay makes another pod
+                running = self.start(f"{name}-{pod.group}", pod.spec, command)
+            return all(passes(probe) for probe in ("startupProbe", "readinessProbe") if probe in pod.container)
+
+        _until(ready, f"{name}-{pod.group}")
+
+    def start(self, name: str, spec: Any, command: Sequence[str]) -> subprocess.Popen[str]:
+        """A pod's first container with this command."""
+        container, context = spec["containers"][0], spec["securityContext"]
+        assert container["securityContext"]["readOnlyRootFilesystem"] and context["runAsNonRoot"]
+        volumes = {volume["name"]: volume for volume in spec["volumes"]}
+        pod = PodSpec(
+            command=command,
+            environment=self._environment(container),
+            volumes=[self._volume(name, mount, volumes[mount["name"]]) for mount in container["volumeMounts"]],
+            user=context["runAsUser"],
+            group=context["runAsGroup"],
+            folder=str(IMAGE),
+            hosts={"ledger": LEDGER},
+        )
+        with (self._folder / "logs" / f"{name}.log").open("ab") as log:
+            process = subprocess.Popen(
+                ["unshare", "--mount", "--pid", "--fork", sys.executable, "-m", "tests.e2e.pod"],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                text=True,
+            )
+        assert process.stdin is not None
+        process.stdin.write(pod.text())
+        process.stdin.close()
+        self._running[name] = process
+        return process
+
+    def kill(self, cluster: str) -> None:
+        """kill -9 of every process of a cluster: each pod's first one, with which Linux ends the others."""
+        for name, process in self._running.items():
+            if name.startswith(cluster):
+                for child in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
+                    os.kill(int(child), signal.SIGKILL)
+                process.wait()
+
+    def _environment(self, container: Any) -> dict[str, str]:
+        found = image_environment() | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}
+        found["PATH"] = found["PATH"].replace("$PATH", "/usr/local/bin:/usr/bin:/bin")
+        found["PYTHONPATH"] = f"{IMAGE}/{SOURCES}"
+        for source in container.get("envFrom", []):
+            found |= self._secrets[source["secretRef"]["name"]]
+        for variable in container.get("env", []):
+            if "value" in variable:
+                found[variable["name"]] = variable["value"]
+            else:
+                key = variable["valueFrom"]["secretKeyRef"]
+                found[variable["name"]] = self._secrets[key["name"]][key["key"]]
+        return found
+
+    def _volume(self, pod: str, mount: Any, volume: Any) -> Volume:
+        path, read_only = mount["mountPath"], mount.get("readOnly", False)
+        if "persistentVolumeClaim" in volume:
+            return Volume(path, str(self._folder / "state"), read_only)
+        if "configMap" in volume:
+            return Volume(path, str(self._folder / "config"), True)
+        return Volume(path, size_bytes=quantity(volume["emptyDir"]["sizeLimit"]))
+
+
+# -- asking ------------------------------------------------------------------------------------------------------------
+
+
+def _submit(job: Any, name: str) -> None:
+    """As KubeRay does it in HTTPMode."""
+    code, text = _ask(
+        "POST", f"{DASHBOARD}/api/jobs/", {"entrypoint": job["spec"]["entrypoint"], "submission_id": name}
+    )
+    assert code == 200, text
+
+
+def _status(name: str) -> str:
+    code, text = _ask("GET", f"{DASHBOARD}/api/jobs/{name}")
+    return str(json.loads(text)["status"]) if code == 200 else text
+
+
+def _log(name: str) -> str:
+    return _ask("GET", f"{DASHBOARD}/api/jobs/{name}/logs")[1]
+
+
+def _ended(name: str) -> bool:
+    return _status(name) in ("SUCCEEDED", "FAILED", "STOPPED")
+
+
+def _ask(method: str, url: str, body: Any = None, key: str = TOKEN) -> tuple[int, str]:
+    data = None if body is None else json.dumps(body).encode()
+    headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, data, headers, method=method), timeout=30) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+    except OSError as error:
+        return 0, str(error)
+
+
+def _listens(address: str, port: int) -> bool:
+    try:
+        socket.create_connection((address, port), 1).close()
+    except OSError:
+        return False
+    return True
+
+
+def _until(true: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not true():
+        if time.monotonic() > deadline:
+            sys.exit(f"{what}: not within {WAIT_S:g} s")
+        time.sleep(0.2)
+
+
+def _network(addresses: Sequence[str]) -> None:
+    """The loopback device, which a new network namespace has but switched off, with these addresses too."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as device:
+        fcntl.ioctl(device, SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", IFF_UP))
+        for i, address in enumerate(addresses):
+            packed = struct.pack("16sHH4s16x", f"lo:{i}".encode(), socket.AF_INET, 0, socket.inet_aton(address))
+            fcntl.ioctl(device, SIOCSIFADDR, packed)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""The manifests' entry points as Kubernetes runs them: not as root, on a read-only root file system, with the named
+volumes, the same environment and the same commands; as local processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from cryptography.fernet import Fernet
+
+from cluster.run_folder import RunFolder
+from tests.contracts.manifests import one
+
+LEDGER = Path(__file__).parents[2] / "examples" / "ledger"
+STEPS = 3
+TIMEOUT_S = 840
+"""Two minutes where two cores are free."""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """What the cluster's objects hold, with a job that is cut short."""
+    for name in ("state", "config"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name).chmod(0o777)
+    secrets = {
+        "agent-rft": {"LEDGER_TOKEN": "secret"},
+        "agent-rft-server": {"AGENT_RFT_SECRET_KEY": Fernet.generate_key().decode()},
+    }
+    (tmp_path / "secrets.json").write_text(json.dumps(secrets))
+    files = one("laptop", "ConfigMap")["data"]
+    job = yaml.safe_load(files["job.yaml"])
+    with (LEDGER / "data" / "train.jsonl").open() as file:
+        (tmp_path / "state" / "train.jsonl").write_text("".join(islice(file, STEPS * 16)))
+    job["training_file"] = "/var/lib/agent-rft/train.jsonl"
+    del job["validation_file"], job["test_file"]
+    job["method"]["reinforcement"]["hyperparameters"]["eval_interval"] = 1  # and a checkpoint
+    for name, text in (files | {"job.yaml": yaml.safe_dump(job)}).items():
+        (tmp_path / "config" / name).write_text(text)
+    return tmp_path
+
+
+def in_namespaces(scenario: str, folder: Path) -> dict[str, Any]:
+    """What a scenario of tests.e2e.pods comes to. All that it starts ends with it."""
+    root = [] if os.getuid() == 0 else ["--user", "--map-root-user"]
+    command = ["unshare", *root, "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    ended = subprocess.run(
+        [*command, sys.executable, "-m", "tests.e2e.pods", scenario, str(folder)],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+    logs = "".join(f"\n--- {path.name}\n{path.read_text()[-3000:]}" for path in sorted(folder.glob("logs/*")))
+    assert ended.returncode == 0, ended.stderr + logs
+    found: dict[str, Any] = json.loads(ended.stdout)
+    return found
+
+
+@pytest.mark.timeout(TIMEOUT_S + 30)
+def test_a_job_whose_cluster_is_lost_goes_on_from_its_checkpoint(folder: Path) -> None:
+    found = in_namespaces("rayjob", folder)
+    assert (found["first"], found.get("second")) == ("lost", "SUCCEEDED"), found["log"]
+    run = RunFolder(folder / "state" / "runs" / "job")
+    assert [metrics["step"] for metrics in run.metrics()] == list(range(1, STEPS + 1))
+    resumed = [event.message for event in run.events() if event.message.startswith("resumed at step")]
+    assert len(resumed) == 1 and not resumed[0].startswith("resumed at step 0")
+    model = run.checkpoints / f"step-{STEPS:06d}"
+    assert (model / "config.json").exists()
+    assert model.stat().st_uid != 0 or os.getuid() != 0
+
+
+@pytest.mark.timeout(TIMEOUT_S + 30)
+def test_the_api_answers_to_a_key_only(folder: Path) -> None:
+    found = in_namespaces("rayservice", folder)
+    assert found["health"] == 200
+    assert found["keys create"] == 0
+    assert found["without a key"] == 401
+    code, text = found["models"]
+    assert code == 200, text
+    assert json.loads(text)["object"] == "list"
