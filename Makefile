@@ -40,8 +40,11 @@ $(PROMETHEUS):
 test: setup $(PROMETHEUS)
 	$(BIN)/python -m pytest tests -m "not slow"
 
+# Two halves, a core each.
 unit: setup
-	$(BIN)/python -m pytest tests/unit
+	printf '%s\n' "tests/unit/cluster tests/unit/serve" \
+		"tests/unit --ignore tests/unit/cluster --ignore tests/unit/serve" | \
+		xargs -P 2 -I{} sh -c '$(BIN)/python -m pytest {}'
 
 chaos: setup
 	$(BIN)/python -m pytest tests/chaos tests/integration/actors/test_python_grader.py

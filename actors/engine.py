@@ -127,6 +127,8 @@ class Engine:
             max_num_batched_tokens=max(MIN_BATCHED_TOKENS, c.context_length),
             seed=c.seed,
             enforce_eager=c.gpus == 0,
+            # Between the parts of a prompt vLLM sets a seeded request's generator back, which on CPUs ends the engine.
+            enable_chunked_prefill=c.gpus > 0,
             tensor_parallel_size=max(1, c.gpus),
             distributed_executor_backend=None if c.gpus else CPU_EXECUTOR,
             gpu_memory_utilization=GPU_MEMORY_SHARE,

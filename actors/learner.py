@@ -235,8 +235,9 @@ class LearnerRank:
             EngineFailed: not all have come.
         """
         try:
-            if self._broadcast is not None:
-                self._broadcast.close()
+            if (before := self._broadcast) is not None:
+                self._broadcast = None
+                before.close()
             self._broadcast = Broadcast(address, SENDER, size, self._device)
         except RuntimeError as error:  # torch's errors of stores and groups derive from it
             raise EngineFailed(f"no broadcast to the engines: {error}") from error

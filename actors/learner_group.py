@@ -126,10 +126,11 @@ class LearnerGroup:
 
         def watched(rank: int, actor: Any) -> Watched:
             async def pulse() -> list[Doing]:
-                with contextlib.suppress(RayActorError):  # the call that it breaks off says so
+                try:
                     doing: list[Doing] = await actor.pulse.remote()
-                    return doing
-                return []
+                except RayActorError as error:
+                    raise LearnerFailed(f"the process of learner rank {rank} was lost", ranks=[rank]) from error
+                return doing
 
             async def give_up(why: str) -> None:
                 self._given_up[rank] = why
@@ -235,6 +236,8 @@ class _RankProcess:
             yield
             self._recorder.record(f"rank_s/{method}", time.monotonic() - self._doing[1])
         finally:
+            if self._recorder is not None:
+                self._recorder.record(f"rank_s/{method}", time.monotonic() - self._doing[1])
             self._doing = None
 
 

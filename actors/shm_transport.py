@@ -85,9 +85,9 @@ class ShmWeightTransferEngine(WeightTransferEngine[ShmInitInfo, ShmUpdateInfo]):
                     module.quant_method.process_weights_after_loading(module)
 
     def shutdown(self) -> None:
-        if self._broadcast is not None:
-            self._broadcast.close()
+        if (before := self._broadcast) is not None:
             self._broadcast = None
+            before.close()
 
 
 def _tensors(data: torch.Tensor, layout: list[list[Any]]) -> Iterator[tuple[str, torch.Tensor]]:

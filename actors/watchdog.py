@@ -20,7 +20,7 @@ from actors.holdback import OnEvent
 from actors.in_flight import Doing
 from actors.outcome import ask
 from actors.timing import REAL_TIMING, Timing
-from trainer.errors import Discard
+from trainer.errors import Discard, RftError
 
 LOOK_EVERY_S = 5.0
 SILENT_S = 30.0
@@ -117,11 +117,12 @@ class Watchdog:
             return False
         try:
             patient.doing = patient.asked.result()
-        except Discard:
+        except RftError:
             patient.doing = []
-        if patient.named:
-            self._on_event("info", f"{name} answers again, after {patient.looks * LOOK_EVERY_S:.0f} s")
-            patient.named = patient.given_up = False
+        else:
+            if patient.named:
+                self._on_event("info", f"{name} answers again, after {patient.looks * LOOK_EVERY_S:.0f} s")
+        patient.named = patient.given_up = False
         return True
 
     async def _judge(self, one: Watched, patient: _Patient) -> None:

@@ -40,9 +40,9 @@ SETTINGS: dict[str, Any] = {
 
 
 def steps_an_hour(folder: RunFolder) -> float:
-    """By all steps but the first, without validation, so that starting engines and checkpoints do not count."""
-    steps = folder.metrics()[1:]
-    return 3600 / mean(m["time_step_s"] - m.get("time_eval_s", 0.0) for m in steps)
+    """By all steps but the first, without validation and checkpoints."""
+    beside = ("time_eval_s", "time_checkpoint_s")
+    return 3600 / mean(m["time_step_s"] - sum(m.get(name, 0.0) for name in beside) for m in folder.metrics()[1:])
 
 
 def one(seed: int, steps: int, faulty: bool) -> tuple[float, float, dict[str, float]]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import ray
 
 from actors.dispatcher_actor import start_dispatchers
@@ -44,6 +45,12 @@ class MeasuredWorker(RolloutWorker):
     async def mark(self) -> tuple[float, int]:
         """The time in seconds and the tokens sampled so far."""
         return time.monotonic(), self._engine.sampled_tokens
+
+    async def processor_s(self) -> float:
+        """Processor time so far, of its own process and of the engine's."""
+        here = psutil.Process()
+        times = [process.cpu_times() for process in (here, *here.children(recursive=True))]
+        return sum(spent.user + spent.system for spent in times)
 
     async def forget(self) -> None:
         """Empty the prefix cache, so that what was computed before helps nobody."""
@@ -100,9 +107,9 @@ async def ledger_fleet(slots: int, *server_options: str) -> AsyncIterator[Ledger
 
 @asynccontextmanager
 async def ledger_fleets(
-    slots: int, places: Sequence[Place | None], *server_options: str
+    slots: int, places: Sequence[Place | None], *server_options: str, vllms_own: bool = True
 ) -> AsyncIterator[list[LedgerFleet]]:
-    """One fleet for each of `places`, where it tells its metrics, beside the same tools and grader."""
+    """One fleet for each of `places`, where it and vLLM tell their metrics, beside the same tools and grader."""
     with services(*server_options) as environment:
         os.environ.update(environment)
         job = load_job(JOB)
@@ -113,18 +120,22 @@ async def ledger_fleets(
             fleets: list[LedgerFleet] = []
             try:
                 for index, metrics in enumerate(places):
-                    fleets.append(await _fleet(prepared, slots, seats.engine(index), metrics))
+                    fleets.append(await _fleet(prepared, slots, seats.engine(index), metrics, vllms_own))
                 yield fleets
             finally:
                 for ledger in fleets:
                     await ledger.fleet.shutdown()
 
 
-async def _fleet(prepared: Prepared, slots: int, options: dict[str, Any], metrics: Place | None) -> LedgerFleet:
+async def _fleet(
+    prepared: Prepared, slots: int, options: dict[str, Any], metrics: Place | None, vllms_own: bool
+) -> LedgerFleet:
     job, reinforcement = prepared.job, prepared.job.reinforcement
     dtype = prepared.placement.dtype
     config = WorkerConfig(
-        EngineConfig(job.model, dtype, prepared.context_length, slots, job.seed, log_stats=metrics is not None),
+        EngineConfig(
+            job.model, dtype, prepared.context_length, slots, job.seed, log_stats=vllms_own and metrics is not None
+        ),
         EpisodeSpec(
             f"{job.seed}",
             reinforcement.limits,

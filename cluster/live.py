@@ -14,7 +14,7 @@ from contextlib import suppress
 from itertools import pairwise
 from statistics import fmean, median
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rich import box
 from rich.console import Console, Group, RenderableType
@@ -30,6 +30,9 @@ from cluster.before_after import compare
 from cluster.run_folder import evaluation_of
 from trainer.evaluate import Evaluation
 from trainer.protocols import EventSink, Level
+
+if TYPE_CHECKING:  # a view starts in a moment, preflight with all that it checks with does not
+    from cluster.preflight import Prepared
 
 TREND_WIDTH, PHASE_WIDTH = 30, 40
 LEVEL_STYLES = {"info": "dim", "warn": "yellow", "error": "bold red"}
@@ -81,6 +84,16 @@ class Sinks:
     def groups(self, name: str, groups: Sequence[trainer.types.Group]) -> None:
         for sink in self._sinks:
             sink.groups(name, groups)
+
+
+class Watch(EventSink, Protocol):
+    """What else hears of a run. Calls return at once and never raise."""
+
+    def prepared(self, prepared: Prepared) -> None:
+        """The job passed its checks."""
+
+    def phase(self, text: str) -> None:
+        """What is going on between steps."""
 
 
 class LiveView:

@@ -1,7 +1,8 @@
 """How much memory an engine and a learner rank take, part by part: sums over a model's sizes, made before a start.
 
-They are estimates for choosing machines. Measured on CPUs they were off by less than a quarter; see
-tests/ray/test_memory.py, which measures again.
+They are estimates for choosing machines. Against the most that processes held on a CPU in float32: a rank with 0.56M
+parameters 0.69 GiB for 0.62, with 37M parameters and 1,024 tokens a micro-batch 1.91 for 1.70 (ZeRO 1: 2.19 for 1.96),
+an engine with 37M parameters 2.97 for 3.06. On GPUs nothing was measured yet.
 """
 
 from __future__ import annotations

@@ -33,6 +33,15 @@ class MetricsSink:
             self.recorder.record(f"events/{level}", 0.0)
         self.recorder.add(self._disk)
 
+    @classmethod
+    def of_run(cls, folder: Path, *, local: bool) -> MetricsSink:
+        """Of the run in `folder`, whose name is the job's; on a cluster that is `local`.
+
+        Raises:
+            UserError: the environment names no port.
+        """
+        return cls(Place.of(folder.name, local=local), folder)
+
     def event(self, level: Level, message: str, **data: Any) -> None:
         self.recorder.record(f"events/{level}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -99,8 +100,13 @@ def _bytes(gib: float | None) -> int | None:
 def this_machine() -> Node:
     """What a local Ray would offer; none is started."""
     gpu_memory = _gpu_memories()
-    memory = ray._common.utils.get_system_memory()  # that of the container, where we are in one
-    return Node("this machine", float(os.cpu_count() or 1), len(gpu_memory), memory, min(gpu_memory, default=None))
+    cores = float(os.cpu_count() or 1)
+    return Node("this machine", cores, len(gpu_memory), _memory_here(), min(gpu_memory, default=None))
+
+
+def _memory_here() -> int:
+    """That of the container, where we are in one."""
+    return int(ray._common.utils.get_system_memory())
 
 
 def live_nodes() -> list[Node]:
@@ -112,13 +118,14 @@ def live_nodes() -> list[Node]:
 
 
 def _live(node: Mapping[str, Any], gpu_memory: Any) -> Node:
-    resources = node["Resources"]
-    parts = [resources[name] for name in ("memory", "object_store_memory") if name in resources]
+    resources, host = node["Resources"], node["NodeManagerHostname"]
+    # Of other machines Ray knows only what was free when it started there.
+    free = sum(resources.get(kind, 0.0) for kind in ("memory", "object_store_memory"))
     return Node(
-        name=f"{node['NodeManagerHostname']}-{node['NodeID'][:4]}",
+        name=f"{host}-{node['NodeID'][:4]}",
         cores=resources.get("CPU", 0.0),
         gpus=resources.get("GPU", 0.0),
-        memory_bytes=int(sum(parts)) if parts else None,
+        memory_bytes=_memory_here() if host == socket.gethostname() else int(free) or None,
         gpu_memory_bytes=None if gpu_memory is None else _answer(gpu_memory),
     )
 

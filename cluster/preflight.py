@@ -137,7 +137,7 @@ async def prepare(
     if model is not None:
         problems += await _length_problems(rows, model, context_length, job)
     lacking = [] if operator.wait_for_nodes_s else cluster.lacking
-    problems += [*cluster.problems, *(lacking or resource_problems(operator.jobs, cluster.placement.bundles))]
+    problems += [*cluster.problems, *lacking, *resource_problems(operator.jobs, cluster.placement.bundles)]
     problems += _folder_problems(runs)
     if model is not None and plan is not None:
         space = free or Free.measured(runs)

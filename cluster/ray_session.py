@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import logging
 import os
 import secrets
@@ -12,8 +13,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 from typing import IO
 
 import psutil
@@ -24,7 +26,7 @@ from cluster.nodes import Node, live_nodes
 from trainer.errors import InvalidJob, Problem, RftError
 
 CONNECT_TIMEOUT_S = 10.0
-START_TIMEOUT_S, STOP_TIMEOUT_S, AGENTS_S = 60.0, 30.0, 5.0
+START_TIMEOUT_S, KILL_TIMEOUT_S = 60.0, 5.0
 LAST_WORDS_BYTES = 2_000
 PR_SET_PDEATHSIG = 1
 
@@ -69,9 +71,10 @@ def ray_session(address: str | None) -> Iterator[list[Node]]:
 
 
 @contextmanager
-def job_cluster(address: str | None) -> Iterator[None]:
+def job_cluster(address: str | None, note: Path | None = None) -> Iterator[None]:
     """A cluster that takes Ray jobs, to which we are connected. A local one ends with this process, however that ends,
-    and nobody without its token may use it (`begin_with_token`).
+    and nobody without its token may use it (`begin_with_token`). `note`: a file that says whose it is, for
+    `end_leftover`.
 
     Raises:
         InvalidJob: nothing answers at `address`.
@@ -90,13 +93,55 @@ def job_cluster(address: str | None) -> Iterator[None]:
     home = tempfile.TemporaryDirectory(prefix="rft-", ignore_cleanup_errors=True)
     with tempfile.TemporaryFile() as log, home as folder:
         options.append(f"--temp-dir={folder}")
-        head = subprocess.Popen([*command, *options], stdout=log, stderr=log, preexec_fn=_end_with_parent)
+        # In a session of its own: Ctrl-C is for us, and the cluster is to be there until we have ended in good order.
+        head = subprocess.Popen(
+            [*command, *options], stdout=log, stderr=log, start_new_session=True, preexec_fn=_end_with_parent
+        )
         try:
+            if note is not None:
+                note.write_text(json.dumps([_identity(os.getpid()), _identity(head.pid)]))
             _wait_for_head(head, port, log)
             with ray_session(f"127.0.0.1:{port}"):
                 yield
         finally:
             _end(head)
+
+
+def end_leftover(note: Path) -> None:
+    """End what is left of a local cluster whose owner was killed. Ray takes up to a minute for it, in which the ports
+    and the memory are not free yet."""
+    try:
+        owner, head = (_process(*identity) for identity in json.loads(note.read_text()))
+    except (OSError, ValueError, TypeError):  # there is none, or its owner was killed while it wrote
+        return
+    if owner is None and head is not None:
+        _kill([*_family(head), head])
+
+
+def _identity(pid: int) -> tuple[int, float]:
+    return pid, psutil.Process(pid).create_time()
+
+
+def _process(pid: int, created: float) -> psutil.Process | None:
+    """The very process, or None where its number is free or somebody else's."""
+    with suppress(psutil.NoSuchProcess):
+        process = psutil.Process(pid)
+        if process.create_time() == created and process.status() != psutil.STATUS_ZOMBIE:
+            return process
+    return None
+
+
+def _family(process: psutil.Process) -> list[psutil.Process]:
+    with suppress(psutil.NoSuchProcess):
+        return process.children(recursive=True)
+    return []
+
+
+def _kill(processes: Sequence[psutil.Process]) -> None:
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(processes, KILL_TIMEOUT_S)
 
 
 def job_server_of(address: str) -> str:
@@ -126,18 +171,12 @@ def _wait_for_head(head: subprocess.Popen[bytes], port: int, log: IO[bytes]) -> 
 
 
 def _end(head: subprocess.Popen[bytes]) -> None:
-    """End a head and all that it started: agents of Ray's notice only after a while that they are alone."""
-    family = psutil.Process(head.pid).children(recursive=True) if head.poll() is None else []
-    head.terminate()
-    try:
-        head.wait(STOP_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        head.kill()
-        head.wait()
-    _, left = psutil.wait_procs(family, AGENTS_S)
-    for process in left:
-        with suppress(psutil.NoSuchProcess):
-            process.kill()
+    """End a head and all that it started. Asked to, Ray takes most of a minute, in which it keeps ports and memory, and
+    it has nothing to keep."""
+    if head.poll() is None:
+        process = psutil.Process(head.pid)
+        _kill([*_family(process), process])
+    head.wait()
 
 
 def _free_ports(count: int) -> list[int]:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from enum import Enum
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import ray
 from rich.console import Console
@@ -21,10 +21,9 @@ from actors.fleet import CANARY_LIMITS, Fleet
 from actors.grader_pool import GraderPoolActor, GraderPoolClient, watched_graders
 from actors.learner_group import LearnerGroup
 from actors.rollout_worker import RolloutWorker
-from actors.telemetry import Place
 from actors.watchdog import Watchdog, Watched
 from cluster.job_sessions import JobSessions
-from cluster.live import LiveView, Sinks, before_after_table
+from cluster.live import LiveView, Sinks, Watch, before_after_table
 from cluster.metrics_sink import MetricsSink
 from cluster.preflight import Prepared, prepare
 from cluster.ray_job import RayJobStatus, stop_warning
@@ -39,7 +38,7 @@ from trainer.errors import InvalidJob, Problem, RftError, first_error
 from trainer.evaluate import Evaluation, evaluate
 from trainer.loop import Loop, LoopConfig
 from trainer.operator import Operator
-from trainer.protocols import EventSink, Level
+from trainer.protocols import Level
 from trainer.spec import JobSpec
 from trainer.supervised import SupervisedLoop
 from trainer.types import Purpose, Task
@@ -77,16 +76,6 @@ async def train(job: JobSpec, runs: Path, resume: Path | None, address: str | No
     async with _run(job, runs, address, resume, operator) as run:
         await run.train(resume is not None)
     return run.outcome
-
-
-class Watch(EventSink, Protocol):
-    """What else hears of a run. Calls return at once and never raise."""
-
-    def prepared(self, prepared: Prepared) -> None:
-        """The job passed its checks."""
-
-    def phase(self, text: str) -> None:
-        """What is going on between steps."""
 
 
 async def train_in(
@@ -144,7 +133,7 @@ async def _run(
             watch.prepared(prepared)
         folder = RunFolder(resume or new_run_folder(runs, job.suffix))
         view = LiveView(prepared.plan.steps, console)
-        metrics = MetricsSink(Place.of(folder.path.name, local=is_local(address)), folder.path)
+        metrics = MetricsSink.of_run(folder.path, local=is_local(address))
         run = _Run(prepared, operator, folder, view, metrics, signals, console, watch)
         try:
             with view:
@@ -186,9 +175,9 @@ class _Run:
         self._folder = folder
         self._view = view
         self._watch = watch
-        self._status = RayJobStatus(folder.path.name, prepared.plan.steps)
         self._metrics = metrics
-        self._sink = Sinks(folder, view, self._status, metrics, *([] if watch is None else [watch]))
+        self._status = RayJobStatus(folder.path.name, prepared.plan.steps)
+        self._sink = Sinks(folder, view, metrics, self._status, *([] if watch is None else [watch]))
         self._signals = signals
         self._console = console
         self._seats: Seats | None = None
@@ -342,6 +331,7 @@ class _Run:
                     learning = group.create_task(LearnerGroup.start(learner_config(prepared, metrics), options))
                 if engines:
                     self._fleet = fleet = self._make_fleet(seats)
+                    self._metrics.recorder.add(fleet.live)
                     group.create_task(fleet.start(at_start))
         except ExceptionGroup as errors:
             raise first_error(errors) from errors
@@ -367,10 +357,8 @@ class _Run:
         prepared, metrics = self._prepared, self._metrics.place
         reinforcement = prepared.job.reinforcement
         folder, tell = self._folder.path, partial(self._sink.event, "warn")
-        shards, session = prepared.job.cluster.dispatchers, reinforcement.session
-        dispatchers = start_dispatchers(
-            reinforcement.tools, self._operator, shards, session, folder, seats.beside, metrics
-        )
+        tools, shards, session = reinforcement.tools, prepared.job.cluster.dispatchers, reinforcement.session
+        dispatchers = start_dispatchers(tools, self._operator, shards, session, folder, seats.beside, metrics)
         if session is not None:
             self._sessions = JobSessions(DispatcherClient(*dispatchers), folder, tell)
         graders = (
@@ -395,9 +383,7 @@ class _Run:
         size, canary_limit = prepared.job.cluster.engines, CANARY_LIMITS[prepared.placement.dtype]
         endpoints = [DispatcherClient(*dispatchers).endpoint_stats, GraderPoolClient(graders).endpoint_stats]
         placed, tell_all = seats.engine_placed, self._sink.event
-        fleet = Fleet(spawn, size, canary_limit, reinforcement.limits, tell_all, lost, endpoints, placed)
-        self._metrics.recorder.add(fleet.live)
-        return fleet
+        return Fleet(spawn, size, canary_limit, reinforcement.limits, tell_all, lost, endpoints, placed)
 
     async def _grade(
         self, fleet: Fleet, tasks: Sequence[Task], purpose: Purpose, name: str, samples: int

@@ -55,9 +55,10 @@ class Event:
 
 
 def new_run_folder(root: Path, suffix: str | None = None) -> Path:
-    """Create `root/<UTC time>[-suffix]`; names sort by age."""
+    """Create `root/<UTC time>[-suffix]`; names sort by age. To the millisecond, for jobs that are begun together in
+    several places go by these names in metrics too."""
     slug = re.sub(r"[^\w.-]+", "-", suffix or "").strip("-.")
-    stem = f"{datetime.now(UTC):%Y%m%d-%H%M%S}" + (f"-{slug}" if slug else "")
+    stem = f"{datetime.now(UTC):%Y%m%d-%H%M%S-%f}"[:-3] + (f"-{slug}" if slug else "")
     for number in count(1):
         path = root / (stem if number == 1 else f"{stem}-{number}")
         with suppress(FileExistsError):

@@ -52,7 +52,7 @@ class SecretBox:
             UserError: it was sealed with another key, or changed since.
         """
         try:
-            return self._fernet.decrypt(sealed).decode()
+            return self._fernet.decrypt(sealed.encode()).decode()
         except InvalidToken:
             raise UserError(
                 "a stored secret cannot be opened: it was sealed with another key than the server has now"

@@ -10,7 +10,6 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields
-from functools import cache
 from typing import Any, TypeVar
 
 from sqlalchemy import ColumnElement, Select, delete, false, func, or_, select, text, update
@@ -338,7 +337,6 @@ def _row(session: Session, job_id: str, owner: str | None = None) -> JobRow:
     return row
 
 
-@cache
 def _columns(kind: type[Any], table: Any) -> Select[Any]:
     """What makes a record, in its order: rows of columns cost half of what objects do, and listings are read often."""
     return select(*(getattr(table, field.name) for field in fields(kind)))

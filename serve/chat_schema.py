@@ -226,7 +226,6 @@ class Sampling(BaseModel):
     top_k: Annotated[int, Field(ge=0)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     parallel_tool_calls: bool | None = None
     stream: bool = False
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
@@ -248,6 +247,7 @@ class ChatRequest(Sampling):
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     stop: str | Annotated[list[str], Field(max_length=4)] | None = None
     logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None

@@ -72,6 +72,9 @@ def build(args: Settings) -> Application:
     return application
 
 
+build.__annotations__["args"] = Settings  # Ray Serve looks for the class itself, and checks what it is given against it
+
+
 @ray_serve.ingress()
 class Api:
     """A replica."""

@@ -9,12 +9,12 @@ from contextlib import contextmanager
 from typing import Annotated, Any, Literal, get_args
 
 from fastapi import APIRouter, Depends, Query, Request
-from fastapi.responses import FileResponse
+from fastapi.responses import FileResponse, JSONResponse
 from starlette.concurrency import run_in_threadpool
 
 from cluster.file_store import FileRecord, FileStore, FileTooLarge, NoSpace, UnknownFile
 from serve.auth import Reader, Writer
-from serve.errors import ApiError
+from serve.errors import ApiError, ErrorBody
 from serve.pages import PageQuery, page, page_query
 from serve.schemas import DeletedFile, FileObject, Page, Responses, answers
 from serve.upload import Form, read_form
@@ -42,7 +42,7 @@ FORM = {
 UPLOAD = {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": FORM}}}}
 """The body is read by hand, so the OpenAPI page has to be told of it."""
 BYTES = {"schema": {"type": "string", "format": "binary"}}
-CONTENT: Responses = {200: {"content": {"application/octet-stream": BYTES}}}
+CONTENT: Responses = {200: {"content": {"application/octet-stream": BYTES}}, "5XX": {"model": ErrorBody}}
 
 Pages = Annotated[PageQuery, Depends(page_query(10_000, 10_000))]
 
@@ -81,7 +81,7 @@ def make_router(files: FileStore, max_uploads: int = ServerLimits().max_uploads)
         pages: Pages,
         order: Literal["asc", "desc"] = "desc",
         purpose: Annotated[str | None, Query(max_length=100)] = None,
-    ) -> dict[str, Any]:
+    ) -> JSONResponse:
         with _unknown("after"):
             found, more = await run_in_threadpool(
                 files.list, after=pages.after, limit=pages.limit, newest_first=order == "desc", purpose=purpose

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Depends, Header, Path, Request
+from fastapi.responses import JSONResponse
 
 from cluster.api_job import Described, WireJob
 from cluster.job_service import JobService
@@ -47,7 +48,7 @@ def make_router(service: JobService, organization: str = "local") -> APIRouter:
             return job_object(service.create(body, key.id, idempotency_key=idempotency_key, retry=retry), organization)
 
     @router.get("", response_model=None, responses=answers(Page[Job]))
-    def list_jobs(request: Request, key: Reader, pages: JobPages) -> dict[str, Any]:
+    def list_jobs(request: Request, key: Reader, pages: JobPages) -> JSONResponse:
         """The newest first. `metadata[k]=v` picks those that carry it."""
         with _errors():
             found, more = store.jobs(None, after=pages.after, limit=pages.limit, labels=_labels(request))
@@ -77,13 +78,13 @@ def make_router(service: JobService, organization: str = "local") -> APIRouter:
             return job_object(service.resume(job_id), organization)
 
     @router.get("/{job_id}/events", response_model=None, responses=answers(Page[Event]))
-    def events(job_id: JobId, key: Reader, pages: EventPages) -> dict[str, Any]:
+    def events(job_id: JobId, key: Reader, pages: EventPages) -> JSONResponse:
         with _errors(job_id):
             found, more = store.events(job_id, after=pages.after, limit=pages.limit)
         return page([event_object(event) for event in found], more)
 
     @router.get("/{job_id}/checkpoints", response_model=None, responses=answers(Page[Checkpoint]))
-    def checkpoints(job_id: JobId, key: Reader, pages: CheckpointPages) -> dict[str, Any]:
+    def checkpoints(job_id: JobId, key: Reader, pages: CheckpointPages) -> JSONResponse:
         with _errors(job_id):
             found, more = store.checkpoints(job_id, after=pages.after, limit=pages.limit)
         return page([checkpoint_object(checkpoint) for checkpoint in found], more)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from fastapi import Query
+from fastapi.responses import JSONResponse
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +32,15 @@ def page_query(default: int, maximum: int) -> Callable[..., PageQuery]:
     return read
 
 
-def page(data: Sequence[Mapping[str, Any]], has_more: bool) -> dict[str, Any]:
-    """A page in the wire form. Clients go on with `after=<last_id>` while `has_more`."""
-    return {
-        "object": "list",
-        "data": list(data),
-        "has_more": has_more,
-        "first_id": data[0]["id"] if data else None,
-        "last_id": data[-1]["id"] if data else None,
-    }
+def page(data: Sequence[Mapping[str, Any]], has_more: bool) -> JSONResponse:
+    """A page in the wire form. Clients go on with `after=<last_id>` while `has_more`. Made here: FastAPI would look at
+    each value again, which costs more than all the rest of a listing."""
+    return JSONResponse(
+        {
+            "object": "list",
+            "data": list(data),
+            "has_more": has_more,
+            "first_id": data[0]["id"] if data else None,
+            "last_id": data[-1]["id"] if data else None,
+        }
+    )

@@ -9,6 +9,8 @@ from typing import Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
+from serve.errors import ErrorBody
+
 T = TypeVar("T")
 Responses = dict[int | str, dict[str, Any]]
 
@@ -17,8 +19,9 @@ def answers(model: Any, *, streams: bool = False) -> Responses:
     """`responses` of a route whose success is this model; `streams`: or server-sent events, where asked for."""
     described: dict[str, Any] = {"model": model}
     if streams:
-        described["content"] = {"text/event-stream": {"schema": {"type": "string"}}}
-    return {200: described}
+        event = {"type": "object", "properties": {"event": {"type": "string"}, "data": {"type": "string"}}}
+        described["content"] = {"text/event-stream": {"schema": event}}
+    return {200: described, "5XX": {"model": ErrorBody}}
 
 
 class Answer(BaseModel):

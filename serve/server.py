@@ -16,7 +16,7 @@ from ray.serve.config import HTTPOptions, ProxyLocation
 from ray.serve.context import _get_global_client
 from ray.serve.schema import LoggingConfig
 
-from cluster.ray_session import job_cluster
+from cluster.ray_session import end_leftover, job_cluster
 from cluster.signals import Signals
 from serve.deployment import APP, Settings, build
 from serve.model_apps import remove_models
@@ -44,6 +44,8 @@ def run_server(
         RftError: why it cannot start.
     """
     logging.getLogger("ray.serve").setLevel(logging.ERROR)  # it tells each step of each deployment
+    note = places.folder / "cluster.json"
+    end_leftover(note)
     # On a cluster that runs already, the proxy is elsewhere, or here already.
     with held(host, port) if address is None or port == 0 else nullcontext(port) as port:
         state = ServerState(places, operator)
@@ -54,13 +56,12 @@ def run_server(
             state.close()
         if token is not None:
             tell(f"API key, shown this once: {token}")
-        with job_cluster(address):
+        with job_cluster(address, note):
             host, port = start_http(host, port)
             path = None if config is None else str(config.resolve())
             deploy(Settings(folder=str(places.folder.resolve()), config=path))
             shown = f"[{host}]" if ":" in host else host
-            tell(f"serving at http://{shown}:{port}/v1 (docs at /docs)")
-            asyncio.run(_until_signal())
+            asyncio.run(_until_signal(lambda: tell(f"serving at http://{shown}:{port}/v1 (docs at /docs)")))
             if address is None:
                 ray_serve.delete(APP)  # answers that are under way; all else ends with the cluster
             else:
@@ -119,7 +120,9 @@ def deploy(settings: Settings) -> None:
         raise RftError(f"the API did not start: {error}") from error
 
 
-async def _until_signal() -> None:
+async def _until_signal(ready: Callable[[], None]) -> None:
+    """`ready` is called when signals are ours: Ray's own handler of SIGTERM ends the process on the spot."""
     stopped = asyncio.Event()
     with Signals() as signals, signals.graceful(stopped.set):
+        ready()
         await stopped.wait()

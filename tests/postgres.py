@@ -30,12 +30,15 @@ def postgres() -> Iterator[str]:
     try:
         subprocess.run([*prefix, *initdb], check=True, timeout=START_S, stdout=subprocess.DEVNULL)
         with subprocess.Popen([*prefix, *server], stderr=subprocess.PIPE, text=True) as process:
+            reader = None
             try:
-                _wait_until_ready(process)
+                reader = _wait_until_ready(process)
                 yield f"postgresql://postgres@/postgres?host={folder}"
             finally:
                 process.terminate()
                 process.wait(STOP_S)
+                if reader is not None:
+                    reader.join(STOP_S)  # before its pipe is closed
     finally:
         shutil.rmtree(folder)
 
@@ -48,7 +51,7 @@ def _programs() -> Path:
     return max(Path(folder).glob("pginstall*/bin"))
 
 
-def _wait_until_ready(process: subprocess.Popen[str]) -> None:
+def _wait_until_ready(process: subprocess.Popen[str]) -> threading.Thread:
     """And go on reading its log, so that it never waits for us."""
     ready, said = threading.Event(), []
 
@@ -60,5 +63,7 @@ def _wait_until_ready(process: subprocess.Popen[str]) -> None:
                 ready.set()
         ready.set()
 
-    threading.Thread(target=read, daemon=True).start()
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
     assert ready.wait(START_S) and process.poll() is None, "".join(said)
+    return reader

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -60,9 +61,12 @@ class Checkpoints:
         return final
 
     def all(self) -> list[tuple[Path, LoopState]]:
-        """Whole checkpoints, oldest first."""
-        found = sorted(path for path in self._folder.glob("step-*") if (path / _STATE).exists())
-        return [(path, LoopState(**json.loads((path / _STATE).read_text()))) for path in found]
+        """Whole checkpoints, oldest first; also while another thread saves one."""
+        found = []
+        for path in sorted(path for path in self._folder.glob("step-*") if path.suffix != ".tmp"):
+            with suppress(FileNotFoundError):  # removed meanwhile, for there are better ones
+                found.append((path, LoopState(**json.loads((path / _STATE).read_text()))))
+        return found
 
     def latest(self) -> tuple[Path, LoopState] | None:
         return next(reversed(self.all()), None)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -54,7 +55,9 @@ def read_tasks(path: Path, field: str, *, conversations: bool = False) -> tuple[
         if not line.strip():
             continue
         try:
-            row = json.loads(line, parse_constant=_refuse)
+            row = json.loads(line, parse_constant=_refuse, parse_float=_finite)
+            if "\\u" in line:  # an escape may be half of a character, which is no text
+                json.dumps(row, ensure_ascii=False).encode()
         except (ValueError, RecursionError) as error:
             why = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
             problems.append(problem("broken_json", number, f"is no JSON: {why}", "write one JSON object a line"))
@@ -72,6 +75,13 @@ def read_tasks(path: Path, field: str, *, conversations: bool = False) -> tuple[
 
 def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is a word of Python's that no endpoint could be sent")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text[:20]} is too large a number")
+    return number
 
 
 def _row_mistake(row: Any, conversations: bool) -> tuple[str, str] | None:

@@ -9,14 +9,17 @@ import sys
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
+from ray._common.utils import import_attr
 from ray.dashboard.http_server_agent import PUBLIC_EXACT_PATHS
 from ray.scripts.scripts import start
+from ray.serve import Application
+from ray.serve._private.api import call_user_app_builder_with_args_if_necessary
 from ray.serve.schema import ServeDeploySchema
 from typer.main import get_command
 
@@ -77,20 +80,20 @@ def test_kuberay_takes_each_cluster(overlay: str) -> None:
     found = [found for found in rendered(overlay) if found["kind"] in CLUSTERS]
     assert sorted(o["kind"] for o in found) == sorted(CLUSTERS)
     for cluster in found:
-        jsonschema.validate(cluster, kuberay_schema(cluster["kind"]))
+        kuberay(cluster["kind"]).validate(cluster)
 
 
 def test_an_unknown_key_and_a_wrong_type_are_found() -> None:
     cluster = one("laptop", "RayCluster")
     for wrong in ({"headGroupSpecs": {}}, {"suspend": "yes"}):
         with pytest.raises(jsonschema.ValidationError):
-            jsonschema.validate({**cluster, "spec": cluster["spec"] | wrong}, kuberay_schema("RayCluster"))
+            kuberay("RayCluster").validate({**cluster, "spec": cluster["spec"] | wrong})
 
 
 @cache
-def kuberay_schema(kind: str) -> Any:
+def kuberay(kind: str) -> jsonschema.Draft202012Validator:
     packed = Path(__file__).parent / "kuberay" / f"{kind}.v1.schema.json.gz"
-    return strict(json.loads(gzip.decompress(packed.read_bytes())))
+    return jsonschema.Draft202012Validator(strict(json.loads(gzip.decompress(packed.read_bytes()))))
 
 
 def strict(schema: Any) -> Any:
@@ -222,14 +225,13 @@ def test_secrets_are_named_and_nowhere_written(overlay: str) -> None:
 
 
 @overlays
-def test_serves_configuration_is_serves_and_the_applications(overlay: str) -> None:
-    from serve.deployment import build
-
+def test_serves_configuration_builds_the_application(overlay: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Ray Serve builds it. Several replicas want PostgreSQL, which the Secret names."""
+    monkeypatch.setenv("AGENT_RFT_DATABASE", "postgresql://user:password@host/name")
     config = ServeDeploySchema.model_validate(yaml.safe_load(one(overlay, "RayService")["spec"]["serveConfigV2"]))
     (application,) = config.applications
-    assert application.import_path == f"{build.__module__}:{build.__name__}"
-    (arguments,) = [kind for name, kind in get_type_hints(build).items() if name != "return"]
-    assert arguments.model_validate(application.args)
+    built = call_user_app_builder_with_args_if_necessary(import_attr(application.import_path), application.args)
+    assert isinstance(built, Application)
     assert config.http_options.port in ports_of(one(overlay, "RayService"))
     assert application.args["folder"] == image_environment()["AGENT_RFT_FOLDER"]
 

@@ -20,6 +20,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ HEAD = f"{NETWORK}.2"
 DASHBOARD, API = f"http://{HEAD}:8265", f"http://{HEAD}:8000"
 LEDGER = f"{NETWORK}.9"
 TOKEN = "a-token-that-KubeRay-makes"
-WAIT_S = 300.0
+WAIT_S = 400.0
 SIOCSIFADDR, SIOCSIFFLAGS, IFF_UP = 0x8916, 0x8914, 1
 
 
@@ -66,13 +67,13 @@ def rayjob(pods: Pods, folder: Path) -> dict[str, Any]:
     pods.start_cluster(cluster_spec(job), "first")
     _submit(job, "first")
     checkpoints = folder / "state" / "runs" / "job" / "checkpoints"
-    _until(lambda: any(checkpoints.glob("step-*")) or _ended("first"), "a checkpoint")
+    _until(lambda: any(checkpoints.glob("step-??????")) or _ended("first"), "a checkpoint", partial(_log, "first"))
     if _ended("first"):
         return {"first": _status("first"), "log": _log("first")}
     pods.kill("first")
     pods.start_cluster(cluster_spec(job), "second")
     _submit(job, "second")
-    _until(lambda: _ended("second"), "the job's end")
+    _until(lambda: _ended("second"), "the job's end", partial(_log, "second"))
     return {"first": "lost", "second": _status("second"), "log": _log("second")}
 
 
@@ -82,7 +83,8 @@ def rayservice(pods: Pods, folder: Path) -> dict[str, Any]:
     pods.start_cluster(spec, "service")
     config = yaml.safe_load(service["spec"]["serveConfigV2"])
     _ask("PUT", f"{DASHBOARD}/api/serve/applications/", config)
-    _until(lambda: _ask("GET", f"{API}/health")[0] == 200, "the API")
+    state = partial(_ask, "GET", f"{DASHBOARD}/api/serve/applications/")
+    _until(lambda: _ask("GET", f"{API}/health")[0] == 200, "the API", state)
     head = next(ray_pods(spec))
     made = pods.start("exec", head.spec, ["agent-rft", "keys", "create", "test", "--scope", "admin"])
     code = made.wait()
@@ -236,11 +238,11 @@ def _listens(address: str, port: int) -> bool:
     return True
 
 
-def _until(true: Callable[[], bool], what: str) -> None:
+def _until(true: Callable[[], bool], what: str, why: Callable[[], object] = str) -> None:
     deadline = time.monotonic() + WAIT_S
     while not true():
         if time.monotonic() > deadline:
-            sys.exit(f"{what}: not within {WAIT_S:g} s")
+            sys.exit(f"{what}: not within {WAIT_S:g} s\n{why()}")
         time.sleep(0.2)
 
 

@@ -107,7 +107,9 @@ def test_the_run_folder_holds_what_a_person_looks_for(folder: Path, environment:
 def test_recorded_rollouts_give_the_same_losses_to_the_last_bit(folder: Path) -> None:
     (run,) = (folder / "runs").iterdir()
     command = [sys.executable, "-m", "tests.e2e.replay", str(run), "2"]
-    twice = [subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout for _ in range(2)]
+    started = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    twice = [process.communicate()[0] for process in started]
+    assert [process.returncode for process in started] == [0, 0]
     losses = [line for line in twice[0].splitlines() if line.startswith(("0x", "-0x"))]
     assert len(losses) == 2
     assert twice[0] == twice[1]

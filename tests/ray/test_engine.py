@@ -16,7 +16,7 @@ import pytest_asyncio
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from actors.engine import SHM, Completion, Engine, EngineConfig, Layout
+from actors.engine import MIN_BATCHED_TOKENS, SHM, Completion, Engine, EngineConfig, Layout
 from actors.episode import EpisodeRunner, EpisodeSpec
 from actors.parsing import VllmParser
 from trainer.chat import Renderer
@@ -81,6 +81,16 @@ def scaled(model: Any, factor: float) -> tuple[np.ndarray, Layout]:
 
 async def generate(engine: Engine, prompt: list[int], seed: int, **options: Any) -> Completion:
     return await engine.generate(prompt, **({"max_tokens": 24, "seed": seed, "temperature": 1.0} | options))
+
+
+async def test_more_prompt_than_one_step_takes_is_served_in_several(engine: Engine, prompt: list[int]) -> None:
+    """Cut in two, a prompt with a seed would end an engine on a CPU."""
+    long = (prompt * 100)[:1000]
+    requests = [
+        engine.generate([10 + i, *long[1:]], max_tokens=2, seed=i, temperature=1.0)
+        for i in range(MIN_BATCHED_TOKENS // len(long) + 2)
+    ]
+    assert [len(completion.token_ids) for completion in await asyncio.gather(*requests)] == [2] * len(requests)
 
 
 @pytest.mark.parametrize("temperature", [0.6, 1.0, 1.5])

@@ -26,7 +26,7 @@ from actors.grader_pool import GraderPoolActor
 from actors.learner import LearnerConfig
 from actors.learner_group import LearnerGroup
 from actors.rollout_worker import RolloutWorker, WorkerConfig
-from actors.watchdog import LOOK_EVERY_S, SILENT_S, Watchdog
+from actors.watchdog import LOOK_EVERY_S, SILENT_S, Watchdog, Watched
 from actors.weight_sync import Published, WeightSync
 from examples.ledger.services import services
 from tests.fakes_http import LOCAL, until
@@ -178,10 +178,9 @@ async def test_an_engine_that_missed_a_bucket_is_fenced_off_and_replaced(cluster
 
 def freeze(name: str) -> psutil.Process:
     """Stop one of our processes as SIGSTOP does: it is there, and does nothing any more."""
-    found = [p for p in psutil.Process().children(recursive=True) if name in " ".join(p.cmdline())]
-    frozen = next(p for p in found if p.status() != psutil.STATUS_STOPPED)
-    frozen.send_signal(signal.SIGSTOP)
-    return frozen
+    found = next(p for p in psutil.Process().children(recursive=True) if name in " ".join(p.cmdline()))
+    found.send_signal(signal.SIGSTOP)
+    return found
 
 
 def is_gone(process: psutil.Process) -> bool:
@@ -192,41 +191,36 @@ def is_gone(process: psutil.Process) -> bool:
 async def test_processes_that_stand_still_are_named_within_a_minute_and_replaced(
     cluster: Cluster, tasks: list[Task]
 ) -> None:
-    """At once: the actor of one engine, the core of the other, and the dispatcher, while rollouts are in flight."""
+    """At once: the core of one engine and the dispatcher, while rollouts are in flight."""
     cluster.events.clear()
-    give_up_s = SILENT_S + 2 * LOOK_EVERY_S
 
-    def watched() -> list[Any]:
+    def watched() -> list[Watched]:
         return [*cluster.fleet.watched(), *watched_dispatchers(cluster.dispatchers), *cluster.learner.watched()]
 
     def said(start: str) -> list[str]:
-        return [text for text in cluster.events if text.startswith(start)]
+        return [text for text in cluster.events if re.match(start, text)]
 
-    dog = Watchdog(
-        watched, cluster.fleet.progress, lambda level, text: cluster.events.append(text), give_up_s=give_up_s
-    )
-    watching = asyncio.create_task(dog.run())
+    def tell(level: str, text: str) -> None:
+        cluster.events.append(text)
+
+    dog = Watchdog(watched, cluster.fleet.progress, tell, give_up_s=SILENT_S + 2 * LOOK_EVERY_S)
     sampling = asyncio.create_task(cluster.sample(tasks * 4))
-    await until(lambda: cluster.fleet.progress()[0] > 0, within_s=60)
-    await asyncio.sleep(LOOK_EVERY_S)  # it has seen them at work
-    frozen = [freeze("ray::RolloutWorker"), freeze("ray::DispatcherActor")]
-    cores = [p for p in psutil.Process().children(recursive=True) if "EngineCore" in " ".join(p.cmdline())]
-    (core,) = [p for p in cores if p.parent() not in frozen]
-    core.send_signal(signal.SIGSTOP)
-    names = ["engine-0", "engine-1", "the tool dispatcher"]
-    await until(lambda: all(said(f"{name} has not answered") for name in names), within_s=60)
-    assert all("trace_" in said(name)[0] for name in names)
-    assert not said("learner")
-
+    await until(lambda: cluster.fleet.progress()[1] > 32, within_s=60)
+    await dog.look()
+    await asyncio.sleep(1)
+    frozen = [freeze("EngineCore"), freeze("ray::DispatcherActor")]
+    actor = frozen[0].parent()
+    watching = asyncio.create_task(dog.run())
+    silent = [rf"{name} has not answered for 30 s.* trace_" for name in (r"engine-\d", "the tool dispatcher")]
+    await until(lambda: all(map(said, silent)), within_s=60)
     groups = await sampling
     assert all(len(group.rollouts) >= 4 for group in groups)
     async with asyncio.timeout(180):
         await cluster.fleet.all_ready()
-    assert len(said("engine-0 is being replaced: it has not answered")) == 1
-    assert len(said("engine-1 is being replaced: it has not answered")) == 1
+    assert len(said(r"engine-\d is being replaced: it has not answered")) == 1
     assert (await cluster.fleet.publish(4)).fenced == ()
     assert [stats["version"] for stats in await cluster.fleet.stats()] == [4, 4]
-    await until(lambda: all(map(is_gone, [*frozen, *cores])))
+    await until(lambda: all(map(is_gone, [*frozen, actor])), within_s=20)
     watching.cancel()
 
 
@@ -251,7 +245,6 @@ async def test_a_learner_rank_that_stands_still_ends_the_job_and_is_named(cluste
     with pytest.raises(LearnerFailed, match=r"learner rank \d of 2 failed in step: it has not answered for 30 s"):
         async with asyncio.timeout(60):
             await cluster.learn(groups, version=6)
-    assert len(events) == 1
     assert re.match(r"learner rank \d has not answered for 30 s", events[0])
     await until(lambda: is_gone(frozen))
     watching.cancel()

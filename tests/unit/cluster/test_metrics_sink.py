@@ -20,13 +20,14 @@ def samples(sink: MetricsSink) -> dict[str, float]:
 def test_a_step_s_numbers_are_there_but_not_what_other_processes_tell(tmp_path: Path) -> None:
     sink = MetricsSink(None, tmp_path)
     assert samples(sink)["agent_rft_time_step_seconds_count"] == 0.0
-    step = {"step": 2.0, "train_mean_reward": 0.5, "finish/answer": 3.0, "time_step_s": 2.5}
+    step = {"step": 2.0, "train_mean_reward": 0.5, "finish/answer": 3.0, "time_step_s": 2.5, "judge_tokens/qwen": 40.0}
     sink.step(step | {"endpoint/tool 'search'/calls": 9.0, "account/graded": 4.0, "of_a_later_version": 1.0})
     sink.step(step)
     sink.event("warn", "engine-0 is being replaced")
     found = samples(sink)
     assert found["agent_rft_train_mean_reward"] == 0.5
     assert found['agent_rft_finish_total{reason="answer"}'] == 6.0
+    assert found['agent_rft_judge_tokens_total{model="qwen"}'] == 80.0
     assert (found["agent_rft_time_step_seconds_count"], found["agent_rft_time_step_seconds_sum"]) == (2.0, 5.0)
     assert (found['agent_rft_events_total{level="warn"}'], found['agent_rft_events_total{level="error"}']) == (1.0, 0.0)
     assert 0 < found["agent_rft_disk_free_bytes"] < found["agent_rft_disk_total_bytes"]

@@ -636,6 +636,20 @@ async def test_the_drivers_shared_memory_says_nothing_of_other_nodes(case: Case)
     await case.prepare()
 
 
+async def test_too_few_nodes_are_a_mistake_unless_the_operator_lets_jobs_wait_for_more(case: Case) -> None:
+    case.nodes = [Node("a", cores=1.0)]
+    assert (await case.only_problem()).code == "too_few_resources"
+    case.operator = LOCAL.model_copy(update={"wait_for_nodes_s": 60.0})
+    (warning,) = (await case.prepare()).warnings
+    assert warning.startswith("the job wants 2 cores")
+    assert warning.endswith("the cluster has 1; the job waits for nodes")
+
+
+async def test_memory_that_no_node_has_is_refused(case: Case) -> None:
+    case.nodes = [Node("a", cores=2.0, memory_bytes=2 << 30)]
+    assert (await case.only_problem()).code == "too_little_memory"
+
+
 async def test_a_runs_folder_that_cannot_be_written_is_refused(case: Case) -> None:
     (case.folder / "runs").write_text("a file")
     problem = await case.only_problem()

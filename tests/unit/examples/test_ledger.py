@@ -8,7 +8,6 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from examples.ledger.base_model import build_model
 from examples.ledger.clumsy import CLUMSY, play
 from examples.ledger.latency import Latency
 from examples.ledger.lookup_samples import LookupSamples
-from examples.ledger.lookup_training import LearningRate, lookup_score, train_lookup
+from examples.ledger.lookup_training import LearningRate, lookup_score
 from examples.ledger.questions import draw_question, grade
 from examples.ledger.server import prepare
 from examples.ledger.supervised_rows import row
@@ -281,24 +280,6 @@ def test_the_base_model_reads_values_of_companies_it_never_saw(world: World, tok
     samples = LookupSamples(world, world.companies_in("test"), tokenizer, random.Random(0))
     model = Qwen3ForCausalLM.from_pretrained(BASE)
     assert lookup_score(model, samples.scored_conversations(40)) > 0.6
-
-
-def test_phase_0_learns(world: World) -> None:
-    rng = random.Random(0)
-    samples = make_base.practice_samples(world, rng)
-    seconds: Iterator[float] = itertools.count(0.0)
-    result = train_lookup(
-        build_model(seed=0),
-        samples.draw,
-        samples.scored_conversations(2),
-        rng,
-        31.0,
-        batch_tokens=256,
-        clock=lambda: next(seconds),
-    )
-    assert len(result.losses) == 30
-    assert sum(result.losses[-5:]) < 0.9 * sum(result.losses[:5])
-    assert 0.0 <= result.score <= 1.0
 
 
 def test_the_learning_rate_falls_when_the_score_is_long_in_coming() -> None:

@@ -100,14 +100,12 @@ def world(tmp_path: Path) -> Iterator[World]:
 def with_known(case: Any, ids: dict[str, str]) -> Any:
     """The request about things that exist."""
     case.path_parameters = {name: ids[name] for name in case.path_parameters or {}}
-    if isinstance(case.body, dict) and "training_file" in case.body:
-        case.body = case.body | {"model": "gpt-5", "training_file": ids["file_id"]}
-        for name in ("validation_file", "test_file"):
-            case.body.pop(name, None)
-    if isinstance(case.body, dict) and "messages" in case.body:
-        kept = ("temperature", "seed", "n", "stream", "stop", "response_format", "max_tokens", "metadata")
-        case.body = {name: case.body[name] for name in kept if name in case.body}
-        case.body |= {"model": "gpt-5", "messages": [{"role": "user", "content": "what was debt?"}]}
+    if case.operation.label == "POST /v1/fine_tuning/jobs":
+        case.body, case.media_type = BODY | {"training_file": ids["file_id"]}, "application/json"
+    if case.operation.label == "POST /v1/chat/completions":
+        stream = isinstance(case.body, dict) and case.body.get("stream") is True
+        case.body = {"model": "gpt-5", "messages": [{"role": "user", "content": "what was debt?"}], "stream": stream}
+        case.media_type = "application/json"
     return case
 
 
@@ -139,3 +137,21 @@ def test_each_answer_is_one_that_the_page_tells_of(world: World, subtests: pytes
             if ask(world, operation):
                 succeeded.add(operation.label)
     assert {operation.label for operation in operations} - succeeded == NEVER
+
+
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        ("chat/completions", {"messages": [{"role": "user", "content": "what was debt?"}]}),
+        ("responses", {"input": "x"}),
+    ],
+)
+@pytest.mark.parametrize("stream", [True, False])
+def test_an_answer_in_events_is_on_the_page_like_a_whole_one(
+    world: World, path: str, asked: dict[str, Any], stream: bool
+) -> None:
+    body = {"model": "gpt-5", "stream": stream} | asked
+    case = world.schema[f"/v1/{path}"]["POST"].Case(body=body, media_type="application/json")
+    response = case.call(headers=AUTHORIZATION)
+    assert response.status_code == 200
+    case.validate_response(response, checks=CHECKS)

@@ -12,9 +12,11 @@ import httpx
 import pytest
 from fastapi import FastAPI
 from pydantic import ValidationError
+from ray.serve._private.api import call_user_app_builder_with_args_if_necessary
 
+from cluster.database import Database
 from serve.auth import KNOWN_S
-from serve.deployment import Settings, app_of, beside, build
+from serve.deployment import app_of, beside, build
 from serve.server import held
 from serve.services import Services
 from serve.state import Places, ServerState
@@ -109,11 +111,43 @@ def test_where_the_state_is_comes_from_the_environment_or_the_folder_and_is_for_
     assert Places.of_folder(tmp_path, told) == Places(tmp_path, "postgresql://other", "gs://bucket")
 
 
+async def test_of_several_servers_on_one_database_one_makes_the_first_key_and_one_at_a_time_decides(
+    any_database: Database, tmp_path: Path
+) -> None:
+    if any_database.engine.dialect.name == "sqlite":
+        several = [ServerState(Places(tmp_path), NOTHING_ALLOWED)]
+    else:
+        places = [Places(tmp_path / name, any_database.url) for name in "abc"]
+        several = [ServerState(each, NOTHING_ALLOWED) for each in places]
+    tokens = await asyncio.gather(*(asyncio.to_thread(state.first_key) for state in several))
+    assert len([token for token in tokens if token is not None]) == 1
+
+    inside = [0, 0]
+
+    async def decide(state: ServerState) -> None:
+        async with state.deciding():
+            inside[0] += 1
+            inside[1] = max(inside)
+            await asyncio.sleep(0.05)
+            inside[0] -= 1
+
+    await asyncio.gather(*map(decide, several))
+    assert inside == [0, 1]
+    for state in several:
+        state.close()
+
+
 def test_an_application_takes_what_is_no_secret_and_refuses_what_it_does_not_know(tmp_path: Path) -> None:
+    def deployed(**args: Any) -> Any:
+        """As Ray Serve does with the arguments of a configuration."""
+        return call_user_app_builder_with_args_if_necessary(build, args)._bound_deployment
+
     with pytest.raises(ValidationError, match="database"):
-        Settings.model_validate({"folder": "state", "database": "postgresql://user:hunter2@host/name"})
+        deployed(folder="state", database="postgresql://user:hunter2@host/name")
+    assert deployed(folder=str(tmp_path)).num_replicas == 1
     with pytest.raises(UserError, match="several replicas want PostgreSQL"):
-        build(Settings(folder=str(tmp_path), replicas=2))
-    Places(tmp_path, "postgresql://host/name").note()
-    application = build(Settings(folder=str(tmp_path), replicas=2))
-    assert application._bound_deployment.num_replicas == 2
+        deployed(folder=str(tmp_path), replicas=2)
+    Places(tmp_path, "postgresql://user:hunter2@host/name").note()
+    deployment = deployed(folder=str(tmp_path), replicas=2)
+    assert deployment.num_replicas == 2
+    assert "hunter2" not in repr(deployment.init_args)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections import Counter
 from itertools import islice
@@ -52,6 +53,11 @@ def test_separators_inside_a_line_do_not_end_it(tmp_path: Path) -> None:
         (GOOD | {"tools": [{"function": {"name": "cat"}}] * 2}, "same name"),
         ('{"messages": [{"role": "user", "content": "x"}], "answer": NaN}', "NaN"),
         ("[" * 100_000, "is no JSON"),
+        ('{"messages": [{"role": "user", "content": "\\ud800"}]}', "surrogates not allowed"),
+        ('{"messages": [{"role": "user", "content": "x"}], "answer": 1e999}', "1e999 is too large"),
+        ('{"messages": [{"role": "user", "content": "x"}], "answer": %s}' % ("9" * 5000), "is no JSON"),
+        ({"messages": [{"role": ["user"], "content": "x"}]}, "messages[0].role"),
+        (GOOD | {"tools": [{"function": {"name": ["cat"]}}]}, "tools[0].function.name"),
     ],
 )
 def test_a_bad_row_is_named_by_field_line_and_remedy(tmp_path: Path, line: object, said: str) -> None:
@@ -78,6 +84,9 @@ def test_an_empty_file_is_a_problem(tmp_path: Path, content: str) -> None:
 
 def test_files_that_are_missing_or_no_text_are_problems(tmp_path: Path) -> None:
     (tmp_path / "binary").write_bytes(b"{}\n\xff\xfe\x00")
+    (tmp_path / "zipped").write_bytes(gzip.compress(b"0" * 10_000_000))  # nothing is ever unpacked
+    (tmp_path / "utf-16").write_text("{}", encoding="utf-16")
+    assert [read_tasks(tmp_path / name, "f")[1][0].code for name in ("zipped", "utf-16")] == ["unreadable_file"] * 2
     assert read_tasks(tmp_path / "none", "f")[1][0].code == "missing_file"
     assert read_tasks(tmp_path, "f")[1][0].code == "unreadable_file"
     (problem,) = read_tasks(tmp_path / "binary", "f")[1]
