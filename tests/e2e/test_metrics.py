@@ -82,7 +82,7 @@ def address(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactor
 
 
 def reinforcement_job(folder: Path) -> Path:
-    """Two steps of the example's job that have something of everything."""
+    """Eight steps of the example's job that have something of everything: long enough to be seen while it goes on."""
     job = yaml.safe_load((LEDGER / "job.yaml").read_text())
     method = job["method"]["reinforcement"]
     endpoint = method["grader"]
@@ -93,11 +93,12 @@ def reinforcement_job(folder: Path) -> Path:
             (folder / f"{name}.jsonl").write_text("".join(islice(file, rows)))
         job[name] = f"{name}.jsonl"
     brief = {"type": "length", "max_chars": 4}
+    has_a_one = {"type": "string_check", "input": "{{ sample.output_text }}", "operation": "like", "reference": "1"}
     method |= {
         "grader": {"type": "multi", "graders": {"right": endpoint, "brief": brief}, "calculate_output": "right"},
-        "guards": [{"name": "short", "reward": 0, "grader": {"type": "length", "max_chars": 12}}],
+        "guards": [{"name": "has_a_one", "reward": 0, "grader": has_a_one}],
         "held_out_grader": endpoint,
-        "hyperparameters": {"batch_size": 8, "n_epochs": 1, "eval_interval": 1},
+        "hyperparameters": {"batch_size": 8, "n_epochs": 4, "eval_interval": 3},
     }
     method["algorithm"] |= {"kl_coef": 0.01}
     (folder / "job.yaml").write_text(yaml.safe_dump(job | {"model": str(LEDGER / "base")}))
@@ -225,7 +226,7 @@ def test_metrics_agree_with_what_happened(seen: Prometheus, faulty: FaultyLedger
     assert ended["tool_failed"] + ended["grader_failed"] > 0
     assert sum(ended.values()) == sum(last("agent_rft_rollouts_started_total").values())  # the end was seen
     assert last("agent_rft_rollouts_in_flight").popitem()[1] == 0.0
-    assert last('max by (process) (agent_rft_version{job=~".*ledger"})') == {"driver": 2.0}
+    assert last('max by (process) (agent_rft_version{job=~".*ledger"})') == {"driver": 8.0}
 
 
 def targets(seen: Prometheus) -> dict[str, Any]:
