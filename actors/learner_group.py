@@ -55,7 +55,7 @@ class LearnerGroup:
         group = cls(config, [process.options(**options).remote() for options in actor_options])
         try:
             await group.build(config)
-        except BaseException:
+        except BaseException:  # cancelled too: no rank is left behind
             await group.shutdown()
             raise
         return group
