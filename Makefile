@@ -7,6 +7,9 @@ BIN := $(VENV)/bin
 # A set-up counts only if it came to its end for exactly these lists and this interpreter; else the next run begins anew.
 STAMP := $(VENV)/.ready-$(EXTRA)-$(shell { cat requirements/$(EXTRA).txt requirements/dev.txt pyproject.toml; $(PYTHON) -VV; pwd; } | cksum | cut -d' ' -f1)
 LISTS := -r requirements/$(EXTRA).txt -r requirements/dev.txt
+PYTEST := $(BIN)/python -m pytest
+# Most tests of whole jobs wait more than they compute; those of one file share what they started.
+SIDE_BY_SIDE := -n 2 --dist loadfile
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps
 
 # For the tests of metrics, dashboards and alerts: Debian's Prometheus, unpacked here, unless one is installed.
@@ -38,16 +41,13 @@ $(PROMETHEUS):
 	touch $@
 
 test: setup $(PROMETHEUS)
-	$(BIN)/python -m pytest tests -m "not slow"
+	$(PYTEST) $(SIDE_BY_SIDE) tests -m "not slow"
 
-# Two halves, a core each.
 unit: setup
-	printf '%s\n' "tests/unit/cluster tests/unit/serve" \
-		"tests/unit --ignore tests/unit/cluster --ignore tests/unit/serve" | \
-		xargs -P 2 -I{} sh -c '$(BIN)/python -m pytest {}'
+	$(PYTEST) $(SIDE_BY_SIDE) tests/unit
 
 chaos: setup
-	$(BIN)/python -m pytest tests/chaos tests/integration/actors/test_python_grader.py
+	$(PYTEST) tests/chaos tests/integration/actors/test_python_grader.py
 
 lint: setup
 	$(BIN)/ruff check .

@@ -1,4 +1,4 @@
-"""A second, equal request where the first takes long: the first good answer wins, the other request is cancelled."""
+"""More, equal requests where the first takes long: the first good answer wins, the other requests are cancelled."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ T = TypeVar("T")
 
 async def hedged(
     first: Callable[[asyncio.Event], Coroutine[Any, Any, T]],
-    second: Callable[[], Coroutine[Any, Any, T | None]],
+    again: Callable[[], Coroutine[Any, Any, T | None]],
     wait: Callable[[], Awaitable[None]],
+    most: int,
 ) -> tuple[T, bool]:
-    """The first good answer, and whether it was the second's. `first` sets the event when its request goes out; where
-    it has not ended after `wait`, `second` begins, which gives None where it sends nothing.
+    """The first good answer, and whether a hedge brought it. `first` sets the event when its request goes out. After
+    each `wait` without a good answer `again` begins, `most` times at most; it gives None where it sends nothing.
 
     Raises:
         Exception: what `first` raised, where no good answer came.
@@ -27,21 +28,20 @@ async def hedged(
         await wait()
 
     ours = asyncio.create_task(first(sent))
-    tasks: list[asyncio.Task[Any]] = [ours, asyncio.create_task(patience())]
+    requests: list[asyncio.Task[Any]] = [ours]
+    timer = asyncio.create_task(patience())
     try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        if ours.done():
-            return ours.result(), False
-        other = asyncio.create_task(second())
-        tasks.append(other)
-        running: set[asyncio.Task[Any]] = {ours, other}
-        while running:
-            done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                if task.exception() is None and task.result() is not None:
-                    return task.result(), task is other
+        while running := [task for task in requests if not task.done()]:
+            awaited = running if timer.done() else [*running, timer]
+            await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
+            for task in requests:
+                if task.done() and task.exception() is None and task.result() is not None:
+                    return task.result(), task is not ours
+            if timer.done() and not ours.done() and len(requests) <= most:
+                requests.append(asyncio.create_task(again()))
+                timer = asyncio.create_task(patience())
         return ours.result(), False
     finally:
-        for task in tasks:
+        for task in (timer, *requests):
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(timer, *requests, return_exceptions=True)

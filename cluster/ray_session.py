@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
@@ -28,6 +29,7 @@ from trainer.errors import InvalidJob, Problem, RftError
 CONNECT_TIMEOUT_S = 10.0
 START_TIMEOUT_S, KILL_TIMEOUT_S = 60.0, 5.0
 LAST_WORDS_BYTES = 2_000
+HOME_PREFIX = "rft-"
 PR_SET_PDEATHSIG = 1
 
 
@@ -90,7 +92,7 @@ def job_cluster(address: str | None, note: Path | None = None) -> Iterator[None]
     options += ["--node-ip-address=127.0.0.1", "--dashboard-host=127.0.0.1", f"--num-cpus={os.cpu_count()}"]
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--disable-usage-stats"]
     # A folder of its own: in Ray's common one it would leave word of itself, and others would take it for theirs.
-    home = tempfile.TemporaryDirectory(prefix="rft-", ignore_cleanup_errors=True)
+    home = tempfile.TemporaryDirectory(prefix=HOME_PREFIX, ignore_cleanup_errors=True)
     with tempfile.TemporaryFile() as log, home as folder:
         options.append(f"--temp-dir={folder}")
         # In a session of its own: Ctrl-C is for us, and the cluster is to be there until we have ended in good order.
@@ -99,7 +101,8 @@ def job_cluster(address: str | None, note: Path | None = None) -> Iterator[None]
         )
         try:
             if note is not None:
-                note.write_text(json.dumps([_identity(os.getpid()), _identity(head.pid)]))
+                whose = {"owner": _identity(os.getpid()), "head": _identity(head.pid), "folder": folder}
+                note.write_text(json.dumps(whose))
             _wait_for_head(head, port, log)
             with ray_session(f"127.0.0.1:{port}"):
                 yield
@@ -108,14 +111,19 @@ def job_cluster(address: str | None, note: Path | None = None) -> Iterator[None]
 
 
 def end_leftover(note: Path) -> None:
-    """End what is left of a local cluster whose owner was killed. Ray takes up to a minute for it, in which the ports
-    and the memory are not free yet."""
+    """End what is left of a local cluster whose owner was killed, its folder included. Ray takes up to a minute to end,
+    in which the ports and the memory are not free yet."""
     try:
-        owner, head = (_process(*identity) for identity in json.loads(note.read_text()))
-    except (OSError, ValueError, TypeError):  # there is none, or its owner was killed while it wrote
+        whose = json.loads(note.read_text())
+        owner, head, folder = _process(*whose["owner"]), _process(*whose["head"]), Path(whose["folder"])
+    except (OSError, ValueError, TypeError, KeyError):  # there is none, or its owner was killed while it wrote
         return
-    if owner is None and head is not None:
+    if owner is not None:
+        return
+    if head is not None:
         _kill([*_family(head), head])
+    if folder.name.startswith(HOME_PREFIX):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _identity(pid: int) -> tuple[int, float]:

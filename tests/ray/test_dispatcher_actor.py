@@ -118,6 +118,8 @@ async def test_a_dispatcher_that_is_started_anew_ends_the_sessions_of_the_one_th
             await asyncio.sleep(0.1)
         await sessions.start("trace_3", {"x": 1})
         dispatcher.end_sessions_of("engine-0/1", "engine_failed")
+        # Ray keeps no order among the messages to an actor of coroutines.
+        await until(lambda: server.received[-1].body.get("reason") == "engine_failed")
         assert await dispatcher.close_sessions("job_stopped") == 0
     bodies = [received.body for received in server.received]
     reasons = {body["trace_id"]: body["reason"] for body in bodies if body["type"] == "session_end"}

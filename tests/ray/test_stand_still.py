@@ -11,10 +11,11 @@ import pytest
 from actors.dispatcher_actor import watched_dispatchers
 from actors.watchdog import LOOK_EVERY_S, SILENT_S, Watchdog, Watched
 from tests.fakes_http import until
-from tests.ray.test_fleet import Cluster, cluster, freeze, is_gone, tasks
+from tests.ray.fleet_cluster import CLUSTER_MARKS, Cluster, cluster, freeze, is_gone, job, tasks
 from trainer.types import Group, Task
 
-__all__ = ["cluster", "tasks"]
+__all__ = ["cluster", "job", "tasks"]
+pytestmark = CLUSTER_MARKS
 
 
 @pytest.mark.timeout(600)

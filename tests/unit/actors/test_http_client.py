@@ -81,7 +81,7 @@ async def test_three_failures_are_retried(connect: Connect) -> None:
     async with FakeEndpoint(one_by_one([(500, "oops"), (502, "oops"), (500, "oops"), (200, {})])) as server:
         answer = await connect(server.url, fake.timing()).post({}, "call_1")
     assert (answer.status, answer.retries) == (200, 3)
-    assert fake.slept == [0.5, 1, 2]
+    assert fake.slept == [0.1, 1, 2]
     assert {request.headers["Idempotency-Key"] for request in server.received} == {"call_1"}
 
 
@@ -108,7 +108,7 @@ async def test_connection_refused_is_retried_then_fails_with_a_remedy(connect: C
     fake = FakeTime()
     with pytest.raises(ToolFailed, match=r"no connection \(Connection refused\).*check that it runs") as failed:
         await connect(f"http://127.0.0.1:{unused_port()}/x", fake.timing()).post({}, "call_1")
-    assert fake.slept == [0.5, 1, 2]
+    assert fake.slept == [0.1, 1, 2]
     assert failed.value.details["kind"] == "connection"
 
 
