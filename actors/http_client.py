@@ -243,7 +243,7 @@ class EndpointClient:
         """
         jitter = self._timing.jitter()
         if after_s is not None:
-            return after_s + jitter * FIRST_WAIT_S
+            return after_s + jitter * QUICK_WAIT_S  # the gate sees to it that they do not all come at once
         alone = kind != "busy" and call.failures == 1
         doubled = QUICK_WAIT_S if alone else FIRST_WAIT_S * 2.0 ** min(call.attempts - 1, 10)
         return min(doubled, LONGEST_WAIT_S, self._timeout_s / 8) * (1 - jitter / 2)

@@ -1,11 +1,12 @@
 """What metrics cost: rollouts a second on one engine with metrics, vLLM's own among them, and without.
 
-    python -m benchmarks.metrics [--runs 3] [--episodes 640] [--admitted 192] [--ours-alone]
+    python -m benchmarks.metrics [--runs 3] [--episodes 640] [--admitted 192] [--ours-alone] [--control]
 
 Two fleets stand side by side, each with an engine, a dispatcher and a grader pool of its own; one of them tells its
 metrics at a port that is asked every second, fifteen times as often as usual. They work in turn, on the ledger's test
 rows with tools that answer at once, so that nothing hides what metrics cost. The second figure, rollouts a second of
-processor time of episodes and engine, says more where other work runs on the machine.
+processor time of episodes and engine, says more where other work runs on the machine. With `--control` neither fleet
+has metrics: what the ratio is then, is noise.
 """
 
 from __future__ import annotations
@@ -51,14 +52,13 @@ def ask(stopped: threading.Event) -> None:
 
 async def measure(options: argparse.Namespace) -> list[Figure]:
     runs, processor, stopped = [], [], threading.Event()
-    async with ledger_fleets(SLOTS, [Place("bench", "127.0.0.1", PORT), None], vllms_own=not options.ours_alone) as (
-        watched,
-        plain,
-    ):
+    place = None if options.control else Place("bench", "127.0.0.1", PORT)
+    async with ledger_fleets(SLOTS, [place, None], vllms_own=not options.ours_alone) as (watched, plain):
         for fleet in (watched, plain):
             await rates(fleet, 2 * SLOTS, SLOTS, epoch=0)  # warms connections and compiled code up
         asking = threading.Thread(target=ask, args=(stopped,))
-        asking.start()
+        if not options.control:
+            asking.start()
         try:
             for epoch in range(1, options.runs + 1):
                 first, second = (watched, plain) if epoch % 2 else (plain, watched)
@@ -72,7 +72,8 @@ async def measure(options: argparse.Namespace) -> list[Figure]:
                 print(f"with metrics {ours[0]:.1f}, without {theirs[0]:.1f} rollouts a second", flush=True)
         finally:
             stopped.set()
-            asking.join()
+            if not options.control:
+                asking.join()
     cost = Figure("metrics_cost_processor", "rollouts/s", tuple(processor))
     return [Figure("metrics_cost", "rollouts/s", tuple(runs)), cost]
 
@@ -82,6 +83,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--episodes", type=int, default=640)
     parser.add_argument("--ours-alone", action="store_true", help="without vLLM's own metrics")
+    parser.add_argument("--control", action="store_true", help="without metrics on either side")
     parser.add_argument("--admitted", type=int, default=192, help="episodes under way at a time")
     report(asyncio.run(measure(parser.parse_args())))
 
