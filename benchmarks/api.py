@@ -1,10 +1,9 @@
 """Listings of jobs and events over HTTP with 1,000 jobs and 100,000 events: requests a second, the 99th percentile of
 their latency at `--clients` requests in flight, and CPU time a request. Aim: p99 at most 50 ms.
 
-    python -m benchmarks.api [--database postgresql://...] [--bare]
+    python -m benchmarks.api [--database postgresql://...]
 
-The server is `agent-rft serve`, with its cluster and Ray Serve; `--bare` the same app in one process, without them.
-First pages and deep ones are asked for in turn.
+The server is `agent-rft serve`, with its cluster and Ray Serve. First pages and deep ones are asked for in turn.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import argparse
 import asyncio
 import os
 import random
-import socket
 import subprocess
 import sys
 import tempfile
@@ -21,24 +19,19 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import httpx
 import psutil
-import uvicorn
 from sqlalchemy import insert
 
 from cluster.database import Database
 from cluster.job_tables import EventRow, JobRow
 from cluster.keys import KeyStore
-from serve.app import create_app
-from serve.services import Services
-from serve.state import Places, ServerState, open_database
-from trainer.operator_file import load_operator
+from serve.state import Places, open_database
 
 CONFIG = "operator.yaml"
 NUM_JOBS, NUM_EVENTS, BUSY_JOB_EVENTS = 1_000, 100_000, 50_000
-START_S = 240.0
+WARM_UP_S = 0.5
 
 
 def fill(database: Database) -> None:
@@ -67,26 +60,15 @@ def fill(database: Database) -> None:
         session.execute(insert(EventRow), events)
 
 
-def serve_bare(folder: Path, port: int) -> None:
-    operator = load_operator(folder / CONFIG)
-    state = ServerState(Places.of_folder(folder), operator)
-    nothing: Any = None
-    app = create_app(Services(state, operator, nothing, nothing).routers, state.keys, limits=operator.limits)
-    uvicorn.run(app, port=port, log_level="warning", access_log=False)
-
-
 @contextmanager
-def serving(folder: Path, bare: bool) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+def serving(folder: Path) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     """The URL of a server, and its process."""
-    port = _free_port()
-    here = ["--folder", str(folder), "--port", str(port)]
-    command = [sys.executable, "-m", "serve.cli", "serve", *here, "--config", str(folder / CONFIG)]
-    if bare:
-        command = [sys.executable, "-m", "benchmarks.api", "--serve", *here]
+    options = ["--folder", str(folder), "--port", "0", "--config", str(folder / CONFIG)]
+    command = [sys.executable, "-m", "serve.cli", "serve", *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         try:
-            _wait_for(port)
-            yield f"http://127.0.0.1:{port}/v1", server
+            assert server.stdout is not None
+            yield next(line.split()[2] for line in server.stdout if line.startswith("serving at")), server
         finally:
             server.terminate()
 
@@ -104,6 +86,7 @@ async def measure(base_url: str, token: str, clients: int, seconds: float, cpu_s
     headers = {"Authorization": f"Bearer {token}"}
     async with httpx.AsyncClient(base_url=base_url, headers=headers, timeout=30) as client:
         for name, path in paths.items():
+            await _load(lambda path=path: client.get(path()), clients, WARM_UP_S)
             before = cpu_s()
             times = await _load(lambda path=path: client.get(path()), clients, seconds)
             used = (cpu_s() - before) / len(times)
@@ -143,14 +126,7 @@ def main() -> None:
     parser.add_argument("--database", help="else SQLite in a new folder")
     parser.add_argument("--clients", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=3.0)
-    parser.add_argument("--bare", action="store_true", help="without Ray Serve")
-    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.serve:
-        serve_bare(options.folder, options.port)
-        return
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         Places(folder, options.database).note()
@@ -160,26 +136,9 @@ def main() -> None:
         _, token = KeyStore(database).create("bench", ["read"])
         database.close()
         print(f"load before: {os.getloadavg()[0]:.2f}")
-        with serving(folder, options.bare) as (url, server):
+        with serving(folder) as (url, server):
             process = psutil.Process(server.pid)
             asyncio.run(measure(url, token, options.clients, options.seconds, lambda: cpu_of(process)))
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
-
-
-def _wait_for(port: int) -> None:
-    end = time.monotonic() + START_S
-    while time.monotonic() < end:
-        try:
-            if httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200:
-                return
-        except httpx.HTTPError:
-            pass
-        time.sleep(0.2)
-    raise RuntimeError("the server did not start")
 
 
 if __name__ == "__main__":

@@ -34,8 +34,8 @@ def create_app(
     behind_proxy: bool = False,
 ) -> FastAPI:
     """The app with `routers`, whose paths stand below `/v1`. `lifespan` is entered before the first request and left
-    after the last one; `recorder` hears of each. `behind_proxy`: Ray Serve's proxy gives requests their ids, and writes
-    them to responses."""
+    after the last one; `recorder` hears of each. `behind_proxy`: of Ray Serve, which gives requests their ids, writes
+    them to responses, and cancels requests whose clients are gone."""
     app = FastAPI(
         title="agent-rft",
         version=version("agent-rft"),
@@ -50,7 +50,7 @@ def create_app(
         authenticator=authenticator,
         max_body_bytes=limits.max_body_bytes,
         recorder=recorder,
-        writes_id=not behind_proxy,
+        behind_proxy=behind_proxy,
     )
     install_handlers(app)
     for router in routers:

@@ -3,17 +3,22 @@ Ray Serve's configurations (`import_path`, with `Settings` as `args`).
 
 Arguments are shown on Ray's dashboard and hold no secret: the database's URL and the key that seals secrets come from
 the environment of Ray's processes (AGENT_RFT_DATABASE, AGENT_RFT_FILES, AGENT_RFT_SECRET_KEY), or from the folder.
+
+Requests come through Ray Serve's proxies, which cost four times what the API itself does; or, where one machine is all
+there is, the replica listens itself.
 """
 
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import ray
+import uvicorn
 from fastapi import FastAPI
 from pydantic import BaseModel, ConfigDict, Field
 from ray import serve as ray_serve
@@ -36,21 +41,25 @@ from trainer.operator_file import load_operator
 APP, DEPLOYMENT = "agent-rft", "api"
 MAX_REQUESTS = 1_000
 """What one replica works on at a time; more of them wait in the proxy."""
+BACKLOG = 2_048
 STOP_S = 20.0
 """How long answers that are under way may take once the application is to stop."""
+KEEP_ALIVE_S = 75
+"""Longer than clients and proxies keep a connection, so that it is never we who close it under a request."""
 
 Background = Callable[[], Coroutine[Any, Any, None]]
 
 
 class Settings(BaseModel):
     """`folder` and `config` (the operator's file) have the same path on every node. `replicas` of the API: several
-    want PostgreSQL."""
+    want PostgreSQL. `listen`: the host and port at which a replica takes requests itself."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     folder: str
     config: str | None = None
     replicas: Annotated[int, Field(ge=1)] = 1
+    listen: tuple[str, int] | None = None
 
 
 def build(args: Settings) -> Application:
@@ -95,10 +104,11 @@ class Api:
         recorder = start_telemetry(Place.of("api", local=is_local(address)), f"api-{replica}")
         recorder.add(JobStore(state.database).live)
         self._parts = state, Services(state, operator, launcher, hosting), operator, recorder
+        self._listen = args.listen
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Ray Serve's: called once, after the constructor."""
-        return app_of(*self._parts, behind_proxy=True)
+        return app_of(*self._parts, listen=self._listen, behind_proxy=self._listen is None)
 
 
 def app_of(
@@ -107,6 +117,7 @@ def app_of(
     operator: Operator,
     recorder: Recorder | None = None,
     *,
+    listen: tuple[str, int] | None = None,
     behind_proxy: bool = False,
 ) -> FastAPI:
     """The whole API on these stores and services, which end with it."""
@@ -114,20 +125,25 @@ def app_of(
         services.routers,
         state.keys,
         limits=operator.limits,
-        lifespan=beside([state.keep_clean, services.run], state.close),
+        lifespan=beside([state.keep_clean, services.run], state.close, listen),
         recorder=recorder,
         behind_proxy=behind_proxy,
     )
 
 
-def beside(tasks: Sequence[Background], close: Callable[[], None]) -> Lifespan:
-    """A lifespan in which `tasks` run until the app ends; `close` is called when they have ended."""
+def beside(tasks: Sequence[Background], close: Callable[[], None], listen: tuple[str, int] | None = None) -> Lifespan:
+    """A lifespan in which `tasks` run until the app ends, and in which it takes requests at `listen`; `close` is called
+    when they have ended."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         running = [asyncio.create_task(task()) for task in tasks]
         try:
-            yield
+            if listen is None:
+                yield
+            else:
+                async with listening(app, *listen):
+                    yield
         finally:
             for task in running:
                 task.cancel()
@@ -135,6 +151,49 @@ def beside(tasks: Sequence[Background], close: Callable[[], None]) -> Lifespan:
             close()
 
     return lifespan
+
+
+@asynccontextmanager
+async def listening(app: FastAPI, host: str, port: int) -> AsyncIterator[None]:
+    """Serves `app` at an address, to the end of the answers that are under way. Who holds the port by SO_REUSEPORT and
+    does not listen, may keep it.
+
+    Raises:
+        OSError: nobody can listen there.
+    """
+    with bound(host, port) as listener:
+        listener.listen(BACKLOG)
+        config = uvicorn.Config(
+            app,
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=int(STOP_S) - 2,
+        )
+        server = uvicorn.Server(config)
+        serving = asyncio.create_task(server.serve([listener]))
+        try:
+            yield
+        finally:
+            server.should_exit = True
+            await serving
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """
+    Raises:
+        OSError: nobody can listen there.
+    """
+    made = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        made.bind((host, port))
+    except OSError:
+        made.close()
+        raise
+    return made
 
 
 def driver_settings(places: Places, database: str, config: str | None, address: str) -> DriverSettings:

@@ -12,6 +12,7 @@ import logging
 import re
 import secrets
 import time
+from collections.abc import Awaitable, Callable
 from urllib.parse import unquote_to_bytes
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -35,7 +36,8 @@ _log = logging.getLogger("agent_rft.serve")
 
 
 class Frame:
-    """Wraps an ASGI app. `writes_id`: nobody else writes a request's id to its response."""
+    """Wraps an ASGI app. `behind_proxy`: it writes a request's id to its response, and cancels a request whose client
+    is gone."""
 
     def __init__(
         self,
@@ -43,13 +45,13 @@ class Frame:
         authenticator: Authenticator,
         max_body_bytes: int,
         recorder: Recorder | None = None,
-        writes_id: bool = True,
+        behind_proxy: bool = False,
     ) -> None:
         self._app = app
         self._recorder = recorder or Recorder()
         self._authenticator = authenticator
         self._max_body_bytes = max_body_bytes
-        self._writes_id = writes_id
+        self._behind_proxy = behind_proxy
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -59,19 +61,24 @@ class Frame:
         given = headers.get("x-request-id", "")
         request_id = given if _PLAIN_ID.fullmatch(given) else f"req_{secrets.token_hex(16)}"
         scope.setdefault("state", {})["request_id"] = request_id
-        begun, status, started = time.monotonic(), NO_ANSWER, False
+        begun, status, started, ended = time.monotonic(), NO_ANSWER, False, False
 
         async def send_with_id(message: Message) -> None:
-            nonlocal started, status
+            nonlocal started, status, ended
             if message["type"] == "http.response.start":
                 started, status = True, message["status"]
-                if self._writes_id:
+                if not self._behind_proxy:
                     MutableHeaders(scope=message)["x-request-id"] = request_id
             await send(message)
+            ended = message["type"] == "http.response.body" and not message.get("more_body", False)
 
         try:
-            receive = await self._admit(scope, headers, receive)
-            await self._app(scope, receive, send_with_id)
+            admitted = await self._admit(scope, headers, receive)
+            answer = self._app(scope, admitted, send_with_id)
+            if self._behind_proxy or not isinstance(admitted, _Replay):
+                await answer
+            else:
+                await _while_there(answer, receive, lambda: ended)
         except ApiError as error:
             await response_of(error)(scope, receive, send_with_id)
         except ClientDisconnect:
@@ -110,6 +117,25 @@ class Frame:
         if body:
             _check_json(body, headers.get("content-type", ""))
         return _Replay(body, receive)
+
+
+async def _while_there(answer: Awaitable[None], receive: Receive, ended: Callable[[], bool]) -> None:
+    """To the end of `answer`, or until the client is gone before it has all of it: then nobody wants it any more. The
+    body has been read, so that all that may still come is word of that.
+
+    Raises:
+        ClientDisconnect: it is gone.
+    """
+    work, gone = asyncio.ensure_future(answer), asyncio.ensure_future(receive())
+    try:
+        await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not work.done() and not ended():
+            raise ClientDisconnect
+        await work
+    finally:
+        gone.cancel()
+        work.cancel()
+        await asyncio.gather(work, gone, return_exceptions=True)
 
 
 def _method(scope: Scope) -> str:

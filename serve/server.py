@@ -18,14 +18,11 @@ from ray.serve.schema import LoggingConfig
 
 from cluster.ray_session import end_leftover, job_cluster
 from cluster.signals import Signals
-from serve.deployment import APP, Settings, build
+from serve.deployment import APP, KEEP_ALIVE_S, Settings, bound, build
 from serve.model_apps import remove_models
 from serve.state import Places, ServerState
 from trainer.errors import RftError, UserError
 from trainer.operator import Operator
-
-KEEP_ALIVE_S = 75
-"""Longer than clients and proxies keep a connection, so that it is never we who close it under a request."""
 
 
 def run_server(
@@ -46,7 +43,7 @@ def run_server(
     logging.getLogger("ray.serve").setLevel(logging.ERROR)  # it tells each step of each deployment
     note = places.folder / "cluster.json"
     end_leftover(note)
-    # On a cluster that runs already, the proxy is elsewhere, or here already.
+    # On a cluster that runs already, Ray Serve's proxy listens, elsewhere or here already.
     with held(host, port) if address is None or port == 0 else nullcontext(port) as port:
         state = ServerState(places, operator)
         try:
@@ -57,9 +54,14 @@ def run_server(
         if token is not None:
             tell(f"API key, shown this once: {token}")
         with job_cluster(address, note):
-            host, port = start_http(host, port)
+            listen = None
+            if address is None:
+                listen = host, port
+                start_serve(ProxyLocation.Disabled)
+            else:
+                host, port = start_serve(ProxyLocation.HeadOnly, host, port)
             path = None if config is None else str(config.resolve())
-            deploy(Settings(folder=str(places.folder.resolve()), config=path))
+            deploy(Settings(folder=str(places.folder.resolve()), config=path, listen=listen))
             shown = f"[{host}]" if ":" in host else host
             asyncio.run(_until_signal(lambda: tell(f"serving at http://{shown}:{port}/v1 (docs at /docs)")))
             if address is None:
@@ -71,35 +73,34 @@ def run_server(
 
 @contextmanager
 def held(host: str, port: int) -> Iterator[int]:
-    """The port, which nobody else can take meanwhile; Ray Serve's proxy listens at it by SO_REUSEPORT.
+    """The port, which nobody else can take meanwhile; the API's process listens at it by SO_REUSEPORT.
 
     Raises:
         UserError: nobody can listen there.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe, socket.socket(family, socket.SOCK_STREAM) as holder:
-        try:
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((host, port))
             probe.listen()
             port = probe.getsockname()[1]
-            probe.close()
-            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            holder.bind((host, port))
-        except OSError as error:
-            raise UserError(f"cannot listen at {host}:{port}: {error.strerror}; give another --port") from None
+        holder = bound(host, port)
+    except OSError as error:
+        raise UserError(f"cannot listen at {host}:{port}: {error.strerror}; give another --port") from None
+    with holder:
         yield port
 
 
-def start_http(host: str, port: int) -> tuple[str, int]:
-    """Ray Serve's proxy, at the head of the cluster; where it listens, which is elsewhere if it ran before.
+def start_serve(proxies: ProxyLocation, host: str = "127.0.0.1", port: int = 0) -> tuple[str, int]:
+    """Ray Serve; where its proxy listens, which is elsewhere if it ran before.
 
     Raises:
         RftError: it did not start.
     """
     try:
         ray_serve.start(
-            proxy_location=ProxyLocation.HeadOnly,
+            proxy_location=proxies,
             http_options=HTTPOptions(host=host, port=port, keep_alive_timeout_s=KEEP_ALIVE_S),
             logging_config=LoggingConfig(log_level="ERROR", enable_access_log=False),
         )

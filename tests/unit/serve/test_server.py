@@ -10,17 +10,18 @@ from typing import Any
 
 import httpx
 import pytest
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from pydantic import ValidationError
 from ray.serve._private.api import call_user_app_builder_with_args_if_necessary
 
 from cluster.database import Database
+from serve.app import create_app
 from serve.auth import KNOWN_S
-from serve.deployment import app_of, beside, build
+from serve.deployment import app_of, beside, build, listening
 from serve.server import held
 from serve.services import Services
 from serve.state import Places, ServerState
-from tests.unit.serve.world import openai_of
+from tests.unit.serve.world import TOKEN, FakeKeys, openai_of
 from trainer.errors import UserError
 from trainer.operator import NOTHING_ALLOWED
 
@@ -79,7 +80,58 @@ async def test_what_runs_beside_an_app_ends_with_it(state: ServerState) -> None:
     assert closed == [True], "stores are closed when nobody uses them any more"
 
 
-def test_a_port_in_use_is_one_clear_message_and_a_port_is_held_until_the_proxy_has_it() -> None:
+def slow_app(asked: asyncio.Event, answers: asyncio.Event, cancelled: asyncio.Event) -> FastAPI:
+    """`/v1/slow` says that it was asked, waits, and says where it was cancelled."""
+    routes = APIRouter()
+
+    @routes.post("/slow")
+    async def slow() -> str:
+        asked.set()
+        try:
+            await answers.wait()
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+        return "at last"
+
+    return create_app([routes], FakeKeys())
+
+
+def client_at(port: int) -> httpx.AsyncClient:
+    return httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", headers={"Authorization": f"Bearer {TOKEN}"})
+
+
+async def test_an_app_listens_at_a_port_that_is_held_and_ends_when_its_last_answer_has_gone_out() -> None:
+    asked, answers, cancelled = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    app = slow_app(asked, answers, cancelled)
+    with held("127.0.0.1", 0) as port:
+        async with client_at(port) as client, asyncio.timeout(20):
+            async with listening(app, "127.0.0.1", port):
+                asking = asyncio.create_task(client.post("/v1/slow"))
+                await asked.wait()
+                asyncio.get_running_loop().call_later(0.05, answers.set)  # while it ends
+            assert answers.is_set()
+            answer = await asking
+            assert answer.json() == "at last" and answer.headers["x-request-id"].startswith("req_")
+            with pytest.raises(httpx.ConnectError):
+                await client.get("/health")
+        assert not cancelled.is_set()
+
+
+async def test_a_request_whose_client_is_gone_is_cancelled() -> None:
+    asked, answers, cancelled = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    app = slow_app(asked, answers, cancelled)
+    with held("127.0.0.1", 0) as port:
+        async with client_at(port) as client, listening(app, "127.0.0.1", port), asyncio.timeout(20):
+            asking = asyncio.create_task(client.post("/v1/slow"))
+            await asked.wait()
+            asking.cancel()
+            await cancelled.wait()
+            answers.set()
+            assert (await client.post("/v1/slow")).json() == "at last"
+
+
+def test_a_port_in_use_is_one_clear_message_and_a_port_is_held_until_the_api_has_it() -> None:
     with held("127.0.0.1", 0) as port, socket.socket() as proxy:
         with pytest.raises(OSError, match="Address already in use"):
             socket.create_server(("127.0.0.1", port))
