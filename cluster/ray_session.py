@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO
@@ -73,10 +73,12 @@ def ray_session(address: str | None) -> Iterator[list[Node]]:
 
 
 @contextmanager
-def job_cluster(address: str | None, note: Path | None = None) -> Iterator[None]:
+def job_cluster(
+    address: str | None, note: Path | None = None, meanwhile: Callable[[], object] = lambda: None
+) -> Iterator[None]:
     """A cluster that takes Ray jobs, to which we are connected. A local one ends with this process, however that ends,
     and nobody without its token may use it (`begin_with_token`). `note`: a file that says whose it is, for
-    `end_leftover`.
+    `end_leftover`. `meanwhile` is done while a local one starts.
 
     Raises:
         InvalidJob: nothing answers at `address`.
@@ -103,6 +105,7 @@ def job_cluster(address: str | None, note: Path | None = None) -> Iterator[None]
             if note is not None:
                 whose = {"owner": _identity(os.getpid()), "head": _identity(head.pid), "folder": folder}
                 note.write_text(json.dumps(whose))
+            meanwhile()
             _wait_for_head(head, port, log)
             with ray_session(f"127.0.0.1:{port}"):
                 yield

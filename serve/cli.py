@@ -226,14 +226,15 @@ def serve_command(
     config: Config = None,
 ) -> None:
     """Serve OpenAI's API on this cluster until a signal. The first start prints an API key."""
-    operator = _operator(config)
     from cluster.ray_session import begin_with_token
+
+    if address is None:
+        begin_with_token()  # before all else, which it would do twice
+    operator = _operator(config)
     from serve.server import run_server
     from serve.state import Places
     from trainer.operator_file import config_path
 
-    if address is None:
-        begin_with_token()
     # Flushed: whoever started the server waits for these lines.
     tell = partial(print, flush=True)
     run_server(Places(folder, database, files), operator, host, port, address, tell, config_path(config))

@@ -11,14 +11,12 @@ there is, the replica listens itself.
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import ray
-import uvicorn
 from fastapi import FastAPI
 from pydantic import BaseModel, ConfigDict, Field
 from ray import serve as ray_serve
@@ -31,6 +29,7 @@ from cluster.ray_launcher import RayLauncher
 from cluster.ray_session import is_local, job_server_of
 from cluster.store import JobStore
 from serve.app import Lifespan, create_app
+from serve.listener import STOP_S, listening
 from serve.model_apps import EngineResources, RayServeModels
 from serve.services import Services
 from serve.state import Places, ServerState
@@ -41,11 +40,6 @@ from trainer.operator_file import load_operator
 APP, DEPLOYMENT = "agent-rft", "api"
 MAX_REQUESTS = 1_000
 """What one replica works on at a time; more of them wait in the proxy."""
-BACKLOG = 2_048
-STOP_S = 20.0
-"""How long answers that are under way may take once the application is to stop."""
-KEEP_ALIVE_S = 75
-"""Longer than clients and proxies keep a connection, so that it is never we who close it under a request."""
 
 Background = Callable[[], Coroutine[Any, Any, None]]
 
@@ -151,49 +145,6 @@ def beside(tasks: Sequence[Background], close: Callable[[], None], listen: tuple
             close()
 
     return lifespan
-
-
-@asynccontextmanager
-async def listening(app: FastAPI, host: str, port: int) -> AsyncIterator[None]:
-    """Serves `app` at an address, to the end of the answers that are under way. Who holds the port by SO_REUSEPORT and
-    does not listen, may keep it.
-
-    Raises:
-        OSError: nobody can listen there.
-    """
-    with bound(host, port) as listener:
-        listener.listen(BACKLOG)
-        config = uvicorn.Config(
-            app,
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            proxy_headers=False,
-            timeout_keep_alive=KEEP_ALIVE_S,
-            timeout_graceful_shutdown=int(STOP_S) - 2,
-        )
-        server = uvicorn.Server(config)
-        serving = asyncio.create_task(server.serve([listener]))
-        try:
-            yield
-        finally:
-            server.should_exit = True
-            await serving
-
-
-def bound(host: str, port: int) -> socket.socket:
-    """
-    Raises:
-        OSError: nobody can listen there.
-    """
-    made = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-    try:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        made.bind((host, port))
-    except OSError:
-        made.close()
-        raise
-    return made
 
 
 def driver_settings(places: Places, database: str, config: str | None, address: str) -> DriverSettings:

@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ray import serve as ray_serve
 from ray.serve.config import HTTPOptions, ProxyLocation
@@ -18,11 +20,13 @@ from ray.serve.schema import LoggingConfig
 
 from cluster.ray_session import end_leftover, job_cluster
 from cluster.signals import Signals
-from serve.deployment import APP, KEEP_ALIVE_S, Settings, bound, build
-from serve.model_apps import remove_models
+from serve.listener import KEEP_ALIVE_S, held
 from serve.state import Places, ServerState
-from trainer.errors import RftError, UserError
+from trainer.errors import RftError
 from trainer.operator import Operator
+
+if TYPE_CHECKING:
+    from serve.deployment import Settings
 
 
 def run_server(
@@ -53,7 +57,11 @@ def run_server(
             state.close()
         if token is not None:
             tell(f"API key, shown this once: {token}")
-        with job_cluster(address, note):
+        # What the API is made of takes as long to import as Ray takes to start.
+        with job_cluster(address, note, meanwhile=partial(import_module, "serve.deployment")):
+            from serve.deployment import APP, Settings
+            from serve.model_apps import remove_models
+
             listen = None
             if address is None:
                 listen = host, port
@@ -69,27 +77,6 @@ def run_server(
             else:
                 remove_models()
                 ray_serve.delete(APP)
-
-
-@contextmanager
-def held(host: str, port: int) -> Iterator[int]:
-    """The port, which nobody else can take meanwhile; the API's process listens at it by SO_REUSEPORT.
-
-    Raises:
-        UserError: nobody can listen there.
-    """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((host, port))
-            probe.listen()
-            port = probe.getsockname()[1]
-        holder = bound(host, port)
-    except OSError as error:
-        raise UserError(f"cannot listen at {host}:{port}: {error.strerror}; give another --port") from None
-    with holder:
-        yield port
 
 
 def start_serve(proxies: ProxyLocation, host: str = "127.0.0.1", port: int = 0) -> tuple[str, int]:
@@ -115,6 +102,8 @@ def deploy(settings: Settings) -> None:
     Raises:
         RftError: why the API is not served.
     """
+    from serve.deployment import APP, build
+
     try:
         ray_serve.run(build(settings), name=APP, route_prefix="/")
     except RuntimeError as error:

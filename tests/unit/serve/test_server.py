@@ -17,8 +17,8 @@ from ray.serve._private.api import call_user_app_builder_with_args_if_necessary
 from cluster.database import Database
 from serve.app import create_app
 from serve.auth import KNOWN_S
-from serve.deployment import app_of, beside, build, listening
-from serve.server import held
+from serve.deployment import app_of, beside, build
+from serve.listener import held, listening
 from serve.services import Services
 from serve.state import Places, ServerState
 from tests.unit.serve.world import TOKEN, FakeKeys, openai_of
