@@ -8,8 +8,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready-$(EXTRA)-$(shell { cat requirements/$(EXTRA).txt requirements/dev.txt pyproject.toml; $(PYTHON) -VV; pwd; } | cksum | cut -d' ' -f1)
 LISTS := -r requirements/$(EXTRA).txt -r requirements/dev.txt
 PYTEST := $(BIN)/python -m pytest
-# Most tests of whole jobs wait more than they compute; those of one file share what they started.
-SIDE_BY_SIDE := -n 2 --dist loadfile
+# Tests of whole jobs wait for one process after the other; those of one file share what they started. The order is that
+# of tests/conftest.py, long files first: pytest-xdist's own, by the number of tests, would keep them for the end.
+SIDE_BY_SIDE := -n 2 --dist loadfile --no-loadscope-reorder
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps
 
 # For the tests of metrics, dashboards and alerts: Debian's Prometheus, unpacked here, unless one is installed.

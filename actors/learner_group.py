@@ -236,8 +236,6 @@ class _RankProcess:
             yield
             self._recorder.record(f"rank_s/{method}", time.monotonic() - self._doing[1])
         finally:
-            if self._recorder is not None:
-                self._recorder.record(f"rank_s/{method}", time.monotonic() - self._doing[1])
             self._doing = None
 
 

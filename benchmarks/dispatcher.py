@@ -221,7 +221,7 @@ def main() -> None:
     options = parser.parse_args()
     raise_file_limit()
     if not options.no_ray:
-        ray.init(num_cpus=1, include_dashboard=False)
+        ray.init("local", num_cpus=1, include_dashboard=False)
     figures = []
     with tool_server() as url:
         for in_flight in options.in_flight:

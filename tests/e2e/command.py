@@ -58,11 +58,6 @@ def kill(name: str) -> None:
     found.kill()
 
 
-def shared_memory() -> set[str]:
-    """Segments that engines use."""
-    return {name for name in os.listdir("/dev/shm") if name.startswith(("agent-rft-", "psm_"))}
-
-
 def _name(process: psutil.Process) -> str:
     try:
         return " ".join(process.cmdline())[:100]

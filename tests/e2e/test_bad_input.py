@@ -18,7 +18,8 @@ import yaml
 
 from cluster.run_folder import RunFolder
 from examples.ledger.services import services
-from tests.e2e.command import AGENT_RFT, kill, marked, processes_left, run, shared_memory
+from tests.e2e.command import AGENT_RFT, kill, marked, processes_left, run
+from tests.shared_memory import left_behind, unheld
 
 LEDGER = Path(__file__).parents[2] / "examples" / "ledger"
 ROOT = LEDGER.parents[1]
@@ -132,7 +133,7 @@ def test_killed_engines_are_replaced_and_no_rollout_is_lost(tmp_path: Path, envi
     """First vLLM's process under the worker, then the worker above vLLM's process."""
     kills = {"step 1/8": "VLLM::EngineCore", "step 5/8": "ray::RolloutWorker"}
     job = write_job(tmp_path, batch_size=2, n_epochs=8, eval_interval=8)
-    memory = shared_memory()
+    before = unheld()
     with subprocess.Popen(
         [AGENT_RFT, "train", str(job), "--runs", str(tmp_path / "runs")],
         env=marked(environment),
@@ -151,7 +152,7 @@ def test_killed_engines_are_replaced_and_no_rollout_is_lost(tmp_path: Path, envi
     assert training.returncode == 0, text
     assert "Traceback" not in text
     assert processes_left() == []
-    assert shared_memory() <= memory
+    assert left_behind(before) == set()
 
     (path,) = (tmp_path / "runs").iterdir()
     kept = RunFolder(path)

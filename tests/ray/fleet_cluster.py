@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
@@ -26,6 +25,7 @@ from actors.rollout_worker import RolloutWorker, WorkerConfig
 from actors.weight_sync import Published, WeightSync
 from examples.ledger.services import services
 from tests.fakes_http import LOCAL
+from tests.shared_memory import left_behind
 from trainer.advantage import advantages
 from trainer.data import load_tasks
 from trainer.jobfile import load_job
@@ -124,7 +124,7 @@ async def cluster(job: JobSpec) -> AsyncIterator[Cluster]:
         await made.learner.shutdown()
     finally:
         ray.shutdown()
-    assert not [name for name in os.listdir("/dev/shm") if name.startswith("agent-rft-")]
+    assert left_behind() == set()
 
 
 @pytest.fixture(scope="module")

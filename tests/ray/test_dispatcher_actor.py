@@ -26,7 +26,7 @@ CALLS = [ToolCall("call_1", "search", "{}"), ToolCall("call_2", "search", "{}")]
 
 @pytest.fixture(scope="module")
 def local_ray() -> Iterator[None]:
-    ray.init(num_cpus=2, include_dashboard=False)
+    ray.init("local", num_cpus=2, include_dashboard=False)
     yield
     ray.shutdown()
 

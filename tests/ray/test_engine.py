@@ -19,6 +19,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from actors.engine import MIN_BATCHED_TOKENS, SHM, Completion, Engine, EngineConfig, Layout
 from actors.episode import EpisodeRunner, EpisodeSpec
 from actors.parsing import VllmParser
+from actors.shared_memory import PREFIX
+from tests.shared_memory import left_behind
 from trainer.chat import Renderer
 from trainer.errors import EngineFailed
 from trainer.spec import Limits, RewardSpec
@@ -53,7 +55,8 @@ async def engine() -> AsyncIterator[Engine]:
     yield engine
     engine.shutdown()
     gc.collect()  # what a killed engine leaves open, while warnings of it are ignored
-    assert not list(SHM.glob("agent-rft-*"))
+    assert not [file for file in psutil.Process().open_files() if file.path.startswith(f"{SHM}/{PREFIX}")]
+    assert left_behind() == set()
 
 
 @pytest.fixture(scope="module")

@@ -43,7 +43,7 @@ ROUNDING = 1e-4
 
 @pytest.fixture(scope="module", autouse=True)
 def local_ray() -> Iterator[None]:
-    ray.init(num_cpus=3, include_dashboard=False, log_to_driver=False)
+    ray.init("local", num_cpus=3, include_dashboard=False, log_to_driver=False)
     yield
     ray.shutdown()
     gc.collect()  # Ray's handles of its processes warn when they go: here, where it is expected
