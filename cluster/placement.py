@@ -99,9 +99,12 @@ class ClusterPlan:
     problems: tuple[Problem, ...]
 
 
-def plan_placement(job: JobSpec, nodes: Sequence[Node], model: ModelShape | None, context_length: int) -> ClusterPlan:
-    """What `auto` means on these nodes, who goes where, what memory it takes and what does not fit."""
-    placement = _placement(job, nodes)
+def plan_placement(
+    job: JobSpec, nodes: Sequence[Node], model: ModelShape | None, context_length: int, *, learner: bool = True
+) -> ClusterPlan:
+    """What `auto` means on these nodes, who goes where, what memory it takes and what does not fit. Without `learner`:
+    of a run that only grades."""
+    placement = _placement(job, nodes, learner)
     lacking = [*_totals(placement, nodes)]
     assigned = assign(placement.bundles, [node.resources for node in nodes])
     if not lacking:
@@ -112,7 +115,7 @@ def plan_placement(job: JobSpec, nodes: Sequence[Node], model: ModelShape | None
     return ClusterPlan(placement, tuple(nodes), places, host_bytes, tuple(lacking), tuple(problems))
 
 
-def _placement(job: JobSpec, nodes: Sequence[Node]) -> Placement:
+def _placement(job: JobSpec, nodes: Sequence[Node], learner: bool) -> Placement:
     cluster = job.cluster
     has_gpus = any(node.gpus > 0 for node in nodes)
     engine_gpus = int(has_gpus) if cluster.engine_gpus == "auto" else cluster.engine_gpus
@@ -120,11 +123,11 @@ def _placement(job: JobSpec, nodes: Sequence[Node]) -> Placement:
         engines=cluster.engines if job.method.type == "reinforcement" else 0,
         engine_cores=cluster.engine_cores,
         engine_gpus=engine_gpus,
-        learner_ranks=cluster.learner_ranks,
+        learner_ranks=cluster.learner_ranks if learner else 0,
         rank_cores=cluster.rank_cores,
         rank_gpus=int(engine_gpus > 0),
         dtype=("bfloat16" if engine_gpus else "float32") if cluster.dtype == "auto" else cluster.dtype,
-        colocated=cluster.colocated,
+        colocated=cluster.colocated and learner,
     )
 
 
@@ -230,8 +233,8 @@ def _shares(placement: Placement, kind: str) -> str:
         return f"{len(placement.bundles)} x {placement.bundles[0].get(kind, 0):g}, shared by engines and learner ranks"
     each = {"CPU": (placement.engine_cores, placement.rank_cores), "GPU": (placement.engine_gpus, placement.rank_gpus)}
     of_engine, of_rank = each[kind]
-    engines = f"engines {placement.engines} x {of_engine:g}, " * (placement.engines > 0)
-    return f"{engines}learner ranks {placement.learner_ranks} x {of_rank:g}"
+    parts = (("engines", placement.engines, of_engine), ("learner ranks", placement.learner_ranks, of_rank))
+    return ", ".join(f"{name} {count} x {each:g}" for name, count, each in parts if count)
 
 
 def _without_place(placement: Placement, nodes: Sequence[Node], assigned: Sequence[int | None]) -> Iterator[Problem]:

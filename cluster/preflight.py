@@ -104,13 +104,14 @@ async def prepare(
     operator: Operator = NOTHING_ALLOWED,
     *,
     dry_run: bool = True,
+    learner: bool = True,
     found: Sequence[Problem] = (),
     free: Free | None = None,
 ) -> Prepared:
     """Check a job against its files, its model, its endpoints and the cluster's `nodes`.
 
     `found` are problems that are known already: they come first, and then the job does not pass. `dry_run` calls each
-    tool and the grader once, where nothing else is wrong with them.
+    tool and the grader once, where nothing else is wrong with them. Without `learner`: for a run that only grades.
 
     Raises:
         InvalidJob: with everything that was found.
@@ -127,7 +128,7 @@ async def prepare(
     model, bad = read_model(job)
     problems += bad
     context_length = context_of(job, model)
-    cluster = plan_placement(job, nodes, None if model is None else model.shape, context_length)
+    cluster = plan_placement(job, nodes, None if model is None else model.shape, context_length, learner=learner)
     if not supervised:
         problems += _tool_problems(job.reinforcement, rows)
         problems += endpoint_problems(job.reinforcement, operator)
@@ -300,18 +301,20 @@ def _folder_problems(runs: Path) -> list[Problem]:
 def _space_problems(
     model: ModelFolder, plan: Plan, placement: Placement, runs: Path, free: Free, *, alone: bool
 ) -> list[Problem]:
-    """Disk for the checkpoints that are kept and the one being written; shared memory for what engines put there."""
+    """Disk for the checkpoints that are kept and the one being written; shared memory for what engines put there. A run
+    without a learner has neither checkpoints nor weights on their way."""
     problems = []
-    checkpoints = min(KEEP_BEST + 2, math.ceil(plan.steps / plan.eval_interval))
+    trains = placement.learner_ranks > 0
+    checkpoints = min(KEEP_BEST + 2, math.ceil(plan.steps / plan.eval_interval)) if trains else 0
     disk = checkpoints * model.shape.num_parameters * CHECKPOINT_BYTES_PER_PARAMETER + MIN_FREE_DISK_BYTES
     if free.disk_bytes < disk:
-        wanted = f"{checkpoints} checkpoint{'s' * (checkpoints > 1)} may take {size(disk)}"
-        message = f"{size(free.disk_bytes)} are free on the disk of {runs}, {wanted}"
+        what = f"{checkpoints} checkpoint{'s' * (checkpoints > 1)}" if trains else "traces"
+        message = f"{size(free.disk_bytes)} are free on the disk of {runs}, {what} may take {size(disk)}"
         problems.append(Problem("disk_full", "--runs", message, "free some space or choose another folder with --runs"))
     # A copy of the weights in Ray's object store and one on its way into each engine. Other nodes cannot be seen.
-    shm = (1 + placement.engines) * placement.bytes_per_weight * model.shape.num_parameters
+    shm = trains * (1 + placement.engines) * placement.bytes_per_weight * model.shape.num_parameters
     shm += MANY_GPUS_SHM_BYTES if placement.engine_gpus > 1 else 0
-    if alone and (free.shm_bytes is None or free.shm_bytes < shm):
+    if alone and (free.shm_bytes or 0) < shm:
         there = "there is no shared memory" if free.shm_bytes is None else f"{size(free.shm_bytes)} are free"
         message = f"{there} in {SHM}, copies of the weights take {size(shm)}"
         remedy = f"enlarge {SHM} (in a container: --shm-size={math.ceil(shm / 2**30)}g)"

@@ -107,7 +107,7 @@ async def evaluate_model(
     if file not in ("training_file", "validation_file", "test_file") or getattr(job, file) is None:
         remedy = "name training_file, validation_file or test_file, and give that file in the job"
         raise InvalidJob("nothing to grade", [Problem("missing_file", "--file", f"the job has no {file!r}", remedy)])
-    async with _run(job, runs, address, None, operator) as run:
+    async with _run(job, runs, address, None, operator, learner=False) as run:
         await run.evaluation(file, samples)
     return run.outcome
 
@@ -123,11 +123,12 @@ async def _run(
     resume: Path | None,
     operator: Operator,
     watch: Watch | None = None,
+    learner: bool = True,
 ) -> AsyncIterator[_Run]:
     """Connect, check, open the run folder; afterwards close everything and write the report."""
     console = Console()
     with ray_session(address) as nodes, Signals() as signals:
-        prepared = await prepare(job, nodes, runs, operator, dry_run=watch is None)
+        prepared = await prepare(job, nodes, runs, operator, dry_run=watch is None, learner=learner)
         print_plan(console, prepared)
         if watch is not None:
             watch.prepared(prepared)
@@ -201,7 +202,7 @@ class _Run:
     async def reinforcement(self, resuming: bool) -> None:
         prepared, job = self._prepared, self._prepared.job
         checkpoints, latest, digest = self._checkpoints(resuming)
-        fleet, learner = await self._start(learner=True)
+        fleet, learner = await self._start()
         assert learner is not None
         before = None
         if prepared.test and latest is None:
@@ -220,7 +221,7 @@ class _Run:
     async def supervised(self, resuming: bool) -> None:
         prepared, job = self._prepared, self._prepared.job
         checkpoints, latest, digest = self._checkpoints(resuming)
-        _, learner = await self._start(learner=True, engines=False)
+        _, learner = await self._start()
         assert learner is not None
         loop = SupervisedLoop(
             prepared.plan,
@@ -249,7 +250,7 @@ class _Run:
     async def evaluation(self, file: str, samples: int) -> None:
         prepared = self._prepared
         tasks = {"training_file": prepared.tasks, "validation_file": prepared.validation, "test_file": prepared.test}
-        fleet, _ = await self._start(learner=False)
+        fleet, _ = await self._start()
         evaluation = await self._grade(fleet, tasks[file], "test", f"eval-{file.removesuffix('_file')}", samples)
         self._view.stop()
         self._console.print(before_after_table(evaluation, None))
@@ -311,14 +312,10 @@ class _Run:
 
     # -- actors --------------------------------------------------------------------------------------------------------
 
-    async def _start(self, *, learner: bool, engines: bool = True) -> tuple[Any, LearnerGroup | None]:
-        """Start engines and learner side by side; each takes tens of seconds."""
-        prepared, cluster, metrics = self._prepared, self._prepared.job.cluster, self._metrics.place
-        placement = replace(
-            prepared.placement,
-            engines=cluster.engines if engines else 0,
-            learner_ranks=cluster.learner_ranks if learner else 0,
-        )
+    async def _start(self) -> tuple[Any, LearnerGroup | None]:
+        """Start the placement's engines and learner side by side; each takes tens of seconds."""
+        prepared, metrics, placement = self._prepared, self._metrics.place, self._prepared.placement
+        engines, learner = placement.engines > 0, placement.learner_ranks > 0
         self._seats = seats = Seats(placement, self._folder.path.name)
         self._phase("waiting for resources")
         at_start = await seats.ready(self._phase, wait_for_nodes_s=self._operator.wait_for_nodes_s)

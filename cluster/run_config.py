@@ -94,10 +94,35 @@ def job_digest(job: JobSpec) -> str:
 
 def print_plan(console: Console, prepared: Prepared) -> None:
     """What was resolved, before anything starts."""
-    plan, placement = prepared.plan, prepared.placement
+    placement = prepared.placement
+    if placement.learner_ranks:
+        _print_training(console, prepared)
+    parts = (
+        ("engine(s)", placement.engines, placement.engine_cores, placement.engine_gpus),
+        ("learner rank(s)", placement.learner_ranks, placement.rank_cores, placement.rank_gpus),
+    )
+    places = [
+        f"{count} {name} x {cores} core(s)" + (f" and {gpus} GPU(s)" if gpus else "")
+        for name, count, cores, gpus in parts
+        if count
+    ]
+    context = f"context {prepared.context_length} tokens"
+    console.print(f"  {', '.join(places)}, {placement.dtype}, {context}", highlight=False)
+    for place in prepared.cluster.places:
+        if place.index == 0 and place.memory is not None:
+            on_gpu = f"{size(place.memory.gpu_bytes)} of each of its GPUs and " if place.memory.gpu else ""
+            console.print(f"  {place.role}: about {on_gpu}{size(place.memory.host_bytes)} of memory", highlight=False)
+    for warning in prepared.warnings:
+        console.print(f"[yellow]warning[/] {escape(warning)}", highlight=False)
+
+
+def _print_training(console: Console, prepared: Prepared) -> None:
+    plan = prepared.plan
     rows = f"{plan.num_rows} rows x {plan.n_epochs} epochs"
     console.print(
-        f"[bold]{prepared.job.model}[/] on {rows}: {plan.steps} steps of {plan.batch_size} rows", highlight=False
+        f"[bold]{prepared.job.model}[/] on {rows}: {plan.steps} steps of {plan.batch_size} rows, "
+        f"learning rate {plan.learning_rate:g}",
+        highlight=False,
     )
     if prepared.job.method.type == "reinforcement":
         limits = prepared.job.reinforcement.limits
@@ -108,16 +133,3 @@ def print_plan(console: Console, prepared: Prepared) -> None:
             f"{plan.eval_interval} steps; {len(prepared.test)} test rows before and after",
             highlight=False,
         )
-    gpus = f", {placement.engine_gpus} GPU(s) an engine, {placement.rank_gpus} a rank" if placement.engine_gpus else ""
-    console.print(
-        f"  learning rate {plan.learning_rate:g}; {placement.engines} engine(s) x {placement.engine_cores} core(s), "
-        f"{placement.learner_ranks} learner rank(s) x {placement.rank_cores} core(s){gpus}, {placement.dtype}, "
-        f"context {prepared.context_length} tokens",
-        highlight=False,
-    )
-    for place in prepared.cluster.places:
-        if place.index == 0 and place.memory is not None:
-            on_gpu = f"{size(place.memory.gpu_bytes)} of each of its GPUs and " if place.memory.gpu else ""
-            console.print(f"  {place.role}: about {on_gpu}{size(place.memory.host_bytes)} of memory", highlight=False)
-    for warning in prepared.warnings:
-        console.print(f"[yellow]warning[/] {escape(warning)}", highlight=False)

@@ -72,6 +72,15 @@ def test_a_supervised_job_has_no_engines() -> None:
     assert [place.role for place in made.places] == ["learner rank"]
 
 
+def test_a_run_that_only_grades_wants_room_for_engines_alone() -> None:
+    one_core = replace(LAPTOP, cores=1)
+    assert codes(plan(one_core).lacking) == ["too_few_resources"]
+    for spec in (job(), job(on_policy(), colocated=True)):
+        made = plan_placement(spec, [one_core], None, 2048, learner=False)
+        assert made.lacking == made.problems == ()
+        assert [place.role for place in made.places] == ["engine"]
+
+
 # -- who goes where ----------------------------------------------------------------------------------------------------
 
 

@@ -10,7 +10,7 @@ import shutil
 import struct
 import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -80,9 +80,9 @@ class Case:
         method = {"type": "reinforcement", "reinforcement": reinforcement}
         return {"model": str(BASE), "training_file": self.write(), "method": method, **self.job}
 
-    async def prepare(self) -> Prepared:
+    async def prepare(self, learner: bool = True) -> Prepared:
         job = parse_job(self.raw(), self.folder)
-        return await prepare(job, self.nodes, self.folder / "runs", self.operator, free=self.free)
+        return await prepare(job, self.nodes, self.folder / "runs", self.operator, free=self.free, learner=learner)
 
     async def problems(self) -> list[Problem]:
         with pytest.raises(InvalidJob) as raised:
@@ -619,6 +619,13 @@ async def test_a_full_disk_is_said_with_numbers(case: Case) -> None:
     problem = await case.only_problem()
     assert (problem.code, problem.field) == ("disk_full", "--runs")
     assert "4 checkpoints may take 98 MiB" in problem.message
+
+
+async def test_a_run_that_only_grades_wants_room_neither_for_a_learner_nor_for_checkpoints(case: Case) -> None:
+    case.nodes = [replace(NODE, cores=1)]
+    case.free = Free(disk_bytes=90 << 20, shm_bytes=None)
+    prepared = await case.prepare(learner=False)
+    assert [place.role for place in prepared.cluster.places] == ["engine"]
 
 
 @pytest.mark.parametrize(("shm_bytes", "said"), [(None, "there is no shared memory"), (1 << 20, "1 MiB are free")])
