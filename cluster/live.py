@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from statistics import fmean, median
@@ -106,7 +106,7 @@ class LiveView:
         self._total_steps = total_steps
         self._step = 0
         self._last: dict[str, float] = {}
-        self._series: dict[str, list[float]] = {}
+        self._series: dict[str, dict[int, float]] = {}  # by step
         self._ci95 = math.nan
         self._phase, self._running = "starting", True
         self._begun = self._stepped = clock()
@@ -139,8 +139,8 @@ class LiveView:
         validation = evaluation_of(data)
         if validation is not None:
             self._ci95 = validation.ci95
-            self._add("full_valid_mean_grade", validation.grade)
-            self._add("full_valid_mean_reward", validation.reward)
+            step = int(data.get("step", self._step))
+            self._add(step, {"full_valid_mean_grade": validation.grade, "full_valid_mean_reward": validation.reward})
             self._phase = f"step {self._step + 1}: rollouts and learning"
         label = "" if level == "info" else f"{level}: "
         self._print(Text(f"{self._clock()}  {label}{safe_text(message)}", style=LEVEL_STYLES[level]))
@@ -148,9 +148,7 @@ class LiveView:
     def step(self, metrics: dict[str, float]) -> None:
         self._last, self._step, self._stepped = dict(metrics), int(metrics["step"]), self._now()
         self._total_steps = int(metrics.get("total_steps", self._total_steps))
-        for name, value in metrics.items():
-            if name not in ("full_valid_mean_grade", "full_valid_mean_reward"):  # came with the validation's event
-                self._add(name, value)
+        self._add(self._step, metrics)
         more = self._step < self._total_steps
         self._phase = f"step {self._step + 1}: rollouts and learning" if more else "finishing"
         if not self._live.is_started:
@@ -168,7 +166,7 @@ class LiveView:
         times = self._series.get("time_step_s")
         if not times:
             return None
-        steps, each = self._total_steps - self._step, median(times)
+        steps, each = self._total_steps - self._step, median(times.values())
         return max(0.0, steps * each - min(each, self._now() - self._stepped))
 
     def render(self) -> RenderableType:
@@ -180,7 +178,7 @@ class LiveView:
         table.add_column("over the steps", style="cyan", no_wrap=True, min_width=TREND_WIDTH)
         table.add_column("", style="dim", no_wrap=True, ratio=1)
         for name, label, _, form in ROWS:
-            if values := self._series.get(name):
+            if values := list(self._series.get(name, {}).values()):
                 ends = form.format(values[0]), form.format(values[-1])
                 table.add_row(label, *ends, trend(values), Text(self._note(name)))
         parts: list[RenderableType] = [self._progress()]
@@ -256,9 +254,14 @@ class LiveView:
     def _clock(self) -> str:
         return duration(self._now() - self._begun)
 
-    def _add(self, name: str, value: float) -> None:
-        if math.isfinite(value):
-            self._series.setdefault(name, []).append(value)
+    def _add(self, step: int, metrics: Mapping[str, float]) -> None:
+        """What a resumed run repeats counts once, and what it went back behind does no longer."""
+        for series in self._series.values():
+            for undone in [later for later in series if later > step]:
+                del series[undone]
+        for name, value in metrics.items():
+            if math.isfinite(value):
+                self._series.setdefault(name, {})[step] = value
 
     def _print(self, text: Text) -> None:
         """Print above the table. A closed pipe or a full disk behind the console must not end the training."""

@@ -1,6 +1,7 @@
 import io
 import math
 import os
+import re
 
 from rich.console import Console
 
@@ -76,6 +77,14 @@ def test_time_left_is_the_median_step_times_the_steps_left(synthetic):
     for step, seconds in enumerate((10.0, 12.0, 500.0), start=1):
         view.step({"step": float(step), "time_step_s": seconds})
     assert 83 < view.left_s <= 84
+
+
+def test_steps_that_a_resumed_run_repeats_count_once():
+    view = LiveView(12, console(True))
+    for step in (1, 2, 3, 4, 5, 3, 4):  # it went on from the checkpoint of step 2
+        view.step({"step": float(step), "train_mean_grade": step / 10, "time_step_s": 1.0})
+    assert trend([1, 2, 3, 4]) + " " in shown(view)
+    assert re.search(r"train grade +0.100 +0.400 ", shown(view))
 
 
 def test_numbers_that_are_missing_or_not_finite_break_nothing(synthetic):
