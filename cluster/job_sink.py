@@ -109,22 +109,23 @@ class StoreSink:
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
     def sync_checkpoints(self, metrics: Mapping[int, Mapping[str, float]]) -> None:
-        """Make known what is on the disk and forget what is not: the best three are kept, and the last."""
+        """Make known what is on the disk and forget what is not: the best three are kept, and the last.
+        Its row is what comes last and goes last: what a lost connection broke off is done when it is tried again."""
         kept = {state.step: (path, state) for path, state in self._checkpoints.all()}
         known = {c.step: c for c in self._store.checkpoints(self._job_id, limit=1000)[0]}
         for step in known.keys() - kept.keys():
-            self._store.drop_checkpoint(self._job_id, step)
             self._forget(known[step].model)
-        for step, (path, _) in kept.items():
-            if step not in known or step in metrics:
-                shown = metrics.get(step) or {"step": float(step)}
-                self._store.add_checkpoint(self._job_id, step, self._name(step), shown)
-                self._registry.add(self._name(step), path, self._base, self._job_id, self._settings)
+            self._store.drop_checkpoint(self._job_id, step)
         if kept:
             latest = kept[max(kept)][1]
             # From a checkpoint on it is going on that matters: what was lost before counts no more.
             changes = {} if max(kept) in known else {"failures": 0}
             self._store.note(self._job_id, self._attempt, trained_tokens=latest.trained_tokens, **changes)
+        for step, (path, _) in kept.items():
+            if step not in known or step in metrics:
+                shown = metrics.get(step) or {"step": float(step)}
+                self._registry.add(self._name(step), path, self._base, self._job_id, self._settings)
+                self._store.add_checkpoint(self._job_id, step, self._name(step), shown)
 
     def register_final(self) -> str | None:
         """Make the last checkpoint the tuned model; its name, or None where there is none."""

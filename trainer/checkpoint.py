@@ -1,4 +1,5 @@
-"""Checkpoints: written beside and renamed, so a folder with a name is whole; the best three and the last are kept."""
+"""Checkpoints: written beside and renamed, and renamed before they are removed, so a folder with a name is whole; the
+best three and the last are kept."""
 
 from __future__ import annotations
 
@@ -55,7 +56,7 @@ class Checkpoints:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
         if final.exists():
-            shutil.rmtree(final)
+            _remove(final)
         temporary.rename(final)
         self._prune()
         return final
@@ -77,7 +78,12 @@ class Checkpoints:
         best = {path for path, _ in ranked[-KEEP_BEST:]}
         for path, _ in kept[:-1]:
             if path not in best:
-                shutil.rmtree(path)
+                _remove(path)
+
+
+def _remove(checkpoint: Path) -> None:
+    """Whole or gone, also for who reads meanwhile and for a process that is killed within."""
+    shutil.rmtree(checkpoint.rename(checkpoint.with_name(f"{checkpoint.name}-removed.tmp")))
 
 
 def num_bytes(folder: Path) -> int:

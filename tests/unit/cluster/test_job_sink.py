@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
+from sqlalchemy.exc import OperationalError
 
 from cluster.database import Base, Database
 from cluster.job_sink import StoreSink
 from cluster.job_tables import NewJob
-from cluster.model_registry import ModelRegistry
+from cluster.model_registry import ModelRecord, ModelRegistry
 from cluster.store import JobStore
 from tests.unit.cluster.conftest import Synthetic
 from trainer.checkpoint import Checkpoints, LoopState
@@ -31,11 +33,11 @@ class World:
         self.store.next_attempt(self.job_id, 0, "handle", failures=2)
         self.sink = self.new_sink()
 
-    def new_sink(self) -> StoreSink:
+    def new_sink(self, registry: ModelRegistry | None = None) -> StoreSink:
         def name(step: int | None) -> str:
             return "ft:final" if step is None else f"ft:{step}"
 
-        return StoreSink(self.store, self.registry, self.job_id, 1, "gpt-5", self.folder, name)
+        return StoreSink(self.store, registry or self.registry, self.job_id, 1, "gpt-5", self.folder, name)
 
     def save(self, step: int, reward: float | None) -> None:
         """A checkpoint, and what the loop says of it."""
@@ -99,6 +101,31 @@ def test_a_driver_that_was_killed_between_checkpoint_and_store_leaves_nothing_un
     again = world.new_sink()
     again.sync_checkpoints({})
     assert [c.step for c in world.store.checkpoints(world.job_id)[0]] == [1]
+
+
+def test_what_a_database_that_was_away_broke_off_is_done_once_it_is_back(world: World) -> None:
+    class Away(ModelRegistry):
+        """At the first call of each method."""
+
+        called: ClassVar[set[str]] = set()
+
+        def add(self, *arguments: Any) -> ModelRecord:
+            return self._there("add") or super().add(*arguments)
+
+        def delete(self, model_id: str) -> None:
+            return self._there("delete") or super().delete(model_id)
+
+        def _there(self, method: str) -> None:
+            if method not in self.called:
+                self.called.add(method)
+                raise OperationalError("", None, Exception("the database is locked"))
+
+    world.sink = world.new_sink(Away(world.database, {}))
+    for step, reward in enumerate((0.9, 0.1, 0.8, 0.7), start=1):
+        world.save(step, reward)
+    world.sink.close()
+    assert sorted(model.id for model in world.registry.list()) == ["ft:1", "ft:3", "ft:4"]
+    assert sorted(c.model for c in world.store.checkpoints(world.job_id)[0]) == ["ft:1", "ft:3", "ft:4"]
 
 
 def test_no_secret_of_a_url_reaches_an_event(world: World) -> None:
