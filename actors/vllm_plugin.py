@@ -1,4 +1,5 @@
-"""What vLLM loads in each of its processes (entry point `vllm.general_plugins`): our transport, and a parent watch.
+"""What vLLM loads in each of its processes (entry point `vllm.general_plugins`): our transport, and that a process that
+is killed leaves nothing behind.
 
 Keep it light: it is imported at every start of every vLLM process.
 """
@@ -20,6 +21,7 @@ PR_SET_PDEATHSIG = 1
 
 def register() -> None:
     """Register the shared-memory weight transport and, in vLLM's child processes, end with the parent."""
+    from tqdm import tqdm
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
     if TRANSPORT not in WeightTransferEngineFactory._registry:  # no public way to ask
@@ -28,6 +30,8 @@ def register() -> None:
         # Ends also a process that stands still, and no other way does; the thread below, one whose parent went before.
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
+        # Else a progress bar makes one for several processes, whose name in /dev/shm a killed process cannot remove.
+        tqdm.set_lock(threading.RLock())
 
 
 def _end_with_parent(parent: int) -> None:

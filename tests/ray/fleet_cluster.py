@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -132,9 +133,19 @@ def tasks(job: JobSpec) -> list[Task]:
     return load_tasks(Path(job.training_file), "training_file")[:12]
 
 
+def processes(name: str) -> list[psutil.Process]:
+    """Ours that run under this name."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # it has ended; Ray takes a moment to notice
+            if name in " ".join(process.cmdline()):
+                found.append(process)
+    return found
+
+
 def freeze(name: str) -> psutil.Process:
     """Stop one of our processes as SIGSTOP does: it is there, and does nothing any more."""
-    found = next(p for p in psutil.Process().children(recursive=True) if name in " ".join(p.cmdline()))
+    found = processes(name)[0]
     found.send_signal(signal.SIGSTOP)
     return found
 

@@ -11,12 +11,14 @@ import pytest
 from actors.broadcast_sync import BroadcastSync
 from actors.watchdog import SILENT_S, Watchdog
 from tests.fakes_http import until
-from tests.ray.fleet_cluster import CLUSTER_MARKS, Cluster, cluster, freeze, is_gone, job, tasks
+from tests.ray.fleet_cluster import CLUSTER_MARKS, Cluster, cluster, freeze, is_gone, job, processes, tasks
 from trainer.errors import LearnerFailed
 from trainer.types import Task
 
 __all__ = ["cluster", "job", "tasks"]
 pytestmark = CLUSTER_MARKS
+ENGINE = ("ray::RolloutWorker", "EngineCore", "multiprocessing.resource_tracker")
+"""An engine's processes."""
 
 
 async def test_rollouts_are_spread_by_load_learned_from_and_the_new_weights_reach_both_engines(
@@ -42,6 +44,8 @@ async def test_rollouts_are_spread_by_load_learned_from_and_the_new_weights_reac
 
 
 async def test_an_engine_that_missed_a_bucket_is_fenced_off_and_replaced(cluster: Cluster, tasks: list[Task]) -> None:
+    before = {process for name in ENGINE for process in processes(name)}
+    assert len(before) == 2 * len(ENGINE)
     cluster.sync.forget = True
     report = await cluster.fleet.publish(2)
     assert report.fenced == ("engine-0",)
@@ -53,6 +57,10 @@ async def test_an_engine_that_missed_a_bucket_is_fenced_off_and_replaced(cluster
     async with asyncio.timeout(180):
         await cluster.fleet.all_ready()
     assert [stats["version"] for stats in await cluster.fleet.stats()] == [2, 2]
+    left = before - {process for name in ENGINE for process in processes(name)}
+    assert len(left) == len(ENGINE), "of the replaced engine no process is left, of the others all"
+    mapped = [file.path for core in processes("EngineCore") for file in core.memory_maps()]
+    assert not [path for path in mapped if path.startswith("/dev/shm/sem.")], "who is killed cannot remove their names"
     report = await cluster.fleet.publish(3)
     assert report.fenced == ()
     assert report.canary_gap < 1e-3
