@@ -21,7 +21,7 @@ from actors.dispatcher import Dispatcher
 from actors.endpoint_stats import live_endpoint_metrics, merged
 from actors.http_client import process_stats
 from actors.in_flight import Doing
-from actors.outcome import DEADLINE_S, QUICK_S, ask, outcome_of
+from actors.outcome import QUICK_S, ask, ask_helper, outcome_of
 from actors.sessions import CLOSE_S, SessionBook
 from actors.telemetry import Place, start_telemetry
 from actors.watchdog import Watched, watched_helper
@@ -180,21 +180,23 @@ class DispatcherClient:
 
     async def call_turn(self, trace_id: str, item: dict[str, Any], calls: Sequence[ToolCall]) -> list[ToolResult]:
         """As Dispatcher.call_turn; raises ToolFailed also where the dispatcher's process died."""
-        results: list[ToolResult] = await self._ask(self._of(trace_id).call_turn.remote(trace_id, item, calls))
+        actor = self._of(trace_id)
+        ref = actor.call_turn.remote(trace_id, item, calls)
+        results: list[ToolResult] = await ask_helper(actor, ref, WHAT, ToolFailed)
         return results
 
     async def stats(self) -> dict[str, dict[str, Any]]:
         """As Dispatcher.stats, of all of them together."""
-        return merged(await asyncio.gather(*(self._ask(actor.stats.remote(), QUICK_S) for actor in self._actors)))
+        return merged(await asyncio.gather(*(self._ask(actor.stats.remote()) for actor in self._actors)))
 
     async def endpoint_stats(self) -> dict[str, dict[str, Any]]:
         """What was counted at each tool and session server, by its name ("tool 'search'")."""
-        asked = [self._ask(actor.endpoint_stats.remote(), QUICK_S) for actor in self._actors]
-        return merged(await asyncio.gather(*asked))
+        return merged(await asyncio.gather(*(self._ask(actor.endpoint_stats.remote()) for actor in self._actors)))
 
     async def open_session(self, trace_id: str, item: dict[str, Any], owner: str) -> None:
         """As SessionBook.start; raises ToolFailed also where the dispatcher's process died."""
-        await self._ask(self._of(trace_id).open_session.remote(trace_id, item, owner))
+        actor = self._of(trace_id)
+        await ask_helper(actor, actor.open_session.remote(trace_id, item, owner), WHAT, ToolFailed)
 
     def close_session(self, trace_id: str, reason: str) -> None:
         """As SessionBook.end. A dispatcher that died ends the session when it is started anew."""
@@ -214,13 +216,13 @@ class DispatcherClient:
 
     async def session_news(self) -> list[str]:
         """Texts for the user, each given once."""
-        stats = await asyncio.gather(*(self._ask(actor.session_stats.remote(), QUICK_S) for actor in self._actors))
+        stats = await asyncio.gather(*(self._ask(actor.session_stats.remote()) for actor in self._actors))
         return [text for one in stats for text in one["news"]]
 
     def _of(self, trace_id: str) -> Any:
         return self._actors[_shard(trace_id, len(self._actors))]
 
-    async def _ask(self, ref: Any, timeout_s: float = DEADLINE_S) -> Any:
+    async def _ask(self, ref: Any, timeout_s: float = QUICK_S) -> Any:
         return await ask(ref, WHAT, ToolFailed, timeout_s)
 
 

@@ -21,7 +21,7 @@ from actors.graders.model_client import Models
 from actors.graders.sample import sample_of
 from actors.http_client import REAL_TIMING, Timing, process_stats
 from actors.in_flight import Doing
-from actors.outcome import QUICK_S, ask, outcome_of
+from actors.outcome import QUICK_S, ask, ask_helper, outcome_of
 from actors.telemetry import Place, start_telemetry
 from actors.watchdog import Watched, watched_helper
 from trainer.errors import GraderFailed, RftError
@@ -209,7 +209,8 @@ class GraderPoolClient:
 
     async def grade(self, sample: dict[str, Any], item: dict[str, Any], trace_id: str) -> Grade:
         """As GraderPool.grade; raises GraderFailed also where the pool's process died."""
-        grade: Grade = await ask(self._actor.grade.remote(sample, item, trace_id), WHAT, GraderFailed)
+        ref = self._actor.grade.remote(sample, item, trace_id)
+        grade: Grade = await ask_helper(self._actor, ref, WHAT, GraderFailed)
         return grade
 
     async def endpoint_stats(self) -> dict[str, dict[str, Any]]:

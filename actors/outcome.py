@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import ray
@@ -21,6 +22,8 @@ DEADLINE_S = 3600.0
 """Of calls that have deadlines inside, which come first: only a process that stands still reaches this one."""
 QUICK_S = 10.0
 """Of calls that only look something up."""
+RESTART_S = 60.0
+"""Ray starts an actor anew in about 3 s."""
 
 
 async def outcome_of(work: Awaitable[T]) -> T | RftError:
@@ -53,6 +56,18 @@ async def ask(ref: Any, what: str, lost: type[Discard], timeout_s: float = DEADL
     if isinstance(outcome, RftError):
         raise outcome
     return outcome
+
+
+async def ask_helper(actor: Any, ref: Any, what: str, lost: type[Discard]) -> Any:
+    """As `ask`, of an actor that Ray starts anew: that it died is said once it answers again, so that whoever tries
+    anew finds it there."""
+    try:
+        return await ask(ref, what, lost)
+    except Discard as error:
+        if error.details.get("kind") == "lost":
+            with suppress(Discard):
+                await ask(actor.pulse.options(max_task_retries=-1).remote(), what, lost, RESTART_S)
+        raise
 
 
 async def _result(ref: Any) -> Any:
