@@ -11,7 +11,7 @@ import asyncio
 import math
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -64,25 +64,22 @@ class Account:
 
 
 class Groups:
-    """Runs groups over `run`. `clock` is in seconds."""
+    """Runs groups over `run`."""
 
-    def __init__(
-        self, run: RunRollout, limits: Limits, holdback: Holdback, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, run: RunRollout, limits: Limits, holdback: Holdback) -> None:
         self._run = run
         self._limits = limits
         self._holdback = holdback
-        self._clock = clock
         self.account = Account()
 
     async def sample(self, request: GroupRequest) -> Group:
         """Run a group. With fewer than half (at least 2) survivors a training group is sampled anew, once."""
-        begun = self._clock()
+        begun = time.monotonic()
         group = await self._sample(request, attempt=0)
         if request.purpose == "train" and len(group.rollouts) < max(2, math.ceil(request.size / 2)):
             again = await self._sample(request, attempt=self._limits.max_rollout_retries + 1)
             group = replace(again, discarded=(*group.discarded, *again.discarded))
-        return replace(group, wall_s=self._clock() - begun)
+        return replace(group, wall_s=time.monotonic() - begun)
 
     async def _sample(self, request: GroupRequest, attempt: int) -> Group:
         late: set[int] = set()
@@ -113,8 +110,8 @@ class Groups:
         pending, deadline = set(tasks), math.inf
         while pending:
             if wait_s is not None and deadline == math.inf and len(tasks) - len(pending) >= quorum:
-                deadline = self._clock() + wait_s
-            timeout = None if deadline == math.inf else max(0.0, deadline - self._clock())
+                deadline = time.monotonic() + wait_s
+            timeout = None if deadline == math.inf else max(0.0, deadline - time.monotonic())
             done, pending = await asyncio.wait(pending, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()  # what must end the job ends it now, not when the slowest is there

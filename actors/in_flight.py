@@ -33,7 +33,7 @@ class InFlight:
         self._clock = clock
         self._since: dict[str, tuple[str, float]] = {}
 
-    def enter(self, trace_id: str, stage: str) -> None:
+    def enter(self, trace_id: str, stage: Stage) -> None:
         """A rollout goes into this stage; it left the one before."""
         self._since[trace_id] = stage, self._clock()
 

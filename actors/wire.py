@@ -42,9 +42,7 @@ class WireError(Exception):
 class Wire:
     """POSTs JSON to one URL."""
 
-    def __init__(
-        self, url: str, headers: Mapping[str, str], guard: Guard, resolver: AbstractResolver | None = None
-    ) -> None:
+    def __init__(self, url: str, headers: Mapping[str, str], guard: Guard, resolver: AbstractResolver | None) -> None:
         self._url = URL(url)
         self._headers = headers
         self._guard = guard

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from trainer.data import read_tasks
 from trainer.types import (
     Discarded,
     Grade,
@@ -26,6 +27,13 @@ from trainer.types import (
 def task(name: str = "1", **item: Any) -> Task:
     messages = ({"role": "user", "content": f"question {name}"},)
     return Task(name, messages, (), {"messages": list(messages), **item})
+
+
+def tasks_of(path: Path) -> list[Task]:
+    """A data file's rows, all of which are good."""
+    tasks, problems = read_tasks(path, "training_file")
+    assert not problems
+    return tasks
 
 
 def rollout(

@@ -13,26 +13,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer.errors import InvalidJob, Problem
+from trainer.errors import Problem
 from trainer.types import Task
 
 ROLES = ("developer", "system", "user", "assistant", "tool")
 
 
-def load_tasks(path: Path, field: str, *, conversations: bool = False) -> list[Task]:
-    """Rows of section 6 of the wire contract; with `conversations`, whole ones for supervised training.
-
-    Raises:
-        InvalidJob: with one problem for each bad line.
-    """
-    tasks, problems = read_tasks(path, field, conversations=conversations)
-    if problems:
-        raise InvalidJob(f"{path.name} has {len(problems)} bad line{'s' * (len(problems) != 1)}", problems)
-    return tasks
-
-
 def read_tasks(path: Path, field: str, *, conversations: bool = False) -> tuple[list[Task], list[Problem]]:
-    """Like `load_tasks`, with the problems returned beside the good rows."""
+    """Rows of section 6 of the wire contract (with `conversations`, whole ones for supervised training), and a problem
+    for each bad line."""
 
     def problem(code: str, line: int | None, message: str, remedy: str) -> Problem:
         return Problem(code, field, message, remedy, path.name, line)

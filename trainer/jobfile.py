@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from trainer.config_file import Lines, Place, Source, fill_in, read_source, validate
+from trainer.config_file import Place, Source, fill_in, read_source, validate
 from trainer.errors import InvalidJob, Problem
 from trainer.spec import JobSpec
 
@@ -28,7 +28,10 @@ def load_job(path: Path, environment: Mapping[str, str] = os.environ) -> JobSpec
     Raises:
         InvalidJob: with all problems of the file's form.
     """
-    return _whole(*read_job(path, environment))
+    job, problems = read_job(path, environment)
+    if problems or job is None:
+        raise InvalidJob(f"{len(problems)} mistake{'s' * (len(problems) != 1)} in the job", problems)
+    return job
 
 
 def read_job(path: Path, environment: Mapping[str, str] = os.environ) -> tuple[JobSpec | None, list[Problem]]:
@@ -39,21 +42,6 @@ def read_job(path: Path, environment: Mapping[str, str] = os.environ) -> tuple[J
         return None, [source]
     job, problems = _parse(source, path.parent, environment)
     return job, source.duplicates() + problems
-
-
-def parse_job(raw: Any, base: Path, environment: Mapping[str, str] = os.environ, file: str | None = None) -> JobSpec:
-    """Validate a job that was parsed already; relative paths count from `base`.
-
-    Raises:
-        InvalidJob: with all problems of its form.
-    """
-    return _whole(*_parse(Source("job", raw, Lines(None), file), base, environment))
-
-
-def _whole(job: JobSpec | None, problems: list[Problem]) -> JobSpec:
-    if problems or job is None:
-        raise InvalidJob(f"{len(problems)} mistake{'s' * (len(problems) != 1)} in the job", problems)
-    return job
 
 
 def _parse(source: Source, base: Path, environment: Mapping[str, str]) -> tuple[JobSpec | None, list[Problem]]:

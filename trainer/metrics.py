@@ -202,11 +202,6 @@ def metric_of(name: str) -> tuple[str, dict[str, str]] | None:
     return None
 
 
-def is_metric(name: str) -> bool:
-    """Whether a name is in the list or belongs to a family of it."""
-    return metric_of(name) is not None
-
-
 def prometheus_name(entry: str) -> str:
     """`tool/<tool>/latency_s_mean` -> `agent_rft_tool_latency_seconds_mean`; a counter's samples end in `_total`."""
     plain = "_".join(part for part in entry.split("/") if not part.startswith("<"))

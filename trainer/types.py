@@ -17,9 +17,6 @@ ToolSchema = dict[str, Any]
 Purpose = Literal["train", "validation", "test"]
 Finish = Literal["answer", "max_steps", "max_tokens", "context"]
 
-CALL_ERRORS = ("malformed_call", "unknown_tool", "invalid_arguments", "over_budget", "tool_error")
-"""What a call's `error` can be: the model's mistakes (behaviour 2), and a 4xx that the tool answered."""
-
 
 @dataclass(frozen=True, slots=True)
 class Task:
@@ -42,7 +39,8 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """What the model sees of a call. `error` is None or one of CALL_ERRORS; `latency_s` is that of the attempt that
+    """What the model sees of a call. `error` is None, a mistake of the model's (malformed_call, unknown_tool,
+    invalid_arguments, over_budget) or tool_error, a 4xx that the tool answered; `latency_s` is that of the attempt that
     answered, without queues and retries; `truncated` says that `output` was cut."""
 
     call_id: str

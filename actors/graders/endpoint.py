@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from actors.graders.base import finite_number
-from actors.http_client import REAL_TIMING, Answer, EndpointClient, Timing
+from actors.http_client import Answer, EndpointClient, Timing
 from trainer.errors import GraderFailed
 from trainer.grader_spec import EndpointGrader
-from trainer.operator import NOTHING_ALLOWED, Operator
+from trainer.operator import Operator
 from trainer.types import Grade
 
 SCORE_KEYS = ("score", "reward")
@@ -18,13 +18,7 @@ SCORE_KEYS = ("score", "reward")
 class EndpointGrade:
     """A grader of kind `endpoint`. `label` names it in messages, and in the idempotency key beside its siblings."""
 
-    def __init__(
-        self,
-        spec: EndpointGrader,
-        label: str,
-        operator: Operator = NOTHING_ALLOWED,
-        timing: Timing = REAL_TIMING,
-    ) -> None:
+    def __init__(self, spec: EndpointGrader, label: str, operator: Operator, timing: Timing) -> None:
         self._label = label
         self._client = EndpointClient(
             f"grader {label!r}",

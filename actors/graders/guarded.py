@@ -21,11 +21,9 @@ class Guarded:
     """The grader of a job. It, its guards and the held-out one run side by side; of several guards that trip, the first
     one in the job counts."""
 
-    def __init__(
-        self, grader: Grader, guards: Sequence[tuple[GuardSpec, Grader]] = (), held_out: Grader | None = None
-    ) -> None:
+    def __init__(self, grader: Grader, guards: Sequence[tuple[GuardSpec, Grader]], held_out: Grader | None) -> None:
         self._grader = grader
-        self._guards = list(guards)
+        self._guards = guards
         self._held_out = held_out
 
     async def grade(self, sample: dict[str, Any], item: dict[str, Any], trace_id: str) -> Grade:

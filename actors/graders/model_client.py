@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import SecretStr
 
-from actors.http_client import REAL_TIMING, EndpointClient, Timing
+from actors.http_client import EndpointClient, Timing
 from trainer.errors import Discard, EndpointRefused, GraderFailed
 from trainer.operator import ModelEndpoint
 
@@ -24,7 +24,7 @@ SERVER_ERROR = "model_grader_server_error"
 class ModelClient:
     """One path of a model's endpoint. `name` is the model's in the operator's configuration."""
 
-    def __init__(self, name: str, endpoint: ModelEndpoint, path: str, timing: Timing = REAL_TIMING) -> None:
+    def __init__(self, name: str, endpoint: ModelEndpoint, path: str, timing: Timing) -> None:
         """
         Raises:
             UserError: the URL or a header cannot be used.
@@ -76,7 +76,7 @@ class ModelClient:
 class Models:
     """The operator's models: one client for each path of each, so that graders of one pool share its limits."""
 
-    def __init__(self, models: Mapping[str, ModelEndpoint], timing: Timing = REAL_TIMING) -> None:
+    def __init__(self, models: Mapping[str, ModelEndpoint], timing: Timing) -> None:
         self._models = models
         self._timing = timing
         self._clients: dict[tuple[str, str], ModelClient] = {}

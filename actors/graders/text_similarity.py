@@ -23,7 +23,7 @@ MAX_CACHED_EMBEDDINGS = 2_048
 class TextSimilarity:
     """A grader of kind `text_similarity`; with `client`, the one of `cosine`. `label` names it in messages."""
 
-    def __init__(self, spec: TextSimilarityGrader, label: str, client: ModelClient | None = None) -> None:
+    def __init__(self, spec: TextSimilarityGrader, label: str, client: ModelClient | None) -> None:
         self._spec = spec
         self._what = f"grader {label!r}"
         self._work = TextWork()

@@ -25,8 +25,8 @@ from actors.rollout_worker import RolloutWorker, WorkerConfig
 from tests.chaos.ledger import FaultyLedger, faulty_ledger
 from tests.chaos.plan import Burst, Faults, Plan
 from tests.e2e.command import AGENT_RFT, marked, processes_left
+from tests.fakes import tasks_of
 from tests.fakes_http import LOCAL
-from trainer.data import load_tasks
 from trainer.jobfile import load_job
 from trainer.types import GroupRequest
 
@@ -70,7 +70,7 @@ async def test_five_hundred_rollouts_at_once_lose_nothing_to_a_burst_of_429_and_
         )
         await fleet.start()
         try:
-            tasks = load_tasks(Path(job.training_file), "training_file")[:63]
+            tasks = tasks_of(Path(job.training_file))[:63]
             requests = [GroupRequest(task, 0, i, 8, "train", 1.0) for i, task in enumerate(tasks)]
             groups = await asyncio.gather(*(fleet.sample(request) for request in requests))
             counts = await fleet.counts()

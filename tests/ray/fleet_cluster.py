@@ -25,10 +25,10 @@ from actors.learner_group import LearnerGroup
 from actors.rollout_worker import RolloutWorker, WorkerConfig
 from actors.weight_sync import Published, WeightSync
 from examples.ledger.services import services
+from tests.fakes import tasks_of
 from tests.fakes_http import LOCAL
 from tests.shared_memory import left_behind
 from trainer.advantage import advantages
-from trainer.data import load_tasks
 from trainer.jobfile import load_job
 from trainer.spec import AlgorithmSpec, JobSpec
 from trainer.types import Group, GroupRequest, Task, TrainSequence
@@ -130,7 +130,7 @@ async def cluster(job: JobSpec) -> AsyncIterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def tasks(job: JobSpec) -> list[Task]:
-    return load_tasks(Path(job.training_file), "training_file")[:12]
+    return tasks_of(Path(job.training_file))[:12]
 
 
 def processes(name: str) -> list[psutil.Process]:

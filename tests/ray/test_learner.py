@@ -24,7 +24,7 @@ from actors.learner import LearnerConfig
 from actors.learner_group import LearnerGroup
 from trainer.batch import WeightedSequence
 from trainer.errors import Halted, RftError, UserError
-from trainer.metrics import is_metric
+from trainer.metrics import metric_of
 from trainer.spec import AlgorithmSpec
 from trainer.types import StepReport, TrainSequence
 
@@ -99,7 +99,7 @@ async def test_ranks_and_zero_stages_make_no_difference_to_an_update(
     alone, pair = groups
     expected, expected_logprobs = await two_steps(alone, TWICE)
     assert [report.applied for report in expected] == [True, True]
-    assert all(is_metric(name) for report in expected for name in report.metrics)
+    assert all(metric_of(name) for report in expected for name in report.metrics)
     for stage in range(4):
         reports, logprobs = await two_steps(pair, replace(TWICE, zero_stage=stage))
         np.testing.assert_allclose(logprobs, expected_logprobs, atol=ROUNDING)

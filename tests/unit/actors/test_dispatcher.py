@@ -17,7 +17,7 @@ from actors.http_client import Timing, process_stats
 from tests.fakes_http import LOCAL, FakeEndpoint, FakeTime, Received, hangs, one_by_one, says, until
 from trainer.endpoint_spec import MAX_OUTPUT_BYTES, ToolSpec
 from trainer.errors import EndpointRefused, ToolFailed, UserError
-from trainer.metrics import is_metric
+from trainer.metrics import metric_of
 from trainer.types import ToolCall, ToolResult
 
 SECRET = "sk-very-secret-4711"
@@ -195,7 +195,7 @@ async def test_the_stats_of_a_process_become_metrics_of_the_list(dispatch: Dispa
         metrics = endpoint_metrics(process_stats())
     wanted = {"calls": 2, "answered": 2, "waits": 1, "breaker": 0, "errors/tool_error": 1}
     assert {name: metrics[f"endpoint/tool 'counted'/{name}"] for name in wanted} == wanted
-    assert all(is_metric(name) for name in metrics)
+    assert all(metric_of(name) for name in metrics)
 
 
 async def test_stats_count_what_happened_per_tool(dispatch: Dispatch) -> None:

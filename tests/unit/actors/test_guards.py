@@ -18,7 +18,7 @@ from tests.fakes import rollout, task
 from tests.fakes_http import LOCAL, FakeEndpoint, FakeTime, Received, hangs, says, until
 from trainer.errors import GraderFailed, InvalidJob
 from trainer.grader_spec import GraderSpec, GuardSpec
-from trainer.metrics import is_metric, rollout_metrics
+from trainer.metrics import metric_of, rollout_metrics
 from trainer.operator import ModelEndpoint, Operator
 from trainer.spec import Reinforcement
 from trainer.types import Grade, GroupRequest
@@ -175,7 +175,7 @@ def test_guards_held_out_grades_and_judges_tokens_are_in_the_metrics() -> None:
     assert metrics["held_out_grade_mean"] == 0.75
     assert metrics["held_out_failures"] == 1
     assert metrics["judge_tokens/judge"] == 40
-    assert all(is_metric(name) for name in metrics)
+    assert all(metric_of(name) for name in metrics)
 
 
 # -- before the job starts ---------------------------------------------------------------------------------------------

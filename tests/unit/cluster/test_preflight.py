@@ -24,7 +24,7 @@ from cluster.nodes import Node
 from cluster.preflight import Free, Prepared, prepare
 from tests.fakes_http import LOCAL, Behaviour, FakeEndpoint, Received, hangs, says, unused_port
 from trainer.errors import InvalidJob, Problem
-from trainer.jobfile import parse_job, read_job
+from trainer.jobfile import load_job, read_job
 from trainer.operator import NOTHING_ALLOWED, Operator
 
 # What vLLM and the libraries below it warn of when they are imported.
@@ -81,7 +81,9 @@ class Case:
         return {"model": str(BASE), "training_file": self.write(), "method": method, **self.job}
 
     async def prepare(self, learner: bool = True) -> Prepared:
-        job = parse_job(self.raw(), self.folder)
+        path = self.folder / "job.json"
+        path.write_text(json.dumps(self.raw()))
+        job = load_job(path, {})
         return await prepare(job, self.nodes, self.folder / "runs", self.operator, free=self.free, learner=learner)
 
     async def problems(self) -> list[Problem]:

@@ -14,7 +14,7 @@ from cluster.job_states import ENDS, MOVES, STATUSES, IllegalMove, KeyUsedTwice,
 from cluster.job_tables import EventRow, JobError, NewJob
 from cluster.migrate import migrate
 from cluster.store import JobStore
-from trainer.metrics import is_metric
+from trainer.metrics import metric_of
 
 NEW = NewJob(
     owner="key-1",
@@ -201,7 +201,7 @@ def test_jobs_are_counted_by_state_those_of_no_job_too(world: World) -> None:
     for _ in range(2):
         world.job("queued")
     counts = world.store.live()
-    assert all(is_metric(name) for name in counts)
+    assert all(metric_of(name) for name in counts)
     assert counts.pop("api_jobs/running") == 1 and counts.pop("api_jobs/queued") == 2
     assert {"api_jobs/paused", "api_jobs/failed"} <= counts.keys() and set(counts.values()) == {0.0}
 

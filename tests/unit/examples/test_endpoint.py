@@ -13,8 +13,8 @@ import uvicorn
 from actors.dispatcher import Dispatcher
 from cluster.dry_run import dry_run_problems
 from examples.endpoint.server import app
+from tests.fakes import tasks_of
 from tests.fakes_http import LOCAL, until
-from trainer.data import load_tasks
 from trainer.jobfile import load_job
 from trainer.spec import Reinforcement
 from trainer.types import ToolCall
@@ -42,7 +42,7 @@ async def reinforcement() -> AsyncIterator[Reinforcement]:
 
 
 async def test_it_passes_the_check_and_answers_as_the_page_says(reinforcement: Reinforcement) -> None:
-    tasks = load_tasks(JOB.parent / "rows.jsonl", "training_file")
+    tasks = tasks_of(JOB.parent / "rows.jsonl")
     assert await dry_run_problems(reinforcement, tasks, LOCAL) == []
     dispatcher = Dispatcher(reinforcement.tools, LOCAL)
     good, bad = await dispatcher.call_turn(
@@ -56,6 +56,6 @@ async def test_it_passes_the_check_and_answers_as_the_page_says(reinforcement: R
 
 async def test_a_wrong_token_is_found_by_the_check(reinforcement: Reinforcement) -> None:
     os.environ["TOKEN"] = "another"
-    tasks = load_tasks(JOB.parent / "rows.jsonl", "training_file")
+    tasks = tasks_of(JOB.parent / "rows.jsonl")
     (problem,) = await dry_run_problems(reinforcement, tasks, LOCAL)
     assert problem.code == "endpoint_refused"

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes import task
-from trainer.data import RowOrder, load_tasks, read_tasks
-from trainer.errors import InvalidJob
+from tests.fakes import task, tasks_of
+from trainer.data import RowOrder, read_tasks
 
 GOOD = {"messages": [{"role": "user", "content": "hi"}], "reference": 1}
 
@@ -25,7 +24,7 @@ def write(folder: Path, *lines: object) -> Path:
 
 def test_rows_become_tasks_and_every_other_key_stays_the_rows_own(tmp_path: Path) -> None:
     tool = {"type": "function", "function": {"name": "cat", "parameters": {}}}
-    (first, second) = load_tasks(write(tmp_path, GOOD, "", GOOD | {"tools": [tool]}), "training_file")
+    (first, second) = tasks_of(write(tmp_path, GOOD, "", GOOD | {"tools": [tool]}))
     assert first.item["reference"] == 1
     assert second.tools == (tool,)
     assert second.row_id.startswith("3-")
@@ -33,7 +32,7 @@ def test_rows_become_tasks_and_every_other_key_stays_the_rows_own(tmp_path: Path
 
 def test_separators_inside_a_line_do_not_end_it(tmp_path: Path) -> None:
     row = '{"messages": [{"role": "user", "content": "a\u2028b\x85c"}]}'
-    (only,) = load_tasks(write(tmp_path, row), "training_file")
+    (only,) = tasks_of(write(tmp_path, row))
     assert only.messages[0]["content"] == "a\u2028b\x85c"
 
 
@@ -61,9 +60,7 @@ def test_separators_inside_a_line_do_not_end_it(tmp_path: Path) -> None:
     ],
 )
 def test_a_bad_row_is_named_by_field_line_and_remedy(tmp_path: Path, line: object, said: str) -> None:
-    with pytest.raises(InvalidJob) as raised:
-        load_tasks(write(tmp_path, GOOD, line), "training_file")
-    (problem,) = raised.value.problems
+    _, (problem,) = read_tasks(write(tmp_path, GOOD, line), "training_file")
     assert said in problem.message
     assert (problem.field, problem.file, problem.line) == ("training_file", "train.jsonl", 2)
     assert problem.remedy
@@ -96,7 +93,7 @@ def test_files_that_are_missing_or_no_text_are_problems(tmp_path: Path) -> None:
 def test_a_byte_order_mark_is_no_part_of_the_first_row(tmp_path: Path) -> None:
     path = write(tmp_path, GOOD)
     path.write_text(path.read_text(), encoding="utf-8-sig")
-    assert len(load_tasks(path, "training_file")) == 1
+    assert len(tasks_of(path)) == 1
 
 
 def test_conversations_end_with_the_assistant(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from trainer import spec
 from trainer.endpoint_spec import Endpoint
 from trainer.errors import InvalidJob, Problem
 from trainer.grader_spec import GraderBase
-from trainer.jobfile import load_job, parse_job, read_job
+from trainer.jobfile import load_job, read_job
 from trainer.spec import JobSpec, resolve
 
 ROOT = Path(__file__).parents[3]
@@ -25,15 +26,22 @@ def raw(**reinforcement: Any) -> dict[str, Any]:
     return {"model": "org/model", "training_file": "train.jsonl", "method": method}
 
 
+def job_of(raw: Any, environment: dict[str, str] | None = None) -> JobSpec:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "job.json"
+        path.write_text(json.dumps(raw))
+        return load_job(path, environment or {})
+
+
 def problems_of(job: Any, environment: dict[str, str] | None = None) -> list[Problem]:
     with pytest.raises(InvalidJob) as raised:
-        parse_job(job, Path("/jobs"), environment or {}, "job.yaml")
+        job_of(job, environment)
     return raised.value.problems
 
 
-def test_a_minimal_job_needs_model_file_and_grader(tmp_path: Path) -> None:
-    job = parse_job(raw(), tmp_path)
-    assert job.training_file == str(tmp_path / "train.jsonl")
+def test_a_minimal_job_needs_model_file_and_grader() -> None:
+    job = job_of(raw())
+    assert Path(job.training_file).name == "train.jsonl"
     assert job.cluster.engines == job.cluster.learner_ranks == 1
 
 
@@ -71,7 +79,7 @@ def test_mistakes_name_their_field(job: Any, field: str, said: str) -> None:
     assert found, problems_of(job)
     assert said in found[0].message
     assert found[0].remedy
-    assert found[0].file == "job.yaml"
+    assert Path(str(found[0].file)).name == "job.json"
 
 
 @pytest.mark.parametrize("name", ["top_p", "top_k", "min_p"])
@@ -158,7 +166,7 @@ def test_broken_yaml_names_the_line(tmp_path: Path) -> None:
 
 def test_environment_variables_are_filled_in_and_missing_ones_named() -> None:
     tools = [{"name": "a", "server_url": "${URL}/a", "headers": {"Authorization": "Bearer ${TOKEN}"}}]
-    job = parse_job(raw(tools=tools), Path("."), {"URL": "http://host", "TOKEN": "hunter2"})
+    job = job_of(raw(tools=tools), {"URL": "http://host", "TOKEN": "hunter2"})
     (tool,) = job.reinforcement.tools
     assert tool.server_url == "http://host/a"
     assert tool.headers["Authorization"].get_secret_value() == "Bearer hunter2"
@@ -168,7 +176,7 @@ def test_environment_variables_are_filled_in_and_missing_ones_named() -> None:
 
 def test_no_secret_is_shown() -> None:
     tools = [{"name": "a", "server_url": "http://h", "headers": {"Authorization": "hunter2"}}]
-    job = parse_job(raw(tools=tools), Path("."))
+    job = job_of(raw(tools=tools))
     assert "hunter2" not in repr(job) + str(job) + job.model_dump_json()
     bad = problems_of(raw(tools=[tools[0] | {"headers": {"Authorization": 12345678}}]))
     assert "12345678" not in str(bad)
@@ -185,7 +193,7 @@ def test_broken_yaml_does_not_quote_its_lines(tmp_path: Path) -> None:
 
 
 def test_keys_of_tool_entries_that_we_do_not_know_are_kept() -> None:
-    job = parse_job(raw(tools=[{"name": "a", "server_url": "http://h", "note": 1}]), Path("."))
+    job = job_of(raw(tools=[{"name": "a", "server_url": "http://h", "note": 1}]))
     assert job.reinforcement.tools[0].model_extra == {"note": 1}
 
 
@@ -197,12 +205,12 @@ def test_keys_of_tool_entries_that_we_do_not_know_are_kept() -> None:
     ],
 )
 def test_response_format_takes_the_chat_form_and_the_flat_form(given: dict[str, Any]) -> None:
-    assert parse_job(raw(response_format=given), Path(".")).reinforcement.response_format == {"a": 1}
-    assert parse_job(raw(response_format=None), Path(".")).reinforcement.response_format is None
+    assert job_of(raw(response_format=given)).reinforcement.response_format == {"a": 1}
+    assert job_of(raw(response_format=None)).reinforcement.response_format is None
 
 
 def hyper(**values: Any) -> JobSpec:
-    return parse_job(raw(hyperparameters=values), Path("."))
+    return job_of(raw(hyperparameters=values))
 
 
 def test_auto_by_its_rules() -> None:
