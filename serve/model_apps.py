@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import ray
 from ray import serve as ray_serve
 from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import DeploymentUnavailableError, RayServeException
@@ -20,9 +21,11 @@ from ray.serve.schema import ApplicationStatus
 
 from actors.chat_engine import ChatEngine, Refusal
 from actors.engine import EngineConfig
+from actors.telemetry import Place, metrics_port, start_telemetry
 from cluster.model_folder import max_context
 from cluster.model_registry import ModelRecord
 from cluster.preflight import MAX_AUTO_CONTEXT
+from cluster.ray_session import is_local
 from serve.model_server import ANSWER_TIMEOUT_S, Answers, NotServed, Served
 from trainer.errors import EngineFailed, RftError, UserError
 from trainer.operator import EngineLimits
@@ -95,14 +98,18 @@ def chat_engine(record: ModelRecord, resources: EngineResources) -> ServedEngine
         max_num_seqs=resources.max_num_seqs,
         seed=0,
         gpus=resources.gpus,
+        log_stats=metrics_port() > 0,
     )
     return ChatEngine(config, record.settings)
 
 
 class EngineReplica:
-    """One engine, up from its first moment on."""
+    """One engine, up from its first moment on. To Prometheus the model is a job and a replica one of its engines, and a
+    replacement has its labels."""
 
     async def __init__(self, make: MakeEngine, record: ModelRecord, resources: EngineResources) -> None:  # type: ignore[misc]
+        place = Place.of(record.id, local=is_local(ray.get_runtime_context().gcs_address))
+        start_telemetry(place, f"engine-{ray_serve.get_replica_context().rank.rank}")
         self._engine = await asyncio.to_thread(make, record, resources)
         self._calls = 0
         error = await self._engine.start()

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 import pytest_asyncio
@@ -18,6 +19,7 @@ from transformers import AutoTokenizer
 from actors.engine import Engine, EngineConfig
 from actors.episode import EpisodeRunner, EpisodeSpec, RolloutRequest
 from actors.parsing import VllmParser
+from actors.telemetry import PORT
 from cluster.database import Base, Database
 from cluster.model_registry import ModelRegistry
 from cluster.secrets import SecretBox
@@ -28,9 +30,10 @@ from serve.best_of import grader_pools
 from serve.model_apps import EngineResources, RayServeModels
 from serve.model_server import ServedModels
 from serve.schemas import Completion, Response
+from tests.fakes import tasks_of
+from tests.fakes_http import until, unused_port
 from tests.unit.serve.world import client_of, openai_of
 from trainer.chat import Renderer
-from trainer.data import load_tasks
 from trainer.operator import NOTHING_ALLOWED, EngineLimits
 from trainer.serve_settings import ServeSettings
 from trainer.spec import Limits, RewardSpec
@@ -54,6 +57,7 @@ SCHEMA: dict[str, Any] = {
     "additionalProperties": False,
 }
 WORLD = World()
+METRICS_PORT = unused_port()
 
 
 def run_tool(name: str, arguments: str) -> str:
@@ -79,7 +83,7 @@ async def rollouts() -> list[tuple[Task, Rollout]]:
 
     spec = EpisodeSpec("job", LIMITS, RewardSpec(), max_steps=32, context_length=CONTEXT)
     runner = EpisodeRunner(spec, Renderer(tokenizer), VllmParser("hermes", tokenizer), generate, call_tools, grade)
-    tasks = load_tasks(LEDGER / "data" / "test.jsonl", "test_file")[:16]
+    tasks = tasks_of(LEDGER / "data" / "test.jsonl")[:16]
     done = await asyncio.gather(*(runner.run(RolloutRequest(task, 0, 0, 0, 0.0)) for task in tasks))
     engine.shutdown()
     pairs = [(task, rollout) for task, rollout in zip(tasks, done, strict=True) if isinstance(rollout, Rollout)]
@@ -97,7 +101,9 @@ async def client(rollouts: Any, tmp_path_factory: pytest.TempPathFactory) -> Asy
     registry = ModelRegistry(database, {"gpt-5": BASE_MODEL})
     settings = ServeSettings(context_length=CONTEXT, max_completion_tokens=400, max_tool_output_tokens=12)
     registry.add(TUNED, BASE_MODEL, "gpt-5", "ftjob-1", settings)
-    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+    with pytest.MonkeyPatch.context() as environment:  # which Ray's processes inherit
+        environment.setenv(PORT, str(METRICS_PORT))
+        ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     ray_serve.start(proxy_location="Disabled")
     limits = EngineLimits(max_num_seqs=8, first_call_wait_s=280)
     hosting = RayServeModels(limits, EngineResources.of(limits, ray.cluster_resources()))
@@ -135,6 +141,12 @@ async def test_a_chat_loop_repeats_the_greedy_rollout_token_by_token(client: Any
         assert messages[-1].content.strip() == rollout.answer
 
     await asyncio.gather(*(loop(task, rollout) for task, rollout in rollouts))
+
+
+async def test_vllms_own_metrics_are_served_under_the_models_name(client: Any, rollouts: Any) -> None:
+    await client.chat.completions.create(model=TUNED, messages=list(rollouts[0][0].messages), max_completion_tokens=1)
+    sample = f'vllm:generation_tokens_total{{job="{TUNED}",process="engine-0",'
+    await until(lambda: sample in httpx.get(f"http://127.0.0.1:{METRICS_PORT}/metrics").text, within_s=60)
 
 
 async def test_a_responses_loop_on_echoed_items_repeats_it_too(client: Any, rollouts: Any) -> None:
