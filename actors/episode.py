@@ -191,7 +191,7 @@ class EpisodeRunner:
         begun = time.monotonic()
         task, limits = request.task, self._spec.limits
         trajectory = _Trajectory(self._renderer.prompt(task.messages, task.tools))
-        structure = self._structure(task)
+        structure = turn_structure(task.tools, self._spec.response_schema)
         answer, finish = "", None
         while finish is None:
             room = min(
@@ -331,9 +331,6 @@ class EpisodeRunner:
         """How many tokens of a turn are its thoughts, the closing `</think>` included."""
         end = self._renderer.end_of_thought
         return token_ids.index(end) + 1 if end is not None and end in token_ids else 0
-
-    def _structure(self, task: Task) -> str | None:
-        return turn_structure(task.tools, self._spec.response_schema)
 
 
 def cut_result(renderer: Renderer, output: str, limit: int) -> tuple[list[int], bool]:

@@ -3,6 +3,7 @@ without a model's libraries and without a call."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import jsonschema
@@ -13,6 +14,7 @@ from actors.graders.factory import all_grader_problems, graders_of
 from actors.guarded_urls import REMEDY as ADDRESS_REMEDY
 from actors.guarded_urls import Guard
 from cluster.dry_run import SESSION, TOOLS, example_of
+from trainer.endpoint_spec import Headers
 from trainer.errors import Problem
 from trainer.grader_spec import EndpointGrader
 from trainer.operator import Operator
@@ -24,17 +26,11 @@ FILES = ("training_file", "validation_file", "test_file")
 
 def endpoint_problems(reinforcement: Reinforcement, operator: Operator) -> list[Problem]:
     """What is wrong with tools, sessions and graders whatever the files hold; nothing is called."""
-    problems = []
-    for i, entry in enumerate(reinforcement.tools):
-        mistake = endpoint_mistake(entry.server_url, entry.headers)
-        if mistake is not None:
-            remedy = "mend server_url or headers"
-            problems.append(Problem("invalid_endpoint", f"{TOOLS}[{i}].server_url", mistake, remedy))
-    if (session := reinforcement.session) is not None:
-        for name, url in (("start_url", session.start_url), ("end_url", session.end_url)):
-            mistake = None if url is None else endpoint_mistake(url, session.headers)
-            if mistake is not None:
-                problems.append(Problem("invalid_endpoint", f"{SESSION}.{name}", mistake, "mend the URL or headers"))
+    problems = [
+        Problem("invalid_endpoint", where, mistake, "mend the URL or headers")
+        for where, url, headers in _called(reinforcement)
+        if (mistake := endpoint_mistake(url, headers)) is not None
+    ]
     mistake = schema_mistake(reinforcement.response_format)
     if mistake is not None:
         field = "method.reinforcement.response_format"
@@ -45,10 +41,7 @@ def endpoint_problems(reinforcement: Reinforcement, operator: Operator) -> list[
 
 def _address_problems(reinforcement: Reinforcement, guard: Guard) -> list[Problem]:
     """URLs whose host is written as an address that the operator does not allow; names are resolved by the dry run."""
-    urls = [(f"{TOOLS}[{i}].server_url", tool.server_url) for i, tool in enumerate(reinforcement.tools)]
-    session = reinforcement.session
-    if session is not None:
-        urls += [(f"{SESSION}.{name}", url) for name in ("start_url", "end_url") if (url := getattr(session, name))]
+    urls = [(where, url) for where, url, _ in _called(reinforcement)]
     graders = graders_of(reinforcement)
     urls += [(f"{where}.url", spec.url) for where, spec in graders if isinstance(spec, EndpointGrader)]
     problems = []
@@ -57,6 +50,16 @@ def _address_problems(reinforcement: Reinforcement, guard: Guard) -> list[Proble
         if mistake is not None:
             problems.append(Problem("forbidden_address", where, mistake, ADDRESS_REMEDY))
     return problems
+
+
+def _called(reinforcement: Reinforcement) -> Iterator[tuple[str, str, Headers]]:
+    """(field, URL, headers) of tools and sessions."""
+    for i, tool in enumerate(reinforcement.tools):
+        yield f"{TOOLS}[{i}].server_url", tool.server_url, tool.headers
+    if (session := reinforcement.session) is not None:
+        for name, url in (("start_url", session.start_url), ("end_url", session.end_url)):
+            if url is not None:
+                yield f"{SESSION}.{name}", url, session.headers
 
 
 def schema_mistake(schema: Any) -> str | None:

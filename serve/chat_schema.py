@@ -204,13 +204,6 @@ class StreamOptions(BaseModel):
     include_usage: bool | None = None
 
 
-def without_nulls(body: Any) -> Any:
-    """Null is the same as no key, but for what must be there: there it is a mistake."""
-    if not isinstance(body, dict):
-        return body
-    return {key: value for key, value in body.items() if value is not None or key in REQUIRED}
-
-
 def tools_are_named_once(tools: list[Tool]) -> list[Tool]:
     twice = sorted(name for name, count in Counter(tool.function.name for tool in tools).items() if count > 1)
     if twice:
@@ -221,6 +214,9 @@ def tools_are_named_once(tools: list[Tool]) -> list[Tool]:
 class Sampling(BaseModel):
     """What chat completions and responses share."""
 
+    model_config = ConfigDict(extra="forbid")
+
+    model: Annotated[str, Field(min_length=1)]
     temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=0)] | None = None
@@ -231,14 +227,25 @@ class Sampling(BaseModel):
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
     grader: dict[str, Any] | None = None
     item: dict[str, Any] | None = None
+    user: Any = None
+    service_tier: Any = None
+    safety_identifier: Any = None
+    prompt_cache_key: Any = None
+    prompt_cache_retention: Any = None
+    prompt_cache_options: Any = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_nothing(cls, body: Any) -> Any:
+        """But for what must be there: there it is a mistake."""
+        if not isinstance(body, dict):
+            return body
+        return {key: value for key, value in body.items() if value is not None or key in REQUIRED}
 
 
 class ChatRequest(Sampling):
     """`grader` with `n`: the best of n samples is returned (serve.best_of); `item` is what its templates call item."""
 
-    model_config = ConfigDict(extra="forbid")
-
-    model: Annotated[str, Field(min_length=1)]
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS), AfterValidator(tools_are_named_once)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
@@ -253,21 +260,10 @@ class ChatRequest(Sampling):
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     reasoning_effort: Effort | None = None
     stream_options: StreamOptions | None = None
-    user: Any = None
     store: Any = None
     metadata: Any = None
-    service_tier: Any = None
-    safety_identifier: Any = None
-    prompt_cache_key: Any = None
-    prompt_cache_retention: Any = None
-    prompt_cache_options: Any = None
     verbosity: Any = None
     modalities: Any = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _null_is_nothing(cls, body: Any) -> Any:
-        return without_nulls(body)
 
     @model_validator(mode="after")
     def _fits_together(self) -> ChatRequest:

@@ -25,7 +25,6 @@ from serve.chat_schema import (
     check_choice,
     text_or_list,
     tools_are_named_once,
-    without_nulls,
 )
 
 ENCRYPTED = "reasoning.encrypted_content"
@@ -123,9 +122,6 @@ class Text(BaseModel):
 
 
 class ResponsesRequest(Sampling):
-    model_config = ConfigDict(extra="forbid")
-
-    model: Annotated[str, Field(min_length=1)]
     input: Annotated[
         Annotated[str, Tag("text")] | Annotated[list[Item], Field(min_length=1, max_length=MAX_MESSAGES), Tag("list")],
         Discriminator(text_or_list),
@@ -145,18 +141,7 @@ class ResponsesRequest(Sampling):
     conversation: Any = None
     background: Any = None
     prompt: Any = None
-    user: Any = None
-    service_tier: Any = None
-    safety_identifier: Any = None
-    prompt_cache_key: Any = None
-    prompt_cache_retention: Any = None
-    prompt_cache_options: Any = None
     max_tool_calls: Any = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _null_is_nothing(cls, body: Any) -> Any:
-        return without_nulls(body)
 
     @field_validator(*STATEFUL)
     @classmethod

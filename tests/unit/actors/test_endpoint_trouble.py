@@ -5,43 +5,15 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 
 import pytest
 from aiohttp import web
 
-from actors.http_client import EndpointClient, Timing
-from tests.fakes_http import LOCAL, FakeEndpoint, FakeTime, Received, one_by_one, until, unused_port
-from trainer.endpoint_spec import Endpoint
+from actors.http_client import Timing
+from tests.fakes_http import FakeEndpoint, FakeTime, Received, one_by_one, until, unused_port
+from tests.unit.actors.conftest import Connect
 from trainer.errors import EndpointRefused, ToolFailed
-
-Connect = Callable[..., EndpointClient]
-
-
-@pytest.fixture
-async def connect() -> AsyncIterator[Connect]:
-    """Makes clients and closes them."""
-    clients = []
-
-    def make(
-        url: str, timing: Timing | None = None, hedge_after_s: float | None = None, **endpoint: object
-    ) -> EndpointClient:
-        client = EndpointClient(
-            "tool 'search'",
-            url,
-            Endpoint.model_validate(endpoint),
-            ToolFailed,
-            timing or FakeTime().timing(),
-            allowed_networks=LOCAL.allowed_networks,
-            hedge_after_s=hedge_after_s,
-        )
-        clients.append(client)
-        return client
-
-    yield make
-    for client in clients:
-        await client.close()
 
 
 async def test_what_one_call_is_told_to_wait_holds_for_the_others_too(connect: Connect) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 
 import pytest
@@ -14,33 +13,11 @@ from actors.answer import retry_after_s
 from actors.endpoint import endpoint_mistake, safe_url
 from actors.http_client import MAX_BODY_BYTES, EndpointClient, Timing
 from tests.fakes_http import LOCAL, FakeEndpoint, FakeTime, Received, hangs, one_by_one, says, until, unused_port
+from tests.unit.actors.conftest import Connect
 from trainer.endpoint_spec import Endpoint
 from trainer.errors import EndpointRefused, ToolFailed, UserError
 
 SECRET = "sk-very-secret-4711"
-Connect = Callable[..., EndpointClient]
-
-
-@pytest.fixture
-async def connect() -> AsyncIterator[Connect]:
-    """Makes clients and closes them."""
-    clients = []
-
-    def make(url: str, timing: Timing | None = None, **endpoint: object) -> EndpointClient:
-        client = EndpointClient(
-            "tool 'search'",
-            url,
-            Endpoint.model_validate(endpoint),
-            ToolFailed,
-            timing or FakeTime().timing(),
-            allowed_networks=LOCAL.allowed_networks,
-        )
-        clients.append(client)
-        return client
-
-    yield make
-    for client in clients:
-        await client.close()
 
 
 @pytest.mark.parametrize("status", [408, 425, 429, 503])

@@ -1,0 +1,39 @@
+"""What tests of endpoints share."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+from actors.http_client import EndpointClient, Timing
+from tests.fakes_http import LOCAL, FakeTime
+from trainer.endpoint_spec import Endpoint
+from trainer.errors import ToolFailed
+
+Connect = Callable[..., EndpointClient]
+
+
+@pytest.fixture
+async def connect() -> AsyncIterator[Connect]:
+    """Makes clients and closes them."""
+    clients = []
+
+    def make(
+        url: str, timing: Timing | None = None, hedge_after_s: float | None = None, **endpoint: object
+    ) -> EndpointClient:
+        client = EndpointClient(
+            "tool 'search'",
+            url,
+            Endpoint.model_validate(endpoint),
+            ToolFailed,
+            timing or FakeTime().timing(),
+            allowed_networks=LOCAL.allowed_networks,
+            hedge_after_s=hedge_after_s,
+        )
+        clients.append(client)
+        return client
+
+    yield make
+    for client in clients:
+        await client.close()
