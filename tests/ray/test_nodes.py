@@ -27,9 +27,9 @@ from cluster.nodes import live_nodes
 from cluster.placement import ClusterPlan, plan_placement
 from cluster.seats import Seats
 from examples.ledger.services import services
+from tests.fakes import tasks_of
 from tests.fakes_http import LOCAL, until
 from trainer.advantage import advantages
-from trainer.data import load_tasks
 from trainer.jobfile import load_job
 from trainer.spec import AlgorithmSpec, JobSpec
 from trainer.types import Group, GroupRequest, Task, TrainSequence
@@ -76,7 +76,7 @@ class Run:
         self.events: list[str] = []
         self.plan: ClusterPlan = plan_placement(job, live_nodes(), None, 1024)
         self.seats = Seats(self.plan.placement, "run")
-        self.tasks = load_tasks(Path(job.training_file), "training_file")[:8]
+        self.tasks = tasks_of(Path(job.training_file))[:8]
         self.workers: dict[int, Any] = {}
         self.learner: LearnerGroup
         self.fleet: Fleet

@@ -96,6 +96,17 @@ class World:
         self.traces.add(trace_id)
         self.sessions.append(reason)
 
+    def hang(self, stage: str) -> asyncio.Event:
+        """Never leave `stage`; the event is set once it is reached."""
+        reached = asyncio.Event()
+
+        async def hang(*args: Any, **options: Any) -> None:
+            reached.set()
+            await asyncio.Event().wait()
+
+        setattr(self, stage, hang)
+        return reached
+
     def runner(self, max_steps: int = 64, context: int = 2048, **limits: Any) -> EpisodeRunner:
         spec = EpisodeSpec("7", Limits(**limits), RewardSpec(token_penalty=0.0), max_steps, context)
         return EpisodeRunner(spec, self.renderer, parse, self.generate, self.call_tools, self.grade, self)
@@ -183,13 +194,7 @@ async def test_waiting_for_a_session_is_taken_from_the_time_of_the_rollout(rende
 @pytest.mark.parametrize("stage", ["start", "generate", "call_tools", "grade"])
 async def test_a_rollout_that_is_cancelled_anywhere_ends_its_session(renderer: Renderer, stage: str) -> None:
     world = World(renderer, call("a"), "1")
-    reached = asyncio.Event()
-
-    async def hang(*args: Any, **options: Any) -> None:
-        reached.set()
-        await asyncio.Event().wait()
-
-    setattr(world, stage, hang)
+    reached = world.hang(stage)
     rollout = asyncio.create_task(world.runner().run(REQUEST))
     await reached.wait()
     rollout.cancel()
@@ -204,13 +209,7 @@ async def test_a_rollout_that_is_cancelled_anywhere_ends_its_session(renderer: R
 )
 async def test_while_it_runs_it_says_in_which_stage_it_is(renderer: Renderer, stage: str, named: str) -> None:
     world = World(renderer, call("a"), "1")
-    reached = asyncio.Event()
-
-    async def hang(*args: Any, **options: Any) -> None:
-        reached.set()
-        await asyncio.Event().wait()
-
-    setattr(world, stage, hang)
+    reached = world.hang(stage)
     runner = world.runner()
     rollout = asyncio.create_task(runner.run(REQUEST))
     await reached.wait()
