@@ -162,15 +162,8 @@ def _deadline_s(spec: GraderSpec, operator: Operator) -> float:
 class GraderPoolActor:
     """A GraderPool in a process of its own. It keeps nothing between calls, so it may be started anew at any time."""
 
-    def __init__(
-        self,
-        spec: GraderSpec,
-        operator: Operator = NOTHING_ALLOWED,
-        guards: Sequence[GuardSpec] = (),
-        held_out: GraderSpec | None = None,
-        metrics: Place | None = None,
-    ) -> None:
-        self._pool = GraderPool(spec, operator=operator, guards=guards, held_out=held_out)
+    def __init__(self, reinforcement: Reinforcement, operator: Operator, metrics: Place | None = None) -> None:
+        self._pool = GraderPool.of(reinforcement, operator)
         self._recorder = start_telemetry(metrics, "grader-pool")
         self._recorder.begin("grade_s")
         self._recorder.add(lambda: live_endpoint_metrics(process_stats()))

@@ -146,7 +146,7 @@ async def _fleet(
         job.cluster.tool_parser,
         prepared.renderer.template_arguments,
         start_dispatchers(reinforcement.tools, LOCAL, 1, metrics=metrics),
-        GraderPoolActor.remote(reinforcement.grader, LOCAL, metrics=metrics),
+        GraderPoolActor.remote(reinforcement, LOCAL, metrics),
         metrics=metrics,
     )
     actor = ray.remote(MeasuredWorker)

@@ -361,7 +361,7 @@ class _Run:
         graders = (
             cast(Any, GraderPoolActor)
             .options(**seats.beside("grader-pool"))
-            .remote(reinforcement.grader, self._operator, reinforcement.guards, reinforcement.held_out_grader, metrics)
+            .remote(reinforcement, self._operator, metrics)
         )
         self._helpers = [*watched_dispatchers(dispatchers), watched_graders(graders)]
         config = worker_config(prepared, dispatchers, graders, metrics)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -98,7 +97,12 @@ def create_job(
     as_json: AsJson = False,
 ) -> None:
     """Begin a job. Files that are named by their path, seen from REQUEST, are uploaded first."""
-    body = yaml.safe_load(_expanded(request.read_text()))
+    from trainer.config_file import Variables  # pydantic is behind it, which other commands do without
+
+    variables = Variables(os.environ)
+    body = variables.fill_in(yaml.safe_load(request.read_text()), ())
+    for _, name in variables.missing:
+        raise UserError(f"${{{name}}} is not set: export {name}=... before the command")
     if not isinstance(body, dict):
         raise UserError(f"{request} holds no request: give model, training_file and method")
     for key in FILE_KEYS:
@@ -209,21 +213,6 @@ def list_models(context: typer.Context, as_json: AsJson = False) -> None:
 def delete_model(context: typer.Context, model: str) -> None:
     """Delete a tuned model or a checkpoint."""
     typer.echo(ask(context.obj, "DELETE", f"/models/{model}")["id"])
-
-
-def _expanded(text: str) -> str:
-    """`${NAME}` by the environment's values.
-
-    Raises:
-        UserError: one is not set.
-    """
-
-    def value(match: re.Match[str]) -> str:
-        if match[1] not in os.environ:
-            raise UserError(f"${{{match[1]}}} is not set: export {match[1]}=... before the command")
-        return os.environ[match[1]]
-
-    return re.sub(r"\$\{(\w+)\}", value, text)
 
 
 # -- what is shown -----------------------------------------------------------------------------------------------------

@@ -61,7 +61,7 @@ async def test_five_hundred_rollouts_at_once_lose_nothing_to_a_burst_of_429_and_
             "hermes",
             {},
             start_dispatchers(r.tools, LOCAL, TWO_DISPATCHERS),
-            graders.remote(r.grader, LOCAL),
+            graders.remote(r, LOCAL),
         )
         worker = ray.remote(RolloutWorker).options(num_cpus=1, max_concurrency=1000)
         events: list[str] = []

@@ -75,7 +75,7 @@ class Cluster:
             "hermes",
             {},
             self.dispatchers,
-            graders.remote(reinforcement.grader, LOCAL),
+            graders.remote(reinforcement, LOCAL),
         )
         worker = ray.remote(RolloutWorker).options(num_cpus=1, max_concurrency=1000)
         self.fleet = Fleet(

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import ray
-from pydantic import TypeAdapter
 
 from actors.dispatcher_actor import DispatcherActor, DispatcherClient, OwnedSessions, start_dispatchers
 from actors.episode import RolloutRequest
@@ -20,8 +19,7 @@ from tests.fakes import rollout, task
 from tests.fakes_http import LOCAL, FakeEndpoint, hangs, says, until
 from trainer.endpoint_spec import SessionSpec, ToolSpec
 from trainer.errors import EndpointRefused, GraderFailed, ToolFailed
-from trainer.grader_spec import GraderSpec
-from trainer.spec import Limits
+from trainer.spec import Limits, Reinforcement
 from trainer.types import Discarded, Grade, GroupRequest, Rollout, ToolCall
 
 SECRET = "sk-very-secret-4711"
@@ -108,10 +106,12 @@ async def test_a_dispatcher_that_is_started_anew_ends_the_sessions_of_the_one_th
         sessions.end("trace_1", "graded")
         await until(lambda: server.received[-1].body.get("reason") == "graded")
         ray.kill(actor, no_restart=False)
-        with pytest.raises(ToolFailed, match="was lost"):
-            await dispatcher.call_turn("trace_2", {"x": 1}, CALLS)
-        with pytest.raises(ToolFailed, match="the session of trace_2 has ended"):
-            await dispatcher.call_turn("trace_2", {"x": 1}, CALLS)
+        kind = ""
+        while kind != "session_over":  # the one that dies may still answer
+            try:
+                await dispatcher.call_turn("trace_2", {"x": 1}, CALLS)
+            except ToolFailed as failed:
+                kind = failed.details["kind"]
         await sessions.start("trace_3", {"x": 1})
         dispatcher.end_sessions_of("engine-0/1", "engine_failed")
         # Ray keeps no order among the messages to an actor of coroutines.
@@ -145,10 +145,9 @@ async def test_no_rollout_is_lost_with_a_dispatcher_that_died(local_ray: None) -
 
 
 async def test_grades_and_failures_cross_as_values_and_the_process_stays_light(local_ray: None) -> None:
-    spec: GraderSpec = TypeAdapter(GraderSpec).validate_python(
-        {"type": "string_check", "input": "{{ sample.output_text }}", "reference": "{{ item.x }}", "operation": "eq"}
-    )
-    actor = GraderPoolActor.remote(spec, LOCAL)
+    texts = {"input": "{{ sample.output_text }}", "reference": "{{ item.x }}"}
+    grader = {"type": "string_check", "operation": "eq", **texts}
+    actor = GraderPoolActor.remote(Reinforcement.model_validate({"grader": grader}), LOCAL)
     graders = GraderPoolClient(actor)
     assert await graders.grade({"output_text": "1"}, {"x": 1}, "trace_1") == Grade(1.0)
     with pytest.raises(GraderFailed, match=r"item.x") as failed:

@@ -90,7 +90,7 @@ class Run:
             "hermes",
             {},
             start_dispatchers(reinforcement.tools, LOCAL, 1, options_of=seats.beside),
-            graders.options(**seats.beside("grader-pool")).remote(reinforcement.grader, LOCAL),
+            graders.options(**seats.beside("grader-pool")).remote(reinforcement, LOCAL),
         )
         worker = ray.remote(RolloutWorker)
 

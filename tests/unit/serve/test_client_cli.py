@@ -107,6 +107,12 @@ def test_what_the_server_refuses_is_told_with_its_field(run: Run, tmp_path: Path
     assert "HTTP 404" in str(missing.exception)
 
 
+def test_a_variable_of_a_request_that_is_not_set_is_named(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(JOB.format(file="file-1").replace("gpt-5", "${NOT_SET_HERE}"))
+    refused = run("jobs", "create", tmp_path / "job.yaml")
+    assert "${NOT_SET_HERE} is not set" in str(refused.exception)
+
+
 def test_the_server_is_found_by_options_then_environment_then_profile(tmp_path: Path) -> None:
     profiles = tmp_path / "profiles.yaml"
     profiles.write_text("default: {base_url: http://profile/v1, api_key: k3}\nother: {base_url: http://other/v1}\n")
