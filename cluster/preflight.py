@@ -10,6 +10,7 @@ import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from cluster.placement import ClusterPlan, Placement, plan_placement, size
 from trainer.chat import Renderer
 from trainer.checkpoint import KEEP_BEST
 from trainer.data import read_tasks
+from trainer.endpoint_spec import ToolSpec
 from trainer.errors import GraderFailed, InvalidJob, Problem, UserError
 from trainer.grader_spec import PythonGrader
 from trainer.operator import NOTHING_ALLOWED, Operator
@@ -351,7 +353,11 @@ def _warnings(job: JobSpec, plan: Plan, model: ModelFolder, files: Mapping[str, 
     if job.method.type == "supervised":
         return
     offered = {tool["function"]["name"] for tasks in files.values() for task in tasks for tool in task.tools}
+    settings = set(ToolSpec.model_fields)
     for i, tool in enumerate(job.reinforcement.tools):
+        for key in tool.model_extra or ():
+            for meant in get_close_matches(key, settings, 1):
+                yield f"{TOOLS}[{i}].{key}: is kept for the tool, and means nothing here: did you mean {meant!r}?"
         if tool.name not in offered:
             yield f"{TOOLS}[{i}]: no row offers the tool {tool.name!r}: add its schema to the rows' `tools`"
     if plan.max_thinking_tokens is not None and model.renderer.end_of_thought is None:

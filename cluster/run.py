@@ -15,6 +15,7 @@ from typing import Any, cast
 import ray
 from rich.console import Console
 from rich.markup import escape
+from rich.status import Status
 
 from actors.dispatcher_actor import DispatcherClient, start_dispatchers, watched_dispatchers
 from actors.fleet import CANARY_LIMITS, Fleet
@@ -61,10 +62,15 @@ async def check(
         InvalidJob: with everything that is wrong.
     """
     console = Console()
-    with ray_session(address) as nodes:
+    with _checking(), ray_session(address) as nodes:
         prepared = await prepare(job, nodes, runs, operator, found=found)
     print_plan(console, prepared)
     console.print("[green]the job is ready to be trained[/]")
+
+
+def _checking() -> Status:
+    """On a terminal only: reading a model's files and calling endpoints takes a while."""
+    return Console(stderr=True).status("checking the job: its files, model, endpoints and the cluster")
 
 
 async def train(job: JobSpec, runs: Path, resume: Path | None, address: str | None, operator: Operator) -> Outcome:
@@ -128,7 +134,8 @@ async def _run(
     """Connect, check, open the run folder; afterwards close everything and write the report."""
     console = Console()
     with ray_session(address) as nodes, Signals() as signals:
-        prepared = await prepare(job, nodes, runs, operator, dry_run=watch is None, learner=learner)
+        with _checking():
+            prepared = await prepare(job, nodes, runs, operator, dry_run=watch is None, learner=learner)
         print_plan(console, prepared)
         if watch is not None:
             watch.prepared(prepared)

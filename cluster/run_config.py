@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,7 @@ def job_digest(job: JobSpec) -> str:
 def print_plan(console: Console, prepared: Prepared) -> None:
     """What was resolved, before anything starts."""
     placement = prepared.placement
+    say = partial(console.print, highlight=False, soft_wrap=True)
     if placement.learner_ranks:
         _print_training(console, prepared)
     parts = (
@@ -107,29 +109,30 @@ def print_plan(console: Console, prepared: Prepared) -> None:
         if count
     ]
     context = f"context {prepared.context_length} tokens"
-    console.print(f"  {', '.join(places)}, {placement.dtype}, {context}", highlight=False)
+    say(f"  {', '.join(places)}, {placement.dtype}, {context}")
     for place in prepared.cluster.places:
         if place.index == 0 and place.memory is not None:
             on_gpu = f"{size(place.memory.gpu_bytes)} of each of its GPUs and " if place.memory.gpu else ""
-            console.print(f"  {place.role}: about {on_gpu}{size(place.memory.host_bytes)} of memory", highlight=False)
+            say(f"  {place.role}: about {on_gpu}{size(place.memory.host_bytes)} of memory")
     for warning in prepared.warnings:
-        console.print(f"[yellow]warning[/] {escape(warning)}", highlight=False)
+        say(f"[yellow]warning[/] {escape(warning)}")
 
 
 def _print_training(console: Console, prepared: Prepared) -> None:
     plan = prepared.plan
     rows = f"{plan.num_rows} rows x {plan.n_epochs} epochs"
-    console.print(
-        f"[bold]{prepared.job.model}[/] on {rows}: {plan.steps} steps of {plan.batch_size} rows, "
-        f"learning rate {plan.learning_rate:g}",
-        highlight=False,
+    say = partial(console.print, highlight=False, soft_wrap=True)
+    say(
+        f"[bold]{escape(prepared.job.model)}[/] on {rows}: {plan.steps} steps of {plan.batch_size} rows, "
+        f"learning rate {plan.learning_rate:g}"
     )
     if prepared.job.method.type == "reinforcement":
         limits = prepared.job.reinforcement.limits
-        console.print(
+        validation = f"{len(prepared.validation)} validation rows every {plan.eval_interval} steps"
+        test = f"{len(prepared.test)} test rows before and after"
+        say(
             f"  {plan.group_size} rollouts a row, {plan.rollouts_per_step} a step, at most "
             f"{plan.rollouts_per_step * limits.max_completion_tokens:,} sampled tokens a step; "
-            f"{plan.updates_per_batch} update(s) a step; validation of {len(prepared.validation)} rows every "
-            f"{plan.eval_interval} steps; {len(prepared.test)} test rows before and after",
-            highlight=False,
+            f"{plan.updates_per_batch} update(s) a step; "
+            f"{validation if prepared.validation else 'no validation'}; {test if prepared.test else 'no test'}"
         )

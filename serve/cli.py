@@ -12,6 +12,8 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -70,7 +72,8 @@ def train_command(
         training = train_in(_load(job, run_folder.parent, address, operator), run_folder, address, operator)
     else:
         raise typer.BadParameter("give --resume or --run-folder, not both")
-    outcome = asyncio.run(training)
+    with _placed(job):
+        outcome = asyncio.run(training)
     raise typer.Exit(STOPPED if outcome is Outcome.STOPPED else 0)
 
 
@@ -91,7 +94,8 @@ def eval_command(
     spec = _load(job, runs, address, operator)
     if model is not None:
         spec = spec.model_copy(update={"model": model})
-    outcome = asyncio.run(evaluate_model(spec, file, samples, runs, address, operator))
+    with _placed(job):
+        outcome = asyncio.run(evaluate_model(spec, file, samples, runs, address, operator))
     raise typer.Exit(STOPPED if outcome is Outcome.STOPPED else 0)
 
 
@@ -101,7 +105,9 @@ def check_command(job: JobFile, runs: Runs = Path("runs"), address: Address = No
     operator = _operator(config)
     from cluster.run import check
 
-    asyncio.run(check(_load(job, runs, address, operator), runs, address, operator))
+    spec = _load(job, runs, address, operator)
+    with _placed(job):
+        asyncio.run(check(spec, runs, address, operator))
 
 
 @app.command("plan")
@@ -143,8 +149,20 @@ def _load(path: Path, runs: Path, address: str | None, operator: Operator) -> Jo
 
     job, problems = read_job(path)
     if problems and job is not None:
-        asyncio.run(check(job, runs, address, operator, problems))
+        with _placed(path):
+            asyncio.run(check(job, runs, address, operator, problems))
     return load_job(path)
+
+
+@contextmanager
+def _placed(job: Path) -> Iterator[None]:
+    """Problems that are found behind the file, at an endpoint or in the model, get the line of their field, too."""
+    from trainer.jobfile import placed
+
+    try:
+        yield
+    except InvalidJob as error:
+        raise InvalidJob(error.message, placed(job, error.problems)) from error
 
 
 @app.command("traces")

@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,10 +25,13 @@ Special = Callable[[Place], tuple[str, str, str] | None]
 """Code, message and remedy of a mistake at a place of which more is known than that it is none of the model's."""
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_ANY = "*"
+"""Any index of a list."""
+_ALIKE = 0.75
+"""From this ratio of difflib on, a key counts as another one misspelt."""
 _SECRETS = {"headers", "api_key"}
+_WORDS = {"missing": "is missing", "extra_forbidden": "is no known key"}
 _REMEDIES = {
-    "missing": "add the key",
-    "extra_forbidden": "remove the key or mend its spelling",
     "union_tag_not_found": "add `type`",
     "union_tag_invalid": "use one of the grader types that the message names",
 }
@@ -93,23 +97,34 @@ def validate(
         for item in error.errors(include_url=False, include_context=False):
             place = place_of(item["loc"], raw, missing=item["type"] == "missing")
             found.setdefault(place, []).append(item)
-        return None, [(place, _problem(items, place, source, variables, special)) for place, items in found.items()]
+        for place in [place for place, items in found.items() if items[0]["type"] == "too_short"]:
+            if any(other[: len(place)] == place for other in found if other != place):
+                del found[place]  # its items are there, only wrong
+        keys = Keys(model)
+        return None, [(at, _problem(items, at, source, variables, special, keys)) for at, items in found.items()]
 
 
-def _problem(errors: list[Any], place: Place, source: Source, variables: Variables, special: Special) -> Problem:
+def _problem(
+    errors: list[Any], place: Place, source: Source, variables: Variables, special: Special, keys: Keys
+) -> Problem:
     """`errors` has one entry for each way in which the value could have been right."""
     known = special(place)
     if known is not None:
         code, message, remedy = known
         return source.problem(code, place, message, remedy)
     kind = errors[0]["type"]
-    first, *others = [error["msg"].removeprefix("Value error, ") for error in errors]
-    message = ", or ".join([first, *(other.removeprefix("Input should be ") for other in others)])
+    first, *others = [error["msg"].removeprefix("Value error, ").removeprefix("Input should be ") for error in errors]
+    must = "must be " if errors[0]["msg"].startswith("Input should be ") else ""
+    message = _WORDS.get(kind, must + ", or ".join([first, *others]))
     given = errors[0].get("input")
     shown = isinstance(given, str | int | float) and not isinstance(given, bool) and _SECRETS.isdisjoint(place)
     if shown and kind != "extra_forbidden":  # an unknown key may be a secret that was put in the wrong place
         message += f" (given: {given!r})"
     remedy = _REMEDIES.get(kind, "give a value that fits the message")
+    if kind == "extra_forbidden":
+        remedy = keys.instead_of(place)
+    elif kind == "missing":
+        remedy = keys.missing(place, errors[0].get("input"))
     return source.problem(f"invalid_{kind}", place, variables.hide(message), remedy)
 
 
@@ -121,6 +136,52 @@ def place_of(loc: Sequence[str | int], raw: Any, *, missing: bool) -> Place:
             place.append(part)
             raw = raw[part]
     return (*place, loc[-1]) if missing else tuple(place)
+
+
+class Keys:
+    """The keys that a model knows, by where they may stand: for somebody who wrote another one."""
+
+    def __init__(self, model: type[BaseModel]) -> None:
+        self._schema = model.model_json_schema()
+        self._known: dict[Place, set[str]] = {}
+        self._visit(self._schema, (), ())
+
+    def instead_of(self, place: Place) -> str:
+        """What to do about an unknown key."""
+        (*parent, key), parents = _pattern(place), _pattern(place[:-1])
+        near = get_close_matches(str(key), self._known.get(tuple(parent), ()), 1, _ALIKE)
+        if near:
+            return f"did you mean {near[0]!r}?"
+        homes = [home for home, keys in self._known.items() if key in keys]
+        homes = [home for home in homes if home[: len(parents)] == parents] or homes
+        if 0 < len(homes) <= 2:
+            return "move it: its place is below " + " or ".join(field_name(home) or "the top" for home in homes)
+        return "remove the key or mend its spelling"
+
+    def missing(self, place: Place, beside: Any) -> str:
+        """What to do about a key that is missing from the mapping `beside`."""
+        strange = set(beside) - self._known.get(_pattern(place[:-1]), set()) if isinstance(beside, dict) else ()
+        near = get_close_matches(str(place[-1]), [key for key in strange if isinstance(key, str)], 1, _ALIKE)
+        return f"mend the spelling of {near[0]!r}" if near else "add the key"
+
+    def _visit(self, schema: Any, place: Place, above: tuple[str, ...]) -> None:
+        if not isinstance(schema, dict):
+            return
+        name = schema.get("$ref")
+        if name is not None and name not in above:  # graders hold graders: once is enough
+            self._visit(self._schema["$defs"][name.rpartition("/")[2]], place, (*above, name))
+        for key, value in schema.get("properties", {}).items():
+            self._known.setdefault(place, set()).add(key)
+            self._visit(value, (*place, key), above)
+        for inner in ("anyOf", "oneOf", "allOf"):
+            for value in schema.get(inner, ()):
+                self._visit(value, place, above)
+        for value in [schema.get("items"), *schema.get("prefixItems", ())]:
+            self._visit(value, (*place, _ANY), above)
+
+
+def _pattern(place: Place) -> Place:
+    return tuple(_ANY if isinstance(part, int) else part for part in place)
 
 
 def field_name(place: Place) -> str:

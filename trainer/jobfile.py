@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import os
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ _TRUNCATED_SAMPLING = ("top_p", "top_k", "min_p")
 _GRADER: Place = ("method", "reinforcement", "grader")
 _TOOLS: Place = ("method", "reinforcement", "tools")
 _STAND_IN_GRADER = {"type": "string_check", "input": "", "reference": "", "operation": "eq"}
+_PART = re.compile(r"\[(\d+)\]|([^.\[\]]+)")
 _STAND_IN_URL = "http://stand-in.invalid"
 
 
@@ -42,6 +45,22 @@ def read_job(path: Path, environment: Mapping[str, str] = os.environ) -> tuple[J
         return None, [source]
     job, problems = _parse(source, path.parent, environment)
     return job, source.duplicates() + problems
+
+
+def placed(path: Path, problems: Sequence[Problem]) -> list[Problem]:
+    """The same problems; those that name a field of the job and no place stand at its line in the job's file."""
+    source = read_source(path, "job")
+    if isinstance(source, Problem):
+        return list(problems)
+    lines = {problem.field: source.lines.of(_place(problem.field)) for problem in problems if problem.file is None}
+    return [
+        replace(problem, file=source.file, line=lines[problem.field]) if lines.get(problem.field) else problem
+        for problem in problems
+    ]
+
+
+def _place(field: str) -> Place:
+    return tuple(int(index) if index else key for index, key in _PART.findall(field))
 
 
 def _parse(source: Source, base: Path, environment: Mapping[str, str]) -> tuple[JobSpec | None, list[Problem]]:

@@ -14,7 +14,7 @@ from trainer import spec
 from trainer.endpoint_spec import Endpoint
 from trainer.errors import InvalidJob, Problem
 from trainer.grader_spec import GraderBase
-from trainer.jobfile import load_job, read_job
+from trainer.jobfile import load_job, placed, read_job
 from trainer.spec import JobSpec, resolve
 
 ROOT = Path(__file__).parents[3]
@@ -57,12 +57,12 @@ def test_yaml_and_json_are_read_alike_and_paths_count_from_the_job(tmp_path: Pat
 @pytest.mark.parametrize(
     ("job", "field", "said"),
     [
-        (raw() | {"modle": 1}, "modle", "not permitted"),
-        (raw(algorithm={"clip": 0.2}), "method.reinforcement.algorithm.clip", "not permitted"),
+        (raw() | {"modle": 1}, "modle", "no known key"),
+        (raw(algorithm={"clip": 0.2}), "method.reinforcement.algorithm.clip", "no known key"),
         (raw(algorithm={"clip_low": 2}), "method.reinforcement.algorithm.clip_low", "less than 1"),
         (raw(hyperparameters={"batch_size": "many"}), "method.reinforcement.hyperparameters.batch_size", "many"),
         (raw(grader={"type": "vote"}), "method.reinforcement.grader", "vote"),
-        (raw(tools=[{"name": "a"}]), "method.reinforcement.tools[0].server_url", "required"),
+        (raw(tools=[{"name": "a"}]), "method.reinforcement.tools[0].server_url", "is missing"),
         (raw(response_format={"type": "xml"}), "method.reinforcement.response_format", "json_schema"),
         (
             {"model": "m", "training_file": "t", "method": {"type": "reinforcement"}},
@@ -251,3 +251,34 @@ def test_the_examples_jobs_have_the_right_form() -> None:
     environment = dict.fromkeys(("LEDGER_TOOLS_URL", "LEDGER_GRADER_URL", "LEDGER_TOKEN", "TOKEN"), "http://x")
     for path in sorted((ROOT / "examples").glob("*/job*.yaml")):
         assert load_job(path, environment).method.type == "reinforcement"
+
+
+@pytest.mark.parametrize(
+    ("reinforcement", "field", "remedy"),
+    [
+        ({"reward": {"tool_cal_budget": 5}}, "reward.tool_cal_budget", "did you mean 'tool_call_budget'?"),
+        ({"batch_size": 4}, "batch_size", "move it: its place is below method.reinforcement.hyperparameters"),
+        ({"zzz": 4}, "zzz", "remove the key or mend its spelling"),
+        (
+            {"tools": [{"name": "a", "sever_url": "x"}]},
+            "tools[0].server_url",
+            "mend the spelling of 'sever_url'",
+        ),
+        ({"tools": [{"name": "a"}]}, "tools[0].server_url", "add the key"),
+    ],
+)
+def test_a_wrong_key_is_told_the_right_one(reinforcement: dict[str, Any], field: str, remedy: str) -> None:
+    (problem,) = problems_of(raw(**reinforcement))
+    assert problem.field == f"method.reinforcement.{field}"
+    assert problem.remedy == remedy
+
+
+def test_what_is_found_behind_the_file_gets_the_line_of_its_field(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text("model: m\nmethod:\n  reinforcement:\n    tools:\n      - {name: a}\n      - {name: b}\n")
+    headers = Problem("refused", "method.reinforcement.tools[1].headers", "HTTP 401", "mend it")
+    elsewhere = Problem("disk_full", "--runs", "no space", "free some")
+    row = Problem("broken_json", "model", "is no JSON", "mend it", "train.jsonl", 7)
+    found = placed(path, [headers, elsewhere, row])
+    assert (found[0].file, found[0].line) == (str(path), 6)
+    assert found[1:] == [elsewhere, row]
