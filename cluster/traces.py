@@ -48,12 +48,14 @@ def select_traces(
     are among neither the worst nor the best.
 
     Raises:
-        UserError: there are no rollouts of that name.
+        UserError: there are no rollouts, or none of that name, row or trace.
     """
     names = run.rollout_names()
+    if not names:
+        raise UserError(f"{run.path} holds no rollouts: give a run's folder, such as runs/20261121-...")
     wanted = f"step-{step:06d}" if step is not None else name
     if wanted is not None and wanted not in names:
-        raise UserError(f"{run.path} has no rollouts named {wanted!r}; it has {', '.join(sorted(names)) or 'none'}")
+        raise UserError(f"{run.path} has no rollouts named {wanted!r}; it has {', '.join(sorted(names))}")
     if wanted is not None:
         names = [wanted]
     elif row is None and trace is None:
@@ -65,6 +67,9 @@ def select_traces(
         if (row is None or entry.end.row_id == row or entry.end.row_id.startswith(f"{row}-"))
         and (trace is None or entry.end.trace_id.startswith(trace))
     ]
+    if not found and (row is not None or trace is not None):
+        which = " and ".join(f"{key} {value!r}" for key, value in (("row", row), ("trace", trace)) if value is not None)
+        raise UserError(f"{run.path} has no rollout of {which}" + (f" in {wanted}" if wanted else ""))
     if worst is None and best is None:
         return found
     graded = [(entry.end.grade.value, entry) for entry in found if isinstance(entry.end, Rollout)]

@@ -49,7 +49,6 @@ def test_worst_and_best_by_grade_without_the_discarded(run):
 def test_an_unknown_name_says_which_there_are(run, tmp_path):
     with pytest.raises(UserError, match=r"step-000009.*test-before"):
         select_traces(run, step=9)
-    assert select_traces(RunFolder(tmp_path / "empty")) == []
 
 
 def test_a_trace_is_printed_from_prompt_to_answer(run):
@@ -98,3 +97,10 @@ def test_what_was_said_leaves_out_calls_that_are_shown_anyway():
     broken = replace(turn, results=(ToolResult("c", "x", "malformed_call"),))
     assert "<tool_call>" in said(broken)[1]
     assert said(Turn(0, 9, "42")) == ("", "42")
+
+
+def test_nothing_found_is_said_and_no_success(run, tmp_path):
+    with pytest.raises(UserError, match="holds no rollouts: give a run's folder"):
+        select_traces(RunFolder(tmp_path / "typo"))
+    with pytest.raises(UserError, match="no rollout of trace 'trace_x' in step-000001"):
+        select_traces(run, name="step-000001", trace="trace_x")
