@@ -14,7 +14,7 @@ import httpx
 import typer
 import yaml
 from rich.console import Console
-from rich.table import Column, Table
+from rich.table import Table
 from rich.text import Text
 
 from serve.api_client import PROFILES, ask, check, client_of, pages, upload
@@ -23,6 +23,7 @@ from trainer.errors import RftError, UserError
 CANCELLED = 3
 """The exit code of following a job to its end that somebody cancelled."""
 FILE_KEYS = ("training_file", "validation_file", "test_file")
+MAX_LINE = 10_000
 TIMES = ("created_at", "created")
 
 files = typer.Typer(no_args_is_help=True, help="Files of a server.")
@@ -227,12 +228,13 @@ def _table(rows: Iterable[dict[str, Any]], as_json: bool, names: Mapping[str, st
         for row in rows:
             typer.echo(json.dumps(row))
         return
-    table = Table(*(Column(label, no_wrap=key == "id", overflow="fold") for key, label in names.items()))
+    table = Table(*names.values(), box=None, header_style="bold", pad_edge=False)
     for row in rows:
         # As text: names such as ft:on:a would else have emojis.
         cells = (Text(_at(row[key]) if key in TIMES else str(row[key] or "")) for key in names)
         table.add_row(*cells)
-    Console().print(table)
+    # As wide as it is: ids and names are there to be copied, and a terminal breaks lines itself.
+    Console(width=MAX_LINE).print(table)
 
 
 def _at(seconds: int) -> str:

@@ -18,6 +18,8 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
+from trainer.errors import UserError
+
 if TYPE_CHECKING:
     from cluster.keys import KeyStore, Scope
 
@@ -42,7 +44,8 @@ def create_command(
     scopes: list[Scope] = scope or ["write"]  # type: ignore[assignment]  # KeyStore says which there are
     with _keys(folder, database) as keys:
         key, token = keys.create(name, scopes, requests_per_minute)
-    typer.echo(f"key {key.id}, scopes {', '.join(key.scopes)}; it is shown this once:", err=True)
+    where = folder if database is None else "the database"
+    typer.echo(f"key {key.id} for {where}, scopes {', '.join(key.scopes)}; it is shown this once:", err=True)
     typer.echo(token)
 
 
@@ -53,7 +56,7 @@ def list_command(
     database: DatabaseUrl = None,
 ) -> None:
     """All keys, revoked ones too; their texts are nowhere."""
-    with _keys(folder, database) as keys:
+    with _keys(_existing(folder, database), database) as keys:
         found = keys.list()
     if as_json:
         for key in found:
@@ -73,9 +76,19 @@ def revoke_command(
     database: DatabaseUrl = None,
 ) -> None:
     """From now on the key opens nothing."""
-    with _keys(folder, database) as keys:
+    with _keys(_existing(folder, database), database) as keys:
         key = keys.revoke(id)
     typer.echo(f"key {key.id} ({key.name}) is revoked")
+
+
+def _existing(folder: Path, database: str | None) -> Path:
+    """
+    Raises:
+        UserError: no server has kept anything there; to look would make an empty one.
+    """
+    if database is None and not folder.is_dir():
+        raise UserError(f"there is no server's folder {folder}: name it with --folder or AGENT_RFT_FOLDER")
+    return folder
 
 
 @contextmanager

@@ -174,7 +174,8 @@ def main() -> None:
     if job.status != "succeeded":
         raise SystemExit(f"{job.error}")
     for checkpoint in client.fine_tuning.jobs.checkpoints.list(job.id).data:
-        print(f"  step {checkpoint.step_number}: {checkpoint.fine_tuned_model_checkpoint} {checkpoint.metrics}")
+        grades = checkpoint.metrics.model_dump(exclude_none=True)
+        print(f"  {checkpoint.fine_tuned_model_checkpoint}: validation reward {grades['full_valid_mean_reward']:.3f}")
     with (DATA / "validation.jsonl").open() as file:
         rows = [json.loads(line) for line in islice(file, options.rows)]
     for name, agent in (("responses", by_responses), ("chat completions", by_chat)):

@@ -38,6 +38,12 @@ def test_a_scope_that_is_none_and_an_unknown_key_are_mistakes(tmp_path: Path) ->
     assert isinstance(keys(tmp_path, "revoke", "nobody").exception, UserError)
 
 
+def test_a_folder_that_is_none_is_named_and_not_made(tmp_path: Path) -> None:
+    for command in (["list"], ["revoke", "x"]):
+        assert "--folder" in str(keys(tmp_path / "typo", *command).exception)
+    assert not (tmp_path / "typo").exists()
+
+
 def test_the_first_start_makes_a_key_and_later_ones_none(tmp_path: Path) -> None:
     state = ServerState(Places(tmp_path), NOTHING_ALLOWED)
     token = state.first_key()
