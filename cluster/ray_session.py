@@ -31,6 +31,11 @@ START_TIMEOUT_S, KILL_TIMEOUT_S = 60.0, 5.0
 LAST_WORDS_BYTES = 2_000
 HOME_PREFIX = "rft-"
 PR_SET_PDEATHSIG = 1
+ADDRESS_REMEDY = "give HOST:PORT of a running cluster, or leave --address and RAY_ADDRESS out for a local one"
+TOKEN_REMEDY = (
+    "give HOST:PORT of a running cluster; if it wants a token (`ray start` makes one that does where ~/.ray/auth_token "
+    "exists), set RAY_AUTH_MODE=token and have the same token here, in that file or in RAY_AUTH_TOKEN"
+)
 
 
 def is_local(address: str | None) -> bool:
@@ -64,7 +69,7 @@ def ray_session(address: str | None) -> Iterator[list[Node]]:
         )
     except Exception as error:  # Ray raises bare ones
         if address is not None:
-            raise _no_cluster(address, str(error)) from error
+            raise _no_cluster(address, str(error), TOKEN_REMEDY) from error
         raise RftError(f"Ray did not start on this machine: {error}") from error
     try:
         yield live_nodes()
@@ -212,6 +217,5 @@ def _look_for(address: str) -> None:
         raise _no_cluster(address, error.strerror or str(error)) from error
 
 
-def _no_cluster(address: str, why: str) -> InvalidJob:
-    remedy = "give HOST:PORT of a running cluster, or leave --address and RAY_ADDRESS out for a local one"
+def _no_cluster(address: str, why: str, remedy: str = ADDRESS_REMEDY) -> InvalidJob:
     return InvalidJob("there is no cluster", [Problem("no_cluster", "--address", f"{address}: {why}", remedy)])
