@@ -31,7 +31,6 @@ START_TIMEOUT_S = 900.0
 """For all ranks to get their place in the cluster, import and load the model."""
 GRACE_S = 10.0
 """After one rank failed, for the others to fail too: the first error is often only that a peer is gone."""
-BUCKET_BYTES = 512 << 20
 PULSE = "pulse"
 """The concurrency group, a thread of its own, in which a rank answers while it computes."""
 
@@ -88,7 +87,7 @@ class LearnerGroup:
         logprobs: NDArray[np.float32] = (await self._call("logprobs", self._same(token_ids)))[0]
         return logprobs
 
-    async def bucket_plan(self, max_bytes: int = BUCKET_BYTES) -> list[list[TensorInfo]]:
+    async def bucket_plan(self, max_bytes: int) -> list[list[TensorInfo]]:
         """For each bucket, name, dtype and shape of its tensors; see `LearnerRank.bucket_plan`."""
         plan: list[list[TensorInfo]] = (await self._call("bucket_plan", self._same(max_bytes)))[0]
         return plan

@@ -76,9 +76,6 @@ class ManagerConfig:
     max_validations: int = 2
 
 
-DEFAULTS = ManagerConfig()
-
-
 class JobManager:
     """One per server."""
 
@@ -86,7 +83,7 @@ class JobManager:
         self,
         store: JobStore,
         launcher: Launcher,
-        config: ManagerConfig = DEFAULTS,
+        config: ManagerConfig,
         clock: Callable[[], float] = time.time,
         name: str | None = None,
     ) -> None:

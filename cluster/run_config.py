@@ -26,9 +26,7 @@ from trainer.chat import THOUGHT_MARKS
 from trainer.spec import AlgorithmSpec, JobSpec
 
 
-def worker_config(
-    prepared: Prepared, dispatchers: Sequence[Any], graders: Any, metrics: Place | None = None
-) -> WorkerConfig:
+def worker_config(prepared: Prepared, dispatchers: Sequence[Any], graders: Any, metrics: Place | None) -> WorkerConfig:
     """Of each rollout worker; `dispatchers` and `graders` are actors."""
     job, reinforcement = prepared.job, prepared.job.reinforcement
     return WorkerConfig(
@@ -59,7 +57,7 @@ def worker_config(
     )
 
 
-def learner_config(prepared: Prepared, metrics: Place | None = None) -> LearnerConfig:
+def learner_config(prepared: Prepared, metrics: Place | None) -> LearnerConfig:
     """Of each learner rank."""
     job, plan = prepared.job, prepared.plan
     supervised = job.method.type == "supervised"

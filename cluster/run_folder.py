@@ -54,7 +54,7 @@ class Event:
     data: dict[str, Any]
 
 
-def new_run_folder(root: Path, suffix: str | None = None) -> Path:
+def new_run_folder(root: Path, suffix: str | None) -> Path:
     """Create `root/<UTC time>[-suffix]`; names sort by age. To the millisecond, for jobs that are begun together in
     several places go by these names in metrics too."""
     slug = re.sub(r"[^\w.-]+", "-", suffix or "").strip("-.")

@@ -35,13 +35,12 @@ def select_traces(
     run: RunFolder,
     *,
     name: str | None = None,
-    step: int | None = None,
     row: str | None = None,
     trace: str | None = None,
     worst: int | None = None,
     best: int | None = None,
 ) -> list[Trace]:
-    """Traces of a file (`name`, or training step `step`) in its order, or the `worst` or `best` by grade.
+    """Traces of the file `name` in its order, or the `worst` or `best` by grade.
 
     `row` is a row's id or its line number, `trace` the beginning of a trace id; without a file they are looked for
     in all files. With nothing given, the traces are those of the newest file. Discarded rollouts have no grade: they
@@ -53,11 +52,10 @@ def select_traces(
     names = run.rollout_names()
     if not names:
         raise UserError(f"{run.path} holds no rollouts: give a run's folder, such as runs/20261121-...")
-    wanted = f"step-{step:06d}" if step is not None else name
-    if wanted is not None and wanted not in names:
-        raise UserError(f"{run.path} has no rollouts named {wanted!r}; it has {', '.join(sorted(names))}")
-    if wanted is not None:
-        names = [wanted]
+    if name is not None and name not in names:
+        raise UserError(f"{run.path} has no rollouts named {name!r}; it has {', '.join(sorted(names))}")
+    if name is not None:
+        names = [name]
     elif row is None and trace is None:
         names = names[-1:]
     found = [

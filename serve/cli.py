@@ -171,8 +171,8 @@ def traces_command(
     name: Annotated[str | None, typer.Option(help="step-000001, validation-000005, test-before, ...")] = None,
     row: Annotated[str | None, typer.Option(help="only this row id")] = None,
     trace: Annotated[str | None, typer.Option(help="only this trace id")] = None,
-    best: Annotated[int | None, typer.Option(help="the K of the highest reward")] = None,
-    worst: Annotated[int | None, typer.Option(help="the K of the lowest reward")] = None,
+    best: Annotated[int | None, typer.Option(help="the K of the highest grade")] = None,
+    worst: Annotated[int | None, typer.Option(help="the K of the lowest grade")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object a line")] = False,
 ) -> None:
     """Read the rollouts of a run: messages, tool calls, results, grades."""

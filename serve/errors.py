@@ -65,9 +65,9 @@ class ApiError(Exception):
         self.headers = dict(headers or {})
 
 
-def not_found(what: str, id: str, param: str | None = None) -> ApiError:
+def not_found(what: str, id: str, param: str) -> ApiError:
     """The answer to an id that does not exist."""
-    return ApiError(404, f"No such {what}: {_cut(id, 100)}", param=param or "id", code="not_found")
+    return ApiError(404, f"No such {what}: {_cut(id, 100)}", param=param, code="not_found")
 
 
 def body_of(error: ApiError) -> dict[str, Any]:

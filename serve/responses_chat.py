@@ -151,7 +151,7 @@ def reasoning_item(request: ResponsesRequest, thought: str, sealer: Sealer, item
     return item
 
 
-def message_item(text: str, item_id: str, status: str = "completed") -> dict[str, Any]:
+def message_item(text: str, item_id: str, status: str) -> dict[str, Any]:
     return {"id": item_id, "type": "message", "role": "assistant", "status": status, "content": [text_part(text)]}
 
 

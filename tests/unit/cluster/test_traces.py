@@ -23,36 +23,36 @@ def printed(traces):
 
 
 def test_a_step_a_name_and_the_newest_file(run):
-    assert {t.name for t in select_traces(run, step=2)} == {"step-000002"}
+    assert {t.name for t in select_traces(run, name="step-000002")} == {"step-000002"}
     assert {t.name for t in select_traces(run, name="validation-000003")} == {"validation-000003"}
     assert {t.name for t in select_traces(run)} == {"test-after"}
-    assert len(select_traces(run, step=1)) == 6 * 4
+    assert len(select_traces(run, name="step-000001")) == 6 * 4
 
 
 def test_a_row_and_a_trace_are_found_in_all_files(run):
     by_line, by_id = (select_traces(run, row=row) for row in ("1", "1-00000001"))
     assert [t.end.trace_id for t in by_line] == [t.end.trace_id for t in by_id]
     assert len({t.name for t in by_line}) == 2 + 2 + 3
-    wanted = select_traces(run, step=2)[3].end.trace_id
+    wanted = select_traces(run, name="step-000002")[3].end.trace_id
     (found,) = select_traces(run, trace=wanted[:15])
     assert found.end.trace_id == wanted and found.name == "step-000002"
 
 
 def test_worst_and_best_by_grade_without_the_discarded(run):
-    worst, best = select_traces(run, step=3, worst=4), select_traces(run, step=3, best=4)
+    worst, best = select_traces(run, name="step-000003", worst=4), select_traces(run, name="step-000003", best=4)
     assert len(worst) == len(best) == 4
     assert max(t.end.grade.value for t in worst) <= min(t.end.grade.value for t in best)
-    everything = select_traces(run, step=3, worst=1000)
+    everything = select_traces(run, name="step-000003", worst=1000)
     assert len(everything) == 23 and all(isinstance(t.end, Rollout) for t in everything)
 
 
 def test_an_unknown_name_says_which_there_are(run, tmp_path):
     with pytest.raises(UserError, match=r"step-000009.*test-before"):
-        select_traces(run, step=9)
+        select_traces(run, name="step-000009")
 
 
 def test_a_trace_is_printed_from_prompt_to_answer(run):
-    (trace,) = select_traces(run, step=3, best=1)
+    (trace,) = select_traces(run, name="step-000003", best=1)
     text = printed([trace])
     rollout = trace.end
     for part in (
@@ -71,7 +71,7 @@ def test_a_trace_is_printed_from_prompt_to_answer(run):
 
 
 def test_a_discarded_try_shows_its_reason(run):
-    text = printed(select_traces(run, step=3, row="1"))
+    text = printed(select_traces(run, name="step-000003", row="1"))
     assert "tool_failed: search answered 503" in text
     assert text.count("what was net income") == 1  # the prompt stands once for the tries of one row
 
@@ -83,7 +83,7 @@ def test_text_of_models_and_tools_cannot_steer_the_terminal(tmp_path, synthetic)
 
 
 def test_json_holds_the_whole_try(run):
-    rollout, lost = (json.loads(trace_json(t)) for t in select_traces(run, step=3, row="1")[-2:])
+    rollout, lost = (json.loads(trace_json(t)) for t in select_traces(run, name="step-000003", row="1")[-2:])
     assert (
         rollout["name"] == "step-000003" and rollout["kind"] == "rollout" and rollout["turns"] and rollout["token_ids"]
     )
