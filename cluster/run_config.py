@@ -95,6 +95,7 @@ def print_plan(console: Console, prepared: Prepared) -> None:
     """What was resolved, before anything starts."""
     placement = prepared.placement
     say = partial(console.print, highlight=False, soft_wrap=True)
+    say(f"[bold]{escape(prepared.job.model)}[/]")
     if placement.learner_ranks:
         _print_training(console, prepared)
     parts = (
@@ -120,9 +121,7 @@ def _print_training(console: Console, prepared: Prepared) -> None:
     plan = prepared.plan
     rows = f"{plan.num_rows} rows x {plan.n_epochs} epochs"
     say = partial(console.print, highlight=False, soft_wrap=True)
-    say(
-        f"[bold]{escape(prepared.job.model)}[/] on {rows}: {plan.steps} steps of {plan.batch_size} rows, "
-        f"learning rate {plan.learning_rate:g}"
+    say(f"  {rows}: {plan.steps} steps of {plan.batch_size} rows, learning rate {plan.learning_rate:g}"
     )
     if prepared.job.method.type == "reinforcement":
         limits = prepared.job.reinforcement.limits
