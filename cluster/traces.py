@@ -52,6 +52,8 @@ def select_traces(
     names = run.rollout_names()
     if not names:
         raise UserError(f"{run.path} holds no rollouts: give a run's folder, such as runs/20261121-...")
+    if name is not None and (counted := re.fullmatch(r"(step|validation)-(\d+)", name)):
+        name = f"{counted[1]}-{int(counted[2]):06d}"
     if name is not None and name not in names:
         raise UserError(f"{run.path} has no rollouts named {name!r}; it has {', '.join(sorted(names))}")
     if name is not None:

@@ -25,6 +25,7 @@ def printed(traces):
 def test_a_step_a_name_and_the_newest_file(run):
     assert {t.name for t in select_traces(run, name="step-000002")} == {"step-000002"}
     assert {t.name for t in select_traces(run, name="validation-000003")} == {"validation-000003"}
+    assert {t.name for t in select_traces(run, name="step-2")} == {"step-000002"}
     assert {t.name for t in select_traces(run)} == {"test-after"}
     assert len(select_traces(run, name="step-000001")) == 6 * 4
 
