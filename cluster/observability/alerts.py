@@ -73,7 +73,7 @@ ALERTS = (
         "5m",
         "{{ $labels.job }} has taken no step and graded no rollout for a quarter of an hour",
         "It waits for resources, its engines start, its endpoints are down, or it hangs.",
-        "The last lines of the job's events (`events.jsonl`, `agent-rft jobs events`) say what it waits for. "
+        "The last lines of the job's events (`events.jsonl`, `agent-rft events list JOB`) say what it waits for. "
         "Waiting for resources: `ray status`. An endpoint: EndpointDown. Nothing at all: end it with SIGTERM, which "
         "takes a checkpoint, and resume.",
     ),
