@@ -9,6 +9,7 @@ import asyncio
 import json
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -23,6 +24,8 @@ WRITE_TIMEOUT_S = 10
 NEEDED_TO_STOP_S = 60
 RAYS_STOP_WAIT_S = 3
 """What Ray gives a driver between SIGTERM and SIGKILL, unless the job's environment says otherwise."""
+
+RAYS_COPIES = "working_dir_files"
 
 
 def submission_id(environment: Mapping[str, str] = os.environ) -> str | None:
@@ -41,6 +44,14 @@ def stop_warning(environment: Mapping[str, str] = os.environ) -> str | None:
         f'submit it with --runtime-env-json \'{{"env_vars": {{"RAY_JOB_STOP_WAIT_TIME_S": "{NEEDED_TO_STOP_S}"}}}}\''
     )
     return f"`ray job stop` kills this job after {wait_s} s, before its checkpoint is written: {remedy}"
+
+
+def folder_warning(run: Path) -> str | None:
+    """Said of a run in the copy that Ray makes of `--working-dir`."""
+    if RAYS_COPIES not in run.resolve().parts:
+        return None
+    remedy = "give --runs or --run-folder as a path from the root that outlasts it"
+    return f"the run's folder is in Ray's own copy of the working directory, which Ray deletes: {remedy}"
 
 
 class RayJobStatus:

@@ -27,7 +27,7 @@ from cluster.job_sessions import JobSessions
 from cluster.live import LiveView, Sinks, Watch, before_after_table
 from cluster.metrics_sink import MetricsSink
 from cluster.preflight import Prepared, prepare
-from cluster.ray_job import RayJobStatus, stop_warning
+from cluster.ray_job import RayJobStatus, folder_warning, stop_warning
 from cluster.ray_session import is_local, ray_session
 from cluster.report import write_report
 from cluster.run_config import job_digest, learner_config, print_plan, weight_sync, worker_config
@@ -197,8 +197,9 @@ class _Run:
         folder.write_job(prepared.job, prepared.plan, {"context_length": prepared.context_length})
         for warning in prepared.warnings:
             self._quietly("warn", warning)  # it was printed with the plan
-        if watch is None and (hasty := stop_warning()) is not None:
-            self._sink.event("warn", hasty)
+        for unsafe in () if watch is not None else (stop_warning(), folder_warning(folder.path)):
+            if unsafe is not None:
+                self._sink.event("warn", unsafe)
 
     async def train(self, resuming: bool) -> None:
         if self._prepared.job.method.type == "supervised":

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
-from cluster.ray_job import RayJobStatus, stop_warning, submission_id
+from cluster.ray_job import RayJobStatus, folder_warning, stop_warning, submission_id
 
 RAY_JOB = {"RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps({"metadata": {"job_submission_id": "ledger-7"}})}
 
@@ -28,3 +29,9 @@ async def test_outside_of_a_ray_job_nothing_is_written() -> None:
     status.phase("starting engines")
     status.step({"step": 1.0})
     await status.close()
+
+
+def test_a_run_in_rays_own_copy_of_the_working_directory_is_warned_of(tmp_path: Path) -> None:
+    copy = tmp_path / "runtime_resources" / "working_dir_files" / "_ray_pkg_1" / "runs" / "mine"
+    assert "--runs" in str(folder_warning(copy))
+    assert folder_warning(tmp_path / "runs" / "mine") is None
