@@ -69,7 +69,7 @@ def select_traces(
     ]
     if not found and (row is not None or trace is not None):
         which = " and ".join(f"{key} {value!r}" for key, value in (("row", row), ("trace", trace)) if value is not None)
-        raise UserError(f"{run.path} has no rollout of {which}" + (f" in {wanted}" if wanted else ""))
+        raise UserError(f"{run.path} has no rollout of {which}" + (f" in {name}" if name else ""))
     if worst is None and best is None:
         return found
     graded = [(entry.end.grade.value, entry) for entry in found if isinstance(entry.end, Rollout)]
