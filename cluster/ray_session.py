@@ -23,6 +23,7 @@ import psutil
 import ray
 from ray.dashboard.utils import ray_address_to_api_server_url
 
+from actors.telemetry import HOST as METRICS_HOST
 from cluster.nodes import Node, live_nodes
 from trainer.errors import InvalidJob, Problem, RftError
 
@@ -104,7 +105,13 @@ def job_cluster(
         options.append(f"--temp-dir={folder}")
         # In a session of its own: Ctrl-C is for us, and the cluster is to be there until we have ended in good order.
         head = subprocess.Popen(
-            [*command, *options], stdout=log, stderr=log, start_new_session=True, preexec_fn=_end_with_parent
+            [*command, *options],
+            stdout=log,
+            stderr=log,
+            # Its processes know their cluster by the machine's address, and would serve metrics to everybody.
+            env={METRICS_HOST: "127.0.0.1", **os.environ},
+            start_new_session=True,
+            preexec_fn=_end_with_parent,
         )
         try:
             if note is not None:

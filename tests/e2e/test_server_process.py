@@ -3,6 +3,7 @@ end in good order."""
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -10,7 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import openai
+import psutil
 import pytest
+
+from tests.fakes_http import unused_port
 
 START_S = 120.0
 
@@ -30,9 +34,11 @@ def command(folder: Path, port: int) -> list[str]:
     return [sys.executable, "-m", "serve.cli", "serve", "--folder", str(folder), "--port", str(port)]
 
 
-def start(folder: Path, port: int = 0) -> tuple[subprocess.Popen[str], str, str]:
+def start(folder: Path, port: int = 0, metrics_port: int = 0) -> tuple[subprocess.Popen[str], str, str]:
     """The process, the key that it printed (once a folder) and its URL."""
-    process = subprocess.Popen(command(folder, port), stdout=subprocess.PIPE, text=True)
+    environment = {**os.environ, "AGENT_RFT_METRICS_PORT": str(metrics_port)}
+    environment.pop("AGENT_RFT_METRICS_HOST", None)
+    process = subprocess.Popen(command(folder, port), stdout=subprocess.PIPE, text=True, env=environment)
     assert process.stdout is not None
     key, url = "", ""
     for line in process.stdout:
@@ -46,8 +52,11 @@ def start(folder: Path, port: int = 0) -> tuple[subprocess.Popen[str], str, str]
 
 
 def test_a_server_starts_serves_stops_and_starts_again(tmp_path: Path, serve: list[subprocess.Popen[str]]) -> None:
-    process, key, url = start(tmp_path)
+    metrics_port = unused_port()
+    process, key, url = start(tmp_path, metrics_port=metrics_port)
     serve.append(process)
+    listeners = [c.laddr for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN]
+    assert {address.ip for address in listeners if address.port == metrics_port} == {"127.0.0.1"}
     client = openai.OpenAI(api_key=key, base_url=url, max_retries=0)
     made = client.files.create(file=("rows.jsonl", b"{}\n" * 100_000), purpose="fine-tune")
     assert client.files.content(made.id).read() == b"{}\n" * 100_000
