@@ -15,7 +15,6 @@ from typing import Any, cast
 import ray
 from rich.console import Console
 from rich.markup import escape
-from rich.status import Status
 
 from actors.dispatcher_actor import DispatcherClient, start_dispatchers, watched_dispatchers
 from actors.fleet import CANARY_LIMITS, Fleet
@@ -30,7 +29,7 @@ from cluster.preflight import Prepared, prepare
 from cluster.ray_job import RayJobStatus, folder_warning, stop_warning
 from cluster.ray_session import is_local, ray_session
 from cluster.report import write_report
-from cluster.run_config import job_digest, learner_config, print_plan, weight_sync, worker_config
+from cluster.run_config import checking, job_digest, learner_config, print_plan, weight_sync, worker_config
 from cluster.run_folder import RunFolder, new_run_folder
 from cluster.seats import Seats
 from cluster.signals import Signals
@@ -62,15 +61,10 @@ async def check(
         InvalidJob: with everything that is wrong.
     """
     console = Console()
-    with _checking(), ray_session(address) as nodes:
+    with checking(), ray_session(address) as nodes:
         prepared = await prepare(job, nodes, runs, operator, found=found)
     print_plan(console, prepared)
     console.print("[green]the job is ready to be trained[/]")
-
-
-def _checking() -> Status:
-    """On a terminal only: reading a model's files and calling endpoints takes a while."""
-    return Console(stderr=True).status("checking the job: its files, model, endpoints and the cluster")
 
 
 async def train(job: JobSpec, runs: Path, resume: Path | None, address: str | None, operator: Operator) -> Outcome:
@@ -134,7 +128,7 @@ async def _run(
     """Connect, check, open the run folder; afterwards close everything and write the report."""
     console = Console()
     with ray_session(address) as nodes, Signals() as signals:
-        with _checking():
+        with checking():
             prepared = await prepare(job, nodes, runs, operator, dry_run=watch is None, learner=learner)
         print_plan(console, prepared)
         if watch is not None:

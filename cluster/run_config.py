@@ -11,6 +11,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
+from rich.status import Status
 
 from actors.broadcast_sync import BroadcastSync
 from actors.engine import EngineConfig
@@ -89,6 +90,11 @@ def job_digest(job: JobSpec) -> str:
     """Of all that must not change under a checkpoint: everything but the resources."""
     text = json.dumps(job.model_dump(mode="json", exclude={"cluster"}), sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def checking() -> Status:
+    """On a terminal only: reading a model's files and calling endpoints takes a while."""
+    return Console(stderr=True).status("checking the job: its files, model, endpoints and the cluster")
 
 
 def print_plan(console: Console, prepared: Prepared) -> None:
