@@ -31,6 +31,8 @@ CONNECT_TIMEOUT_S = 10.0
 START_TIMEOUT_S, KILL_TIMEOUT_S = 60.0, 5.0
 LAST_WORDS_BYTES = 2_000
 HOME_PREFIX = "rft-"
+MARK = "AGENT_RFT_CLUSTER"
+"""In the environment of each process of a local cluster: the cluster's folder."""
 PR_SET_PDEATHSIG = 1
 ADDRESS_REMEDY = "give HOST:PORT of a running cluster, or leave --address and RAY_ADDRESS out for a local one"
 TOKEN_REMEDY = (
@@ -109,14 +111,13 @@ def job_cluster(
             stdout=log,
             stderr=log,
             # Its processes know their cluster by the machine's address, and would serve metrics to everybody.
-            env={METRICS_HOST: "127.0.0.1", **os.environ},
+            env={METRICS_HOST: "127.0.0.1", **os.environ, MARK: folder},
             start_new_session=True,
             preexec_fn=_end_with_parent,
         )
         try:
             if note is not None:
-                whose = {"owner": _identity(os.getpid()), "head": _identity(head.pid), "folder": folder}
-                note.write_text(json.dumps(whose))
+                note.write_text(json.dumps({"owner": _identity(os.getpid()), "folder": folder}))
             meanwhile()
             _wait_for_head(head, port, log)
             with ray_session(f"127.0.0.1:{port}"):
@@ -126,19 +127,24 @@ def job_cluster(
 
 
 def end_leftover(note: Path) -> None:
-    """End what is left of a local cluster whose owner was killed, its folder included. Ray takes up to a minute to end,
-    in which the ports and the memory are not free yet."""
+    """End what is left of a local cluster whose owner was killed, its folder included. Its processes are their own
+    masters by then: they are known by their environment. Ray takes up to a minute to end them, in which ports and
+    memory are not free yet."""
     try:
         whose = json.loads(note.read_text())
-        owner, head, folder = _process(*whose["owner"]), _process(*whose["head"]), Path(whose["folder"])
+        owner, folder = _process(*whose["owner"]), Path(whose["folder"])
     except (OSError, ValueError, TypeError, KeyError):  # there is none, or its owner was killed while it wrote
         return
-    if owner is not None:
-        return
-    if head is not None:
-        _kill([*_family(head), head])
-    if folder.name.startswith(HOME_PREFIX):
+    if owner is None and folder.name.startswith(HOME_PREFIX):
+        _kill([process for process in psutil.process_iter() if _cluster_of(process) == str(folder)])
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _cluster_of(process: psutil.Process) -> str | None:
+    try:
+        return process.environ().get(MARK)
+    except psutil.Error:  # it is gone, or somebody else's
+        return None
 
 
 def _identity(pid: int) -> tuple[int, float]:
