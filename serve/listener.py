@@ -50,6 +50,8 @@ async def listening(app: FastAPI, host: str, port: int) -> AsyncIterator[None]:
         OSError: nobody can listen there.
     """
     with bound(host, port) as listener:
+        # Its connections have it from here: those that outlive a killed server keep nobody from this port.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.listen(BACKLOG)
         config = uvicorn.Config(
             app,

@@ -116,6 +116,8 @@ async def test_an_app_listens_at_a_port_that_is_held_and_ends_when_its_last_answ
             with pytest.raises(httpx.ConnectError):
                 await client.get("/health")
         assert not cancelled.is_set()
+    with held("127.0.0.1", port):  # by the next server, while connections of the last one are still dying
+        pass
 
 
 async def test_a_request_whose_client_is_gone_is_cancelled() -> None:
