@@ -17,14 +17,12 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from actors.engine import MIN_BATCHED_TOKENS, SHM, Completion, Engine, EngineConfig, Layout
-from actors.episode import EpisodeRunner, EpisodeSpec
+from actors.episode import turn_structure
 from actors.parsing import VllmParser
 from actors.shared_memory import PREFIX
 from tests.shared_memory import left_behind
 from trainer.chat import Renderer
 from trainer.errors import EngineFailed
-from trainer.spec import Limits, RewardSpec
-from trainer.types import Task
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
@@ -197,10 +195,7 @@ async def test_a_format_holds_decoding_to_tool_calls_or_the_schema(
     }
     parameters = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
     tools = ({"type": "function", "function": {"name": "cat", "parameters": parameters}},)
-    spec = EpisodeSpec("7", Limits(), RewardSpec(), 8, 1024, response_schema=schema)
-    nothing: Any = None
-    runner = EpisodeRunner(spec, renderer, nothing, nothing, nothing, nothing)
-    structure = runner._structure(Task("1", (), tools, {}))
+    structure = turn_structure(tools, schema)
     parser = VllmParser("hermes", renderer.tokenizer)
     completions = await asyncio.gather(
         *(generate(engine, prompt, i, max_tokens=100, structure=structure) for i in range(12))

@@ -17,8 +17,6 @@ from trainer.types import Task
 
 __all__ = ["cluster", "job", "tasks"]
 pytestmark = CLUSTER_MARKS
-ENGINE = ("ray::RolloutWorker", "EngineCore", "multiprocessing.resource_tracker")
-"""An engine's processes."""
 
 
 async def test_rollouts_are_spread_by_load_learned_from_and_the_new_weights_reach_both_engines(
@@ -44,8 +42,7 @@ async def test_rollouts_are_spread_by_load_learned_from_and_the_new_weights_reac
 
 
 async def test_an_engine_that_missed_a_bucket_is_fenced_off_and_replaced(cluster: Cluster, tasks: list[Task]) -> None:
-    before = {process for name in ENGINE for process in processes(name)}
-    assert len(before) == 2 * len(ENGINE)
+    engines = [[worker, *worker.children(recursive=True)] for worker in processes("ray::RolloutWorker")]
     cluster.sync.forget = True
     report = await cluster.fleet.publish(2)
     assert report.fenced == ("engine-0",)
@@ -57,8 +54,8 @@ async def test_an_engine_that_missed_a_bucket_is_fenced_off_and_replaced(cluster
     async with asyncio.timeout(180):
         await cluster.fleet.all_ready()
     assert [stats["version"] for stats in await cluster.fleet.stats()] == [2, 2]
-    left = before - {process for name in ENGINE for process in processes(name)}
-    assert len(left) == len(ENGINE), "of the replaced engine no process is left, of the others all"
+    gone = sorted([is_gone(process) for process in engine] for engine in engines)
+    assert gone == [[False] * 3, [True] * 3], "worker, core and resource tracker: of the replaced engine none is left"
     mapped = [file.path for core in processes("EngineCore") for file in core.memory_maps()]
     assert not [path for path in mapped if path.startswith("/dev/shm/sem.")], "who is killed cannot remove their names"
     report = await cluster.fleet.publish(3)
