@@ -4,7 +4,7 @@ Ray Serve's configurations (`import_path`, with `Settings` as `args`).
 Arguments are shown on Ray's dashboard and hold no secret: the database's URL and the key that seals secrets come from
 the environment of Ray's processes (AGENT_RFT_DATABASE, AGENT_RFT_FILES, AGENT_RFT_SECRET_KEY), or from the folder.
 
-Requests come through Ray Serve's proxies, which cost four times what the API itself does; or, where one machine is all
+Requests come through Ray Serve's proxies, which cost three times what the API itself does; or, where one machine is all
 there is, the replica listens itself.
 """
 
