@@ -332,10 +332,10 @@ class Engine:
 
 @contextmanager
 def _as_engine_failed(what: str) -> Iterator[None]:
-    """vLLM's errors, whatever their class, as ours: they come out of processes of its own."""
+    """vLLM's errors as ours."""
     try:
         yield
-    except Exception as error:
+    except Exception as error:  # whatever their class: they come out of processes of its own
         why = f"{type(error).__name__}: {error}"
         if "root cause" in why:  # "see above": in the log
             why = last_error(LOG) or "its process ended (killed, or out of memory)"

@@ -27,11 +27,8 @@ def held(host: str, port: int) -> Iterator[int]:
     Raises:
         UserError: nobody can listen there.
     """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((host, port))
+        with bound(host, port, socket.SO_REUSEADDR) as probe:
             probe.listen()
             port = probe.getsockname()[1]
         holder = bound(host, port)
@@ -71,14 +68,15 @@ async def listening(app: FastAPI, host: str, port: int) -> AsyncIterator[None]:
             await serving
 
 
-def bound(host: str, port: int) -> socket.socket:
-    """
+def bound(host: str, port: int, option: int = socket.SO_REUSEPORT) -> socket.socket:
+    """A socket with this option, at an address; it does not listen yet.
+
     Raises:
         OSError: nobody can listen there.
     """
     made = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     try:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        made.setsockopt(socket.SOL_SOCKET, option, 1)
         made.bind((host, port))
     except OSError:
         made.close()

@@ -23,8 +23,8 @@ class ModelEndpoint(Endpoint):
 
 class ServerLimits(Strict):
     """What the API takes. `requests_per_minute` is that of a key without a rate of its own; `max_trial_calls` bounds
-    how many graders and tools are tried through the API at a time, `max_uploads` how many files come in (in memory,
-    where they come faster than the disk takes them)."""
+    how many graders and tools are tried through the API at a time, `max_uploads` how many files come in (behind
+    Ray Serve's proxy in memory, where they come faster than the disk takes them)."""
 
     max_body_bytes: Positive = 32_000_000
     max_file_bytes: Positive = 512 * 2**20
