@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -130,7 +131,9 @@ def test_a_job_killed_in_mid_burst_goes_on_and_each_session_that_it_opened_is_en
         output = []
         for line in first.stdout:
             output.append(line)
-            if "step 2/4" in line:
+            if "step 1/4" in line:
+                while not faulty.record()["open"]:  # the fourth step is still to begin its own
+                    time.sleep(0.01)
                 os.kill(first.pid, signal.SIGKILL)
     assert first.returncode == -signal.SIGKILL, "".join(output)
     assert processes_left() == []
