@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
 import subprocess
 import time
@@ -24,8 +23,8 @@ from actors.fleet import CANARY_LIMITS, Fleet
 from actors.grader_pool import GraderPoolActor
 from actors.rollout_worker import RolloutWorker, WorkerConfig
 from tests.chaos.ledger import FaultyLedger, faulty_ledger
-from tests.chaos.plan import Burst, Faults, Plan
-from tests.e2e.command import AGENT_RFT, marked, processes_left
+from tests.chaos.plan import Burst, Faults, Latency, Plan
+from tests.e2e.command import AGENT_RFT, marked, processes, processes_left
 from tests.fakes import tasks_of
 from tests.fakes_http import LOCAL
 from trainer.jobfile import load_job
@@ -97,8 +96,12 @@ async def test_five_hundred_rollouts_at_once_lose_nothing_to_a_burst_of_429_and_
 
 @pytest.fixture
 def faulty() -> Iterator[FaultyLedger]:
-    errors = Faults(shares={"503": 0.1, "500": 0.05, "drop": 0.03})
-    with faulty_ledger(Plan(seed=2, endpoints=dict.fromkeys((*TOOLS, "grade", "session/end"), errors))) as faulty:
+    errors = {"503": 0.1, "500": 0.05, "drop": 0.03}
+    slow = Faults(Latency(0.1), errors)  # a rollout that was seen open is open for long enough to be killed
+    plan = Plan(
+        seed=2, endpoints=dict.fromkeys(TOOLS, slow) | dict.fromkeys(("grade", "session/end"), Faults(shares=errors))
+    )
+    with faulty_ledger(plan) as faulty:
         yield faulty
 
 
@@ -134,7 +137,8 @@ def test_a_job_killed_in_mid_burst_goes_on_and_each_session_that_it_opened_is_en
             if "step 1/4" in line:
                 while not faulty.record()["open"]:  # the fourth step is still to begin its own
                     time.sleep(0.01)
-                os.kill(first.pid, signal.SIGKILL)
+                for process in processes():  # its engine too, which would end what it can
+                    process.kill()
     assert first.returncode == -signal.SIGKILL, "".join(output)
     assert processes_left() == []
     left_open = faulty.record()["open"]
