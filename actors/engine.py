@@ -24,7 +24,7 @@ from actors.slots import Slots
 from actors.vllm_plugin import TRANSPORT
 from trainer.errors import EngineFailed
 
-KV_CACHE_GIB_ON_CPU = 1
+MAX_CPU_CACHE_BYTES = 1 << 30
 GPU_MEMORY_SHARE = 0.85
 MIN_BATCHED_TOKENS = 8192
 """Of one step of the engine; a longer context raises it."""
@@ -74,6 +74,12 @@ Layout = list[tuple[str, str, tuple[int, ...]]]
 """A bucket's tensors back to back: name, torch dtype name, shape."""
 
 
+def cpu_cache_bytes(max_num_seqs: int, context_length: int, token_bytes: int) -> int:
+    """Of an engine's key-value cache on CPUs: what all slots can fill, within a bound. vLLM writes to all of it at the
+    start, seconds a GiB."""
+    return min(MAX_CPU_CACHE_BYTES, (max_num_seqs + max_num_seqs // WAIT_INSIDE) * context_length * token_bytes)
+
+
 class _Places(asyncio.Semaphore):
     """Knows how many wait for one."""
 
@@ -107,9 +113,10 @@ class Engine:
     async def start(self) -> None:
         """Load the model (17 to 30 s on a CPU) and generate a few tokens, so that nothing is compiled later."""
         c = self.config
-        os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(KV_CACHE_GIB_ON_CPU)
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+        if c.gpus == 0:  # seconds of compiling, for one comparison that takes no time there
+            os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
         from vllm.config.reasoning import ReasoningConfig
         from vllm.config.weight_transfer import WeightTransferConfig
         from vllm.engine.arg_utils import AsyncEngineArgs
@@ -142,7 +149,13 @@ class Engine:
         )
         remove_leftovers(self._shm)
         with _as_engine_failed("start"):
-            self._llm = AsyncLLM.from_engine_args(args)
+            config = args.create_engine_config()
+            if c.gpus == 0:
+                model = config.model_config
+                layer = 2 * model.get_total_num_kv_heads() * model.get_head_size() * model.dtype.itemsize
+                token = model.get_total_num_hidden_layers() * layer
+                config.cache_config.kv_cache_memory_bytes = cpu_cache_bytes(c.max_num_seqs, c.context_length, token)
+            self._llm = AsyncLLM.from_vllm_config(config, disable_log_stats=not c.log_stats)
             unname_shared_memory()
             await self._llm.update_weight_version("0")
         await self.generate([1] * 4, max_tokens=WARM_UP_TOKENS, seed=0, temperature=1.0)

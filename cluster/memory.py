@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from actors.engine import GPU_MEMORY_SHARE, KV_CACHE_GIB_ON_CPU, MIN_BATCHED_TOKENS
+from actors.engine import GPU_MEMORY_SHARE, MIN_BATCHED_TOKENS, cpu_cache_bytes
 from actors.learner import BUCKET_ELEMENTS, ranks_stage
 from actors.weight_sync import MAX_BUCKET_BYTES
 from cluster.model_shape import ModelShape
@@ -70,7 +70,7 @@ def engine_memory(
     sequence = context_length * kv_bytes_per_token(model, itemsize, max(1, gpus))
     arriving = {"arriving weights": weights}  # a new version in shared memory
     if not gpus:
-        cache = KV_CACHE_GIB_ON_CPU * GIB
+        cache = cpu_cache_bytes(cluster.max_num_seqs, context_length, kv_bytes_per_token(model, itemsize))
         work = {"processes": ENGINE_PROCESSES_BYTES["cpu"], "weights": weights, "cache": cache}
         return Memory(host=work | {"activations": layer, "logits": logits} | arriving, num_sequences=cache / sequence)
     on_gpu = {"weights": weights // gpus, "activations": layer // gpus, "logits": logits, "context": CUDA_CONTEXT_BYTES}
