@@ -20,6 +20,7 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 from actors.in_flight import Doing
 from actors.learner import LearnerConfig, LearnerRank, free_port
 from actors.learner_weights import TensorInfo
+from actors.outcome import kind_of
 from actors.recorder import Recorder
 from actors.telemetry import start_telemetry
 from actors.watchdog import Watched
@@ -128,7 +129,8 @@ class LearnerGroup:
                 try:
                     doing: list[Doing] = await actor.pulse.remote()
                 except RayActorError as error:
-                    raise LearnerFailed(f"the process of learner rank {rank} was lost", ranks=[rank]) from error
+                    why = f"the process of learner rank {rank} was lost"
+                    raise LearnerFailed(why, ranks=[rank], kind=kind_of(error)) from error
                 return doing
 
             async def give_up(why: str) -> None:

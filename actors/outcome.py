@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 import ray
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import ActorUnavailableError, RayError, RayTaskError
 
 from trainer.errors import Discard, RftError
 
@@ -24,6 +24,8 @@ QUICK_S = 10.0
 """Of calls that only look something up."""
 RESTART_S = 60.0
 """Ray starts an actor anew in about 3 s."""
+LOST, UNREACHABLE = "lost", "unreachable"
+"""Kinds of error: the actor died, or its process cannot be spoken to: it stands still, or is being started anew."""
 
 
 async def outcome_of(work: Awaitable[T]) -> T | RftError:
@@ -48,7 +50,8 @@ async def ask(ref: Any, what: str, lost: type[Discard], timeout_s: float = DEADL
     except RayTaskError:  # an error that nobody raised on purpose: a bug
         raise
     except RayError as error:
-        raise lost(f"the process of {what} was lost during a call ({type(error).__name__})", kind="lost") from None
+        name = type(error).__name__
+        raise lost(f"the process of {what} was lost during a call ({name})", kind=kind_of(error)) from None
     except TimeoutError:
         if not deadline.expired():
             raise
@@ -58,13 +61,17 @@ async def ask(ref: Any, what: str, lost: type[Discard], timeout_s: float = DEADL
     return outcome
 
 
+def kind_of(error: RayError) -> str:
+    return UNREACHABLE if isinstance(error, ActorUnavailableError) else LOST
+
+
 async def ask_helper(actor: Any, ref: Any, what: str, lost: type[Discard]) -> Any:
     """As `ask`, of an actor that Ray starts anew: that it died is said once it answers again, so that whoever tries
     anew finds it there."""
     try:
         return await ask(ref, what, lost)
     except Discard as error:
-        if error.details.get("kind") == "lost":
+        if error.details.get("kind") in (LOST, UNREACHABLE):
             with suppress(Discard):
                 await ask(actor.pulse.options(max_task_retries=-1).remote(), what, lost, RESTART_S)
         raise

@@ -18,7 +18,7 @@ import ray
 
 from actors.holdback import OnEvent
 from actors.in_flight import Doing
-from actors.outcome import ask
+from actors.outcome import UNREACHABLE, ask
 from actors.timing import REAL_TIMING, Timing
 from trainer.errors import Discard, RftError
 
@@ -97,9 +97,11 @@ class Watchdog:
         for name, one in watched.items():
             patient = self._patients.setdefault(name, _Patient(one.incarnation))
             if self._answered(name, patient):
-                patient.asked, patient.looks = asyncio.ensure_future(one.pulse()), 0
+                patient.asked, patient.looks = None, 0
             else:
                 patient.looks += 1
+            if patient.asked is None:
+                patient.asked = asyncio.ensure_future(one.pulse())
         for name, one in watched.items():
             await self._judge(one, self._patients[name])
         self._look_for_stalls(watched)
@@ -110,14 +112,18 @@ class Watchdog:
             patient.asked.cancel()
 
     def _answered(self, name: str, patient: _Patient) -> bool:
-        """Whether it may be asked anew. An actor that died is the affair of those whose calls it broke off."""
+        """Whether it is not silent. An actor that died is the affair of those whose calls it broke off; to one that
+        stands still the connection may break, which is no answer."""
         if patient.asked is None:
             return True
         if not patient.asked.done():
             return False
         try:
             patient.doing = patient.asked.result()
-        except RftError:
+        except RftError as error:
+            if error.details.get("kind") == UNREACHABLE:
+                patient.asked = None
+                return False
             patient.doing = []
         else:
             if patient.named:

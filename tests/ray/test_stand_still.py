@@ -18,11 +18,17 @@ __all__ = ["cluster", "job", "tasks"]
 pytestmark = CLUSTER_MARKS
 
 
+async def waiting_for_a_tool(engine: Watched) -> None:
+    """Until a rollout of this engine does."""
+    while not any(doing.stage == "tool calls" for doing in await engine.pulse()):  # noqa: ASYNC110 - another process
+        await asyncio.sleep(0.1)
+
+
 @pytest.mark.timeout(600)
 async def test_processes_that_stand_still_are_named_within_a_minute_and_replaced(
     cluster: Cluster, tasks: list[Task]
 ) -> None:
-    """At once: the core of one engine and the dispatcher, while rollouts are in flight."""
+    """The dispatcher, and while rollouts of both engines wait there the core of one of them."""
     cluster.events.clear()
 
     def watched() -> list[Watched]:
@@ -46,10 +52,13 @@ async def test_processes_that_stand_still_are_named_within_a_minute_and_replaced
     dog = Watchdog(watched, cluster.fleet.progress, tell, give_up_s=SILENT_S + 2 * LOOK_EVERY_S)
     sampling = asyncio.create_task(sample_until_named())
     await until(lambda: cluster.fleet.progress()[1] > 32, within_s=60)
+    frozen = [freeze("ray::DispatcherActor")]
+    async with asyncio.timeout(60):
+        await asyncio.gather(*map(waiting_for_a_tool, cluster.fleet.watched()))
     await dog.look()
     await asyncio.sleep(1)
-    frozen = [freeze("EngineCore"), freeze("ray::DispatcherActor")]
-    actor = frozen[0].parent()
+    frozen.append(freeze("EngineCore"))
+    actor = frozen[-1].parent()
     watching = asyncio.create_task(dog.run())
     await until(lambda: all(map(said, silent)), within_s=60)
     groups = await sampling

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from actors.in_flight import Doing, InFlight
+from actors.outcome import LOST, UNREACHABLE
 from actors.watchdog import GIVE_UP_S, LOOK_EVERY_S, SILENT_S, STALLED_S, Watchdog, Watched
 from trainer.errors import EngineFailed
 
@@ -23,7 +24,7 @@ class Actor:
         self.doing = list(doing)
         self.moves = asyncio.Event()
         self.moves.set()
-        self.dead = False
+        self.dead, self.reachable = False, True
         self.process = object()
         self.given_up: list[str] = []
         self._waits_here = waits_here
@@ -31,7 +32,9 @@ class Actor:
     async def pulse(self) -> list[Doing]:
         await self.moves.wait()
         if self.dead:
-            raise EngineFailed("the process was lost")
+            raise EngineFailed("the process was lost", kind=LOST)
+        if not self.reachable:
+            raise EngineFailed("the process was lost", kind=UNREACHABLE)
         return self.doing
 
     async def give_up(self, why: str) -> None:
@@ -86,6 +89,19 @@ async def test_one_that_answers_again_is_let_be() -> None:
     assert await watch.looks(2) == [("info", "engine-0 answers again, after 45 s")]
     assert await watch.looks(2 * TO_GIVING_UP) == []
     assert engine.given_up == []
+
+
+async def test_to_lose_the_connection_is_no_answer() -> None:
+    engine = Actor("engine-0", Doing("trace_1", "sampling", 1.0))
+    watch = Watch(engine)
+    assert await watch.looks(2) == []
+    engine.reachable = False
+    (said,) = await watch.looks(TO_SILENCE + 1)
+    assert said == ("warn", "engine-0 has not answered for 30 s: last seen at sampling trace_1 for 1 s")
+    await watch.looks(TO_GIVING_UP - TO_SILENCE)
+    assert engine.given_up == ["it has not answered for 180 s"]
+    engine.reachable = True
+    assert [level for level, _ in await watch.looks(2)] == ["info"]
 
 
 async def test_with_a_helper_that_does_not_answer_the_rollouts_are_named_that_wait_for_it() -> None:

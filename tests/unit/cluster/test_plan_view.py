@@ -25,7 +25,8 @@ def test_the_examples_job_fits_on_two_small_nodes() -> None:
     assert found["fits"]
     assert {place["role"]: place["node"] for place in found["places"]} == {"engine": "head", "learner rank": "worker"}
     engine, rank = found["places"]
-    assert engine["cached_sequences"] == pytest.approx(GIB / (2048 * 2 * 2 * 5 * 32 * 4))
+    assert engine["cached_sequences"] == 64 + 16
+    assert engine["memory_bytes"]["cache"] == 80 * 2048 * 2 * 2 * 5 * 32 * 4
     assert engine["memory_bytes"]["weights"] == rank["memory_bytes"]["gradients"] == 4 * 560_608
     assert [node["taken_bytes"] < 4 * GIB for node in found["nodes"]] == [True, True]
 
