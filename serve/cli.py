@@ -10,11 +10,13 @@ signal.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import gc
 import json
+import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -273,17 +275,29 @@ def serve_command(
 
 
 def main() -> None:
-    """Entry point; errors made for the user are printed without a traceback."""
+    """Entry point; errors made for the user are printed without a traceback. At the end all is closed and written, and
+    the process goes at once: the interpreter would take two seconds to free what torch and others have loaded."""
+    code = 0
     try:
         app()
+    except SystemExit as end:  # every command ends so
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
     except (asyncio.CancelledError, KeyboardInterrupt):
-        sys.exit(STOPPED)
+        code = STOPPED
     except InvalidJob as error:
-        Console(stderr=True, emoji=False).print(f"[bold red]error[/] {escape(str(error))}", soft_wrap=True)
-        sys.exit(2)
+        code = _told(error, 2)
     except RftError as error:
-        Console(stderr=True, emoji=False).print(f"[bold red]error[/] {escape(str(error))}", soft_wrap=True)
-        sys.exit(1)
+        code = _told(error, 1)
+    atexit._run_exitfuncs()
+    with suppress(BrokenPipeError):  # whoever read has gone
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
+
+
+def _told(error: RftError, code: int) -> int:
+    Console(stderr=True, emoji=False).print(f"[bold red]error[/] {escape(str(error))}", soft_wrap=True)
+    return code
 
 
 if __name__ == "__main__":
