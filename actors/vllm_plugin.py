@@ -6,6 +6,7 @@ Keep it light: it is imported at every start of every vLLM process.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import multiprocessing
 import os
@@ -32,6 +33,8 @@ def register() -> None:
         threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
         # Else a progress bar makes one for several processes, whose name in /dev/shm a killed process cannot remove.
         tqdm.set_lock(threading.RLock())
+        # The first to be registered is the last to be called. What comes after it only frees memory, for two seconds.
+        atexit.register(os._exit, 0)
 
 
 def _end_with_parent(parent: int) -> None:

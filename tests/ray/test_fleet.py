@@ -1,5 +1,5 @@
-"""Two real engines and two learner ranks on a local Ray: groups, weight updates, an engine that missed a bucket, and a
-learner rank that stands still."""
+"""Two real engines and two learner ranks on a local Ray: groups, weight updates, an engine that missed a bucket, and
+processes that stand still."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import re
 import pytest
 
 from actors.broadcast_sync import BroadcastSync
-from actors.watchdog import SILENT_S, Watchdog
+from actors.dispatcher_actor import watched_dispatchers
+from actors.watchdog import LOOK_EVERY_S, SILENT_S, Watchdog, Watched
 from tests.fakes_http import until
 from tests.ray.fleet_cluster import CLUSTER_MARKS, Cluster, cluster, freeze, is_gone, job, processes, tasks
 from trainer.errors import LearnerFailed
-from trainer.types import Task
+from trainer.types import Group, Task
 
 __all__ = ["cluster", "job", "tasks"]
 pytestmark = CLUSTER_MARKS
@@ -63,9 +64,63 @@ async def test_an_engine_that_missed_a_bucket_is_fenced_off_and_replaced(cluster
     assert report.canary_gap < 1e-3
 
 
+async def waiting_for_a_tool(engine: Watched) -> None:
+    """Until a rollout of this engine does."""
+    while not any(doing.stage == "tool calls" for doing in await engine.pulse()):  # noqa: ASYNC110 - another process
+        await asyncio.sleep(0.1)
+
+
+@pytest.mark.timeout(600)
+async def test_processes_that_stand_still_are_named_within_a_minute_and_replaced(
+    cluster: Cluster, tasks: list[Task]
+) -> None:
+    """The dispatcher, and while rollouts of both engines wait there the core of one of them."""
+    cluster.events.clear()
+
+    def watched() -> list[Watched]:
+        return [*cluster.fleet.watched(), *watched_dispatchers(cluster.dispatchers), *cluster.learner.watched()]
+
+    def said(start: str) -> list[str]:
+        return [text for text in cluster.events if re.match(start, text)]
+
+    def tell(level: str, text: str) -> None:
+        cluster.events.append(text)
+
+    silent = [rf"{name} has not answered for 30 s.* trace_" for name in (r"engine-\d", "the tool dispatcher")]
+
+    async def sample_until_named() -> list[Group]:
+        """On a quick machine one round could end before anything stands still."""
+        groups: list[Group] = []
+        while not all(map(said, silent)):
+            groups += await cluster.sample(tasks * 4)
+        return groups
+
+    dog = Watchdog(watched, cluster.fleet.progress, tell, give_up_s=SILENT_S + 2 * LOOK_EVERY_S)
+    sampling = asyncio.create_task(sample_until_named())
+    await until(lambda: cluster.fleet.progress()[1] > 32, within_s=60)
+    frozen = [freeze("ray::DispatcherActor")]
+    async with asyncio.timeout(60):
+        await asyncio.gather(*map(waiting_for_a_tool, cluster.fleet.watched()))
+    await dog.look()
+    await asyncio.sleep(1)
+    frozen.append(freeze("EngineCore"))
+    actor = frozen[-1].parent()
+    watching = asyncio.create_task(dog.run())
+    await until(lambda: all(map(said, silent)), within_s=60)
+    groups = await sampling
+    assert all(len(group.rollouts) >= 4 for group in groups)
+    async with asyncio.timeout(180):
+        await cluster.fleet.all_ready()
+    assert len(said(r"engine-\d is being replaced: it has not answered")) == 1
+    assert (await cluster.fleet.publish(4)).fenced == ()
+    assert [stats["version"] for stats in await cluster.fleet.stats()] == [4, 4]
+    await until(lambda: all(map(is_gone, [*frozen, actor])), within_s=20)
+    watching.cancel()
+
+
 async def test_one_broadcast_brings_the_weights_to_both_engines(cluster: Cluster, tasks: list[Task]) -> None:
     cluster.fleet.connect(BroadcastSync(cluster.learner, 1, max_bucket_bytes=400_000), cluster.learner.logprobs)
-    await cluster.learn(await cluster.sample(tasks), version=3)
+    await cluster.learn(await cluster.sample(tasks), version=4)
     running = asyncio.create_task(cluster.sample(tasks))
     for version in (5, 6):
         report = await cluster.fleet.publish(version)
