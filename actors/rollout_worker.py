@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +18,7 @@ from actors.grader_pool import GraderPoolClient
 from actors.in_flight import Doing
 from actors.outcome import outcome_of
 from actors.parsing import VllmParser
+from actors.process import importing
 from actors.telemetry import Place, start_telemetry
 from trainer.chat import Renderer
 from trainer.errors import RftError
@@ -53,12 +53,8 @@ class RolloutWorker:
 
     async def start(self) -> RftError | None:
         """Load the engine and what its episodes need."""
-        gc.disable()  # a fifth of the time of vLLM's imports, of which nothing is garbage
-        try:
+        with importing():
             return await outcome_of(self._start())
-        finally:
-            gc.freeze()  # else full collections walk a million objects of imports while episodes wait
-            gc.enable()
 
     async def _start(self) -> None:
         from transformers import AutoTokenizer

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from sqlalchemy.exc import OperationalError
 
+from actors.process import end_process
 from cluster.api_job import model_name
 from cluster.driver_settings import DriverSettings, Server
 from cluster.job_problems import error_of, row_problems
@@ -161,8 +162,9 @@ def main() -> None:
         if options.check is not None:
             problems = asyncio.run(check(server, options.job))
             options.check.write_text(json.dumps([asdict(problem) for problem in problems]))
-            return
-        code = asyncio.run(drive(server, options.job, options.attempt))
+            code = 0
+        else:
+            code = asyncio.run(drive(server, options.job, options.attempt))
     except Exception as error:  # noqa: BLE001 - a bug, or what no layer foresaw: another driver would meet it again
         traceback.print_exc()
         if options.check is not None:
@@ -172,7 +174,7 @@ def main() -> None:
         code = 0
     finally:
         server.close()
-    sys.exit(code)
+    end_process(code)
 
 
 if __name__ == "__main__":

@@ -10,13 +10,9 @@ signal.
 from __future__ import annotations
 
 import asyncio
-import atexit
-import gc
 import json
-import os
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -25,6 +21,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from actors.process import end_process, importing
 from cluster.signals import STOPPED
 from serve import client_cli
 from serve.keys_cli import DEFAULT_FOLDER, DatabaseUrl, Folder
@@ -67,7 +64,7 @@ def train_command(
 ) -> None:
     """Check a job, then train it."""
     operator = _operator(config)
-    with _importing():
+    with importing():
         from cluster.run import Outcome, train, train_in
 
     if run_folder is None:
@@ -93,7 +90,7 @@ def eval_command(
 ) -> None:
     """Grade a model on a file without training; every trace is kept."""
     operator = _operator(config)
-    with _importing():
+    with importing():
         from cluster.run import Outcome, evaluate_model
 
     spec = _load(job, runs, address, operator)
@@ -108,7 +105,7 @@ def eval_command(
 def check_command(job: JobFile, runs: Runs = Path("runs"), address: Address = None, config: Config = None) -> None:
     """Find what is wrong with a job before anything is started; each tool and the grader is called once."""
     operator = _operator(config)
-    with _importing():
+    with importing():
         from cluster.run import check
 
     spec = _load(job, runs, address, operator)
@@ -140,16 +137,6 @@ def plan_command(
     else:
         print_cluster_plan(Console(), plan)
     raise typer.Exit(2 if plan.lacking or plan.problems else 0)
-
-
-@contextmanager
-def _importing() -> Iterator[None]:
-    """Around imports that take seconds: looking for garbage takes a sixth of them, and there is none."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 def _operator(config: Path | None) -> Operator:
@@ -275,8 +262,7 @@ def serve_command(
 
 
 def main() -> None:
-    """Entry point; errors made for the user are printed without a traceback. At the end all is closed and written, and
-    the process goes at once: the interpreter would take two seconds to free what torch and others have loaded."""
+    """Entry point; errors made for the user are printed without a traceback."""
     code = 0
     try:
         app()
@@ -288,11 +274,7 @@ def main() -> None:
         code = _told(error, 2)
     except RftError as error:
         code = _told(error, 1)
-    atexit._run_exitfuncs()
-    with suppress(BrokenPipeError):  # whoever read has gone
-        sys.stdout.flush()
-        sys.stderr.flush()
-    os._exit(code)
+    end_process(code)
 
 
 def _told(error: RftError, code: int) -> int:
