@@ -37,6 +37,7 @@ pytestmark = pytest.mark.filterwarnings(
 LEDGER = Path(__file__).parents[2] / "examples" / "ledger"
 TOOLS = ("tools/list", "tools/search", "tools/cat")
 TWO_DISPATCHERS = 2
+STEPS, BATCH = 4, 4
 
 
 @pytest.fixture
@@ -110,10 +111,10 @@ def session_job(folder: Path, faulty: FaultyLedger) -> Path:
     job = yaml.safe_load((LEDGER / "job.yaml").read_text())
     job = {key: job[key] for key in ("training_file", "seed", "method")} | {"model": str(LEDGER / "base")}
     with (LEDGER / job["training_file"]).open() as file:
-        (folder / "train.jsonl").write_text("".join(islice(file, 16)))
+        (folder / "train.jsonl").write_text("".join(islice(file, STEPS * BATCH)))
     job["training_file"] = "train.jsonl"
     job["method"]["reinforcement"] |= {
-        "hyperparameters": {"batch_size": 4, "n_epochs": 1, "eval_interval": 1},
+        "hyperparameters": {"batch_size": BATCH, "n_epochs": 1, "eval_interval": 1},
         "session": {"start_url": f"{faulty.url}/session/start", "end_url": f"{faulty.url}/session/end"},
     }
     (folder / "job.yaml").write_text(yaml.safe_dump(job))
@@ -134,8 +135,8 @@ def test_a_job_killed_in_mid_burst_goes_on_and_each_session_that_it_opened_is_en
         output = []
         for line in first.stdout:
             output.append(line)
-            if "step 1/4" in line:
-                while not faulty.record()["open"]:  # the fourth step is still to begin its own
+            if f"step 1/{STEPS}:" in line:
+                while not faulty.record()["open"]:  # the last step is still to begin its own
                     time.sleep(0.01)
                 for process in processes():  # its engine too, which would end what it can
                     process.kill()
@@ -150,10 +151,12 @@ def test_a_job_killed_in_mid_burst_goes_on_and_each_session_that_it_opened_is_en
     assert processes_left() == []
     last = sorted((run / "checkpoints").iterdir())[-1]
     state = json.loads((last / "loop.json").read_text())
-    assert state["step"] == 4
-    assert state["epoch"] * 16 + len(set(state["rows_done"])) >= 16  # rows without signal were replaced by others
+    assert state["step"] == STEPS
+    assert (
+        state["epoch"] * STEPS * BATCH + len(set(state["rows_done"])) >= STEPS * BATCH
+    )  # rows without signal were replaced by others
     record = faulty.record()
     assert record["open"] == []
-    assert set(record["started"]) == set(record["ended"])
+    assert set(record["started"]) <= set(record["ended"])  # of a start that was cut off the server may know nothing
     assert {record["reasons"][trace] for trace in left_open} == {"job_restarted"}
-    assert len(record["started"]) >= 4 * 4 * 8
+    assert len(record["started"]) >= STEPS * BATCH * 8
