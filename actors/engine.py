@@ -74,6 +74,11 @@ Layout = list[tuple[str, str, tuple[int, ...]]]
 """A bucket's tensors back to back: name, torch dtype name, shape."""
 
 
+def kv_bytes(layers: int, kv_heads: int, head_dim: int, itemsize: int) -> int:
+    """Of one token in the cache: a key and a value for each layer."""
+    return 2 * layers * kv_heads * head_dim * itemsize
+
+
 def cpu_cache_bytes(max_num_seqs: int, context_length: int, token_bytes: int) -> int:
     """Of an engine's key-value cache on CPUs: what all slots can fill, within a bound. vLLM writes to all of it at the
     start, seconds a GiB."""
@@ -111,7 +116,7 @@ class Engine:
         self._staged: list[tuple[SharedFile, Layout]] = []
 
     async def start(self) -> None:
-        """Load the model (17 to 30 s on a CPU) and generate a few tokens, so that nothing is compiled later."""
+        """Load the model (about 20 s on two cores) and generate a few tokens, so that nothing is compiled later."""
         c = self.config
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
@@ -152,8 +157,8 @@ class Engine:
             config = args.create_engine_config()
             if c.gpus == 0:
                 model = config.model_config
-                layer = 2 * model.get_total_num_kv_heads() * model.get_head_size() * model.dtype.itemsize
-                token = model.get_total_num_hidden_layers() * layer
+                layers, kv_heads = model.get_total_num_hidden_layers(), model.get_total_num_kv_heads()
+                token = kv_bytes(layers, kv_heads, model.get_head_size(), model.dtype.itemsize)
                 config.cache_config.kv_cache_memory_bytes = cpu_cache_bytes(c.max_num_seqs, c.context_length, token)
             self._llm = AsyncLLM.from_vllm_config(config, disable_log_stats=not c.log_stats)
             unname_shared_memory()

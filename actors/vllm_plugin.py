@@ -33,7 +33,8 @@ def register() -> None:
         threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
         # Else a progress bar makes one for several processes, whose name in /dev/shm a killed process cannot remove.
         tqdm.set_lock(threading.RLock())
-        # The first to be registered is the last to be called. What comes after it only frees memory, for two seconds.
+        # Called after the callbacks of what is loaded later. Those of what was loaded before, and the interpreter's own
+        # end, would only free memory, for two seconds.
         atexit.register(os._exit, 0)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from actors.engine import GPU_MEMORY_SHARE, MIN_BATCHED_TOKENS, cpu_cache_bytes
+from actors.engine import GPU_MEMORY_SHARE, MIN_BATCHED_TOKENS, cpu_cache_bytes, kv_bytes
 from actors.learner import BUCKET_ELEMENTS, ranks_stage
 from actors.weight_sync import MAX_BUCKET_BYTES
 from cluster.model_shape import ModelShape
@@ -47,10 +47,9 @@ class Memory:
 
 
 def kv_bytes_per_token(model: ModelShape, itemsize: int, gpus: int = 1) -> int:
-    """On each of an engine's GPUs: a key and a value for each layer. Tensor parallelism splits heads; each GPU has one
-    at least (Kwon et al. 2023, "Efficient Memory Management for Large Language Model Serving with PagedAttention")."""
-    kv_heads = max(1, model.kv_heads // gpus)
-    return 2 * model.layers * kv_heads * model.head_dim * itemsize
+    """On each of an engine's GPUs. Tensor parallelism splits heads; each GPU has one at least (Kwon et al. 2023,
+    "Efficient Memory Management for Large Language Model Serving with PagedAttention")."""
+    return kv_bytes(model.layers, max(1, model.kv_heads // gpus), model.head_dim, itemsize)
 
 
 def engine_memory(
