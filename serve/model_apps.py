@@ -220,6 +220,11 @@ def remove_models() -> None:
             ray_serve.delete(name, _blocking=False)
 
 
+def only_models_left() -> bool:
+    """Whether no other application than models is on this cluster."""
+    return all(name.startswith(PREFIX) for name in ray_serve.status().applications)
+
+
 def _handle(name: str) -> Any:
     """Ray Serve keeps it: this costs nothing."""
     return ray_serve.get_deployment_handle(DEPLOYMENT, name, _check_exists=False)

@@ -60,13 +60,14 @@ def run_server(
         # What the API is made of takes as long to import as Ray takes to start.
         with job_cluster(address, note, meanwhile=partial(import_module, "serve.deployment")):
             from serve.deployment import APP, Settings
-            from serve.model_apps import remove_models
+            from serve.model_apps import only_models_left, remove_models
 
             listen = None
             if address is None:
                 listen = host, port
                 start_serve(ProxyLocation.Disabled)
             else:
+                found = _get_global_client(raise_if_no_controller_running=False) is not None
                 host, port = start_serve(ProxyLocation.HeadOnly, host, port)
             path = None if config is None else str(config.resolve())
             deploy(Settings(folder=str(places.folder.resolve()), config=path, listen=listen))
@@ -77,6 +78,8 @@ def run_server(
             else:
                 remove_models()
                 ray_serve.delete(APP)
+                if not found and only_models_left():  # a node waits 30 s for Ray Serve's actors before it ends
+                    ray_serve.shutdown()
 
 
 def start_serve(proxies: ProxyLocation, host: str = "127.0.0.1", port: int = 0) -> tuple[str, int]:

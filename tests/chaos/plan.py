@@ -28,6 +28,9 @@ Kind = Literal[
     "too_long",  # more than its Content-Length says
 ]
 
+DRY_RUN = "_dry_run_"
+"""In the ids of the first calls with which a job is tried. They are spared: where one fails, nothing is started."""
+
 
 @dataclass(frozen=True)
 class Latency:
@@ -103,6 +106,8 @@ class Plan:
             inside = burst.from_s <= at_s < burst.from_s + burst.for_s
             if inside and self.chance("burst", endpoint, key, attempt) < burst.share:
                 return burst.kind, burst
+        if DRY_RUN in key:
+            return None, None
         chance = self.chance("fault", endpoint, key, 0 if faults.sticky else attempt)
         for kind, share in faults.shares.items():
             if chance < share:

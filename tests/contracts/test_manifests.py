@@ -165,7 +165,8 @@ def test_images_are_of_this_version(overlay: str) -> None:
 
 @overlays
 def test_what_the_image_writes_lies_on_a_volume(overlay: str) -> None:
-    folders = [image_environment()[name] for name in ("HOME", "HF_HOME", "AGENT_RFT_FOLDER")] + ["/tmp/ray", "/dev/shm"]
+    written = ("HOME", "HF_HOME", "VLLM_CACHE_ROOT", "AGENT_RFT_FOLDER")
+    folders = [*(image_environment()[name] for name in written), "/tmp/ray", "/dev/shm"]
     for name, _, spec in pod_specs(overlay):
         volumes = {volume["name"] for volume in spec["volumes"]}
         for container in containers(spec):

@@ -63,8 +63,8 @@ def rayjob(pods: Pods, folder: Path) -> dict[str, Any]:
     deployment = one(OVERLAY, "Deployment")["spec"]["template"]["spec"]
     container = deployment["containers"][0]
     pods.start("ledger", deployment, [*container["command"], *container["args"]])
-    _until(lambda: _listens(LEDGER, 8002), "the ledger's servers")
     pods.start_cluster(cluster_spec(job), "first")
+    _until(lambda: _listens(LEDGER, 8002), "the ledger's servers")
     _submit(job, "first")
     checkpoints = folder / "state" / "runs" / "job" / "checkpoints"
     _until(lambda: any(checkpoints.glob("step-??????")) or _ended("first"), "a checkpoint", partial(_log, "first"))
@@ -108,12 +108,13 @@ class Pods:
     def start_cluster(self, spec: Any, name: str) -> None:
         """Its head and its workers, as many as there are at first; each is ready as its probes say."""
         head, *workers = ray_pods(spec)
-        self._start_node(head, name, 0)
-        for i, worker in enumerate((worker for worker in workers if worker.replicas), 1):
-            assert worker.replicas == 1
-            self._start_node(worker, name, i)
+        nodes = [head, *(worker for worker in workers if worker.replicas)]
+        assert all(worker.replicas == 1 for worker in nodes[1:])
+        for ready, what in [self._start_node(node, name, i) for i, node in enumerate(nodes)]:
+            _until(ready, what)
 
-    def _start_node(self, pod: RayPod, name: str, i: int) -> None:
+    def _start_node(self, pod: RayPod, name: str, i: int) -> tuple[Callable[[], bool], str]:
+        """Whether it is ready, and its name."""
         address = f"{NETWORK}.{2 + i}"
         also = {
             "node-ip-address": address,
@@ -133,7 +134,7 @@ class Pods:
                 running = self.start(f"{name}-{pod.group}", pod.spec, command)
             return all(passes(probe) for probe in ("startupProbe", "readinessProbe") if probe in pod.container)
 
-        _until(ready, f"{name}-{pod.group}")
+        return ready, f"{name}-{pod.group}"
 
     def start(self, name: str, spec: Any, command: Sequence[str]) -> subprocess.Popen[str]:
         """A pod's first container with this command."""

@@ -19,7 +19,7 @@ from cluster.run_folder import RunFolder
 from tests.contracts.manifests import one
 
 LEDGER = Path(__file__).parents[2] / "examples" / "ledger"
-STEPS = 3
+STEPS, BATCH = 3, 4
 TIMEOUT_S = 900
 """Far more than it takes where two cores are free."""
 
@@ -38,10 +38,10 @@ def folder(tmp_path: Path) -> Path:
     files = one("laptop", "ConfigMap")["data"]
     job = yaml.safe_load(files["job.yaml"])
     with (LEDGER / "data" / "train.jsonl").open() as file:
-        (tmp_path / "state" / "train.jsonl").write_text("".join(islice(file, STEPS * 16)))
+        (tmp_path / "state" / "train.jsonl").write_text("".join(islice(file, STEPS * BATCH)))
     job["training_file"] = "/var/lib/agent-rft/train.jsonl"
     del job["validation_file"], job["test_file"]
-    job["method"]["reinforcement"]["hyperparameters"]["eval_interval"] = 1  # and a checkpoint
+    job["method"]["reinforcement"]["hyperparameters"] |= {"batch_size": BATCH, "eval_interval": 1}  # and a checkpoint
     for name, text in (files | {"job.yaml": yaml.safe_dump(job)}).items():
         (tmp_path / "config" / name).write_text(text)
     return tmp_path

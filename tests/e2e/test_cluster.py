@@ -1,0 +1,328 @@
+"""Jobs on a cluster that runs already, as its operators see them: by `ray job`, by Ray's dashboard, and by a real
+Prometheus that `agent-rft observe` has set up, for which there is what dashboards and alerts ask for."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import time
+import urllib.error
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import Any
+from urllib.request import Request, urlopen
+
+import pytest
+import yaml
+
+from cluster.observability.alerts import ALERTS
+from cluster.observability.files import DASHBOARDS
+from cluster.run_folder import RunFolder
+from tests.chaos.ledger import FaultyLedger, faulty_ledger
+from tests.chaos.plan import Faults, Latency, Plan
+from tests.e2e.command import AGENT_RFT, CONFIG, MARK, processes_left
+from tests.e2e.head import BIN, Head, head
+from tests.prometheus import Prometheus, free_port, prometheus
+from trainer.checkpoint import Checkpoints
+from trainer.metrics import METRICS, prometheus_name
+
+LEDGER = Path(__file__).parents[2] / "examples" / "ledger"
+NEEDED = ("LEDGER_TOOLS_URL", "LEDGER_GRADER_URL", "LEDGER_TOKEN", "AGENT_RFT_METRICS_PORT")
+TOOLS = ("tools/list", "tools/search", "tools/cat")
+FAULTS = Plan(
+    seed=2,
+    endpoints={
+        **dict.fromkeys(TOOLS, Faults(Latency(0.02, 0.3), {"503": 0.05, "500": 0.05, "drop": 0.02, "404": 0.02})),
+        "grade": Faults(shares={"500": 0.04}, sticky=True),
+    },
+)
+ELSEWHERE = {"judge_tokens/<model>"}
+"""Judges have no part in these jobs: a unit test shows what they cost."""
+STEPS = 2
+"""After so many the job is stopped: there has been a validation on the way."""
+SAID_S = 240.0
+
+
+@pytest.fixture(scope="module")
+def faulty() -> Iterator[FaultyLedger]:
+    with faulty_ledger(FAULTS) as faulty:
+        yield faulty
+
+
+@pytest.fixture(scope="module")
+def environment(faulty: FaultyLedger) -> dict[str, str]:
+    path = f"{BIN}{os.pathsep}{os.environ['PATH']}"
+    ports = {"AGENT_RFT_METRICS_PORT": str(free_port()), "AGENT_RFT_CONFIG": str(CONFIG)}
+    return {**faulty.environment, **ports, "PATH": path, "RAY_AUTH_MODE": "disabled"}
+
+
+@pytest.fixture(scope="module")
+def cluster(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
+    with head(tmp_path_factory.mktemp("ray") / "head.log", environment, cores=4) as cluster:
+        yield cluster
+
+
+class RayJobs:
+    """`ray job`, as it is used from a folder of jobs, and what the dashboard knows."""
+
+    def __init__(self, folder: Path, dashboard: str, environment: dict[str, str]) -> None:
+        self._folder, self._dashboard, self._environment = folder, dashboard, environment
+
+    def submit(self, submission: str, *command: str, options: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+        variables = {name: self._environment[name] for name in NEEDED}
+        variables |= {"RAY_JOB_STOP_WAIT_TIME_S": "60", MARK: str(os.getpid())}
+        options += ("--submission-id", submission, "--working-dir", str(self._folder))
+        options += ("--runtime-env-json", json.dumps({"env_vars": variables}))
+        return self.ray("submit", *options, "--", "agent-rft", *command)
+
+    def ray(self, verb: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """`ray job VERB ...`"""
+        return subprocess.run(
+            [BIN / "ray", "job", verb, "--address", self._dashboard, *arguments],
+            env=self._environment,
+            capture_output=True,
+            text=True,
+            timeout=500,
+        )
+
+    def info(self, submission: str) -> Any:
+        return self._get(f"jobs/{submission}")
+
+    def actors(self, of: str = "") -> dict[str, str]:
+        """State by name, of actors whose name begins with `of`."""
+        found = self._get("v0/actors?detail=1&limit=1000")["data"]["result"]["result"]
+        return {actor["name"]: actor["state"] for actor in found if actor["name"] and actor["name"].startswith(of)}
+
+    def until_at_step(self, submission: str, step: int) -> str:
+        """The job's status message, once it has taken so many."""
+        deadline = time.monotonic() + SAID_S
+        while True:
+            info = self.info(submission)
+            said = re.search(r"step (\d+)", info["message"])
+            if said and int(said[1]) >= step:
+                return str(info["message"])
+            assert info["status"] in ("PENDING", "RUNNING"), self.ray("logs", submission).stdout
+            assert time.monotonic() < deadline, info
+            time.sleep(0.2)
+
+    def _get(self, path: str) -> Any:
+        with urlopen(f"{self._dashboard}/api/{path}", timeout=30) as answer:
+            return json.load(answer)
+
+
+@pytest.fixture(scope="module")
+def jobs(cluster: Head, environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> tuple[RayJobs, Path]:
+    """With the folder that is submitted."""
+    folder = tmp_path_factory.mktemp("jobs")
+    shutil.copytree(LEDGER / "base", folder / "base")
+    shutil.copy(CONFIG, folder)  # found in the working directory
+    return RayJobs(folder, cluster.dashboard, environment), folder
+
+
+def write_reinforcement(folder: Path) -> None:
+    """The example's job with something of everything, engine and learner by turns on one core; it goes on for long."""
+    job = yaml.safe_load((LEDGER / "job.yaml").read_text())
+    method = job["method"]["reinforcement"]
+    endpoint = method["grader"]
+    for tool in method["tools"]:
+        tool |= {"idempotent": True, "hedge_after_s": 0.1, "max_retries": 1}
+    for name, rows in (("training_file", 200), ("validation_file", 4), ("test_file", 4)):
+        with (LEDGER / job[name]).open() as file:
+            (folder / f"{name}.jsonl").write_text("".join(islice(file, rows)))
+        job[name] = f"{name}.jsonl"
+    brief = {"type": "length", "max_chars": 4}
+    has_a_one = {"type": "string_check", "input": "{{ sample.output_text }}", "operation": "like", "reference": "1"}
+    method |= {
+        "grader": {"type": "multi", "graders": {"right": endpoint, "brief": brief}, "calculate_output": "right"},
+        "guards": [{"name": "has_a_one", "reward": 0, "grader": has_a_one}],
+        "held_out_grader": endpoint,
+        "hyperparameters": {"batch_size": 4, "n_epochs": 4, "eval_interval": 2},
+    }
+    method["algorithm"] |= {"kl_coef": 0.01, "max_staleness": 0}
+    job["cluster"] = {"colocated": True}
+    (folder / "tune.yaml").write_text(yaml.safe_dump(job))
+
+
+def write_supervised(folder: Path) -> None:
+    """Two steps on conversations."""
+    rows = []
+    for number in range(8):
+        messages = [{"role": "user", "content": "ACME 2015"}, {"role": "assistant", "content": str(number)}]
+        rows.append(json.dumps({"messages": messages}) + "\n")
+    (folder / "conversations.jsonl").write_text("".join(rows))
+    job = {"model": "base", "training_file": "conversations.jsonl", "validation_file": "conversations.jsonl"}
+    job |= {"method": {"type": "supervised", "supervised": {"hyperparameters": {"batch_size": 4, "n_epochs": 1}}}}
+    (folder / "imitate.yaml").write_text(yaml.safe_dump(job))
+
+
+@contextmanager
+def api(folder: Path, address: str, environment: dict[str, str]) -> Iterator[Callable[[str], int]]:
+    """A server on the cluster; gives a function that asks for a path and returns the status."""
+    command = [AGENT_RFT, "serve", "--folder", str(folder), "--port", "0", "--address", address]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        try:
+            key, url = "", ""
+            while not url:
+                line = server.stdout.readline()
+                assert line, "the server ended before it served"
+                key = line.split()[-1] if "API key" in line else key
+                url = line.split()[2] if line.startswith("serving at") else url
+
+            def get(path: str) -> int:
+                try:
+                    with urlopen(Request(url + path, headers={"Authorization": f"Bearer {key}"}), timeout=60) as answer:
+                        return int(answer.status)
+                except urllib.error.HTTPError as error:
+                    return error.code
+
+            yield get
+        finally:
+            server.terminate()
+
+
+@dataclass(frozen=True)
+class Story:
+    """What was seen of a server and of two jobs that ran side by side, one of which was stopped on its way."""
+
+    seen: Prometheus
+    run: RunFolder
+    """Of the stopped one."""
+    message: str
+    actors: dict[str, str]
+    log: str
+    left: list[str]
+
+    @cached_property
+    def steps(self) -> int:
+        return len(self.run.metrics())
+
+
+@pytest.fixture(scope="module")
+def story(
+    environment: dict[str, str],
+    cluster: Head,
+    jobs: tuple[RayJobs, Path],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Story]:
+    folder = tmp_path_factory.mktemp("observed")
+    ray_jobs, working = jobs
+    observe = [AGENT_RFT, "observe", "--out", str(folder / "pair"), "--address", cluster.address]
+    subprocess.run(observe, env=environment, check=True)
+    config = folder / "pair" / "prometheus.yml"
+    config.write_text(re.sub(r"(scrape_interval|evaluation_interval): 15s", r"\1: 1s", config.read_text()))
+    write_reinforcement(working)
+    write_supervised(working)
+    with prometheus(config, folder / "data") as seen:
+        done = ray_jobs.submit("tune-1", "train", "tune.yaml", "--runs", str(folder / "tuned"), options=("--no-wait",))
+        assert done.returncode == 0, done.stdout + done.stderr
+        with api(folder / "state", cluster.address, environment) as get:
+            assert (get("/models"), get("/made-up")) == (200, 404)
+            imitate = [AGENT_RFT, "train", "imitate.yaml", "--runs", str(folder / "runs"), "--address", cluster.address]
+            done = subprocess.run(imitate, cwd=working, env=environment, capture_output=True, text=True)
+            assert done.returncode == 0, done.stdout + done.stderr
+            deadline = time.monotonic() + 120
+            asked = "rate(agent_rft_api_request_seconds_count[1m]) > 0", "ray_serve_deployment_replica_healthy"
+            while not all(map(seen.series, asked)):
+                assert time.monotonic() < deadline
+                assert get("/models") == 200
+                time.sleep(1)
+            message = ray_jobs.until_at_step("tune-1", STEPS)
+            (run,) = (folder / "tuned").iterdir()
+            actors = ray_jobs.actors(f"{run.name}:")
+            log = ray_jobs.ray("logs", "tune-1").stdout
+            stopped = ray_jobs.ray("stop", "tune-1")
+            assert stopped.returncode == 0, stopped.stdout + stopped.stderr
+            left = processes_left()
+        yield Story(seen, RunFolder(run), message, actors, log, left)
+
+
+@pytest.mark.timeout(900)
+def test_a_job_is_seen_and_stopped_by_rays_own_means(story: Story, jobs: tuple[RayJobs, Path]) -> None:
+    name, ray_jobs = story.run.path.name, jobs[0]
+    assert re.fullmatch(rf"{name}: step \d+ of 200, reward -?\d\.\d+", story.message)
+    parts = ("engine-0", "learner-rank-0", "dispatcher-0", "grader-pool")
+    assert [story.actors[f"{name}:{part}"] for part in parts] == ["ALIVE"] * 4
+    assert "step 1/200" in story.log
+    assert ray_jobs.info("tune-1")["status"] == "STOPPED"
+    latest = Checkpoints(story.run.checkpoints).latest()
+    assert latest is not None
+    assert latest[1].step == story.steps >= STEPS
+    assert all(metrics["staleness_max"] == 0 for metrics in story.run.metrics())
+    assert story.left == []
+
+
+def test_a_job_that_is_wrong_ends_with_the_commands_exit_code_and_its_words(jobs: tuple[RayJobs, Path]) -> None:
+    ray_jobs, _ = jobs
+    failed = ray_jobs.submit("wrong-1", "train", "nowhere.yaml")
+    assert failed.returncode == 1  # Ray's own
+    info = ray_jobs.info("wrong-1")
+    assert (info["status"], info["driver_exit_code"]) == ("FAILED", 2)
+    assert "nowhere.yaml" in ray_jobs.ray("logs", "wrong-1").stdout
+
+
+def test_the_cluster_is_left_as_it_was(story: Story, jobs: tuple[RayJobs, Path]) -> None:
+    assert "ALIVE" not in jobs[0].actors().values()
+
+
+def test_each_metric_of_the_list_is_there(story: Story) -> None:
+    wanted = {name: prometheus_name(name) for name, metric in METRICS.items() if metric.kind != "file"}
+    suffix = {"counter": "_total", "histogram": "_count", "gauge": ""}
+    names = story.seen.names()
+    missing = {name for name, shown in wanted.items() if shown + suffix[METRICS[name].kind] not in names}
+    assert missing == ELSEWHERE
+
+
+def test_each_panel_shows_something_and_each_alert_has_what_it_asks_for(story: Story) -> None:
+    values = {"$job": ".+", "$endpoint": ".+", "$window": "1m"}
+    empty = []
+    for dashboard in DASHBOARDS:
+        for expr in dashboard.expressions:
+            for name, value in values.items():
+                expr = expr.replace(name, value)
+            if not story.seen.series(expr):
+                empty.append((dashboard.name, expr))
+    assert empty == []
+    for alert in ALERTS:
+        story.seen.series(alert.expr)
+        names = set(re.findall(r"agent_rft_\w+", alert.expr))
+        assert not {name for name in names if not story.seen.series(name)}, alert.name
+
+
+def test_metrics_agree_with_what_happened(story: Story, faulty: FaultyLedger) -> None:
+    def last(expr: str) -> dict[str, float]:
+        found = story.seen.series(expr)
+        return {",".join(f"{v}" for v in s["metric"].values()): float(s["values"][-1][1]) for s in found}
+
+    record = faulty.record()["endpoints"]
+    assert sum(last("sum by (job) (agent_rft_endpoint_retries_total)").values()) > 0
+    answered = sum(sum(record[tool]["attempts"].values()) for tool in TOOLS if tool in record)
+    assert 0 < sum(last('sum(agent_rft_endpoint_calls_total{endpoint=~"tool.*"})').values()) <= answered
+    ended = last("sum by (outcome) (agent_rft_rollouts_total)")
+    assert ended["graded"] > 0
+    assert ended["tool_failed"] + ended["grader_failed"] > 0
+    assert sum(ended.values()) == sum(last("agent_rft_rollouts_started_total").values())  # the end was seen
+    assert last("agent_rft_rollouts_in_flight").popitem()[1] == 0.0
+    version = last(f'max by (process) (agent_rft_version{{job="{story.run.path.name}"}})')
+    assert version == {"driver": story.steps}
+
+
+def test_labels_are_few_and_hold_nothing_that_is_secret(story: Story, environment: dict[str, str]) -> None:
+    for metric in (series["metric"] for series in story.seen.series('{__name__=~"agent_rft_.+"}')):
+        assert not re.search(r"trace_|call_[0-9a-f]{8}", " ".join(metric.values())), metric
+        assert environment["LEDGER_TOKEN"] not in " ".join(metric.values())
+    assert len(story.seen.series('count by (__name__, job, process) ({__name__=~"agent_rft_.+"})')) < 500
+    assert {target["labels"]["job"] for target in story.seen.targets()} == {"agent-rft", "ray"}
+
+
+@pytest.mark.usefixtures("story")
+def test_nothing_listens_once_the_jobs_have_ended(environment: dict[str, str]) -> None:
+    with pytest.raises(OSError):
+        urlopen(f"http://127.0.0.1:{environment['AGENT_RFT_METRICS_PORT']}/metrics", timeout=5)
