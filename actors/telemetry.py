@@ -35,6 +35,8 @@ SILENT_S = 4 * PERIOD_S
 KEPT_S = 300.0
 REQUEST_S = 10.0
 """For a client to send its request."""
+STOP_S = 0.1
+"""So often the port looks whether it is to be closed."""
 LAST_ANSWER_S = 20.0
 """Who asks more seldom than that is not waited for at the end."""
 SUFFIX, ASKED = ".prom", "asked"
@@ -221,7 +223,7 @@ class _Port(ThreadingHTTPServer):
         super().__init__((place.host, place.port), _Handler)
         self.folder = place.folder
         self._again = threading.Event()
-        threading.Thread(target=self.serve_forever, daemon=True, name="metrics-port").start()
+        threading.Thread(target=self.serve_forever, args=(STOP_S,), daemon=True, name="metrics-port").start()
 
     def answer(self) -> bytes:
         now = time.time()

@@ -73,7 +73,7 @@ class Case:
     def raw(self) -> dict[str, Any]:
         headers = {"Authorization": f"Bearer {SECRET}"}
         reinforcement = {
-            "tools": [{"name": "cat", "server_url": self.tool.url, "headers": headers}],
+            "tools": [{"name": "cat", "server_url": self.tool.url, "headers": headers, "max_retries": 0}],
             "grader": {"type": "endpoint", "url": self.grader.url, "headers": headers},
             **self.reinforcement,
         }
@@ -455,7 +455,7 @@ async def _tool_fails(case: Case, behave: Behaviour, code: str, part: str, said:
 
 async def test_a_tool_that_nobody_serves_is_named_with_its_url(case: Case) -> None:
     url = f"http://127.0.0.1:{unused_port()}/cat"
-    case.reinforcement = {"tools": [{"name": "cat", "server_url": url}]}
+    case.reinforcement = {"tools": [{"name": "cat", "server_url": url, "max_retries": 0}]}
     problem = await case.only_problem()
     assert problem.code == "tool_failed"
     assert url in problem.message
