@@ -16,9 +16,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
@@ -36,8 +37,9 @@ WARM_UP_S = 0.5
 
 def fill(database: Database) -> None:
     """Half of the events are one job's."""
-    fixed = {"status": "succeeded", "model": "gpt-5", "base": "gpt-5", "owner": "k", "training_file": "file-1"}
-    fixed |= {"sealed_spec": "", "digest": "", "result_files": [], "attempt": 1, "failures": 0, "seed": 1}
+    fixed: dict[str, Any] = {"status": "succeeded", "model": "gpt-5", "base": "gpt-5", "owner": "k", "seed": 1}
+    fixed |= {"training_file": "file-1", "sealed_spec": "", "digest": "", "result_files": []}
+    fixed |= {"attempt": 1, "failures": 0}
     method = {"type": "supervised", "supervised": {"hyperparameters": {"n_epochs": "auto"}}}
     jobs = [
         {"id": f"ftjob-{i}", "created_at": float(i), "moved_at": 0.0, "method": method} | fixed for i in range(NUM_JOBS)
@@ -86,9 +88,9 @@ async def measure(base_url: str, token: str, clients: int, seconds: float, cpu_s
     headers = {"Authorization": f"Bearer {token}"}
     async with httpx.AsyncClient(base_url=base_url, headers=headers, timeout=30) as client:
         for name, path in paths.items():
-            await _load(lambda path=path: client.get(path()), clients, WARM_UP_S)
+            await _load(client, path, clients, WARM_UP_S)
             before = cpu_s()
-            times = await _load(lambda path=path: client.get(path()), clients, seconds)
+            times = await _load(client, path, clients, seconds)
             used = (cpu_s() - before) / len(times)
             times.sort()
             p50, p99 = times[len(times) // 2], times[int(len(times) * 0.99)]
@@ -98,16 +100,16 @@ async def measure(base_url: str, token: str, clients: int, seconds: float, cpu_s
             )
 
 
-async def _load(ask: Callable[[], Awaitable[httpx.Response]], clients: int, seconds: float) -> list[float]:
+async def _load(client: httpx.AsyncClient, path: Callable[[], str], clients: int, seconds: float) -> list[float]:
     end, times = time.perf_counter() + seconds, []
 
-    async def client() -> None:
+    async def worker() -> None:
         while (begun := time.perf_counter()) < end:
-            response = await ask()
+            response = await client.get(path())
             assert response.status_code == 200, response.text
             times.append(time.perf_counter() - begun)
 
-    await asyncio.gather(*(client() for _ in range(clients)))
+    await asyncio.gather(*(worker() for _ in range(clients)))
     return times
 
 

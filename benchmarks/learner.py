@@ -67,15 +67,17 @@ class PlainModel(nn.Module):
             x = x + gated @ p["mlp/down_proj/weight"].T
         hidden = self.norm(x, w["norm/weight"])[batch.places]
         scores = (hidden @ w["embed_tokens/weight"].T).log_softmax(-1)
-        return scores.gather(1, batch.targets[:, None])[:, 0]
+        logprobs: Tensor = scores.gather(1, batch.targets[:, None])[:, 0]
+        return logprobs
 
     def attention(self, x: Tensor, p: dict[str, Tensor], cos: Tensor, sin: Tensor, lengths: tuple[int, ...]) -> Tensor:
         q, k, v = ((x @ p[f"self_attn/{n}_proj/weight"].T).unflatten(-1, (-1, self.head_dim)) for n in "qkv")
         q = rotate(self.norm(q, p["self_attn/q_norm/weight"]), cos, sin)
         k = rotate(self.norm(k, p["self_attn/k_norm/weight"]), cos, sin)
         rows = zip(*(t.transpose(0, 1)[None].split(lengths, 2) for t in (q, k, v)), strict=True)
-        outputs = [functional.scaled_dot_product_attention(*row, is_causal=True) for row in rows]
-        return torch.cat(outputs, 2)[0].transpose(0, 1).flatten(1) @ p["self_attn/o_proj/weight"].T
+        outputs = [functional.scaled_dot_product_attention(q, k, v, is_causal=True) for q, k, v in rows]
+        joined: Tensor = torch.cat(outputs, 2)[0].transpose(0, 1).flatten(1)
+        return joined @ p["self_attn/o_proj/weight"].T
 
     def norm(self, x: Tensor, weight: Tensor) -> Tensor:
         return functional.rms_norm(x, weight.shape, weight, self.eps)

@@ -61,14 +61,15 @@ async def episodes_rate(ledger: LedgerFleet, count: int, admitted: int, epoch: i
 
 def turns_of(rollouts: Sequence[Rollout], lanes: int) -> list[Request]:
     """Every turn of the episodes, in the order in which `lanes` agents would ask for them, each waiting its turn."""
-    queues = [iter(()) for _ in range(lanes)]
-    for lane in range(lanes):
-        mine = rollouts[lane::lanes]
-        queues[lane] = iter([(r.token_ids[: t.start].tolist(), t.stop - t.start) for r in mine for t in r.turns])
-    requests = []
+    lanes_of = (rollouts[lane::lanes] for lane in range(lanes))
+    queues = [
+        iter([Request(r.token_ids[: t.start].tolist(), t.stop - t.start) for r in mine for t in r.turns])
+        for mine in lanes_of
+    ]
+    requests: list[Request] = []
     while queues:
         asked = [(queue, list(islice(queue, 1))) for queue in queues]
-        requests += [Request(*turn) for _, turns in asked for turn in turns]
+        requests += [turn for _, turns in asked for turn in turns]
         queues = [queue for queue, turns in asked if turns]
     return requests
 
@@ -77,7 +78,7 @@ async def plain_rate(ledger: LedgerFleet, requests: Sequence[Request]) -> float:
     """Tokens a second of requests given to the engine back to back."""
     await ledger.worker.forget.remote()
     ends = sorted(await ledger.worker.complete.remote(requests, at_once=2 * SLOTS))[SLOTS:-SLOTS]
-    return sum(tokens for _, tokens in ends[1:]) / (ends[-1][0] - ends[0][0])
+    return float(sum(tokens for _, tokens in ends[1:]) / (ends[-1][0] - ends[0][0]))
 
 
 async def measure(options: argparse.Namespace) -> list[Figure]:

@@ -16,12 +16,12 @@ QUICK: list[list[str]] = [
     ["loss_memory"],
     ["grader_pool"],
     ["python_grader"],
-    ["weight_sync", "--runs", "3"],
+    ["weight_sync", "--runs", "2"],
     ["rollout_goodput", "--runs", "1"],
-    ["async_gain", "--staleness", "1", "--steps", "8"],
+    ["async_gain", "--staleness", "1", "--steps", "6"],
     ["dispatcher", "--runs", "3", "--calls", "5000", "--in-flight", "500"],
     ["api"],
-    ["metrics", "--runs", "3"],
+    ["metrics", "--runs", "3", "--episodes", "256"],
 ]
 FULL: list[list[str]] = [
     ["dispatcher", "--runs", "5"],

@@ -85,7 +85,7 @@ async def measure(folder: Path, runs: int) -> list[Figure]:
     spec = EpisodeSpec("0", Limits(), RewardSpec(), 8, 1024)
     engine = EngineConfig(str(folder), "float32", context_length=1024, max_num_seqs=SEQUENCES, seed=0)
     worker = ray.remote(MeasuredWorker).options(num_cpus=1, max_concurrency=1000)
-    worker = worker.remote(WorkerConfig(engine, spec, "hermes", {}, None, None))
+    worker = worker.remote(WorkerConfig(engine, spec, "hermes", {}, dispatchers=[], graders=None))
     await worker.start.remote()
     await worker.init_transport.remote({})
     sync = WeightSync(SourceClient(ray.remote(Source).options(num_cpus=1).remote(str(folder))), MAX_BUCKET_BYTES)

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import psutil
 import ray
@@ -146,7 +146,7 @@ async def _fleet(
         job.cluster.tool_parser,
         prepared.renderer.template_arguments,
         start_dispatchers(reinforcement.tools, LOCAL, 1, metrics=metrics),
-        GraderPoolActor.remote(reinforcement, LOCAL, metrics),
+        cast(Any, GraderPoolActor).remote(reinforcement, LOCAL, metrics),
         metrics=metrics,
     )
     actor = ray.remote(MeasuredWorker)
