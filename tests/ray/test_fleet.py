@@ -5,61 +5,136 @@ from __future__ import annotations
 
 import asyncio
 import re
+import signal
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
+import pytest_asyncio
+import ray
 
 from actors.broadcast_sync import BroadcastSync
 from actors.dispatcher_actor import watched_dispatchers
 from actors.watchdog import LOOK_EVERY_S, SILENT_S, Watchdog, Watched
+from actors.weight_sync import Published, WeightSync
+from examples.ledger.services import services
+from tests.fakes import tasks_of
 from tests.fakes_http import until
-from tests.ray.fleet_cluster import CLUSTER_MARKS, Cluster, cluster, freeze, is_gone, job, processes, tasks
+from tests.ray.job_actors import MARKS, MAX_BUCKET_BYTES, JobActors
+from tests.shared_memory import left_behind
 from trainer.errors import LearnerFailed
+from trainer.jobfile import load_job
+from trainer.spec import JobSpec
 from trainer.types import Group, Task
 
-__all__ = ["cluster", "job", "tasks"]
-pytestmark = CLUSTER_MARKS
+pytestmark = MARKS
+
+LEDGER = Path(__file__).parents[2] / "examples" / "ledger"
+CORE = {"num_cpus": 1}
+
+
+class ForgetfulSync(WeightSync):
+    """Leaves the first bucket out for the first engine, once it is told to."""
+
+    forget = False
+
+    async def deliver(self, published: Published, workers: Any) -> Any:
+        if not self.forget:
+            return await super().deliver(published, workers)
+        self.forget = False
+        short = replace(published, buckets=published.buckets[1:])
+        return [*await super().deliver(short, workers[:1]), *await super().deliver(published, workers[1:])]
+
+
+@pytest.fixture(scope="module")
+def job() -> Iterator[JobSpec]:
+    with services() as environment:
+        yield load_job(LEDGER / "job.yaml", environment)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def actors(job: JobSpec) -> AsyncIterator[JobActors]:
+    ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False)
+    try:
+        made = JobActors(job, lambda index: CORE)
+        await made.start([CORE, CORE], sync=ForgetfulSync)
+        yield made
+        await made.close()
+    finally:
+        ray.shutdown()
+    assert left_behind() == set()
+
+
+@pytest.fixture(scope="module")
+def tasks(job: JobSpec) -> list[Task]:
+    return tasks_of(Path(job.training_file))[:12]
+
+
+def processes(name: str) -> list[psutil.Process]:
+    """Ours that run under this name."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # it has ended; Ray takes a moment to notice
+            if name in " ".join(process.cmdline()):
+                found.append(process)
+    return found
+
+
+def freeze(name: str) -> psutil.Process:
+    """Stop one of our processes as SIGSTOP does: it is there, and does nothing any more."""
+    found = processes(name)[0]
+    found.send_signal(signal.SIGSTOP)
+    return found
+
+
+def is_gone(process: psutil.Process) -> bool:
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
 
 async def test_rollouts_are_spread_by_load_learned_from_and_the_new_weights_reach_both_engines(
-    cluster: Cluster, tasks: list[Task]
+    actors: JobActors, tasks: list[Task]
 ) -> None:
-    groups = await cluster.sample(tasks)
+    groups = await actors.sample(tasks)
     assert all(len(group.rollouts) == 8 for group in groups)
-    tokens = [stats["sampled_tokens"] for stats in await cluster.fleet.stats()]
+    tokens = [stats["sampled_tokens"] for stats in await actors.fleet.stats()]
     assert min(tokens) > 0.3 * max(tokens)
 
-    await cluster.learn(groups, version=0)
-    running = asyncio.create_task(cluster.sample(tasks))
-    report = await cluster.fleet.publish(1)
+    await actors.learn(groups, version=0)
+    running = asyncio.create_task(actors.sample(tasks))
+    report = await actors.fleet.publish(1)
     assert (report.version, report.fenced) == (1, ())
     assert 0 < report.canary_gap < 1e-3
     assert report.num_bytes == pytest.approx(560_608 * 4, rel=0.01)
     await running
 
-    later = await cluster.sample(tasks[:4])
+    later = await actors.sample(tasks[:4])
     versions = {version for group in later for r in group.rollouts for version in r.versions[r.loss_mask].tolist()}
     assert versions == {1}
-    await cluster.learn(later, version=1)
+    await actors.learn(later, version=1)
 
 
-async def test_an_engine_that_missed_a_bucket_is_fenced_off_and_replaced(cluster: Cluster, tasks: list[Task]) -> None:
+async def test_an_engine_that_missed_a_bucket_is_fenced_off_and_replaced(actors: JobActors, tasks: list[Task]) -> None:
     engines = [[worker, *worker.children(recursive=True)] for worker in processes("ray::RolloutWorker")]
-    cluster.sync.forget = True
-    report = await cluster.fleet.publish(2)
+    actors.sync.forget = True
+    report = await actors.fleet.publish(2)
     assert report.fenced == ("engine-0",)
-    assert [text.split(":")[0] for text in cluster.events] == ["engine-0 is being replaced"]
+    assert [text.split(":")[0] for text in actors.events] == ["engine-0 is being replaced"]
     assert report.canary_gap < 1e-3
 
-    groups = await cluster.sample(tasks[:2])
+    groups = await actors.sample(tasks[:2])
     assert all(len(group.rollouts) == 8 for group in groups)
     async with asyncio.timeout(180):
-        await cluster.fleet.all_ready()
-    assert [stats["version"] for stats in await cluster.fleet.stats()] == [2, 2]
+        await actors.fleet.all_ready()
+    assert await actors.versions() == [2, 2]
     gone = sorted([is_gone(process) for process in engine] for engine in engines)
     assert gone == [[False] * 3, [True] * 3], "worker, core and resource tracker: of the replaced engine none is left"
     mapped = [file.path for core in processes("EngineCore") for file in core.memory_maps()]
     assert not [path for path in mapped if path.startswith("/dev/shm/sem.")], "who is killed cannot remove their names"
-    report = await cluster.fleet.publish(3)
+    report = await actors.fleet.publish(3)
     assert report.fenced == ()
     assert report.canary_gap < 1e-3
 
@@ -72,19 +147,19 @@ async def waiting_for_a_tool(engine: Watched) -> None:
 
 @pytest.mark.timeout(600)
 async def test_processes_that_stand_still_are_named_within_a_minute_and_replaced(
-    cluster: Cluster, tasks: list[Task]
+    actors: JobActors, tasks: list[Task]
 ) -> None:
     """The dispatcher, and while rollouts of both engines wait there the core of one of them."""
-    cluster.events.clear()
+    actors.events.clear()
 
     def watched() -> list[Watched]:
-        return [*cluster.fleet.watched(), *watched_dispatchers(cluster.dispatchers), *cluster.learner.watched()]
+        return [*actors.fleet.watched(), *watched_dispatchers(actors.dispatchers), *actors.learner.watched()]
 
     def said(start: str) -> list[str]:
-        return [text for text in cluster.events if re.match(start, text)]
+        return [text for text in actors.events if re.match(start, text)]
 
     def tell(level: str, text: str) -> None:
-        cluster.events.append(text)
+        actors.events.append(text)
 
     silent = [rf"{name} has not answered for 30 s.* trace_" for name in (r"engine-\d", "the tool dispatcher")]
 
@@ -92,15 +167,15 @@ async def test_processes_that_stand_still_are_named_within_a_minute_and_replaced
         """On a quick machine one round could end before anything stands still."""
         groups: list[Group] = []
         while not all(map(said, silent)):
-            groups += await cluster.sample(tasks * 4)
+            groups += await actors.sample(tasks * 4)
         return groups
 
-    dog = Watchdog(watched, cluster.fleet.progress, tell, give_up_s=SILENT_S + 2 * LOOK_EVERY_S)
+    dog = Watchdog(watched, actors.fleet.progress, tell, give_up_s=SILENT_S + 2 * LOOK_EVERY_S)
     sampling = asyncio.create_task(sample_until_named())
-    await until(lambda: cluster.fleet.progress()[1] > 32, within_s=60)
+    await until(lambda: actors.fleet.progress()[1] > 32, within_s=60)
     frozen = [freeze("ray::DispatcherActor")]
     async with asyncio.timeout(60):
-        await asyncio.gather(*map(waiting_for_a_tool, cluster.fleet.watched()))
+        await asyncio.gather(*map(waiting_for_a_tool, actors.fleet.watched()))
     await dog.look()
     await asyncio.sleep(1)
     frozen.append(freeze("EngineCore"))
@@ -110,35 +185,35 @@ async def test_processes_that_stand_still_are_named_within_a_minute_and_replaced
     groups = await sampling
     assert all(len(group.rollouts) >= 4 for group in groups)
     async with asyncio.timeout(180):
-        await cluster.fleet.all_ready()
+        await actors.fleet.all_ready()
     assert len(said(r"engine-\d is being replaced: it has not answered")) == 1
-    assert (await cluster.fleet.publish(4)).fenced == ()
-    assert [stats["version"] for stats in await cluster.fleet.stats()] == [4, 4]
+    assert (await actors.fleet.publish(4)).fenced == ()
+    assert await actors.versions() == [4, 4]
     await until(lambda: all(map(is_gone, [*frozen, actor])), within_s=20)
     watching.cancel()
 
 
-async def test_one_broadcast_brings_the_weights_to_both_engines(cluster: Cluster, tasks: list[Task]) -> None:
-    cluster.fleet.connect(BroadcastSync(cluster.learner, 1, max_bucket_bytes=400_000), cluster.learner.logprobs)
-    await cluster.learn(await cluster.sample(tasks), version=4)
-    running = asyncio.create_task(cluster.sample(tasks))
+async def test_one_broadcast_brings_the_weights_to_both_engines(actors: JobActors, tasks: list[Task]) -> None:
+    actors.fleet.connect(BroadcastSync(actors.learner, 1, max_bucket_bytes=MAX_BUCKET_BYTES), actors.learner.logprobs)
+    await actors.learn(await actors.sample(tasks), version=4)
+    running = asyncio.create_task(actors.sample(tasks))
     for version in (5, 6):
-        report = await cluster.fleet.publish(version)
+        report = await actors.fleet.publish(version)
         assert (report.version, report.fenced) == (version, ())
         assert 0 < report.canary_gap < 1e-3
     await running
-    assert [stats["version"] for stats in await cluster.fleet.stats()] == [6, 6]
+    assert await actors.versions() == [6, 6]
 
 
-async def test_a_learner_rank_that_stands_still_ends_the_job_and_is_named(cluster: Cluster, tasks: list[Task]) -> None:
+async def test_a_learner_rank_that_stands_still_ends_the_job_and_is_named(actors: JobActors, tasks: list[Task]) -> None:
     events: list[str] = []
-    groups = await cluster.sample(tasks[:4])
-    dog = Watchdog(cluster.learner.watched, None, lambda level, text: events.append(text), give_up_s=SILENT_S)
+    groups = await actors.sample(tasks[:4])
+    dog = Watchdog(actors.learner.watched, None, lambda level, text: events.append(text), give_up_s=SILENT_S)
     watching = asyncio.create_task(dog.run())
     frozen = freeze("ray::_RankProcess")
     with pytest.raises(LearnerFailed, match=r"learner rank \d of 2 failed in step: it has not answered for 30 s"):
         async with asyncio.timeout(60):
-            await cluster.learn(groups, version=6)
+            await actors.learn(groups, version=6)
     assert re.match(r"learner rank \d has not answered for 30 s", events[0])
     await until(lambda: is_gone(frozen))
     watching.cancel()

@@ -1,0 +1,106 @@
+"""A job's real engines, helpers and learner ranks on a local Ray, as a driver holds them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+
+from actors.dispatcher_actor import start_dispatchers
+from actors.engine import EngineConfig
+from actors.episode import EpisodeSpec
+from actors.fleet import CANARY_LIMITS, Fleet
+from actors.grader_pool import GraderPoolActor
+from actors.learner import LearnerConfig
+from actors.learner_group import LearnerGroup
+from actors.rollout_worker import RolloutWorker, WorkerConfig
+from actors.weight_sync import WeightSync
+from tests.fakes_http import LOCAL
+from trainer.advantage import advantages
+from trainer.spec import AlgorithmSpec, JobSpec
+from trainer.types import Group, GroupRequest, Task, TrainSequence
+
+MARKS = [
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::ResourceWarning"),
+]
+TEMPERATURE = 0.8
+MAX_BUCKET_BYTES = 400_000
+"""The base model has several buckets."""
+
+
+class JobActors:
+    """Two engines, a dispatcher, a grader pool and learner ranks. `engine_options` gives Ray's options of an engine by
+    its index, `beside` those of a helper by its name and index."""
+
+    def __init__(
+        self,
+        job: JobSpec,
+        engine_options: Callable[[int], dict[str, Any]],
+        beside: Callable[..., dict[str, Any]] = lambda name, index=0: {},
+        **fleet_options: Any,
+    ) -> None:
+        reinforcement = job.reinforcement
+        graders: Any = GraderPoolActor
+        self.events: list[str] = []
+        self.workers: dict[int, Any] = {}
+        self.dispatchers = start_dispatchers(reinforcement.tools, LOCAL, 1, options_of=beside)
+        config = WorkerConfig(
+            EngineConfig(job.model, "float32", context_length=1024, max_num_seqs=32, seed=0),
+            EpisodeSpec("7", reinforcement.limits, reinforcement.reward, reinforcement.max_episode_steps, 1024),
+            "hermes",
+            {},
+            self.dispatchers,
+            graders.options(**beside("grader-pool")).remote(reinforcement, LOCAL),
+        )
+        worker = ray.remote(RolloutWorker)
+
+        def spawn(index: int) -> Any:
+            self.workers[index] = worker.options(max_concurrency=1000, **engine_options(index)).remote(config)
+            return self.workers[index]
+
+        def tell(level: str, text: str) -> None:
+            self.events.append(text)
+
+        self.fleet = Fleet(spawn, 2, CANARY_LIMITS["float32"], reinforcement.limits, tell, **fleet_options)
+        self.learner: LearnerGroup
+        self.sync: Any
+        self._model = Path(job.model)
+
+    async def start(
+        self,
+        rank_options: Sequence[dict[str, Any]],
+        at_start: Sequence[int] | None = None,
+        sync: type[WeightSync] = WeightSync,
+    ) -> None:
+        algorithm = AlgorithmSpec(temperature=TEMPERATURE)
+        config = LearnerConfig(self._model, steps=10, learning_rate=1e-2, algorithm=algorithm)
+        self.learner, _ = await asyncio.gather(LearnerGroup.start(config, rank_options), self.fleet.start(at_start))
+        self.sync = sync(self.learner, max_bucket_bytes=MAX_BUCKET_BYTES)
+        self.fleet.connect(self.sync, self.learner.logprobs)
+
+    async def sample(self, tasks: Sequence[Task], size: int = 8) -> list[Group]:
+        requests = [GroupRequest(task, 0, i, size, "train", TEMPERATURE) for i, task in enumerate(tasks)]
+        return list(await asyncio.gather(*(self.fleet.sample(request) for request in requests)))
+
+    async def learn(self, groups: Sequence[Group], version: int) -> None:
+        sequences = [
+            TrainSequence(r.token_ids, r.loss_mask, r.logprobs, r.versions, float(advantage))
+            for group in groups
+            for r, advantage in zip(group.rollouts, advantages("centred", group.rewards), strict=True)
+        ]
+        report = await self.learner.step(sequences, version)
+        assert report.applied
+        assert report.metrics["logprob_gap"] < 1e-3
+        assert report.metrics["logprob_gap_ratio"] == pytest.approx(1.0, abs=0.02)
+
+    async def versions(self) -> list[int]:
+        return [stats["version"] for stats in await self.fleet.stats()]
+
+    async def close(self) -> None:
+        await self.fleet.shutdown()
+        await self.learner.shutdown()
