@@ -71,10 +71,10 @@ def eventually(holds: Callable[[], bool], timeout_s: float = 10.0) -> None:
 
 
 def test_processes_of_many_jobs_are_served_at_one_port(port: int, start: Callable[[str, str], Telemetry]) -> None:
-    for job in range(5):
+    for job in range(10):
         for process in ("driver", "engine-0"):
             start(f"job-{job}", process).recorder.record("step", job)
-    wanted = {("agent_rft_step", f"job-{job}", p): job for job in range(5) for p in ("driver", "engine-0")}
+    wanted = {("agent_rft_step", f"job-{job}", p): job for job in range(10) for p in ("driver", "engine-0")}
     eventually(lambda: wanted.items() <= scrape(port).items())
     assert ("process_resident_memory_bytes", "job-3", "engine-0") in scrape(port)
 

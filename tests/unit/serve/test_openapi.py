@@ -37,7 +37,7 @@ from tests.unit.serve.test_fine_tuning import BODY
 from tests.unit.serve.world import TOKEN, FakeKeys
 from trainer.operator import NOTHING_ALLOWED, ServerLimits
 
-EXAMPLES = 6
+EXAMPLES = 12
 """Of each route, good ones and bad ones each. All of it is to take less than half a minute."""
 AUTHORIZATION = {"Authorization": f"Bearer {TOKEN}"}
 ALL = list(HealthCheck)
