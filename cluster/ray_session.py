@@ -97,7 +97,7 @@ def job_cluster(
             yield
         return
     # `ray.init` would share the port of the node's agent, which takes jobs, with every other cluster of the machine.
-    port, dashboard, agent = _free_ports(3)
+    port, dashboard, agent = free_ports(3)
     options = [f"--port={port}", f"--dashboard-port={dashboard}", f"--dashboard-agent-listen-port={agent}"]
     options += ["--node-ip-address=127.0.0.1", "--dashboard-host=127.0.0.1", f"--num-cpus={os.cpu_count()}"]
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--disable-usage-stats"]
@@ -208,7 +208,8 @@ def _end(head: subprocess.Popen[bytes]) -> None:
     head.wait()
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
+    """Different ones, on which nobody listens."""
     with ExitStack() as stack:
         probes = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
         return [probe.getsockname()[1] for probe in probes]

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
 import subprocess
 import time
 import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from tests.fakes_http import unused_port
 
 UNPACKED = Path(__file__).parents[1] / "build" / "prometheus" / "usr" / "bin"
 START_S = 30.0
@@ -25,16 +26,6 @@ def binary(name: str) -> str:
     found = shutil.which(name) or shutil.which(name, path=str(UNPACKED))
     assert found is not None, f"{name} is missing: `make test` fetches it, or apt-get install prometheus"
     return found
-
-
-def free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        probes = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [int(probe.getsockname()[1]) for probe in probes]
-
-
-def free_port() -> int:
-    return free_ports(1)[0]
 
 
 @dataclass(frozen=True)
@@ -70,7 +61,7 @@ class Prometheus:
 @contextmanager
 def prometheus(config: Path, folder: Path) -> Iterator[Prometheus]:
     """One that scrapes as `config` says, with its data in `folder`."""
-    port = free_port()
+    port = unused_port()
     options = [f"--config.file={config}", f"--storage.tsdb.path={folder}", f"--web.listen-address=127.0.0.1:{port}"]
     begun = time.time()
     with subprocess.Popen([binary("prometheus"), *options, "--log.level=error"]) as process:

@@ -29,7 +29,8 @@ Kind = Literal[
 ]
 
 DRY_RUN = "_dry_run_"
-"""In the ids of the first calls with which a job is tried. They are spared: where one fails, nothing is started."""
+"""In the ids of the first calls with which a job is tried. `shares` leave them out, bursts do not: where one
+fails, nothing is started."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,8 @@ from actors.telemetry import Place, Telemetry
 from cluster.observability.alerts import ALERTS
 from cluster.observability.files import DASHBOARDS, RAY_DISCOVERY, Cluster, write_kubernetes, write_pair
 from cluster.observability.grafana import WIDTH, dashboard_json
-from tests.prometheus import binary, free_port, prometheus
+from tests.fakes_http import unused_port
+from tests.prometheus import binary, prometheus
 from trainer.metrics import METRICS, prometheus_name
 
 ROOT = Path(__file__).parents[2]
@@ -93,7 +94,7 @@ class _Ray(BaseHTTPRequestHandler):
 
 
 def test_a_real_prometheus_finds_our_port_on_each_node_that_ray_knows(tmp_path: Path) -> None:
-    port = free_port()
+    port = unused_port()
     telemetry = Telemetry(Place("a-job", "127.0.0.1", port), "driver", period_s=0.2)
     telemetry.recorder.record("train_mean_reward", 0.5)
     ray = ThreadingHTTPServer(("127.0.0.1", 0), _Ray)

@@ -29,7 +29,8 @@ from tests.chaos.ledger import FaultyLedger, faulty_ledger
 from tests.chaos.plan import Faults, Latency, Plan
 from tests.e2e.command import AGENT_RFT, CONFIG, MARK, processes_left
 from tests.e2e.head import BIN, Head, head
-from tests.prometheus import Prometheus, free_port, prometheus
+from tests.fakes_http import unused_port
+from tests.prometheus import Prometheus, prometheus
 from trainer.checkpoint import Checkpoints
 from trainer.metrics import METRICS, prometheus_name
 
@@ -59,7 +60,7 @@ def faulty() -> Iterator[FaultyLedger]:
 @pytest.fixture(scope="module")
 def environment(faulty: FaultyLedger) -> dict[str, str]:
     path = f"{BIN}{os.pathsep}{os.environ['PATH']}"
-    ports = {"AGENT_RFT_METRICS_PORT": str(free_port()), "AGENT_RFT_CONFIG": str(CONFIG)}
+    ports = {"AGENT_RFT_METRICS_PORT": str(unused_port()), "AGENT_RFT_CONFIG": str(CONFIG)}
     return {**faulty.environment, **ports, "PATH": path, "RAY_AUTH_MODE": "disabled"}
 
 
