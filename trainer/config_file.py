@@ -5,6 +5,7 @@ Values that come from the environment (`${NAME}`) are secrets: no message shows 
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -100,8 +101,13 @@ def validate(
         for place in [place for place, items in found.items() if items[0]["type"] == "too_short"]:
             if any(other[: len(place)] == place for other in found if other != place):
                 del found[place]  # its items are there, only wrong
-        keys = Keys(model)
+        keys = _keys(model)
         return None, [(at, _problem(items, at, source, variables, special, keys)) for at, items in found.items()]
+
+
+@functools.cache
+def _keys(model: type[BaseModel]) -> Keys:
+    return Keys(model)
 
 
 def _problem(

@@ -15,10 +15,14 @@ from cluster.ray_session import MARK, end_leftover
 @pytest.fixture
 def orphan(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     """It stands for a process of the cluster whose folder is `rft-x`."""
-    process = subprocess.Popen(["sleep", "60"], env={MARK: str(tmp_path / "rft-x")})
-    yield process
-    process.kill()
-    process.wait()
+    environment = {MARK: str(tmp_path / "rft-x")}
+    with subprocess.Popen(["/bin/cat"], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        # Popen returns a moment before the system shows the new program's environment; a program that answers has it.
+        process.stdin.write(b"there?\n")
+        process.stdin.flush()
+        process.stdout.readline()
+        yield process
+        process.kill()
 
 
 def leave(note: Path, owner_created: float, folder: Path) -> None:

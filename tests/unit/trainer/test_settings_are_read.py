@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from trainer.operator import EngineLimits, JobLimits, ModelEndpoint, Operator, S
 ROOT = Path(__file__).parents[3]
 
 
+@functools.cache
 def attributes_read() -> set[str]:
     """The names after a dot in our packages, but for where settings are declared."""
     packages = ("trainer", "actors", "cluster", "serve")
@@ -21,10 +23,7 @@ def attributes_read() -> set[str]:
     return {node.attr for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)}
 
 
-READ = attributes_read()
-
-
 @pytest.mark.parametrize("settings", [Operator, ModelEndpoint, ServerLimits, EngineLimits, JobLimits])
 def test_each_setting_is_read(settings: type[Strict]) -> None:
-    dead = set(settings.model_fields) - READ
+    dead = set(settings.model_fields) - attributes_read()
     assert not dead
