@@ -1,4 +1,4 @@
-"""The dispatcher over Ray: one message a turn, sharded by rollout where one process is not enough.
+"""The dispatcher as an actor: one message a turn, sharded by rollout where one process is not enough.
 
 All calls of a rollout, and its session, are the affair of one shard. The shards together ask of an endpoint exactly
 what one dispatcher could.
@@ -11,22 +11,24 @@ import gc
 import zlib
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from actors.channel import Channel, Reachable
 from actors.dispatcher import Dispatcher
 from actors.endpoint_stats import live_endpoint_metrics, merged
 from actors.http_client import process_stats
 from actors.in_flight import Doing
-from actors.outcome import QUICK_S, ask, ask_helper, outcome_of
+from actors.outcome import QUICK_S, ask
 from actors.sessions import CLOSE_S, SessionBook
 from actors.telemetry import Place, start_telemetry
 from actors.watchdog import Watched, watched_helper
 from trainer.endpoint_spec import Endpoint, SessionSpec, ToolSpec
-from trainer.errors import RftError, ToolFailed
+from trainer.errors import ToolFailed
 from trainer.operator import Operator
 from trainer.types import ToolCall, ToolResult
 
@@ -36,7 +38,7 @@ MAX_NEWS = 100
 
 
 @ray.remote(num_cpus=0, max_concurrency=10_000, max_restarts=-1)
-class DispatcherActor:
+class DispatcherActor(Reachable):
     """A Dispatcher in a process of its own: one message a turn. It keeps nothing between calls but counts, so it may
     be started anew at any time. Where the job has a `session`, it keeps the book of them too: started anew, it ends
     those that `journal` (a file of this node) has open."""
@@ -54,14 +56,18 @@ class DispatcherActor:
         start_telemetry(metrics, name).add(lambda: live_endpoint_metrics(process_stats()))
         self._news: deque[str] = deque(maxlen=MAX_NEWS)
         self._sessions = None if session is None else SessionBook(session, journal, operator, tell=self._news.append)
+        self._reach_by({"call_turn": self._call_turn, "open_session": self._open_session})
         gc.freeze()  # else full collections walk all that was imported
 
-    async def call_turn(
-        self, trace_id: str, item: dict[str, Any], calls: Sequence[ToolCall]
-    ) -> list[ToolResult] | RftError:
+    async def _call_turn(self, trace_id: str, item: dict[str, Any], calls: Sequence[Sequence[Any]]) -> list[Any]:
         if self._sessions is not None and not self._sessions.is_open(trace_id):
-            return ToolFailed(f"the session of {trace_id} has ended, so no tool is called", kind="session_over")
-        return await outcome_of(self._dispatcher.call_turn(trace_id, item, calls))
+            raise ToolFailed(f"the session of {trace_id} has ended, so no tool is called", kind="session_over")
+        results = await self._dispatcher.call_turn(trace_id, item, [ToolCall(*call) for call in calls])
+        return [astuple(result) for result in results]
+
+    async def _open_session(self, trace_id: str, item: dict[str, Any], owner: str) -> None:
+        if self._sessions is not None:
+            await self._sessions.start(trace_id, item, owner)
 
     async def pulse(self) -> list[Doing]:
         """It answers; what waits here, the engines know."""
@@ -72,9 +78,6 @@ class DispatcherActor:
 
     async def endpoint_stats(self) -> dict[str, dict[str, Any]]:
         return process_stats()
-
-    async def open_session(self, trace_id: str, item: dict[str, Any], owner: str) -> RftError | None:
-        return None if self._sessions is None else await outcome_of(self._sessions.start(trace_id, item, owner))
 
     async def close_session(self, trace_id: str, reason: str) -> None:
         if self._sessions is not None:
@@ -177,13 +180,13 @@ class DispatcherClient:
 
     def __init__(self, *actors: Any) -> None:
         self._actors = actors
+        self._channels = [Channel(actor, WHAT, ToolFailed) for actor in actors]
 
     async def call_turn(self, trace_id: str, item: dict[str, Any], calls: Sequence[ToolCall]) -> list[ToolResult]:
         """As Dispatcher.call_turn; raises ToolFailed also where the dispatcher's process died."""
-        actor = self._of(trace_id)
-        ref = actor.call_turn.remote(trace_id, item, calls)
-        results: list[ToolResult] = await ask_helper(actor, ref, WHAT, ToolFailed)
-        return results
+        channel = self._channels[self._shard(trace_id)]
+        results = await channel.call("call_turn", trace_id, item, [astuple(call) for call in calls])
+        return [ToolResult(*result) for result in results]
 
     async def stats(self) -> dict[str, dict[str, Any]]:
         """As Dispatcher.stats, of all of them together."""
@@ -195,12 +198,11 @@ class DispatcherClient:
 
     async def open_session(self, trace_id: str, item: dict[str, Any], owner: str) -> None:
         """As SessionBook.start; raises ToolFailed also where the dispatcher's process died."""
-        actor = self._of(trace_id)
-        await ask_helper(actor, actor.open_session.remote(trace_id, item, owner), WHAT, ToolFailed)
+        await self._channels[self._shard(trace_id)].call("open_session", trace_id, item, owner)
 
     def close_session(self, trace_id: str, reason: str) -> None:
         """As SessionBook.end. A dispatcher that died ends the session when it is started anew."""
-        self._of(trace_id).close_session.remote(trace_id, reason)
+        self._actors[self._shard(trace_id)].close_session.remote(trace_id, reason)
 
     def end_sessions_of(self, owner: str, reason: str) -> None:
         """As SessionBook.end_owner."""
@@ -219,8 +221,8 @@ class DispatcherClient:
         stats = await asyncio.gather(*(self._ask(actor.session_stats.remote()) for actor in self._actors))
         return [text for one in stats for text in one["news"]]
 
-    def _of(self, trace_id: str) -> Any:
-        return self._actors[_shard(trace_id, len(self._actors))]
+    def _shard(self, trace_id: str) -> int:
+        return _shard(trace_id, len(self._actors))
 
     async def _ask(self, ref: Any, timeout_s: float = QUICK_S) -> Any:
         return await ask(ref, WHAT, ToolFailed, timeout_s)

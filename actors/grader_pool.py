@@ -9,10 +9,12 @@ import asyncio
 import gc
 import time
 from collections.abc import Sequence
+from dataclasses import astuple
 from typing import Any
 
 import ray
 
+from actors.channel import Channel, Reachable
 from actors.endpoint_stats import live_endpoint_metrics
 from actors.graders.base import Grader, finite_number
 from actors.graders.factory import make_grader
@@ -21,7 +23,7 @@ from actors.graders.model_client import Models
 from actors.graders.sample import sample_of
 from actors.http_client import REAL_TIMING, Timing, process_stats
 from actors.in_flight import Doing
-from actors.outcome import QUICK_S, ask, ask_helper, outcome_of
+from actors.outcome import QUICK_S, ask, outcome_of
 from actors.telemetry import Place, start_telemetry
 from actors.watchdog import Watched, watched_helper
 from trainer.errors import GraderFailed, RftError
@@ -155,11 +157,11 @@ def _deadline_s(spec: GraderSpec, operator: Operator) -> float:
     return LOCAL_DEADLINE_S
 
 
-# -- over Ray ----------------------------------------------------------------------------------------------------------
+# -- as an actor -------------------------------------------------------------------------------------------------------
 
 
 @ray.remote(num_cpus=0, max_concurrency=10_000, max_restarts=-1)
-class GraderPoolActor:
+class GraderPoolActor(Reachable):
     """A GraderPool in a process of its own. It keeps nothing between calls, so it may be started anew at any time."""
 
     def __init__(self, reinforcement: Reinforcement, operator: Operator, metrics: Place | None = None) -> None:
@@ -167,16 +169,18 @@ class GraderPoolActor:
         self._recorder = start_telemetry(metrics, "grader-pool")
         self._recorder.begin("grade_s")
         self._recorder.add(lambda: live_endpoint_metrics(process_stats()))
+        self._reach_by({"grade": self._grade})
         gc.freeze()  # else full collections walk all that was imported
 
-    async def grade(self, sample: dict[str, Any], item: dict[str, Any], trace_id: str) -> Grade | RftError:
+    async def _grade(self, sample: dict[str, Any], item: dict[str, Any], trace_id: str) -> tuple[Any, ...]:
         begun = time.monotonic()
-        outcome = await outcome_of(self._pool.grade(sample, item, trace_id))
-        if isinstance(outcome, RftError):
-            self._recorder.record(f"grade_errors/{outcome.details.get('kind', 'other')}")
-        else:
-            self._recorder.record("grade_s", time.monotonic() - begun)
-        return outcome
+        try:
+            grade = await self._pool.grade(sample, item, trace_id)
+        except RftError as error:
+            self._recorder.record(f"grade_errors/{error.details.get('kind', 'other')}")
+            raise
+        self._recorder.record("grade_s", time.monotonic() - begun)
+        return astuple(grade)
 
     async def endpoint_stats(self) -> dict[str, dict[str, Any]]:
         return process_stats()
@@ -199,12 +203,11 @@ class GraderPoolClient:
 
     def __init__(self, actor: Any) -> None:
         self._actor = actor
+        self._channel = Channel(actor, WHAT, GraderFailed)
 
     async def grade(self, sample: dict[str, Any], item: dict[str, Any], trace_id: str) -> Grade:
         """As GraderPool.grade; raises GraderFailed also where the pool's process died."""
-        ref = self._actor.grade.remote(sample, item, trace_id)
-        grade: Grade = await ask_helper(self._actor, ref, WHAT, GraderFailed)
-        return grade
+        return Grade(*await self._channel.call("grade", sample, item, trace_id))
 
     async def endpoint_stats(self) -> dict[str, dict[str, Any]]:
         """What was counted at each endpoint that grades, by its name ("grader 'endpoint'")."""

@@ -46,7 +46,7 @@ async def ask(ref: Any, what: str, lost: type[Discard], timeout_s: float = DEADL
     """
     try:
         async with asyncio.timeout(timeout_s) as deadline:
-            outcome = await _result(ref)
+            outcome = await result_of(ref)
     except RayTaskError:  # an error that nobody raised on purpose: a bug
         raise
     except RayError as error:
@@ -77,7 +77,8 @@ async def ask_helper(actor: Any, ref: Any, what: str, lost: type[Discard]) -> An
         raise
 
 
-async def _result(ref: Any) -> Any:
+async def result_of(ref: Any) -> Any:
+    """What is behind the object reference. Cancelled, it cancels the remote call."""
     try:
         return await ref
     except asyncio.CancelledError:

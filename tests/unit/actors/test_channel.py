@@ -1,0 +1,178 @@
+"""Calls over a connection between two sides of one event loop; of Ray, only what it hands over is a fake."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from ray.exceptions import ActorDiedError, ActorUnavailableError
+
+from actors.channel import LENGTH_BYTES, Channel, Door, Listener
+from tests.fakes_http import until
+from trainer.errors import EndpointRefused, ToolFailed
+
+HOST = "127.0.0.1"
+
+
+class Remote:
+    """A method of an actor handle."""
+
+    def __init__(self, method: Any) -> None:
+        self.remote = method
+
+    def options(self, **options: Any) -> Remote:
+        return self
+
+
+class FakeActor:
+    """An actor handle as Ray gives one; `listener` answers, until another one takes its place."""
+
+    def __init__(self) -> None:
+        self.cancelled: list[str] = []
+        self.under_way = 0
+        self.doors = 0
+        self.listeners: list[Listener] = []
+        self.by_ray = 0
+        self.reachable = True
+        self.listener = self.starts_anew()
+        self.door, self.lifeline = Remote(self._door), Remote(self._live)
+        self.call, self.pulse = Remote(self._call), Remote(lambda: self._give([]))
+
+    def starts_anew(self) -> Listener:
+        self.died: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.listener = Listener({"echo": self._echo, "hangs": self._hangs, "fails": self._fails, "odd": self._odd})
+        self.listeners.append(self.listener)
+        return self.listener
+
+    async def _door(self) -> Door | None:
+        self.doors += 1
+        door = await self.listener.door(HOST)
+        return door if self.reachable else Door(HOST, 1, door.secret)
+
+    async def _live(self) -> None:
+        await asyncio.shield(self.died)
+
+    async def _call(self, method: str, arguments: Any) -> Any:
+        self.by_ray += 1
+        return await self.listener.methods[method](*arguments)
+
+    async def _give(self, value: Any) -> Any:
+        return value
+
+    async def _echo(self, *values: Any) -> Any:
+        await asyncio.sleep(values[0] if values and isinstance(values[0], float) else 0)
+        return values
+
+    async def _hangs(self, name: str) -> None:
+        self.under_way += 1
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            self.cancelled.append(name)
+            raise
+
+    async def _fails(self) -> None:
+        raise EndpointRefused("tool 'x' refused us", endpoint="tool 'x'", kind="refused", why=ValueError("odd"))
+
+    async def _odd(self) -> Any:
+        return object()
+
+
+@pytest.fixture
+async def actor() -> AsyncIterator[FakeActor]:
+    actor = FakeActor()
+    yield actor
+    for listener in actor.listeners:
+        await listener.close()
+
+
+@pytest.fixture
+async def channel(actor: FakeActor) -> Channel:
+    return Channel(actor, "the tool dispatcher", ToolFailed)
+
+
+async def test_whatever_json_holds_crosses_however_large(channel: Channel) -> None:
+    row = {"text": "\ud800 é\x00", "n": 2**70, "none": None, "deep": [[[{}]]], "inf": math.inf}
+    assert await channel.call("echo", row, True) == [row, True]
+    large = "x" * 5_000_000
+    assert await channel.call("echo", large) == [large]
+
+
+async def test_many_calls_are_under_way_and_each_has_its_own_answer(channel: Channel, actor: FakeActor) -> None:
+    answers = await asyncio.gather(*(channel.call("echo", (500 - i) / 10_000, i) for i in range(500)))
+    assert [answer[1] for answer in answers] == list(range(500))
+    assert (actor.doors, actor.by_ray) == (1, 0)
+
+
+async def test_errors_come_back_as_what_they_were_and_bugs_with_their_traceback(channel: Channel) -> None:
+    with pytest.raises(EndpointRefused, match="tool 'x' refused us") as refused:
+        await channel.call("fails")
+    assert refused.value.details == {"endpoint": "tool 'x'", "kind": "refused", "why": "odd"}
+    with pytest.raises(RuntimeError, match="not JSON serializable"):
+        await channel.call("odd")
+    with pytest.raises(RuntimeError, match="KeyError: 'unknown'"):
+        await channel.call("unknown")
+    with pytest.raises(TypeError, match="not JSON serializable"):
+        await channel.call("echo", object())
+    assert await channel.call("echo", 1) == [1]
+
+
+async def test_a_call_that_is_given_up_is_cancelled_in_the_actor(channel: Channel, actor: FakeActor) -> None:
+    given_up = asyncio.create_task(channel.call("hangs", "first"))
+    stays = asyncio.create_task(channel.call("hangs", "second"))
+    await until(lambda: actor.under_way == 2)
+    given_up.cancel()
+    await until(lambda: actor.cancelled == ["first"])
+    assert not stays.done()
+    stays.cancel()
+
+
+async def test_calls_of_a_caller_that_is_gone_are_cancelled(channel: Channel, actor: FakeActor) -> None:
+    waits = asyncio.create_task(channel.call("hangs", "orphan"))
+    await until(lambda: actor.under_way == 1)
+    assert channel._connection is not None
+    channel._connection._writer.transport.abort()
+    await until(lambda: actor.cancelled == ["orphan"])
+    with pytest.raises(ToolFailed):
+        await waits
+
+
+@pytest.mark.parametrize("error", [ActorDiedError(), ActorUnavailableError("it stands still", b"0" * 16)])
+async def test_an_actor_that_is_lost_breaks_its_calls_and_the_next_go_to_the_one_after_it(
+    channel: Channel, actor: FakeActor, error: Exception
+) -> None:
+    waits = [asyncio.create_task(channel.call("hangs", "x")) for _ in range(3)]
+    await until(lambda: actor.under_way == 3)
+    died = actor.died
+    actor.starts_anew()
+    died.set_exception(error)
+    for call in waits:
+        with pytest.raises(ToolFailed, match="the process of the tool dispatcher was lost during a call") as lost:
+            await call
+        assert lost.value.details["kind"] == ("lost" if isinstance(error, ActorDiedError) else "unreachable")
+    assert await channel.call("echo", 1) == [1]
+    assert actor.doors == 2, "three that lost their connection look for one new one"
+
+
+async def test_where_no_connection_leads_calls_go_by_ray(channel: Channel, actor: FakeActor) -> None:
+    actor.reachable = False
+    assert list(await asyncio.gather(channel.call("echo", 1), channel.call("echo", 2))) == [(1,), (2,)]
+    assert actor.by_ray == 2
+    assert actor.doors == 2, "it was tried twice, and then no more"
+
+
+@pytest.mark.parametrize("said", [b"", b"short", b"0" * 64])
+async def test_who_does_not_know_the_secret_is_not_listened_to(channel: Channel, actor: FakeActor, said: bytes) -> None:
+    door = await actor.listener.door(HOST)
+    reader, writer = await asyncio.open_connection(door.host, door.port)
+    frame = b'[0,"hangs",["intruder"]]'
+    writer.write(said + len(frame).to_bytes(LENGTH_BYTES) + frame)
+    if len(said) < len(door.secret):
+        writer.write_eof()
+    assert await reader.read() == b""
+    writer.close()
+    assert actor.under_way == 0
+    assert await channel.call("echo", 1) == [1]
