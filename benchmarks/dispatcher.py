@@ -3,7 +3,7 @@
     python -m benchmarks.dispatcher [--runs 3] [--in-flight 500 5000] [--no-ray]
 
 One server in a process of its own answers after a log-normal latency. Ours: the Dispatcher in an event loop like its
-actor's, and the actor with the Ray call around it, one call a turn. The baseline: aiohttp's client alone, same server,
+actor's, and the actor as an engine reaches it, one message a turn. The baseline: aiohttp's client alone, same server,
 same bodies, as many in flight. Calls a second are taken with the server answering at once; latencies with calls coming
 in evenly at half of the slower side's rate, so that they show what a call costs and not a queue.
 """
@@ -173,14 +173,14 @@ async def measure(url: str, in_flight: int, runs: int, calls: int, ray_too: bool
     figures: dict[tuple[str, str], list[tuple[float, float]]] = {}
     # As many as are to be in flight when they come in at the rate: the latency is in the path.
     slow_ms = 200 if in_flight <= 500 else 2000
-    inside = {ms: Dispatcher([spec(f"{url}/{ms}", in_flight)], LOCAL) for ms in (0, slow_ms)}
-    actors = {
-        ms: start_dispatchers([spec(f"{url}/{ms}", in_flight)], LOCAL, 1) for ms in ((0, slow_ms) if ray_too else ())
-    }
+    # A limit of just as many would make of each delay a queue for ever.
+    specs = {ms: spec(f"{url}/{ms}", in_flight * (2 if ms else 1)) for ms in (0, slow_ms)}
+    inside = {ms: Dispatcher([one], LOCAL) for ms, one in specs.items()}
+    actors = {ms: start_dispatchers([one], LOCAL, 1) for ms, one in specs.items()} if ray_too else {}
     around = {ms: DispatcherClient(*started) for ms, started in actors.items()}
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), cookie_jar=aiohttp.DummyCookieJar()) as s:
         for run in range(runs + 1):
-            for place, dispatchers in (("inside", inside), ("with_ray", around)):
+            for place, dispatchers in (("inside", inside), ("around_actor", around)):
                 if not dispatchers:
                     continue
                 quick = await pair(
