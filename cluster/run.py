@@ -242,6 +242,8 @@ class _Run:
     async def _run_loop(self, loop: Loop | SupervisedLoop, latest: tuple[Path, LoopState] | None) -> None:
         """To its end or to a signal, from a checkpoint where there is one."""
         if latest is not None:
+            if self._folder.lacks(latest[1].metrics):
+                self._sink.step(latest[1].metrics)
             await loop.resume(*latest)
         self._phase("training")
         with self._signals.graceful(loop.stop):

@@ -161,6 +161,10 @@ class RunFolder:
         steps = {line["step"]: line for line in _read_lines(self.path / "metrics.jsonl")}
         return [{k: v for k, v in steps[step].items() if v is not None} for step in sorted(steps)]
 
+    def lacks(self, metrics: Mapping[str, float]) -> bool:
+        """Whether these are of a step that was never told: the run was killed once its checkpoint was whole."""
+        return bool(metrics) and all(told["step"] != metrics["step"] for told in self.metrics())
+
     def evaluations(self) -> dict[str, Evaluation]:
         found = {line["name"]: evaluation_of(line) for line in _read_lines(self.path / "evaluations.jsonl")}
         return {name: evaluation for name, evaluation in found.items() if evaluation is not None}

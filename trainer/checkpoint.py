@@ -8,7 +8,7 @@ import os
 import shutil
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from trainer.errors import InvalidJob, Problem
@@ -19,7 +19,9 @@ _STATE = "loop.json"
 
 @dataclass(frozen=True, slots=True)
 class LoopState:
-    """All numbers that the loop owns. `rows_done`: ids of the rows of `epoch` that were trained or passed over."""
+    """All numbers that the loop owns. `rows_done`: ids of the rows of `epoch` that were trained or passed over.
+    `metrics`: what is told of the step once its checkpoint is whole; a run that is killed just before tells it when it
+    is resumed."""
 
     step: int
     version: int
@@ -28,6 +30,7 @@ class LoopState:
     trained_tokens: int
     valid_reward: float | None
     job_digest: str
+    metrics: dict[str, float] = field(default_factory=dict)
 
 
 class Checkpoints:

@@ -107,7 +107,7 @@ class Loop:
             if failed is not None:
                 raise first_error(failed) from errors
         if self._saved_step < self._state.step:
-            await self._checkpoint(validate=False)
+            await self._save(None, {})
         return self._state
 
     async def _steps(self) -> None:
@@ -165,11 +165,15 @@ class Loop:
         step, plan = self._state.step, self._config.plan
         if not self._stopping.is_set() and (step % plan.eval_interval == 0 or step == plan.steps):
             evaluating = time.monotonic()
-            metrics |= await self._checkpoint(validate=True)
-            metrics["time_eval_s"] = time.monotonic() - evaluating - metrics["time_checkpoint_s"]
-        metrics["time_step_s"] = time.monotonic() - begun
-        metrics["elapsed_s"] = time.monotonic() - self._begun
-        self._sink.step(metrics)
+            evaluation = await self._evaluate()
+            metrics |= _validation_metrics(evaluation) | {"time_eval_s": time.monotonic() - evaluating}
+            metrics |= await self._save(evaluation, metrics | self._time_since(begun))
+        self._sink.step(metrics | self._time_since(begun))
+
+    def _time_since(self, begun: float) -> dict[str, float]:
+        """Of a step that began then."""
+        now = time.monotonic()
+        return {"time_step_s": now - begun, "elapsed_s": now - self._begun}
 
     def _sequences(self, batch: Batch) -> list[TrainSequence]:
         sequences = []
@@ -317,25 +321,29 @@ class Loop:
         )
         return evaluation
 
-    async def _checkpoint(self, validate: bool) -> dict[str, float]:
-        evaluation = await self._evaluate() if validate else None
+    async def _save(self, evaluation: Evaluation | None, metrics: dict[str, float]) -> dict[str, float]:
+        """Write a checkpoint; what is to be told of that. `metrics` are those of its step."""
         valid_reward = None if evaluation is None else evaluation.reward
-        self._state = replace(self._state, valid_reward=valid_reward)
+        self._state = replace(self._state, valid_reward=valid_reward, metrics=metrics)
         saving = time.monotonic()
         path = await self._checkpoints.save(self._state, self._learner.save)
         saved = {"time_checkpoint_s": time.monotonic() - saving, "checkpoint_bytes": float(num_bytes(path))}
         self._saved_step = self._state.step
         self._sink.event("info", f"checkpoint {path.name}", path=str(path))
-        if evaluation is None:
-            return saved
-        return saved | {
-            "full_valid_mean_reward": evaluation.reward,
-            "full_valid_mean_grade": evaluation.grade,
-            "full_valid_pass_rate": evaluation.pass_rate,
-            "full_valid_ci95": evaluation.ci95,
-            "full_valid_n": float(evaluation.num_rollouts),
-            "full_valid_tool_calls_mean": evaluation.tool_calls,
-        }
+        return saved
+
+
+def _validation_metrics(evaluation: Evaluation | None) -> dict[str, float]:
+    if evaluation is None:
+        return {}
+    return {
+        "full_valid_mean_reward": evaluation.reward,
+        "full_valid_mean_grade": evaluation.grade,
+        "full_valid_pass_rate": evaluation.pass_rate,
+        "full_valid_ci95": evaluation.ci95,
+        "full_valid_n": float(evaluation.num_rollouts),
+        "full_valid_tool_calls_mean": evaluation.tool_calls,
+    }
 
 
 class _StepsDone(Exception):

@@ -79,7 +79,7 @@ class SupervisedLoop:
             batch = list(islice(rows, self._plan.batch_size))
             await self._step(batch)
         if self._saved_step < self._state.step:
-            await self._save(None)
+            await self._save(None, {})
         return self._state
 
     async def _step(self, batch: list[tuple[int, Task]]) -> None:
@@ -110,13 +110,17 @@ class SupervisedLoop:
                 loss = await self._learner.supervised_loss(self._sequences(self._validation))
                 metrics["full_valid_loss"] = loss
                 self._sink.event("info", f"validation at step {step}: loss {loss:.4f} ({len(self._validation)} rows)")
-            metrics |= await self._save(loss)
-        metrics["time_step_s"] = time.monotonic() - begun
-        metrics["elapsed_s"] = time.monotonic() - self._begun
-        self._sink.step(metrics)
+            metrics |= await self._save(loss, metrics | self._time_since(begun))
+        self._sink.step(metrics | self._time_since(begun))
 
-    async def _save(self, loss: float | None) -> dict[str, float]:
-        self._state = replace(self._state, valid_reward=None if loss is None else -loss)
+    def _time_since(self, begun: float) -> dict[str, float]:
+        """Of a step that began then."""
+        now = time.monotonic()
+        return {"time_step_s": now - begun, "elapsed_s": now - self._begun}
+
+    async def _save(self, loss: float | None, metrics: dict[str, float]) -> dict[str, float]:
+        """Write a checkpoint; what is to be told of that. `metrics` are those of its step."""
+        self._state = replace(self._state, valid_reward=None if loss is None else -loss, metrics=metrics)
         saving = time.monotonic()
         path = await self._checkpoints.save(self._state, self._learner.save)
         saved = {"time_checkpoint_s": time.monotonic() - saving, "checkpoint_bytes": float(num_bytes(path))}

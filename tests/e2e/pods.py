@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def rayjob(pods: Pods, folder: Path) -> dict[str, Any]:
-    """The cluster is lost after the first step; the second one has the same command."""
+    """The cluster is lost after the first checkpoint; the second one has the same command."""
     job = one(OVERLAY, "RayJob")
     deployment = one(OVERLAY, "Deployment")["spec"]["template"]["spec"]
     container = deployment["containers"][0]
@@ -66,8 +66,8 @@ def rayjob(pods: Pods, folder: Path) -> dict[str, Any]:
     pods.start_cluster(cluster_spec(job), "first")
     _until(lambda: _listens(LEDGER, 8002), "the ledger's servers")
     _submit(job, "first")
-    steps = folder / "state" / "runs" / "job" / "metrics.jsonl"  # a step's line comes after its checkpoint
-    _until(lambda: _size(steps) > 0 or _ended("first"), "the first step", partial(_log, "first"))
+    checkpoints = folder / "state" / "runs" / "job" / "checkpoints"
+    _until(lambda: any(checkpoints.glob("step-??????")) or _ended("first"), "a checkpoint", partial(_log, "first"))
     if _ended("first"):
         return {"first": _status("first"), "log": _log("first")}
     pods.kill("first")
@@ -229,10 +229,6 @@ def _ask(method: str, url: str, body: Any = None, key: str = TOKEN) -> tuple[int
         return error.code, error.read().decode()
     except OSError as error:
         return 0, str(error)
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
 
 
 def _listens(address: str, port: int) -> bool:

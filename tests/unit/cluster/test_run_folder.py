@@ -81,6 +81,15 @@ def test_a_killed_run_keeps_its_whole_lines_and_a_resumed_one_goes_on(tmp_path):
     assert second == Event(second.time, "warn", "second", {"engine": 0})
 
 
+def test_a_step_that_a_killed_run_did_not_tell_of_is_known(tmp_path):
+    run = RunFolder(tmp_path)
+    run.step({"step": 1.0})
+    run.close()
+    assert run.lacks({"step": 2.0, "loss": 0.5})
+    assert not run.lacks({"step": 1.0, "loss": 0.5})
+    assert not run.lacks({}), "a checkpoint between two steps tells nothing"
+
+
 def test_rollouts_of_a_repeated_step_replace_the_earlier_ones(tmp_path, synthetic):
     run = RunFolder(tmp_path)
     for version in (1, 2):

@@ -259,6 +259,20 @@ async def test_stopping_breaks_off_waiting_for_rollouts(tmp_path: Path) -> None:
     assert made.rollouts.in_flight == 0
 
 
+async def test_a_checkpoint_holds_what_is_told_of_its_step_but_for_what_it_cost(tmp_path: Path) -> None:
+    made = Made(tmp_path, steps=2)
+    await made.loop.run()
+    latest = made.checkpoints.latest()
+    assert latest is not None
+    told = made.sink.steps[-1]
+    assert told.keys() - latest[1].metrics.keys() == {"time_checkpoint_s", "checkpoint_bytes"}
+    later = {"time_step_s", "elapsed_s"}
+    assert {k: v for k, v in told.items() if k in latest[1].metrics.keys() - later} == {
+        k: v for k, v in latest[1].metrics.items() if k not in later
+    }
+    assert latest[1].metrics["full_valid_n"] == 3.0
+
+
 async def test_a_resumed_job_skips_no_row_and_sees_none_twice(tmp_path: Path) -> None:
     first = Made(tmp_path, steps=12, n_epochs=4, eval_interval=5, validate=False)
     first.learner._report = lambda step: (first.loop.stop() if step == 5 else None) or StepReport({}, applied=True)
