@@ -4,7 +4,8 @@
 
 The ledger's job with a learning rate of almost 0, so that every step does the same work, an engine and a learner rank
 on a core each. The possible gain is (T_gen + T_learn) / max(T_gen, T_learn), with both times taken from the run that
-is strictly on-policy. The first two steps are left out. `--median-s` and `--p99-s` make the tools slow.
+is strictly on-policy. Times are means, for steps with staleness come in twos, a long one and a short one; the first two
+are left out. `--median-s` and `--p99-s` make the tools slow.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from statistics import median
+from statistics import fmean
 from typing import Any
 
 from benchmarks.ledger_seeds import run
@@ -22,7 +23,7 @@ NO_FILES = {"validation_file": None, "test_file": None}
 
 
 def step_times(staleness: int, steps: int, *server_options: str) -> tuple[float, float, float]:
-    """Medians over steps, in seconds: of the whole step, of waiting for rollouts, of learning and publishing."""
+    """Means over steps, in seconds: of the whole step, of waiting for rollouts, of learning and publishing."""
     settings: dict[str, Any] = {
         "algorithm.max_staleness": staleness,
         "algorithm.learning_rate": 1e-9,
@@ -32,11 +33,7 @@ def step_times(staleness: int, steps: int, *server_options: str) -> tuple[float,
     folder, _ = run(7, "data/train.jsonl", settings, *server_options, files=NO_FILES, rows=steps * 16)
     metrics = folder.metrics()[WARM_UP_STEPS:-1]  # the last one writes the checkpoint
     learning = [m["time_learn_s"] + m["time_sync_s"] for m in metrics]
-    return (
-        median(m["time_step_s"] for m in metrics),
-        median(m["time_wait_s"] for m in metrics),
-        median(learning),
-    )
+    return fmean(m["time_step_s"] for m in metrics), fmean(m["time_wait_s"] for m in metrics), fmean(learning)
 
 
 def main() -> None:
