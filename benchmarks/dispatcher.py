@@ -1,11 +1,11 @@
 """Tool calls a second through the dispatcher, and what it adds to their latency, against bare aiohttp.
 
-    python -m benchmarks.dispatcher [--runs 3] [--in-flight 500 5000] [--no-ray]
+    python -m benchmarks.dispatcher [--runs 3] [--in-flight 500 5000] [--per-s 500] [--no-ray]
 
 One server in a process of its own answers after a log-normal latency. Ours: the Dispatcher in an event loop like its
 actor's, and the actor as an engine reaches it, one message a turn. The baseline: aiohttp's client alone, same server,
 same bodies, as many in flight. Calls a second are taken with the server answering at once; latencies with calls coming
-in evenly at half of the slower side's rate, so that they show what a call costs and not a queue.
+in evenly, `--per-s` of them or at half of the slower side's rate, so that they show what a call costs and not a queue.
 """
 
 from __future__ import annotations
@@ -168,7 +168,9 @@ async def pair(
     return await measure(ours), baseline
 
 
-async def measure(url: str, in_flight: int, runs: int, calls: int, ray_too: bool) -> list[Figure]:
+async def measure(
+    url: str, in_flight: int, runs: int, calls: int, ray_too: bool, calls_per_s: float | None
+) -> list[Figure]:
     """All figures at one number of calls in flight."""
     figures: dict[tuple[str, str], list[tuple[float, float]]] = {}
     # As many as are to be in flight when they come in at the rate: the latency is in the path.
@@ -189,7 +191,7 @@ async def measure(url: str, in_flight: int, runs: int, calls: int, ray_too: bool
                     lambda send: rate(send, in_flight, calls),
                     run % 2 == 0,
                 )
-                per_s = min(in_flight / (slow_ms / 1000), min(quick) / 2)
+                per_s = calls_per_s or min(in_flight / (slow_ms / 1000), min(quick) / 2)
                 slow = await pair(
                     through(dispatchers[slow_ms]),
                     bare(s, f"{url}/{slow_ms}"),
@@ -217,6 +219,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--in-flight", type=int, nargs="+", default=[500, 5000])
     parser.add_argument("--calls", type=int, default=10_000)
+    parser.add_argument("--per-s", type=float, help="calls a second while latencies are taken")
     parser.add_argument("--no-ray", action="store_true")
     options = parser.parse_args()
     raise_file_limit()
@@ -225,7 +228,8 @@ def main() -> None:
     figures = []
     with tool_server() as url:
         for in_flight in options.in_flight:
-            figures += uvloop.run(measure(url, in_flight, options.runs, options.calls, not options.no_ray))
+            how = (options.runs, options.calls, not options.no_ray, options.per_s)
+            figures += uvloop.run(measure(url, in_flight, *how))
     report(figures)
     for figure in figures:
         if figure.unit == "ms":
