@@ -24,6 +24,7 @@ QUICK: list[list[str]] = [
     ["metrics", "--runs", "3", "--episodes", "256"],
 ]
 FULL: list[list[str]] = [
+    ["channel"],
     ["dispatcher", "--runs", "5"],
     ["api", "--seconds", "10"],
     ["learner"],

@@ -1,0 +1,90 @@
+"""What a call to an actor costs in processor time, caller and callee together: over a Channel, against a Ray call.
+
+    python -m benchmarks.channel [--per-s 330] [--runs 3]
+
+Calls as large as a turn of the ledger, coming in evenly, answered after 0 to 0.2 s; what the waiting itself costs is
+taken off both sides.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
+
+import ray
+
+from actors.channel import Channel, Reachable
+from benchmarks.common import Figure, report
+from benchmarks.dispatcher import ARGUMENTS, ITEM
+from trainer.errors import ToolFailed
+
+SECONDS = 6
+CALL = ("trace_" + "a" * 32, ITEM, [["call_" + "b" * 24, "search", ARGUMENTS]])
+RESULT = [["call_" + "b" * 24, "net income of vorzen in 2013: 3363", None, 0.1, 0, False]]
+
+
+async def answer(*arguments: Any) -> Any:
+    await asyncio.sleep(random.random() / 5)
+    return RESULT
+
+
+class Callee(Reachable):
+    def __init__(self) -> None:
+        self._reach_by({"answer": answer})
+
+    async def answer(self, *arguments: Any) -> Any:
+        return await answer(*arguments)
+
+    async def cpu_s(self) -> float:
+        return time.process_time()
+
+
+class Caller:
+    """In an actor too, as engines are."""
+
+    def __init__(self, callee: Any) -> None:
+        self._callee = callee
+        self._channel = Channel(callee, "the callee", ToolFailed)
+
+    async def cost_ms(self, how: str, per_s: float) -> float:
+        """Of one call."""
+        sends: dict[str, Callable[[], Awaitable[Any]]] = {
+            "ray": lambda: self._callee.answer.remote(*CALL),
+            "channel": lambda: self._channel.call("answer", *CALL),
+            "nothing": answer,
+        }
+        count = int(SECONDS * per_s)
+        spent: float = -time.process_time() - await self._callee.cpu_s.remote()
+        begun, tasks = time.perf_counter(), []
+        for number in range(count):
+            await asyncio.sleep(max(0.0, begun + number / per_s - time.perf_counter()))
+            tasks.append(asyncio.ensure_future(sends[how]()))
+        await asyncio.gather(*tasks)
+        callee_s: float = await self._callee.cpu_s.remote()
+        return (spent + time.process_time() + callee_s) / count * 1000
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--per-s", type=float, default=330, help="calls a second; an engine has about as many turns")
+    parser.add_argument("--runs", type=int, default=3)
+    options = parser.parse_args()
+    ray.init("local", num_cpus=2, include_dashboard=False)
+    callee: Any = cast(Any, ray.remote(Callee)).options(num_cpus=0, max_concurrency=10_000).remote()
+    caller: Any = cast(Any, ray.remote(Caller)).options(num_cpus=0, max_concurrency=10_000).remote(callee)
+    runs = []
+    for run in range(options.runs + 1):
+        nothing, channel, by_ray = (
+            ray.get(caller.cost_ms.remote(how, options.per_s)) for how in ("nothing", "channel", "ray")
+        )
+        if run:  # the first one warms up
+            runs.append((channel - nothing, by_ray - nothing))
+    report([Figure("call_to_an_actor", "ms", tuple(runs))])
+
+
+if __name__ == "__main__":
+    main()
