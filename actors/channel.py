@@ -21,7 +21,7 @@ import secrets
 import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import ray
@@ -36,6 +36,8 @@ CONNECT_S = 5.0
 """To connect, and for the secret to come."""
 CONNECT_TRIES = 2
 """An actor may die between saying where it listens and hearing from us; another one listens elsewhere."""
+WELCOME = b"."
+"""What answers the secret: whoever else listens there by now does not say it."""
 LENGTH_BYTES = 4
 Method = Callable[..., Awaitable[Any]]
 """Takes and gives what JSON can hold; raises an RftError for what is wrong on purpose."""
@@ -47,7 +49,7 @@ class Door:
 
     host: str
     port: int
-    secret: str
+    secret: str = field(repr=False)
 
 
 # -- in the actor ------------------------------------------------------------------------------------------------------
@@ -100,6 +102,7 @@ class Listener:
                 said = await reader.readexactly(len(self._secret))
             if not hmac.compare_digest(said, self._secret.encode()):
                 return
+            writer.write(WELCOME)
             while True:
                 number, *call = await _read(reader)
                 if call:
@@ -184,14 +187,28 @@ class Channel:
                 break
             try:
                 async with asyncio.timeout(CONNECT_S):
-                    reader, writer = await asyncio.open_connection(door.host, door.port)
-            except OSError as error:
-                LOG.warning("no connection to %s at %s:%d: %s", self._what, door.host, door.port, error)
+                    reader, writer = await _enter(door)
+            except (OSError, EOFError) as error:
+                LOG.warning("no connection to %s at %s:%d: %r", self._what, door.host, door.port, error)
                 continue
-            writer.write(door.secret.encode())
             self._connection = _Connection(reader, writer, self._actor.lifeline.remote())
             return
         self._connection, self._by_ray = None, True
+
+
+async def _enter(door: Door) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """
+    Raises:
+        OSError, EOFError: nobody listens there, or not whom we look for.
+    """
+    reader, writer = await asyncio.open_connection(door.host, door.port)
+    try:
+        writer.write(door.secret.encode())
+        await reader.readexactly(len(WELCOME))
+    except BaseException:
+        writer.close()
+        raise
+    return reader, writer
 
 
 class _Broken(Exception):
@@ -221,7 +238,8 @@ class _Connection:
         try:
             return await answer
         except asyncio.CancelledError:
-            self._writer.write(_frame([number]))
+            if self.broken is None:
+                self._writer.write(_frame([number]))
             raise
         finally:
             self._waiting.pop(number, None)

@@ -157,6 +157,14 @@ async def test_an_actor_that_is_lost_breaks_its_calls_and_the_next_go_to_the_one
     assert actor.doors == 2, "three that lost their connection look for one new one"
 
 
+async def test_an_actor_that_listens_elsewhere_by_now_is_asked_again(channel: Channel, actor: FakeActor) -> None:
+    old = await actor.listener.door(HOST)
+    told = [Door(HOST, old.port, "0" * len(old.secret)), old]  # of one that died: its secret opens nothing
+    actor.door = Remote(lambda: actor._give(told.pop(0)))
+    assert await channel.call("echo", 1) == [1]
+    assert actor.by_ray == 0 and not told
+
+
 async def test_where_no_connection_leads_calls_go_by_ray(channel: Channel, actor: FakeActor) -> None:
     actor.reachable = False
     assert list(await asyncio.gather(channel.call("echo", 1), channel.call("echo", 2))) == [(1,), (2,)]
