@@ -205,7 +205,7 @@ async def _enter(door: Door) -> tuple[asyncio.StreamReader, asyncio.StreamWriter
     try:
         writer.write(door.secret.encode())
         await reader.readexactly(len(WELCOME))
-    except BaseException:
+    except BaseException:  # cancelled too: no socket is left behind
         writer.close()
         raise
     return reader, writer

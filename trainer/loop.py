@@ -20,7 +20,7 @@ from trainer.checkpoint import Checkpoints, LoopState, num_bytes
 from trainer.data import RowOrder
 from trainer.errors import Halted, first_error
 from trainer.evaluate import Evaluation, evaluate
-from trainer.metrics import rollout_metrics, slow_rows_ratio
+from trainer.metrics import rollout_metrics, slow_rows_ratio, step_times
 from trainer.protocols import EventSink, Learner, Rollouts
 from trainer.spec import AlgorithmSpec, Plan
 from trainer.types import Group, GroupRequest, SyncReport, Task, TrainSequence
@@ -167,13 +167,8 @@ class Loop:
             evaluating = time.monotonic()
             evaluation = await self._evaluate()
             metrics |= _validation_metrics(evaluation) | {"time_eval_s": time.monotonic() - evaluating}
-            metrics |= await self._save(evaluation, metrics | self._time_since(begun))
-        self._sink.step(metrics | self._time_since(begun))
-
-    def _time_since(self, begun: float) -> dict[str, float]:
-        """Of a step that began then."""
-        now = time.monotonic()
-        return {"time_step_s": now - begun, "elapsed_s": now - self._begun}
+            metrics |= await self._save(evaluation, metrics | step_times(begun, self._begun))
+        self._sink.step(metrics | step_times(begun, self._begun))
 
     def _sequences(self, batch: Batch) -> list[TrainSequence]:
         sequences = []

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -206,6 +207,12 @@ def prometheus_name(entry: str) -> str:
     """`tool/<tool>/latency_s_mean` -> `agent_rft_tool_latency_seconds_mean`; a counter's samples end in `_total`."""
     plain = "_".join(part for part in entry.split("/") if not part.startswith("<"))
     return "agent_rft_" + re.sub(r"_s(?=_|$)", "_seconds", plain)
+
+
+def step_times(begun: float, run_begun: float) -> dict[str, float]:
+    """Of a step and a run that began then (`time.monotonic`), up to now."""
+    now = time.monotonic()
+    return {"time_step_s": now - begun, "elapsed_s": now - run_begun}
 
 
 def rollout_metrics(rollouts: Sequence[Rollout], discarded: Sequence[Discarded] = ()) -> dict[str, float]:

@@ -16,6 +16,7 @@ from trainer.batch import WeightedSequence
 from trainer.chat import Renderer
 from trainer.checkpoint import Checkpoints, LoopState, num_bytes
 from trainer.data import RowOrder
+from trainer.metrics import step_times
 from trainer.protocols import EventSink
 from trainer.spec import Plan, SupervisedAlgorithm
 from trainer.types import StepReport, Task
@@ -110,13 +111,8 @@ class SupervisedLoop:
                 loss = await self._learner.supervised_loss(self._sequences(self._validation))
                 metrics["full_valid_loss"] = loss
                 self._sink.event("info", f"validation at step {step}: loss {loss:.4f} ({len(self._validation)} rows)")
-            metrics |= await self._save(loss, metrics | self._time_since(begun))
-        self._sink.step(metrics | self._time_since(begun))
-
-    def _time_since(self, begun: float) -> dict[str, float]:
-        """Of a step that began then."""
-        now = time.monotonic()
-        return {"time_step_s": now - begun, "elapsed_s": now - self._begun}
+            metrics |= await self._save(loss, metrics | step_times(begun, self._begun))
+        self._sink.step(metrics | step_times(begun, self._begun))
 
     async def _save(self, loss: float | None, metrics: dict[str, float]) -> dict[str, float]:
         """Write a checkpoint; what is to be told of that. `metrics` are those of its step."""
