@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError
 
-from actors.channel import LENGTH_BYTES, Channel, Door, Listener
+from actors.channel import LENGTH_BYTES, Channel, Door, Listener, Reachable, ray_encrypts
 from tests.fakes_http import until
 from trainer.errors import EndpointRefused, ToolFailed
 
@@ -170,6 +170,21 @@ async def test_where_no_connection_leads_calls_go_by_ray(channel: Channel, actor
     assert list(await asyncio.gather(channel.call("echo", 1), channel.call("echo", 2))) == [(1,), (2,)]
     assert actor.by_ray == 2
     assert actor.doors == 2, "it was tried twice, and then no more"
+
+
+async def test_where_the_actor_opens_no_door_calls_go_by_ray_and_errors_cross_as_values(actor: FakeActor) -> None:
+    callee = Reachable()
+    callee._reach_by(actor.listener.methods)
+    actor.door, actor.call = Remote(lambda: actor._give(None)), Remote(callee.call)
+    channel = Channel(actor, "the tool dispatcher", ToolFailed)
+    assert await channel.call("echo", 1) == (1,)
+    with pytest.raises(EndpointRefused, match="tool 'x' refused us"):
+        await channel.call("fails")
+
+
+def test_it_is_known_whether_ray_encrypts() -> None:
+    assert ray_encrypts({"RAY_USE_TLS": "1"})
+    assert not ray_encrypts({"RAY_USE_TLS": "0"}) and not ray_encrypts({})
 
 
 @pytest.mark.parametrize("said", [b"", b"short", b"0" * 64])

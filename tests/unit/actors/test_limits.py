@@ -49,7 +49,7 @@ def test_it_begins_small_and_doubles_in_each_round_trip_up_to_its_end() -> None:
 
 
 @pytest.mark.parametrize("most", [8, 64, 1000])
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", range(4))
 def test_the_natural_spread_of_latencies_does_not_shrink_it(most: int, seed: int) -> None:
     latency = log_normal(seed)
     limit = AdaptiveLimit(most)
