@@ -11,10 +11,11 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
@@ -79,6 +80,15 @@ class Row:
         return [("after", self.after)] if self.before is None else [("before", self.before), ("after", self.after)]
 
 
+@cache
+def _template() -> Template:
+    environment = Environment(
+        loader=PackageLoader("cluster", ""), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )
+    environment.globals |= {"said": said, "cut": cut, "facts": facts, "call_note": call_note, "tries": _tries}
+    return environment.get_template("report.html")
+
+
 def write_report(run: RunFolder | Path) -> Path:
     """Write `report.html` into a run's folder, whole or not at all.
 
@@ -97,12 +107,8 @@ def write_report(run: RunFolder | Path) -> Path:
         ("How the training went", figures(HEALTH, steps)),
     )
     rows = [] if compared is None else _rows(compared)
-    environment = Environment(
-        loader=PackageLoader("cluster", ""), autoescape=True, undefined=StrictUndefined, trim_blocks=True
-    )
-    environment.globals |= {"said": said, "cut": cut, "facts": facts, "call_note": call_note, "tries": _tries}
     spec = job.get("job", {})
-    html = environment.get_template("report.html").render(
+    html = _template().render(
         nonce=secrets.token_urlsafe(16),
         plotly_js=Markup(get_plotlyjs()),
         name=run.path.resolve().name,

@@ -1,20 +1,26 @@
-"""Databases for tests of stores; tests/integration runs the same tests on a real PostgreSQL."""
+"""Databases for tests of stores; tests/integration runs the same tests on a real PostgreSQL.
+
+SQLAlchemy and Alembic are imported where they are used: the process that hands the tests out reads this file first.
+"""
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from cluster.database import Database
-from cluster.migrate import migrate
+if TYPE_CHECKING:
+    from cluster.database import Database
 
 
 @pytest.fixture
 def empty_database(tmp_path: Path) -> Iterator[Database]:
     """Without tables."""
+    from cluster.database import Database
+
     database = Database.of_folder(tmp_path)
     yield database
     database.close()
@@ -23,6 +29,9 @@ def empty_database(tmp_path: Path) -> Iterator[Database]:
 @pytest.fixture(scope="session")
 def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a database that has all tables, and nothing in them."""
+    from cluster.database import Database
+    from cluster.migrate import migrate
+
     folder = tmp_path_factory.mktemp("database")
     database = Database.of_folder(folder)
     migrate(database)
@@ -33,6 +42,8 @@ def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def any_database(migrated: Path, tmp_path: Path) -> Iterator[Database]:
     """With all tables."""
+    from cluster.database import Database
+
     shutil.copytree(migrated, tmp_path, dirs_exist_ok=True)
     database = Database.of_folder(tmp_path)
     yield database

@@ -47,9 +47,8 @@ async def test_the_first_key_opens_the_whole_api(state: ServerState) -> None:
         made = await openai_of(client, token).files.create(file=("a.jsonl", b"{}"), purpose="fine-tune")
         assert [file.id async for file in openai_of(client, token).files.list()] == [made.id]
         state.keys.revoke(token.split("-")[2])
-        async with asyncio.timeout(10 * KNOWN_S):
-            while (await client.get("/v1/files", headers={"Authorization": f"Bearer {token}"})).status_code != 401:
-                pass
+        await asyncio.sleep(KNOWN_S)
+        assert (await client.get("/v1/files", headers={"Authorization": f"Bearer {token}"})).status_code == 401
 
 
 def test_the_openapi_page_tells_of_every_route_and_its_errors(state: ServerState) -> None:
