@@ -1,4 +1,4 @@
-"""Calls to an actor over a connection of its own, for those of which each turn needs one.
+"""Calls to an actor over a connection of its own, for those that each rollout or each of its turns needs.
 
 A Ray call costs 2.3 ms of processor time, caller and callee together, a call here 0.3 (`benchmarks.channel`). Ray keeps
 what it is good at: it says where the actor listens and hands over the secret that opens the door; and one call that
@@ -136,13 +136,17 @@ class Listener:
 
 
 class Channel:
-    """To one actor that Ray starts anew where it dies, from one event loop; connected by the first call. `what` names
-    the actor and `lost` is raised where it died."""
+    """To one actor, from one event loop; connected by the first call. `what` names the actor and `lost` is raised where
+    it died or took longer than `deadline_s` for a call. `restarts`: Ray starts it anew where it dies."""
 
-    def __init__(self, actor: Any, what: str, lost: type[Discard]) -> None:
+    def __init__(
+        self, actor: Any, what: str, lost: type[Discard], deadline_s: float = DEADLINE_S, *, restarts: bool = True
+    ) -> None:
         self._actor = actor
         self._what = what
         self._lost = lost
+        self._deadline_s = deadline_s
+        self._restarts = restarts
         self._connection: _Connection | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._by_ray = False
@@ -152,25 +156,31 @@ class Channel:
 
         Raises:
             RftError: the one that the method raised.
-            Discard: `lost`, where the actor died, said once it answers again, or did not answer in time.
+            Discard: `lost`, where the actor died, said once it answers again if it restarts, or did not answer in time.
         """
         await self._connect()
         connection = self._connection
         if connection is None:
-            ref = self._actor.call.remote(method, arguments)
-            return await ask_helper(self._actor, ref, self._what, self._lost)
+            return await self._call_by_ray(method, arguments)
         try:
-            async with asyncio.timeout(DEADLINE_S) as deadline:
+            async with asyncio.timeout(self._deadline_s) as deadline:
                 return await connection.call(method, arguments)
         except TimeoutError:
             if not deadline.expired():
                 raise
-            raise self._lost(f"{self._what} did not answer within {DEADLINE_S:g} s", kind="late") from None
+            raise self._lost(f"{self._what} did not answer within {self._deadline_s:g} s", kind="late") from None
         except _Broken as broken:
-            with suppress(Discard):
-                await self._connect()
+            if self._restarts:
+                with suppress(Discard):
+                    await self._connect()
             why = f"the process of {self._what} was lost during a call ({broken})"
             raise self._lost(why, kind=broken.kind) from None
+
+    async def _call_by_ray(self, method: str, arguments: Sequence[Any]) -> Any:
+        ref = self._actor.call.remote(method, arguments)
+        if self._restarts:
+            return await ask_helper(self._actor, ref, self._what, self._lost, self._deadline_s)
+        return await ask(ref, self._what, self._lost, self._deadline_s)
 
     async def _connect(self) -> None:
         """See that there is a connection, or that there cannot be one.
@@ -186,7 +196,7 @@ class Channel:
 
     async def _connect_now(self) -> None:
         for _ in range(CONNECT_TRIES):
-            ref = self._actor.door.options(max_task_retries=-1).remote()
+            ref = self._actor.door.options(max_task_retries=-1 if self._restarts else 0).remote()
             door: Door | None = await ask(ref, self._what, self._lost, RESTART_S)
             if door is None:
                 break

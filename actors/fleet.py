@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Container, Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
@@ -24,6 +24,7 @@ from actors.episode import RolloutRequest
 from actors.groups import Groups
 from actors.holdback import Holdback, OnEvent
 from actors.outcome import QUICK_S, ask
+from actors.rollout_worker import RolloutWorkerClient
 from actors.shared_memory import remove_leftovers
 from actors.watchdog import Watched, pulse_of
 from actors.weight_sync import WeightSync
@@ -64,6 +65,7 @@ class _Seat:
     worker: Any
     in_flight: int = 0
     ready: bool = False
+    client: RolloutWorkerClient = field(init=False)
 
     @property
     def name(self) -> str:
@@ -208,11 +210,10 @@ class Fleet:
             if self._failure is not None:
                 raise self._failure
             seat = min((seat for seat in self._seats if seat.ready), key=lambda seat: seat.in_flight)
-            worker = seat.worker
+            worker, client = seat.worker, seat.client
             seat.in_flight += 1
         try:
-            ref = worker.run.remote(request)
-            outcome: Rollout | Discarded = await ask(ref, seat.name, EngineFailed, self._rollout_s)
+            outcome: Rollout | Discarded = await client.run(request)
         except EngineFailed as error:
             outcome = Discarded("", request.task.row_id, request.sample, error.reason, error.message)
         finally:
@@ -230,6 +231,7 @@ class Fleet:
     async def _fill(self, seat: _Seat) -> None:
         """Start a worker for a seat and bring it to the last published version."""
         seat.worker, seat.in_flight = self._spawn(seat.index), 0
+        seat.client = RolloutWorkerClient(seat.worker, seat.name, self._rollout_s)
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
                 await ask(seat.worker.start.remote(), seat.name, EngineFailed)

@@ -65,11 +65,11 @@ def kind_of(error: RayError) -> str:
     return UNREACHABLE if isinstance(error, ActorUnavailableError) else LOST
 
 
-async def ask_helper(actor: Any, ref: Any, what: str, lost: type[Discard]) -> Any:
+async def ask_helper(actor: Any, ref: Any, what: str, lost: type[Discard], timeout_s: float = DEADLINE_S) -> Any:
     """As `ask`, of an actor that Ray starts anew: that it died is said once it answers again, so that whoever tries
     anew finds it there."""
     try:
-        return await ask(ref, what, lost)
+        return await ask(ref, what, lost, timeout_s)
     except Discard as error:
         if error.details.get("kind") in (LOST, UNREACHABLE):
             with suppress(Discard):

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from actors.channel import Channel, Reachable
 from actors.dispatcher_actor import DispatcherClient, OwnedSessions
 from actors.engine import Engine, EngineConfig, Layout
 from actors.episode import EpisodeRunner, EpisodeSpec, RolloutRequest
@@ -21,7 +22,8 @@ from actors.parsing import VllmParser
 from actors.process import importing
 from actors.telemetry import Place, start_telemetry
 from trainer.chat import Renderer
-from trainer.errors import RftError
+from trainer.errors import EngineFailed, RftError
+from trainer.rollout_json import outcome_as_json, outcome_from_json, task_as_json, task_from_json
 from trainer.types import Discarded, Rollout
 
 
@@ -41,7 +43,7 @@ class WorkerConfig:
     metrics: Place | None = None
 
 
-class RolloutWorker:
+class RolloutWorker(Reachable):
     """Runs rollouts on its own engine. Methods that may fail on purpose return the error as a value."""
 
     def __init__(self, config: WorkerConfig) -> None:
@@ -50,6 +52,7 @@ class RolloutWorker:
         self._recorder = start_telemetry(config.metrics, config.name)
         self._recorder.begin("engine_pause_s")
         self._recorder.add(self._engine.live)
+        self._reach_by({"run": self._run})
 
     async def start(self) -> RftError | None:
         """Load the engine and what its episodes need."""
@@ -77,9 +80,8 @@ class RolloutWorker:
             None if owner is None else OwnedSessions(dispatcher, owner),
         )
 
-    async def run(self, request: RolloutRequest) -> Rollout | Discarded | RftError:
-        """One rollout to its end; a `UserError` comes back as a value."""
-        return await outcome_of(self._runner.run(request))
+    async def _run(self, task: dict[str, Any], *rest: Any) -> dict[str, Any]:
+        return outcome_as_json(await self._runner.run(RolloutRequest(task_from_json(task), *rest)))
 
     async def stage(self, data: NDArray[np.uint8], layout: Layout) -> RftError | None:
         return await outcome_of(asyncio.to_thread(self._engine.stage, data, layout))
@@ -119,3 +121,16 @@ class RolloutWorker:
 
     async def shutdown(self) -> None:
         self._engine.shutdown()
+
+
+class RolloutWorkerClient:
+    """What the fleet holds to have rollouts run by a worker. `timeout_s` is longer than any rollout takes."""
+
+    def __init__(self, actor: Any, name: str, timeout_s: float) -> None:
+        self._channel = Channel(actor, name, EngineFailed, timeout_s, restarts=False)
+
+    async def run(self, request: RolloutRequest) -> Rollout | Discarded:
+        """As EpisodeRunner.run; raises EngineFailed also where the worker's process died or stands still."""
+        r = request
+        values = await self._channel.call("run", task_as_json(r.task), r.epoch, r.sample, r.attempt, r.temperature)
+        return outcome_from_json(values)

@@ -1,11 +1,13 @@
 """Sampled tokens a second of whole multi-turn episodes with slow tools, against the same turns back to back.
 
     python -m benchmarks.rollout_goodput [--runs 3] [--episodes 640] [--admitted 192] [--median-s 0.2 --p99-s 2]
+                                         [--layers 16]
 
 Ours: the ledger's test rows on one engine with 64 slots, agent, tools, grader and all; `--admitted` episodes under way
 at a time. The baseline gives the same engine the turns that were just recorded (prompts and lengths), one behind the
 other, with no agent and no tools. Beside it stands one plain completion per episode, as long as the episode's turns
-together. Rates are those of the steady middle, each side begins with an empty prefix cache.
+together. Rates are those of the steady middle, each side begins with an empty prefix cache. With `--layers` the base
+model is as deep as that by layers that add nothing: the same agent, which costs the engine what a larger one does.
 """
 
 from __future__ import annotations
@@ -86,8 +88,8 @@ async def measure(options: argparse.Namespace) -> list[Figure]:
     if options.median_s > 0:
         latency = ["--latency-median-s", str(options.median_s), "--latency-p99-s", str(options.p99_s)]
     turns_runs, plain_runs = [], []
-    async with ledger_fleet(SLOTS, *latency) as ledger:
-        await episodes_rate(ledger, 2 * SLOTS, SLOTS, epoch=0)  # warms connections and compiled code up
+    async with ledger_fleet(SLOTS, *latency, layers=options.layers) as ledger:
+        await episodes_rate(ledger, 2 * options.admitted, options.admitted, epoch=0)  # limits grow, code is compiled
         for epoch in range(1, options.runs + 1):
             await ledger.worker.forget.remote()
             ours, rollouts = await episodes_rate(ledger, options.episodes, options.admitted, epoch)
@@ -98,6 +100,8 @@ async def measure(options: argparse.Namespace) -> list[Figure]:
             turns_runs.append((ours, turns))
             plain_runs.append((ours, plain))
     name = f"rollout_goodput_{options.median_s:g}s_tools"
+    if options.layers is not None:
+        name += f"_{options.layers}_layers"
     return [
         Figure(name, "tokens/s", tuple(turns_runs)),
         Figure(f"{name}_vs_plain", "tokens/s", tuple(plain_runs)),
@@ -109,6 +113,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--episodes", type=int, default=640)
     parser.add_argument("--admitted", type=int, default=192, help="episodes under way at a time")
+    parser.add_argument("--layers", type=int, help="of a base model that says the same and costs more (it has 2)")
     parser.add_argument("--median-s", type=float, default=0.2, help="of the tools' latency; 0: as fast as they are")
     parser.add_argument("--p99-s", type=float, default=2.0)
     report(asyncio.run(measure(parser.parse_args())))

@@ -9,10 +9,13 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, cast
 
 import psutil
 import ray
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from actors.dispatcher_actor import start_dispatchers
 from actors.engine import EngineConfig
@@ -99,20 +102,27 @@ class LedgerFleet:
 
 
 @asynccontextmanager
-async def ledger_fleet(slots: int, *server_options: str) -> AsyncIterator[LedgerFleet]:
+async def ledger_fleet(slots: int, *server_options: str, layers: int | None = None) -> AsyncIterator[LedgerFleet]:
     """Tools, grader, dispatcher and one engine with `slots` slots, as a training run would start them."""
-    async with ledger_fleets(slots, [None], *server_options) as (fleet,):
+    async with ledger_fleets(slots, [None], *server_options, layers=layers) as (fleet,):
         yield fleet
 
 
 @asynccontextmanager
 async def ledger_fleets(
-    slots: int, places: Sequence[Place | None], *server_options: str, vllms_own: bool = True
+    slots: int,
+    places: Sequence[Place | None],
+    *server_options: str,
+    vllms_own: bool = True,
+    layers: int | None = None,
 ) -> AsyncIterator[list[LedgerFleet]]:
-    """One fleet for each of `places`, where it and vLLM tell their metrics, beside the same tools and grader."""
-    with services(*server_options) as environment:
+    """One fleet for each of `places`, where it and vLLM tell their metrics, beside the same tools and grader. `layers`:
+    with the base model made as deep as that."""
+    with services(*server_options) as environment, TemporaryDirectory() as folder:
         os.environ.update(environment)
         job = load_job(JOB)
+        if layers is not None:
+            job = job.model_copy(update={"model": deepened(Path(job.model), layers, Path(folder))})
         with ray_session(None) as nodes:
             prepared = await prepare(job, nodes, Path("/tmp"), LOCAL)
             seats = Seats(replace(prepared.placement, engines=len(places), learner_ranks=0), "benchmark")
@@ -125,6 +135,21 @@ async def ledger_fleets(
             finally:
                 for ledger in fleets:
                     await ledger.fleet.shutdown()
+
+
+def deepened(model: Path, layers: int, folder: Path) -> str:
+    """A model that says the same and costs more: what is added adds nothing to what passes through it."""
+    config = AutoConfig.from_pretrained(model)
+    kept = config.num_hidden_layers
+    config.num_hidden_layers, config.layer_types = layers, config.layer_types[:1] * layers
+    deep = AutoModelForCausalLM.from_pretrained(model, config=config)
+    with torch.no_grad():
+        for layer in deep.model.layers[kept:]:
+            layer.self_attn.o_proj.weight.zero_()
+            layer.mlp.down_proj.weight.zero_()
+    deep.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(model).save_pretrained(folder)
+    return str(folder)
 
 
 async def _fleet(

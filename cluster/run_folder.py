@@ -15,7 +15,6 @@ waits for a disk, and a write that fails is counted in `problems`, never raised.
 
 from __future__ import annotations
 
-import base64
 import io
 import json
 import math
@@ -33,12 +32,12 @@ from urllib.parse import urlsplit, urlunsplit
 
 import numpy as np
 import zstandard
-from numpy.typing import NDArray
 
 from trainer.evaluate import Evaluation
 from trainer.protocols import Level
+from trainer.rollout_json import outcome_as_json, outcome_from_json, task_from_json
 from trainer.spec import JobSpec, Plan
-from trainer.types import Discarded, Grade, Group, GroupRequest, Rollout, Task, ToolCall, ToolResult, Turn
+from trainer.types import Discarded, Group, GroupRequest, Rollout
 
 ROLLOUTS_SUFFIX = ".jsonl.zst"
 REDACTED = "**********"
@@ -219,73 +218,24 @@ def read_groups(path: Path) -> list[Group]:
         stream = zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
         for text in io.TextIOWrapper(stream, encoding="utf-8"):
             line = json.loads(text)
-            kind = line.pop("kind")
-            if kind == "group":
-                task = line.pop("task")
-                task = Task(**task | {"messages": tuple(task["messages"]), "tools": tuple(task["tools"])})
-                found.append((GroupRequest(task, **line), [], []))
-            elif kind == "rollout":
-                found[-1][1].append(_rollout(line))
+            if line["kind"] == "group":
+                request = line | {"task": task_from_json(line["task"])}
+                del request["kind"]
+                found.append((GroupRequest(**request), [], []))
+                continue
+            outcome = outcome_from_json(line)
+            if isinstance(outcome, Rollout):
+                found[-1][1].append(outcome)
             else:
-                found[-1][2].append(Discarded(**line))
+                found[-1][2].append(outcome)
     return [Group(request, tuple(rollouts), tuple(discarded)) for request, rollouts, discarded in found]
 
 
 def group_lines(group: Group) -> Iterator[dict[str, Any]]:
-    """kind `group` (the request with its whole row), then `rollout` and `discarded`.
-
-    Of a rollout's arrays [T], token_ids is a list, loss_mask and versions are run lengths [[value, length], ...], and
-    logprobs is base64 of little-endian float32: exact, and a third of the size of decimals.
-    """
+    """kind `group` (the request with its whole row), then those of `trainer.rollout_json`."""
     yield {"kind": "group"} | asdict(group.request)
-    for rollout in group.rollouts:
-        yield (
-            {"kind": "rollout"}
-            | {field.name: getattr(rollout, field.name) for field in fields(Rollout)}
-            | {
-                "token_ids": rollout.token_ids.tolist(),
-                "loss_mask": _runs(rollout.loss_mask),
-                "logprobs": base64.b64encode(rollout.logprobs.astype("<f4").tobytes()).decode(),
-                "versions": _runs(rollout.versions),
-                "turns": [asdict(turn) for turn in rollout.turns],
-                "grade": asdict(rollout.grade),
-            }
-        )
-    for discarded in group.discarded:
-        yield {"kind": "discarded"} | asdict(discarded)
-
-
-def _rollout(line: dict[str, Any]) -> Rollout:
-    return Rollout(
-        **line
-        | {
-            "token_ids": np.array(line["token_ids"], dtype=np.int32),
-            "loss_mask": _from_runs(line["loss_mask"], np.dtype(np.bool_)),
-            "logprobs": np.frombuffer(base64.b64decode(line["logprobs"]), dtype="<f4").astype(np.float32),
-            "versions": _from_runs(line["versions"], np.dtype(np.int32)),
-            "turns": tuple(_turn(turn) for turn in line["turns"]),
-            "grade": Grade(**line["grade"]),
-        }
-    )
-
-
-def _turn(turn: dict[str, Any]) -> Turn:
-    calls = tuple(ToolCall(**call) for call in turn["calls"])
-    results = tuple(ToolResult(**result) for result in turn["results"])
-    return Turn(**turn | {"calls": calls, "results": results})
-
-
-def _runs(values: NDArray[Any]) -> list[list[Any]]:
-    if not len(values):
-        return []
-    starts = np.flatnonzero(np.concatenate([[True], values[1:] != values[:-1]]))
-    lengths = np.diff(starts, append=len(values))
-    return [[value, length] for value, length in zip(values[starts].tolist(), lengths.tolist(), strict=True)]
-
-
-def _from_runs(runs: list[list[Any]], dtype: np.dtype[Any]) -> NDArray[Any]:
-    values, lengths = [run[0] for run in runs], [run[1] for run in runs]
-    return np.repeat(np.array(values, dtype=dtype), np.array(lengths, dtype=np.int64))
+    yield from map(outcome_as_json, group.rollouts)
+    yield from map(outcome_as_json, group.discarded)
 
 
 # -- plain values ------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError
 
 from actors.channel import LENGTH_BYTES, Channel, Door, Listener, Reachable, ray_encrypts
 from tests.fakes_http import until
-from trainer.errors import EndpointRefused, ToolFailed
+from trainer.errors import EndpointRefused, EngineFailed, ToolFailed
 
 HOST = "127.0.0.1"
 
@@ -57,7 +57,12 @@ class FakeActor:
 
     async def _call(self, method: str, arguments: Any) -> Any:
         self.by_ray += 1
-        return await self.listener.methods[method](*arguments)
+        answer = asyncio.ensure_future(self.listener.methods[method](*arguments))
+        try:
+            await asyncio.wait({answer, self.died}, return_when=asyncio.FIRST_COMPLETED)
+            return self.died.result() if self.died.done() else answer.result()
+        finally:
+            answer.cancel()
 
     async def _give(self, value: Any) -> Any:
         return value
@@ -155,6 +160,31 @@ async def test_an_actor_that_is_lost_breaks_its_calls_and_the_next_go_to_the_one
         assert lost.value.details["kind"] == ("lost" if isinstance(error, ActorDiedError) else "unreachable")
     assert await channel.call("echo", 1) == [1]
     assert actor.doors == 2, "three that lost their connection look for one new one"
+
+
+@pytest.mark.parametrize("reachable", [True, False])
+async def test_an_actor_that_nobody_starts_anew_is_given_up_at_once(actor: FakeActor, reachable: bool) -> None:
+    actor.reachable = reachable
+    channel = Channel(actor, "engine-0", EngineFailed, restarts=False)
+    waits = asyncio.create_task(channel.call("hangs", "x"))
+    await until(lambda: actor.under_way == 1)
+    doors = actor.doors
+    actor.pulse = actor.door = Remote(lambda: pytest.fail("it is asked although it is dead"))
+    actor.died.set_exception(ActorDiedError())
+    with pytest.raises(EngineFailed, match="the process of engine-0 was lost during a call"):
+        await waits
+    assert actor.doors == doors
+
+
+@pytest.mark.parametrize("reachable", [True, False])
+async def test_a_call_that_takes_too_long_is_cancelled(actor: FakeActor, reachable: bool) -> None:
+    actor.reachable = reachable
+    channel = Channel(actor, "engine-0", EngineFailed, 0.05, restarts=False)
+    with pytest.raises(EngineFailed, match=r"engine-0 did not answer within 0\.05 s"):
+        await channel.call("hangs", "x")
+    if reachable:
+        await until(lambda: actor.cancelled == ["x"])
+        assert await channel.call("echo", 1) == [1], "for the other calls it is as good as before"
 
 
 async def test_an_actor_that_listens_elsewhere_by_now_is_asked_again(channel: Channel, actor: FakeActor) -> None:

@@ -1,0 +1,90 @@
+"""How rollouts ended, and tasks, as JSON and back, bit by bit: as run folders keep them and as engines send them."""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainer.types import Discarded, Grade, Rollout, Task, ToolCall, ToolResult, Turn
+
+
+def outcome_as_json(outcome: Rollout | Discarded) -> dict[str, Any]:
+    """kind `rollout` or `discarded`.
+
+    Of a rollout's arrays [T], token_ids is a list, loss_mask and versions are run lengths [[value, length], ...], and
+    logprobs is base64 of little-endian float32: exact, and a third of the size of decimals.
+    """
+    if isinstance(outcome, Discarded):
+        return {"kind": "discarded"} | _shallow(outcome)
+    return (
+        {"kind": "rollout"}
+        | _shallow(outcome)
+        | {
+            "token_ids": outcome.token_ids.tolist(),
+            "loss_mask": _runs(outcome.loss_mask),
+            "logprobs": base64.b64encode(outcome.logprobs.astype("<f4").tobytes()).decode(),
+            "versions": _runs(outcome.versions),
+            "turns": [_turn_as_json(turn) for turn in outcome.turns],
+            "grade": _shallow(outcome.grade),
+        }
+    )
+
+
+def outcome_from_json(values: dict[str, Any]) -> Rollout | Discarded:
+    """What `outcome_as_json` was given."""
+    values = dict(values)
+    if values.pop("kind") == "discarded":
+        return Discarded(**values)
+    return Rollout(
+        **values
+        | {
+            "token_ids": np.array(values["token_ids"], dtype=np.int32),
+            "loss_mask": _from_runs(values["loss_mask"], np.dtype(np.bool_)),
+            "logprobs": np.frombuffer(base64.b64decode(values["logprobs"]), dtype="<f4").astype(np.float32),
+            "versions": _from_runs(values["versions"], np.dtype(np.int32)),
+            "turns": tuple(_turn_from_json(turn) for turn in values["turns"]),
+            "grade": Grade(**values["grade"]),
+        }
+    )
+
+
+def task_as_json(task: Task) -> dict[str, Any]:
+    return _shallow(task)
+
+
+def task_from_json(values: dict[str, Any]) -> Task:
+    """What `task_as_json` was given."""
+    return Task(**values | {"messages": tuple(values["messages"]), "tools": tuple(values["tools"])})
+
+
+def _turn_as_json(turn: Turn) -> dict[str, Any]:
+    calls, results = [_shallow(call) for call in turn.calls], [_shallow(result) for result in turn.results]
+    return _shallow(turn) | {"calls": calls, "results": results}
+
+
+def _turn_from_json(values: dict[str, Any]) -> Turn:
+    calls = tuple(ToolCall(**call) for call in values["calls"])
+    results = tuple(ToolResult(**result) for result in values["results"])
+    return Turn(**values | {"calls": calls, "results": results})
+
+
+def _shallow(record: Any) -> dict[str, Any]:
+    """As dataclasses.asdict, which copies each value: half of what sending a rollout would cost."""
+    return {field.name: getattr(record, field.name) for field in fields(record)}
+
+
+def _runs(values: NDArray[Any]) -> list[list[Any]]:
+    if not len(values):
+        return []
+    starts = np.flatnonzero(np.concatenate([[True], values[1:] != values[:-1]]))
+    lengths = np.diff(starts, append=len(values))
+    return [[value, length] for value, length in zip(values[starts].tolist(), lengths.tolist(), strict=True)]
+
+
+def _from_runs(runs: list[list[Any]], dtype: np.dtype[Any]) -> NDArray[Any]:
+    values, lengths = [run[0] for run in runs], [run[1] for run in runs]
+    return np.repeat(np.array(values, dtype=dtype), np.array(lengths, dtype=np.int64))
