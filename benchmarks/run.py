@@ -33,6 +33,7 @@ FULL: list[list[str]] = [
     ["python_grader"],
     ["weight_sync"],
     ["rollout_goodput"],
+    ["rollout_goodput", "--layers", "16"],
     ["metrics"],
     ["async_gain", "--staleness", "1", "2", "4"],
     ["async_gain", "--staleness", "1", "2", "--median-s", "0.2", "--p99-s", "2"],

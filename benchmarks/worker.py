@@ -142,7 +142,8 @@ def deepened(model: Path, layers: int, folder: Path) -> str:
     config = AutoConfig.from_pretrained(model)
     kept = config.num_hidden_layers
     config.num_hidden_layers, config.layer_types = layers, config.layer_types[:1] * layers
-    deep = AutoModelForCausalLM.from_pretrained(model, config=config)
+    deep = AutoModelForCausalLM.from_config(config)
+    deep.load_state_dict(AutoModelForCausalLM.from_pretrained(model).state_dict(), strict=False)
     with torch.no_grad():
         for layer in deep.model.layers[kept:]:
             layer.self_attn.o_proj.weight.zero_()
