@@ -18,6 +18,7 @@ import json
 import logging
 import os
 import secrets
+import socket
 import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
@@ -38,6 +39,8 @@ CONNECT_TRIES = 2
 """An actor may die between saying where it listens and hearing from us; another one listens elsewhere."""
 WELCOME = b"."
 """What answers the secret: whoever else listens there by now does not say it."""
+KEEP_ALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 20, "TCP_KEEPCNT": 6}
+"""By Linux's names: seconds of silence until the other side is asked, seconds between asking; how often in vain."""
 LENGTH_BYTES = 4
 Method = Callable[..., Awaitable[Any]]
 """Takes and gives what JSON can hold; raises an RftError for what is wrong on purpose."""
@@ -67,9 +70,14 @@ class Reachable:
         self._listener = Listener(methods)
 
     async def door(self) -> Door | None:
+        """Where it listens; None where it cannot, or must not."""
         if ray_encrypts():
             return None
-        return await self._listener.door(ray.util.get_node_ip_address())
+        try:
+            return await self._listener.door(ray.util.get_node_ip_address())
+        except OSError as error:
+            LOG.warning("no port to listen at, so calls come by Ray: %r", error)
+            return None
 
     async def lifeline(self) -> None:
         """Ends with the actor."""
@@ -102,6 +110,7 @@ class Listener:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         under_way: dict[int, asyncio.Task[None]] = {}
+        _keep_alive(writer)
         try:
             async with asyncio.timeout(CONNECT_S):
                 said = await reader.readexactly(len(self._secret))
@@ -137,16 +146,14 @@ class Listener:
 
 class Channel:
     """To one actor, from one event loop; connected by the first call. `what` names the actor and `lost` is raised where
-    it died or took longer than `deadline_s` for a call. `restarts`: Ray starts it anew where it dies."""
+    it died or took longer than `deadline_s` for a call: once Ray knows of the death and, if it starts such actors anew,
+    once it answers again."""
 
-    def __init__(
-        self, actor: Any, what: str, lost: type[Discard], deadline_s: float = DEADLINE_S, *, restarts: bool = True
-    ) -> None:
+    def __init__(self, actor: Any, what: str, lost: type[Discard], deadline_s: float = DEADLINE_S) -> None:
         self._actor = actor
         self._what = what
         self._lost = lost
         self._deadline_s = deadline_s
-        self._restarts = restarts
         self._connection: _Connection | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._by_ray = False
@@ -156,12 +163,13 @@ class Channel:
 
         Raises:
             RftError: the one that the method raised.
-            Discard: `lost`, where the actor died, said once it answers again if it restarts, or did not answer in time.
+            Discard: `lost`, where the actor died or did not answer in time.
         """
-        await self._connect()
+        await self.connect()
         connection = self._connection
         if connection is None:
-            return await self._call_by_ray(method, arguments)
+            ref = self._actor.call.remote(method, arguments)
+            return await ask_helper(self._actor, ref, self._what, self._lost, self._deadline_s)
         try:
             async with asyncio.timeout(self._deadline_s) as deadline:
                 return await connection.call(method, arguments)
@@ -170,19 +178,12 @@ class Channel:
                 raise
             raise self._lost(f"{self._what} did not answer within {self._deadline_s:g} s", kind="late") from None
         except _Broken as broken:
-            if self._restarts:
-                with suppress(Discard):
-                    await self._connect()
+            with suppress(Discard):
+                await self.connect()
             why = f"the process of {self._what} was lost during a call ({broken})"
             raise self._lost(why, kind=broken.kind) from None
 
-    async def _call_by_ray(self, method: str, arguments: Sequence[Any]) -> Any:
-        ref = self._actor.call.remote(method, arguments)
-        if self._restarts:
-            return await ask_helper(self._actor, ref, self._what, self._lost, self._deadline_s)
-        return await ask(ref, self._what, self._lost, self._deadline_s)
-
-    async def _connect(self) -> None:
+    async def connect(self) -> None:
         """See that there is a connection, or that there cannot be one.
 
         Raises:
@@ -192,11 +193,12 @@ class Channel:
             return
         if self._connecting is None or self._connecting.done():
             self._connecting = asyncio.create_task(self._connect_now())
+            self._connecting.add_done_callback(_heard)  # who waited for it may be gone
         await asyncio.shield(self._connecting)
 
     async def _connect_now(self) -> None:
         for _ in range(CONNECT_TRIES):
-            ref = self._actor.door.options(max_task_retries=-1 if self._restarts else 0).remote()
+            ref = self._actor.door.options(max_task_retries=-1).remote()
             door: Door | None = await ask(ref, self._what, self._lost, RESTART_S)
             if door is None:
                 break
@@ -217,6 +219,7 @@ async def _enter(door: Door) -> tuple[asyncio.StreamReader, asyncio.StreamWriter
         OSError, EOFError: nobody listens there, or not whom we look for.
     """
     reader, writer = await asyncio.open_connection(door.host, door.port)
+    _keep_alive(writer)
     try:
         writer.write(door.secret.encode())
         await reader.readexactly(len(WELCOME))
@@ -224,6 +227,20 @@ async def _enter(door: Door) -> tuple[asyncio.StreamReader, asyncio.StreamWriter
         writer.close()
         raise
     return reader, writer
+
+
+def _keep_alive(writer: asyncio.StreamWriter) -> None:
+    """Between two bursts nothing is said for minutes, and a firewall forgets who is silent."""
+    connection: socket.socket = writer.get_extra_info("socket")
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in KEEP_ALIVE.items():
+        if hasattr(socket, option):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+
+
+def _heard(task: asyncio.Task[None]) -> None:
+    if not task.cancelled():
+        task.exception()
 
 
 class _Broken(Exception):

@@ -23,7 +23,7 @@ from actors.endpoint_stats import endpoint_metrics
 from actors.episode import RolloutRequest
 from actors.groups import Groups
 from actors.holdback import Holdback, OnEvent
-from actors.outcome import QUICK_S, ask
+from actors.outcome import LOST, QUICK_S, UNREACHABLE, ask
 from actors.rollout_worker import RolloutWorkerClient
 from actors.shared_memory import remove_leftovers
 from actors.watchdog import Watched, pulse_of
@@ -236,6 +236,7 @@ class Fleet:
             async with asyncio.timeout(START_TIMEOUT_S):
                 await ask(seat.worker.start.remote(), seat.name, EngineFailed)
                 await ask(seat.worker.init_transport.remote({}), seat.name, EngineFailed)
+                await seat.client.connect()
         except TimeoutError:
             raise EngineFailed(f"{seat.name} did not start within {START_TIMEOUT_S:g} s") from None
         while True:
@@ -269,10 +270,20 @@ class Fleet:
 
     async def _refill(self, seat: _Seat, why: str) -> None:
         try:
-            if self._replacements > REPLACEMENTS_ALLOWED * len(self._seats):
-                raise Halted(f"{seat.name} was replaced too often; last because: {why}")
-            await self._place(seat)
-            await self._fill(seat)
+            while True:
+                if self._replacements > REPLACEMENTS_ALLOWED * len(self._seats):
+                    raise Halted(f"{seat.name} was replaced too often; last because: {why}")
+                await self._place(seat)
+                try:
+                    await self._fill(seat)
+                    break
+                except EngineFailed as error:
+                    if error.details.get("kind") not in (LOST, UNREACHABLE):
+                        raise
+                    self._replacements += 1  # its node may have been dying, of which Ray had not heard
+                    why = error.message
+                    self._on_event("warn", f"{seat.name} is started once more: {why}")
+                    ray.kill(seat.worker)
             self._on_event("info", f"{seat.name} is there, with the weights of now")
         except Exception as error:  # noqa: BLE001 - all who wait for an engine must hear of it
             async with self._changed:

@@ -127,7 +127,11 @@ class RolloutWorkerClient:
     """What the fleet holds to have rollouts run by a worker. `timeout_s` is longer than any rollout takes."""
 
     def __init__(self, actor: Any, name: str, timeout_s: float) -> None:
-        self._channel = Channel(actor, name, EngineFailed, timeout_s, restarts=False)
+        self._channel = Channel(actor, name, EngineFailed, timeout_s)
+
+    async def connect(self) -> None:
+        """So that no rollout has to; raises EngineFailed."""
+        await self._channel.connect()
 
     async def run(self, request: RolloutRequest) -> Rollout | Discarded:
         """As EpisodeRunner.run; raises EngineFailed also where the worker's process died or stands still."""

@@ -143,7 +143,7 @@ def deepened(model: Path, layers: int, folder: Path) -> str:
     kept = config.num_hidden_layers
     config.num_hidden_layers, config.layer_types = layers, config.layer_types[:1] * layers
     deep = AutoModelForCausalLM.from_config(config)
-    deep.load_state_dict(AutoModelForCausalLM.from_pretrained(model).state_dict(), strict=False)
+    deep.load_state_dict(deep.state_dict() | AutoModelForCausalLM.from_pretrained(model).state_dict())
     with torch.no_grad():
         for layer in deep.model.layers[kept:]:
             layer.self_attn.o_proj.weight.zero_()

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import math
+import socket
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError
 
-from actors.channel import LENGTH_BYTES, Channel, Door, Listener, Reachable, ray_encrypts
+from actors.channel import KEEP_ALIVE, LENGTH_BYTES, Channel, Door, Listener, Reachable, ray_encrypts
 from tests.fakes_http import until
 from trainer.errors import EndpointRefused, EngineFailed, ToolFailed
 
@@ -163,28 +165,81 @@ async def test_an_actor_that_is_lost_breaks_its_calls_and_the_next_go_to_the_one
 
 
 @pytest.mark.parametrize("reachable", [True, False])
-async def test_an_actor_that_nobody_starts_anew_is_given_up_at_once(actor: FakeActor, reachable: bool) -> None:
+async def test_that_an_actor_is_gone_for_good_is_said_once_ray_knows(actor: FakeActor, reachable: bool) -> None:
     actor.reachable = reachable
-    channel = Channel(actor, "engine-0", EngineFailed, restarts=False)
+    channel = Channel(actor, "engine-0", EngineFailed)
     waits = asyncio.create_task(channel.call("hangs", "x"))
     await until(lambda: actor.under_way == 1)
-    doors = actor.doors
-    actor.pulse = actor.door = Remote(lambda: pytest.fail("it is asked although it is dead"))
-    actor.died.set_exception(ActorDiedError())
-    with pytest.raises(EngineFailed, match="the process of engine-0 was lost during a call"):
+    asked, knows = asyncio.Event(), asyncio.Event()
+
+    async def nobody() -> None:
+        asked.set()
+        await knows.wait()
+        raise ActorDiedError()
+
+    actor.pulse = actor.door = Remote(nobody)
+    if channel._connection is None:
+        actor.died.set_exception(ActorDiedError())
+    else:
+        channel._connection._writer.transport.abort()  # as at the end of its node, before Ray hears of that
+    await asked.wait()
+    assert not waits.done()
+    knows.set()
+    with pytest.raises(EngineFailed, match="the process of engine-0 was lost during a call") as lost:
         await waits
-    assert actor.doors == doors
+    assert lost.value.details["kind"] == "lost"
 
 
 @pytest.mark.parametrize("reachable", [True, False])
 async def test_a_call_that_takes_too_long_is_cancelled(actor: FakeActor, reachable: bool) -> None:
     actor.reachable = reachable
-    channel = Channel(actor, "engine-0", EngineFailed, 0.05, restarts=False)
-    with pytest.raises(EngineFailed, match=r"engine-0 did not answer within 0\.05 s"):
+    channel = Channel(actor, "engine-0", EngineFailed, 0.3)
+    with pytest.raises(EngineFailed, match=r"engine-0 did not answer within 0\.3 s"):
         await channel.call("hangs", "x")
-    if reachable:
-        await until(lambda: actor.cancelled == ["x"])
-        assert await channel.call("echo", 1) == [1], "for the other calls it is as good as before"
+    await until(lambda: actor.cancelled == ["x"])
+    assert list(await channel.call("echo", 1)) == [1], "for the other calls it is as good as before"
+
+
+async def test_a_connection_that_fails_when_all_callers_have_left_is_no_loose_end(
+    channel: Channel, actor: FakeActor
+) -> None:
+    told: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: told.append(context))
+    asked, opens = asyncio.Event(), asyncio.Event()
+
+    async def door() -> None:
+        asked.set()
+        await opens.wait()
+        raise ActorDiedError()
+
+    actor.door = Remote(door)
+    call = asyncio.create_task(channel.call("echo", 1))
+    await asked.wait()
+    call.cancel()
+    await asyncio.wait([call])
+    opens.set()
+    connecting, channel._connecting = channel._connecting, None
+    assert connecting is not None
+    await asyncio.wait([connecting])
+    del connecting
+    gc.collect()
+    assert not told
+
+
+async def test_a_connection_that_is_silent_for_minutes_is_kept_alive(channel: Channel, actor: FakeActor) -> None:
+    await channel.call("echo", 1)
+    assert channel._connection is not None
+    sock = channel._connection._writer.get_extra_info("socket")
+    assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) != 0
+    assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == KEEP_ALIVE["TCP_KEEPIDLE"]
+
+
+async def test_an_actor_without_a_free_port_is_called_by_ray() -> None:
+    callee = Reachable()
+    callee._reach_by({})
+    callee._listener._server = asyncio.get_running_loop().create_future()
+    callee._listener._server.set_exception(OSError("no port is free"))
+    assert await callee.door() is None
 
 
 async def test_an_actor_that_listens_elsewhere_by_now_is_asked_again(channel: Channel, actor: FakeActor) -> None:
