@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import socket
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
@@ -102,10 +104,12 @@ async def hangs(request: Received) -> web.StreamResponse:
 
 
 def unused_port() -> int:
-    """A port on which nobody listens."""
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        return int(server.getsockname()[1])
+    """A port on which nobody listens, and none of those that connections of other tests get by chance."""
+    while True:
+        port = random.randrange(20_000, 32_000)
+        with suppress(OSError), socket.socket() as server:
+            server.bind(("127.0.0.1", port))
+            return port
 
 
 @dataclass(slots=True)
