@@ -298,7 +298,7 @@ async def test_a_job_claimed_by_a_server_that_died_before_it_launched_is_launche
 async def test_two_servers_on_one_database_run_each_job_once(world: World) -> None:
     ids = [world.create() for _ in range(4)]
     other = world.new_manager("second")
-    for _ in range(30):
+    for _ in range(60):
         world.now += 1
         await asyncio.gather(world.manager.tick(), other.tick())
         await asyncio.gather(world.manager.validated(), other.validated())
