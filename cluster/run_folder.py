@@ -219,12 +219,9 @@ def read_groups(path: Path) -> list[Group]:
         for text in io.TextIOWrapper(stream, encoding="utf-8"):
             line = json.loads(text)
             if line["kind"] == "group":
-                request = line | {"task": task_from_json(line["task"])}
-                del request["kind"]
-                found.append((GroupRequest(**request), [], []))
-                continue
-            outcome = outcome_from_json(line)
-            if isinstance(outcome, Rollout):
+                del line["kind"]
+                found.append((GroupRequest(**line | {"task": task_from_json(line["task"])}), [], []))
+            elif isinstance(outcome := outcome_from_json(line), Rollout):
                 found[-1][1].append(outcome)
             else:
                 found[-1][2].append(outcome)

@@ -13,10 +13,10 @@ from pydantic import BaseModel
 
 from actors.recorder import Recorder
 from cluster.keys import ApiKey
-from serve.auth import KNOWN_S, Admin, Authenticator, RateLimit, Reader, Writer
+from serve.auth import Admin, RateLimit, Reader, Writer
 from serve.errors import ApiError
 from serve.pages import PageQuery, page, page_query
-from tests.unit.serve.world import TOKEN, FakeKeys, client_of
+from tests.unit.serve.world import TOKEN, client_of
 from trainer.errors import InvalidJob, Problem
 from trainer.operator import ServerLimits
 
@@ -224,19 +224,6 @@ async def test_a_key_may_what_its_scope_says_and_what_lesser_ones_say() -> None:
         statuses[token] = [answer.status_code for answer in answers]
         assert all(error_of(answer)["type"] == "permission_error" for answer in answers if answer.status_code == 403)
     assert statuses == {"sk-rft-read": [200, 403, 403], "sk-rft-write": [200, 200, 403], TOKEN: [200, 200, 404]}
-
-
-async def test_a_key_that_was_revoked_opens_nothing_after_a_second() -> None:
-    now, keys = [0.0], FakeKeys()
-    authenticator = Authenticator(keys, RateLimit(600, clock=lambda: now[0]), clock=lambda: now[0])
-    assert (await authenticator.key_of(f"Bearer {TOKEN}")).id == TOKEN
-    del keys.keys[TOKEN]
-    now[0] = KNOWN_S - 0.01
-    assert (await authenticator.key_of(f"Bearer {TOKEN}")).id == TOKEN, "the database is asked once a second"
-    now[0] = KNOWN_S
-    with pytest.raises(ApiError) as refused:
-        await authenticator.key_of(f"Bearer {TOKEN}")
-    assert refused.value.status == 401
 
 
 async def test_a_key_that_asks_too_often_is_told_when_to_come_back() -> None:
