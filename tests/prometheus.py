@@ -19,6 +19,8 @@ from tests.fakes_http import unused_port
 
 UNPACKED = Path(__file__).parents[1] / "build" / "prometheus" / "usr" / "bin"
 START_S = 30.0
+STEP_S = 0.5
+"""Half of the time between two scrapes here: what only one of them saw, as the end of a job, is in the answer."""
 
 
 def binary(name: str) -> str:
@@ -37,7 +39,7 @@ class Prometheus:
 
     def series(self, expr: str) -> list[dict[str, Any]]:
         """What an expression gave at any time since the start. Fails where it is not valid."""
-        seen = {"start": self.begun, "end": time.time(), "step": 2}
+        seen = {"start": self.begun, "end": time.time(), "step": STEP_S}
         result: list[dict[str, Any]] = self._ask("query_range", query=expr, **seen)["result"]
         return result
 
