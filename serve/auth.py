@@ -67,9 +67,10 @@ class Authenticator:
     """Knows the key of a request and whether it may ask now. A key that was found is known for KNOWN_S: one that is
     revoked opens nothing after that."""
 
-    def __init__(self, keys: KeyFinder, rate: RateLimit) -> None:
+    def __init__(self, keys: KeyFinder, rate: RateLimit, clock: Callable[[], float] = time.monotonic) -> None:
         self._keys = keys
         self._rate = rate
+        self._clock = clock
         self._known: dict[bytes, tuple[ApiKey, float]] = {}
 
     async def key_of(self, authorization: str) -> ApiKey:
@@ -94,12 +95,12 @@ class Authenticator:
     async def _find(self, token: str) -> ApiKey | None:
         digest = hashlib.sha256(token.encode()).digest()
         known = self._known.get(digest)
-        if known is not None and time.monotonic() < known[1]:
+        if known is not None and self._clock() < known[1]:
             return known[0]
         key = await run_in_threadpool(self._keys.find, token)
         self._known.pop(digest, None)
         if key is not None:
-            self._known[digest] = key, time.monotonic() + KNOWN_S
+            self._known[digest] = key, self._clock() + KNOWN_S
             if len(self._known) > MAX_BUCKETS:
                 del self._known[next(iter(self._known))]
         return key

@@ -193,8 +193,8 @@ async def test_that_an_actor_is_gone_for_good_is_said_once_ray_knows(actor: Fake
 @pytest.mark.parametrize("reachable", [True, False])
 async def test_a_call_that_takes_too_long_is_cancelled(actor: FakeActor, reachable: bool) -> None:
     actor.reachable = reachable
-    channel = Channel(actor, "engine-0", EngineFailed, 0.3)
-    with pytest.raises(EngineFailed, match=r"engine-0 did not answer within 0\.3 s"):
+    channel = Channel(actor, "engine-0", EngineFailed, 0.05)
+    with pytest.raises(EngineFailed, match=r"engine-0 did not answer within 0\.05 s"):
         await channel.call("hangs", "x")
     await until(lambda: actor.cancelled == ["x"])
     assert list(await channel.call("echo", 1)) == [1], "for the other calls it is as good as before"

@@ -6,7 +6,9 @@ import heapq
 import math
 import random
 from collections.abc import Callable, Iterator
+from itertools import chain, count
 
+import numpy as np
 import pytest
 
 from actors.limits import START, AdaptiveLimit, Pace
@@ -18,22 +20,23 @@ Server = Callable[[float, int], tuple[float, bool]]
 def play(limit: AdaptiveLimit, server: Server, until: float, since: float = 0.0, wanted: int = 10**6) -> Iterator[int]:
     """As many requests as the limit lets out, of `wanted` at most, for a while; the limit after each answer."""
     under_way: list[tuple[float, float, bool]] = []
-    now = since
+    now, most = since, min(limit.now, wanted)
     while now < until:
-        while len(under_way) < min(limit.now, wanted):
+        while len(under_way) < most:
             latency_s, pushed_back = server(now, len(under_way) + 1)
             heapq.heappush(under_way, (now + latency_s, now, pushed_back))
-        now, sent, pushed_back = under_way[0]
+        in_flight = len(under_way)
+        now, sent, pushed_back = heapq.heappop(under_way)
         note = limit.pushed_back if pushed_back else limit.answered
-        note(sent, now, len(under_way))
-        heapq.heappop(under_way)
+        note(sent, now, in_flight)
         yield limit.now
+        most = min(limit.now, wanted)
 
 
 def log_normal(seed: int) -> Callable[[], float]:
     """Latencies with a median of 0.2 s and a 99th percentile of 2 s."""
-    rng = random.Random(seed)
-    return lambda: rng.lognormvariate(math.log(0.2), math.log(10) / 2.326)
+    rng, median, sigma = np.random.default_rng(seed), math.log(0.2), math.log(10) / 2.326
+    return chain.from_iterable(rng.lognormal(median, sigma, 10_000).tolist() for _ in count()).__next__
 
 
 def mean(values: list[int]) -> float:

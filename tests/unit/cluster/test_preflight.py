@@ -27,9 +27,6 @@ from trainer.errors import InvalidJob, Problem
 from trainer.jobfile import load_job, read_job
 from trainer.operator import NOTHING_ALLOWED, Operator
 
-# What vLLM and the libraries below it warn of when they are imported.
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-
 BASE = Path(__file__).parents[3] / "examples" / "ledger" / "base"
 SECRET = "sk-very-secret-4711"
 NODE = Node("a", cores=2.0)
@@ -172,7 +169,7 @@ method:
       - {{name: cat, server_url: "http://127.0.0.1:1/cat", headers: {{Authorization: "Bearer ${{NO_SUCH_TOKEN}}"}}}}
     grader: {{type: endpoint, uri: "http://127.0.0.1:1"}}
     algorithm: {{top_p: 0.9, clip_low: 7}}
-cluster: {{engine_cores: 40, context_length: 100000, tool_parser: none, dtype: bfloat16}}
+cluster: {{engine_cores: 40, context_length: 100000, dtype: bfloat16}}
 """
 
 
@@ -188,7 +185,7 @@ async def test_mistakes_of_all_kinds_come_in_one_list(case: Case) -> None:
     (case.folder / "job.yaml").write_text(MANY_MISTAKES.format(base=BASE))
     job, found = read_job(case.folder / "job.yaml", {})
     assert job is not None
-    with pytest.raises(InvalidJob, match="the job has 17 problems") as raised:
+    with pytest.raises(InvalidJob, match="the job has 16 problems") as raised:
         await prepare(job, [NODE], case.folder, LOCAL, found=found, free=Free(0, None))
     name = str(case.folder / "job.yaml")
     reinforcement = "method.reinforcement"
@@ -204,7 +201,6 @@ async def test_mistakes_of_all_kinds_come_in_one_list(case: Case) -> None:
         ("missing_file", "validation_file", "nowhere.jsonl", None),
         ("tool_without_server", "training_file.tools[0]", "train.jsonl", 3),
         ("invalid_schema", "training_file.tools[0].function.parameters", "train.jsonl", 5),
-        ("unknown_parser", "cluster.tool_parser", None, None),
         ("context_too_long", "cluster.context_length", None, None),
         ("bfloat16_on_cpu", "cluster.dtype", None, None),
         ("too_few_resources", "cluster", None, None),
