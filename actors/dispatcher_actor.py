@@ -24,6 +24,7 @@ from actors.endpoint_stats import live_endpoint_metrics, merged
 from actors.http_client import process_stats
 from actors.in_flight import Doing
 from actors.outcome import QUICK_S, ask
+from actors.process import go_behind
 from actors.sessions import CLOSE_S, SessionBook
 from actors.telemetry import Place, start_telemetry
 from actors.watchdog import Watched, watched_helper
@@ -58,6 +59,7 @@ class DispatcherActor(Reachable):
         self._sessions = None if session is None else SessionBook(session, journal, operator, tell=self._news.append)
         self._reach_by({"call_turn": self._call_turn, "open_session": self._open_session})
         gc.freeze()  # else full collections walk all that was imported
+        go_behind()
 
     async def _call_turn(self, trace_id: str, item: dict[str, Any], calls: Sequence[Sequence[Any]]) -> list[Any]:
         if self._sessions is not None and not self._sessions.is_open(trace_id):

@@ -24,6 +24,7 @@ from actors.graders.sample import sample_of
 from actors.http_client import REAL_TIMING, Timing, process_stats
 from actors.in_flight import Doing
 from actors.outcome import QUICK_S, ask, outcome_of
+from actors.process import go_behind
 from actors.telemetry import Place, start_telemetry
 from actors.watchdog import Watched, watched_helper
 from trainer.errors import GraderFailed, RftError
@@ -171,6 +172,7 @@ class GraderPoolActor(Reachable):
         self._recorder.add(lambda: live_endpoint_metrics(process_stats()))
         self._reach_by({"grade": self._grade})
         gc.freeze()  # else full collections walk all that was imported
+        go_behind()
 
     async def _grade(self, sample: dict[str, Any], item: dict[str, Any], trace_id: str) -> tuple[Any, ...]:
         begun = time.monotonic()

@@ -20,7 +20,7 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 from actors.in_flight import Doing
 from actors.learner import LearnerConfig, LearnerRank, free_port
 from actors.learner_weights import TensorInfo
-from actors.outcome import kind_of
+from actors.outcome import cannot_start, kind_of
 from actors.recorder import Recorder
 from actors.telemetry import start_telemetry
 from actors.watchdog import Watched
@@ -261,9 +261,10 @@ async def _gone(actor: Any) -> None:
 
 def _why(what: str, failed: Mapping[int, BaseException], num_ranks: int, given_up: Mapping[int, str]) -> RftError:
     """One error out of what ranks said. A lost process comes first: the others only say that a peer went away."""
-    for error in failed.values():
-        if isinstance(error, RftError):
-            return error
+    for rank, error in failed.items():
+        known = error if isinstance(error, RftError) else cannot_start(error, f"learner rank {rank}")
+        if known is not None:
+            return known
     ranks = sorted(failed, key=lambda rank: not isinstance(failed[rank], RayActorError))
     told = [
         f"learner rank {rank} of {num_ranks} failed in {what}: {given_up.get(rank) or _describe(failed[rank])}"

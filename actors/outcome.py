@@ -12,9 +12,9 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 import ray
-from ray.exceptions import ActorUnavailableError, RayError, RayTaskError
+from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTaskError
 
-from trainer.errors import Discard, RftError
+from trainer.errors import CannotStart, Discard, RftError
 
 T = TypeVar("T")
 
@@ -24,6 +24,8 @@ QUICK_S = 10.0
 """Of calls that only look something up."""
 RESTART_S = 60.0
 """Ray starts an actor anew in about 3 s."""
+IMPORT_FAILED = "failed to import on the worker"
+"""Ray's words."""
 LOST, UNREACHABLE = "lost", "unreachable"
 """Kinds of error: the actor died, or its process cannot be spoken to: it stands still, or is being started anew."""
 
@@ -42,6 +44,7 @@ async def ask(ref: Any, what: str, lost: type[Discard], timeout_s: float = DEADL
 
     Raises:
         RftError: the one that came back.
+        CannotStart: the actor's `__init__` failed, so that Ray starts it no more.
         Discard: `lost`, where the actor died or did not answer in time; `what` names it.
     """
     try:
@@ -50,6 +53,8 @@ async def ask(ref: Any, what: str, lost: type[Discard], timeout_s: float = DEADL
     except RayTaskError:  # an error that nobody raised on purpose: a bug
         raise
     except RayError as error:
+        if (never := cannot_start(error, what)) is not None:
+            raise never from None
         name = type(error).__name__
         raise lost(f"the process of {what} was lost during a call ({name})", kind=kind_of(error)) from None
     except TimeoutError:
@@ -59,6 +64,16 @@ async def ask(ref: Any, what: str, lost: type[Discard], timeout_s: float = DEADL
     if isinstance(outcome, RftError):
         raise outcome
     return outcome
+
+
+def cannot_start(error: BaseException, what: str) -> CannotStart | None:
+    """What is to be said of an actor whose `__init__` failed; None of any other end."""
+    if not isinstance(error, RayActorError) or not error.actor_init_failed:
+        return None
+    said = f"{what} cannot start: {error.error_msg.strip().splitlines()[-1]}"
+    if IMPORT_FAILED in error.error_msg:
+        said += "; install the driver's version of agent-rft on each node, with all that it needs"
+    return CannotStart(said)
 
 
 def kind_of(error: RayError) -> str:

@@ -19,7 +19,7 @@ from actors.grader_pool import GraderPoolClient
 from actors.in_flight import Doing
 from actors.outcome import outcome_of
 from actors.parsing import VllmParser
-from actors.process import importing
+from actors.process import go_behind, importing
 from actors.telemetry import Place, start_telemetry
 from trainer.chat import Renderer
 from trainer.errors import EngineFailed, RftError
@@ -63,6 +63,7 @@ class RolloutWorker(Reachable):
         from transformers import AutoTokenizer
 
         await self._engine.start()
+        go_behind()  # its processes have started
         tokenizer = AutoTokenizer.from_pretrained(self._config.engine.model)
         spec, owner = self._config.episode, self._config.owner
         dispatcher = DispatcherClient(*self._config.dispatchers)

@@ -39,6 +39,8 @@ TOKEN_REMEDY = (
     "give HOST:PORT of a running cluster; if it wants a token (`ray start` makes one that does where ~/.ray/auth_token "
     "exists), set RAY_AUTH_MODE=token and have the same token here, in that file or in RAY_AUTH_TOKEN"
 )
+NICENESS = "RAY_worker_niceness"
+"""Of Ray's workers, else 15: whatever else the machine does, tools and driver too, would go before the engines."""
 
 
 def is_local(address: str | None) -> bool:
@@ -59,7 +61,9 @@ def ray_session(address: str | None) -> Iterator[list[Node]]:
     logging.getLogger("ray").setLevel(logging.ERROR)
     # `log_to_driver` leaves the raylet's own paragraphs on each process that died: we tell of those that matter.
     ray._private.worker._worker_logs_enabled = False
-    if address is not None:
+    if address is None:
+        os.environ.setdefault(NICENESS, "0")
+    else:
         _look_for(address)
     try:
         ray.init(
@@ -111,7 +115,7 @@ def job_cluster(
             stdout=log,
             stderr=log,
             # Its processes know their cluster by the machine's address, and would serve metrics to everybody.
-            env={METRICS_HOST: "127.0.0.1", **os.environ, MARK: folder},
+            env={METRICS_HOST: "127.0.0.1", NICENESS: "0", **os.environ, MARK: folder},
             start_new_session=True,
             preexec_fn=_end_with_parent,
         )

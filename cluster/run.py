@@ -334,6 +334,7 @@ class _Run:
                     self._fleet = fleet = self._make_fleet(seats)
                     self._metrics.recorder.add(fleet.live)
                     group.create_task(fleet.start(at_start))
+                    group.create_task(self._helpers_answer())
         except ExceptionGroup as errors:
             raise first_error(errors) from errors
         if learning is not None:
@@ -344,6 +345,13 @@ class _Run:
         self._watchdog = asyncio.create_task(Watchdog(self._watched, progress, self._sink.event).run())
         self._watchdog.add_done_callback(self._watchdog_ended)
         return self._fleet, self._learner
+
+    async def _helpers_answer(self) -> None:
+        """
+        Raises:
+            CannotStart: one never will; rollouts would end the job as well, some time later.
+        """
+        await asyncio.gather(*(helper.pulse() for helper in self._helpers))
 
     def _watchdog_ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:  # a bug: the job goes on without it

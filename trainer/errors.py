@@ -61,6 +61,10 @@ class EndpointRefused(UserError):
     """A tool or grader answered 401 or 403: a configuration error that no retry mends. Names the endpoint."""
 
 
+class CannotStart(UserError):
+    """A process of the job fails as soon as it begins, each time anew: what it needs on its node is not there."""
+
+
 class Discard(RftError):
     """Infrastructure failed under one rollout: it carries no number and enters no statistic of its group."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from actors.holdback import Holdback
 from tests.fakes import rollout, task
 from tests.fakes_http import LOCAL, FakeEndpoint, hangs, says, until
 from trainer.endpoint_spec import SessionSpec, ToolSpec
-from trainer.errors import EndpointRefused, GraderFailed, ToolFailed
+from trainer.errors import CannotStart, EndpointRefused, GraderFailed, ToolFailed
 from trainer.spec import Limits, Reinforcement
 from trainer.types import Discarded, Grade, GroupRequest, Rollout, ToolCall
 
@@ -120,6 +121,24 @@ async def test_a_dispatcher_that_is_started_anew_ends_the_sessions_of_the_one_th
     bodies = [received.body for received in server.received]
     reasons = {body["trace_id"]: body["reason"] for body in bodies if body["type"] == "session_end"}
     assert reasons == {"trace_1": "graded", "trace_2": "job_restarted", "trace_3": "engine_failed"}
+
+
+async def test_an_actor_that_can_start_no_more_is_no_failure_of_a_tool_but_ends_the_job(
+    local_ray: None, tmp_path: Path
+) -> None:
+    journal, session = tmp_path / "sessions.jsonl", SessionSpec(start_url="http://127.0.0.1:1")
+    actor = DispatcherActor.remote(tools("http://127.0.0.1:1"), LOCAL, session, journal)
+    dispatcher = DispatcherClient(actor)
+    assert (await dispatcher.stats())["search"]["calls"] == 0
+    journal.unlink()
+    journal.mkdir()
+    ray.kill(actor, no_restart=False)
+    with pytest.raises(CannotStart, match="the tool dispatcher cannot start: IsADirectoryError"):
+        while True:
+            with suppress(ToolFailed):  # the one that dies may still answer
+                await dispatcher.call_turn("trace_1", {}, CALLS)
+    with pytest.raises(CannotStart):
+        await dispatcher.stats()
 
 
 async def test_no_rollout_is_lost_with_a_dispatcher_that_died(local_ray: None) -> None:
