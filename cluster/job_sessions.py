@@ -12,7 +12,7 @@ from pathlib import Path
 
 from actors.dispatcher_actor import DispatcherClient
 from actors.sessions import CLOSE_S
-from trainer.errors import EngineFailed, ToolFailed
+from trainer.errors import CannotStart, EngineFailed, ToolFailed
 
 NEWS_EVERY_S = 10.0
 CLOSE_GRACE_S = 10.0
@@ -46,7 +46,7 @@ class JobSessions:
             async with asyncio.timeout(CLOSE_S + CLOSE_GRACE_S):
                 left = await self._dispatcher.close_sessions("job_stopped")
                 await self._news()
-        except (TimeoutError, ToolFailed) as error:
+        except (TimeoutError, ToolFailed, CannotStart) as error:
             self._tell(f"sessions may still be open; {self._where}: {error}")
             return
         if left:
@@ -57,8 +57,8 @@ class JobSessions:
             await asyncio.sleep(NEWS_EVERY_S)
             try:
                 await self._news()
-            except ToolFailed:
-                continue  # it is being started anew
+            except (ToolFailed, CannotStart):
+                continue  # it is being started anew, or the job ends
 
     async def _news(self) -> None:
         for text in await self._dispatcher.session_news():

@@ -4,6 +4,7 @@ processes that stand still."""
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import signal
 from collections.abc import AsyncIterator, Iterator
@@ -115,6 +116,16 @@ async def test_rollouts_are_spread_by_load_learned_from_and_the_new_weights_reac
     versions = {version for group in later for r in group.rollouts for version in r.versions[r.loss_mask].tolist()}
     assert versions == {1}
     await actors.learn(later, version=1)
+
+
+async def test_engines_and_learner_go_before_what_feeds_them(actors: JobActors) -> None:
+    def nice(name: str) -> set[int]:
+        threads = [thread for process in processes(name) for thread in process.threads()]
+        return {os.getpriority(os.PRIO_PROCESS, thread.id) for thread in threads}
+
+    (first,) = nice("VLLM::EngineCore") | nice("ray::_RankProcess")
+    behind = [nice(f"ray::{name}") for name in ("RolloutWorker", "DispatcherActor", "GraderPoolActor")]
+    assert all(min(values) > first for values in behind)
 
 
 async def test_an_engine_that_missed_a_bucket_is_fenced_off_and_replaced(actors: JobActors, tasks: list[Task]) -> None:

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from actors.dispatcher_actor import DispatcherClient
 from cluster.job_sessions import JobSessions
-from trainer.errors import ToolFailed
+from trainer.errors import CannotStart, RftError, ToolFailed
 
 
 class FakeDispatcher(DispatcherClient):
-    def __init__(self, left: int | ToolFailed = 0) -> None:
+    def __init__(self, left: int | RftError = 0) -> None:
         self.left = left
         self.ended: list[tuple[str, str]] = []
         self.closed: list[str] = []
@@ -20,7 +20,7 @@ class FakeDispatcher(DispatcherClient):
 
     async def close_sessions(self, reason: str) -> int:
         self.closed.append(reason)
-        if isinstance(self.left, ToolFailed):
+        if isinstance(self.left, RftError):
             raise self.left
         return self.left
 
@@ -53,5 +53,6 @@ async def test_a_run_that_ends_tells_of_sessions_that_it_could_not_end_and_where
     news, left = await closed(FakeDispatcher(left=3), journal)
     assert news == "sessions cannot be ended"
     assert "3 sessions" in left and str(journal) in left
-    (lost,) = await closed(FakeDispatcher(left=ToolFailed("its process was lost")), journal)
-    assert "may still be open" in lost and str(journal) in lost
+    for error in (ToolFailed("its process was lost"), CannotStart("it cannot start")):
+        (lost,) = await closed(FakeDispatcher(left=error), journal)
+        assert "may still be open" in lost and str(journal) in lost
