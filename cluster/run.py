@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from enum import Enum
 from functools import partial
@@ -34,7 +34,7 @@ from cluster.run_folder import RunFolder, new_run_folder
 from cluster.seats import Seats
 from cluster.signals import Signals
 from trainer.checkpoint import Checkpoints, LoopState, check_same_job
-from trainer.errors import InvalidJob, Problem, RftError, first_error
+from trainer.errors import Discard, InvalidJob, Problem, RftError, first_error
 from trainer.evaluate import Evaluation, evaluate
 from trainer.loop import Loop, LoopConfig
 from trainer.operator import Operator
@@ -351,7 +351,9 @@ class _Run:
         Raises:
             CannotStart: one never will; rollouts would end the job as well, some time later.
         """
-        await asyncio.gather(*(helper.pulse() for helper in self._helpers))
+        for helper in self._helpers:
+            with suppress(Discard):  # it is being started anew
+                await helper.pulse()
 
     def _watchdog_ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:  # a bug: the job goes on without it
