@@ -15,15 +15,17 @@ from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import jsonschema
 import numpy as np
+from jsonschema.exceptions import best_match
+from jsonschema.protocols import Validator
 
 from actors.engine import Completion
 from actors.graders.sample import sample_of
 from actors.in_flight import InFlight
 from actors.parsing import TurnParser
 from trainer.chat import Renderer
-from trainer.errors import Discard, RolloutTimeout
+from trainer.errors import Discard, RolloutTimeout, UserError
+from trainer.json_schema import reference_mistake, validator_of
 from trainer.reward import reward_of
 from trainer.spec import Limits, RewardSpec
 from trainer.types import Discarded, Finish, Grade, Rollout, Task, ToolCall, ToolResult, Turn
@@ -154,7 +156,7 @@ class EpisodeRunner:
         self._call_tools = call_tools
         self._grade = grade
         self._sessions = sessions
-        self._validators: dict[str, jsonschema.protocols.Validator] = {}
+        self._validators: dict[str, Validator] = {}
         self.in_flight = InFlight()
 
     async def run(self, request: RolloutRequest) -> Rollout | Discarded:
@@ -302,9 +304,10 @@ class EpisodeRunner:
             return None
         key = json.dumps(schema, sort_keys=True)
         if key not in self._validators:
-            validator = jsonschema.validators.validator_for(schema)
-            self._validators[key] = validator(schema)
-        mistake = jsonschema.exceptions.best_match(self._validators[key].iter_errors(value))
+            if (refused := reference_mistake(schema)) is not None:
+                raise UserError(f"the parameters of tool {tool['function']['name']!r}: {refused}")
+            self._validators[key] = validator_of(schema)
+        mistake = best_match(self._validators[key].iter_errors(value))
         return None if mistake is None else f"invalid arguments at {mistake.json_path}: {mistake.message}"
 
     def _cut(self, results: Sequence[ToolResult]) -> tuple[list[ToolResult], list[list[int]]]:

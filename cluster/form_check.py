@@ -17,6 +17,7 @@ from cluster.dry_run import SESSION, TOOLS, example_of
 from trainer.endpoint_spec import Headers
 from trainer.errors import Problem
 from trainer.grader_spec import EndpointGrader
+from trainer.json_schema import reference_mistake, validator_of
 from trainer.operator import Operator
 from trainer.spec import Reinforcement
 
@@ -66,12 +67,16 @@ def schema_mistake(schema: Any) -> str | None:
     """What makes this no JSON schema that values could be checked against; None where nothing does."""
     if schema is None:
         return None
-    validator = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
+    if (mistake := reference_mistake(schema)) is not None:
+        return mistake
+    validator = validator_of(schema)
     try:
         validator.check_schema(schema)
-        list(validator(schema).iter_errors(example_of(schema)))
+        list(validator.iter_errors(example_of(schema)))
     except jsonschema.SchemaError as error:
         return f"{error.json_path}: {error.message}"
     except Unresolvable as error:
         return f"the reference {error.ref!r} leads nowhere"
+    except RecursionError:
+        return "its references lead round in a circle"
     return None

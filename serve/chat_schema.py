@@ -12,6 +12,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
+from trainer.json_schema import reference_mistake
+
 MAX_MESSAGES = 4096
 MAX_TOOLS = 128
 MAX_CHOICES = 128
@@ -125,6 +127,8 @@ Message = Annotated[
 def _checked_schema(schema: dict[str, Any]) -> dict[str, Any]:
     if _depth(schema) > MAX_SCHEMA_DEPTH:
         raise ValueError(f"the schema is nested more than {MAX_SCHEMA_DEPTH} levels deep")
+    if (mistake := reference_mistake(schema)) is not None:
+        raise ValueError(mistake)
     return schema
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from actors.engine import Completion
 from actors.episode import EpisodeRunner, EpisodeSpec, RolloutRequest, turn_seed
 from actors.parsing import ParsedTurn
 from trainer.chat import Renderer
-from trainer.errors import EndpointRefused, EngineFailed, GraderFailed, ToolFailed
+from trainer.errors import EndpointRefused, EngineFailed, GraderFailed, ToolFailed, UserError
 from trainer.spec import Limits, RewardSpec
 from trainer.types import Discarded, Grade, Rollout, Task, ToolCall, ToolResult
 
@@ -251,6 +252,16 @@ async def test_mistakes_of_the_model_are_told_to_it_and_the_rollout_goes_on(
     assert result.output in renderer.tokenizer.decode(world.prompts[1])
     assert world.messages == []
     assert rollout.finish == "answer"
+
+
+async def test_arguments_are_never_checked_by_a_schema_from_elsewhere(renderer: Renderer, tmp_path: Path) -> None:
+    (tmp_path / "secret.json").write_text('{"const": "sk-4711"}')
+    elsewhere = {"properties": {"path": {"$ref": (tmp_path / "secret.json").as_uri()}}}
+    tools = ({"type": "function", "function": {"name": "cat", "parameters": elsewhere}},)
+    world = World(renderer, call("a"), "1")
+    with pytest.raises(UserError, match=r"tool 'cat'.*leads out of the schema"):
+        await world.runner().run(replace(REQUEST, task=replace(TASK, tools=tools)))
+    assert world.messages == []
 
 
 async def test_calls_beyond_the_budget_are_refused_and_the_others_made(renderer: Renderer) -> None:

@@ -271,6 +271,32 @@ def test_schemas_that_values_cannot_be_checked_against(parameters: dict[str, Any
     assert said in str(schema_mistake(parameters))
 
 
+@pytest.mark.parametrize("key", ["$ref", "$dynamicRef"])
+async def test_no_schema_makes_us_fetch_a_url(case: Case, key: str) -> None:
+    async with FakeEndpoint(says({"type": "string"})) as foreign:
+        nested = {"type": "object", "properties": {"path": {"anyOf": [{key: foreign.url}]}}}
+        case.rows = [{**row(), "tools": [tool(parameters=nested)]}]
+        case.reinforcement = {"response_format": {"type": "json_schema", "json_schema": {"schema": nested}}}
+        problems = await case.problems()
+        assert foreign.received == []
+    fields = {problem.field for problem in problems if problem.code == "invalid_schema"}
+    assert fields == {"method.reinforcement.response_format", "training_file.tools[0].function.parameters"}
+    assert all("leads out of the schema" in p.message for p in problems)
+
+
+def test_no_schema_shows_a_file(tmp_path: Path) -> None:
+    secret = tmp_path / "credentials.json"
+    secret.write_text('{"const": "sk-4711"}')
+    mistake = str(schema_mistake({"$ref": secret.as_uri()}))
+    assert "leads out of the schema" in mistake and "4711" not in mistake
+    based = {"$id": secret.as_uri(), "$ref": "#/$defs/x", "$defs": {"x": {"type": "string"}}}
+    assert schema_mistake(based) is None, "an id of its own changes nothing: the reference stays within"
+
+
+def test_a_schema_that_is_nothing_but_itself_is_a_mistake() -> None:
+    assert "circle" in str(schema_mistake({"$ref": "#"}))
+
+
 def test_good_schemas_pass() -> None:
     assert schema_mistake(None) is None
     assert schema_mistake({}) is None

@@ -192,6 +192,10 @@ BAD = [
              response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": "x"}}),
     bad_chat("a schema without end", "response_format.json_schema.schema",
              response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": nested(40)}}),
+    bad_chat("a schema that refers to a file", "response_format.json_schema.schema",
+             response_format={"type": "json_schema", "json_schema": {"schema": {"$ref": "file:///etc/passwd"}}}),
+    bad_chat("a tool whose schema refers to a URL", "tools[0].function.parameters", tools=[
+        {"type": "function", "function": {"name": "a", "parameters": {"$ref": "http://127.0.0.1:8000/health"}}}]),
     bad_chat("an unknown format", "response_format.type", response_format={"type": "xml"}),
     bad_chat("a temperature below 0", "temperature", temperature=-1),
     bad_chat("a temperature over 2", "temperature", temperature=2.1),

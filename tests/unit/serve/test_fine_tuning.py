@@ -294,6 +294,8 @@ BAD_REQUESTS = [
         response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "banana"}}}),
     rft("response_format refers to nowhere", "response_format",
         response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": {"$ref": "#/none"}}}),
+    rft("response_format refers to a file", "response_format",
+        response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": {"$ref": "file:///etc/passwd"}}}),
     hyper("batch_size", 0), hyper("batch_size", -4), hyper("batch_size", "big"), hyper("batch_size", 2.5),
     hyper("batch_size", True), hyper("batch_size", 10**9), hyper("n_epochs", 0), hyper("n_epochs", 10**400),
     hyper("n_epochs", [1]), hyper("learning_rate_multiplier", 0), hyper("learning_rate_multiplier", -1),
