@@ -48,7 +48,7 @@ unit: setup
 	$(PYTEST) $(SIDE_BY_SIDE) tests/unit
 
 chaos: setup
-	$(PYTEST) tests/chaos tests/integration/actors/test_python_grader.py
+	$(PYTEST) tests/chaos tests/integration/actors/sandbox/test_python_grader.py
 
 lint: setup
 	$(BIN)/ruff check .

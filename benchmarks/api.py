@@ -25,10 +25,10 @@ import httpx
 import psutil
 from sqlalchemy import insert
 
-from cluster.database import Database
-from cluster.job_tables import EventRow, JobRow
-from cluster.keys import KeyStore
-from serve.state import Places, open_database
+from cluster.stores.database import Database
+from cluster.stores.job_tables import EventRow, JobRow
+from cluster.stores.keys import KeyStore
+from serve.host.state import Places, open_database
 
 CONFIG = "operator.yaml"
 NUM_JOBS, NUM_EVENTS, BUSY_JOB_EVENTS = 1_000, 100_000, 50_000
@@ -66,7 +66,7 @@ def fill(database: Database) -> None:
 def serving(folder: Path) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     """The URL of a server, and its process."""
     options = ["--folder", str(folder), "--port", "0", "--config", str(folder / CONFIG)]
-    command = [sys.executable, "-m", "serve.cli", "serve", *options]
+    command = [sys.executable, "-m", "serve.cli.main", "serve", *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         try:
             assert server.stdout is not None

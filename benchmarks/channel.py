@@ -17,7 +17,7 @@ from typing import Any, cast
 
 import ray
 
-from actors.channel import Channel, Reachable
+from actors.runtime.channel import Channel, Reachable
 from benchmarks.common import Figure, report
 from benchmarks.dispatcher import ARGUMENTS, ITEM
 from trainer.errors import ToolFailed

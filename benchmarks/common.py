@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from trainer.operator import Operator
+from trainer.spec.operator import Operator
 
 LOCAL = Operator(allowed_networks=["127.0.0.0/8"])
 """Benchmarks measure servers of this machine."""

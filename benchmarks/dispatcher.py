@@ -26,10 +26,10 @@ import aiohttp
 import ray
 import uvloop
 
-from actors.dispatcher import Dispatcher
-from actors.dispatcher_actor import DispatcherClient, start_dispatchers
+from actors.tools.actor import DispatcherClient, start_dispatchers
+from actors.tools.dispatcher import Dispatcher
 from benchmarks.common import LOCAL, Figure, report
-from trainer.endpoint_spec import ToolSpec
+from trainer.spec.endpoints import ToolSpec
 from trainer.types import ToolCall
 
 ITEM = {"messages": [{"role": "user", "content": "what was net income of vorzen in 2013?"}], "reference_answer": "3363"}

@@ -19,12 +19,12 @@ import aiohttp
 from aiohttp import web
 from pydantic import TypeAdapter
 
-from actors.grader_pool import GraderPool
 from actors.graders.base import Grader
-from actors.graders.factory import make_grader
 from actors.graders.sample import sample_of
+from actors.grading.factory import make_grader
+from actors.grading.pool import GraderPool
 from benchmarks.common import LOCAL, Figure, in_turn, report
-from trainer.grader_spec import GraderSpec
+from trainer.spec.graders import GraderSpec
 
 ITEM = {"reference": "Paris"}
 SAMPLE = sample_of("It is Paris", (), "answer", wants_json=False)

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from actors.learner import GRADIENT_NORM, LearnerConfig, LearnerRank
+from actors.learner.rank import GRADIENT_NORM, LearnerConfig, LearnerRank
 from benchmarks.common import Figure, in_turn, report, seconds
-from trainer.batch import MicroBatch, pack, padding_efficiency
-from trainer.policy import DeviceBatch
+from trainer.model.batch import MicroBatch, pack, padding_efficiency
+from trainer.model.policy import DeviceBatch
 from trainer.types import TrainSequence
 
 MODEL = Path(__file__).parents[1] / "examples" / "ledger" / "base"

@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from cluster.run_folder import RunFolder
+from cluster.records.run_folder import RunFolder
 from examples.ledger.services import run_with_services
 
 LEDGER = Path(__file__).parents[1] / "examples" / "ledger"

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.common import Figure, report, seconds
-from trainer.logprobs import TokenLogProbs
-from trainer.loss import clipped_surrogate
+from trainer.algorithm.loss import clipped_surrogate
+from trainer.model.logprobs import TokenLogProbs
 
 MIB = 1 << 20
 

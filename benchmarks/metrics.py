@@ -17,7 +17,7 @@ import threading
 import time
 import urllib.request
 
-from actors.telemetry import Place
+from actors.runtime.exporter import Place
 from benchmarks.common import Figure, report
 from benchmarks.worker import LedgerFleet, ledger_fleets
 from trainer.types import GroupRequest

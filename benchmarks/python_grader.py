@@ -13,11 +13,11 @@ import asyncio
 import os
 from typing import Any
 
-from actors.graders.python import PythonGrade
+from actors.graders.kinds.python import PythonGrade
 from actors.sandbox.start import sandbox_report
 from benchmarks.common import Figure, report, seconds
-from trainer.grader_spec import PythonGrader
-from trainer.operator import Operator
+from trainer.spec.graders import PythonGrader
+from trainer.spec.operator import Operator
 
 SOURCE = """
 import difflib

@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks.common import Figure, report
 from benchmarks.ledger_seeds import job_of, run
-from cluster.run_folder import RunFolder
+from cluster.records.run_folder import RunFolder
 from tests.chaos.ledger import faulty_ledger
 from tests.chaos.plan import Burst, Faults, Plan
 

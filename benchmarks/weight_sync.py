@@ -22,15 +22,15 @@ import ray
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from actors.engine import EngineConfig, Layout
-from actors.episode import EpisodeSpec
-from actors.learner_weights import as_bytes
-from actors.rollout_worker import WorkerConfig
-from actors.weight_sync import MAX_BUCKET_BYTES, WeightSync
+from actors.engine.vllm_engine import EngineConfig, Layout
+from actors.rollout.episode import EpisodeSpec
+from actors.rollout.worker import WorkerConfig
+from actors.weights.checkpoint_weights import as_bytes
+from actors.weights.sync import MAX_BUCKET_BYTES, WeightSync
 from benchmarks.common import Figure, report
 from benchmarks.worker import JOB, MeasuredWorker, Request
-from cluster.ray_session import ray_session
-from trainer.spec import Limits, RewardSpec
+from cluster.ray_cluster.session import ray_session
+from trainer.spec.job import Limits, RewardSpec
 
 SEQUENCES = 16
 
@@ -68,7 +68,7 @@ class Source:
 
 
 class SourceClient:
-    """Fulfils `actors.weight_sync.WeightSource`."""
+    """Fulfils `actors.weights.sync.WeightSource`."""
 
     def __init__(self, actor: Any) -> None:
         self._actor = actor

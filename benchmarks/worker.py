@@ -17,19 +17,19 @@ import ray
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from actors.dispatcher_actor import start_dispatchers
-from actors.engine import EngineConfig
-from actors.episode import EpisodeSpec
-from actors.fleet import CANARY_LIMITS, Fleet
-from actors.grader_pool import GraderPoolActor
-from actors.rollout_worker import RolloutWorker, WorkerConfig
-from actors.telemetry import Place
+from actors.engine.vllm_engine import EngineConfig
+from actors.grading.pool import GraderPoolActor
+from actors.rollout.episode import EpisodeSpec
+from actors.rollout.fleet import CANARY_LIMITS, Fleet
+from actors.rollout.worker import RolloutWorker, WorkerConfig
+from actors.runtime.exporter import Place
+from actors.tools.actor import start_dispatchers
 from benchmarks.common import LOCAL
-from cluster.preflight import Prepared, prepare
-from cluster.ray_session import ray_session
-from cluster.seats import Seats
+from cluster.preflight.prepare import Prepared, prepare
+from cluster.ray_cluster.seats import Seats
+from cluster.ray_cluster.session import ray_session
 from examples.ledger.services import services
-from trainer.jobfile import load_job
+from trainer.spec.job_file import load_job
 
 JOB = Path(__file__).parents[1] / "examples" / "ledger" / "job.yaml"
 

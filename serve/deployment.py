@@ -22,20 +22,20 @@ from pydantic import BaseModel, ConfigDict, Field
 from ray import serve as ray_serve
 from ray.serve import Application
 
-from actors.recorder import Recorder
-from actors.telemetry import Place, start_telemetry
-from cluster.driver_settings import DriverSettings
-from cluster.ray_launcher import RayLauncher
-from cluster.ray_session import is_local, job_server_of
-from cluster.store import JobStore
-from serve.app import Lifespan, create_app
-from serve.listener import STOP_S, listening
-from serve.model_apps import EngineResources, RayServeModels
-from serve.services import Services
-from serve.state import Places, ServerState
+from actors.runtime.exporter import Place, start_telemetry
+from actors.runtime.recorder import Recorder
+from cluster.jobs.driver_settings import DriverSettings
+from cluster.jobs.launcher import RayLauncher
+from cluster.ray_cluster.session import is_local, job_server_of
+from cluster.stores.job_store import JobStore
+from serve.host.listener import STOP_S, listening
+from serve.host.services import Services
+from serve.host.state import Places, ServerState
+from serve.http.app import Lifespan, create_app
+from serve.inference.model_apps import EngineResources, RayServeModels
 from trainer.errors import UserError
-from trainer.operator import Operator
-from trainer.operator_file import load_operator
+from trainer.spec.operator import Operator
+from trainer.spec.operator_file import load_operator
 
 APP, DEPLOYMENT = "agent-rft", "api"
 MAX_REQUESTS = 1_000

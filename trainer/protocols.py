@@ -1,4 +1,4 @@
-"""The seams of the loop. `cluster/run.py` hands in actors; tests hand in fakes that fulfil the same protocols."""
+"""The seams of the loop: `cluster/run/driver.py` hands in actors, tests hand in fakes of the same protocols."""
 
 from __future__ import annotations
 

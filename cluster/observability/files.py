@@ -10,13 +10,13 @@ from typing import Any
 
 import yaml
 
-from actors.telemetry import DEFAULT_PORT
+from actors.runtime.exporter import DEFAULT_PORT
 from cluster.observability.alerts import RUNBOOK, rule_groups, runbook
-from cluster.observability.endpoints import ENDPOINTS_DASHBOARD
-from cluster.observability.fleet import FLEET_DASHBOARD
-from cluster.observability.grafana import dashboard_json
-from cluster.observability.job import JOB_DASHBOARD
-from cluster.observability.learner import LEARNER_DASHBOARD
+from cluster.observability.dashboards.endpoints import ENDPOINTS_DASHBOARD
+from cluster.observability.dashboards.fleet import FLEET_DASHBOARD
+from cluster.observability.dashboards.grafana import dashboard_json
+from cluster.observability.dashboards.job import JOB_DASHBOARD
+from cluster.observability.dashboards.learner import LEARNER_DASHBOARD
 
 DASHBOARDS = (JOB_DASHBOARD, ENDPOINTS_DASHBOARD, FLEET_DASHBOARD, LEARNER_DASHBOARD)
 PROMETHEUS_IMAGE, GRAFANA_IMAGE = "prom/prometheus:v3.5.0", "grafana/grafana:12.1.0"

@@ -11,14 +11,14 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from actors.groups import Groups
-from actors.holdback import Holdback
+from actors.rollout.groups import Groups
+from actors.rollout.holdback import Holdback
 from tests.chaos.plan import Burst, Faults, Kind, Latency, Plan
 from tests.chaos.server import ChaosServer
 from tests.chaos.world import World, task
-from tests.fakes_http import until
-from trainer.advantage import advantages
-from trainer.spec import Limits
+from tests.support.fakes_http import until
+from trainer.algorithm.advantage import advantages
+from trainer.spec.job import Limits
 from trainer.types import Discarded, GroupRequest, Rollout
 
 SEARCH, GRADE = "tool/search", "grade"

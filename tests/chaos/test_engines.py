@@ -16,25 +16,25 @@ import pytest
 import ray
 import yaml
 
-from actors.dispatcher_actor import start_dispatchers
-from actors.engine import EngineConfig
-from actors.episode import EpisodeSpec
-from actors.fleet import CANARY_LIMITS, Fleet
-from actors.grader_pool import GraderPoolActor
-from actors.rollout_worker import RolloutWorker, WorkerConfig
+from actors.engine.vllm_engine import EngineConfig
+from actors.grading.pool import GraderPoolActor
+from actors.rollout.episode import EpisodeSpec
+from actors.rollout.fleet import CANARY_LIMITS, Fleet
+from actors.rollout.worker import RolloutWorker, WorkerConfig
+from actors.tools.actor import start_dispatchers
 from tests.chaos.ledger import FaultyLedger, faulty_ledger
 from tests.chaos.plan import Burst, Faults, Latency, Plan
 from tests.e2e.command import AGENT_RFT, marked, processes, processes_left
-from tests.fakes import tasks_of
-from tests.fakes_http import LOCAL
-from trainer.jobfile import load_job
+from tests.support.fakes import tasks_of
+from tests.support.fakes_http import LOCAL
+from tests.support.paths import LEDGER
+from trainer.spec.job_file import load_job
 from trainer.types import GroupRequest
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::ResourceWarning"
 )
 
-LEDGER = Path(__file__).parents[2] / "examples" / "ledger"
 TOOLS = ("tools/list", "tools/search", "tools/cat")
 TWO_DISPATCHERS = 2
 STEPS, BATCH = 4, 4

@@ -16,6 +16,7 @@ import pytest
 
 from tests.chaos.plan import Burst, Faults, Latency, Plan
 from tests.chaos.server import HUGE_BYTES, ChaosServer
+from tests.support.paths import ROOT
 
 SEARCH = "tool/search"
 
@@ -110,7 +111,7 @@ async def test_a_plan_is_a_file_and_the_record_a_page(tmp_path: Path) -> None:
     plan.write(tmp_path / "plan.json")
     assert Plan.read(tmp_path / "plan.json") == plan
     command = [sys.executable, "-m", "tests.chaos.server", "--plan", str(tmp_path / "plan.json")]
-    process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2])
+    process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, cwd=ROOT)
     try:
         assert process.stdout is not None
         url = (await process.stdout.readline()).decode().strip()

@@ -12,18 +12,18 @@ from typing import Any, cast
 import numpy as np
 from pydantic import TypeAdapter
 
-from actors.dispatcher import Dispatcher
-from actors.engine import Completion
-from actors.episode import EpisodeRunner, EpisodeSpec, RolloutRequest
-from actors.grader_pool import GraderPool
-from actors.parsing import ParsedTurn
-from actors.sessions import SessionBook
+from actors.engine.parsing import ParsedTurn
+from actors.engine.vllm_engine import Completion
+from actors.grading.pool import GraderPool
+from actors.rollout.episode import EpisodeRunner, EpisodeSpec, RolloutRequest
+from actors.tools.dispatcher import Dispatcher
+from actors.tools.sessions import SessionBook
 from tests.chaos.server import ChaosServer
-from tests.fakes_http import LOCAL
-from trainer.chat import Renderer
-from trainer.endpoint_spec import SessionSpec, ToolSpec
-from trainer.grader_spec import GraderSpec
-from trainer.spec import Limits, RewardSpec
+from tests.support.fakes_http import LOCAL
+from trainer.data.chat import Renderer
+from trainer.spec.endpoints import SessionSpec, ToolSpec
+from trainer.spec.graders import GraderSpec
+from trainer.spec.job import Limits, RewardSpec
 from trainer.types import Discarded, Rollout, Task
 
 RESULT = "\n=> "

@@ -15,7 +15,8 @@ from typing import Any
 
 import yaml
 
-ROOT = Path(__file__).parents[2]
+from tests.support.paths import ROOT
+
 K8S = ROOT / "k8s"
 OVERLAYS = ("laptop", "gpu", "production")
 KUBECTL = Path(sys.executable).with_name("kubectl")

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from serve.cli import app
+from serve.cli.main import app
 from tests.contracts.manifests import (
     CLUSTERS,
     JOB_SECRETS,

@@ -24,7 +24,7 @@ from ray.serve.schema import ServeDeploySchema
 from typer.main import get_command
 
 from examples.ledger import make_data, server
-from serve.cli import app
+from serve.cli.main import app
 from tests.contracts.manifests import (
     AGENT_PORT,
     CLUSTERS,
@@ -44,8 +44,8 @@ from tests.contracts.manifests import (
     ray_pods,
     rendered,
 )
-from trainer.jobfile import load_job
-from trainer.operator_file import load_operator
+from trainer.spec.job_file import load_job
+from trainer.spec.operator_file import load_operator
 
 KUBERNETES = ("1.31", "1.37")
 NO_SCHEMA = {"PodMonitor", "PrometheusRule"}

@@ -14,15 +14,15 @@ from pathlib import Path
 import pytest
 import yaml
 
-from actors.telemetry import Place, Telemetry
+from actors.runtime.exporter import Place, Telemetry
 from cluster.observability.alerts import ALERTS
+from cluster.observability.dashboards.grafana import WIDTH, dashboard_json
 from cluster.observability.files import DASHBOARDS, RAY_DISCOVERY, Cluster, write_kubernetes, write_pair
-from cluster.observability.grafana import WIDTH, dashboard_json
-from tests.fakes_http import unused_port
-from tests.prometheus import binary, prometheus
+from tests.support.fakes_http import unused_port
+from tests.support.paths import ROOT
+from tests.support.prometheus import binary, prometheus
 from trainer.metrics import METRICS, prometheus_name
 
-ROOT = Path(__file__).parents[2]
 SUFFIXES = {"gauge": ("",), "counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "file": ()}
 SAMPLES = {prometheus_name(name) + suffix for name, metric in METRICS.items() for suffix in SUFFIXES[metric.kind]}
 

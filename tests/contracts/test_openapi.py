@@ -20,22 +20,23 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from cluster.blobs import FolderBlobs
-from cluster.database import Database
-from cluster.file_store import FileStore
-from cluster.job_service import JobService
-from cluster.job_states import JobStatus
-from cluster.migrate import migrate
-from cluster.model_registry import ModelRegistry
-from cluster.secrets import SecretBox
-from cluster.store import JobStore
-from serve import chat, files, fine_tuning, graders, models, responses
-from serve.app import create_app
-from serve.best_of import grader_pools
-from tests.fake_models import FakeModels, call, turn
-from tests.unit.serve.test_fine_tuning import BODY
-from tests.unit.serve.world import TOKEN, FakeKeys
-from trainer.operator import NOTHING_ALLOWED, ServerLimits
+from cluster.jobs.service import JobService
+from cluster.stores.blobs import FolderBlobs
+from cluster.stores.database import Database
+from cluster.stores.file_store import FileStore
+from cluster.stores.job_states import JobStatus
+from cluster.stores.job_store import JobStore
+from cluster.stores.migrate import migrate
+from cluster.stores.model_registry import ModelRegistry
+from cluster.stores.secrets import SecretBox
+from serve.http.app import create_app
+from serve.inference import chat, responses
+from serve.inference.best_of import grader_pools
+from serve.routes import files, fine_tuning, graders, models
+from tests.support.api import TOKEN, FakeKeys
+from tests.support.fake_models import FakeModels, call, turn
+from tests.unit.serve.routes.test_fine_tuning import BODY
+from trainer.spec.operator import NOTHING_ALLOWED, ServerLimits
 
 EXAMPLES = 12
 """Of each route, good ones and bad ones each. All of it is to take less than half a minute."""

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import psutil
 
-CONFIG = Path(__file__).parents[2] / "examples" / "ledger" / "agent-rft.yaml"
+from tests.support.paths import LEDGER
+
+CONFIG = LEDGER / "agent-rft.yaml"
 AGENT_RFT = str(Path(sys.executable).with_name("agent-rft"))
 MARK = "AGENT_RFT_TEST"
 """A variable in the environment of all that a test starts: what has it at the end was left behind."""

@@ -16,7 +16,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
+from tests.support.paths import ROOT
+
 IMAGE = Path("/opt/agent-rft")
 SOURCES = ".sources"
 """Where this checkout is, below IMAGE: the image has it as an installed package."""

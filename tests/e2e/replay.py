@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from actors.learner import LearnerConfig, LearnerRank
-from cluster.run_folder import RunFolder
-from trainer.advantage import advantages
-from trainer.batch import pack
+from actors.learner.rank import LearnerConfig, LearnerRank
+from cluster.records.run_folder import RunFolder
+from trainer.algorithm.advantage import advantages
+from trainer.model.batch import pack
 from trainer.types import TrainSequence
 
 

@@ -23,9 +23,9 @@ from examples.ledger.services import services
 from examples.openai_sdk.agent_rft import Servers, by_chat, by_responses, follow, mean_grade, start, upload
 from tests.e2e.command import AGENT_RFT, marked, processes, processes_left
 from tests.e2e.notebook import Notebook
+from tests.support.paths import LEDGER, ROOT
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
-LEDGER = EXAMPLES / "ledger"
+EXAMPLES = ROOT / "examples"
 STEPS, ROWS = 6, 16
 MODEL = "gpt-5"
 """As clients' code has it: an alias."""
@@ -117,7 +117,7 @@ def wait_for(server: Server, job_id: str, text: str) -> None:
 
 def kill_driver(job_id: str) -> None:
     """Kill -9 the process that drives the job."""
-    drivers = [p for p in processes() if "cluster.job_driver" in p.cmdline() and job_id in p.cmdline()]
+    drivers = [p for p in processes() if "cluster.jobs.driver" in p.cmdline() and job_id in p.cmdline()]
     assert drivers
     for driver in drivers:
         driver.send_signal(signal.SIGKILL)

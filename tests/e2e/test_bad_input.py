@@ -16,13 +16,12 @@ from typing import Any
 import pytest
 import yaml
 
-from cluster.run_folder import RunFolder
+from cluster.records.run_folder import RunFolder
 from examples.ledger.services import services
 from tests.e2e.command import AGENT_RFT, kill, marked, processes_left, run
-from tests.shared_memory import left_behind, unheld
+from tests.support.paths import LEDGER, ROOT
+from tests.support.shared_memory import left_behind, unheld
 
-LEDGER = Path(__file__).parents[2] / "examples" / "ledger"
-ROOT = LEDGER.parents[1]
 SECONDS = 60
 """Within which a mistake is told, on a loaded machine."""
 MANY_MISTAKES = """\

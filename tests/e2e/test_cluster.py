@@ -24,17 +24,17 @@ import yaml
 
 from cluster.observability.alerts import ALERTS
 from cluster.observability.files import DASHBOARDS
-from cluster.run_folder import RunFolder
+from cluster.records.run_folder import RunFolder
 from tests.chaos.ledger import FaultyLedger, faulty_ledger
 from tests.chaos.plan import Faults, Latency, Plan
 from tests.e2e.command import AGENT_RFT, CONFIG, MARK, processes_left
 from tests.e2e.head import BIN, Head, head
-from tests.fakes_http import unused_port
-from tests.prometheus import Prometheus, prometheus
-from trainer.checkpoint import Checkpoints
+from tests.support.fakes_http import unused_port
+from tests.support.paths import LEDGER
+from tests.support.prometheus import Prometheus, prometheus
+from trainer.loop.checkpoint import Checkpoints
 from trainer.metrics import METRICS, prometheus_name
 
-LEDGER = Path(__file__).parents[2] / "examples" / "ledger"
 NEEDED = ("LEDGER_TOOLS_URL", "LEDGER_GRADER_URL", "LEDGER_TOKEN", "AGENT_RFT_METRICS_PORT")
 TOOLS = ("tools/list", "tools/search", "tools/cat")
 FAULTS = Plan(

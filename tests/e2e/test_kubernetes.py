@@ -15,10 +15,10 @@ import pytest
 import yaml
 from cryptography.fernet import Fernet
 
-from cluster.run_folder import RunFolder
+from cluster.records.run_folder import RunFolder
 from tests.contracts.manifests import one
+from tests.support.paths import LEDGER
 
-LEDGER = Path(__file__).parents[2] / "examples" / "ledger"
 STEPS, BATCH = 3, 4
 TIMEOUT_S = 900
 """Far more than it takes where two cores are free."""

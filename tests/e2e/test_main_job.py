@@ -15,13 +15,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cluster.run_folder import RunFolder
+from cluster.records.run_folder import RunFolder
 from examples.ledger.services import services
 from tests.e2e.command import AGENT_RFT, marked, processes_left
+from tests.support.paths import LEDGER, ROOT
 from trainer.types import Rollout
 
-ROOT = Path(__file__).parents[2]
-LEDGER = ROOT / "examples" / "ledger"
 STEPS = 8
 
 

@@ -14,7 +14,7 @@ import openai
 import psutil
 import pytest
 
-from tests.fakes_http import unused_port
+from tests.support.fakes_http import unused_port
 
 START_S = 120.0
 
@@ -31,7 +31,7 @@ def serve(tmp_path: Path) -> Iterator[list[subprocess.Popen[str]]]:
 
 
 def command(folder: Path, port: int) -> list[str]:
-    return [sys.executable, "-m", "serve.cli", "serve", "--folder", str(folder), "--port", str(port)]
+    return [sys.executable, "-m", "serve.cli.main", "serve", "--folder", str(folder), "--port", str(port)]
 
 
 def start(folder: Path, port: int = 0, metrics_port: int = 0) -> tuple[subprocess.Popen[str], str, str]:

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 from sqlalchemy import text
 
-from cluster.database import Base, Database
-from cluster.migrate import migrate
-from tests.postgres import postgres
+from cluster.stores.database import Base, Database
+from cluster.stores.migrate import migrate
+from tests.support.postgres import postgres
 
 
 @pytest.fixture(scope="session")

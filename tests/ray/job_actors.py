@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 import ray
 
-from actors.dispatcher_actor import start_dispatchers
-from actors.engine import EngineConfig
-from actors.episode import EpisodeSpec
-from actors.fleet import CANARY_LIMITS, Fleet
-from actors.grader_pool import GraderPoolActor
-from actors.learner import LearnerConfig
-from actors.learner_group import LearnerGroup
-from actors.rollout_worker import RolloutWorker, WorkerConfig
-from actors.weight_sync import WeightSync
-from tests.fakes_http import LOCAL
-from trainer.advantage import advantages
-from trainer.spec import AlgorithmSpec, JobSpec
+from actors.engine.vllm_engine import EngineConfig
+from actors.grading.pool import GraderPoolActor
+from actors.learner.group import LearnerGroup
+from actors.learner.rank import LearnerConfig
+from actors.rollout.episode import EpisodeSpec
+from actors.rollout.fleet import CANARY_LIMITS, Fleet
+from actors.rollout.worker import RolloutWorker, WorkerConfig
+from actors.tools.actor import start_dispatchers
+from actors.weights.sync import WeightSync
+from tests.support.fakes_http import LOCAL
+from trainer.algorithm.advantage import advantages
+from trainer.spec.job import AlgorithmSpec, JobSpec
 from trainer.types import Group, GroupRequest, Task, TrainSequence
 
 MARKS = [

@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 import ray
 
-from actors.dispatcher_actor import DispatcherActor, DispatcherClient, OwnedSessions, start_dispatchers
-from actors.episode import RolloutRequest
-from actors.grader_pool import GraderPoolActor, GraderPoolClient
-from actors.groups import Groups
-from actors.holdback import Holdback
-from tests.fakes import rollout, task
-from tests.fakes_http import LOCAL, FakeEndpoint, hangs, says, until
-from trainer.endpoint_spec import SessionSpec, ToolSpec
+from actors.grading.pool import GraderPoolActor, GraderPoolClient
+from actors.rollout.episode import RolloutRequest
+from actors.rollout.groups import Groups
+from actors.rollout.holdback import Holdback
+from actors.tools.actor import DispatcherActor, DispatcherClient, OwnedSessions, start_dispatchers
+from tests.support.fakes import rollout, task
+from tests.support.fakes_http import LOCAL, FakeEndpoint, hangs, says, until
 from trainer.errors import CannotStart, EndpointRefused, GraderFailed, ToolFailed
-from trainer.spec import Limits, Reinforcement
+from trainer.spec.endpoints import SessionSpec, ToolSpec
+from trainer.spec.job import Limits, Reinforcement
 from trainer.types import Discarded, Grade, GroupRequest, Rollout, ToolCall
 
 SECRET = "sk-very-secret-4711"

@@ -6,7 +6,6 @@ import asyncio
 import gc
 import json
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,12 +15,13 @@ import pytest_asyncio
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from actors.engine import MIN_BATCHED_TOKENS, SHM, Completion, Engine, EngineConfig, Layout
-from actors.episode import turn_structure
-from actors.parsing import VllmParser
-from actors.shared_memory import PREFIX
-from tests.shared_memory import left_behind
-from trainer.chat import Renderer
+from actors.engine.parsing import VllmParser
+from actors.engine.vllm_engine import MIN_BATCHED_TOKENS, SHM, Completion, Engine, EngineConfig, Layout
+from actors.rollout.episode import turn_structure
+from actors.weights.shared_memory import PREFIX
+from tests.support.paths import BASE
+from tests.support.shared_memory import left_behind
+from trainer.data.chat import Renderer
 from trainer.errors import EngineFailed
 
 pytestmark = [
@@ -29,8 +29,6 @@ pytestmark = [
     # What vLLM and the libraries below it warn of at their own import and start.
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::ResourceWarning"),
 ]
-
-BASE = Path(__file__).parents[2] / "examples" / "ledger" / "base"
 
 
 @pytest.fixture(scope="module")

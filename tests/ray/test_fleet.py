@@ -18,23 +18,23 @@ import pytest
 import pytest_asyncio
 import ray
 
-from actors.broadcast_sync import BroadcastSync
-from actors.dispatcher_actor import watched_dispatchers
-from actors.watchdog import LOOK_EVERY_S, SILENT_S, Watchdog, Watched
-from actors.weight_sync import Published, WeightSync
+from actors.runtime.watchdog import LOOK_EVERY_S, SILENT_S, Watchdog, Watched
+from actors.tools.actor import watched_dispatchers
+from actors.weights.broadcast_sync import BroadcastSync
+from actors.weights.sync import Published, WeightSync
 from examples.ledger.services import services
-from tests.fakes import tasks_of
-from tests.fakes_http import until
 from tests.ray.job_actors import MARKS, MAX_BUCKET_BYTES, JobActors
-from tests.shared_memory import left_behind
+from tests.support.fakes import tasks_of
+from tests.support.fakes_http import until
+from tests.support.paths import LEDGER
+from tests.support.shared_memory import left_behind
 from trainer.errors import LearnerFailed
-from trainer.jobfile import load_job
-from trainer.spec import JobSpec
+from trainer.spec.job import JobSpec
+from trainer.spec.job_file import load_job
 from trainer.types import Group, Task
 
 pytestmark = MARKS
 
-LEDGER = Path(__file__).parents[2] / "examples" / "ledger"
 CORE = {"num_cpus": 1}
 
 

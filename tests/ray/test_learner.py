@@ -20,12 +20,13 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from actors.learner import LearnerConfig
-from actors.learner_group import LearnerGroup
-from trainer.batch import WeightedSequence
+from actors.learner.group import LearnerGroup
+from actors.learner.rank import LearnerConfig
+from tests.support.paths import BASE
 from trainer.errors import Halted, RftError, UserError
 from trainer.metrics import metric_of
-from trainer.spec import AlgorithmSpec
+from trainer.model.batch import WeightedSequence
+from trainer.spec.job import AlgorithmSpec
 from trainer.types import StepReport, TrainSequence
 
 pytestmark = [
@@ -34,7 +35,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::ResourceWarning"),
 ]
 
-BASE = Path(__file__).parents[2] / "examples" / "ledger" / "base"
 CONFIG = LearnerConfig(BASE, steps=10, learning_rate=1e-3, micro_batch_tokens=200)
 TWICE = replace(CONFIG, algorithm=AlgorithmSpec(updates_per_batch=2))
 CANARY = np.arange(3, 40, dtype=np.int32)

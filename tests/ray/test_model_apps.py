@@ -14,14 +14,14 @@ import pytest_asyncio
 import ray
 from ray import serve as ray_serve
 
-from cluster.model_registry import ModelRecord
-from serve.errors import ApiError
-from serve.model_apps import EngineResources, RayServeModels, ServedEngine
-from serve.model_server import ServedModels
-from tests.fakes_http import until
+from cluster.stores.model_registry import ModelRecord
+from serve.http.errors import ApiError
+from serve.inference.model_apps import EngineResources, RayServeModels, ServedEngine
+from serve.inference.model_server import ServedModels
+from tests.support.fakes_http import until
 from trainer.errors import RftError, UserError
-from trainer.operator import EngineLimits
-from trainer.serve_settings import ServeSettings
+from trainer.spec.operator import EngineLimits
+from trainer.spec.serving import ServeSettings
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -16,27 +15,29 @@ import ray
 from ray import serve as ray_serve
 from transformers import AutoTokenizer
 
-from actors.engine import Engine, EngineConfig
-from actors.episode import EpisodeRunner, EpisodeSpec, RolloutRequest
-from actors.parsing import VllmParser
-from actors.telemetry import PORT
-from cluster.database import Base, Database
-from cluster.model_registry import ModelRegistry
-from cluster.secrets import SecretBox
+from actors.engine.parsing import VllmParser
+from actors.engine.vllm_engine import Engine, EngineConfig
+from actors.rollout.episode import EpisodeRunner, EpisodeSpec, RolloutRequest
+from actors.runtime.exporter import PORT
+from cluster.stores.database import Base, Database
+from cluster.stores.model_registry import ModelRegistry
+from cluster.stores.secrets import SecretBox
 from examples.ledger.tools import TOOLS
 from examples.ledger.world import World
-from serve import chat, models, responses
-from serve.best_of import grader_pools
-from serve.model_apps import EngineResources, RayServeModels
-from serve.model_server import ServedModels
-from serve.schemas import Completion, Response
-from tests.fakes import tasks_of
-from tests.fakes_http import until, unused_port
-from tests.unit.serve.world import client_of, openai_of
-from trainer.chat import Renderer
-from trainer.operator import NOTHING_ALLOWED, EngineLimits
-from trainer.serve_settings import ServeSettings
-from trainer.spec import Limits, RewardSpec
+from serve.http.schemas import Completion, Response
+from serve.inference import chat, responses
+from serve.inference.best_of import grader_pools
+from serve.inference.model_apps import EngineResources, RayServeModels
+from serve.inference.model_server import ServedModels
+from serve.routes import models
+from tests.support.api import client_of, openai_of
+from tests.support.fakes import tasks_of
+from tests.support.fakes_http import until, unused_port
+from tests.support.paths import LEDGER
+from trainer.data.chat import Renderer
+from trainer.spec.job import Limits, RewardSpec
+from trainer.spec.operator import NOTHING_ALLOWED, EngineLimits
+from trainer.spec.serving import ServeSettings
 from trainer.types import Grade, Rollout, Task, ToolCall, ToolResult
 
 pytestmark = [
@@ -44,7 +45,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::ResourceWarning"),
 ]
 
-LEDGER = Path(__file__).parents[2] / "examples" / "ledger"
 BASE_MODEL = str(LEDGER / "base")
 TUNED = "ft:gpt-5:org:ledger/one:abc:ckpt-step-5"
 CONTEXT = 1024

@@ -14,20 +14,20 @@ from ray._common.utils import reset_ray_address
 from ray.cluster_utils import Cluster
 from ray.experimental import get_object_locations
 
-from cluster.nodes import live_nodes
-from cluster.placement import plan_placement
-from cluster.seats import Seats
+from cluster.planning.nodes import live_nodes
+from cluster.planning.placement import plan_placement
+from cluster.ray_cluster.seats import Seats
 from examples.ledger.services import services
-from tests.fakes import tasks_of
-from tests.fakes_http import until
 from tests.ray.job_actors import MARKS, JobActors
-from trainer.jobfile import load_job
-from trainer.spec import JobSpec
+from tests.support.fakes import tasks_of
+from tests.support.fakes_http import until
+from tests.support.paths import LEDGER
+from trainer.spec.job import JobSpec
+from trainer.spec.job_file import load_job
 from trainer.types import Task
 
 pytestmark = MARKS
 
-LEDGER = Path(__file__).parents[2] / "examples" / "ledger"
 HEAD: dict[str, Any] = {
     "num_cpus": 0,
     "include_dashboard": False,

@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 import ray
 
-from cluster.placement import Placement
-from cluster.seats import NEWS_S, Seats
-from tests.fakes_http import until
+from cluster.planning.placement import Placement
+from cluster.ray_cluster.seats import NEWS_S, Seats
+from tests.support.fakes_http import until
 from trainer.errors import InvalidJob
 
 BOTH_CORES = Placement(1, 1, 0, 1, 1, 0, "float32")

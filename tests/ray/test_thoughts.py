@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 from transformers import AutoTokenizer
 
+from tests.support.paths import BASE
+
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
-BASE = Path(__file__).parents[2] / "examples" / "ledger" / "base"
 TOOLS = [{"type": "function", "function": {"name": "cat", "parameters": {"type": "object"}}}]
 CALL = '<tool_call>\n{"name": "cat", "arguments": {"path": "a"}}\n</tool_call>'
 CASES = [
@@ -37,7 +37,7 @@ def tokenizer() -> Any:
 def parser_class(tokenizer: Any) -> Any:
     from vllm.parser import ParserManager
 
-    from actors import thoughts
+    from actors.engine import thoughts
 
     thoughts.register()
     return ParserManager.get_parser("hermes", thoughts.NAME, enable_auto_tools=True, tokenizer=tokenizer)

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from cluster.database import Database
+    from cluster.stores.database import Database
 
 
 @pytest.fixture
 def empty_database(tmp_path: Path) -> Iterator[Database]:
     """Without tables."""
-    from cluster.database import Database
+    from cluster.stores.database import Database
 
     database = Database.of_folder(tmp_path)
     yield database
@@ -29,8 +29,8 @@ def empty_database(tmp_path: Path) -> Iterator[Database]:
 @pytest.fixture(scope="session")
 def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a database that has all tables, and nothing in them."""
-    from cluster.database import Database
-    from cluster.migrate import migrate
+    from cluster.stores.database import Database
+    from cluster.stores.migrate import migrate
 
     folder = tmp_path_factory.mktemp("database")
     database = Database.of_folder(folder)
@@ -42,7 +42,7 @@ def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def any_database(migrated: Path, tmp_path: Path) -> Iterator[Database]:
     """With all tables."""
-    from cluster.database import Database
+    from cluster.stores.database import Database
 
     shutil.copytree(migrated, tmp_path, dirs_exist_ok=True)
     database = Database.of_folder(tmp_path)

@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from actors.http_client import EndpointClient, Timing
-from tests.fakes_http import LOCAL, FakeTime
-from trainer.endpoint_spec import Endpoint
+from actors.endpoints.client import EndpointClient, Timing
+from tests.support.fakes_http import LOCAL, FakeTime
 from trainer.errors import ToolFailed
+from trainer.spec.endpoints import Endpoint
 
 Connect = Callable[..., EndpointClient]
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from cluster.run_folder import RunFolder
-from trainer.evaluate import summarize
+from cluster.records.run_folder import RunFolder
+from trainer.loop.evaluate import summarize
 from trainer.metrics import rollout_metrics
-from trainer.spec import JobSpec, resolve
+from trainer.spec.job import JobSpec, resolve
 from trainer.types import Discarded, Grade, Group, GroupRequest, Rollout, Task, ToolCall, ToolResult, Turn
 
 TOOLS = ("search", "cat", "list")

@@ -5,21 +5,21 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 import uvicorn
 
-from actors.dispatcher import Dispatcher
-from cluster.dry_run import dry_run_problems
+from actors.tools.dispatcher import Dispatcher
+from cluster.preflight.dry_run import dry_run_problems
 from examples.endpoint.server import app
-from tests.fakes import tasks_of
-from tests.fakes_http import LOCAL, until
-from trainer.jobfile import load_job
-from trainer.spec import Reinforcement
+from tests.support.fakes import tasks_of
+from tests.support.fakes_http import LOCAL, until
+from tests.support.paths import ROOT
+from trainer.spec.job import Reinforcement
+from trainer.spec.job_file import load_job
 from trainer.types import ToolCall
 
-JOB = Path(__file__).parents[3] / "examples" / "endpoint" / "job.yaml"
+JOB = ROOT / "examples" / "endpoint" / "job.yaml"
 
 
 @pytest.fixture

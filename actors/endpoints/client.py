@@ -1,0 +1,372 @@
+"""The one retry layer: every HTTP call of a job to a tool or to an endpoint grader goes through here, and ends by its
+deadline with an answer or with an error that names the endpoint and shows no secret.
+
+The rules are those of section 4 of the wire contract. 408, 425, 429 and 503 wait and are tried again until the
+deadline; so does waiting for an open breaker. Other 5xx, connection errors and requests that took too long get
+`max_retries` more tries. 401 and 403 are a mistake in the job. Redirects are not followed. Everything else is an
+answer, and what it means is the caller's affair.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+from urllib.parse import quote
+from weakref import WeakSet
+
+from aiohttp.abc import AbstractResolver
+
+from actors.endpoints.address_guard import REMEDY as ADDRESS_REMEDY
+from actors.endpoints.address_guard import ForbiddenAddress, Guard, Network
+from actors.endpoints.answer import Answer, cut, retry_after_s, status_text
+from actors.endpoints.breaker import Breaker
+from actors.endpoints.gate import Gate, Sockets, Turn, Verdict
+from actors.endpoints.hedging import hedged
+from actors.endpoints.limits import AdaptiveLimit, Pace
+from actors.endpoints.stats import EndpointStats, merged
+from actors.endpoints.transport import MAX_BODY_BYTES, Wire, WireError
+from actors.endpoints.url import endpoint_mistake, safe_url, scrub, secrets_of
+from actors.runtime.timing import REAL_TIMING, Timing
+from trainer.errors import Discard, EndpointRefused, UserError
+from trainer.spec.endpoints import Endpoint
+
+__all__ = ["MAX_BODY_BYTES", "REAL_TIMING", "REMEDIES", "Answer", "EndpointClient", "Timing", "cut", "status_text"]
+
+MAX_CALL_S = 600.0
+FIRST_WAIT_S = 0.5
+QUICK_WAIT_S = 0.1
+LONGEST_WAIT_S = 8.0
+EXCERPT_CHARS = 200
+LATE_S = 0.005
+"""An event loop's clock may run that much behind ours: a request cancelled so near to its deadline was late."""
+
+CLIENTS: WeakSet[EndpointClient] = WeakSet()
+"""Of this process, as its sockets are: what `process_stats` tells of."""
+WAIT_STATUSES = frozenset({408, 425, 429, 503})
+REFUSED_STATUSES = frozenset({401, 403})
+REMEDIES = {
+    "busy": "give it more capacity, lower max_concurrency or raise timeout_s",
+    "timeout": "make it faster, or raise attempt_timeout_s",
+    "deadline": "make it faster, raise timeout_s, or raise max_concurrency if it can take more calls at a time",
+    "server_error": "look into its own log",
+    "connection": "check that it runs and that its URL is right and can be reached from the cluster",
+    "redirect": "give the final URL in the job: redirects are not followed",
+    "forbidden_address": ADDRESS_REMEDY,
+}
+
+
+@dataclass(slots=True)
+class _Call:
+    """How far one call has come."""
+
+    payload: bytes
+    headers: Mapping[str, str]
+    lane: str
+    start: float
+    deadline: float
+    ends_at: float
+    """The deadline by the event loop's clock."""
+    attempts: int = 0
+    failures: int = 0
+    queued_s: float = 0.0
+    in_queue_since: float | None = None
+    last: str = ""
+
+
+class _TryAgain(Exception):
+    """An attempt failed in a way that may pass. `after_s` is what the endpoint asked us to wait."""
+
+    def __init__(self, kind: str, why: str, after_s: float | None = None) -> None:
+        super().__init__(why)
+        self.kind = kind
+        self.why = why
+        self.after_s = after_s
+
+
+class EndpointClient:
+    """POSTs JSON to one endpoint, as fast as it keeps up with and its Endpoint allows.
+
+    A call holds its turn only while a request is on the wire, not while it waits to try again. Its deadline,
+    `endpoint.timeout_s`, runs from the moment in which it was given in, so it covers waiting for a turn.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        url: str,
+        endpoint: Endpoint,
+        failure: type[Discard],
+        timing: Timing = REAL_TIMING,
+        *,
+        allowed_networks: Sequence[Network] = (),
+        sockets: Sockets | None = None,
+        hedge_after_s: float | None = None,
+        resolver: AbstractResolver | None = None,
+    ) -> None:
+        """`what` names the endpoint in messages ("tool 'search'"); `failure` is raised where a call fails in the end;
+        clients of one process share their `sockets`; `hedge_after_s` only where a request may be sent twice.
+
+        Raises:
+            UserError: the URL or a header cannot be used.
+        """
+        guard = Guard(allowed_networks)
+        mistake = endpoint_mistake(url, endpoint.headers) or guard.mistake(url)
+        if mistake:
+            raise UserError(f"{what}: {mistake}")
+        headers = {name: value.get_secret_value() for name, value in endpoint.headers.items()}
+        self.what = f"{what} (POST {safe_url(url)})"
+        self.name = what
+        CLIENTS.add(self)
+        self.counts = EndpointStats()
+        self._endpoint = safe_url(url)
+        self._secrets = secrets_of(url, headers.values())
+        self._failure = failure
+        self._timing = timing
+        self._timeout_s = min(endpoint.timeout_s, MAX_CALL_S)
+        self._attempt_timeout_s = endpoint.attempt_timeout_s
+        self._max_retries = endpoint.max_retries
+        self._hedge_after_s = hedge_after_s
+        self._wire = Wire(url, headers, guard, resolver)
+        self._gate = Gate(
+            AdaptiveLimit(endpoint.max_concurrency),
+            None if endpoint.rate_limit_per_s is None else Pace(endpoint.rate_limit_per_s),
+            Breaker(timing),
+            sockets or Sockets.of_process(),
+            timing,
+        )
+
+    async def post(self, body: Mapping[str, Any] | bytes, idempotency_key: str, trace_id: str = "") -> Answer:
+        """Send `body` (bytes are JSON already) until it is answered or its deadline is over. Calls of one `trace_id`
+        wait behind each other, those of several take turns.
+
+        Raises:
+            EndpointRefused: 401 or 403, or an address that the operator does not allow.
+            Discard: the `failure` that was handed in; its details are endpoint, kind, attempts, retries.
+        """
+        now = self._timing.clock()
+        plain = idempotency_key.isascii() and idempotency_key.isidentifier()  # as ids of calls are
+        key = idempotency_key if plain else quote(idempotency_key, safe=":/+=,;@!*'()")
+        call = _Call(
+            payload=body if isinstance(body, bytes) else json.dumps(body).encode(),
+            headers={"Idempotency-Key": key},
+            lane=trace_id,
+            start=now,
+            deadline=now + self._timeout_s,
+            ends_at=asyncio.get_running_loop().time() + self._timeout_s,
+        )
+        self.counts.calls += 1
+        try:
+            answer = await self._until_answered(call)
+        except (EndpointRefused, Discard) as error:
+            self.counts.failed += 1
+            self.counts.errors[error.details["kind"]] += 1
+            raise
+        except asyncio.CancelledError:
+            self.counts.cancelled += 1
+            raise
+        self.counts.answered += 1
+        return answer
+
+    def stats(self) -> dict[str, Any]:
+        """EndpointStats, and how things stand now, as plain values."""
+        gate = self._gate
+        now = {"limit": gate.limit.now, "in_flight": gate.in_flight, "queued": gate.queued}
+        return {**self.counts.as_dict(), **now, "breaker": gate.breaker.state}
+
+    async def close(self) -> None:
+        """Close the connections; calls that are still under way fail."""
+        self._gate.close()
+        await self._wire.close()
+
+    def scrub(self, text: str) -> str:
+        """`text` without the secrets of our headers and URL, which some servers echo."""
+        return scrub(text, self._secrets)
+
+    def excerpt(self, answer: Answer) -> str:
+        """The begin of an answer, for messages."""
+        return cut(" ".join(self.scrub(answer.text).split()), EXCERPT_CHARS)
+
+    def bad_answer(self, answer: Answer, why: str) -> Discard:
+        """The error for a caller to raise that cannot use an answer: the call failed, and `why`."""
+        self.counts.errors["bad_answer"] += 1
+        said = self.excerpt(answer) or "an empty body"
+        return self._failure(
+            f"{self.what} failed: it answered {status_text(answer.status)}, but {why}; it gave: {said}",
+            endpoint=self._endpoint,
+            kind="bad_answer",
+            attempts=answer.retries + 1,
+            retries=answer.retries,
+        )
+
+    # -- trying again ----------------------------------------------------------------------------------------------
+
+    async def _until_answered(self, call: _Call) -> Answer:
+        try:
+            async with asyncio.timeout_at(call.ends_at):
+                return await self._try(call)
+        except TimeoutError:
+            raise self._failed(call, "deadline", self._why_late(call)) from None
+
+    async def _try(self, call: _Call) -> Answer:
+        """One attempt after the other."""
+        while True:
+            call.attempts += 1
+            try:
+                if self._hedge_after_s is None:
+                    return await self._attempt(call)
+                return await self._hedged(call, self._hedge_after_s)
+            except _TryAgain as failed:
+                call.last = failed.why
+                call.failures += failed.kind != "busy"
+                kind = failed.kind
+                wait_s = self._wait_s(call, kind, failed.after_s)
+                if call.failures > self._max_retries:
+                    raise self._failed(call, failed.kind, failed.why) from None
+                if self._timing.clock() + wait_s >= call.deadline:
+                    why = f"{failed.why}, and the deadline leaves no time for another try"
+                    raise self._failed(call, failed.kind, why) from None
+            if kind == "busy":
+                self.counts.waits += 1
+            else:
+                self.counts.retries += 1
+            await self._timing.sleep(wait_s)
+
+    def _wait_s(self, call: _Call, kind: str, after_s: float | None) -> float:
+        """What the endpoint asked for, and a little more; else 0.5, 1, 2, ... s, of which a random half is left out.
+        The first failure is tried again nearly at once: most often it was that one request's.
+
+        At most an eighth of the deadline, so that little of it is lost where the next wait does not fit.
+        """
+        jitter = self._timing.jitter()
+        if after_s is not None:
+            return after_s + jitter * QUICK_WAIT_S  # the gate sees to it that they do not all come at once
+        alone = kind != "busy" and call.failures == 1
+        doubled = QUICK_WAIT_S if alone else FIRST_WAIT_S * 2.0 ** min(call.attempts - 1, 10)
+        return min(doubled, LONGEST_WAIT_S, self._timeout_s / 8) * (1 - jitter / 2)
+
+    # -- one attempt -----------------------------------------------------------------------------------------------
+
+    async def _attempt(self, call: _Call, sent: asyncio.Event | None = None) -> Answer:
+        """Wait for a turn, then send once."""
+        call.in_queue_since = self._timing.clock()
+        turn = await self._gate.enter(call.lane, call.failures)
+        call.in_queue_since = None
+        call.queued_s += turn.queued_s
+        self.counts.queued(turn.queued_s)
+        if sent is not None:
+            sent.set()
+        return await self._send(call, turn)
+
+    async def _hedged(self, call: _Call, after_s: float) -> Answer:
+        """A hedge never waits in line: it goes out where there is room. Nor is its failure one of the call."""
+
+        async def another() -> Answer | None:
+            turn = self._gate.try_enter()
+            if turn is None:
+                return None
+            self.counts.hedges += 1
+            return await self._send(call, turn)
+
+        wait = partial(self._timing.sleep, after_s)
+        most = max(1, self._max_retries)
+        answer, won = await hedged(lambda sent: self._attempt(call, sent), another, wait, most)
+        self.counts.hedges_won += won
+        return answer
+
+    async def _send(self, call: _Call, turn: Turn) -> Answer:
+        """One request and what it comes to. Ends the turn on every path."""
+        verdict, why, after_s = Verdict.GIVEN_UP, "", None
+        self.counts.bytes_out += len(call.payload)
+        try:
+            async with asyncio.timeout(self._attempt_timeout_s):
+                reply = await self._wire.send(call.payload, call.headers)
+            verdict = _verdict(reply.status)
+            if verdict is not Verdict.ANSWERED:
+                why = status_text(reply.status)
+            if reply.status in WAIT_STATUSES and reply.retry_after is not None:
+                after_s = retry_after_s(reply.retry_after, self._timing.wall_clock())
+                self._gate.hold_back(after_s or 0.0)  # before the turn ends and lets in the next one
+        except WireError as error:
+            verdict, why = (Verdict.FAILED if error.connected else Verdict.NO_CONNECTION), error.why
+            raise _TryAgain("connection", why) from None
+        except TimeoutError:
+            verdict, why = Verdict.LATE, f"no answer within {self._attempt_timeout_s:g} s"
+            raise _TryAgain("timeout", why) from None
+        except ForbiddenAddress as error:
+            raise self._refused(
+                call, "forbidden_address", f"leads to {error.address}, {error.kind}: {ADDRESS_REMEDY}"
+            ) from None
+        except asyncio.CancelledError:
+            if asyncio.get_running_loop().time() >= call.ends_at - LATE_S:
+                verdict, why = Verdict.LATE, f"no answer within {self._timeout_s:g} s"
+            raise
+        finally:
+            self._gate.leave(turn, verdict, why)
+        latency_s = self._timing.clock() - turn.sent
+        self.counts.took(latency_s)
+        self.counts.bytes_in += len(reply.body)
+        answer = Answer(reply.status, reply.body, latency_s, call.failures, reply.truncated)
+        return answer if answer.ok else self._judge(call, answer, after_s)
+
+    def _judge(self, call: _Call, answer: Answer, after_s: float | None) -> Answer:
+        """The answer, where it is one."""
+        status = answer.status
+        if status in REFUSED_STATUSES:
+            why = f"refused us with {status_text(status)}: check the keys in its `headers`"
+            raise self._refused(call, "refused", why, status=status)
+        if status in WAIT_STATUSES:
+            why = status_text(status) + (f" with Retry-After: {after_s:g} s" if after_s is not None else "")
+            raise _TryAgain("busy", why, after_s)
+        if status >= 500:
+            text = self.excerpt(answer)
+            raise _TryAgain("server_error", status_text(status) + (f" ({text})" if text else ""))
+        if 300 <= status < 400:
+            raise self._failed(call, "redirect", f"{status_text(status)}, a redirect")
+        return answer
+
+    # -- what is said of it ----------------------------------------------------------------------------------------
+
+    def _refused(self, call: _Call, kind: str, why: str, **details: Any) -> EndpointRefused:
+        return EndpointRefused(
+            f"{self.what} {why}", endpoint=self._endpoint, kind=kind, retries=call.failures, **details
+        )
+
+    def _failed(self, call: _Call, kind: str, why: str) -> Discard:
+        elapsed_s = self._timing.clock() - call.start
+        return self._failure(
+            f"{self.what} failed: {why} ({call.attempts} attempts, {elapsed_s:.1f} s); {REMEDIES[kind]}",
+            endpoint=self._endpoint,
+            kind=kind,
+            attempts=call.attempts,
+            retries=min(call.failures, call.attempts - 1),
+        )
+
+    def _why_late(self, call: _Call) -> str:
+        why = f"no answer by the deadline of {self._timeout_s:g} s"
+        queued_s = call.queued_s
+        if call.in_queue_since is not None:
+            queued_s += self._timing.clock() - call.in_queue_since
+        if queued_s > self._timeout_s / 10:
+            why += f", {queued_s:.1f} s of which it waited for one of {self._gate.limit.now} slots"
+        if self._gate.breaker.is_open:
+            why += f"; it is down: {self._gate.breaker.why}"
+        elif call.last:
+            why += f"; before: {call.last}"
+        return why
+
+
+def process_stats() -> dict[str, dict[str, Any]]:
+    """EndpointClient.stats of all clients of this process, by what they call ("tool 'search'")."""
+    return merged({client.name: client.stats()} for client in list(CLIENTS))
+
+
+def _verdict(status: int) -> Verdict:
+    if status == 503:
+        return Verdict.OVERLOADED
+    if status in WAIT_STATUSES:
+        return Verdict.BUSY
+    return Verdict.FAILED if status >= 500 else Verdict.ANSWERED

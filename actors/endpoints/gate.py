@@ -1,0 +1,232 @@
+"""Who may send to one endpoint, and when: a slot is never lost, and no rollout waits behind another one's crowd.
+
+Calls wait in one lane a rollout, and the lanes take turns. A call is let in when the endpoint's limit, its rate, its
+breaker, what it asked for by Retry-After, and the process's sockets allow it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import resource
+from collections import OrderedDict, deque
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+from actors.endpoints.breaker import NO_CONNECTION, Breaker
+from actors.endpoints.limits import AdaptiveLimit, Pace
+from actors.runtime.timing import Timing
+
+MAX_ON_WIRE = 8_192
+"""Requests of one process at a time: what one core can serve, and a third of the ports that one address gives."""
+OTHER_FILES = 256
+"""Open files that are no sockets of ours."""
+INSTANT_S = 1e-6
+"""Less is no wait but a rounding error."""
+LONGEST_HOLD_S = 30.0
+"""For so long one answer's Retry-After holds back the endpoint's other calls; then one of them may ask for itself."""
+
+
+class Verdict(Enum):
+    """How a request ended, as far as limit and breaker go."""
+
+    ANSWERED = "answered"
+    BUSY = "busy"
+    """It is there and wants less."""
+    OVERLOADED = "overloaded"
+    """It wants less, or is down behind a proxy that says so."""
+    FAILED = "failed"
+    NO_CONNECTION = "no connection"
+    LATE = "late"
+    GIVEN_UP = "given up"
+    """By us: it says nothing of the endpoint."""
+
+
+PUSHED_BACK = frozenset({Verdict.BUSY, Verdict.OVERLOADED, Verdict.LATE})
+ALIVE = frozenset({Verdict.ANSWERED, Verdict.BUSY})
+
+
+class Turn(NamedTuple):
+    """Leave to send one request; ends with `Gate.leave`."""
+
+    sent: float
+    probe: bool
+    queued_s: float = 0.0
+
+
+@dataclass(slots=True, eq=False)
+class _Waiter:
+    turn: asyncio.Future[Turn]
+    failures: int
+    since: float
+
+
+class Sockets:
+    """The requests on the wire of all gates that share it. Gates that found none free are served in turn."""
+
+    def __init__(self, count: int) -> None:
+        self._free = count
+        self._waiting: OrderedDict[Gate, None] = OrderedDict()
+
+    @classmethod
+    def of_process(cls) -> Sockets:
+        """As many as the process may open, up to MAX_ON_WIRE. Its soft limit of open files is raised for that."""
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = MAX_ON_WIRE + OTHER_FILES
+        if soft != resource.RLIM_INFINITY and soft < wanted:
+            soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        return cls(MAX_ON_WIRE if soft == resource.RLIM_INFINITY else max(1, min(MAX_ON_WIRE, soft - OTHER_FILES)))
+
+    def take(self, gate: Gate) -> bool:
+        if self._free:
+            self._free -= 1
+            return True
+        self._waiting[gate] = None
+        return False
+
+    def give_back(self) -> None:
+        self._free += 1
+        while self._free and self._waiting:
+            self._waiting.popitem(last=False)[0].let_in()
+
+
+class Gate:
+    """Of one endpoint."""
+
+    def __init__(self, limit: AdaptiveLimit, pace: Pace | None, breaker: Breaker, sockets: Sockets, timing: Timing):
+        self.limit = limit
+        self.breaker = breaker
+        self.in_flight = 0
+        self.queued = 0
+        self._pace = pace
+        self._sockets = sockets
+        self._timing = timing
+        self._held_until = -math.inf
+        self._lanes: OrderedDict[str, deque[_Waiter]] = OrderedDict()
+        self._alarm: asyncio.Task[None] | None = None
+        self._alarm_at = math.inf
+
+    async def enter(self, lane: str, failures: int = 0) -> Turn:
+        """Wait for a turn. While the breaker is open, calls with the fewest `failures` probe first."""
+        now = self._timing.clock()
+        if not self._lanes and self._wait_s(now) == 0 and self._sockets.take(self):
+            return self._turn(now, now)
+        waiter = _Waiter(asyncio.get_running_loop().create_future(), failures, now)
+        self._lanes.setdefault(lane, deque()).append(waiter)
+        self.queued += 1
+        self.let_in()
+        try:
+            return await waiter.turn
+        except asyncio.CancelledError:
+            if waiter.turn.done() and not waiter.turn.cancelled():  # let in and cancelled in the same moment
+                self.leave(waiter.turn.result(), Verdict.GIVEN_UP)
+            else:
+                self._remove(lane, waiter)
+            raise
+
+    def try_enter(self) -> Turn | None:
+        """A turn where one is free and nobody waits."""
+        now = self._timing.clock()
+        if self._lanes or self.breaker.is_open or self._wait_s(now) != 0 or not self._sockets.take(self):
+            return None
+        return self._turn(now, now)
+
+    def leave(self, turn: Turn, verdict: Verdict, why: str = "") -> None:
+        now = self._timing.clock()
+        if verdict is Verdict.ANSWERED:
+            self.limit.answered(turn.sent, now, self.in_flight)
+        elif verdict in PUSHED_BACK:
+            self.limit.pushed_back(turn.sent, now, self.in_flight)
+        self.breaker.ended(turn.probe)
+        if verdict in ALIVE:
+            if self.breaker.succeeded():
+                self.limit.start_over()
+        elif verdict is not Verdict.GIVEN_UP:
+            self.breaker.failed(now, NO_CONNECTION if verdict is Verdict.NO_CONNECTION else 1, why)
+        self.in_flight -= 1
+        self._sockets.give_back()
+        if self._lanes:
+            self.let_in()
+
+    def hold_back(self, seconds: float) -> None:
+        """Let nobody in for so long: the endpoint asked for it."""
+        self._held_until = max(self._held_until, self._timing.clock() + min(seconds, LONGEST_HOLD_S))
+
+    def close(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+
+    def let_in(self) -> None:
+        """Give out what turns there are."""
+        now = self._timing.clock()
+        while self._lanes:
+            wait_s = self._wait_s(now)
+            if wait_s == math.inf:  # whoever leaves calls again
+                return
+            if wait_s > 0:
+                self._set_alarm(now, wait_s)
+                return
+            if not self._sockets.take(self):
+                return
+            waiter = self._next()
+            if waiter.turn.cancelled():  # and its task has not come to leave the line
+                self._sockets.give_back()
+            else:
+                waiter.turn.set_result(self._turn(now, waiter.since))
+
+    def _wait_s(self, now: float) -> float:
+        """How long nobody may be let in; infinite where that is until someone leaves."""
+        wait_s = self._held_until - now
+        if self.breaker.is_open:
+            wait_s = max(wait_s, self.breaker.wait_s(now))
+        elif self.in_flight >= self.limit.now:
+            return math.inf
+        if self._pace is not None:
+            wait_s = max(wait_s, self._pace.wait_s(now))
+        return wait_s if wait_s > INSTANT_S else 0.0
+
+    def _turn(self, now: float, since: float) -> Turn:
+        self.in_flight += 1
+        if self._pace is not None:
+            self._pace.take(now)
+        return Turn(now, self.breaker.sent(now), now - since)
+
+    def _next(self) -> _Waiter:
+        """The first of the lane whose turn it is; or, as a probe, of all who wait one that can best bear a failure."""
+        if self.breaker.is_open:
+            lane, waiter = min(
+                ((lane, waiter) for lane, waiters in self._lanes.items() for waiter in waiters),
+                key=lambda found: found[1].failures,
+            )
+            self._remove(lane, waiter)
+            return waiter
+        lane, waiters = self._lanes.popitem(last=False)
+        waiter = waiters.popleft()
+        if waiters:
+            self._lanes[lane] = waiters
+        self.queued -= 1
+        return waiter
+
+    def _remove(self, lane: str, waiter: _Waiter) -> None:
+        waiters = self._lanes.get(lane, deque())
+        if waiter in waiters:
+            waiters.remove(waiter)
+            self.queued -= 1
+            if not waiters:
+                del self._lanes[lane]
+
+    def _set_alarm(self, now: float, wait_s: float) -> None:
+        if self._alarm is not None:
+            if self._alarm_at <= now + wait_s:
+                return
+            self._alarm.cancel()
+        self._alarm_at = now + wait_s
+        self._alarm = asyncio.create_task(self._wake(wait_s))
+
+    async def _wake(self, wait_s: float) -> None:
+        await self._timing.sleep(wait_s)
+        self._alarm = None
+        self.let_in()

@@ -1,0 +1,100 @@
+"""An OpenAI-compatible endpoint of the operator's configuration: requests for judges and embeddings go through the one
+retry layer, and what fails is a `model_grader_server_error`."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from ipaddress import ip_network
+from typing import Any
+
+from pydantic import SecretStr
+
+from actors.endpoints.client import EndpointClient, Timing
+from trainer.errors import Discard, EndpointRefused, GraderFailed
+from trainer.spec.operator import ModelEndpoint
+
+CHAT = "/chat/completions"
+EMBEDDINGS = "/embeddings"
+EVERYWHERE = (ip_network("0.0.0.0/0"), ip_network("::/0"))
+"""The operator named this endpoint, no job: it may be on any machine of his."""
+SERVER_ERROR = "model_grader_server_error"
+
+
+class ModelClient:
+    """One path of a model's endpoint. `name` is the model's in the operator's configuration."""
+
+    def __init__(self, name: str, endpoint: ModelEndpoint, path: str, timing: Timing) -> None:
+        """
+        Raises:
+            UserError: the URL or a header cannot be used.
+        """
+        self.name = name
+        self._model = endpoint.model or name
+        self._client = EndpointClient(
+            f"model {name!r}",
+            model_url(endpoint, path),
+            with_key(endpoint),
+            GraderFailed,
+            timing,
+            allowed_networks=EVERYWHERE,
+        )
+
+    async def ask(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """The JSON object that the endpoint answers to `body`, to which the model's name is added.
+
+        Raises:
+            GraderFailed: there is none, with the code model_grader_server_error.
+            EndpointRefused: 401 or 403.
+        """
+        try:
+            # A key for this request alone: an answer that could not be read is asked for anew.
+            answer = await self._client.post({"model": self._model, **body}, f"judge_{secrets.token_hex(16)}")
+            if not answer.ok:
+                raise self._client.bad_answer(answer, "a model must answer 200")
+            try:
+                found = None if answer.truncated else answer.json()
+            except ValueError:
+                found = None
+            if not isinstance(found, dict):
+                raise self._client.bad_answer(answer, "without a JSON object")
+        except Discard as error:
+            raise GraderFailed(error.message, **(error.details | {"code": SERVER_ERROR})) from None
+        except EndpointRefused as error:
+            message = f"{error.message}, or the api_key of models.{self.name} in the operator's configuration"
+            raise EndpointRefused(message, **error.details) from None
+        return found
+
+    def scrub(self, text: str) -> str:
+        """`text` without the key and the headers' values."""
+        return self._client.scrub(text)
+
+    async def close(self) -> None:
+        await self._client.close()
+
+
+class Models:
+    """The operator's models: one client for each path of each, so that graders of one pool share its limits."""
+
+    def __init__(self, models: Mapping[str, ModelEndpoint], timing: Timing) -> None:
+        self._models = models
+        self._timing = timing
+        self._clients: dict[tuple[str, str], ModelClient] = {}
+
+    def client(self, name: str, path: str) -> ModelClient:
+        """The client of a model that is in the configuration."""
+        if (name, path) not in self._clients:
+            self._clients[name, path] = ModelClient(name, self._models[name], path, self._timing)
+        return self._clients[name, path]
+
+
+def model_url(endpoint: ModelEndpoint, path: str) -> str:
+    return endpoint.base_url.rstrip("/") + path
+
+
+def with_key(endpoint: ModelEndpoint) -> ModelEndpoint:
+    """The endpoint with its `api_key` as the header that OpenAI's API takes."""
+    if endpoint.api_key is None:
+        return endpoint
+    bearer = SecretStr(f"Bearer {endpoint.api_key.get_secret_value()}")
+    return endpoint.model_copy(update={"headers": {**endpoint.headers, "Authorization": bearer}})

@@ -1,0 +1,103 @@
+"""What was counted at one endpoint since its client was made. Calls == answered + failed + cancelled + under way."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from actors.runtime.recorder import Spread
+from trainer.metrics import SECONDS
+
+STATES = ("closed", "half_open", "open")
+"""Of a breaker, the worst one last."""
+
+
+@dataclass(slots=True)
+class EndpointStats:
+    """`errors` by kind. Of failed calls: busy, deadline, server_error, connection, redirect, refused,
+    forbidden_address. Of answers: tool_error (a 4xx), too_large, bad_answer. `retries` counts tries after failures,
+    `waits` those after 408, 425, 429 and 503, `hedges` second requests, of which `hedges_won` were answered first.
+    Latencies are those of the attempts that were answered. Counts go by the bounds SECONDS, with a last one for what
+    took longer."""
+
+    calls: int = 0
+    answered: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    retries: int = 0
+    waits: int = 0
+    hedges: int = 0
+    hedges_won: int = 0
+    bytes_out: int = 0
+    bytes_in: int = 0
+    queue_sum_s: float = 0.0
+    queue_counts: list[int] = field(default_factory=lambda: [0] * (len(SECONDS) + 1))
+    latency_sum_s: float = 0.0
+    latency_counts: list[int] = field(default_factory=lambda: [0] * (len(SECONDS) + 1))
+    errors: Counter[str] = field(default_factory=Counter)
+
+    def took(self, latency_s: float) -> None:
+        self.latency_sum_s += latency_s
+        self.latency_counts[bisect_left(SECONDS, latency_s)] += 1
+
+    def queued(self, queue_s: float) -> None:
+        self.queue_sum_s += queue_s
+        self.queue_counts[bisect_left(SECONDS, queue_s)] += 1
+
+    def as_dict(self) -> dict[str, Any]:
+        """Copies, which may be made in another thread than the one that counts."""
+        values = {counted.name: getattr(self, counted.name) for counted in fields(self)}
+        counts = {name: list(values[name]) for name in ("queue_counts", "latency_counts")}
+        return values | counts | {"errors": dict(self.errors)}
+
+
+COUNTED = (
+    *("calls", "answered", "failed", "cancelled", "retries", "waits", "hedges", "bytes_out", "bytes_in"),
+    *("queue_sum_s", "latency_sum_s", "limit", "in_flight", "queued"),
+)
+"""What `endpoint_metrics` takes over as it is."""
+
+
+def endpoint_metrics(stats: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+    """EndpointClient.stats by the names of `trainer.metrics`. A breaker counts 0 closed, 1 half open, 2 open."""
+    metrics: dict[str, float] = {}
+    for name, values in stats.items():
+        prefix = f"endpoint/{name}"
+        metrics |= {f"{prefix}/{key}": float(values[key]) for key in COUNTED}
+        metrics |= {f"{prefix}/errors/{kind}": float(count) for kind, count in values["errors"].items()}
+        metrics[f"{prefix}/breaker"] = float(STATES.index(values["breaker"]))
+    return metrics
+
+
+def live_endpoint_metrics(stats: Mapping[str, Mapping[str, Any]]) -> dict[str, float | Spread]:
+    """EndpointClient.stats for a Recorder: as `endpoint_metrics`, with histograms in the place of sums."""
+    metrics: dict[str, float | Spread] = {**endpoint_metrics(stats)}
+    for name, values in stats.items():
+        for what in ("queue", "latency"):
+            del metrics[f"endpoint/{name}/{what}_sum_s"]
+            metrics[f"endpoint/{name}/{what}_s"] = Spread(values[f"{what}_counts"], values[f"{what}_sum_s"])
+    return metrics
+
+
+def merged(stats: Iterable[Mapping[str, Mapping[str, Any]]]) -> dict[str, dict[str, Any]]:
+    """The stats of several processes that share endpoints, as those of one."""
+    merged: dict[str, dict[str, Any]] = {}
+    for endpoints in stats:
+        for name, values in endpoints.items():
+            into = merged.setdefault(name, {})
+            for key, value in values.items():
+                into[key] = _sum(into[key], value) if key in into else value
+    return merged
+
+
+def _sum(ours: Any, theirs: Any) -> Any:
+    if isinstance(ours, dict):
+        return dict(Counter(ours) + Counter(theirs))
+    if isinstance(ours, list):
+        return [a + b for a, b in zip(ours, theirs, strict=True)]
+    if isinstance(ours, str):
+        return max(ours, theirs, key=STATES.index)
+    return ours + theirs

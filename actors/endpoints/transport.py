@@ -1,0 +1,120 @@
+"""One request and its answer over HTTP. Foreign errors are mapped here and only here, without the secrets in them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import aiohttp
+from aiohttp.abc import AbstractResolver
+from multidict import CIMultiDict
+from yarl import URL
+
+from actors.endpoints.address_guard import ForbiddenAddress, Guard
+from trainer.spec.endpoints import MAX_OUTPUT_BYTES
+
+MAX_BODY_BYTES = 6 * MAX_OUTPUT_BYTES + 65_536
+"""What is read of one body: JSON writes a byte of output as six (\\u0000) at worst; the rest is for other keys."""
+CONNECT_TIMEOUT_S = 10.0
+KEEPALIVE_S = 4.0
+"""Below the five seconds of uvicorn and Node: a connection is not reused in the moment in which they close it."""
+
+
+class Reply(NamedTuple):
+    """`truncated`: `body` is only the first MAX_BODY_BYTES."""
+
+    status: int
+    body: bytes
+    truncated: bool
+    retry_after: str | None
+
+
+class WireError(Exception):
+    """There was no whole answer. `connected` says how far it came."""
+
+    def __init__(self, why: str, connected: bool) -> None:
+        super().__init__(why)
+        self.why = why
+        self.connected = connected
+
+
+class Wire:
+    """POSTs JSON to one URL."""
+
+    def __init__(self, url: str, headers: Mapping[str, str], guard: Guard, resolver: AbstractResolver | None) -> None:
+        self._url = URL(url)
+        self._headers = headers
+        self._guard = guard
+        self._resolver = resolver
+        self._session: aiohttp.ClientSession | None = None
+
+    async def send(self, payload: bytes, headers: Mapping[str, str]) -> Reply:
+        """
+        Raises:
+            WireError: no whole answer came.
+            ForbiddenAddress: the host's address is one that may not be connected to.
+        """
+        try:
+            async with self._open_session().post(
+                self._url, data=payload, headers=headers, allow_redirects=False
+            ) as response:
+                body, truncated = await _read(response.content, MAX_BODY_BYTES)
+                return Reply(response.status, body, truncated, response.headers.get("Retry-After"))
+        except (aiohttp.ClientError, OSError) as error:
+            if isinstance(error, aiohttp.ClientConnectorError) and isinstance(error.os_error, ForbiddenAddress):
+                raise error.os_error from None
+            unconnected = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
+            raise WireError(_describe(error), not isinstance(error, unconnected)) from None
+
+    async def close(self) -> None:
+        """Close the connections; requests that are still under way fail."""
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    def _open_session(self) -> aiohttp.ClientSession:
+        """One session, made in the event loop that uses it. Whoever sends bounds its connections; it keeps no cookies,
+        since those of one rollout are none of the next one's business."""
+        if self._session is None:
+            headers = CIMultiDict({"Content-Type": "application/json"})
+            headers.update(self._headers)
+            self._session = aiohttp.ClientSession(
+                connector=self._guard.connector(self._resolver, limit=0, keepalive_timeout=KEEPALIVE_S),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                headers=headers,
+                timeout=aiohttp.ClientTimeout(total=None, connect=CONNECT_TIMEOUT_S),
+            )
+        return self._session
+
+
+async def _read(stream: aiohttp.StreamReader, limit: int) -> tuple[bytes, bool]:
+    """The first `limit` bytes, and whether there was more."""
+    body = await stream.readany()  # most answers are one piece
+    if stream.at_eof() and len(body) <= limit:
+        return body, False
+    pieces = bytearray(body)
+    async for chunk in stream.iter_any():
+        pieces += chunk
+        if len(pieces) > limit:
+            break
+    return bytes(pieces[:limit]), len(pieces) > limit
+
+
+def _describe(error: Exception) -> str:
+    """What happened on the wire. Not str(error): aiohttp writes whole URLs, query and all, into some of its errors."""
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        return "its TLS certificate is not trusted"
+    if isinstance(error, aiohttp.ClientConnectorError):
+        number = error.os_error.errno or 0
+        reason = os.strerror(number) if number > 0 else error.os_error.strerror  # name look-ups count downwards
+        return f"no connection ({reason or type(error.os_error).__name__})"
+    if isinstance(error, aiohttp.ConnectionTimeoutError):
+        return f"no connection within {CONNECT_TIMEOUT_S:g} s"
+    if isinstance(error, aiohttp.ServerDisconnectedError):
+        return "the connection was closed without an answer"
+    if isinstance(error, aiohttp.ClientPayloadError):
+        return "the answer broke off"
+    if isinstance(error, aiohttp.ClientResponseError):
+        return "the answer is no HTTP"
+    return f"the connection failed ({type(error).__name__})"

@@ -1,0 +1,321 @@
+"""An engine that answers chat requests: vLLM's own serving layer over the engine and the prompts of training.
+
+What was trained is what is served: prompts are rendered, tool results cut and decoding held to a schema by the code
+that rollouts use. Requests and answers are those of OpenAI's chat completions as plain values; the caller has checked
+their form.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from actors.engine.vllm_engine import Engine, EngineConfig
+from actors.rollout.episode import cut_result, turn_structure
+from actors.runtime.calls import outcome_of
+from trainer.data.chat import THOUGHT_MARKS, Renderer
+from trainer.errors import EngineFailed, RftError
+from trainer.spec.job import THINKING_TOKENS
+from trainer.spec.serving import ServeSettings
+from trainer.types import Message
+
+PASSED_ON = (
+    *("frequency_penalty", "logit_bias", "logprobs", "max_completion_tokens", "n", "parallel_tool_calls"),
+    *("presence_penalty", "response_format", "seed", "stop", "stream", "temperature", "tool_choice", "tools"),
+    *("top_logprobs", "top_p", "min_p", "top_k"),
+)
+"""Of a request. Everything else of vLLM's (templates, extra arguments, token reuse) is not for clients."""
+EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high"}
+"""What training has no word for."""
+NO_CALLS = json.dumps({"type": "structural_tag", "format": {"type": "any_text", "excludes": ["<tool_call>"]}})
+"""Decoding is held to an answer: else calls that nobody may make would be it, word for word."""
+VLLM_CALL_ID = "chatcmpl-tool-"
+VLLM_EXTRAS = frozenset({"prompt_token_ids", "prompt_text", "metrics"})
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A request that the model cannot answer as it is, in the words of the wire contract."""
+
+    status: int
+    message: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ChatEngine:
+    """One model. `config.thought_marks` is found out here."""
+
+    def __init__(self, config: EngineConfig, settings: ServeSettings) -> None:
+        self._config = config
+        self._settings = settings
+        self._engine: Engine | None = None
+
+    async def start(self) -> RftError | None:
+        """Load the model; tens of seconds."""
+        return await outcome_of(self._start())
+
+    async def _start(self) -> None:
+        from transformers import AutoTokenizer
+        from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
+        from vllm.entrypoints.openai.models.protocol import BaseModelPath
+        from vllm.entrypoints.openai.models.serving import OpenAIServingModels
+        from vllm.renderers.online_renderer import OnlineRenderer
+
+        from actors.engine import thoughts
+
+        tokenizer = AutoTokenizer.from_pretrained(self._config.model)
+        self._renderer = Renderer(tokenizer, **self._settings.template_arguments)
+        thinks = self._renderer.end_of_thought is not None
+        thoughts.register()
+        # The parsers log a traceback for each malformed call; here that is what the model said.
+        logging.getLogger("vllm.tool_parsers").setLevel(logging.CRITICAL)
+        self._engine = Engine(replace(self._config, thought_marks=THOUGHT_MARKS if thinks else None))
+        await self._engine.start()
+        self._client = client = self._engine.client
+        parsers = {
+            "enable_auto_tools": True,
+            "tool_parser": self._settings.tool_parser,
+            "reasoning_parser": thoughts.NAME if thinks else "",
+        }
+        common = {"request_logger": None, "chat_template": None, "chat_template_content_format": "string", **parsers}
+        self._serving = OpenAIServingChat(
+            client,
+            OpenAIServingModels(client, [BaseModelPath(name="model", model_path=self._config.model)]),
+            "assistant",
+            online_renderer=OnlineRenderer(client.model_config, client.renderer, **common),
+            enable_prompt_tokens_details=True,
+            **common,
+        )
+
+    async def chat(self, body: Mapping[str, Any]) -> dict[str, Any] | Refusal | RftError:
+        """The answer to a request without `stream`."""
+        return await outcome_of(self._chat(body))
+
+    async def stream(self, body: Mapping[str, Any]) -> AsyncIterator[dict[str, Any] | Refusal | RftError]:
+        """The chunks of an answer; a refusal or an error is the last of them."""
+        try:
+            answer = await self._answer({**body, "stream": True})
+            if isinstance(answer, Refusal):
+                yield answer
+                return
+            async for event in answer:
+                data = event.removeprefix("data: ").strip()
+                if data == "[DONE]":
+                    return
+                yield self._chunk(json.loads(data))
+        except EngineFailed as error:
+            yield error
+
+    @property
+    def failed(self) -> bool:
+        """It has died and answers nothing any more. Of a started engine."""
+        return bool(self._client.errored)
+
+    async def shutdown(self) -> None:
+        if self._engine is not None:
+            self._engine.shutdown()
+
+    # -- requests ------------------------------------------------------------------------------------------------------
+
+    async def _chat(self, body: Mapping[str, Any]) -> dict[str, Any] | Refusal:
+        answer = await self._answer(body)
+        return answer if isinstance(answer, Refusal) else _completion(answer.model_dump())
+
+    async def _answer(self, body: Mapping[str, Any]) -> Any:
+        """vLLM's answer: a ChatCompletionResponse, or a stream of events."""
+        from pydantic import ValidationError
+        from vllm.entrypoints.serve import create_error_response
+        from vllm.entrypoints.serve.engine.protocol import ErrorResponse
+
+        try:
+            prompt = self._prompt(body["messages"], body.get("tools") or ())
+            room = self._config.context_length - len(prompt)
+            if room < 1:
+                return _too_long(len(prompt), self._config.context_length)
+            answer = await self._serving.create_chat_completion(self._request(body, prompt, room))
+        except ValidationError as error:
+            first = error.errors()[0]
+            return Refusal(400, str(first["msg"]), ".".join(str(part) for part in first["loc"]))
+        except Exception as error:  # vLLM raises many kinds, and says of each what a client is to be told
+            refused = create_error_response(error).error
+            if refused.code >= 500:
+                if self._client.errored:
+                    raise EngineFailed("the engine died") from error
+                raise
+            return self._refused(refused.model_dump())
+        if isinstance(answer, ErrorResponse):
+            return self._refused(answer.error.model_dump())
+        return answer
+
+    def _request(self, body: Mapping[str, Any], prompt: list[int], room: int) -> Any:
+        from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+
+        settings = self._settings
+        request = {name: body[name] for name in PASSED_ON if body.get(name) is not None}
+        request.setdefault("temperature", settings.temperature)
+        wanted = request.get("max_completion_tokens") or settings.max_completion_tokens or room
+        request["max_completion_tokens"] = min(wanted, room)
+        if not request.get("tools"):
+            request.pop("tools", None)
+            request.pop("tool_choice", None)
+            request.pop("parallel_tool_calls", None)
+        schema = _schema_of(request.get("response_format") or {})
+        if schema is not None and request.get("tool_choice", "auto") in ("auto", "none"):
+            tools = request.get("tools", ()) if request.get("tool_choice", "auto") == "auto" else ()
+            del request["response_format"]
+            request["structured_outputs"] = {"structural_tag": turn_structure(tools, schema)}
+        elif request.get("tool_choice") == "none":
+            request["structured_outputs"] = {"structural_tag": NO_CALLS}
+        if self._renderer.end_of_thought is not None:
+            effort = body.get("reasoning_effort")
+            budget = THINKING_TOKENS.get(EFFORTS.get(effort, effort)) if effort else settings.max_thinking_tokens
+            request["thinking_token_budget"] = budget
+        if request.get("stream"):
+            request["stream_options"] = {"include_usage": True}
+        return ChatCompletionRequest(
+            messages=list(body["messages"]),
+            stop_token_ids=[self._renderer.tokenizer.eos_token_id],
+            # vLLM takes the prompt from here instead of rendering `messages` itself.
+            kv_transfer_params={"prompt_token_ids": prompt},
+            **request,
+        )
+
+    def _prompt(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> list[int]:
+        """Tokens as a rollout would have them after these turns and results."""
+        calls: dict[str, str] = {}
+        rendered = [self._with_thought(message) for message in messages]
+        for start, stop in _result_spans(rendered):
+            # Results stand in the order of their calls, whichever of them was there first.
+            rendered[start:stop] = sorted(rendered[start:stop], key=_order_of(rendered[start - 1]))
+        results: list[list[int]] = []
+        for i, message in enumerate(rendered):
+            calls |= {call["id"]: call["function"]["name"] for call in message.get("tool_calls") or ()}
+            if message["role"] == "tool":
+                results.append(cut_result(self._renderer, message["content"], self._settings.max_tool_output_tokens)[0])
+                rendered[i] = {**message, "name": calls.get(message["tool_call_id"], "tool")}
+        return self._renderer.resume(rendered, tools, results)
+
+    def _with_thought(self, message: Message) -> Message:
+        """A thought that the client gave back stands where it was sampled, in the content."""
+        message = dict(message)
+        thought = message.pop("reasoning", None)
+        if thought and self._renderer.end_of_thought is not None:
+            start, end = THOUGHT_MARKS
+            message["content"] = f"{start}{thought}{end}{message.get('content') or ''}"
+        return message
+
+    # -- answers -------------------------------------------------------------------------------------------------------
+
+    def _chunk(self, chunk: dict[str, Any]) -> dict[str, Any] | Refusal:
+        if "error" in chunk:
+            return self._refused(chunk["error"])
+        for choice in chunk.get("choices", ()):
+            choice.pop("token_ids", None)
+            for call in choice["delta"].get("tool_calls") or ():
+                if call.get("id"):
+                    call["id"] = _call_id(call["id"])
+        cleaned = {name: value for name, value in chunk.items() if name not in VLLM_EXTRAS}
+        if chunk.get("usage"):
+            cleaned["usage"] = _usage(chunk["usage"])
+        return cleaned
+
+    def _refused(self, error: Mapping[str, Any]) -> Refusal:
+        """
+        Raises:
+            EngineFailed: it was no fault of the request.
+        """
+        if self._client.errored:
+            raise EngineFailed("the engine died")
+        return Refusal(int(error["code"]), error["message"], error.get("param"))
+
+
+def _schema_of(response_format: Mapping[str, Any]) -> dict[str, Any] | None:
+    if response_format.get("type") == "json_schema":
+        return dict(response_format["json_schema"].get("schema") or {})
+    return {"type": "object"} if response_format.get("type") == "json_object" else None
+
+
+def _result_spans(messages: Sequence[Message]) -> list[tuple[int, int]]:
+    """Where tool messages stand behind each other: (start, stop)."""
+    spans: list[tuple[int, int]] = []
+    for i, message in enumerate(messages):
+        if message["role"] != "tool":
+            continue
+        if spans and spans[-1][1] == i:
+            spans[-1] = (spans[-1][0], i + 1)
+        elif i:
+            spans.append((i, i + 1))
+    return spans
+
+
+def _order_of(turn: Message) -> Callable[[Message], int]:
+    places = {call["id"]: i for i, call in enumerate(turn.get("tool_calls") or ())}
+    return lambda result: places.get(result["tool_call_id"], len(places))
+
+
+def _too_long(length: int, limit: int) -> Refusal:
+    message = (
+        f"This model's maximum context length is {limit} tokens. However, your messages resulted in {length} tokens."
+    )
+    return Refusal(400, message, "messages", "context_length_exceeded")
+
+
+def _completion(answer: dict[str, Any]) -> dict[str, Any]:
+    """vLLM's answer without its own extras."""
+    return {
+        "id": answer["id"],
+        "object": "chat.completion",
+        "created": answer["created"],
+        "model": answer["model"],
+        "choices": [_choice(choice) for choice in answer["choices"]],
+        "usage": _usage(answer["usage"]),
+        "system_fingerprint": answer.get("system_fingerprint"),
+        "service_tier": "default",
+    }
+
+
+def _choice(choice: dict[str, Any]) -> dict[str, Any]:
+    calls = [
+        {"id": _call_id(call["id"]), "type": "function", "function": _named(call["function"])}
+        for call in choice["message"].get("tool_calls") or ()
+    ]
+    content = choice["message"].get("content")
+    message: dict[str, Any] = {
+        "role": "assistant",
+        "content": content or (None if calls else ""),
+        "refusal": None,
+        "annotations": [],
+    }
+    if choice["message"].get("reasoning"):
+        message["reasoning"] = choice["message"]["reasoning"]
+    if calls:
+        message["tool_calls"] = calls
+    return {
+        "index": choice["index"],
+        "message": message,
+        "logprobs": choice.get("logprobs"),
+        "finish_reason": choice["finish_reason"],
+    }
+
+
+def _named(function: Mapping[str, Any]) -> dict[str, str]:
+    return {"name": function["name"], "arguments": function["arguments"]}
+
+
+def _call_id(call_id: str) -> str:
+    return f"call_{call_id.removeprefix(VLLM_CALL_ID)}"
+
+
+def _usage(usage: Mapping[str, Any]) -> dict[str, Any]:
+    prompt, completion = usage.get("prompt_tokens_details") or {}, usage.get("completion_tokens_details") or {}
+    return {
+        "prompt_tokens": usage["prompt_tokens"],
+        "completion_tokens": usage.get("completion_tokens") or 0,
+        "total_tokens": usage["total_tokens"],
+        "prompt_tokens_details": {"cached_tokens": prompt.get("cached_tokens") or 0},
+        "completion_tokens_details": {"reasoning_tokens": completion.get("reasoning_tokens") or 0},
+    }

@@ -1,0 +1,370 @@
+"""One vLLM engine: tokens in, tokens out, each sampled token with its log-probability and its policy version.
+
+A request never reuses a cache block of older weights (its cache salt is the version), requests in flight during an
+update are kept and go on under the new weights, and no request starts while weights change.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import time
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from actors.engine.plugin import TRANSPORT
+from actors.engine.slots import Slots
+from actors.weights.shared_memory import SHM, SharedFile, remove_leftovers, unname_shared_memory
+from trainer.errors import EngineFailed
+
+MAX_CPU_CACHE_BYTES = 1 << 30
+GPU_MEMORY_SHARE = 0.85
+MIN_BATCHED_TOKENS = 8192
+"""Of one step of the engine; a longer context raises it."""
+CPU_EXECUTOR = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
+"""The model in the engine core's own process. vLLM's default on CPUs is a worker process, and polling for its answers
+takes half a core. Its short name "uni" is taken for a mistake there. Threads: OMP_NUM_THREADS, which Ray sets."""
+WARM_UP_TOKENS = 8
+WAIT_INSIDE = 4
+"""For so many slots one more request waits inside vLLM, to take a slot over at once. With turns of ten tokens, a tenth
+of the slots gets free in each step, and it takes a step or two until an agent's next request is there."""
+LIFE_POLL_S = 0.5
+LOG = Path("/proc/self/fd/2")
+"""Where vLLM's processes write their last words, which are Ray's log file of the worker."""
+LOG_TAIL_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """What one engine needs to know. `gpus` is its tensor-parallel size, 0 on a CPU; `thought_marks`
+    open and close a thought, where the model has such tokens: `max_thinking_tokens` needs them; `log_stats` lets vLLM
+    keep its own metrics."""
+
+    model: str
+    dtype: str
+    context_length: int
+    max_num_seqs: int
+    seed: int
+    gpus: int = 0
+    transport: str = TRANSPORT
+    thought_marks: tuple[str, str] | None = None
+    log_stats: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One completion. `logprobs` and `versions` have one entry per token; `model_s` is its time in the engine, without
+    waiting for a slot and without pauses; `stopped` says that an end token (the last of `token_ids`) ended it."""
+
+    token_ids: list[int]
+    logprobs: NDArray[np.float32]
+    versions: NDArray[np.int32]
+    stopped: bool
+    model_s: float
+
+
+Layout = list[tuple[str, str, tuple[int, ...]]]
+"""A bucket's tensors back to back: name, torch dtype name, shape."""
+
+
+def kv_bytes(layers: int, kv_heads: int, head_dim: int, itemsize: int) -> int:
+    """Of one token in the cache: a key and a value for each layer."""
+    return 2 * layers * kv_heads * head_dim * itemsize
+
+
+def cpu_cache_bytes(max_num_seqs: int, context_length: int, token_bytes: int) -> int:
+    """Of an engine's key-value cache on CPUs: what all slots can fill, within a bound. vLLM writes to all of it at the
+    start, seconds a GiB."""
+    return min(MAX_CPU_CACHE_BYTES, (max_num_seqs + max_num_seqs // WAIT_INSIDE) * context_length * token_bytes)
+
+
+class _Places(asyncio.Semaphore):
+    """Knows how many wait for one."""
+
+    waiting = 0
+
+    async def acquire(self) -> Literal[True]:
+        self.waiting += 1
+        try:
+            return await super().acquire()
+        finally:
+            self.waiting -= 1
+
+
+class Engine:
+    """Wraps vLLM's AsyncLLM. All methods run on one event loop."""
+
+    def __init__(self, config: EngineConfig, shm: Path = SHM) -> None:
+        self.config = config
+        self._shm = shm
+        self.version = 0
+        self.sampled_tokens = 0
+        self._llm: Any = None
+        self._places = _Places(config.max_num_seqs + config.max_num_seqs // WAIT_INSIDE)
+        self._slots = Slots(config.max_num_seqs)
+        self._open = asyncio.Event()
+        self._open.set()
+        self._paused_s = 0.0
+        self._request = 0
+        self._staged: list[tuple[SharedFile, Layout]] = []
+
+    async def start(self) -> None:
+        """Load the model (about 20 s on two cores) and generate a few tokens, so that nothing is compiled later."""
+        c = self.config
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+        os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+        if c.gpus == 0:  # seconds of compiling, for one comparison that takes no time there
+            os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
+        from vllm.config.reasoning import ReasoningConfig
+        from vllm.config.weight_transfer import WeightTransferConfig
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        reasoning = None
+        if c.thought_marks is not None:
+            start, end = c.thought_marks
+            reasoning = ReasoningConfig(reasoning_start_str=start, reasoning_end_str=end)
+        args = AsyncEngineArgs(
+            model=c.model,
+            dtype=c.dtype,
+            max_model_len=c.context_length,
+            max_num_seqs=c.max_num_seqs,
+            max_num_batched_tokens=max(MIN_BATCHED_TOKENS, c.context_length),
+            seed=c.seed,
+            enforce_eager=c.gpus == 0,
+            # Between the parts of a prompt vLLM sets a seeded request's generator back, which on CPUs ends the engine.
+            enable_chunked_prefill=c.gpus > 0,
+            tensor_parallel_size=max(1, c.gpus),
+            distributed_executor_backend=None if c.gpus else CPU_EXECUTOR,
+            gpu_memory_utilization=GPU_MEMORY_SHARE,
+            enable_prefix_caching=True,
+            # The learner divides its logits by the temperature; so must the engine's log-probabilities.
+            logprobs_mode="processed_logprobs",
+            generation_config="vllm",
+            disable_log_stats=not c.log_stats,
+            weight_transfer_config=WeightTransferConfig(backend=c.transport),
+            reasoning_config=reasoning,
+        )
+        remove_leftovers(self._shm)
+        with _as_engine_failed("start"):
+            config = args.create_engine_config()
+            if c.gpus == 0:
+                model = config.model_config
+                layers, kv_heads = model.get_total_num_hidden_layers(), model.get_total_num_kv_heads()
+                token = kv_bytes(layers, kv_heads, model.get_head_size(), model.dtype.itemsize)
+                config.cache_config.kv_cache_memory_bytes = cpu_cache_bytes(c.max_num_seqs, c.context_length, token)
+            self._llm = AsyncLLM.from_vllm_config(config, disable_log_stats=not c.log_stats)
+            unname_shared_memory()
+            await self._llm.update_weight_version("0")
+        await self.generate([1] * 4, max_tokens=WARM_UP_TOKENS, seed=0, temperature=1.0)
+
+    async def generate(
+        self,
+        prompt: Sequence[int],
+        *,
+        max_tokens: int,
+        seed: int,
+        temperature: float,
+        stop_token_ids: Sequence[int] = (),
+        structure: str | None = None,
+        max_thinking_tokens: int | None = None,
+    ) -> Completion:
+        """Sample one completion of `prompt` (token ids). Temperature 0 is greedy, for comparisons only.
+
+        Raises:
+            EngineFailed: the engine died or returned nothing.
+        """
+        from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
+
+        params = SamplingParams(
+            temperature=temperature,
+            top_p=1.0,
+            top_k=0,
+            seed=seed,
+            max_tokens=max_tokens,
+            logprobs=0,
+            stop_token_ids=list(stop_token_ids),
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+            structured_outputs=StructuredOutputsParams(structural_tag=structure) if structure else None,
+            thinking_token_budget=max_thinking_tokens,
+            skip_clone=True,
+        )
+        output = None
+        async with self._places:
+            while output is None or output.finish_reason == "abort":  # called back by an update before it began
+                await self._open.wait()
+                paused = self._paused_s
+                with self._slots.take(self._next_request_id()) as slot:
+                    output = (await self._run(slot.request_id, list(prompt), params)).outputs[0]
+            model_s = time.monotonic() - slot.begun - (self._paused_s - paused)
+        token_ids = list(output.token_ids)
+        logprobs = np.fromiter(
+            (p[t].logprob for p, t in zip(output.logprobs, token_ids, strict=True)), dtype=np.float32
+        )
+        versions = np.empty(len(token_ids), dtype=np.int32)
+        for span in output.weight_versions or []:
+            versions[span.start : span.end] = int(span.version)
+        self.sampled_tokens += len(token_ids)
+        return Completion(token_ids, logprobs, versions, output.finish_reason == "stop", max(0.0, model_s))
+
+    async def prompt_logprobs(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
+        """Log-probabilities at temperature 1 of tokens 1.. given those before them: [T] -> [T-1]."""
+        from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+        params = SamplingParams(
+            temperature=1.0, max_tokens=1, prompt_logprobs=0, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
+        )
+        await self._open.wait()
+        prompt_logprobs = (await self._run(self._next_request_id(), list(token_ids), params)).prompt_logprobs
+        pairs = zip(prompt_logprobs[1:], token_ids[1:], strict=True)
+        return np.fromiter((entry[token].logprob for entry, token in pairs), dtype=np.float32)
+
+    def _next_request_id(self) -> str:
+        self._request += 1
+        return f"r{self._request}"
+
+    async def _run(self, request_id: str, prompt: list[int], params: Any) -> Any:
+        from vllm.inputs.engine import tokens_input
+
+        request = tokens_input(prompt, cache_salt=str(self.version))
+        final = None
+        with _as_engine_failed("run a request"):
+            async for output in self._llm.generate(request, params, request_id):
+                final = output
+        if final is None or not final.finished:
+            raise EngineFailed("the engine ended a request without an answer")
+        return final
+
+    # -- weights -------------------------------------------------------------------------------------------------------
+
+    async def init_transport(self, info: dict[str, Any]) -> None:
+        """Connect the transport of `config.transport` (NCCL wants an address; shared memory wants nothing)."""
+        from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
+
+        with _as_engine_failed("connect to the learner"):
+            await self._while_alive(self._llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info=info)))
+
+    def stage(self, data: NDArray[np.uint8], layout: Layout) -> None:
+        """Put one bucket into shared memory while generation goes on.
+
+        Raises:
+            EngineFailed: shared memory is full or missing.
+        """
+        try:
+            self._staged.append((SharedFile(self._shm, data), layout))
+        except OSError as error:
+            raise EngineFailed(f"cannot put {data.nbytes} bytes of weights into {self._shm}: {error}") from error
+
+    async def swap(self, version: int) -> float:
+        """Load all staged buckets as `version`; returns for how many seconds generation stood still."""
+        updates = [{"path": str(f.path), "tensors": [list(t) for t in layout]} for f, layout in self._staged]
+        try:
+            return await self.update(version, updates)
+        finally:
+            self.unstage()
+
+    def unstage(self) -> None:
+        """Forget what was staged."""
+        for file, _ in self._staged:
+            file.remove()
+        self._staged = []
+
+    async def update(self, version: int, updates: Sequence[dict[str, Any]]) -> float:
+        """vLLM's life cycle of an in-flight update: pause, load each of `updates`, label, go on. Returns seconds."""
+        begun = time.monotonic()
+        self._open.clear()
+        try:
+            with _as_engine_failed("load weights"):
+                await self._while_alive(self._update(version, updates))
+        finally:
+            pause = time.monotonic() - begun
+            self._paused_s += pause
+            self._open.set()
+        return pause
+
+    async def _update(self, version: int, updates: Sequence[dict[str, Any]]) -> None:
+        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+
+        # Those who wait begin anew afterwards, for their salt would let them use blocks of the older weights.
+        await self._llm.abort(self._slots.behind)
+        # The cache is kept for requests in flight; later ones cannot hit it, because their salt differs. Asked of the
+        # core itself: AsyncLLM.pause_generation sleeps for 20 ms besides, only to have outputs arrive in a nicer order.
+        await self._llm.engine_core.pause_scheduler_async(mode="keep", clear_cache=False)
+        await self._llm.start_weight_update()
+        for update in updates:
+            await self._llm.update_weights(WeightTransferUpdateRequest(update_info=update))
+        await self._llm.finish_weight_update(weight_version=str(version))
+        self.version = version
+        await self._llm.resume_generation()
+
+    async def _while_alive(self, work: Coroutine[Any, Any, object]) -> None:
+        """Run `work`. vLLM never answers calls, other than requests, that were under way when its engine died."""
+        task = asyncio.create_task(work)
+        try:
+            while not (await asyncio.wait({task}, timeout=LIFE_POLL_S))[0]:
+                if self._llm.errored:
+                    raise RuntimeError("its process died; see its root cause")
+            task.result()
+        finally:
+            task.cancel()
+
+    def live(self) -> dict[str, float]:
+        """How things stand, by the names of `trainer.metrics`."""
+        return {
+            "engine_slots": float(self._slots.count),
+            "engine_slots_used": float(self._slots.used),
+            "engine_waiting": float(len(self._slots.behind) + self._places.waiting),
+            "engine_sampled_tokens": float(self.sampled_tokens),
+            "engine_version": float(self.version),
+        }
+
+    @property
+    def client(self) -> Any:
+        """vLLM's AsyncLLM, for its own serving layer. Only an engine that takes no weights may be used this way."""
+        return self._llm
+
+    async def check_health(self) -> None:
+        """Returns when the engine's core has answered a question; one that stands still never does.
+
+        Raises:
+            EngineFailed: it died.
+        """
+        with _as_engine_failed("answer"):
+            await self._while_alive(self._llm.is_sleeping())  # any question that changes nothing
+
+    def shutdown(self) -> None:
+        """Stop vLLM's processes and leave nothing in shared memory."""
+        self.unstage()
+        if self._llm is not None:
+            self._llm.shutdown(timeout=5)
+            self._llm = None
+
+
+@contextmanager
+def _as_engine_failed(what: str) -> Iterator[None]:
+    """vLLM's errors as ours."""
+    try:
+        yield
+    except Exception as error:  # whatever their class: they come out of processes of its own
+        why = f"{type(error).__name__}: {error}"
+        if "root cause" in why:  # "see above": in the log
+            why = last_error(LOG) or "its process ended (killed, or out of memory)"
+        raise EngineFailed(f"an engine could not {what}: {why}") from error
+
+
+def last_error(log: Path) -> str | None:
+    """The last error that Python wrote to a log: "ValueError: ..."; None where it is no file or holds none."""
+    if not log.is_file():
+        return None
+    with log.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - LOG_TAIL_BYTES))
+        found = re.findall(r"^(?:[\w.]+\.)?(\w+(?:Error|Exception): .+)$", file.read().decode(errors="replace"), re.M)
+    return found[-1] if found else None

@@ -1,0 +1,64 @@
+"""1 where code is honest in one known respect, 0 where it looks like one of the known hacks; `reason` says why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from actors.graders.base import TextWork
+from actors.graders.hacks.code_hacks import reference_returned, result_hard_coded, trivial_output
+from actors.graders.hacks.edited_tests import tests_edited
+from actors.graders.hacks.python_source import Source, TooMuch, source_of
+from actors.graders.templates import render
+from trainer.errors import GraderFailed
+from trainer.spec.graders import CodeCheckGrader
+from trainer.types import Grade
+
+CHECKS: dict[str, Callable[[Source, Source], str | None]] = {
+    "reference_returned": reference_returned,
+    "trivial_output": trivial_output,
+    "result_hard_coded": result_hard_coded,
+}
+"""Those whose reference is code. That of `tests_edited` names files."""
+
+
+class CodeCheck:
+    """A grader of kind `code_check`. `label` names it in messages."""
+
+    def __init__(self, spec: CodeCheckGrader, label: str) -> None:
+        self._spec = spec
+        self._what = f"grader {label!r}"
+        self._work = TextWork()
+
+    async def grade(self, sample: dict[str, Any], item: dict[str, Any], trace_id: str) -> Grade:
+        code = render(self._spec.code, f"{self._what}, code", item=item, sample=sample)
+        reference = render(self._spec.reference, f"{self._what}, reference", item=item, sample=sample)
+        try:
+            reason = await self._work.run(
+                lambda: hack_in(self._spec.check, code, reference), len(code) + len(reference)
+            )
+        except TooMuch as bound:
+            raise GraderFailed(f"{self._what}: its reference cannot be read: {bound}") from None
+        return Grade(1.0) if reason is None else Grade(0.0, reason=reason)
+
+    async def close(self) -> None:
+        self._work.close()
+
+
+def hack_in(check: str, code: str, reference: str) -> str | None:
+    """Why `code` looks like the hack; None where it does not.
+
+    Code that is too large or too deep to be looked into looks like it: else that would be a way out.
+
+    Raises:
+        TooMuch: the reference is too large or too deep.
+    """
+    known = source_of(reference if check in CHECKS else "")
+    try:
+        return CHECKS[check](source_of(code), known) if check in CHECKS else tests_edited(code, reference)
+    except TooMuch as bound:
+        return f"it cannot be checked: {bound}"
+    except (RecursionError, MemoryError):
+        return "it cannot be checked: nested too deeply"
+    except ValueError as error:  # a number of more digits than Python writes
+        return f"it cannot be checked: {error}"

@@ -1,0 +1,53 @@
+"""The user's own grader behind HTTP: POST {sample, item, trace_id}, which answers {"score": number}."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from actors.endpoints.client import Answer, EndpointClient, Timing
+from actors.graders.base import finite_number
+from trainer.errors import GraderFailed
+from trainer.spec.graders import EndpointGrader
+from trainer.spec.operator import Operator
+from trainer.types import Grade
+
+SCORE_KEYS = ("score", "reward")
+"""The first of these that the answer holds counts."""
+
+
+class EndpointGrade:
+    """A grader of kind `endpoint`. `label` names it in messages, and in the idempotency key beside its siblings."""
+
+    def __init__(self, spec: EndpointGrader, label: str, operator: Operator, timing: Timing) -> None:
+        self._label = label
+        self._client = EndpointClient(
+            f"grader {label!r}",
+            spec.url,
+            spec,
+            GraderFailed,
+            timing,
+            allowed_networks=operator.allowed_networks,
+            hedge_after_s=spec.hedge_after_s,
+        )
+
+    async def grade(self, sample: dict[str, Any], item: dict[str, Any], trace_id: str) -> Grade:
+        body = {"sample": sample, "item": item, "trace_id": trace_id}
+        answer = await self._client.post(body, f"{trace_id}/{self._label}", trace_id)
+        return Grade(self._score(answer), latency_s=answer.latency_s)
+
+    async def close(self) -> None:
+        await self._client.close()
+
+    def _score(self, answer: Answer) -> float:
+        if not answer.ok:
+            raise self._client.bad_answer(answer, "a grader must answer 200 with a score")
+        try:
+            body = None if answer.truncated else answer.json()
+        except ValueError:
+            body = None
+        if not isinstance(body, dict):
+            raise self._client.bad_answer(answer, 'without the JSON object {"score": number} that a grader must give')
+        for key in SCORE_KEYS:
+            if key in body:
+                return finite_number(body[key], f"{self._client.what} failed: the {key} in its answer")
+        raise self._client.bad_answer(answer, 'the object has no "score"')

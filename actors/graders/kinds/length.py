@@ -1,0 +1,26 @@
+"""1 where a rendered template is no longer than allowed, else 0: a guard against answers that win by their length."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from actors.graders.templates import render
+from trainer.spec.graders import LengthGrader
+from trainer.types import Grade
+
+
+class LengthCheck:
+    """A grader of kind `length`. `label` names it in messages."""
+
+    def __init__(self, spec: LengthGrader, label: str) -> None:
+        self._spec = spec
+        self._what = f"grader {label!r}"
+
+    async def grade(self, sample: dict[str, Any], item: dict[str, Any], trace_id: str) -> Grade:
+        length = len(render(self._spec.input, f"{self._what}, input", item=item, sample=sample))
+        if length <= self._spec.max_chars:
+            return Grade(1.0)
+        return Grade(0.0, reason=f"{length:,} characters, of at most {self._spec.max_chars:,}")
+
+    async def close(self) -> None:
+        """It holds nothing."""

@@ -1,0 +1,70 @@
+"""An expression over the grades of its parts, which run side by side. Without one of them there is no grade, unless a
+part cannot read the sample and the spec says what such a sample is worth."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from actors.graders.base import Grader
+from actors.graders.kinds.expression import parse
+from actors.graders.templates import INVALID_VARIABLE
+from trainer.errors import GraderFailed
+from trainer.spec.graders import MultiGrader
+from trainer.types import Grade
+
+SAMPLE_PARSE_ERROR = "sample_parse_error"
+
+
+class Multi:
+    """A grader of kind `multi` over graders by name. `label` names it in messages."""
+
+    def __init__(self, spec: MultiGrader, label: str, parts: Mapping[str, Grader]) -> None:
+        self._where = f"grader {label!r}, calculate_output"
+        self._parts = dict(parts)
+        self._invalid_grade = spec.invalid_grade
+        self._expression = parse(spec.calculate_output, self._parts)
+
+    async def grade(self, sample: dict[str, Any], item: dict[str, Any], trace_id: str) -> Grade:
+        tasks: dict[str, asyncio.Task[Grade]] = {}
+        try:
+            async with asyncio.TaskGroup() as group:
+                for name, part in self._parts.items():
+                    tasks[name] = group.create_task(part.grade(sample, item, trace_id))
+        except ExceptionGroup as failed:
+            unreadable = next((error for error in failed.exceptions if cannot_read_sample(error)), None)
+            if unreadable is None or self._invalid_grade is None:
+                raise (unreadable or failed.exceptions[0]) from None
+            return Grade(self._invalid_grade, reason=f"invalid_grade: {unreadable}")
+        grades = {name: task.result() for name, task in tasks.items()}
+        scores = {name: grade.value for name, grade in grades.items()}
+        return Grade(
+            self._expression.value(scores, self._where),
+            scores=scores,
+            latency_s=max(grade.latency_s for grade in grades.values()),
+            reason="; ".join(f"{name}: {grade.reason}" for name, grade in grades.items() if grade.reason),
+            judge_tokens=total_tokens(grades.values()),
+        )
+
+    async def close(self) -> None:
+        for part in self._parts.values():
+            await part.close()
+
+
+def cannot_read_sample(error: Exception) -> bool:
+    """Whether a grader failed because of what the model wrote: a path into the sample leads nowhere. One into the row
+    that leads nowhere is a mistake in the data, and all else infrastructure."""
+    if not isinstance(error, GraderFailed):
+        return False
+    code, path = error.details.get("code"), str(error.details.get("path"))
+    return code == SAMPLE_PARSE_ERROR or (code == INVALID_VARIABLE and path.startswith("sample"))
+
+
+def total_tokens(grades: Iterable[Grade]) -> dict[str, int]:
+    """The judges' tokens of several grades, by model."""
+    total: Counter[str] = Counter()
+    for grade in grades:
+        total.update(grade.judge_tokens)
+    return dict(total)

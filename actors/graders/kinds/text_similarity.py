@@ -1,0 +1,87 @@
+"""How alike two rendered templates are, from 0 to 1: by words, or by their embeddings (`cosine`)."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+from async_lru import alru_cache
+from numpy.typing import NDArray
+
+from actors.endpoints.model_client import SERVER_ERROR, ModelClient
+from actors.graders.base import TextWork
+from actors.graders.kinds.similarity import MAX_CHARS, Metric, metric_of
+from actors.graders.templates import render
+from trainer.errors import GraderFailed
+from trainer.spec.graders import TextSimilarityGrader
+from trainer.types import Grade
+
+MAX_CACHED_EMBEDDINGS = 2_048
+
+
+class TextSimilarity:
+    """A grader of kind `text_similarity`; with `client`, the one of `cosine`. `label` names it in messages."""
+
+    def __init__(self, spec: TextSimilarityGrader, label: str, client: ModelClient | None) -> None:
+        self._spec = spec
+        self._what = f"grader {label!r}"
+        self._work = TextWork()
+        self._cosine = None if client is None else Cosine(client, self._what)
+        self._metric: Metric | None = metric_of(spec.evaluation_metric) if client is None else None
+
+    async def grade(self, sample: dict[str, Any], item: dict[str, Any], trace_id: str) -> Grade:
+        text = render(self._spec.input, f"{self._what}, input", item=item, sample=sample)
+        reference = render(self._spec.reference, f"{self._what}, reference", item=item, sample=sample)
+        if self._cosine is not None:
+            return await self._cosine.grade(text, reference)
+        assert self._metric is not None
+        metric = self._metric
+        return Grade(await self._work.run(lambda: metric(text, reference), len(text) + len(reference)))
+
+    async def close(self) -> None:
+        self._work.close()
+        if self._cosine is not None:
+            await self._cosine.close()
+
+
+class Cosine:
+    """The cosine of two texts' embeddings, with what points away (below 0) as 0. Embeddings are kept by text: the
+    reference of a row is the same for all of its rollouts."""
+
+    def __init__(self, client: ModelClient, what: str) -> None:
+        self._client = client
+        self._what = f"{what}: model {client.name!r}"
+        self._embedding = alru_cache(MAX_CACHED_EMBEDDINGS)(self._ask)
+
+    async def grade(self, text: str, reference: str) -> Grade:
+        text, reference = text[:MAX_CHARS].strip(), reference[:MAX_CHARS].strip()
+        if not (text and reference):
+            return Grade(float(text == reference))
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._embedding(each)) for each in (text, reference)]
+        except ExceptionGroup as failed:
+            raise failed.exceptions[0] from None
+        ours, theirs = (task.result() for task in tasks)
+        if ours.shape != theirs.shape:
+            raise self._no_embedding("gave two embeddings of different lengths")
+        return Grade(float(np.clip(ours @ theirs, 0.0, 1.0)))
+
+    async def close(self) -> None:
+        await self._client.close()
+
+    async def _ask(self, text: str) -> NDArray[np.float32]:
+        """The embedding [D], of length 1."""
+        answer = await self._client.ask({"input": [text], "encoding_format": "float"})
+        try:
+            vector = np.asarray(answer["data"][0]["embedding"], dtype=np.float64)
+        except (KeyError, IndexError, TypeError, ValueError):
+            raise self._no_embedding("answered without data[0].embedding") from None
+        norm = float(np.linalg.norm(vector)) if vector.ndim == 1 else 0.0
+        if not (np.isfinite(norm) and norm > 0):
+            raise self._no_embedding("gave an embedding that is no finite vector other than 0")
+        return (vector / norm).astype(np.float32)
+
+    def _no_embedding(self, why: str) -> GraderFailed:
+        return GraderFailed(f"{self._what} {why} [{SERVER_ERROR}]", code=SERVER_ERROR)

@@ -1,0 +1,195 @@
+"""From a job's graders to ones that run, and what is wrong with them before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import assert_never
+
+from actors.endpoints.client import REAL_TIMING, Timing
+from actors.endpoints.model_client import CHAT, EMBEDDINGS, Models, model_url, with_key
+from actors.endpoints.url import endpoint_mistake
+from actors.graders.base import Grader
+from actors.graders.hacks.code_check import CodeCheck
+from actors.graders.kinds.endpoint import EndpointGrade
+from actors.graders.kinds.expression import expression_problems, name_problem
+from actors.graders.kinds.judge import OUR_PARAMETERS, Judge
+from actors.graders.kinds.length import LengthCheck
+from actors.graders.kinds.messages import message_problems, message_templates
+from actors.graders.kinds.multi import Multi
+from actors.graders.kinds.python import PythonGrade, python_source_problems
+from actors.graders.kinds.string_check import StringCheck
+from actors.graders.kinds.text_similarity import TextSimilarity
+from actors.graders.templates import template_problems
+from actors.grading.guarded import UNGATED
+from trainer.errors import InvalidJob, Problem
+from trainer.spec.graders import (
+    CodeCheckGrader,
+    EndpointGrader,
+    GraderSpec,
+    LabelModelGrader,
+    LengthGrader,
+    MultiGrader,
+    PythonGrader,
+    ScoreModelGrader,
+    StringCheckGrader,
+    TextSimilarityGrader,
+)
+from trainer.spec.job import Reinforcement
+from trainer.spec.operator import NOTHING_ALLOWED, Operator
+
+FIELD = "method.reinforcement.grader"
+GUARDS = "method.reinforcement.guards"
+HELD_OUT = "method.reinforcement.held_out_grader"
+MODEL_REMEDY = "add the model to `models` of the operator's configuration, or use one that stands there"
+
+
+def make_grader(
+    spec: GraderSpec, operator: Operator = NOTHING_ALLOWED, timing: Timing = REAL_TIMING, models: Models | None = None
+) -> Grader:
+    """The grader that `spec` describes. Graders that share `models` share the limits of the models' endpoints.
+
+    Raises:
+        InvalidJob: it has mistakes (`grader_problems`).
+    """
+    problems = grader_problems(spec, operator)
+    if problems:
+        raise InvalidJob("the grader has mistakes", problems)
+    models = Models(operator.models, timing) if models is None else models
+    return _make(spec, spec.name or spec.type, operator, timing, models)
+
+
+def _make(spec: GraderSpec, label: str, operator: Operator, timing: Timing, models: Models) -> Grader:
+    match spec:
+        case StringCheckGrader():
+            return StringCheck(spec, label)
+        case TextSimilarityGrader():
+            by_model = spec.evaluation_metric == "cosine"
+            return TextSimilarity(spec, label, models.client(spec.model, EMBEDDINGS) if by_model else None)
+        case PythonGrader():
+            return PythonGrade(spec, label, operator)
+        case ScoreModelGrader() | LabelModelGrader():
+            return Judge(spec, label, models.client(spec.model, CHAT))
+        case EndpointGrader():
+            return EndpointGrade(spec, label, operator, timing)
+        case CodeCheckGrader():
+            return CodeCheck(spec, label)
+        case LengthGrader():
+            return LengthCheck(spec, label)
+        case MultiGrader():
+            parts = {name: _make(part, name, operator, timing, models) for name, part in spec.graders.items()}
+            return Multi(spec, label, parts)
+    assert_never(spec)
+
+
+# -- what is wrong -----------------------------------------------------------------------------------------------------
+
+
+def all_grader_problems(reinforcement: Reinforcement, operator: Operator) -> list[Problem]:
+    """The mistakes of a job's grader, guards and held-out grader, as far as they show without calling anything."""
+    problems = grader_problems(reinforcement.grader, operator)
+    seen = set()
+    for i, guard in enumerate(reinforcement.guards):
+        problems += grader_problems(guard.grader, operator, f"{GUARDS}[{i}].grader")
+        if guard.name in seen:
+            message = f"the name {guard.name!r} stands twice"
+            problems.append(Problem("duplicate_name", f"{GUARDS}[{i}].name", message, "rename this guard"))
+        seen.add(guard.name)
+    if reinforcement.held_out_grader is not None:
+        problems += grader_problems(reinforcement.held_out_grader, operator, HELD_OUT)
+    return problems
+
+
+def grader_problems(spec: GraderSpec, operator: Operator = NOTHING_ALLOWED, field: str = FIELD) -> list[Problem]:
+    """The mistakes that show without calling anything: templates, expressions, names, models, URLs and headers."""
+    problems = list(_own_problems(spec, operator))
+    problems += [
+        Problem("invalid_template", place, problem, "write paths as {{ item.x }} or {{ sample.x }}")
+        for place, template in templates_of(spec)
+        for problem in template_problems(template)
+    ]
+    problems = [replace(problem, field=f"{field}.{problem.field}") for problem in problems]
+    if isinstance(spec, MultiGrader):
+        for name, part in spec.graders.items():
+            problems += grader_problems(part, operator, f"{field}.graders.{name}")
+    return problems
+
+
+def graders_of(reinforcement: Reinforcement) -> Iterator[tuple[str, GraderSpec]]:
+    """(field, grader) of all graders of a job, parts of multi graders included."""
+    whole: list[tuple[str, GraderSpec]] = [(FIELD, reinforcement.grader)]
+    whole += [(f"{GUARDS}[{i}].grader", guard.grader) for i, guard in enumerate(reinforcement.guards)]
+    if reinforcement.held_out_grader is not None:
+        whole.append((HELD_OUT, reinforcement.held_out_grader))
+    for field, spec in whole:
+        yield field, spec
+        if isinstance(spec, MultiGrader):
+            yield from ((f"{field}.graders.{name}", part) for name, part in spec.graders.items())
+
+
+def templates_of(spec: GraderSpec) -> Iterator[tuple[str, str]]:
+    """(place below the grader, template) of all templates of a grader, without those of a multi grader's parts."""
+    match spec:
+        case StringCheckGrader() | TextSimilarityGrader():
+            yield from (("input", spec.input), ("reference", spec.reference))
+        case CodeCheckGrader():
+            yield from (("code", spec.code), ("reference", spec.reference))
+        case LengthGrader():
+            yield "input", spec.input
+        case ScoreModelGrader() | LabelModelGrader():
+            yield from message_templates(spec.input)
+
+
+def _own_problems(spec: GraderSpec, operator: Operator) -> Iterator[Problem]:
+    """What is wrong with one grader beside its templates and parts; fields count from the grader."""
+    match spec:
+        case EndpointGrader():
+            if mistake := endpoint_mistake(spec.url, spec.headers):
+                yield Problem("invalid_endpoint", "url", mistake, "correct url or headers of this grader")
+        case PythonGrader():
+            for mistake in python_source_problems(spec.source):
+                yield Problem("invalid_source", "source", mistake, "mend the source")
+        case TextSimilarityGrader() if spec.evaluation_metric == "cosine":
+            yield from _model_problems(spec.model, EMBEDDINGS, operator)
+        case ScoreModelGrader() | LabelModelGrader():
+            yield from _model_problems(spec.model, CHAT, operator)
+            yield from _judge_problems(spec)
+        case CodeCheckGrader() if spec.check == "reference_returned" and not spec.reference:
+            remedy = "give the reference solution, as {{ item.reference }} perhaps"
+            yield Problem("missing_reference", "reference", "reference_returned compares with a reference", remedy)
+        case MultiGrader():
+            yield from _multi_problems(spec)
+
+
+def _model_problems(name: str, path: str, operator: Operator) -> Iterator[Problem]:
+    endpoint = operator.models.get(name)
+    if endpoint is None:
+        known = ", ".join(sorted(operator.models)) or "none"
+        message = f"the operator's configuration has no model {name!r}; it has {known}"
+        yield Problem("unknown_model", "model", message, MODEL_REMEDY)
+    elif mistake := endpoint_mistake(model_url(endpoint, path), with_key(endpoint).headers):
+        remedy = f"correct models.{name} in the operator's configuration"
+        yield Problem("invalid_endpoint", "model", mistake.replace("its URL", "its base_url"), remedy)
+
+
+def _judge_problems(spec: ScoreModelGrader | LabelModelGrader) -> Iterator[Problem]:
+    remedy = 'write messages as {"role": "user", "content": "text with {{ sample.output_text }}"}'
+    for place, mistake in message_problems(spec.input):
+        yield Problem("invalid_message", place, mistake, remedy)
+    for name in sorted(OUR_PARAMETERS & set(spec.sampling_params)):
+        yield Problem("invalid_parameter", f"sampling_params.{name}", "is set by the grader", "remove it")
+    if isinstance(spec, LabelModelGrader) and (unknown := sorted(set(spec.passing_labels) - set(spec.labels))):
+        message = f"{', '.join(map(repr, unknown))} stand not among the labels"
+        yield Problem("unknown_label", "passing_labels", message, "use labels of `labels`")
+
+
+def _multi_problems(spec: MultiGrader) -> Iterator[Problem]:
+    for name in spec.graders:
+        if mistake := name_problem(name):
+            yield Problem("invalid_grader_name", f"graders.{name}", mistake, "rename this grader")
+        elif name == UNGATED:
+            message = f"{UNGATED!r} is how the grade without guards is called"
+            yield Problem("invalid_grader_name", f"graders.{name}", message, "rename this grader")
+    remedy = "use + - * / ^, parentheses, numbers, the graders' names, min, max, abs, floor, ceil, exp, sqrt, log"
+    for mistake in expression_problems(spec.calculate_output, spec.graders):
+        yield Problem("invalid_expression", "calculate_output", mistake, remedy)

@@ -1,0 +1,281 @@
+"""The learner as the loop knows it: ranks in Ray actors that act as one. If one fails, all end and the error says why.
+
+The group cuts a batch into mini-batches and packs them; ranks only compute. A call runs on all ranks or on none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+from numpy.typing import NDArray
+from ray.exceptions import RayActorError, RayError, RayTaskError
+
+from actors.learner.rank import LearnerConfig, LearnerRank, free_port
+from actors.runtime.calls import cannot_start, kind_of
+from actors.runtime.exporter import start_telemetry
+from actors.runtime.in_flight import Doing
+from actors.runtime.recorder import Recorder
+from actors.runtime.watchdog import Watched
+from actors.weights.checkpoint_weights import TensorInfo
+from trainer.errors import LearnerFailed, RftError
+from trainer.model.batch import AnySequence, MicroBatch, WeightedSequence, pack, split_updates
+from trainer.types import StepReport
+
+START_TIMEOUT_S = 900.0
+"""For all ranks to get their place in the cluster, import and load the model."""
+GRACE_S = 10.0
+"""After one rank failed, for the others to fail too: the first error is often only that a peer is gone."""
+PULSE = "pulse"
+"""The concurrency group, a thread of its own, in which a rank answers while it computes."""
+
+
+class LearnerGroup:
+    """Fulfils `trainer.protocols.Learner`. Made by `start`; `shutdown` must be called in the end.
+
+    Every method raises LearnerFailed where a rank fails or is late; the group is shut down then. An error that all
+    ranks raise on purpose (UserError, Halted) comes through as it is and leaves them as they are.
+    """
+
+    def __init__(self, config: LearnerConfig, actors: Sequence[Any]) -> None:
+        self._config = config
+        self._actors = list(actors)
+        self._given_up: dict[int, str] = {}
+
+    @classmethod
+    async def start(cls, config: LearnerConfig, actor_options: Sequence[Mapping[str, Any]]) -> LearnerGroup:
+        """One rank for each of `actor_options`, which are Ray's (num_cpus, num_gpus, scheduling_strategy, ...)."""
+        process: Any = ray.remote(concurrency_groups={PULSE: 1})(_RankProcess)
+        group = cls(config, [process.options(**options).remote() for options in actor_options])
+        try:
+            await group.build(config)
+        except BaseException:  # cancelled too: no rank is left behind
+            await group.shutdown()
+            raise
+        return group
+
+    async def build(self, config: LearnerConfig) -> None:
+        """Let every rank begin anew with `config`, in the process that it has."""
+        self._config = config
+        placed = await self._results("finding a place", [a.address.remote() for a in self._actors], START_TIMEOUT_S)
+        refs = [a.build.remote(config, rank, self.num_ranks, placed[0]) for rank, a in enumerate(self._actors)]
+        await self._results("loading the model", refs, START_TIMEOUT_S)
+
+    @property
+    def num_ranks(self) -> int:
+        return len(self._actors)
+
+    async def step(self, sequences: Sequence[AnySequence], version: int) -> StepReport:
+        """Train on `sequences` (weighted ones where the method is supervised), `updates_per_batch` optimizer steps."""
+        updates = [self._pack(part) for part in split_updates(sequences, self._config.algorithm.updates_per_batch)]
+        of_rank = [([update[rank] for update in updates], version) for rank in range(self.num_ranks)]
+        report: StepReport = (await self._call("step", of_rank))[0]
+        return report
+
+    async def supervised_loss(self, sequences: Sequence[WeightedSequence]) -> float:
+        """Mean weighted cross-entropy per unit of weight, without learning."""
+        loss: float = (await self._call("supervised_loss", [(row,) for row in self._pack(sequences)]))[0]
+        return loss
+
+    async def logprobs(self, token_ids: NDArray[np.int32]) -> NDArray[np.float32]:
+        """[T] -> [T - 1]: what the learner gives each token after the first, at temperature 1."""
+        logprobs: NDArray[np.float32] = (await self._call("logprobs", self._same(token_ids)))[0]
+        return logprobs
+
+    async def bucket_plan(self, max_bytes: int) -> list[list[TensorInfo]]:
+        """For each bucket, name, dtype and shape of its tensors; see `LearnerRank.bucket_plan`."""
+        plan: list[list[TensorInfo]] = (await self._call("bucket_plan", self._same(max_bytes)))[0]
+        return plan
+
+    async def gather_bucket(self, index: int) -> Any:
+        """An object reference to the bucket's bytes (uint8), which lie in the object store of rank 0's node."""
+        refs = [actor.put_bucket.remote(index) for actor in self._actors]
+        [reference] = (await self._results("gather_bucket", refs, self._config.collective_timeout_s))[0]
+        return reference
+
+    async def meeting_point(self) -> str:
+        address: str = (await self._results("meeting_point", [self._actors[0].address.remote()], GRACE_S))[0]
+        return address
+
+    async def open_broadcast(self, address: str, size: int) -> None:
+        """Rank 0 joins a group of `size` that meets at `address`."""
+        await self._rank_0("open_broadcast", address, size)
+
+    async def send(self, bucket: Any) -> None:
+        """Rank 0 broadcasts what `gather_bucket` gave.
+
+        Raises:
+            EngineFailed: another member of the group is gone.
+        """
+        await self._rank_0("send", bucket)
+
+    async def save(self, folder: Path) -> None:
+        await self._call("save", self._same(_absolute(folder)))
+
+    async def load(self, folder: Path) -> None:
+        await self._call("load", self._same(_absolute(folder)))
+
+    def watched(self) -> list[Watched]:
+        """The ranks, for the watchdog. One that it gives up is killed, which ends all."""
+
+        def watched(rank: int, actor: Any) -> Watched:
+            async def pulse() -> list[Doing]:
+                try:
+                    doing: list[Doing] = await actor.pulse.remote()
+                except RayActorError as error:
+                    why = f"the process of learner rank {rank} was lost"
+                    raise LearnerFailed(why, ranks=[rank], kind=kind_of(error)) from error
+                return doing
+
+            async def give_up(why: str) -> None:
+                self._given_up[rank] = why
+                ray.kill(actor)
+
+            return Watched(f"learner rank {rank}", pulse, give_up, actor)
+
+        return [watched(rank, actor) for rank, actor in enumerate(self._actors)]
+
+    async def shutdown(self) -> None:
+        """End all ranks' processes, whatever they are doing. May be called twice."""
+        actors, self._actors = self._actors, []
+        for actor in actors:
+            ray.kill(actor)
+        await asyncio.gather(*(_gone(actor) for actor in actors))
+
+    # -- all ranks as one ----------------------------------------------------------------------------------------------
+
+    def _pack(self, sequences: Sequence[AnySequence]) -> list[list[MicroBatch]]:
+        return pack(sequences, num_ranks=self.num_ranks, budget=self._config.micro_batch_tokens)
+
+    def _same(self, *arguments: Any) -> list[tuple[Any, ...]]:
+        return [arguments] * self.num_ranks
+
+    async def _call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Run a method of `LearnerRank` with each rank's arguments."""
+        refs = [actor.call.remote(method, *of_rank) for actor, of_rank in zip(self._actors, arguments, strict=True)]
+        return await self._results(method, refs, self._config.collective_timeout_s)
+
+    async def _rank_0(self, method: str, *arguments: Any) -> None:
+        ref = self._actors[0].call.remote(method, *arguments)
+        await self._results(method, [ref], self._config.collective_timeout_s)
+
+    async def _results(self, what: str, refs: Sequence[Any], timeout_s: float) -> list[Any]:
+        """What all ranks returned, or the end of all."""
+        tasks = [asyncio.ensure_future(_outcome(ref)) for ref in refs]
+        try:
+            done, late = await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_EXCEPTION)
+            if late and any(task.exception() for task in done):
+                _, late = await asyncio.wait(late, timeout=GRACE_S)
+            errors = {rank: task.exception() for rank, task in enumerate(tasks) if task not in late}
+        finally:
+            for task in tasks:
+                task.cancel()
+        failed = {rank: error for rank, error in errors.items() if error is not None}
+        if not late and not failed:
+            return [task.result() for task in tasks]
+        if late or not all(isinstance(error, RftError) for error in errors.values()):
+            await self.shutdown()
+        if not failed:
+            ranks = [rank for rank, task in enumerate(tasks) if task in late]
+            raise LearnerFailed(
+                f"learner ranks {ranks} of {len(tasks)} did not finish {what} in {timeout_s:g} s", ranks=ranks
+            )
+        raise _why(what, failed, len(tasks), self._given_up)
+
+
+class _RankProcess:
+    """The Ray actor. Errors raised on purpose go back as values, see `actors.runtime.calls`."""
+
+    _rank: LearnerRank
+    _doing: tuple[str, float] | None = None
+    _recorder: Recorder | None = None
+
+    def address(self) -> str:
+        """Where the ranks meet, if this is rank 0."""
+        return f"{ray.util.get_node_ip_address()}:{free_port()}"
+
+    def build(self, config: LearnerConfig, rank: int, world_size: int, address: str) -> RftError | None:
+        if self._recorder is None:
+            self._recorder = start_telemetry(config.metrics, f"learner-rank-{rank}")
+        try:
+            self._rank = LearnerRank(config, rank, world_size, address)
+        except RftError as error:
+            return error
+        return None
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        with self._at(method):
+            try:
+                return getattr(self._rank, method)(*arguments)
+            except RftError as error:
+                return error
+
+    def put_bucket(self, index: int) -> list[Any]:
+        """A reference in a list, which Ray hands on as it is: the bytes reach only the nodes that load them."""
+        with self._at("gather_bucket"):
+            data = self._rank.gather_bucket(index)
+            return [] if data is None else [ray.put(data)]
+
+    @ray.method(concurrency_group=PULSE)  # type: ignore[untyped-decorator]
+    def pulse(self) -> list[Doing]:
+        """Answered from another thread while this one computes."""
+        doing = self._doing
+        return [] if doing is None else [Doing("", doing[0], time.monotonic() - doing[1])]
+
+    @contextlib.contextmanager
+    def _at(self, method: str) -> Iterator[None]:
+        """While `method` runs, `pulse` says so; its time is recorded where it ends well."""
+        assert self._recorder is not None  # build() came before
+        self._doing = method, time.monotonic()
+        try:
+            yield
+            self._recorder.record(f"rank_s/{method}", time.monotonic() - self._doing[1])
+        finally:
+            self._doing = None
+
+
+def _absolute(folder: Path) -> Path:
+    """Ranks may stand in another directory."""
+    return folder.absolute()
+
+
+async def _outcome(ref: Any) -> Any:
+    outcome = await ref
+    if isinstance(outcome, RftError):
+        raise outcome
+    return outcome
+
+
+async def _gone(actor: Any) -> None:
+    """Wait until Ray says that a killed actor is dead."""
+    with contextlib.suppress(RayError, TimeoutError):
+        async with asyncio.timeout(GRACE_S):
+            await actor.address.remote()
+
+
+def _why(what: str, failed: Mapping[int, BaseException], num_ranks: int, given_up: Mapping[int, str]) -> RftError:
+    """One error out of what ranks said. A lost process comes first: the others only say that a peer went away."""
+    for rank, error in failed.items():
+        known = error if isinstance(error, RftError) else cannot_start(error, f"learner rank {rank}")
+        if known is not None:
+            return known
+    ranks = sorted(failed, key=lambda rank: not isinstance(failed[rank], RayActorError))
+    told = [
+        f"learner rank {rank} of {num_ranks} failed in {what}: {given_up.get(rank) or _describe(failed[rank])}"
+        for rank in ranks
+    ]
+    return LearnerFailed("; ".join(told), ranks=ranks)
+
+
+def _describe(error: BaseException) -> str:
+    if isinstance(error, RayTaskError):
+        return f"{type(error.cause).__name__}: {error.cause}"
+    if isinstance(error, RayActorError):
+        return "its process was lost (killed, out of memory, or its node is gone)"
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,376 @@
+"""One rank of the learner: a model under DeepSpeed. Every method runs on all ranks of a group alike.
+
+DeepSpeed's averaging is undone: a step's gradient is that of one loss over all trained tokens of all micro-batches of
+all ranks, whatever their number. Nothing here is random: the same sequences give the same bits on a CPU.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import warnings
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch import distributed as dist
+from transformers.utils.logging import disable_progress_bar
+
+from actors.runtime.exporter import Place
+from actors.weights.broadcast import SENDER, Broadcast
+from actors.weights.checkpoint_weights import CheckpointWeights, Part, TensorInfo, as_bytes
+from trainer.algorithm import objective
+from trainer.algorithm.objective import Sums
+from trainer.algorithm.schedule import learning_rate
+from trainer.errors import EngineFailed, Halted, UserError
+from trainer.model.batch import MicroBatch, WeightedSequence, pack
+from trainer.model.policy import DeviceBatch, Policy, load_policy
+from trainer.spec.job import AlgorithmSpec
+from trainer.types import StepReport
+
+GRADIENT_NORM = 1.0
+BETAS = (0.9, 0.95)
+SKIPS_ALLOWED = 2
+"""Updates in a row that a non-finite gradient may cost. One may be bad luck in bfloat16; three are a broken model."""
+BUCKET_ELEMENTS = 200_000_000
+"""Of DeepSpeed's gradient buckets, which it allocates in full: never more than the model has."""
+STATE, PROGRESS = "state", "learner.json"
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerConfig:
+    """What a rank must know. `model` is a local folder; `steps` is the number of `step` calls in the whole job, by
+    which the learning rate goes; `algorithm` says the sampling temperature too; `collective_timeout_s` bounds how long
+    a rank waits for another."""
+
+    model: Path
+    steps: int
+    learning_rate: float
+    lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    algorithm: AlgorithmSpec = field(default_factory=AlgorithmSpec)
+    method: Literal["reinforcement", "supervised"] = "reinforcement"
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    zero_stage: int = 0
+    micro_batch_tokens: int = 8192
+    rank_cores: int = 1
+    on_gpu: bool = False
+    collective_timeout_s: float = 1800.0
+    metrics: Place | None = None
+
+    @property
+    def stage(self) -> int:
+        return ranks_stage(self.dtype == "bfloat16", self.zero_stage)
+
+
+def ranks_stage(in_bfloat16: bool, zero_stage: int) -> int:
+    """Without ZeRO, DeepSpeed would sum a bfloat16 model's gradients in bfloat16. Stage 1 sums them in float32."""
+    return max(1, zero_stage) if in_bfloat16 else zero_stage
+
+
+class LearnerRank:
+    """Rank `rank` of `world_size`; `address` is host:port of rank 0's meeting point."""
+
+    def __init__(self, config: LearnerConfig, rank: int = 0, world_size: int = 1, address: str | None = None) -> None:
+        torch.set_num_threads(config.rank_cores)
+        self._config = config
+        self._rank = rank
+        self._world_size = world_size
+        self._deepspeed = _join(config, rank, world_size, address)
+        self._device = torch.device("cuda" if config.on_gpu else "cpu")
+        self._dtype: torch.dtype = getattr(torch, config.dtype)
+        policy = load_policy(config.model, self._dtype, config.algorithm.temperature)
+        if config.on_gpu:
+            policy.model.gradient_checkpointing_enable({"use_reentrant": False})
+        self._engine = self._start_engine(policy)
+        self._start = self._load_start() if config.algorithm.kl_coef > 0 else None
+        gather = self._deepspeed.zero.GatheredParameters if config.stage == 3 else lambda _: nullcontext()
+        self._weights = CheckpointWeights(policy.model, self._dtype, gather)
+        self._parts: list[Part] = []
+        self._broadcast: Broadcast | None = None
+        self._step = 0
+        self._skipped = 0
+
+    # -- learning ------------------------------------------------------------------------------------------------------
+
+    def step(self, updates: Sequence[Sequence[MicroBatch]], version: int) -> StepReport:
+        """One optimizer step for each of `updates` (this rank's micro-batches of a mini-batch), from policy `version`.
+
+        With more than one update, the proximal log-probabilities are computed for all of them before the first; with
+        one they are those of the same forward pass.
+
+        Raises:
+            Halted: three updates in a row had a gradient that is not finite.
+        """
+        rate = learning_rate(
+            self._step, total=self._config.steps, base=self._config.learning_rate, schedule=self._config.lr_schedule
+        )
+        for group in self._engine.optimizer.param_groups:
+            group["lr"] = rate
+        batches = [[DeviceBatch.of(batch, self._device) for batch in update] for update in updates]
+        denominators = self._add_up([sum(batch.total_weight for batch in update) for update in updates])
+        proximal = self._proximal(batches)
+        sums: Sums = {}
+        norms: list[float] = []
+        applied = 0
+        for update, before, denominator in zip(batches, proximal, denominators, strict=True):
+            for batch, of_batch in zip(update, before, strict=True):
+                loss, parts = self._loss(batch, of_batch, denominator, version)
+                self._engine.backward(loss * self._world_size, scale_wrt_gas=False)
+                for name, value in parts.items():
+                    sums[name] = sums.get(name, torch.zeros((), device=self._device)) + value
+            self._engine.step()
+            norms.append(float(self._engine.get_global_grad_norm()))
+            applied += self._was_applied()
+        self._step += 1
+        metrics = self._metrics(sums, [batch for update in updates for batch in update], len(updates))
+        metrics |= {"grad_norm": sum(norms) / len(norms), "learning_rate": rate}
+        return StepReport(metrics, applied > 0)
+
+    def _loss(
+        self, batch: DeviceBatch, proximal: Tensor | None, denominator: float, version: int
+    ) -> tuple[Tensor, Sums]:
+        logprobs, entropies = self._engine(batch=batch)
+        if self._config.method == "supervised":
+            loss, sums = objective.supervised(batch, logprobs, denominator)
+        else:
+            proximal = logprobs.detach() if proximal is None else proximal
+            start = None
+            if self._start is not None:
+                with torch.no_grad():
+                    start, _ = self._start(batch)
+            loss, sums = objective.reinforcement(batch, logprobs, proximal, start, self._config.algorithm, denominator)
+            sums |= objective.logprob_gap(batch, proximal, version)
+        return loss, sums | {"loss": loss.detach(), "entropy": entropies.sum()}
+
+    def _proximal(self, batches: Sequence[Sequence[DeviceBatch]]) -> list[list[Tensor | None]]:
+        if len(batches) == 1 or self._config.method == "supervised":
+            return [[None] * len(update) for update in batches]
+        return [[self._logprobs(batch) for batch in update] for update in batches]
+
+    def _logprobs(self, batch: DeviceBatch) -> Tensor:
+        self._engine.eval()  # under ZeRO-3 a pass without its backward must not enter the recorded order of parameters
+        with torch.no_grad():
+            logprobs: Tensor = self._engine(batch=batch)[0]
+        self._engine.train()
+        return logprobs
+
+    def _was_applied(self) -> bool:
+        applied = bool(self._engine.was_step_applied())
+        self._skipped = 0 if applied else self._skipped + 1
+        if self._skipped > SKIPS_ALLOWED:
+            raise Halted(f"{self._skipped} updates in a row had a gradient that is not finite")
+        return applied
+
+    def _metrics(self, sums: Sums, batches: Sequence[MicroBatch], num_updates: int) -> dict[str, float]:
+        counts = [
+            sum(batch.num_trained for batch in batches),
+            sum(batch.num_places for batch in batches),
+            sum(batch.num_useful for batch in batches),
+        ]
+        names = sorted(sums)
+        totals = self._add_up([*counts, *(float(sums[name]) for name in names)])
+        trained, computed, useful = totals[: len(counts)]
+        total = dict(zip(names, totals[len(counts) :], strict=True))
+        return objective.means(total, trained) | {
+            "loss": total["loss"] / num_updates,
+            "trained_tokens": trained,
+            "computed_tokens": computed,
+            "padding_efficiency": useful / computed,
+            "num_micro_batches": float(len(batches)),
+        }
+
+    def _add_up(self, numbers: Sequence[float]) -> list[float]:
+        """Sums over ranks, the same on each."""
+        tensor = torch.tensor(numbers, dtype=torch.float64, device=self._device)
+        dist.all_reduce(tensor)
+        return [float(number) for number in tensor.tolist()]
+
+    # -- looking -------------------------------------------------------------------------------------------------------
+
+    def logprobs(self, token_ids: NDArray[np.int32]) -> NDArray[np.float32]:
+        """[T] -> [T - 1]: of each token after the first, given those before it, at temperature 1, as engines give them
+        for prompts."""
+        sequence = WeightedSequence(token_ids, (np.arange(len(token_ids)) > 0).astype(np.float32))
+        [[micro_batch]] = pack([sequence], num_ranks=1, budget=self._config.micro_batch_tokens)
+        head = self.policy.model.get_output_embeddings()
+        sampling, head.temperature = head.temperature, 1.0
+        try:
+            logprobs: NDArray[np.float32] = self._logprobs(DeviceBatch.of(micro_batch, self._device)).cpu().numpy()
+        finally:
+            head.temperature = sampling
+        return logprobs
+
+    def supervised_loss(self, micro_batches: Sequence[MicroBatch]) -> float:
+        """Weighted cross-entropy of all ranks' micro-batches, without learning from them."""
+        batches = [DeviceBatch.of(batch, self._device) for batch in micro_batches]
+        losses = [float(objective.supervised(batch, self._logprobs(batch), 1.0)[0]) for batch in batches]
+        loss, weight = self._add_up([sum(losses), sum(batch.total_weight for batch in micro_batches)])
+        return loss / weight
+
+    # -- weights and state ---------------------------------------------------------------------------------------------
+
+    def bucket_plan(self, max_bytes: int) -> list[list[TensorInfo]]:
+        """What `gather_bucket(0)`, `gather_bucket(1)`, ... give: name, dtype and shape of each tensor as in the model's
+        checkpoint, tied weights left out; at most `max_bytes` a bucket, unless one parameter alone is larger."""
+        self._parts = self._weights.parts(max_bytes)
+        return [self._weights.describe(part) for part in self._parts]
+
+    def gather_bucket(self, index: int) -> NDArray[np.uint8] | None:
+        """The bytes of bucket `index` of the last plan on rank 0, None elsewhere."""
+        tensors = self._weights.read(self._parts[index], wanted=self._rank == 0)
+        return as_bytes(list(tensors.values())) if self._rank == 0 else None
+
+    def open_broadcast(self, address: str, size: int) -> None:
+        """Become the sender of a group of engines, of which there is one at a time.
+
+        Raises:
+            EngineFailed: not all have come.
+        """
+        try:
+            if (before := self._broadcast) is not None:
+                self._broadcast = None
+                before.close()
+            self._broadcast = Broadcast(address, SENDER, size, self._device)
+        except RuntimeError as error:  # torch's errors of stores and groups derive from it
+            raise EngineFailed(f"no broadcast to the engines: {error}") from error
+
+    def send(self, bucket: NDArray[np.uint8]) -> None:
+        """Broadcast what `gather_bucket` gave.
+
+        Raises:
+            EngineFailed: another member of the group is gone.
+        """
+        assert self._broadcast is not None
+        try:
+            self._broadcast.send(torch.tensor(bucket))
+        except RuntimeError as error:
+            raise EngineFailed(f"a broadcast to the engines broke off: {error}") from error
+
+    def save(self, folder: Path) -> None:
+        """Write the model for transformers and vLLM, and beside it what `load` needs to go on to the same bit."""
+        self._weights.write(folder, self._config.model, wanted=self._rank == 0)
+        self._engine.save_checkpoint(str(folder / STATE), tag="deepspeed", save_latest=False)
+        if self._rank == 0:
+            (folder / PROGRESS).write_text(json.dumps(self._layout | {"step": self._step, "skipped": self._skipped}))
+
+    def load(self, folder: Path) -> None:
+        """Go on where `save` was called: weights, optimizer, schedule. (There is no random state.)
+
+        Raises:
+            UserError: the folder was written by another number of ranks, ZeRO stage or dtype.
+        """
+        progress: dict[str, Any] = json.loads((folder / PROGRESS).read_text())
+        if not self._layout.items() <= progress.items():
+            raise UserError(
+                f"{folder} was written by a learner with {progress}, which one with {self._layout} cannot read"
+            )
+        self._engine.load_checkpoint(str(folder / STATE), tag="deepspeed")
+        self._step, self._skipped = progress["step"], progress["skipped"]
+
+    @property
+    def _layout(self) -> dict[str, Any]:
+        return {"ranks": self._world_size, "zero_stage": self._config.stage, "dtype": self._config.dtype}
+
+    @property
+    def policy(self) -> Policy:
+        policy: Policy = self._engine.module
+        return policy
+
+    def close(self) -> None:
+        self._engine.destroy()
+        dist.destroy_process_group()
+
+    # -- building ------------------------------------------------------------------------------------------------------
+
+    def _start_engine(self, policy: Policy) -> Any:
+        stage = self._config.stage
+        settings = {
+            "train_micro_batch_size_per_gpu": 1,
+            "managed_gradient_accumulation": False,  # step() ends an update, after however many micro-batches
+            "gradient_clipping": GRADIENT_NORM if stage > 0 else 0.0,
+            "bf16": {"enabled": self._config.dtype == "bfloat16"},
+            "data_types": {"grad_accum_dtype": "fp32"},
+            "communication_data_type": "fp32",
+            "zero_optimization": {
+                "stage": stage,
+                "overlap_comm": stage >= 2 and self._config.on_gpu,
+                "reduce_bucket_size": min(BUCKET_ELEMENTS, sum(p.numel() for p in policy.parameters())),
+            },
+            "steps_per_print": None,
+        }
+        if stage == 3:
+            # Split the parameters before the engine moves the model to its device: in whole it may not fit.
+            self._deepspeed.zero.Init(module=policy, config_dict_or_path=settings, dtype=self._dtype)
+        kind = torch.optim.AdamW if stage > 0 else _ClippedAdamW
+        optimizer = kind(policy.parameters(), lr=0.0, betas=BETAS, weight_decay=0.0, fused=True)
+        engine, *_ = self._deepspeed.initialize(model=policy, optimizer=optimizer, config=settings)
+        engine.train()
+        return engine
+
+    def _load_start(self) -> Policy:
+        config = self._config
+        start = load_policy(config.model, self._dtype, config.algorithm.temperature).to(self._device)
+        return start.requires_grad_(False).eval()
+
+
+class _ClippedAdamW(torch.optim.AdamW):
+    """What DeepSpeed's own optimizers do and plain ones under stage 0 do not: clip to norm 1, leave out a step whose
+    gradient is not finite. The engine reads the two attributes."""
+
+    overflow = False
+    _global_grad_norm = 0.0
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+        norm = torch.nn.utils.clip_grad_norm_(parameters, GRADIENT_NORM)
+        self._global_grad_norm = float(norm)
+        self.overflow = not bool(norm.isfinite())
+        if not self.overflow:
+            super().step()
+
+
+def _join(config: LearnerConfig, rank: int, world_size: int, address: str | None) -> Any:
+    """Meet the other ranks; gives DeepSpeed, imported for this device and made quiet."""
+    host, port = (address or f"127.0.0.1:{free_port()}").rsplit(":", 1)
+    os.environ |= {
+        "DS_ACCELERATOR": "cuda" if config.on_gpu else "cpu",
+        "RANK": str(rank),
+        "LOCAL_RANK": "0",  # Ray shows each rank its own GPU only
+        "WORLD_SIZE": str(world_size),
+        "MASTER_ADDR": host,
+        "MASTER_PORT": port,
+    }
+    import deepspeed
+    import deepspeed.ops
+    from deepspeed.utils import set_log_level_from_string
+
+    set_log_level_from_string("error")  # it warns of skipped updates only, which StepReport tells
+    # DeepSpeed 0.19 calls two collectives by names that torch 2.13 is about to rename, in every pass under ZeRO-3.
+    warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
+    disable_progress_bar()
+    # On CPUs DeepSpeed would compile a shared-memory all-reduce with g++ the first time (30 s, and a failure where
+    # there is no compiler); gloo does without. This table says which ops it may build: empty, it builds none and does
+    # not even look for compilers, as it would to fill the table.
+    deepspeed.ops.__compatible_ops__ = {}
+    deepspeed.init_distributed(
+        dist_backend="nccl" if config.on_gpu else "gloo",
+        auto_mpi_discovery=False,
+        timeout=timedelta(seconds=config.collective_timeout_s),
+        rank=rank,
+        world_size=world_size,
+    )
+    return deepspeed
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,367 @@
+"""One rollout: turns, tool calls, grade. Plain asyncio over four functions; knows no engine, no HTTP, no Ray.
+
+What must hold: the token ids that train are the ids that the engine sampled; a failure (`Discard`) never becomes a
+grade; what the model did wrong is told to the model, counted, and the rollout goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import secrets
+import time
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from jsonschema.exceptions import best_match
+from jsonschema.protocols import Validator
+
+from actors.engine.parsing import TurnParser
+from actors.engine.vllm_engine import Completion
+from actors.graders.sample import sample_of
+from actors.runtime.in_flight import InFlight
+from trainer.algorithm.reward import reward_of
+from trainer.data.chat import Renderer
+from trainer.errors import Discard, RolloutTimeout, UserError
+from trainer.spec.job import Limits, RewardSpec
+from trainer.spec.json_schema import reference_mistake, validator_of
+from trainer.types import Discarded, Finish, Grade, Rollout, Task, ToolCall, ToolResult, Turn
+
+CUT_MARK = "\n[... {} tokens cut ...]"
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeSpec:
+    """What holds for all rollouts of a job."""
+
+    job: str
+    limits: Limits
+    reward: RewardSpec
+    max_steps: int
+    context_length: int
+    max_thinking_tokens: int | None = None
+    response_schema: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutRequest:
+    """One rollout to run. All but `task` and `temperature` go into its seeds."""
+
+    task: Task
+    epoch: int
+    sample: int
+    attempt: int
+    temperature: float
+
+
+class Generate(Protocol):
+    def __call__(
+        self, prompt: Sequence[int], *, max_tokens: int, seed: int, temperature: float, structure: str | None
+    ) -> Awaitable[Completion]: ...
+
+
+class CallTools(Protocol):
+    def __call__(
+        self, trace_id: str, item: dict[str, Any], calls: Sequence[ToolCall]
+    ) -> Awaitable[list[ToolResult]]: ...
+
+
+class GradeSample(Protocol):
+    def __call__(self, sample: dict[str, Any], item: dict[str, Any], trace_id: str) -> Awaitable[Grade]: ...
+
+
+class Sessions(Protocol):
+    """Where each rollout has a session of its own while it runs."""
+
+    async def start(self, trace_id: str, item: dict[str, Any]) -> None:
+        """Returns when the rollout may begin.
+
+        Raises:
+            ToolFailed: there is no session.
+            EndpointRefused: the server refuses us.
+        """
+
+    def end(self, trace_id: str, reason: str) -> None:
+        """Returns at once and raises nothing, also of sessions that never started."""
+
+
+def turn_seed(job: str, request: RolloutRequest, turn: int) -> int:
+    """Seed of one turn: equal requests sample equally on an unchanged policy, and no two turns share one."""
+    parts = (job, request.epoch, request.task.row_id, request.sample, request.attempt, turn)
+    return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()) >> 1
+
+
+@dataclass(slots=True)
+class _Trajectory:
+    """The growing arrays of one rollout, always of equal length."""
+
+    token_ids: list[int]
+    loss_mask: list[bool] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=list)
+    num_sampled: int = 0
+    reasoning_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        self._pad(len(self.token_ids))
+
+    def _pad(self, count: int) -> None:
+        self.loss_mask += [False] * count
+        self.logprobs += [0.0] * count
+        self.versions += [-1] * count
+
+    def add_environment(self, token_ids: Sequence[int]) -> None:
+        self.token_ids += token_ids
+        self._pad(len(token_ids))
+
+    def add_completion(self, completion: Completion) -> tuple[int, int]:
+        start = len(self.token_ids)
+        self.token_ids += completion.token_ids
+        self.loss_mask += [True] * len(completion.token_ids)
+        self.logprobs += completion.logprobs.tolist()
+        self.versions += completion.versions.tolist()
+        self.num_sampled += len(completion.token_ids)
+        return start, len(self.token_ids)
+
+    @property
+    def steps(self) -> int:
+        return len(self.turns) + self.num_calls
+
+    @property
+    def num_calls(self) -> int:
+        return sum(len(turn.calls) for turn in self.turns)
+
+
+class EpisodeRunner:
+    """Runs rollouts of one job beside one engine."""
+
+    def __init__(
+        self,
+        spec: EpisodeSpec,
+        renderer: Renderer,
+        parse: TurnParser,
+        generate: Generate,
+        call_tools: CallTools,
+        grade: GradeSample,
+        sessions: Sessions | None = None,
+    ) -> None:
+        self._spec = spec
+        self._renderer = renderer
+        self._parse = parse
+        self._generate = generate
+        self._call_tools = call_tools
+        self._grade = grade
+        self._sessions = sessions
+        self._validators: dict[str, Validator] = {}
+        self.in_flight = InFlight()
+
+    async def run(self, request: RolloutRequest) -> Rollout | Discarded:
+        """One rollout to its end. Infrastructure failures come back as a value; `UserError` is raised."""
+        trace_id = f"trace_{secrets.token_hex(16)}"
+        ended = "failed"
+        try:
+            outcome = await self._outcome(request, trace_id)
+            ended = outcome.reason if isinstance(outcome, Discarded) else "graded"
+            return outcome
+        except asyncio.CancelledError:
+            ended = "cancelled"
+            raise
+        finally:
+            self.in_flight.leave(trace_id)
+            if self._sessions is not None:
+                self._sessions.end(trace_id, ended)
+
+    async def _outcome(self, request: RolloutRequest, trace_id: str) -> Rollout | Discarded:
+        try:
+            async with asyncio.timeout(self._spec.limits.rollout_timeout_s):
+                if self._sessions is not None:
+                    self.in_flight.enter(trace_id, "session start")
+                    await self._sessions.start(trace_id, request.task.item)
+                return await self._run(request, trace_id)
+        except TimeoutError:
+            reason: Discard = RolloutTimeout(f"took longer than {self._spec.limits.rollout_timeout_s:g} s")
+        except Discard as error:
+            reason = error
+        endpoint = str(reason.details.get("endpoint", ""))
+        return Discarded(trace_id, request.task.row_id, request.sample, reason.reason, reason.message, endpoint)
+
+    async def _run(self, request: RolloutRequest, trace_id: str) -> Rollout:
+        begun = time.monotonic()
+        task, limits = request.task, self._spec.limits
+        trajectory = _Trajectory(self._renderer.prompt(task.messages, task.tools))
+        structure = turn_structure(task.tools, self._spec.response_schema)
+        answer, finish = "", None
+        while finish is None:
+            room = min(
+                limits.max_completion_tokens - trajectory.num_sampled,
+                self._spec.context_length - len(trajectory.token_ids),
+            )
+            self.in_flight.enter(trace_id, "sampling")
+            completion = await self._generate(
+                trajectory.token_ids,
+                max_tokens=room,
+                seed=turn_seed(self._spec.job, request, len(trajectory.turns)),
+                temperature=request.temperature,
+                structure=structure,
+            )
+            answer, finish = await self._take_turn(task, trace_id, trajectory, completion)
+        self.in_flight.enter(trace_id, "grading")
+        grade = await self._grade(
+            sample_of(answer, trajectory.turns, finish, self._spec.response_schema is not None), task.item, trace_id
+        )
+        busy_s = sum(turn.busy_s for turn in trajectory.turns)
+        return Rollout(
+            trace_id=trace_id,
+            row_id=task.row_id,
+            epoch=request.epoch,
+            sample=request.sample,
+            attempt=request.attempt,
+            token_ids=np.array(trajectory.token_ids, dtype=np.int32),
+            loss_mask=np.array(trajectory.loss_mask, dtype=np.bool_),
+            logprobs=np.array(trajectory.logprobs, dtype=np.float32),
+            versions=np.array(trajectory.versions, dtype=np.int32),
+            turns=tuple(trajectory.turns),
+            answer=answer,
+            finish=finish,
+            grade=grade,
+            reward=reward_of(self._spec.reward, grade, trajectory.num_calls, trajectory.num_sampled, busy_s),
+            reasoning_tokens=trajectory.reasoning_tokens,
+            wall_s=time.monotonic() - begun,
+        )
+
+    async def _take_turn(
+        self, task: Task, trace_id: str, trajectory: _Trajectory, completion: Completion
+    ) -> tuple[str, Finish | None]:
+        """Append one completion and what its calls brought. Returns the answer and how the rollout ended, if it did."""
+        start, stop = trajectory.add_completion(completion)
+        trajectory.reasoning_tokens += (thought := self._thought_length(completion.token_ids))
+        text = self._renderer.text(completion.token_ids)
+        parsed = self._parse(self._renderer.text(completion.token_ids[thought:]) if thought else text, task.tools)
+
+        def close(
+            finish: Finish, calls: Sequence[ToolCall] = (), results: Sequence[ToolResult] = ()
+        ) -> tuple[str, Finish]:
+            trajectory.turns.append(Turn(start, stop, text, tuple(calls), tuple(results), completion.model_s))
+            return parsed.content.strip(), finish
+
+        if not completion.stopped:
+            sampled_out = trajectory.num_sampled >= self._spec.limits.max_completion_tokens
+            return close("max_tokens" if sampled_out else "context")
+        if not parsed.calls and not parsed.malformed:
+            return close("answer")
+        calls = [ToolCall(f"call_{secrets.token_hex(12)}", name, arguments) for name, arguments in parsed.calls]
+        if parsed.malformed:
+            calls = [ToolCall(f"call_{secrets.token_hex(12)}", "malformed_call", "{}")]
+        calls = calls[: max(0, self._spec.max_steps - trajectory.steps - 1)]
+        results, result_tokens = self._cut(await self._results(task, trace_id, trajectory.num_calls, calls))
+        close("max_steps", calls, results)
+        if trajectory.steps >= self._spec.max_steps:
+            return parsed.content.strip(), "max_steps"
+        if trajectory.num_sampled >= self._spec.limits.max_completion_tokens:
+            return parsed.content.strip(), "max_tokens"
+        known = {tool["function"]["name"] for tool in task.tools}
+        bridge = self._renderer.bridge([c.name if c.name in known else "tool" for c in calls], result_tokens)
+        if len(trajectory.token_ids) + len(bridge) >= self._spec.context_length:
+            return parsed.content.strip(), "context"
+        trajectory.add_environment(bridge)
+        return "", None
+
+    async def _results(self, task: Task, trace_id: str, num_before: int, calls: Sequence[ToolCall]) -> list[ToolResult]:
+        """Results in call order. Calls that cannot be made are answered here, the others go out in one message."""
+        refusals = [self._refusal(task, call, num_before + i) for i, call in enumerate(calls)]
+        wanted = [call for call, refusal in zip(calls, refusals, strict=True) if refusal is None]
+        self.in_flight.enter(trace_id, "tool calls")
+        answers = iter(await self._call_tools(trace_id, task.item, wanted) if wanted else [])
+        return [refusal if refusal is not None else next(answers) for refusal in refusals]
+
+    def _refusal(self, task: Task, call: ToolCall, position: int) -> ToolResult | None:
+        """The model's mistake in one call, told to the model; None for a call that can go out."""
+        names = [tool["function"]["name"] for tool in task.tools]
+        kind, text = None, ""
+        if call.name == "malformed_call" and call.name not in names:
+            kind, text = "malformed_call", "the tool call could not be read; write valid JSON with name and arguments"
+        elif position >= self._spec.limits.max_tool_calls:
+            kind, text = "over_budget", f"no tool calls are left (limit {self._spec.limits.max_tool_calls}); answer now"
+        elif call.name not in names:
+            kind, text = "unknown_tool", f"there is no tool {call.name!r}; there are {', '.join(names)}"
+        else:
+            mistake = self._argument_mistake(task.tools[names.index(call.name)], call.arguments)
+            if mistake is not None:
+                kind, text = "invalid_arguments", mistake
+        return None if kind is None else ToolResult(call.call_id, f"error: {text}", error=kind)
+
+    def _argument_mistake(self, tool: dict[str, Any], arguments: str) -> str | None:
+        schema = tool["function"].get("parameters")
+        try:
+            value = json.loads(arguments)
+        except json.JSONDecodeError as error:
+            return f"the arguments are no JSON: {error}"
+        if schema is None:
+            return None
+        key = json.dumps(schema, sort_keys=True)
+        if key not in self._validators:
+            if (refused := reference_mistake(schema)) is not None:
+                raise UserError(f"the parameters of tool {tool['function']['name']!r}: {refused}")
+            self._validators[key] = validator_of(schema)
+        mistake = best_match(self._validators[key].iter_errors(value))
+        return None if mistake is None else f"invalid arguments at {mistake.json_path}: {mistake.message}"
+
+    def _cut(self, results: Sequence[ToolResult]) -> tuple[list[ToolResult], list[list[int]]]:
+        """Cut outputs at `max_tool_output_tokens`, with a mark that the model sees."""
+        limit = self._spec.limits.max_tool_output_tokens
+        kept: list[ToolResult] = []
+        tokens: list[list[int]] = []
+        for result in results:
+            ids, is_cut = cut_result(self._renderer, result.output, limit)
+            if is_cut:
+                result = ToolResult(
+                    result.call_id,
+                    self._renderer.text(ids),
+                    result.error,
+                    result.latency_s,
+                    result.retries,
+                    truncated=True,
+                )
+            kept.append(result)
+            tokens.append(ids)
+        return kept, tokens
+
+    def _thought_length(self, token_ids: list[int]) -> int:
+        """How many tokens of a turn are its thoughts, the closing `</think>` included."""
+        end = self._renderer.end_of_thought
+        return token_ids.index(end) + 1 if end is not None and end in token_ids else 0
+
+
+def cut_result(renderer: Renderer, output: str, limit: int) -> tuple[list[int], bool]:
+    """Tokens of a tool's output, at most `limit` and a mark behind them that the model sees; whether it was cut."""
+    ids = renderer.plain(output)
+    if len(ids) <= limit:
+        return ids, False
+    return ids[:limit] + renderer.plain(CUT_MARK.format(len(ids) - limit)), True
+
+
+def turn_structure(tools: Sequence[dict[str, Any]], response_schema: dict[str, Any] | None) -> str | None:
+    """Decoding is held to (tool calls or the response format's schema) where there is one."""
+    if response_schema is None:
+        return None
+    answer = {"type": "json_schema", "json_schema": response_schema}
+    tags = [_call_tag(tool) for tool in tools]
+    calls = {"type": "tags_with_separator", "tags": tags, "separator": "\n", "at_least_one": True}
+    return json.dumps(
+        {"type": "structural_tag", "format": {"type": "or", "elements": [calls, answer] if tags else [answer]}}
+    )
+
+
+def _call_tag(tool: dict[str, Any]) -> dict[str, Any]:
+    """Hermes' form of one call."""
+    function = tool["function"]
+    return {
+        "type": "tag",
+        "begin": f'<tool_call>\n{{"name": "{function["name"]}", "arguments": ',
+        "content": {"type": "json_schema", "json_schema": function.get("parameters") or {"type": "object"}},
+        "end": "}\n</tool_call>",
+    }

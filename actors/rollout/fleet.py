@@ -1,0 +1,328 @@
+"""Which engine takes which rollout; what becomes of an engine that fails or drifts.
+
+Each rollout that was begun comes back exactly once, graded or discarded. An engine that died or stands still, or whose
+log-probabilities differ from the learner's after an update, is fenced off and replaced from the published weights.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Awaitable, Callable, Container, Coroutine, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+import ray
+from numpy.typing import NDArray
+
+from actors.endpoints.stats import endpoint_metrics
+from actors.rollout.episode import RolloutRequest
+from actors.rollout.groups import Groups
+from actors.rollout.holdback import Holdback, OnEvent
+from actors.rollout.worker import RolloutWorkerClient
+from actors.runtime.calls import LOST, QUICK_S, UNREACHABLE, ask
+from actors.runtime.watchdog import Watched, pulse_of
+from actors.weights.shared_memory import remove_leftovers
+from actors.weights.sync import WeightSync
+from trainer.errors import Discard, EngineFailed, Halted
+from trainer.spec.job import Limits
+from trainer.types import Discarded, Group, GroupRequest, Rollout, SyncReport
+
+CANARY_LIMITS = {"float32": 1e-3, "bfloat16": 0.1}
+"""Mean absolute log-probability difference, in nats, that fences an engine off. Equal weights give about 1e-6 in
+float32 and 0.02 in bfloat16; one stale tensor after one small update gave 3e-3."""
+REPLACEMENTS_ALLOWED = 3
+START_TIMEOUT_S = 900.0
+CANARY_TOKENS = 512
+CANARY_TIMEOUT_S = 120.0
+"""In an engine full of requests a prompt of that length waits for its turn, and is read in seconds."""
+ROLLOUT_GRACE_S = 60.0
+"""A rollout's own deadline comes first: its error says more."""
+
+
+EndpointSource = Callable[[], Awaitable[dict[str, dict[str, Any]]]]
+
+
+async def _has_room(index: int) -> None:
+    pass
+
+
+class Canary(Protocol):
+    """The learner's log-probabilities at temperature 1 of a token sequence: [T] -> [T-1]."""
+
+    def __call__(self, token_ids: NDArray[np.int32]) -> Awaitable[NDArray[np.float32]]: ...
+
+
+@dataclass(slots=True, eq=False)
+class _Seat:
+    """A place in the fleet and the worker that has it now."""
+
+    index: int
+    worker: Any
+    in_flight: int = 0
+    ready: bool = False
+    client: RolloutWorkerClient = field(init=False)
+
+    @property
+    def name(self) -> str:
+        return f"engine-{self.index}"
+
+
+class Fleet:
+    """Implements `trainer.protocols.Rollouts` over rollout workers. `spawn(i)` makes the actor of seat i, not started;
+    `on_event` hears of engines that are replaced and of rollouts that are held back, `on_lost` of each engine that
+    is gone with all its rollouts; `endpoints` give the stats of endpoints by their names; `placed(i)` returns when the
+    cluster has room for seat i."""
+
+    def __init__(
+        self,
+        spawn: Callable[[int], Any],
+        size: int,
+        canary_limit: float,
+        limits: Limits,
+        on_event: OnEvent,
+        on_lost: Callable[[str], None] = lambda name: None,
+        endpoints: Sequence[EndpointSource] = (),
+        placed: Callable[[int], Awaitable[None]] = _has_room,
+    ) -> None:
+        self._spawn = spawn
+        self._placed = placed
+        self._canary_limit = canary_limit
+        self._sync: WeightSync | None = None
+        self._canary: Canary | None = None
+        self._on_event = on_event
+        self._on_lost = on_lost
+        self._endpoints = endpoints
+        self._rollout_s = limits.rollout_timeout_s + ROLLOUT_GRACE_S
+        self._groups = Groups(self._run, limits, Holdback(limits.max_failure_rate, on_event))
+        self._seats = [_Seat(i, None) for i in range(size)]
+        self._changed = asyncio.Condition()
+        self._collecting = asyncio.Lock()
+        self._refilling: set[asyncio.Task[None]] = set()
+        self._replacements = 0
+        self._canary_tokens: NDArray[np.int32] | None = None
+        self._failure: Exception | None = None
+
+    async def start(self, at_start: Container[int] | None = None) -> None:
+        """Start the engines of the seats `at_start` (None: of all) side by side. The others join with the weights of
+        that time, as the cluster gets room for them.
+
+        Raises:
+            EngineFailed: one did not start.
+        """
+        for seat in self._seats:
+            if at_start is not None and seat.index not in at_start:
+                self._on_event("warn", f"{seat.name} has no place in the cluster yet; it joins when there is one")
+                self._in_background(self._refill(seat, "it joins"))
+        await asyncio.gather(*(self._fill(s) for s in self._seats if at_start is None or s.index in at_start))
+
+    def connect(self, sync: WeightSync, canary: Canary) -> None:
+        """Where `publish` takes weights from and what it compares engines with. A fleet that only grades needs none."""
+        self._sync, self._canary = sync, canary
+
+    async def sample(self, request: GroupRequest) -> Group:
+        """Run a group; failures are tried again by the rules of `limits`."""
+        return await self._groups.sample(request)
+
+    async def counts(self) -> dict[str, float]:
+        """The account of rollouts, and what was counted at endpoints; a process that is being started anew says
+        nothing."""
+        counts = self._groups.account.metrics()
+        for source in self._endpoints:
+            with suppress(Discard):
+                counts |= endpoint_metrics(await source())
+        return counts
+
+    def live(self) -> dict[str, float]:
+        """How rollouts and engines stand just now, for a Recorder; may be asked in another thread."""
+        live = self._groups.account.live() | {"engine_replacements": float(self._replacements)}
+        for seat in self._seats:
+            live[f"engine/{seat.name}/ready"] = float(seat.ready)
+            live[f"engine/{seat.name}/rollouts"] = float(seat.in_flight)
+        return live
+
+    async def publish(self, version: int) -> SyncReport:
+        """Bring the learner's weights to all engines and compare each with the learner on a canary."""
+        if self._sync is None:
+            raise ValueError("connect() comes before publish()")
+        begun = time.monotonic()
+        async with self._collecting:
+            published = await self._sync.collect(version)
+        seats = [seat for seat in self._seats if seat.ready]
+        outcomes = await self._sync.deliver(published, [seat.worker for seat in seats])
+        fenced = {s: o.message for s, o in zip(seats, outcomes, strict=True) if isinstance(o, EngineFailed)}
+        gaps = await self._canary_gaps([seat for seat in seats if seat not in fenced])
+        differs = f"it differs from the learner after version {version}"
+        fenced |= {seat: differs for seat, gap in gaps if not gap < self._canary_limit}
+        for seat, why in fenced.items():
+            await self._replace(seat, seat.worker, why)
+        pauses = [outcome for outcome in outcomes if not isinstance(outcome, EngineFailed)]
+        return SyncReport(
+            version=version,
+            pause_s=max(pauses, default=0.0),
+            total_s=time.monotonic() - begun,
+            num_bytes=published.num_bytes,
+            fenced=tuple(seat.name for seat in fenced),
+            canary_gap=max((gap for seat, gap in gaps if seat not in fenced), default=0.0),
+        )
+
+    async def all_ready(self) -> None:
+        """Wait until each seat has an engine that samples with the published weights."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._failure or all(seat.ready for seat in self._seats))
+        if self._failure is not None:
+            raise self._failure
+
+    async def stats(self) -> list[dict[str, Any]]:
+        seats = [seat for seat in self._seats if seat.ready]
+        return [await ask(seat.worker.stats.remote(), seat.name, EngineFailed, QUICK_S) for seat in seats]
+
+    def watched(self) -> list[Watched]:
+        """The engines that take rollouts, for the watchdog; one that it gives up is replaced."""
+        return [
+            Watched(s.name, pulse_of(s.worker, s.name, EngineFailed), partial(self._replace, s, s.worker), s.worker)
+            for s in self._seats
+            if s.ready
+        ]
+
+    def progress(self) -> tuple[int, int]:
+        """Rollouts that have ended since the start, and those in flight."""
+        account = self._groups.account
+        return account.started - account.in_flight, account.in_flight
+
+    async def shutdown(self) -> None:
+        """Stop all engines; returns when their processes are gone."""
+        for task in self._refilling:
+            task.cancel()
+        await asyncio.gather(*(self._stop(seat.worker) for seat in self._seats if seat.worker is not None))
+        remove_leftovers()
+
+    # -- rollouts ------------------------------------------------------------------------------------------------------
+
+    async def _run(self, request: RolloutRequest) -> Rollout | Discarded:
+        """One rollout on the engine with the fewest in flight; waits while no engine is ready."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._failure or any(seat.ready for seat in self._seats))
+            if self._failure is not None:
+                raise self._failure
+            seat = min((seat for seat in self._seats if seat.ready), key=lambda seat: seat.in_flight)
+            worker, client = seat.worker, seat.client
+            seat.in_flight += 1
+        try:
+            outcome: Rollout | Discarded = await client.run(request)
+        except EngineFailed as error:
+            outcome = Discarded("", request.task.row_id, request.sample, error.reason, error.message)
+        finally:
+            if seat.worker is worker:
+                seat.in_flight -= 1
+        if isinstance(outcome, Rollout):
+            if self._canary_tokens is None:
+                self._canary_tokens = outcome.token_ids[:CANARY_TOKENS]
+        elif outcome.reason == EngineFailed.reason:
+            await self._replace(seat, worker, outcome.message)
+        return outcome
+
+    # -- engines -------------------------------------------------------------------------------------------------------
+
+    async def _fill(self, seat: _Seat) -> None:
+        """Start a worker for a seat and bring it to the last published version."""
+        seat.worker, seat.in_flight = self._spawn(seat.index), 0
+        seat.client = RolloutWorkerClient(seat.worker, seat.name, self._rollout_s)
+        try:
+            async with asyncio.timeout(START_TIMEOUT_S):
+                await ask(seat.worker.start.remote(), seat.name, EngineFailed)
+                await ask(seat.worker.init_transport.remote({}), seat.name, EngineFailed)
+                await seat.client.connect()
+        except TimeoutError:
+            raise EngineFailed(f"{seat.name} did not start within {START_TIMEOUT_S:g} s") from None
+        while True:
+            async with self._collecting:  # else it would take no weights for the newest ones
+                published = self._sync.last if self._sync is not None else None
+            if self._sync is not None and published is not None:
+                outcome = await self._sync.catch_up(published, seat.worker)
+                if isinstance(outcome, EngineFailed):
+                    raise outcome
+            async with self._changed:
+                if self._sync is None or self._sync.last is published:  # no newer version came meanwhile
+                    seat.ready = True
+                    self._changed.notify_all()
+                    return
+
+    async def _replace(self, seat: _Seat, worker: Any, why: str) -> None:
+        """Fence a worker off and start another in its seat, in the background; told twice of one worker, once."""
+        if seat.worker is not worker or not seat.ready:
+            return
+        seat.ready = False
+        self._replacements += 1
+        self._on_event("warn", f"{seat.name} is being replaced: {why}")
+        self._on_lost(seat.name)
+        ray.kill(worker)
+        self._in_background(self._refill(seat, why))
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._refilling.add(task)
+        task.add_done_callback(self._refilling.discard)
+
+    async def _refill(self, seat: _Seat, why: str) -> None:
+        try:
+            while True:
+                if self._replacements > REPLACEMENTS_ALLOWED * len(self._seats):
+                    raise Halted(f"{seat.name} was replaced too often; last because: {why}")
+                await self._place(seat)
+                try:
+                    await self._fill(seat)
+                    break
+                except EngineFailed as error:
+                    if error.details.get("kind") not in (LOST, UNREACHABLE):
+                        raise
+                    self._replacements += 1  # its node may have been dying, of which Ray had not heard
+                    why = error.message
+                    self._on_event("warn", f"{seat.name} is started once more: {why}")
+                    ray.kill(seat.worker)
+            self._on_event("info", f"{seat.name} is there, with the weights of now")
+        except Exception as error:  # noqa: BLE001 - all who wait for an engine must hear of it
+            async with self._changed:
+                self._failure = Halted(f"{seat.name} could not be started: {error}")
+                self._failure.__cause__ = error
+                self._changed.notify_all()
+
+    async def _place(self, seat: _Seat) -> None:
+        """Wait for room: as long as it takes while other engines work, else START_TIMEOUT_S."""
+        placed = asyncio.ensure_future(self._placed(seat.index))
+        try:
+            while not (await asyncio.wait({placed}, timeout=START_TIMEOUT_S))[0]:
+                if not any(other.ready for other in self._seats):
+                    raise EngineFailed(f"the cluster had no room for it within {START_TIMEOUT_S:g} s")
+            placed.result()
+        finally:
+            placed.cancel()
+
+    async def _stop(self, worker: Any) -> None:
+        try:
+            async with asyncio.timeout(15):
+                await worker.shutdown.remote()
+        except (TimeoutError, ray.exceptions.RayError):
+            pass  # killed below either way
+        ray.kill(worker)
+
+    async def _canary_gaps(self, seats: Sequence[_Seat]) -> list[tuple[_Seat, float]]:
+        """Mean absolute log-probability difference of each engine from the learner; infinite where it gave none."""
+        if self._canary_tokens is None or self._canary is None:
+            return []
+        tokens = self._canary_tokens
+
+        async def gap(seat: _Seat, wanted: NDArray[np.float32]) -> float:
+            try:
+                ref = seat.worker.canary.remote(tokens.tolist())
+                got = await ask(ref, seat.name, EngineFailed, CANARY_TIMEOUT_S)
+            except EngineFailed:
+                return math.inf
+            return float(np.abs(np.asarray(got) - wanted).mean())
+
+        wanted = await self._canary(tokens)
+        return list(zip(seats, await asyncio.gather(*(gap(seat, wanted) for seat in seats)), strict=True))

@@ -1,0 +1,163 @@
+"""Groups in a faulty world: a rollout that failed carries no number and is tried again; a group goes on without its
+slowest; while most rollouts fail, only probes are started.
+
+Each attempt at a rollout is started once and ends once: graded, discarded with a reason, or cancelled. `Account` holds
+these numbers, and they balance at every moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import Counter
+from collections.abc import Awaitable
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from actors.rollout.episode import RolloutRequest
+from actors.rollout.holdback import Holdback
+from trainer.errors import EngineFailed
+from trainer.spec.job import Limits
+from trainer.types import Discarded, Group, GroupRequest, Rollout
+
+STRAGGLER = "straggler"
+
+
+class RunRollout(Protocol):
+    """Takes one rollout to its end, on whatever engine. Raises only what must end the job."""
+
+    def __call__(self, request: RolloutRequest) -> Awaitable[Rollout | Discarded]: ...
+
+
+@dataclass(slots=True)
+class Account:
+    """Attempts at rollouts since the start: started = graded + discarded + cancelled + in_flight, at every moment.
+
+    `in_flight` is kept by itself, not computed from the others, so that the books can be checked."""
+
+    started: int = 0
+    graded: int = 0
+    discarded: Counter[str] = field(default_factory=Counter)
+    cancelled: int = 0
+    in_flight: int = 0
+
+    @property
+    def balances(self) -> bool:
+        return self.started == self.graded + self.discarded.total() + self.cancelled + self.in_flight
+
+    def metrics(self) -> dict[str, float]:
+        """By the names of `trainer.metrics`."""
+        return {
+            "account/started": float(self.started),
+            "account/graded": float(self.graded),
+            "account/discarded": float(self.discarded.total()),
+            "account/cancelled": float(self.cancelled),
+            "account/in_flight": float(self.in_flight),
+        }
+
+    def live(self) -> dict[str, float]:
+        """For a Recorder; may be asked in another thread."""
+        ended = {"graded": self.graded, "cancelled": self.cancelled, **dict(self.discarded)}
+        counts = {f"rollouts/{outcome}": float(count) for outcome, count in ended.items()}
+        return counts | {"rollouts_started": float(self.started), "rollouts_in_flight": float(self.in_flight)}
+
+
+class Groups:
+    """Runs groups over `run`."""
+
+    def __init__(self, run: RunRollout, limits: Limits, holdback: Holdback) -> None:
+        self._run = run
+        self._limits = limits
+        self._holdback = holdback
+        self.account = Account()
+
+    async def sample(self, request: GroupRequest) -> Group:
+        """Run a group. With fewer than half (at least 2) survivors a training group is sampled anew, once."""
+        begun = time.monotonic()
+        group = await self._sample(request, attempt=0)
+        if request.purpose == "train" and len(group.rollouts) < max(2, math.ceil(request.size / 2)):
+            again = await self._sample(request, attempt=self._limits.max_rollout_retries + 1)
+            group = replace(again, discarded=(*group.discarded, *again.discarded))
+        return replace(group, wall_s=time.monotonic() - begun)
+
+    async def _sample(self, request: GroupRequest, attempt: int) -> Group:
+        late: set[int] = set()
+        discarded: list[Discarded] = []
+        tasks = [
+            asyncio.create_task(
+                self._rollout(
+                    RolloutRequest(request.task, request.epoch, sample, attempt, request.temperature), discarded, late
+                )
+            )
+            for sample in range(request.size)
+        ]
+        try:
+            late |= {tasks.index(task) for task in await self._stragglers(request, tasks)}
+            rollouts = [task.result() for task in tasks if task.done()]
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        return Group(request, tuple(rollout for rollout in rollouts if rollout is not None), tuple(discarded))
+
+    async def _stragglers(
+        self, request: GroupRequest, tasks: list[asyncio.Task[Rollout | None]]
+    ) -> set[asyncio.Task[Rollout | None]]:
+        """Wait for a group; whom it goes on without. Validation waits for all: there the slow rows count as well."""
+        wait_s = self._limits.straggler_wait_s if request.purpose == "train" else None
+        quorum = max(2, math.ceil(self._limits.straggler_quorum * len(tasks)))
+        pending, deadline = set(tasks), math.inf
+        while pending:
+            if wait_s is not None and deadline == math.inf and len(tasks) - len(pending) >= quorum:
+                deadline = time.monotonic() + wait_s
+            timeout = None if deadline == math.inf else max(0.0, deadline - time.monotonic())
+            done, pending = await asyncio.wait(pending, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()  # what must end the job ends it now, not when the slowest is there
+            if not done:
+                break
+        return pending
+
+    async def _rollout(self, request: RolloutRequest, discarded: list[Discarded], late: set[int]) -> Rollout | None:
+        """One place of a group: attempts until one is graded or none is left. Failed ones go into `discarded`."""
+        retries_left, engines_left = self._limits.max_rollout_retries, 1
+        while True:
+            probing = await self._holdback.enter()
+            outcome = await self._attempt(request, discarded, late)
+            self._holdback.observe(outcome, probing)
+            if isinstance(outcome, Rollout):
+                return outcome
+            discarded.append(outcome)
+            if outcome.reason == EngineFailed.reason and engines_left:
+                engines_left -= 1  # the same once more, on another engine or on the one that takes its place
+            elif outcome.reason != EngineFailed.reason and retries_left:
+                retries_left -= 1
+                request = replace(request, attempt=request.attempt + 1)
+            else:
+                return None
+
+    async def _attempt(
+        self, request: RolloutRequest, discarded: list[Discarded], late: set[int]
+    ) -> Rollout | Discarded:
+        """One attempt, in the books."""
+        account = self.account
+        account.started += 1
+        account.in_flight += 1
+        try:
+            outcome = await self._run(request)
+        except BaseException:  # cancelled, or an error that ends the job: either way the books are closed first
+            account.in_flight -= 1
+            if request.sample in late:
+                why = "the group went on without it: its others had ended long before"
+                discarded.append(Discarded("", request.task.row_id, request.sample, STRAGGLER, why))
+                account.discarded[STRAGGLER] += 1
+            else:
+                account.cancelled += 1
+            raise
+        account.in_flight -= 1
+        if isinstance(outcome, Rollout):
+            account.graded += 1
+        else:
+            account.discarded[outcome.reason] += 1
+        return outcome

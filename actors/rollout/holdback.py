@@ -1,0 +1,87 @@
+"""While most rollouts fail for reasons outside the model, none is started but probes: a broken endpoint costs the job
+time, never what it learns."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Callable
+from typing import Literal
+
+from actors.endpoints.client import REAL_TIMING, Timing
+from trainer.errors import EngineFailed
+from trainer.types import Discarded, Rollout
+
+WINDOW = 64
+MIN_OUTCOMES = 16
+"""Fewer say too little of the rate."""
+FIRST_PROBE_S, LONGEST_PROBE_S = 2.0, 60.0
+
+OnEvent = Callable[[Literal["info", "warn"], str], None]
+
+
+class Holdback:
+    """Of one job. Engines that fail do not count: they are replaced, and rollouts wait for them anyway."""
+
+    def __init__(self, max_failure_rate: float, on_event: OnEvent, timing: Timing = REAL_TIMING) -> None:
+        self._max_failure_rate = max_failure_rate
+        self._on_event = on_event
+        self._timing = timing
+        self._latest: deque[Discarded | None] = deque(maxlen=WINDOW)
+        self._open = asyncio.Event()
+        self._open.set()
+        self._probe_s = FIRST_PROBE_S
+        self._probe_at = 0.0
+
+    @property
+    def holding(self) -> bool:
+        return not self._open.is_set()
+
+    async def enter(self) -> bool:
+        """Wait until a rollout may start. True: it is a probe, whose outcome decides whether others may."""
+        while self.holding:
+            wait_s = self._probe_at - self._timing.clock()
+            if wait_s <= 0:
+                self._probe_s = min(2 * self._probe_s, LONGEST_PROBE_S)
+                self._probe_at = self._timing.clock() + self._probe_s
+                return True
+            await self._opened_within(wait_s)
+        return False
+
+    def observe(self, outcome: Rollout | Discarded, probing: bool) -> None:
+        """Tell how a rollout ended that `enter` let in."""
+        if isinstance(outcome, Discarded) and outcome.reason == EngineFailed.reason:
+            return
+        failed = outcome if isinstance(outcome, Discarded) else None
+        if self.holding:
+            if probing and failed is None:
+                self._latest.clear()
+                self._open.set()
+                self._on_event("info", "a probe was graded: rollouts start again")
+            return
+        self._latest.append(failed)
+        failures = [failure for failure in self._latest if failure is not None]
+        if len(self._latest) >= MIN_OUTCOMES and len(failures) > self._max_failure_rate * len(self._latest):
+            self._hold(failures)
+
+    def _hold(self, failures: list[Discarded]) -> None:
+        self._open.clear()
+        self._probe_s = FIRST_PROBE_S
+        self._probe_at = self._timing.clock() + self._probe_s
+        (endpoint, count), *_ = Counter(f.endpoint or f.reason for f in failures).most_common(1)
+        last = next(f.message for f in reversed(failures) if (f.endpoint or f.reason) == endpoint)
+        self._on_event(
+            "warn",
+            f"{len(failures)} of the last {len(self._latest)} rollouts were discarded, {count} of them by {endpoint}: "
+            f"new ones are held back until a probe is graded. The last one: {last}",
+        )
+
+    async def _opened_within(self, seconds: float) -> None:
+        """Wait for the release, at most so long; as the clock of `timing` counts."""
+        opened = asyncio.create_task(self._open.wait())
+        sleeping = asyncio.ensure_future(self._timing.sleep(seconds))
+        try:
+            await asyncio.wait({opened, sleeping}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            opened.cancel()
+            sleeping.cancel()

@@ -1,0 +1,141 @@
+"""A Ray actor that holds one engine and, beside it, the episodes that run on it: hundreds of coroutines, one loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from actors.engine.parsing import VllmParser
+from actors.engine.vllm_engine import Engine, EngineConfig, Layout
+from actors.grading.pool import GraderPoolClient
+from actors.rollout.episode import EpisodeRunner, EpisodeSpec, RolloutRequest
+from actors.runtime.calls import outcome_of
+from actors.runtime.channel import Channel, Reachable
+from actors.runtime.exporter import Place, start_telemetry
+from actors.runtime.in_flight import Doing
+from actors.runtime.process import go_behind, importing
+from actors.tools.actor import DispatcherClient, OwnedSessions
+from trainer.data.chat import Renderer
+from trainer.data.rollout_json import outcome_as_json, outcome_from_json, task_as_json, task_from_json
+from trainer.errors import EngineFailed, RftError
+from trainer.types import Discarded, Rollout
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerConfig:
+    """All that a worker is made from; a replacement is made from the same, but for `owner`: each incarnation has its
+    own name, under which its rollouts open sessions (None: the job has none). `name` is that of its seat."""
+
+    engine: EngineConfig
+    episode: EpisodeSpec
+    tool_parser: str
+    template_arguments: dict[str, Any]
+    dispatchers: Sequence[Any]
+    graders: Any
+    owner: str | None = None
+    name: str = "engine"
+    metrics: Place | None = None
+
+
+class RolloutWorker(Reachable):
+    """Runs rollouts on its own engine. Methods that may fail on purpose return the error as a value."""
+
+    def __init__(self, config: WorkerConfig) -> None:
+        self._config = config
+        self._engine = Engine(config.engine)
+        self._recorder = start_telemetry(config.metrics, config.name)
+        self._recorder.begin("engine_pause_s")
+        self._recorder.add(self._engine.live)
+        self._reach_by({"run": self._run})
+
+    async def start(self) -> RftError | None:
+        """Load the engine and what its episodes need."""
+        with importing():
+            return await outcome_of(self._start())
+
+    async def _start(self) -> None:
+        from transformers import AutoTokenizer
+
+        await self._engine.start()
+        go_behind()  # its processes have started
+        tokenizer = AutoTokenizer.from_pretrained(self._config.engine.model)
+        spec, owner = self._config.episode, self._config.owner
+        dispatcher = DispatcherClient(*self._config.dispatchers)
+        self._runner = EpisodeRunner(
+            spec,
+            Renderer(tokenizer, **self._config.template_arguments),
+            VllmParser(self._config.tool_parser, tokenizer),
+            partial(
+                self._engine.generate,
+                stop_token_ids=[tokenizer.eos_token_id],
+                max_thinking_tokens=spec.max_thinking_tokens if self._config.engine.thought_marks else None,
+            ),
+            dispatcher.call_turn,
+            GraderPoolClient(self._config.graders).grade,
+            None if owner is None else OwnedSessions(dispatcher, owner),
+        )
+
+    async def _run(self, task: dict[str, Any], *rest: Any) -> dict[str, Any]:
+        return outcome_as_json(await self._runner.run(RolloutRequest(task_from_json(task), *rest)))
+
+    async def stage(self, data: NDArray[np.uint8], layout: Layout) -> RftError | None:
+        return await outcome_of(asyncio.to_thread(self._engine.stage, data, layout))
+
+    async def swap(self, version: int) -> float | RftError:
+        """Load what was staged."""
+        return await self._updated(self._engine.swap(version))
+
+    async def receive(self, version: int, layouts: Sequence[Layout]) -> float | RftError:
+        """Load buckets that the learner broadcasts now."""
+        updates = [{"tensors": [list(tensor) for tensor in layout]} for layout in layouts]
+        return await self._updated(self._engine.update(version, updates))
+
+    async def _updated(self, update: Awaitable[float]) -> float | RftError:
+        self._runner.in_flight.enter("", "weight update")
+        try:
+            pause = await outcome_of(update)
+        finally:
+            self._runner.in_flight.leave("")
+        if isinstance(pause, float):
+            self._recorder.record("engine_pause_s", pause)
+        return pause
+
+    async def init_transport(self, info: dict[str, Any]) -> RftError | None:
+        return await outcome_of(self._engine.init_transport(info))
+
+    async def canary(self, token_ids: Sequence[int]) -> NDArray[np.float32] | RftError:
+        return await outcome_of(self._engine.prompt_logprobs(token_ids))
+
+    async def pulse(self) -> list[Doing] | RftError:
+        """What is going on here; answered only while the engine's own processes answer too."""
+        error = await outcome_of(self._engine.check_health())
+        return error or self._runner.in_flight.longest()
+
+    async def stats(self) -> dict[str, Any]:
+        return {"version": self._engine.version, "sampled_tokens": self._engine.sampled_tokens}
+
+    async def shutdown(self) -> None:
+        self._engine.shutdown()
+
+
+class RolloutWorkerClient:
+    """What the fleet holds to have rollouts run by a worker. `timeout_s` is longer than any rollout takes."""
+
+    def __init__(self, actor: Any, name: str, timeout_s: float) -> None:
+        self._channel = Channel(actor, name, EngineFailed, timeout_s)
+
+    async def connect(self) -> None:
+        """So that no rollout has to; raises EngineFailed."""
+        await self._channel.connect()
+
+    async def run(self, request: RolloutRequest) -> Rollout | Discarded:
+        """As EpisodeRunner.run; raises EngineFailed also where the worker's process died or stands still."""
+        r = request
+        values = await self._channel.call("run", task_as_json(r.task), r.epoch, r.sample, r.attempt, r.temperature)
+        return outcome_from_json(values)

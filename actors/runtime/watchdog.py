@@ -1,0 +1,195 @@
+"""Nothing waits for ever: every few seconds each actor of a job is asked what it is doing.
+
+Who does not answer for half a minute is named, with the rollouts that stand still with it; who does not answer for
+three minutes is given up: an engine is replaced, a helper started anew, a learner rank ends the job. Who answers but
+gets nothing done for minutes is named too, and left to the deadlines of its work.
+
+Silence is counted in looks, not in seconds of a clock: a driver that stood still itself suspects nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+
+from actors.rollout.holdback import OnEvent
+from actors.runtime.calls import UNREACHABLE, ask
+from actors.runtime.in_flight import Doing
+from actors.runtime.timing import REAL_TIMING, Timing
+from trainer.errors import Discard, RftError
+
+LOOK_EVERY_S = 5.0
+SILENT_S = 30.0
+"""A busy node may be slow to answer; garbage collections and first compilations take seconds."""
+GIVE_UP_S = 180.0
+STALLED_S = 300.0
+"""At first. Work that turns out to take long is named again only when it takes twice as long."""
+TRACES_NAMED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """An actor. `pulse` asks what it is doing; `waits_here` says of the work of engines whether it is this actor that
+    it waits for (None: the actor's own work); `give_up` takes the reason; `incarnation` is another one where another
+    process has taken its place."""
+
+    name: str
+    pulse: Callable[[], Awaitable[list[Doing]]]
+    give_up: Callable[[str], Awaitable[None]]
+    incarnation: object
+    waits_here: Callable[[Doing], bool] | None = None
+
+
+@dataclass(slots=True)
+class _Patient:
+    """One incarnation of an actor: the call that it has not answered, and for how many looks."""
+
+    incarnation: object
+    asked: asyncio.Future[list[Doing]] | None = None
+    looks: int = 0
+    doing: list[Doing] = field(default_factory=list)
+    named: bool = False
+    given_up: bool = False
+
+
+class Watchdog:
+    """Of one job. `watched` gives the actors as they are now; `rollouts` how many have ended and how many are in flight
+    (None: the job has no rollouts)."""
+
+    def __init__(
+        self,
+        watched: Callable[[], Sequence[Watched]],
+        rollouts: Callable[[], tuple[int, int]] | None,
+        on_event: OnEvent,
+        timing: Timing = REAL_TIMING,
+        give_up_s: float = GIVE_UP_S,
+    ) -> None:
+        self._watched = watched
+        self._rollouts = rollouts
+        self._on_event = on_event
+        self._timing = timing
+        self._give_up_s = give_up_s
+        self._patients: dict[str, _Patient] = {}
+        self._ended, self._idle_looks = 0, 0
+        self._limits: dict[str, float] = {}
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        try:
+            while True:
+                await self.look()
+                await self._timing.sleep(LOOK_EVERY_S)
+        finally:
+            for patient in self._patients.values():
+                if patient.asked is not None:
+                    patient.asked.cancel()
+
+    async def look(self) -> None:
+        """Ask all, and say who has not answered what was asked before."""
+        watched = {one.name: one for one in self._watched()}
+        for name, patient in list(self._patients.items()):
+            if name not in watched or watched[name].incarnation is not patient.incarnation:
+                self._forget(name)
+        for name, one in watched.items():
+            patient = self._patients.setdefault(name, _Patient(one.incarnation))
+            if self._answered(name, patient):
+                patient.asked, patient.looks = None, 0
+            else:
+                patient.looks += 1
+            if patient.asked is None:
+                patient.asked = asyncio.ensure_future(one.pulse())
+        for name, one in watched.items():
+            await self._judge(one, self._patients[name])
+        self._look_for_stalls(watched)
+
+    def _forget(self, name: str) -> None:
+        patient = self._patients.pop(name)
+        if patient.asked is not None:
+            patient.asked.cancel()
+
+    def _answered(self, name: str, patient: _Patient) -> bool:
+        """Whether it is not silent. An actor that died is the affair of those whose calls it broke off; to one that
+        stands still the connection may break, which is no answer."""
+        if patient.asked is None:
+            return True
+        if not patient.asked.done():
+            return False
+        try:
+            patient.doing = patient.asked.result()
+        except RftError as error:
+            if error.details.get("kind") == UNREACHABLE:
+                patient.asked = None
+                return False
+            patient.doing = []
+        else:
+            if patient.named:
+                self._on_event("info", f"{name} answers again, after {patient.looks * LOOK_EVERY_S:.0f} s")
+        patient.named = patient.given_up = False
+        return True
+
+    async def _judge(self, one: Watched, patient: _Patient) -> None:
+        silent_s = patient.looks * LOOK_EVERY_S
+        if silent_s >= SILENT_S and not patient.named:
+            patient.named = True
+            self._on_event("warn", f"{one.name} has not answered for {silent_s:.0f} s{self._with(one, patient)}")
+        if silent_s >= self._give_up_s and not patient.given_up:
+            patient.given_up = True
+            await one.give_up(f"it has not answered for {silent_s:.0f} s")
+
+    def _with(self, one: Watched, patient: _Patient) -> str:
+        """What stands still with an actor."""
+        if one.waits_here is None:
+            return _among(": last seen at", patient.doing)
+        everywhere = [doing for other in self._patients.values() for doing in other.doing]
+        return _among("; for it waits", [doing for doing in everywhere if one.waits_here(doing)])
+
+    def _look_for_stalls(self, watched: dict[str, Watched]) -> None:
+        """Work that goes on and on while its actor answers."""
+        places = [(name, doing) for name in watched for doing in self._patients[name].doing]
+        for name, doing in places:
+            if not doing.trace_id and self._too_long(doing.stage, doing.for_s):
+                self._on_event("warn", f"{name} has been at {doing.stage} for {doing.for_s:.0f} s")
+        if self._rollouts is None:
+            return
+        ended, in_flight = self._rollouts()
+        moved = ended != self._ended or not in_flight
+        self._ended, self._idle_looks = ended, 0 if moved else self._idle_looks + 1
+        idle_s = self._idle_looks * LOOK_EVERY_S
+        if self._too_long("rollouts", idle_s):
+            longest = sorted((p for p in places if p[1].trace_id), key=lambda p: -p[1].for_s)[:TRACES_NAMED]
+            told = ", ".join(f"{doing} on {name}" for name, doing in longest) or "they wait for an engine"
+            self._on_event("warn", f"no rollout has ended for {idle_s:.0f} s, {in_flight} are in flight: {told}")
+
+    def _too_long(self, what: str, for_s: float) -> bool:
+        if for_s < self._limits.get(what, STALLED_S):
+            return False
+        self._limits[what] = 2 * for_s
+        return True
+
+
+def pulse_of(actor: Any, name: str, lost: type[Discard]) -> Callable[[], Awaitable[list[Doing]]]:
+    """Asks an actor's method `pulse`."""
+
+    async def pulse() -> list[Doing]:
+        doing: list[Doing] = await ask(actor.pulse.remote(), name, lost)
+        return doing
+
+    return pulse
+
+
+def watched_helper(name: str, actor: Any, lost: type[Discard], waits_here: Callable[[Doing], bool]) -> Watched:
+    """An actor that keeps nothing between calls and that Ray starts anew: given up, it is killed for that."""
+
+    async def restart(why: str) -> None:
+        ray.kill(actor, no_restart=False)
+
+    return Watched(name, pulse_of(actor, name, lost), restart, actor, waits_here)
+
+
+def _among(opening: str, doing: Sequence[Doing]) -> str:
+    longest = sorted(doing, key=lambda one: -one.for_s)[:TRACES_NAMED]
+    return f"{opening} {', '.join(map(str, longest))}" if longest else ""

@@ -1,0 +1,244 @@
+"""The dispatcher as an actor: one message a turn, sharded by rollout where one process is not enough.
+
+All calls of a rollout, and its session, are the affair of one shard. The shards together ask of an endpoint exactly
+what one dispatcher could.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import zlib
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import astuple
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from actors.endpoints.client import process_stats
+from actors.endpoints.stats import live_endpoint_metrics, merged
+from actors.runtime.calls import QUICK_S, ask
+from actors.runtime.channel import Channel, Reachable
+from actors.runtime.exporter import Place, start_telemetry
+from actors.runtime.in_flight import Doing
+from actors.runtime.process import go_behind
+from actors.runtime.watchdog import Watched, watched_helper
+from actors.tools.dispatcher import Dispatcher
+from actors.tools.sessions import CLOSE_S, SessionBook
+from trainer.errors import ToolFailed
+from trainer.spec.endpoints import Endpoint, SessionSpec, ToolSpec
+from trainer.spec.operator import Operator
+from trainer.types import ToolCall, ToolResult
+
+E = TypeVar("E", bound=Endpoint)
+WHAT = "the tool dispatcher"
+MAX_NEWS = 100
+
+
+@ray.remote(num_cpus=0, max_concurrency=10_000, max_restarts=-1)
+class DispatcherActor(Reachable):
+    """A Dispatcher in a process of its own: one message a turn. It keeps nothing between calls but counts, so it may
+    be started anew at any time. Where the job has a `session`, it keeps the book of them too: started anew, it ends
+    those that `journal` (a file of this node) has open."""
+
+    def __init__(
+        self,
+        tools: Sequence[ToolSpec],
+        operator: Operator,
+        session: SessionSpec | None = None,
+        journal: Path | None = None,
+        name: str = "dispatcher",
+        metrics: Place | None = None,
+    ) -> None:
+        self._dispatcher = Dispatcher(tools, operator)
+        start_telemetry(metrics, name).add(lambda: live_endpoint_metrics(process_stats()))
+        self._news: deque[str] = deque(maxlen=MAX_NEWS)
+        self._sessions = None if session is None else SessionBook(session, journal, operator, tell=self._news.append)
+        self._reach_by({"call_turn": self._call_turn, "open_session": self._open_session})
+        gc.freeze()  # else full collections walk all that was imported
+        go_behind()
+
+    async def _call_turn(self, trace_id: str, item: dict[str, Any], calls: Sequence[Sequence[Any]]) -> list[Any]:
+        if self._sessions is not None and not self._sessions.is_open(trace_id):
+            raise ToolFailed(f"the session of {trace_id} has ended, so no tool is called", kind="session_over")
+        results = await self._dispatcher.call_turn(trace_id, item, [ToolCall(*call) for call in calls])
+        return [astuple(result) for result in results]
+
+    async def _open_session(self, trace_id: str, item: dict[str, Any], owner: str) -> None:
+        if self._sessions is not None:
+            await self._sessions.start(trace_id, item, owner)
+
+    async def pulse(self) -> list[Doing]:
+        """It answers; what waits here, the engines know."""
+        return []
+
+    async def stats(self) -> dict[str, dict[str, Any]]:
+        return self._dispatcher.stats()
+
+    async def endpoint_stats(self) -> dict[str, dict[str, Any]]:
+        return process_stats()
+
+    async def close_session(self, trace_id: str, reason: str) -> None:
+        if self._sessions is not None:
+            self._sessions.end(trace_id, reason)
+
+    async def end_sessions_of(self, owner: str, reason: str) -> None:
+        if self._sessions is not None:
+            self._sessions.end_owner(owner, reason)
+
+    async def close_sessions(self, reason: str) -> int:
+        return 0 if self._sessions is None else await self._sessions.close(reason)
+
+    async def session_stats(self) -> dict[str, Any]:
+        if self._sessions is None:
+            return {"news": []}
+        news = list(self._news)
+        self._news.clear()
+        return {**self._sessions.stats(), "news": news}
+
+
+def start_dispatchers(
+    tools: Sequence[ToolSpec],
+    operator: Operator,
+    count: int,
+    session: SessionSpec | None = None,
+    journals: Path | None = None,
+    options_of: Callable[[str, int], dict[str, Any]] = lambda name, index: {},
+    metrics: Place | None = None,
+) -> list[Any]:
+    """Actors that share the limits of each endpoint: as many as `count`, but none that could make no call.
+    `options_of` gives Ray's options of one by its name and index.
+
+    With sessions they run on the node of the caller and nowhere else, for there lies the folder `journals`, also for
+    one that is started anew."""
+    actor, place = cast(Any, DispatcherActor), {}
+    least = [tool.max_concurrency for tool in tools]
+    if session is not None:
+        least += [session.max_concurrency, *([] if session.max_open is None else [session.max_open])]
+        node = ray.get_runtime_context().get_node_id()
+        place = {"scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False)}
+    count = min([count, *least])
+    paths = [None] * count if journals is None else journal_paths(journals, count)
+    return [
+        actor.options(**options_of(f"dispatcher-{index}", index) | place).remote(
+            [share_of(tool, index, count) for tool in tools],
+            operator,
+            None if session is None else share_of(session, index, count),
+            path,
+            f"dispatcher-{index}",
+            metrics,
+        )
+        for index, path in enumerate(paths)
+    ]
+
+
+def watched_dispatchers(actors: Sequence[Any]) -> list[Watched]:
+    """For the watchdog. With one that it gives up, calls are lost and their rollouts tried again."""
+
+    def watched(index: int, actor: Any) -> Watched:
+        name = WHAT if len(actors) == 1 else f"{WHAT} ({index + 1} of {len(actors)})"
+
+        def waits_here(doing: Doing) -> bool:
+            return doing.stage in ("tool calls", "session start") and _shard(doing.trace_id, len(actors)) == index
+
+        return watched_helper(name, actor, ToolFailed, waits_here)
+
+    return [watched(index, actor) for index, actor in enumerate(actors)]
+
+
+def _shard(trace_id: str, count: int) -> int:
+    return zlib.crc32(trace_id.encode()) % count
+
+
+def share_of(endpoint: E, index: int, count: int) -> E:
+    """What shard `index` of `count` may ask of an endpoint."""
+
+    def part(whole: int) -> int:
+        share, rest = divmod(whole, count)
+        return share + (index < rest)
+
+    rate = None if endpoint.rate_limit_per_s is None else endpoint.rate_limit_per_s / count
+    update: dict[str, Any] = {"max_concurrency": part(endpoint.max_concurrency), "rate_limit_per_s": rate}
+    if isinstance(endpoint, SessionSpec) and endpoint.max_open is not None:
+        update["max_open"] = part(endpoint.max_open)
+    return endpoint.model_copy(update=update)
+
+
+def journal_paths(folder: Path, count: int) -> list[Path]:
+    """The journals of `count` shards. What an earlier run had left in those of more shards goes to the first one."""
+    paths = [folder.resolve() / f"sessions-{index}.jsonl" for index in range(count)]
+    for orphan in sorted(set(folder.resolve().glob("sessions-*.jsonl")) - set(paths)):
+        with paths[0].open("ab") as first:
+            first.write(b"\n" + orphan.read_bytes())
+        orphan.unlink()
+    return paths
+
+
+class DispatcherClient:
+    """What engines and the driver hold: a Dispatcher's methods, answered by actors."""
+
+    def __init__(self, *actors: Any) -> None:
+        self._actors = actors
+        self._channels = [Channel(actor, WHAT, ToolFailed) for actor in actors]
+
+    async def call_turn(self, trace_id: str, item: dict[str, Any], calls: Sequence[ToolCall]) -> list[ToolResult]:
+        """As Dispatcher.call_turn; raises ToolFailed also where the dispatcher's process died."""
+        channel = self._channels[self._shard(trace_id)]
+        results = await channel.call("call_turn", trace_id, item, [astuple(call) for call in calls])
+        return [ToolResult(*result) for result in results]
+
+    async def stats(self) -> dict[str, dict[str, Any]]:
+        """As Dispatcher.stats, of all of them together."""
+        return merged(await asyncio.gather(*(self._ask(actor.stats.remote()) for actor in self._actors)))
+
+    async def endpoint_stats(self) -> dict[str, dict[str, Any]]:
+        """What was counted at each tool and session server, by its name ("tool 'search'")."""
+        return merged(await asyncio.gather(*(self._ask(actor.endpoint_stats.remote()) for actor in self._actors)))
+
+    async def open_session(self, trace_id: str, item: dict[str, Any], owner: str) -> None:
+        """As SessionBook.start; raises ToolFailed also where the dispatcher's process died."""
+        await self._channels[self._shard(trace_id)].call("open_session", trace_id, item, owner)
+
+    def close_session(self, trace_id: str, reason: str) -> None:
+        """As SessionBook.end. A dispatcher that died ends the session when it is started anew."""
+        self._actors[self._shard(trace_id)].close_session.remote(trace_id, reason)
+
+    def end_sessions_of(self, owner: str, reason: str) -> None:
+        """As SessionBook.end_owner."""
+        for actor in self._actors:
+            actor.end_sessions_of.remote(owner, reason)
+
+    async def close_sessions(self, reason: str) -> int:
+        """As SessionBook.close."""
+        left: list[int] = await asyncio.gather(
+            *(self._ask(actor.close_sessions.remote(reason), CLOSE_S + QUICK_S) for actor in self._actors)
+        )
+        return sum(left)
+
+    async def session_news(self) -> list[str]:
+        """Texts for the user, each given once."""
+        stats = await asyncio.gather(*(self._ask(actor.session_stats.remote()) for actor in self._actors))
+        return [text for one in stats for text in one["news"]]
+
+    def _shard(self, trace_id: str) -> int:
+        return _shard(trace_id, len(self._actors))
+
+    async def _ask(self, ref: Any, timeout_s: float = QUICK_S) -> Any:
+        return await ask(ref, WHAT, ToolFailed, timeout_s)
+
+
+class OwnedSessions:
+    """The sessions of one worker, as episodes see them. `owner` is the name of one incarnation of it."""
+
+    def __init__(self, dispatcher: DispatcherClient, owner: str) -> None:
+        self._dispatcher = dispatcher
+        self._owner = owner
+
+    async def start(self, trace_id: str, item: dict[str, Any]) -> None:
+        await self._dispatcher.open_session(trace_id, item, self._owner)
+
+    def end(self, trace_id: str, reason: str) -> None:
+        self._dispatcher.close_session(trace_id, reason)

@@ -1,0 +1,181 @@
+"""The driver of one job of a server: `python -m cluster.jobs.driver --settings FILE --job ID --attempt N`, run as a Ray
+job; with `--check OUT` its preflight alone, in a process of its own, so that reading files never keeps an API waiting.
+
+The store is the truth: a driver works while its job is `running` and it is the job's latest driver, which it asks every
+few seconds. Paused, it takes a checkpoint and ends; anything else, it ends at once. It ends with 0 where the store
+knows why; any other end is a lost driver, and the job goes on from its last checkpoint.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+
+from sqlalchemy.exc import OperationalError
+
+from actors.runtime.process import end_process
+from cluster.jobs.driver_settings import DriverSettings, Server
+from cluster.jobs.manager import PAUSING
+from cluster.jobs.problems import error_of, row_problems
+from cluster.jobs.request import model_name
+from cluster.jobs.sink import StoreSink
+from cluster.jobs.wire_metrics import result_csv
+from cluster.preflight.prepare import prepare
+from cluster.ray_cluster.session import ray_session
+from cluster.records.run_folder import RunFolder, plain
+from cluster.run.driver import Outcome, train_in
+from cluster.stores.job_states import IllegalMove, JobStatus
+from cluster.stores.job_tables import JobError, JobRecord
+from trainer.errors import InvalidJob, LearnerFailed, Problem, RftError
+
+HEARTBEAT_S = 2.0
+LOST = 3
+"""The exit code of a driver whose job shall go on with another one."""
+
+
+async def check(server: Server, job_id: str) -> list[Problem]:
+    """What is wrong with a job; its endpoints are tried."""
+    spec, settings = server.spec(server.store.get(job_id)), server.settings
+    validation = None if spec.validation_file is None else Path(spec.validation_file)
+    found = row_problems(server.operator.jobs, Path(spec.training_file), validation)
+    with ray_session(settings.ray_address()) as nodes:
+        try:
+            await prepare(spec, nodes, settings.runs, server.operator, found=found)
+        except InvalidJob as error:
+            return error.problems
+    return []
+
+
+async def drive(server: Server, job_id: str, attempt: int) -> int:
+    """Train a job; the exit code."""
+    store, settings = server.store, server.settings
+    if store.heartbeat(job_id, attempt) != "running":
+        return 0
+    record = store.get(job_id)
+    folder = settings.runs / job_id
+    name = partial(model_name, record.base, settings.organization, record.suffix, job_id)
+    sink = StoreSink(store, server.registry, job_id, attempt, record.base, folder, name)
+    training = asyncio.create_task(train_in(server.spec(record), folder, settings.ray_address(), server.operator, sink))
+    loop = asyncio.get_running_loop()
+    ended = threading.Event()
+
+    def obey(status: JobStatus | None) -> None:
+        loop.call_soon_threadsafe(_obey, training, status)
+
+    beats = partial(_beat, server, job_id, attempt, ended, obey)
+    threading.Thread(target=beats, daemon=True, name="heartbeat").start()
+    try:
+        outcome = await training
+        await asyncio.to_thread(sink.close)
+        if outcome is Outcome.DONE:
+            await asyncio.to_thread(_succeed, server, record, attempt, sink, folder)
+        return 0 if outcome is Outcome.DONE else _stopped(server, job_id, attempt)
+    except asyncio.CancelledError:
+        return 0
+    except LearnerFailed as error:
+        store.note(job_id, attempt, last_words=str(plain(error.message)))
+        return LOST
+    except RftError as error:
+        _fail(server, job_id, attempt, error_of(error))
+        return 0
+    finally:
+        ended.set()
+        await asyncio.to_thread(sink.close)
+
+
+# -- what the store says -----------------------------------------------------------------------------------------------
+
+
+def _beat(
+    server: Server, job_id: str, attempt: int, ended: threading.Event, obey: Callable[[JobStatus | None], object]
+) -> None:
+    """In a thread: a loop that reads a large file for a while is no driver that hangs."""
+    while not ended.wait(HEARTBEAT_S):
+        try:
+            status = server.store.heartbeat(job_id, attempt)
+        except OperationalError:  # the database restarts; the manager cannot see our silence either
+            continue
+        if status != "running":
+            obey(status)
+            return
+
+
+def _obey(training: asyncio.Task[Outcome], status: JobStatus | None) -> None:
+    if status in PAUSING:
+        os.kill(os.getpid(), signal.SIGTERM)  # the first one ends a run in good order: see cluster.run.signals
+    else:
+        training.cancel()
+
+
+# -- how it ends -------------------------------------------------------------------------------------------------------
+
+
+def _succeed(server: Server, record: JobRecord, attempt: int, sink: StoreSink, folder: Path) -> None:
+    sink.sync_checkpoints({})
+    model = sink.register_final()
+    results = server.keep_result("step_metrics.csv", result_csv(RunFolder(folder).metrics()))
+    try:
+        server.store.move(
+            record.id, "succeeded", attempt=attempt, fine_tuned_model=model, result_files=[results], last_words=None
+        )
+    except IllegalMove:  # cancelled a moment ago
+        return
+    server.store.add_event(record.id, "info", f"New fine-tuned model created: {model}")
+    server.store.add_event(record.id, "info", "The job has successfully completed")
+
+
+def _stopped(server: Server, job_id: str, attempt: int) -> int:
+    if server.store.heartbeat(job_id, attempt) in PAUSING:
+        server.store.add_event(job_id, "info", "The job is paused; its resources are free")
+        return 0
+    server.store.note(job_id, attempt, last_words="stopped by a signal")
+    return LOST
+
+
+def _fail(server: Server, job_id: str, attempt: int, error: JobError) -> None:
+    try:
+        server.store.move(job_id, "failed", attempt=attempt, error=error)
+    except IllegalMove:
+        return
+    server.store.add_event(job_id, "error", f"The job failed: {error.message}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--settings", type=Path, required=True)
+    parser.add_argument("--job", required=True)
+    parser.add_argument("--attempt", type=int, default=0)
+    parser.add_argument("--check", type=Path, help="only check the job, and write its problems here")
+    options = parser.parse_args()
+    server = Server(DriverSettings.read(options.settings))
+    try:
+        if options.check is not None:
+            problems = asyncio.run(check(server, options.job))
+            options.check.write_text(json.dumps([asdict(problem) for problem in problems]))
+            code = 0
+        else:
+            code = asyncio.run(drive(server, options.job, options.attempt))
+    except Exception as error:  # noqa: BLE001 - a bug, or what no layer foresaw: another driver would meet it again
+        traceback.print_exc()
+        if options.check is not None:
+            sys.exit(1)
+        words = f"{type(error).__name__}: {error}"
+        _fail(server, options.job, options.attempt, JobError("internal_error", str(plain(words))[:2000]))
+        code = 0
+    finally:
+        server.close()
+    end_process(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""What a driver, which is a process of its own and maybe on another node, must know of the server that started it.
+
+It is written to a file that only the server's user may read: a command line is shown to everybody, and the database's
+URL may hold a password. The folder must be reachable under the same path on every node that runs drivers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+from collections.abc import AsyncIterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from cluster.stores.blobs import Blobs, FolderBlobs, RemoteBlobs
+from cluster.stores.database import Database
+from cluster.stores.file_store import FileStore
+from cluster.stores.job_store import JobStore
+from cluster.stores.job_tables import JobRecord
+from cluster.stores.model_registry import ModelRegistry
+from cluster.stores.secrets import SecretBox
+from trainer.spec.job import JobSpec
+from trainer.spec.operator_file import load_operator
+
+SETTINGS_FILE = "driver.json"
+RESULT_PURPOSE = "fine-tune-results"
+
+
+@dataclass(frozen=True, slots=True)
+class DriverSettings:
+    """`folder` is the server's. `files`: an fsspec URL, None: the folder's `files`. `config`: the operator's file.
+    `address`: of the Ray cluster, where the driver is not told it by Ray; None: a local one of its own."""
+
+    folder: str
+    database: str
+    files: str | None = None
+    config: str | None = None
+    organization: str = "local"
+    address: str | None = None
+
+    @property
+    def runs(self) -> Path:
+        return Path(self.folder) / "runs"
+
+    def ray_address(self) -> str | None:
+        """Ray tells its jobs by an environment variable."""
+        return os.environ.get("RAY_ADDRESS") or self.address
+
+    def blobs(self) -> Blobs:
+        folder = Path(self.folder) / "files"
+        return FolderBlobs(folder) if self.files is None else RemoteBlobs(self.files, folder)
+
+    def write(self) -> Path:
+        """The path of the file, in the server's folder."""
+        path = Path(self.folder) / SETTINGS_FILE
+        beside = path.with_suffix(f".{secrets.token_hex(8)}")
+        with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            json.dump(asdict(self), file)
+        os.replace(beside, path)
+        return path
+
+    @classmethod
+    def read(cls, path: Path) -> DriverSettings:
+        values: dict[str, Any] = json.loads(path.read_text())
+        return cls(**values)
+
+
+class Server:
+    """The server's state, opened by a driver."""
+
+    def __init__(self, settings: DriverSettings) -> None:
+        folder = Path(settings.folder)
+        self.settings = settings
+        self.operator = load_operator(None if settings.config is None else Path(settings.config), folder)
+        self.database = Database(settings.database)
+        self.store = JobStore(self.database)
+        self.files = FileStore(self.database, settings.blobs(), folder)
+        self.registry = ModelRegistry(self.database, self.operator.aliases)
+        self._box = SecretBox.of_folder(folder)
+
+    def spec(self, record: JobRecord) -> JobSpec:
+        """A job with its secrets and with paths for its files' ids.
+
+        Raises:
+            UserError: a file is gone, or the secrets were sealed with another key.
+        """
+        spec = JobSpec.model_validate_json(self._box.open(record.sealed_spec))
+        ids = {name: getattr(spec, name) for name in ("training_file", "validation_file", "test_file")}
+        return spec.model_copy(update={name: str(self.files.path(id)) for name, id in ids.items() if id is not None})
+
+    def keep_result(self, filename: str, content: bytes) -> str:
+        """The id of a new file."""
+
+        async def stream() -> AsyncIterator[bytes]:
+            yield content
+
+        return asyncio.run(self.files.create(stream(), filename, RESULT_PURPOSE)).id
+
+    def close(self) -> None:
+        self.database.close()

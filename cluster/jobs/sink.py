@@ -1,0 +1,164 @@
+"""What the driver of a server's job writes to the store while it runs: events, metrics, checkpoints, progress.
+
+All writing happens in order on one thread, so that training waits for no database. Text is public: URLs lose their
+credentials and queries, as in the run's folder. Checkpoints in the store are those on the disk, by name.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from statistics import median
+from typing import Any, Protocol
+
+from sqlalchemy.exc import OperationalError, SQLAlchemyError
+
+from cluster.jobs.wire_metrics import checkpoint_metrics, data_of, message_of, training_facts, validation_facts
+from cluster.preflight.prepare import Prepared
+from cluster.records.run_folder import plain
+from cluster.stores.job_store import JobStore
+from trainer.errors import UserError
+from trainer.loop.checkpoint import Checkpoints
+from trainer.protocols import Level
+from trainer.spec.serving import ServeSettings
+from trainer.types import Group
+
+RETRY_FOR_S = 120.0
+"""A database that restarts is waited for; what could not be written then is lost, and the training goes on."""
+STEPS_FOR_ESTIMATE = 20
+
+
+class Registry(Protocol):
+    """What is needed of cluster.stores.model_registry.ModelRegistry."""
+
+    def add(
+        self, model_id: str, folder: Path | str, base: str, job_id: str, settings: ServeSettings | None = None
+    ) -> Any: ...
+
+    def delete(self, model_id: str) -> None: ...
+
+
+class StoreSink:
+    """A Watch (cluster/run/driver.py) of one driver. `name` gives a model's name by step, None for the final one."""
+
+    def __init__(
+        self,
+        store: JobStore,
+        registry: Registry,
+        job_id: str,
+        attempt: int,
+        base: str,
+        folder: Path,
+        name: Callable[[int | None], str],
+    ) -> None:
+        self._store = store
+        self._registry = registry
+        self._job_id = job_id
+        self._attempt = attempt
+        self._base = base
+        self._checkpoints = Checkpoints(folder / "checkpoints")  # made once: it clears away what is half written
+        self._name = name
+        self._settings: ServeSettings | None = None
+        self._facts: dict[str, float] = {}
+        self._times: list[float] = []
+        self._phase = ""
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="job-sink")
+
+    # -- Watch ---------------------------------------------------------------------------------------------------------
+
+    def prepared(self, prepared: Prepared) -> None:
+        arguments = prepared.renderer.template_arguments
+        self._settings = ServeSettings.of(prepared.job, prepared.plan, prepared.context_length, arguments)
+
+    def phase(self, text: str) -> None:
+        if text != self._phase:
+            self.event("info", text, phase=True)  # so that who follows knows it from what happened
+        self._phase = text
+
+    def event(self, level: Level, message: str, **data: Any) -> None:
+        public = plain(data) or None
+        self._later(lambda: self._store.add_event(self._job_id, level, str(plain(message)), data=public))
+        if re.fullmatch(r"checkpoint step-\d+", message):
+            self._later(lambda: self.sync_checkpoints({}))
+
+    def step(self, metrics: dict[str, float]) -> None:
+        data = data_of(metrics, self._facts)
+        self._facts = {}
+        message = message_of(metrics)
+        self._later(
+            lambda: self._store.add_event(self._job_id, "info", message, type="metrics", data=data),
+        )
+        if "time_eval_s" in metrics or "full_valid_loss" in metrics:
+            self._later(lambda: self.sync_checkpoints({int(metrics["step"]): checkpoint_metrics(data)}))
+        self._times = [*self._times, metrics.get("time_step_s", 0.0)][-STEPS_FOR_ESTIMATE:]
+        left_s = (metrics["total_steps"] - metrics["step"]) * median(self._times)
+        finish = time.time() + left_s
+        self._later(lambda: self._store.note(self._job_id, self._attempt, estimated_finish=finish))
+
+    def groups(self, name: str, groups: Sequence[Group]) -> None:
+        if name.startswith("step-"):
+            self._facts |= training_facts(groups)
+        elif name.startswith("validation-"):
+            self._facts |= validation_facts(groups)
+
+    # -- checkpoints ---------------------------------------------------------------------------------------------------
+
+    def sync_checkpoints(self, metrics: Mapping[int, Mapping[str, float]]) -> None:
+        """Make known what is on the disk and forget what is not: the best three are kept, and the last.
+        Its row is what comes last and goes last: what a lost connection broke off is done when it is tried again."""
+        kept = {state.step: (path, state) for path, state in self._checkpoints.all()}
+        known = {c.step: c for c in self._store.checkpoints(self._job_id, limit=1000)[0]}
+        for step in known.keys() - kept.keys():
+            self._forget(known[step].model)
+            self._store.drop_checkpoint(self._job_id, step)
+        if kept:
+            latest = kept[max(kept)][1]
+            # From a checkpoint on it is going on that matters: what was lost before counts no more.
+            changes = {} if max(kept) in known else {"failures": 0}
+            self._store.note(self._job_id, self._attempt, trained_tokens=latest.trained_tokens, **changes)
+        for step, (path, _) in kept.items():
+            if step not in known or step in metrics:
+                shown = metrics.get(step) or {"step": float(step)}
+                self._registry.add(self._name(step), path, self._base, self._job_id, self._settings)
+                self._store.add_checkpoint(self._job_id, step, self._name(step), shown)
+
+    def register_final(self) -> str | None:
+        """Make the last checkpoint the tuned model; its name, or None where there is none."""
+        latest = self._checkpoints.latest()
+        if latest is None:
+            return None
+        self._registry.add(self._name(None), latest[0], self._base, self._job_id, self._settings)
+        return self._name(None)
+
+    def _forget(self, model: str) -> None:
+        with suppress(UserError):  # a client was quicker
+            self._registry.delete(model)
+
+    def close(self) -> None:
+        """Return when all that was handed in is written."""
+        self._writer.shutdown(wait=True)
+
+    def _later(self, write: Callable[[], Any]) -> None:
+        def guarded() -> None:
+            until = time.monotonic() + RETRY_FOR_S
+            pause_s = 0.1
+            while True:
+                try:
+                    write()
+                    return
+                except OperationalError as error:
+                    if time.monotonic() > until:
+                        print(f"warning: the database does not take what happens: {error.orig}", file=sys.stderr)
+                        return
+                    time.sleep(pause_s)
+                    pause_s = min(2 * pause_s, 5.0)
+                except (SQLAlchemyError, OSError, ValueError) as error:
+                    print(f"warning: not in the store: {type(error).__name__}: {error}", file=sys.stderr)
+                    return
+
+        self._writer.submit(guarded)

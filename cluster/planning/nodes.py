@@ -1,0 +1,153 @@
+"""The machines that a plan may use: those of a live cluster, those of a NODES.yaml, or this one alone."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import ray
+from pydantic import Field, field_validator
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from trainer.errors import InvalidJob, Problem
+from trainer.spec.endpoints import Positive, Strict
+from trainer.spec.reader import fill_in, read_source, validate
+
+GIB = 2**30
+ASK_TIMEOUT_S = 30.0
+HEAD = "node:__internal_head__"
+
+GibiBytes = Annotated[float, Field(gt=0)]
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """What one machine offers to Ray. Memory is in bytes, that of a GPU for each of them; None: nobody knows it."""
+
+    name: str
+    cores: float
+    gpus: float = 0.0
+    memory_bytes: int | None = None
+    gpu_memory_bytes: int | None = None
+
+    @property
+    def resources(self) -> dict[str, float]:
+        """As Ray names them."""
+        return {"CPU": self.cores, "GPU": self.gpus}
+
+
+# -- from a file -------------------------------------------------------------------------------------------------------
+
+
+class NodeGroup(Strict):
+    """`count` machines that are alike. What is left out of memory is not checked."""
+
+    name: str
+    count: Positive = 1
+    cores: Annotated[float, Field(ge=0)]
+    gpus: Annotated[int, Field(ge=0)] = 0
+    memory_gib: GibiBytes | None = None
+    gpu_memory_gib: GibiBytes | None = None
+
+    def nodes(self) -> list[Node]:
+        names = [self.name] if self.count == 1 else [f"{self.name}-{i}" for i in range(self.count)]
+        memory, gpu_memory = _bytes(self.memory_gib), _bytes(self.gpu_memory_gib)
+        return [Node(name, self.cores, self.gpus, memory, gpu_memory) for name in names]
+
+
+class NodesFile(Strict):
+    nodes: Annotated[tuple[NodeGroup, ...], Field(min_length=1)]
+
+    @field_validator("nodes")
+    @classmethod
+    def _names_are_unique(cls, nodes: tuple[NodeGroup, ...]) -> tuple[NodeGroup, ...]:
+        names = [node.name for group in nodes for node in group.nodes()]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"the names {twice} stand twice; each name may stand once")
+        return nodes
+
+
+def read_nodes(path: Path) -> list[Node]:
+    """The nodes of a file `nodes: [{name, count, cores, gpus, memory_gib, gpu_memory_gib}]`.
+
+    Raises:
+        InvalidJob: with all its mistakes.
+    """
+    source = read_source(path, "nodes")
+    if isinstance(source, Problem):
+        raise InvalidJob("there are no nodes to plan for", [source])
+    raw, variables, problems = fill_in(source, os.environ)
+    found, wrong = validate(NodesFile, raw, source, variables)
+    problems += source.duplicates() + [problem for _, problem in wrong]
+    if found is None or problems:
+        raise InvalidJob("the list of nodes has mistakes", problems)
+    return [node for group in found.nodes for node in group.nodes()]
+
+
+def _bytes(gib: float | None) -> int | None:
+    return None if gib is None else round(gib * GIB)
+
+
+# -- as they are -------------------------------------------------------------------------------------------------------
+
+
+def this_machine() -> Node:
+    """What a local Ray would offer; none is started."""
+    gpu_memory = _gpu_memories()
+    cores = float(os.cpu_count() or 1)
+    return Node("this machine", cores, len(gpu_memory), _memory_here(), min(gpu_memory, default=None))
+
+
+def _memory_here() -> int:
+    """That of the container, where we are in one."""
+    return int(ray._common.utils.get_system_memory())
+
+
+def live_nodes() -> list[Node]:
+    """Of the cluster that we are connected to, its head first. Each node with GPUs is asked for their memory, which Ray
+    does not know."""
+    alive = sorted((node for node in ray.nodes() if node["Alive"]), key=lambda node: HEAD not in node["Resources"])
+    asked = {node["NodeID"]: _ask_gpu_memory(node["NodeID"]) for node in alive if node["Resources"].get("GPU")}
+    return [_live(node, asked.get(node["NodeID"])) for node in alive]
+
+
+def _live(node: Mapping[str, Any], gpu_memory: Any) -> Node:
+    resources, host = node["Resources"], node["NodeManagerHostname"]
+    # Of other machines Ray knows only what was free when it started there.
+    free = sum(resources.get(kind, 0.0) for kind in ("memory", "object_store_memory"))
+    return Node(
+        name=f"{host}-{node['NodeID'][:4]}",
+        cores=resources.get("CPU", 0.0),
+        gpus=resources.get("GPU", 0.0),
+        memory_bytes=_memory_here() if host == socket.gethostname() else int(free) or None,
+        gpu_memory_bytes=None if gpu_memory is None else _answer(gpu_memory),
+    )
+
+
+def _ask_gpu_memory(node_id: str) -> Any:
+    there = NodeAffinitySchedulingStrategy(node_id, soft=False)
+    # A process of its own: one that goes on to be an actor's must not have looked at GPUs before it is given one.
+    return ray.remote(_gpu_memories).options(num_cpus=0, max_calls=1, scheduling_strategy=there).remote()
+
+
+def _answer(ref: Any) -> int | None:
+    try:
+        return min(ray.get(ref, timeout=ASK_TIMEOUT_S), default=None)
+    except RayError:  # the node went, or is too busy to say
+        return None
+
+
+def _gpu_memories() -> list[int]:
+    """In bytes, of each GPU of this machine."""
+    command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    try:
+        told = subprocess.run(command, capture_output=True, text=True, timeout=ASK_TIMEOUT_S, check=True).stdout
+    except (OSError, subprocess.SubprocessError):  # no NVIDIA driver here
+        return []
+    return [int(line) << 20 for line in told.split() if line.isdecimal()]

@@ -1,0 +1,149 @@
+"""`agent-rft plan`: what a job takes of a cluster, for people and for scripts. It starts nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from cluster.planning.model_folder import read_model
+from cluster.planning.nodes import Node
+from cluster.planning.placement import ClusterPlan, Place, plan_placement, size
+from cluster.preflight.prepare import context_of
+from trainer.errors import InvalidJob, Problem
+from trainer.spec.job_file import read_job
+
+
+def plan_of_file(path: Path, nodes: Sequence[Node]) -> ClusterPlan:
+    """Of a job file, whose endpoints, data and environment may be missing still.
+
+    Raises:
+        InvalidJob: the job's form or its model has mistakes.
+    """
+    job, problems = read_job(path)
+    problems = [problem for problem in problems if problem.code != "missing_variable"]
+    model = None
+    if job is not None:
+        model, wrong = read_model(job)
+        problems += wrong
+    if job is None or model is None or problems:
+        raise InvalidJob("the job cannot be planned", problems)
+    return plan_placement(job, nodes, model.shape, context_of(job, model))
+
+
+def print_cluster_plan(console: Console, plan: ClusterPlan) -> None:
+    """What an engine and a rank take, who goes to which node, how places are asked for, and what does not fit."""
+    firsts = [place for place in plan.places if place.index == 0 and place.memory is not None]
+    if firsts:
+        console.print(_memory_table(firsts))
+    console.print(_node_table(plan))
+    for line in _notes(plan):
+        console.print(line, highlight=False, soft_wrap=True)
+    for problem in (*plan.lacking, *plan.problems):
+        console.print(f"[red]does not fit[/] {escape(str(problem))}", highlight=False, soft_wrap=True)
+    if not plan.lacking and not plan.problems:
+        console.print("[green]it fits[/]")
+
+
+def _memory_table(firsts: Sequence[Place]) -> Table:
+    """A row for each part of memory, a column for each kind of actor and of memory; those of a kind are alike."""
+    columns: dict[str, Mapping[str, int]] = {}
+    for place in firsts:
+        assert place.memory is not None
+        if place.memory.gpu:
+            columns[f"{place.role}: each GPU"] = place.memory.gpu
+        columns[f"{place.role}: its node"] = place.memory.host
+    table = Table("memory", box=SIMPLE_HEAD)
+    for column in columns:
+        table.add_column(column, justify="right")
+    for part in dict.fromkeys(part for parts in columns.values() for part in parts):
+        table.add_row(part, *(size(parts[part]) if part in parts else "" for parts in columns.values()))
+    table.add_section()
+    table.add_row("[bold]in all[/]", *(f"[bold]{size(sum(parts.values()))}[/]" for parts in columns.values()))
+    return table
+
+
+def _node_table(plan: ClusterPlan) -> Table:
+    table = Table("node", box=SIMPLE_HEAD)
+    for column in ("cores", "GPUs", "each GPU's memory", "memory", "of it taken"):
+        table.add_column(column, justify="right")
+    table.add_column("who goes there")
+    for node, taken in zip(plan.nodes, plan.host_bytes, strict=True):
+        gpu = _known(node.gpu_memory_bytes) if node.gpus else ""
+        resources = f"{node.cores:g}", f"{node.gpus:g}", gpu, _known(node.memory_bytes), size(taken)
+        table.add_row(escape(node.name), *resources, _who(p for p in plan.places if p.node is node))
+    if without := [place for place in plan.places if place.node is None]:
+        table.add_row("[red]without a place[/]", *[""] * 5, _who(without))
+    return table
+
+
+def _who(places: Iterable[Place]) -> str:
+    """`engine 0, 1; learner rank 0`"""
+    indices: dict[str, list[str]] = {}
+    for place in places:
+        indices.setdefault(place.role, []).append(str(place.index))
+    return "; ".join(f"{role} {', '.join(numbers)}" for role, numbers in indices.items())
+
+
+def _notes(plan: ClusterPlan) -> list[str]:
+    placement, notes = plan.placement, []
+    sequences = [place.memory.num_sequences for place in plan.places if place.memory is not None]
+    if cached := [number for number in sequences if number is not None]:
+        notes.append(f"an engine's cache holds {min(cached):,.1f} sequences of the whole context, or more shorter ones")
+    shared = "; an engine and its ranks have one bundle by turns" if placement.colocated else ""
+    notes.append(f"each engine and each rank is on one node; Ray packs them near to each other (PACK){shared}")
+    if placement.engines > 1 and not placement.colocated:
+        notes.append("the first engine and all ranks get places together; further engines join as there is room")
+    notes.append("driver, dispatchers and grader pool reserve no cores; the latter two run beside the engines")
+    if any(node.gpus and node.gpu_memory_bytes is None for node in plan.nodes):
+        notes.append("[yellow]nobody knows how much memory some GPUs have, so it is not checked there[/]")
+    return notes
+
+
+def _known(num_bytes: int | None) -> str:
+    return "not known" if num_bytes is None else size(num_bytes)
+
+
+def plan_as_json(plan: ClusterPlan) -> dict[str, Any]:
+    """Memory in bytes."""
+    return {
+        "fits": not plan.lacking and not plan.problems,
+        "dtype": plan.placement.dtype,
+        "colocated": plan.placement.colocated,
+        "places": [_place(place) for place in plan.places],
+        "nodes": [
+            {
+                "name": node.name,
+                "cores": node.cores,
+                "gpus": node.gpus,
+                "memory_bytes": node.memory_bytes,
+                "gpu_memory_bytes": node.gpu_memory_bytes,
+                "taken_bytes": taken,
+            }
+            for node, taken in zip(plan.nodes, plan.host_bytes, strict=True)
+        ],
+        "problems": [_problem(problem) for problem in (*plan.lacking, *plan.problems)],
+    }
+
+
+def _place(place: Place) -> dict[str, Any]:
+    memory = place.memory
+    return {
+        "role": place.role,
+        "index": place.index,
+        "node": None if place.node is None else place.node.name,
+        "cores": place.cores,
+        "gpus": place.gpus,
+        "gpu_memory_bytes": {} if memory is None else dict(memory.gpu),
+        "memory_bytes": {} if memory is None else dict(memory.host),
+        "cached_sequences": None if memory is None else memory.num_sequences,
+    }
+
+
+def _problem(problem: Problem) -> dict[str, str]:
+    return {name: getattr(problem, name) for name in ("code", "field", "message", "remedy")}

@@ -1,0 +1,82 @@
+"""What is wrong with a job's endpoints, graders and schemas whatever its files hold: all that an API can say at once,
+without a model's libraries and without a call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import jsonschema
+from referencing.exceptions import Unresolvable
+
+from actors.endpoints.address_guard import REMEDY as ADDRESS_REMEDY
+from actors.endpoints.address_guard import Guard
+from actors.endpoints.url import endpoint_mistake
+from actors.grading.factory import all_grader_problems, graders_of
+from cluster.preflight.dry_run import SESSION, TOOLS, example_of
+from trainer.errors import Problem
+from trainer.spec.endpoints import Headers
+from trainer.spec.graders import EndpointGrader
+from trainer.spec.job import Reinforcement
+from trainer.spec.json_schema import reference_mistake, validator_of
+from trainer.spec.operator import Operator
+
+FILES = ("training_file", "validation_file", "test_file")
+"""Fields of a job."""
+
+
+def endpoint_problems(reinforcement: Reinforcement, operator: Operator) -> list[Problem]:
+    """What is wrong with tools, sessions and graders whatever the files hold; nothing is called."""
+    problems = [
+        Problem("invalid_endpoint", where, mistake, "mend the URL or headers")
+        for where, url, headers in _called(reinforcement)
+        if (mistake := endpoint_mistake(url, headers)) is not None
+    ]
+    mistake = schema_mistake(reinforcement.response_format)
+    if mistake is not None:
+        field = "method.reinforcement.response_format"
+        problems.append(Problem("invalid_schema", field, mistake, "give a valid JSON schema (draft 2020-12)"))
+    problems += all_grader_problems(reinforcement, operator)
+    return problems + _address_problems(reinforcement, Guard(operator.allowed_networks))
+
+
+def _address_problems(reinforcement: Reinforcement, guard: Guard) -> list[Problem]:
+    """URLs whose host is written as an address that the operator does not allow; names are resolved by the dry run."""
+    urls = [(where, url) for where, url, _ in _called(reinforcement)]
+    graders = graders_of(reinforcement)
+    urls += [(f"{where}.url", spec.url) for where, spec in graders if isinstance(spec, EndpointGrader)]
+    problems = []
+    for where, url in urls:
+        mistake = None if endpoint_mistake(url, {}) else guard.mistake(url)
+        if mistake is not None:
+            problems.append(Problem("forbidden_address", where, mistake, ADDRESS_REMEDY))
+    return problems
+
+
+def _called(reinforcement: Reinforcement) -> Iterator[tuple[str, str, Headers]]:
+    """(field, URL, headers) of tools and sessions."""
+    for i, tool in enumerate(reinforcement.tools):
+        yield f"{TOOLS}[{i}].server_url", tool.server_url, tool.headers
+    if (session := reinforcement.session) is not None:
+        for name, url in (("start_url", session.start_url), ("end_url", session.end_url)):
+            if url is not None:
+                yield f"{SESSION}.{name}", url, session.headers
+
+
+def schema_mistake(schema: Any) -> str | None:
+    """What makes this no JSON schema that values could be checked against; None where nothing does."""
+    if schema is None:
+        return None
+    if (mistake := reference_mistake(schema)) is not None:
+        return mistake
+    validator = validator_of(schema)
+    try:
+        validator.check_schema(schema)
+        list(validator.iter_errors(example_of(schema)))
+    except jsonschema.SchemaError as error:
+        return f"{error.json_path}: {error.message}"
+    except Unresolvable as error:
+        return f"the reference {error.ref!r} leads nowhere"
+    except RecursionError:
+        return "its references lead round in a circle"
+    return None

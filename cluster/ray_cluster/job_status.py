@@ -1,0 +1,103 @@
+"""Being a Ray job: what the cluster's dashboard and `ray job list` say of us, and how much time a stop leaves.
+
+Outside of a submitted job all of this does nothing. A cluster that does not take our words costs nothing but them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.dashboard.modules.job.common import JobInfoStorageClient, JobStatus
+from ray.exceptions import RayError
+
+from cluster.records.run_folder import plain
+from trainer.protocols import Level
+from trainer.types import Group
+
+WRITE_TIMEOUT_S = 10
+NEEDED_TO_STOP_S = 60
+RAYS_STOP_WAIT_S = 3
+"""What Ray gives a driver between SIGTERM and SIGKILL, unless the job's environment says otherwise."""
+
+RAYS_COPIES = "working_dir_files"
+
+
+def submission_id(environment: Mapping[str, str] = os.environ) -> str | None:
+    """Of the Ray job whose entry point we are; None where we are none."""
+    config = json.loads(environment.get("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}"))
+    found: str | None = config.get("metadata", {}).get("job_submission_id")
+    return found
+
+
+def stop_warning(environment: Mapping[str, str] = os.environ) -> str | None:
+    """Said where `ray job stop` would kill us before our checkpoint is written."""
+    wait_s = int(environment.get("RAY_JOB_STOP_WAIT_TIME_S", RAYS_STOP_WAIT_S))
+    if submission_id(environment) is None or wait_s >= NEEDED_TO_STOP_S:
+        return None
+    remedy = (
+        f'submit it with --runtime-env-json \'{{"env_vars": {{"RAY_JOB_STOP_WAIT_TIME_S": "{NEEDED_TO_STOP_S}"}}}}\''
+    )
+    return f"`ray job stop` kills this job after {wait_s} s, before its checkpoint is written: {remedy}"
+
+
+def folder_warning(run: Path) -> str | None:
+    """Said of a run in the copy that Ray makes of `--working-dir`."""
+    if RAYS_COPIES not in run.resolve().parts:
+        return None
+    remedy = "give --runs or --run-folder as a path from the root that outlasts it"
+    return f"the run's folder is in Ray's own copy of the working directory, which Ray deletes: {remedy}"
+
+
+class RayJobStatus:
+    """An EventSink that keeps the status message of our own job: `RUN: step 3 of 15, reward 0.42`."""
+
+    def __init__(self, run: str, total_steps: int) -> None:
+        self._run = run
+        self._total_steps = total_steps
+        self._job = submission_id()
+        self._text: str | None = None
+        self._writing: asyncio.Task[None] | None = None
+
+    def phase(self, text: str) -> None:
+        self._say(text)
+
+    def step(self, metrics: dict[str, float]) -> None:
+        numbers = [("reward", "train_mean_reward"), ("loss", "loss")]
+        told = [f"{label} {metrics[name]:.3f}" for label, name in numbers if name in metrics][:1]
+        self._say(", ".join([f"step {metrics['step']:.0f} of {self._total_steps}", *told]))
+
+    def event(self, level: Level, message: str, **data: Any) -> None:
+        pass
+
+    def groups(self, name: str, groups: Sequence[Group]) -> None:
+        pass
+
+    async def close(self) -> None:
+        """What Ray says of the job's end must not be overwritten."""
+        if self._writing is not None:
+            self._writing.cancel()
+            await asyncio.wait({self._writing})
+
+    def _say(self, text: str) -> None:
+        """Words that come while others are being written replace those that wait."""
+        if self._job is None:
+            return
+        self._text = str(plain(f"{self._run}: {text}"))
+        if self._writing is None or self._writing.done():
+            self._writing = asyncio.create_task(self._write(self._job))
+
+    async def _write(self, job: str) -> None:
+        # There is no public way to change the message; this is what Ray's own supervisor of the job does.
+        client = JobInfoStorageClient(ray._private.worker.global_worker.gcs_client)
+        while self._text is not None:
+            text, self._text = self._text, None
+            try:
+                await client.put_status(job, JobStatus.RUNNING, message=text, timeout=WRITE_TIMEOUT_S)
+            except (RayError, RuntimeError):  # no answer, or the job is being ended
+                return

@@ -1,0 +1,177 @@
+"""A plan, applied: the reserved places of one job on a live Ray, and what a job that waits for them is told.
+
+The first engine and all learner ranks get theirs together or not at all, so that two jobs never wait for each other.
+Each further engine has a reservation of its own: it joins when there is room. Ray takes a reservation that waits for a
+demand, so a cluster that grows by itself grows for it; when a node dies, its places are looked for anew elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import ray
+from ray._private.state import available_resources_per_node
+from ray.util.placement_group import (
+    PlacementGroup,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+
+from cluster.planning.placement import KINDS, Bundle, Placement, assign, bundle_name, holds, text_of
+from trainer.errors import InvalidJob, Problem
+
+PLACEMENT_TIMEOUT_S = 300.0
+NEWS_S = 5.0
+FURTHER_S = 2.0
+"""So long further engines are waited for once the first one has its place; where there is room they have theirs too."""
+
+
+class Seats:
+    """Of one job. Made, it asks; `ready` waits; `release` gives all back, also what is still waited for. Names of its
+    actors begin with `run`, by which Ray's dashboard tells jobs apart."""
+
+    def __init__(self, placement: Placement, run: str) -> None:
+        self._placement = placement
+        self._run = run
+        self._incarnations = Counter[int]()
+        self._further = range(1, placement.engines) if not placement.colocated else range(0)
+        # Bundle i of the plan: which group has it, and at what index.
+        self._where: dict[int, tuple[int, int]] = {bundle: (n, 0) for n, bundle in enumerate(self._further, start=1)}
+        together = [i for i in range(len(placement.bundles)) if i not in self._where]
+        self._where |= {bundle: (0, n) for n, bundle in enumerate(together)}
+        self._groups = [self._ask(together)]
+
+    async def ready(
+        self,
+        tell: Callable[[str], None],
+        timeout_s: float = PLACEMENT_TIMEOUT_S,
+        wait_for_nodes_s: float = 0.0,
+    ) -> list[int]:
+        """Wait for the places that the job cannot do without, telling what is missing; the engines that have one.
+
+        Places that no present node could hold are waited for as long as `wait_for_nodes_s`.
+
+        Raises:
+            InvalidJob: they were not there in time; or no node can ever hold one, and none is waited for.
+        """
+        if not wait_for_nodes_s and (too_large := self._too_large()):
+            remedy = "lower what each of them takes, or add larger nodes"
+            raise InvalidJob("the job has no place", [Problem("too_few_resources", "cluster", too_large, remedy)])
+        timeout_s, news = max(timeout_s, wait_for_nodes_s), ""
+        reserved = self._reserved(0)
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not (await asyncio.wait({reserved}, timeout=NEWS_S))[0]:
+                    if news != (news := self._missing()):
+                        tell(f"waiting for resources: {news}")
+        except TimeoutError:
+            message = f"after {timeout_s:g} s: {self._missing()}"
+            problem = Problem("no_free_resources", "cluster", message, "wait for other jobs to end, or add nodes")
+            raise InvalidJob("the job found no place", [problem]) from None
+        finally:
+            reserved.cancel()
+        reserved.result()  # why Ray could not
+        return await self._engines_placed()
+
+    async def _engines_placed(self) -> list[int]:
+        """Those that have a place now, or in a moment. Further ones are asked for only here: waiting beside the first
+        group, they would take its places from it."""
+        self._groups += [self._ask([bundle]) for bundle in self._further]
+        waiting = {self._reserved(n): n for n in range(1, len(self._groups))}
+        placed = (await asyncio.wait(waiting, timeout=FURTHER_S))[0] if waiting else set()
+        for task in waiting:
+            task.cancel()
+        ready = {0} | {waiting[task] for task in placed}
+        engines = range(self._placement.engines)
+        return [i for i in engines if self._where[self._placement.bundle_of_engine(i)][0] in ready]
+
+    async def engine_placed(self, index: int) -> None:
+        """When engine `index` has a place, also one that was lost with its node and is found anew."""
+        group, _ = self._where[self._placement.bundle_of_engine(index)]
+        await self._reserved(group)
+
+    def engine(self, index: int) -> dict[str, Any]:
+        """Ray's options of an actor that takes this place now. Of a shared one Ray counts the cores as the engine's."""
+        placement = self._placement
+        self._incarnations[index] += 1
+        again = f" ({self._incarnations[index]})" if self._incarnations[index] > 1 else ""
+        return {
+            "name": f"{self._run}:engine-{index}{again}",
+            "num_cpus": placement.engine_cores,
+            "num_gpus": placement.engine_gpus,
+            "scheduling_strategy": self._strategy(placement.bundle_of_engine(index)),
+        }
+
+    def rank(self, index: int) -> dict[str, Any]:
+        """As `engine`."""
+        placement = self._placement
+        return {
+            "name": f"{self._run}:learner-rank-{index}",
+            "num_cpus": 0 if placement.colocated else placement.rank_cores,
+            "num_gpus": 0 if placement.colocated else placement.rank_gpus,
+            "scheduling_strategy": self._strategy(placement.bundle_of_rank(index)),
+        }
+
+    def beside(self, name: str, index: int = 0) -> dict[str, Any]:
+        """Ray's options of an actor that reserves no core: on an engine's node, on any other where that is gone."""
+        nodes = list(dict.fromkeys(filter(None, map(self._engine_node, range(self._placement.engines)))))
+        options = {"name": f"{self._run}:{name}"}
+        if not nodes:
+            return options
+        return options | {"scheduling_strategy": NodeAffinitySchedulingStrategy(nodes[index % len(nodes)], soft=True)}
+
+    def _engine_node(self, index: int) -> str | None:
+        group, bundle = self._where[self._placement.bundle_of_engine(index)]
+        node: str | None = placement_group_table(self._groups[group])["bundles_to_node_id"].get(bundle)
+        return node
+
+    def release(self) -> None:
+        for group in self._groups:
+            remove_placement_group(group)
+
+    def _strategy(self, bundle: int) -> PlacementGroupSchedulingStrategy:
+        group, index = self._where[bundle]
+        return PlacementGroupSchedulingStrategy(self._groups[group], placement_group_bundle_index=index)
+
+    def _ask(self, bundles: Sequence[int]) -> PlacementGroup:
+        wanted, name = [self._placement.bundles[i] for i in bundles], f"{self._run}:places-{bundles[0]}"
+        return placement_group(wanted, strategy="PACK", name=name)
+
+    def _reserved(self, group: int) -> asyncio.Future[Any]:
+        reserved: asyncio.Future[Any] = asyncio.ensure_future(self._groups[group].ready())
+        return reserved
+
+    # -- what is missing -----------------------------------------------------------------------------------------------
+
+    def _needed(self) -> list[int]:
+        """The bundles that the job cannot do without."""
+        return [bundle for bundle, (group, _) in self._where.items() if group == 0]
+
+    def _too_large(self) -> str | None:
+        """The first bundle that no present node holds, even with nothing else on it."""
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        for index, bundle in enumerate(self._placement.bundles):
+            if not any(holds(node, bundle) for node in nodes):
+                return f"{bundle_name(self._placement, index)} wants {text_of(bundle)}, but no single node has as much"
+        return None
+
+    def _missing(self) -> str:
+        free = list(available_resources_per_node().values())
+        needed = self._needed()
+        wanted = [self._placement.bundles[i] for i in needed]
+        assigned = assign(wanted, free)
+        without = [bundle_name(self._placement, i) for i, node in zip(needed, assigned, strict=True) if node is None]
+        text = f"{text_of(_total(wanted))} are wanted, {text_of(_total(free))} are free"
+        if without:
+            text += f"; without a place: {', '.join(without)}"
+        too_large = self._too_large()
+        return text if too_large is None else f"{text}; {too_large}: a node must join"
+
+
+def _total(bundles: Sequence[Bundle]) -> Bundle:
+    return {kind: sum(bundle.get(kind, 0.0) for bundle in bundles) for kind in KINDS}

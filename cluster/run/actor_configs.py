@@ -1,0 +1,140 @@
+"""What a prepared job means for the actors that run it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.status import Status
+
+from actors.engine.vllm_engine import EngineConfig
+from actors.learner.group import LearnerGroup
+from actors.learner.rank import LearnerConfig
+from actors.rollout.episode import EpisodeSpec
+from actors.rollout.worker import WorkerConfig
+from actors.runtime.exporter import Place
+from actors.weights.broadcast_sync import BroadcastSync
+from actors.weights.sync import WeightSync
+from cluster.planning.placement import size
+from cluster.preflight.prepare import Prepared
+from trainer.data.chat import THOUGHT_MARKS
+from trainer.spec.job import AlgorithmSpec, JobSpec
+
+
+def worker_config(prepared: Prepared, dispatchers: Sequence[Any], graders: Any, metrics: Place | None) -> WorkerConfig:
+    """Of each rollout worker; `dispatchers` and `graders` are actors."""
+    job, reinforcement = prepared.job, prepared.job.reinforcement
+    return WorkerConfig(
+        engine=EngineConfig(
+            model=job.model,
+            dtype=prepared.placement.dtype,
+            context_length=prepared.context_length,
+            max_num_seqs=job.cluster.max_num_seqs,
+            seed=job.seed,
+            gpus=prepared.placement.engine_gpus,
+            thought_marks=THOUGHT_MARKS if prepared.renderer.end_of_thought is not None else None,
+            log_stats=metrics is not None,
+        ),
+        episode=EpisodeSpec(
+            job=f"{job.seed}",
+            limits=reinforcement.limits,
+            reward=reinforcement.reward,
+            max_steps=reinforcement.max_episode_steps,
+            context_length=prepared.context_length,
+            max_thinking_tokens=prepared.plan.max_thinking_tokens,
+            response_schema=reinforcement.response_format,
+        ),
+        tool_parser=job.cluster.tool_parser,
+        template_arguments=prepared.renderer.template_arguments,
+        dispatchers=dispatchers,
+        graders=graders,
+        metrics=metrics,
+    )
+
+
+def learner_config(prepared: Prepared, metrics: Place | None) -> LearnerConfig:
+    """Of each learner rank."""
+    job, plan = prepared.job, prepared.plan
+    supervised = job.method.type == "supervised"
+    optimizer = job.supervised.algorithm if supervised else job.reinforcement.algorithm
+    return LearnerConfig(
+        model=Path(job.model),
+        steps=plan.steps,
+        learning_rate=plan.learning_rate,
+        lr_schedule=optimizer.lr_schedule,
+        algorithm=AlgorithmSpec() if supervised else job.reinforcement.algorithm,
+        method=job.method.type,
+        dtype=prepared.placement.dtype,
+        zero_stage=job.cluster.zero_stage,
+        micro_batch_tokens=job.cluster.micro_batch_tokens,
+        rank_cores=job.cluster.rank_cores,
+        on_gpu=prepared.placement.rank_gpus > 0,
+        metrics=metrics,
+    )
+
+
+def weight_sync(prepared: Prepared, learner: LearnerGroup) -> WeightSync:
+    """How new weights reach the engines."""
+    if prepared.job.cluster.weight_transport == "broadcast":
+        return BroadcastSync(learner, max(1, prepared.placement.engine_gpus))
+    return WeightSync(learner)
+
+
+def job_digest(job: JobSpec) -> str:
+    """Of all that must not change under a checkpoint: everything but the resources."""
+    text = json.dumps(job.model_dump(mode="json", exclude={"cluster"}), sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def checking() -> Status:
+    """On a terminal only: reading a model's files and calling endpoints takes a while."""
+    return Console(stderr=True).status("checking the job: its files, model, endpoints and the cluster")
+
+
+def print_plan(console: Console, prepared: Prepared) -> None:
+    """What was resolved, before anything starts."""
+    placement = prepared.placement
+    say = partial(console.print, highlight=False, soft_wrap=True)
+    say(f"[bold]{escape(prepared.job.model)}[/]")
+    if placement.learner_ranks:
+        _print_training(console, prepared)
+    parts = (
+        ("engine(s)", placement.engines, placement.engine_cores, placement.engine_gpus),
+        ("learner rank(s)", placement.learner_ranks, placement.rank_cores, placement.rank_gpus),
+    )
+    places = [
+        f"{count} {name} x {cores} core(s)" + (f" and {gpus} GPU(s)" if gpus else "")
+        for name, count, cores, gpus in parts
+        if count
+    ]
+    context = f"context {prepared.context_length} tokens"
+    say(f"  {', '.join(places)}, {placement.dtype}, {context}")
+    for place in prepared.cluster.places:
+        if place.index == 0 and place.memory is not None:
+            on_gpu = f"{size(place.memory.gpu_bytes)} of each of its GPUs and " if place.memory.gpu else ""
+            say(f"  {place.role}: about {on_gpu}{size(place.memory.host_bytes)} of memory")
+    for warning in prepared.warnings:
+        say(f"[yellow]warning[/] {escape(warning)}")
+
+
+def _print_training(console: Console, prepared: Prepared) -> None:
+    plan = prepared.plan
+    rows = f"{plan.num_rows} rows x {plan.n_epochs} epochs"
+    say = partial(console.print, highlight=False, soft_wrap=True)
+    say(f"  {rows}: {plan.steps} steps of {plan.batch_size} rows, learning rate {plan.learning_rate:g}")
+    if prepared.job.method.type == "reinforcement":
+        limits = prepared.job.reinforcement.limits
+        validation = f"{len(prepared.validation)} validation rows every {plan.eval_interval} steps"
+        test = f"{len(prepared.test)} test rows before and after"
+        say(
+            f"  {plan.group_size} rollouts a row, {plan.rollouts_per_step} a step, at most "
+            f"{plan.rollouts_per_step * limits.max_completion_tokens:,} sampled tokens a step; "
+            f"{plan.updates_per_batch} update(s) a step; "
+            f"{validation if prepared.validation else 'no validation'}; {test if prepared.test else 'no test'}"
+        )

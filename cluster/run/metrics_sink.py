@@ -1,0 +1,87 @@
+"""What a job's driver tells Prometheus: each step's metrics, the rollouts of each group, the room on the run's disk.
+
+What other processes know at first hand they record themselves; a step's sums of it are for metrics.jsonl.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from actors.runtime.exporter import Place, Telemetry
+from actors.runtime.recorder import Recorder
+from trainer.metrics import METRICS, metric_of
+from trainer.protocols import Level
+from trainer.types import Group, Rollout
+
+
+class MetricsSink:
+    """An EventSink of the loop. Without a place it counts for nobody. Call `close` at the end."""
+
+    def __init__(self, place: Place | None, folder: Path) -> None:
+        """`folder` is the run's."""
+        self.place = place
+        self._telemetry = None if place is None else Telemetry(place, "driver")
+        self.recorder = Recorder() if self._telemetry is None else self._telemetry.recorder
+        self._folder = folder
+        # From the begin, so that the first of each is seen as an increase.
+        steps = (name for name, metric in METRICS.items() if not metric.live and "<" not in name)
+        self.recorder.begin(*(name for name in steps if METRICS[name].kind in ("counter", "histogram")))
+        for level in ("info", "warn", "error"):
+            self.recorder.record(f"events/{level}", 0.0)
+        self.recorder.add(self._disk)
+
+    @classmethod
+    def of_run(cls, folder: Path, *, local: bool) -> MetricsSink:
+        """Of the run in `folder`, whose name is the job's; on a cluster that is `local`.
+
+        Raises:
+            UserError: the environment names no port.
+        """
+        return cls(Place.of(folder.name, local=local), folder)
+
+    def event(self, level: Level, message: str, **data: Any) -> None:
+        self.recorder.record(f"events/{level}")
+
+    def step(self, metrics: Mapping[str, float]) -> None:
+        for name, value in metrics.items():
+            found = metric_of(name)
+            if found is not None and not METRICS[found[0]].live:
+                self.recorder.record(name, value)
+
+    def groups(self, name: str, groups: Sequence[Group]) -> None:
+        for group in groups:
+            for rollout in group.rollouts:
+                self._rollout(group.request.purpose, rollout)
+
+    def close(self) -> None:
+        if self._telemetry is not None:
+            self._telemetry.close()
+
+    def _rollout(self, split: str, rollout: Rollout) -> None:
+        record = self.recorder.record
+        record(f"reward/{split}", rollout.reward)
+        record(f"grade/{split}", rollout.grade.value)
+        record(f"rollout_calls/{split}", len(rollout.calls))
+        for turn in rollout.turns:
+            record(f"turn_calls/{split}", len(turn.calls))
+        num_prompt = rollout.turns[0].start
+        tokens = {
+            "prompt": num_prompt,
+            "completion": rollout.num_sampled,
+            "reasoning": rollout.reasoning_tokens,
+            "tool": len(rollout.token_ids) - num_prompt - rollout.num_sampled,
+        }
+        for kind, count in tokens.items():
+            record(f"rollout_tokens/{split}/{kind}", count)
+        record(f"rollout_wall_s/{split}", rollout.wall_s)
+        record(f"rollout_busy_s/{split}", rollout.busy_s)
+
+    def _disk(self) -> dict[str, float]:
+        try:
+            usage = shutil.disk_usage(self._folder)
+        except OSError:  # removed meanwhile
+            return {}
+        return {"disk_free_bytes": float(usage.free), "disk_total_bytes": float(usage.total)}

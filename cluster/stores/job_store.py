@@ -1,0 +1,372 @@
+"""Jobs, their events and checkpoints. The store is the truth of a job's life: what it says happened, whatever Ray says.
+
+Each change is one conditional statement, or begins with the lock that such a statement takes, so that two servers on
+one database never both make it. Calls block for milliseconds; a server makes them in threads.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, fields
+from typing import Any, TypeVar
+
+from sqlalchemy import ColumnElement, Select, delete, false, func, or_, select, text, update
+from sqlalchemy.engine import CursorResult
+from sqlalchemy.orm import Session, aliased
+
+from cluster.stores.database import Database
+from cluster.stores.job_states import (
+    ENDS,
+    STATUSES,
+    IllegalMove,
+    JobStatus,
+    KeyUsedTwice,
+    UnknownCursor,
+    UnknownJob,
+    check_move,
+)
+from cluster.stores.job_tables import (
+    CheckpointRecord,
+    CheckpointRow,
+    EventRecord,
+    EventRow,
+    EventType,
+    JobError,
+    JobRecord,
+    JobRow,
+    NewJob,
+)
+from trainer.protocols import Level
+
+T = TypeVar("T")
+
+CREATE_LOCK = 0x6A6F6273
+"""PostgreSQL's advisory lock under which jobs are created: creation reads before it writes."""
+
+
+class JobStore:
+    """`clock` gives Unix seconds."""
+
+    def __init__(self, database: Database, clock: Callable[[], float] = time.time) -> None:
+        self._database = database
+        self._clock = clock
+
+    # -- creation ------------------------------------------------------------------------------------------------------
+
+    def create(
+        self, new: NewJob, *, idempotency_key: str | None = None, retry_window_s: float = 0.0
+    ) -> tuple[JobRecord, bool]:
+        """The job and whether it is new: not where its Idempotency-Key was used before, nor where an equal request
+        of the same owner came within the last `retry_window_s`.
+
+        Raises:
+            KeyUsedTwice: the key came with another request.
+        """
+        now = self._clock()
+        with self._database.session() as session:
+            self._lock(session)
+            known = self._known(session, new, idempotency_key, now - retry_window_s if retry_window_s else None)
+            if known is not None:
+                return known, False
+            row = JobRow(
+                **asdict(new),
+                id=_new_id("ftjob"),
+                idempotency_key=idempotency_key,
+                status="validating_files",
+                created_at=now,
+                moved_at=now,
+                result_files=[],
+                attempt=0,
+                failures=0,
+            )
+            session.add(row)
+            session.flush()
+            return _job(row), True
+
+    def _known(self, session: Session, new: NewJob, key: str | None, since: float | None) -> JobRecord | None:
+        mine = select(JobRow).where(JobRow.owner == new.owner)
+        if key is not None:
+            row = session.scalar(mine.where(JobRow.idempotency_key == key))
+            if row is not None and row.digest != new.digest:
+                raise KeyUsedTwice("this Idempotency-Key was used with another request")
+            return None if row is None else _job(row)
+        if since is None:
+            return None
+        equal = mine.where(JobRow.digest == new.digest, JobRow.created_at >= since)
+        row = session.scalar(equal.order_by(JobRow.number.desc()).limit(1))
+        return None if row is None else _job(row)
+
+    def _lock(self, session: Session) -> None:
+        """Until the transaction ends: SQLite's one writer is taken by a write, even by one that changes nothing."""
+        if session.get_bind().dialect.name == "postgresql":
+            session.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": CREATE_LOCK})
+        else:
+            session.execute(update(JobRow).where(false()).values(attempt=0))
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    def get(self, job_id: str, owner: str | None = None) -> JobRecord:
+        """
+        Raises:
+            UnknownJob: there is none, or it is another owner's.
+        """
+        with self._database.session() as session:
+            return _job(_row(session, job_id, owner))
+
+    def jobs(
+        self, owner: str | None, *, after: str | None = None, limit: int = 20, labels: Mapping[str, str] | None = None
+    ) -> tuple[list[JobRecord], bool]:
+        """Newest first, and whether there are more. `owner` None: everybody's.
+
+        Raises:
+            UnknownCursor: `after` is no job of the owner's.
+        """
+        mine = [] if owner is None else [JobRow.owner == owner]
+        having = [JobRow.labels[key].as_string() == value for key, value in (labels or {}).items()]
+        with self._database.session() as session:
+            rows, more = _page(session, _columns(JobRecord, JobRow).where(*having), JobRow, after, limit, mine)
+            return [_job(row) for row in rows], more
+
+    def with_status(self, *statuses: JobStatus) -> list[JobRecord]:
+        """Oldest first."""
+        return self._found(JobRow.status.in_(statuses))
+
+    def live(self) -> dict[str, float]:
+        """Jobs by state, for a Recorder."""
+        with self._database.session() as session:
+            found = session.execute(select(JobRow.status, func.count()).group_by(JobRow.status))
+            return {f"api_jobs/{status}": 0.0 for status in STATUSES} | {f"api_jobs/{s}": float(n) for s, n in found}
+
+    def with_driver(self) -> list[JobRecord]:
+        """Jobs that no longer run and whose driver is not known to be gone."""
+        return self._found(JobRow.handle.is_not(None), JobRow.status != "running")
+
+    def _found(self, *conditions: ColumnElement[bool]) -> list[JobRecord]:
+        with self._database.session() as session:
+            return [_job(row) for row in session.scalars(select(JobRow).where(*conditions).order_by(JobRow.number))]
+
+    # -- moves ---------------------------------------------------------------------------------------------------------
+
+    def move(self, job_id: str, to: JobStatus, *, attempt: int | None = None, **changes: Any) -> JobRecord:
+        """Change a job's state, and columns with it. With `attempt`, only where that is still the job's driver.
+
+        Raises:
+            UnknownJob: there is none.
+            IllegalMove: the table has no such move, or another driver has the job.
+        """
+        now = self._clock()
+        values: dict[str, Any] = {"status": to, "moved_at": now} | changes
+        if to in ENDS:
+            values |= {"finished_at": now, "estimated_finish": None}
+        if to == "queued":
+            values |= {"queued_at": now, "failures": 0}
+        if isinstance(values.get("error"), JobError):
+            values["error"] = asdict(values["error"])
+        while True:
+            with self._database.session() as session:
+                row = _row(session, job_id)
+                seen: JobStatus = row.status  # type: ignore[assignment]
+                check_move(job_id, seen, to)
+                if attempt is not None and row.attempt != attempt:
+                    raise IllegalMove(f"driver {attempt} of the job {job_id} was replaced by driver {row.attempt}")
+                same = JobRow.id == job_id, JobRow.status == seen, JobRow.attempt == row.attempt
+                if _changed(session, update(JobRow).where(*same).values(**values)):
+                    session.refresh(row)
+                    return _job(row)
+
+    def claim_next(self, manager: str, limit: int, lease_s: float) -> JobRecord | None:
+        """Make the job that waited longest `running` under the manager's lease. None where none waits, or where `limit`
+        jobs run (or a driver of theirs is not known to be gone)."""
+        now, other = self._clock(), aliased(JobRow)
+        busy = select(func.count()).where(or_(other.status == "running", other.handle.is_not(None))).scalar_subquery()
+        waiting = aliased(JobRow)
+        first = (
+            select(waiting.id)
+            .where(waiting.status == "queued", waiting.handle.is_(None))
+            .order_by(waiting.queued_at, waiting.number)
+            .limit(1)
+            .scalar_subquery()
+        )
+        # One statement, and `status` stands in it: of two servers that saw the same queue, the second changes nothing.
+        claimed = (
+            update(JobRow)
+            .where(JobRow.id == first, JobRow.status == "queued", busy < limit)
+            .values(status="running", moved_at=now, manager=manager, lease_until=now + lease_s, heartbeat_at=None)
+            .returning(JobRow.id)
+            .execution_options(synchronize_session=False)
+        )
+        with self._database.session() as session:
+            job_id = session.execute(claimed).scalar_one_or_none()
+            return None if job_id is None else _job(_row(session, job_id))
+
+    def lease(self, job_id: str, manager: str, lease_s: float) -> bool:
+        """Take or renew the right to work on a job. False: another manager has it."""
+        now = self._clock()
+        free = or_(JobRow.manager == manager, JobRow.lease_until.is_(None), JobRow.lease_until < now)
+        return self._update(JobRow.id == job_id, free, manager=manager, lease_until=now + lease_s)
+
+    # -- drivers -------------------------------------------------------------------------------------------------------
+
+    def next_attempt(self, job_id: str, attempt: int, handle: str, *, failures: int) -> bool:
+        """Note that driver `attempt` + 1 is about to start under `handle`. False: the job no longer runs, or another
+        driver was started meanwhile."""
+        same = JobRow.id == job_id, JobRow.status == "running", JobRow.attempt == attempt
+        fresh = {"heartbeat_at": self._clock(), "last_words": None}
+        return self._update(*same, attempt=attempt + 1, handle=handle, failures=failures, **fresh)
+
+    def driver_gone(self, job_id: str, handle: str) -> bool:
+        return self._update(JobRow.id == job_id, JobRow.handle == handle, JobRow.status != "running", handle=None)
+
+    def heartbeat(self, job_id: str, attempt: int) -> JobStatus | None:
+        """What the driver `attempt` shall do, as the job's state; None: it was replaced and must end at once."""
+        with self._database.session() as session:
+            same = JobRow.id == job_id, JobRow.attempt == attempt
+            beat = update(JobRow).where(*same).values(heartbeat_at=self._clock()).returning(JobRow.status)
+            status: Any = session.execute(beat).scalar_one_or_none()
+            return status  # type: ignore[no-any-return]
+
+    def note(self, job_id: str, attempt: int, **changes: Any) -> bool:
+        """Change columns of the driver `attempt`'s job: trained_tokens, estimated_finish, failures, last_words."""
+        return self._update(JobRow.id == job_id, JobRow.attempt == attempt, **changes)
+
+    # -- events --------------------------------------------------------------------------------------------------------
+
+    def add_event(
+        self,
+        job_id: str,
+        level: Level,
+        message: str,
+        *,
+        type: EventType = "message",
+        data: Mapping[str, Any] | None = None,
+    ) -> EventRecord:
+        """`message` and `data` are public: no secret may stand in them."""
+        with self._database.session() as session:
+            row = EventRow(
+                id=_new_id("ftevent"),
+                job_id=job_id,
+                created_at=self._clock(),
+                level=level,
+                type=type,
+                message=message.replace("\x00", "�"),
+                data=None if data is None else dict(data),
+            )
+            session.add(row)
+            session.flush()
+            return _record(EventRecord, row)
+
+    def events(self, job_id: str, *, after: str | None = None, limit: int = 20) -> tuple[list[EventRecord], bool]:
+        """Newest first, and whether there are more.
+
+        Raises:
+            UnknownJob: there is none.
+            UnknownCursor: `after` is no event of the job.
+        """
+        return self._of_job(EventRecord, EventRow, job_id, after, limit)
+
+    # -- checkpoints ---------------------------------------------------------------------------------------------------
+
+    def add_checkpoint(self, job_id: str, step: int, model: str, metrics: Mapping[str, Any]) -> CheckpointRecord:
+        """Of a resumed run's repeated step, the later one counts."""
+        with self._database.session() as session:
+            same = CheckpointRow.job_id == job_id, CheckpointRow.step == step
+            session.execute(delete(CheckpointRow).where(*same))
+            row = CheckpointRow(
+                id=_new_id("ftckpt"),
+                job_id=job_id,
+                created_at=self._clock(),
+                step=step,
+                model=model,
+                metrics=dict(metrics),
+            )
+            session.add(row)
+            session.flush()
+            return _record(CheckpointRecord, row)
+
+    def drop_checkpoint(self, job_id: str, step: int) -> None:
+        with self._database.session() as session:
+            session.execute(delete(CheckpointRow).where(CheckpointRow.job_id == job_id, CheckpointRow.step == step))
+
+    def checkpoints(
+        self, job_id: str, *, after: str | None = None, limit: int = 10
+    ) -> tuple[list[CheckpointRecord], bool]:
+        """Newest first, and whether there are more.
+
+        Raises:
+            UnknownJob: there is none.
+            UnknownCursor: `after` is no checkpoint of the job.
+        """
+        return self._of_job(CheckpointRecord, CheckpointRow, job_id, after, limit)
+
+    def _of_job(self, kind: type[T], table: Any, job_id: str, after: str | None, limit: int) -> tuple[list[T], bool]:
+        """A page of a job's own. Only one that holds nothing needs to be told from one of a job that is none."""
+        with self._database.session() as session:
+            try:
+                rows, more = _page(session, _columns(kind, table), table, after, limit, [table.job_id == job_id])
+            except UnknownCursor:
+                _row(session, job_id)
+                raise
+            if not rows:
+                _row(session, job_id)
+            return [kind(*row) for row in rows], more
+
+    def _update(self, *conditions: ColumnElement[bool], **values: Any) -> bool:
+        with self._database.session() as session:
+            return _changed(session, update(JobRow).where(*conditions).values(**values))
+
+
+# -- rows --------------------------------------------------------------------------------------------------------------
+
+
+def _new_id(kind: str) -> str:
+    return f"{kind}-{secrets.token_hex(12)}"
+
+
+def _changed(session: Session, statement: Any) -> bool:
+    result = session.execute(statement.execution_options(synchronize_session=False))
+    assert isinstance(result, CursorResult)
+    return bool(result.rowcount)
+
+
+def _row(session: Session, job_id: str, owner: str | None = None) -> JobRow:
+    row = session.scalar(select(JobRow).where(JobRow.id == job_id))
+    if row is None or owner not in (None, row.owner):
+        raise UnknownJob(f"there is no fine-tuning job {job_id}")
+    return row
+
+
+def _columns(kind: type[Any], table: Any) -> Select[Any]:
+    """What makes a record, in its order: rows of columns cost half of what objects do, and listings are read often."""
+    return select(*(getattr(table, field.name) for field in fields(kind)))
+
+
+def _page(
+    session: Session,
+    statement: Select[Any],
+    table: Any,
+    after: str | None,
+    limit: int,
+    mine: list[ColumnElement[bool]],
+) -> tuple[list[Any], bool]:
+    statement = statement.where(*mine)
+    if after is not None:
+        number = session.scalar(select(table.number).where(table.id == after, *mine))
+        if number is None:
+            raise UnknownCursor(f"after: there is no {after} in this list")
+        statement = statement.where(table.number < number)
+    rows = list(session.execute(statement.order_by(table.number.desc()).limit(limit + 1)))
+    return rows[:limit], len(rows) > limit
+
+
+def _record(kind: type[T], row: Any) -> T:
+    return kind(**{field.name: getattr(row, field.name) for field in fields(kind)})  # type: ignore[arg-type]
+
+
+def _job(row: Any) -> JobRecord:
+    """Of a JobRow, or of a row of its columns."""
+    values: dict[str, Any] = {field.name: getattr(row, field.name) for field in fields(JobRecord)}
+    values["error"] = None if row.error is None else JobError(**row.error)
+    values["result_files"] = tuple(row.result_files)
+    return JobRecord(**values)

@@ -1,0 +1,130 @@
+"""API keys: `sk-rft-<id>-<secret>`. The server keeps a key's hash only, so a stolen database opens nothing.
+
+The secret has 256 random bits. A plain SHA-256 of that cannot be guessed backwards, however fast it is computed: slow
+hashes are for passwords, which people choose. Keys are looked up by their id, which is no secret, and the hashes are
+compared in constant time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, cast, get_args
+
+from sqlalchemy import BigInteger, select
+from sqlalchemy.orm import Mapped, mapped_column
+
+from cluster.stores.database import Base, Database
+from trainer.errors import UserError
+
+Scope = Literal["read", "write", "admin"]
+SCOPES: tuple[Scope, ...] = get_args(Scope)
+"""Each one implies those before it."""
+PREFIX = "sk-rft-"
+MAX_NAME_CHARS = 100
+_TOKEN = re.compile(rf"{PREFIX}([0-9a-f]{{16}})-([\w-]{{43}})", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """A key without its secret. `requests_per_minute`: None is the server's default."""
+
+    id: str
+    name: str
+    scopes: tuple[Scope, ...]
+    created_at: int
+    revoked_at: int | None = None
+    requests_per_minute: int | None = None
+
+    def may(self, scope: Scope) -> bool:
+        return any(SCOPES.index(own) >= SCOPES.index(scope) for own in self.scopes)
+
+
+class KeyRow(Base):
+    __tablename__ = "api_keys"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    name: Mapped[str]
+    scopes: Mapped[str]
+    hash: Mapped[str]
+    created_at: Mapped[int] = mapped_column(BigInteger)
+    revoked_at: Mapped[int | None] = mapped_column(BigInteger)
+    requests_per_minute: Mapped[int | None]
+
+
+class KeyStore:
+    """The keys of a server."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def create(self, name: str, scopes: Sequence[Scope], requests_per_minute: int | None = None) -> tuple[ApiKey, str]:
+        """A new key and its text, which is never to be had again.
+
+        Raises:
+            UserError: it has no scope or an unknown one, or its name is empty, too long or not printable.
+        """
+        unknown = [scope for scope in scopes if scope not in SCOPES]
+        if unknown or not scopes:
+            raise UserError(f"a key needs scopes out of {', '.join(SCOPES)}")
+        if not name.isprintable() or not 1 <= len(name) <= MAX_NAME_CHARS:
+            raise UserError(f"a key's name has 1 to {MAX_NAME_CHARS} printable characters")
+        if requests_per_minute is not None and requests_per_minute < 1:
+            raise UserError("requests_per_minute must be at least 1")
+        id = secrets.token_hex(8)
+        token = f"{PREFIX}{id}-{secrets.token_urlsafe(32)}"
+        row = KeyRow(
+            id=id,
+            name=name,
+            scopes=",".join(dict.fromkeys(scopes)),
+            hash=_hash(token),
+            created_at=int(time.time()),
+            requests_per_minute=requests_per_minute,
+        )
+        with self._database.session() as session:
+            session.add(row)
+            session.flush()
+            return _key(row), token
+
+    def find(self, token: str) -> ApiKey | None:
+        """The key of this text; None where there is none or it was revoked."""
+        match = _TOKEN.fullmatch(token)
+        if match is None:
+            return None
+        with self._database.session() as session:
+            row = session.get(KeyRow, match[1])
+            # An unknown id is compared too, so that it takes as long as a known one.
+            same = hmac.compare_digest(_hash(token), row.hash if row is not None else _hash(""))
+            return _key(row) if row is not None and same and row.revoked_at is None else None
+
+    def list(self) -> list[ApiKey]:
+        """All keys, the oldest first, revoked ones too."""
+        with self._database.session() as session:
+            return [_key(row) for row in session.scalars(select(KeyRow).order_by(KeyRow.created_at, KeyRow.id))]
+
+    def revoke(self, id: str) -> ApiKey:
+        """From now on the key opens nothing. Done twice, it is the same.
+
+        Raises:
+            UserError: there is no such key.
+        """
+        with self._database.session() as session:
+            row = session.get(KeyRow, id)
+            if row is None:
+                raise UserError(f"there is no key {id!r}; `agent-rft keys list` shows all")
+            row.revoked_at = row.revoked_at or int(time.time())
+            return _key(row)
+
+
+def _hash(token: str) -> str:
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+def _key(row: KeyRow) -> ApiKey:
+    scopes = cast("tuple[Scope, ...]", tuple(row.scopes.split(",")))
+    return ApiKey(row.id, row.name, scopes, row.created_at, row.revoked_at, row.requests_per_minute)

@@ -1,0 +1,64 @@
+"""The tables of a server's database, brought to what this version wants when a server or a command starts.
+
+`migrations/versions` is the history of the tables, and a test compares its end with the classes. Once a table has
+changed, write the next revision with
+
+    python -m cluster.stores.migrate "what has changed"
+
+which compares the classes with a new database that has all revisions so far.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+from alembic import command
+from alembic.config import Config
+from sqlalchemy import Connection, text
+
+# The tables: modules that are imported here are in the history.
+import cluster.stores.file_store
+import cluster.stores.job_tables
+import cluster.stores.keys
+import cluster.stores.model_registry  # noqa: F401
+from cluster.stores.database import Database
+
+FOLDER = Path(__file__).parent / "migrations"
+_ALONE = threading.Lock()
+"""Alembic has one context in a process."""
+TABLES_LOCK = 0x7461626C
+"""PostgreSQL's advisory lock of two servers that start at a time."""
+
+
+def migrate(database: Database) -> None:
+    """Make or change the tables. Done twice, it is the same; data stays."""
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    with _ALONE, database.engine.begin() as connection:
+        if connection.dialect.name == "postgresql":
+            connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": TABLES_LOCK})
+        command.upgrade(_config(connection), "head")
+
+
+def write_revision(message: str) -> None:
+    """Write the next revision of the history."""
+    with tempfile.TemporaryDirectory() as folder:
+        database = Database.of_folder(Path(folder))
+        migrate(database)
+        with database.engine.begin() as connection:
+            command.revision(_config(connection), message, autogenerate=True)
+        database.close()
+
+
+def _config(connection: Connection) -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(FOLDER))
+    config.attributes["connection"] = connection
+    return config
+
+
+if __name__ == "__main__":
+    write_revision(sys.argv[1])

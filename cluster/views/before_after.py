@@ -1,0 +1,85 @@
+"""The same file graded before and after training: what changed, as texts with units."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import Literal
+
+from trainer.loop.evaluate import Evaluation
+from trainer.types import Group
+
+Verdict = Literal["better", "worse", "same"]
+
+COMPARED = (
+    ("grade", "grade", "{:.3f}", 1),
+    ("reward", "reward", "{:.3f}", 1),
+    ("pass_rate", "pass rate", "{:.1%}", 1),
+    ("pass_at_k", "pass@{k}", "{:.1%}", 1),
+    ("tool_calls", "tool calls per rollout", "{:.2f}", -1),
+    ("turns", "turns per rollout", "{:.2f}", -1),
+    ("parallel_turn_share", "turns with parallel calls", "{:.1%}", 0),
+    ("completion_tokens", "sampled tokens per rollout", "{:,.0f}", -1),
+    ("rollout_tokens", "all tokens per rollout", "{:,.0f}", -1),
+    ("busy_s", "model and tool time per rollout", "{:.2f} s", -1),
+    ("num_rollouts", "graded rollouts", "{:,.0f}", 0),
+    ("discarded", "discarded rollouts", "{:,.0f}", -1),
+)
+"""Field of Evaluation, label, format, and whether more is better (1), less is (-1), or neither (0)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One number of a file before and after training, as text; a dash where there is none."""
+
+    name: str
+    label: str
+    before: str
+    after: str
+    change: str
+    relative: str
+    verdict: Verdict
+
+
+def compare(before: Evaluation, after: Evaluation) -> list[Change]:
+    """One change for each number of an evaluation; the grade with its 95 % confidence interval."""
+    compared = [row for row in COMPARED if row[0] != "pass_at_k" or after.samples > 1]
+    return [_change(before, after, *row) for row in compared]
+
+
+def _change(before: Evaluation, after: Evaluation, name: str, label: str, form: str, direction: int) -> Change:
+    old, new = float(getattr(before, name)), float(getattr(after, name))
+    difference = new - old
+    points = form.endswith("%}")
+    change = _number("{:+.1f} points", 100 * difference) if points else _number(form.replace(":", ":+"), difference)
+    relative = _number("{:+.0%}", new / old - 1) if old else "–"
+    verdict: Verdict = "same"
+    if direction * difference and math.isfinite(difference):
+        verdict = "better" if direction * difference > 0 else "worse"
+    ci95 = (before.ci95, after.ci95) if name == "grade" else (math.nan, math.nan)
+    texts = [_number(form, value) for value in (old, new)]
+    shown = [text if math.isnan(ci) else f"{text} ± {ci:.3f}" for text, ci in zip(texts, ci95, strict=True)]
+    return Change(name, label.format(k=after.samples), shown[0], shown[1], change, relative, verdict)
+
+
+def _number(form: str, value: float) -> str:
+    return form.format(value) if math.isfinite(value) else "–"
+
+
+def paired_change(before: Sequence[Group], after: Sequence[Group]) -> tuple[float, float, int]:
+    """Mean change of a row's grade, half width of its 95 % confidence interval, and the number of rows graded in both.
+
+    Rows are compared with themselves, so how much they differ among each other does not widen the interval.
+    """
+    old, new = ({g.request.task.row_id: g for g in groups if g.rollouts} for groups in (before, after))
+    changes = [mean_grade(new[row]) - mean_grade(old[row]) for row in new if row in old]
+    if not changes:
+        return math.nan, math.nan, 0
+    half_width = 1.96 * stdev(changes) / math.sqrt(len(changes)) if len(changes) > 1 else math.nan
+    return fmean(changes), half_width, len(changes)
+
+
+def mean_grade(group: Group) -> float:
+    return fmean(rollout.grade.value for rollout in group.rollouts)

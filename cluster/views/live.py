@@ -1,0 +1,300 @@
+"""What a running job shows: a table that stays in place on a terminal, plain lines everywhere else.
+
+Numbers are those of the loop's metrics; nothing is computed here but the time left. Text from endpoints and models
+never reaches the terminal as markup or control codes.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from itertools import pairwise
+from statistics import fmean, median
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
+
+import trainer.types
+from cluster.records.run_folder import evaluation_of
+from cluster.views.before_after import compare
+from trainer.loop.evaluate import Evaluation
+from trainer.protocols import EventSink, Level
+
+if TYPE_CHECKING:  # a view starts in a moment, preflight with all that it checks with does not
+    from cluster.preflight.prepare import Prepared
+
+TREND_WIDTH, PHASE_WIDTH = 30, 40
+LEVEL_STYLES = {"info": "dim", "warn": "yellow", "error": "bold red"}
+ROWS = (
+    ("train_mean_grade", "train grade", "grade", "{:.3f}"),
+    ("train_mean_reward", "train reward", "reward", "{:.3f}"),
+    ("full_valid_mean_grade", "validation grade", "valid grade", "{:.3f}"),
+    ("full_valid_mean_reward", "validation reward", "valid reward", "{:.3f}"),
+    ("tool_calls_mean", "tool calls per rollout", "calls", "{:.2f}"),
+    ("turns_mean", "turns per rollout", "turns", "{:.2f}"),
+    ("parallel_turn_share", "turns with parallel calls", "parallel", "{:.0%}"),
+    ("completion_tokens_mean", "sampled tokens per rollout", "sampled", "{:,.0f}"),
+    ("rollout_tokens_mean", "all tokens per rollout", "tokens", "{:,.0f}"),
+    ("rollout_busy_s_mean", "busy time per rollout", "busy", "{:.2f} s"),
+    ("mean_unresponsive_rewards", "discarded rollouts", "discarded", "{:.0%}"),
+    ("staleness_mean", "staleness in versions", "stale", "{:.2f}"),
+    ("sync_pause_s", "pause per update", "pause", "{:.2f} s"),
+    ("loss", "loss", "loss", "{:.4f}"),
+    ("full_valid_loss", "validation loss", "valid loss", "{:.4f}"),
+)
+"""Metric, label in the table, label in a log line, format."""
+PHASES = (
+    ("time_wait_s", "waiting", "cyan"),
+    ("time_learn_s", "learning", "magenta"),
+    ("time_sync_s", "publishing", "yellow"),
+    ("time_eval_s", "validation", "green"),
+)
+
+
+def safe_text(text: str) -> str:
+    """Without control codes: text from outside must not steer a terminal."""
+    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", "�", text.replace("\r\n", "\n"))
+
+
+class Sinks:
+    """Fans out to several sinks."""
+
+    def __init__(self, *sinks: EventSink) -> None:
+        self._sinks = sinks
+
+    def event(self, level: Level, message: str, **data: Any) -> None:
+        for sink in self._sinks:
+            sink.event(level, message, **data)
+
+    def step(self, metrics: dict[str, float]) -> None:
+        for sink in self._sinks:
+            sink.step(metrics)
+
+    def groups(self, name: str, groups: Sequence[trainer.types.Group]) -> None:
+        for sink in self._sinks:
+            sink.groups(name, groups)
+
+
+class Watch(EventSink, Protocol):
+    """What else hears of a run. Calls return at once and never raise."""
+
+    def prepared(self, prepared: Prepared) -> None:
+        """The job passed its checks."""
+
+    def phase(self, text: str) -> None:
+        """What is going on between steps."""
+
+
+class LiveView:
+    """An EventSink and a context manager: within it a terminal shows the table; without a terminal it prints lines.
+    `total_steps` is a guess that metrics set right; `clock` gives seconds."""
+
+    def __init__(self, total_steps: int, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+        self._console = console
+        self._now = clock
+        self._total_steps = total_steps
+        self._step = 0
+        self._last: dict[str, float] = {}
+        self._series: dict[str, dict[int, float]] = {}  # by step
+        self._ci95 = math.nan
+        self._phase, self._running = "starting", True
+        self._begun = self._stepped = clock()
+        self._spinner = Spinner("dots", style="cyan")
+        # Drawn twice a second: each drawing costs milliseconds of a core that rollouts need.
+        self._live = Live(console=console, get_renderable=self.render, refresh_per_second=2)
+
+    def __enter__(self) -> LiveView:
+        if self._console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Leave the table as it is; what comes later is printed below it."""
+        self._running = False
+        self._live.stop()
+
+    def phase(self, text: str) -> None:
+        """What is going on between steps: `starting engines`, `baseline validation`, ..."""
+        self._phase = text
+        if not self._live.is_started:
+            self._print(Text(f"{self._clock()}  {safe_text(text)}"))
+
+    # -- EventSink -----------------------------------------------------------------------------------------------------
+
+    def event(self, level: Level, message: str, **data: Any) -> None:
+        validation = evaluation_of(data)
+        if validation is not None:
+            self._ci95 = validation.ci95
+            step = int(data.get("step", self._step))
+            self._add(step, {"full_valid_mean_grade": validation.grade, "full_valid_mean_reward": validation.reward})
+            self._phase = f"step {self._step + 1}: rollouts and learning"
+        label = "" if level == "info" else f"{level}: "
+        self._print(Text(f"{self._clock()}  {label}{safe_text(message)}", style=LEVEL_STYLES[level]))
+
+    def step(self, metrics: dict[str, float]) -> None:
+        self._last, self._step, self._stepped = dict(metrics), int(metrics["step"]), self._now()
+        self._total_steps = int(metrics.get("total_steps", self._total_steps))
+        self._add(self._step, metrics)
+        more = self._step < self._total_steps
+        self._phase = f"step {self._step + 1}: rollouts and learning" if more else "finishing"
+        if not self._live.is_started:
+            self._print(Text(self._line()))
+
+    def groups(self, name: str, groups: Sequence[trainer.types.Group]) -> None:
+        if name.startswith("step-"):  # the step is learned; if this stays for long, it is for the validation
+            self._phase = f"step {self._step + 1}: validation and checkpoint"
+
+    # -- what is shown -------------------------------------------------------------------------------------------------
+
+    @property
+    def left_s(self) -> float | None:
+        """Median time of a step times the steps left; None before the first one ended."""
+        times = self._series.get("time_step_s")
+        if not times:
+            return None
+        steps, each = self._total_steps - self._step, median(times.values())
+        return max(0.0, steps * each - min(each, self._now() - self._stepped))
+
+    def render(self) -> RenderableType:
+        """The whole panel; fits 80 columns, made for 100."""
+        table = Table(box=None, padding=(0, 1), header_style="dim", expand=True)
+        table.add_column("", no_wrap=True)
+        table.add_column("first", justify="right", style="dim", no_wrap=True)
+        table.add_column("now", justify="right", style="bold", no_wrap=True)
+        table.add_column("over the steps", style="cyan", no_wrap=True, min_width=TREND_WIDTH)
+        table.add_column("", style="dim", no_wrap=True, ratio=1)
+        for name, label, _, form in ROWS:
+            if values := list(self._series.get(name, {}).values()):
+                ends = form.format(values[0]), form.format(values[-1])
+                table.add_row(label, *ends, trend(values), Text(self._note(name)))
+        parts: list[RenderableType] = [self._progress()]
+        parts += [Text(), table] if table.row_count else []
+        parts += [Text(), self._phases()] if self._last else []
+        left = f" · about {duration(self.left_s)} left" if self.left_s and self._running else ""
+        return Panel(
+            Group(*parts),
+            box=box.ROUNDED,
+            border_style="dim",
+            padding=(0, 1),
+            title=f"[bold]step {self._step} of {self._total_steps}[/bold]" if self._step else None,
+            title_align="left",
+            subtitle=f"{self._clock()} so far{left}",
+            subtitle_align="right",
+            width=min(100, self._console.width),
+        )
+
+    def _progress(self) -> RenderableType:
+        self._spinner.update(text=Text(self._phase))
+        now: RenderableType = self._spinner if self._running else Text("ended", style="bold")
+        if not self._step:
+            return now
+        line = Table.grid(padding=(0, 2), expand=True)
+        line.add_column()
+        line.add_column(ratio=1)
+        bar = ProgressBar(total=self._total_steps, completed=self._step, complete_style="cyan", finished_style="green")
+        line.add_row(now, bar)
+        return line
+
+    def _phases(self) -> RenderableType:
+        """Where the last step's time went: a bar in parts, and the seconds."""
+        times = [(self._last.get(name, 0.0), label, style) for name, label, style in PHASES]
+        rest = self._last.get("time_step_s", 0.0) - sum(seconds for seconds, _, _ in times)
+        times = [*times, (max(0.0, rest), "other", "bright_black")]
+        total = sum(seconds for seconds, _, _ in times) or 1.0
+        bar, legend, filled, spent = Text(" "), Text(" "), 0, 0.0
+        for seconds, label, style in times:
+            spent += seconds
+            width = round(spent / total * PHASE_WIDTH) - filled
+            filled += width
+            bar.append("━" * width, style=style)
+            if seconds / total >= 0.005:
+                legend.append("■ ", style=style).append(f"{label} {seconds:.1f} s   ")
+        bar.append(f"  {self._last.get('time_step_s', spent):.1f} s for step {self._step}", style="dim")
+        return Group(bar, legend)
+
+    def _note(self, name: str) -> str:
+        if name == "full_valid_mean_grade":
+            return "" if math.isnan(self._ci95) else f"± {self._ci95:.3f}"
+        if name == "mean_unresponsive_rewards":
+            return self._discards()
+        if name == "staleness_mean":
+            return f"max {self._last.get('staleness_max', 0):.0f}"
+        return ""
+
+    def _discards(self) -> str:
+        reasons = {k.partition("/")[2]: v for k, v in self._last.items() if k.startswith("discarded/")}
+        return ", ".join(f"{count:.0f} {reason}" for reason, count in sorted(reasons.items()))
+
+    def _line(self) -> str:
+        """One step as one line of a log."""
+        m = self._last
+        shown = [
+            f"{label} {form.format(m[name])}" + (f" ({note})" if (note := self._note(name)) else "")
+            for name, _, label, form in ROWS
+            if math.isfinite(m.get(name, math.nan))
+        ]
+        shown += [f"{label} {m[name]:.1f} s" for name, label, _ in PHASES if name in m]
+        shown += [f"left {duration(self.left_s)}"] if self.left_s else []
+        return f"{self._clock()}  step {self._step}/{self._total_steps}: " + ", ".join(shown)
+
+    def _clock(self) -> str:
+        return duration(self._now() - self._begun)
+
+    def _add(self, step: int, metrics: Mapping[str, float]) -> None:
+        """What a resumed run repeats counts once, and what it went back behind does no longer."""
+        for series in self._series.values():
+            for undone in [later for later in series if later > step]:
+                del series[undone]
+        for name, value in metrics.items():
+            if math.isfinite(value):
+                self._series.setdefault(name, {})[step] = value
+
+    def _print(self, text: Text) -> None:
+        """Print above the table. A closed pipe or a full disk behind the console must not end the training."""
+        with suppress(OSError, ValueError, SystemExit):  # rich raises SystemExit on a broken pipe, and is quiet then
+            self._console.print(text, soft_wrap=not self._live.is_started, highlight=False)
+
+
+def trend(values: Sequence[float], width: int = TREND_WIDTH) -> str:
+    """A line of block characters from the first value to the last; means where there are more values than blocks."""
+    bins = min(width, len(values))
+    edges = [i * len(values) // bins for i in range(bins + 1)]
+    means = [fmean(values[a:b]) for a, b in pairwise(edges)]
+    low, span = min(means), max(means) - min(means)
+    return "".join("▁▂▃▄▅▆▇█"[round((v - low) / span * 7) if span else 3] for v in means)
+
+
+def duration(seconds: float) -> str:
+    """h:mm:ss, or m:ss below an hour."""
+    hours, rest = divmod(round(seconds), 3600)
+    return f"{hours}:{rest // 60:02}:{rest % 60:02}" if hours else f"{rest // 60}:{rest % 60:02}"
+
+
+def before_after_table(before: Evaluation, after: Evaluation | None) -> Table:
+    """A graded file before and after training with absolute and relative changes; without `after`, `before` alone."""
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column(f"{before.num_rows} rows")
+    headings = ("",) if after is None else ("before", "after", "change", "relative")
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=True)
+    styles = {"better": "green", "worse": "red", "same": "dim"}
+    for row in compare(before, after or before):
+        cells: list[str | Text] = [row.label, row.before]
+        if after is not None:
+            cells += [row.after, *(Text(text, style=styles[row.verdict]) for text in (row.change, row.relative))]
+        table.add_row(*cells)
+    return table

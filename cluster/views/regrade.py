@@ -1,0 +1,219 @@
+"""Running a grader over rollouts that were recorded: what it says of them, where it fails, and how much it says
+differently when asked again. Trains nothing and starts no engine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import zstandard
+from pydantic import RootModel
+
+from actors.graders.sample import sample_of
+from actors.grading.factory import all_grader_problems
+from actors.grading.pool import GraderPool
+from actors.runtime.calls import outcome_of
+from cluster.records.run_folder import ROLLOUTS_SUFFIX, RunFolder, read_groups
+from trainer.errors import InvalidJob, Problem, RftError, UserError, first_error
+from trainer.spec.graders import GraderSpec
+from trainer.spec.job import Reinforcement
+from trainer.spec.operator import Operator
+from trainer.spec.reader import fill_in, read_source, validate
+from trainer.types import Grade
+
+AT_ONCE = 256
+SHOWN_PROBLEMS = 20
+_SECTION = "method.reinforcement."
+_LINE_REMEDY = 'give one JSON object a line: {"sample": {...} or the answer\'s text, "item": {...}}'
+
+Outcome = Grade | RftError
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One rollout to grade, and what it was graded when it was recorded."""
+
+    sample: dict[str, Any]
+    item: dict[str, Any]
+    trace_id: str
+    recorded: float | None = None
+
+
+class _Alone(RootModel[GraderSpec]):
+    """A file that holds nothing but a grader."""
+
+
+async def grade_file(
+    file: Path,
+    grader: Path,
+    operator: Operator,
+    *,
+    name: str | None = None,
+    repeat: int = 1,
+    done: Callable[[int, int], None] = lambda done, total: None,
+) -> tuple[Reinforcement, list[Case], list[list[Outcome]]]:
+    """Grade all rollouts of `file` `repeat` times. Returns what the grader's file holds, the rollouts, and for each run
+    one outcome a rollout. `done` is told after each grade how many there are.
+
+    Raises:
+        InvalidJob: the file or the grader has mistakes.
+        UserError: an endpoint answered 401 or 403, or a python grader has no sandbox here.
+    """
+    reinforcement = read_grader(grader, operator)
+    cases = read_cases(file, name)
+    runs = []
+    for number in range(repeat):
+        so_far = number * len(cases)
+
+        def told(count: int, so_far: int = so_far) -> None:
+            done(so_far + count, repeat * len(cases))
+
+        # A pool and names of its own: else the second run would only get back answers that were kept from the first.
+        again = [replace(case, trace_id=f"{case.trace_id}_again_{number}") if number else case for case in cases]
+        runs.append(await grade_cases(again, GraderPool.of(reinforcement, operator), told))
+    return reinforcement, cases, runs
+
+
+async def grade_cases(cases: Sequence[Case], pool: GraderPool, told: Callable[[int], None]) -> list[Outcome]:
+    """One outcome a case, in their order; closes the pool."""
+    slots, count = asyncio.Semaphore(AT_ONCE), 0
+
+    async def one(case: Case) -> Outcome:
+        nonlocal count
+        async with slots:
+            outcome = await outcome_of(pool.grade(case.sample, case.item, case.trace_id))
+        if isinstance(outcome, UserError):
+            raise outcome
+        told(count := count + 1)
+        return outcome
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one(case)) for case in cases]
+    except ExceptionGroup as errors:
+        raise first_error(errors) from None
+    finally:
+        await pool.close()
+    return [task.result() for task in tasks]
+
+
+# -- what to grade -----------------------------------------------------------------------------------------------------
+
+
+def read_cases(path: Path, name: str | None = None) -> list[Case]:
+    """The rollouts of a run folder (`name`, else its newest file), of one of its files, or of a JSONL file.
+
+    Raises:
+        UserError: there are none.
+        InvalidJob: lines that hold none, each with its number.
+    """
+    if path.is_dir():
+        run = RunFolder(path)
+        names = run.rollout_names()
+        if not names or (name is not None and name not in names):
+            wanted = "rollouts" if name is None else f"rollouts named {name!r}"
+            raise UserError(f"{path} has no {wanted}; it has {', '.join(sorted(names)) or 'none'}")
+        path = path / "rollouts" / ((name or names[-1]) + ROLLOUTS_SUFFIX)
+    if path.name.endswith(ROLLOUTS_SUFFIX) and path.is_file():
+        return _recorded(path)
+    cases, problems = [], []
+    for number, outcome in enumerate(_lines(path), start=1):
+        if isinstance(outcome, Case):
+            cases.append(outcome)
+        elif outcome is not None:
+            problems.append(Problem("invalid_line", "line", outcome, _LINE_REMEDY, str(path), number))
+    if problems:
+        raise InvalidJob(f"{path} has {len(problems)} wrong line(s)", problems[:SHOWN_PROBLEMS])
+    if not cases:
+        raise InvalidJob(f"{path} holds no rollouts")
+    return cases
+
+
+def _recorded(path: Path) -> list[Case]:
+    """The graded rollouts of a run's file; those that were discarded have no answer to grade."""
+    try:
+        groups, job = read_groups(path), RunFolder(path.parent.parent).job()
+    except (zstandard.ZstdError, OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path} cannot be read: {error}") from None
+    reinforcement = job.get("job", {}).get("method", {}).get("reinforcement") or {}
+    wants_json = reinforcement.get("response_format") is not None
+    cases = [
+        Case(
+            sample_of(rollout.answer, rollout.turns, rollout.finish, wants_json),
+            group.request.task.item,
+            rollout.trace_id,
+            rollout.grade.scores.get("ungated", rollout.grade.value),
+        )
+        for group in groups
+        for rollout in group.rollouts
+    ]
+    if not cases:
+        raise UserError("no rollout there came to an answer that could be graded")
+    return cases
+
+
+def _lines(path: Path) -> Iterator[Case | str | None]:
+    """For each line a case, what is wrong with it, or None for an empty one."""
+    try:
+        texts = path.read_text(encoding="utf-8-sig").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
+        remedy = "give a run folder, or a JSONL file of {sample, item}"
+        raise InvalidJob("nothing to grade", [Problem("unreadable_file", str(path), str(why), remedy)]) from None
+    yield from (_case(text, f"trace_line_{number}") if text.strip() else None for number, text in enumerate(texts, 1))
+
+
+def _case(text: str, trace_id: str) -> Case | str:
+    try:
+        line = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        return f"is no JSON: {error}"
+    if not isinstance(line, dict):
+        return "is no JSON object"
+    sample, item = line.get("sample"), line.get("item", {})
+    if isinstance(sample, str):
+        sample = sample_of(sample, (), "answer", wants_json=True)
+    if not isinstance(sample, dict):
+        return "has no `sample`, an object or the answer's text"
+    if not isinstance(item, dict):
+        return "its `item` is no object"
+    return Case(sample, item, str(line.get("trace_id") or trace_id))
+
+
+# -- the grader --------------------------------------------------------------------------------------------------------
+
+
+def read_grader(path: Path, operator: Operator, environment: Mapping[str, str] = os.environ) -> Reinforcement:
+    """What a file says of a grader: the grader alone, or with guards as in `method.reinforcement` of a job.
+
+    Raises:
+        InvalidJob: with all that is wrong with it.
+    """
+    source = read_source(path, "grader")
+    if isinstance(source, Problem):
+        raise InvalidJob("the grader cannot be used", [source])
+    if not isinstance(source.raw, dict):
+        raise InvalidJob(
+            "the grader cannot be used", [source.problem("grader_shape", (), "is no object", "add `type`")]
+        )
+    raw, variables, problems = fill_in(source, environment)
+    reinforcement: Reinforcement | None = None
+    if "grader" in raw:
+        reinforcement, found = validate(Reinforcement, raw, source, variables)
+    else:
+        alone, found = validate(_Alone, raw, source, variables)
+        reinforcement = None if alone is None else Reinforcement(grader=alone.root)
+    problems = source.duplicates() + problems + [problem for _, problem in found]
+    if reinforcement is not None and not problems:
+        problems = [
+            replace(problem, field=problem.field.removeprefix(_SECTION), file=str(path))
+            for problem in all_grader_problems(reinforcement, operator)
+        ]
+    if problems or reinforcement is None:
+        raise InvalidJob(f"the grader has {len(problems)} mistake{'s' * (len(problems) != 1)}", problems)
+    return reinforcement

@@ -1,0 +1,183 @@
+"""What a grader said of many rollouts, as numbers and as a person reads them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from statistics import fmean
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from actors.graders.base import error_name
+from actors.graders.kinds.multi import total_tokens
+from cluster.views.live import safe_text
+from trainer.errors import RftError
+from trainer.types import Grade
+
+QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
+BINS = 10
+BAR_WIDTH = 40
+SHOWN_ERRORS = 3
+SAME = 1e-9
+"""Grades closer to each other than this are the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """How two runs over the same rollouts differ, over all pairs of runs. `num_pairs` are those graded in both;
+    `came_or_went` had a grade in one of the two only."""
+
+    num_pairs: int
+    mean_difference: float
+    changed_share: float
+    came_or_went: int
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Over all runs. `quantiles` go by QUANTILES; `bins` are (low, high, count); `errors` are (count, examples) by the
+    wire contract's names; `scores` are means by part; `guards` count by name."""
+
+    num_cases: int
+    num_runs: int
+    num_graded: int
+    mean: float
+    pass_rate: float
+    quantiles: tuple[float, ...] = ()
+    bins: tuple[tuple[float, float, int], ...] = ()
+    errors: dict[str, tuple[int, tuple[str, ...]]] = field(default_factory=dict)
+    scores: dict[str, float] = field(default_factory=dict)
+    guards: dict[str, int] = field(default_factory=dict)
+    held_out_mean: float | None = None
+    held_out_failures: int = 0
+    judge_tokens: dict[str, int] = field(default_factory=dict)
+    noise: Noise | None = None
+
+
+def summary_of(runs: Sequence[Sequence[Grade | RftError]], pass_threshold: float) -> Summary:
+    """The summary of runs over the same rollouts, each with one outcome a rollout."""
+    outcomes = [outcome for run in runs for outcome in run]
+    grades = [outcome for outcome in outcomes if isinstance(outcome, Grade)]
+    values = np.array([grade.value for grade in grades], dtype=np.float64)
+    held_out = [grade.held_out for grade in grades if grade.held_out is not None]
+    parts = dict.fromkeys(part for grade in grades for part in grade.scores)
+    return Summary(
+        num_cases=len(runs[0]),
+        num_runs=len(runs),
+        num_graded=len(grades),
+        mean=float(values.mean()) if grades else float("nan"),
+        pass_rate=float((values >= pass_threshold).mean()) if grades else float("nan"),
+        quantiles=tuple(float(q) for q in np.quantile(values, QUANTILES)) if grades else (),
+        bins=_bins(values) if grades else (),
+        errors=_errors(outcome for outcome in outcomes if isinstance(outcome, RftError)),
+        scores={part: fmean(g.scores[part] for g in grades if part in g.scores) for part in parts},
+        guards=dict(Counter(grade.guard for grade in grades if grade.guard is not None)),
+        held_out_mean=fmean(held_out) if held_out else None,
+        held_out_failures=sum(bool(grade.held_out_error) for grade in grades),
+        judge_tokens=total_tokens(grades),
+        noise=_noise(runs) if len(runs) > 1 else None,
+    )
+
+
+def print_summary(summary: Summary, recorded: Sequence[float], console: Console) -> None:
+    """`recorded` are the grades that the rollouts had before, as far as they are known."""
+    total = summary.num_cases * summary.num_runs
+    again = f" x {summary.num_runs} runs" if summary.num_runs > 1 else ""
+    console.print(f"{summary.num_graded:,} grades of {summary.num_cases:,} rollouts{again}", highlight=False)
+    if summary.num_graded:
+        console.print(_distribution(summary))
+        console.print(_histogram(summary))
+        console.print(_parts(summary, recorded))
+    if summary.errors:
+        console.print(_error_table(summary, total))
+    if summary.noise is not None:
+        noise = summary.noise
+        console.print(
+            f"noise: grades of the same rollout differ by {noise.mean_difference:.4g} on average; "
+            f"{noise.changed_share:.1%} of {noise.num_pairs:,} pairs differ"
+            + (f"; {noise.came_or_went:,} failed in one of two runs" if noise.came_or_went else ""),
+            highlight=False,
+        )
+
+
+# -- numbers -----------------------------------------------------------------------------------------------------------
+
+
+def _bins(values: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> tuple[tuple[float, float, int], ...]:
+    low, high = float(values.min()), float(values.max())
+    if high - low < SAME:
+        return ((low, high, len(values)),)
+    counts, edges = np.histogram(values, bins=BINS)
+    return tuple((float(a), float(b), int(n)) for a, b, n in zip(edges[:-1], edges[1:], counts, strict=True))
+
+
+def _errors(errors: Iterable[RftError]) -> dict[str, tuple[int, tuple[str, ...]]]:
+    by_name: dict[str, list[str]] = {}
+    for error in errors:
+        by_name.setdefault(error_name(error), []).append(error.message)
+    ordered = sorted(by_name.items(), key=lambda pair: -len(pair[1]))
+    return {name: (len(texts), tuple(dict.fromkeys(texts))[:SHOWN_ERRORS]) for name, texts in ordered}
+
+
+def _noise(runs: Sequence[Sequence[Grade | RftError]]) -> Noise:
+    pairs = [pair for one, other in combinations(runs, 2) for pair in zip(one, other, strict=True)]
+    both = [(a.value, b.value) for a, b in pairs if isinstance(a, Grade) and isinstance(b, Grade)]
+    differences = [abs(a - b) for a, b in both]
+    return Noise(
+        num_pairs=len(both),
+        mean_difference=fmean(differences) if differences else float("nan"),
+        changed_share=fmean(d > SAME for d in differences) if differences else float("nan"),
+        came_or_went=sum(isinstance(a, Grade) is not isinstance(b, Grade) for a, b in pairs),
+    )
+
+
+# -- tables ------------------------------------------------------------------------------------------------------------
+
+
+def _distribution(summary: Summary) -> Table:
+    table = Table(title="grades", title_justify="left")
+    names = {0.0: "min", 0.5: "median", 1.0: "max"}
+    for name in ("mean", *(names.get(q, f"{q:.0%}") for q in QUANTILES), "pass rate"):
+        table.add_column(name, justify="right")
+    table.add_row(f"{summary.mean:.3f}", *(f"{q:.3f}" for q in summary.quantiles), f"{summary.pass_rate:.1%}")
+    return table
+
+
+def _histogram(summary: Summary) -> Table:
+    table = Table.grid(padding=(0, 2))
+    most = max(count for *_, count in summary.bins)
+    for low, high, count in summary.bins:
+        span = f"{low:.3f}" if high - low < SAME else f"{low:.3f} .. {high:.3f}"
+        table.add_row(span, "█" * max(round(BAR_WIDTH * count / most), count > 0), f"{count:,}")
+    return table
+
+
+def _parts(summary: Summary, recorded: Sequence[float]) -> Table:
+    table = Table.grid(padding=(0, 2))
+    rows = [(f"mean of {part}", f"{mean:.3f}") for part, mean in summary.scores.items()]
+    rows += [(f"guard {guard} tripped", f"{count:,}") for guard, count in summary.guards.items()]
+    rows += (
+        [("mean of the held-out grader", f"{summary.held_out_mean:.3f}")] if summary.held_out_mean is not None else []
+    )
+    rows += [("held-out grader failed", f"{summary.held_out_failures:,}")] if summary.held_out_failures else []
+    rows += [(f"tokens of {model}", f"{count:,}") for model, count in summary.judge_tokens.items()]
+    rows += [("mean of the recorded grades", f"{fmean(recorded):.3f}")] if recorded else []
+    for name, value in rows:
+        table.add_row(Text(safe_text(name)), value)
+    return table
+
+
+def _error_table(summary: Summary, total: int) -> Table:
+    table = Table(title="no grade", title_justify="left")
+    table.add_column("kind")
+    table.add_column("count", justify="right")
+    table.add_column("share", justify="right")
+    table.add_column("for example", overflow="fold")
+    for name, (count, examples) in summary.errors.items():
+        table.add_row(name, f"{count:,}", f"{count / total:.1%}", Text(safe_text("\n".join(examples))))
+    return table

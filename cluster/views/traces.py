@@ -1,0 +1,179 @@
+"""Reading rollouts again: which ones, and as a person reads them. What was discarded is shown with its reason."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+
+from rich.console import Console
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+
+from cluster.records.run_folder import RunFolder, group_lines
+from cluster.views.live import safe_text
+from trainer.errors import UserError
+from trainer.types import Discarded, Grade, Group, GroupRequest, Rollout, ToolResult, Turn
+
+LABEL_WIDTH = 10
+SHOWN_CHARS = 600
+"""Of one prompt message, tool result or turn; a whole one comes with `--json`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """One try and where it stands: `name` is that of the rollouts' file."""
+
+    name: str
+    request: GroupRequest
+    end: Rollout | Discarded
+
+
+def select_traces(
+    run: RunFolder,
+    *,
+    name: str | None = None,
+    row: str | None = None,
+    trace: str | None = None,
+    worst: int | None = None,
+    best: int | None = None,
+) -> list[Trace]:
+    """Traces of the file `name` in its order, or the `worst` or `best` by grade.
+
+    `row` is a row's id or its line number, `trace` the beginning of a trace id; without a file they are looked for
+    in all files. With nothing given, the traces are those of the newest file. Discarded rollouts have no grade: they
+    are among neither the worst nor the best.
+
+    Raises:
+        UserError: there are no rollouts, or none of that name, row or trace.
+    """
+    names = run.rollout_names()
+    if not names:
+        raise UserError(f"{run.path} holds no rollouts: give a run's folder, such as runs/20261121-...")
+    if name is not None and (counted := re.fullmatch(r"(step|validation)-(\d+)", name)):
+        name = f"{counted[1]}-{int(counted[2]):06d}"
+    if name is not None and name not in names:
+        raise UserError(f"{run.path} has no rollouts named {name!r}; it has {', '.join(sorted(names))}")
+    if name is not None:
+        names = [name]
+    elif row is None and trace is None:
+        names = names[-1:]
+    found = [
+        entry
+        for file in names
+        for entry in _traces(file, run.read_groups(file))
+        if (row is None or entry.end.row_id == row or entry.end.row_id.startswith(f"{row}-"))
+        and (trace is None or entry.end.trace_id.startswith(trace))
+    ]
+    if not found and (row is not None or trace is not None):
+        which = " and ".join(f"{key} {value!r}" for key, value in (("row", row), ("trace", trace)) if value is not None)
+        raise UserError(f"{run.path} has no rollout of {which}" + (f" in {name}" if name else ""))
+    if worst is None and best is None:
+        return found
+    graded = [(entry.end.grade.value, entry) for entry in found if isinstance(entry.end, Rollout)]
+    graded.sort(key=lambda pair: pair[0], reverse=best is not None)
+    return [entry for _, entry in graded[: best if best is not None else worst]]
+
+
+def _traces(name: str, groups: Sequence[Group]) -> Iterator[Trace]:
+    for group in groups:
+        yield from (Trace(name, group.request, end) for end in group.rollouts)
+        yield from (Trace(name, group.request, end) for end in group.discarded)
+
+
+def trace_json(trace: Trace) -> str:
+    """One line with everything: the request, then the rollout as in the run folder."""
+    end = trace.end
+    alone = Group(trace.request, (end,)) if isinstance(end, Rollout) else Group(trace.request, (), (end,))
+    _, line = group_lines(alone)
+    return json.dumps({"name": trace.name, "request": asdict(trace.request)} | line, default=str)
+
+
+def said(turn: Turn) -> tuple[str, str]:
+    """The thoughts and the text of a turn, without calls that are shown as such anyway."""
+    thought, _, text = turn.text.rpartition("</think>")
+    if turn.calls and all(result.error != "malformed_call" for result in turn.results):
+        text = re.sub(r"<tool_call>.*?(</tool_call>|$)", "", text, flags=re.DOTALL)
+    return thought.replace("<think>", "").strip(), text.strip()
+
+
+def cut(text: str, limit: int = SHOWN_CHARS) -> str:
+    left_out = len(text) - limit
+    return text if left_out <= 0 else f"{text[:limit]} … [{left_out:,} more characters]"
+
+
+def facts(rollout: Rollout) -> str:
+    """How a rollout went, in one line."""
+    parts = ", ".join(f"{name} {score:.3f}" for name, score in rollout.grade.scores.items())
+    versions = sorted(set(rollout.versions[rollout.loss_mask].tolist()))
+    shown = [
+        f"grade {rollout.grade.value:.3f}" + (f" ({parts})" if parts else "") + _why(rollout.grade),
+        f"reward {rollout.reward:.3f}",
+        f"ended by {rollout.finish}",
+        f"{len(rollout.calls)} calls in {len(rollout.turns)} turns",
+        f"{rollout.num_sampled:,} of {len(rollout.token_ids):,} tokens sampled",
+        f"busy {rollout.busy_s:.2f} s of {rollout.wall_s:.2f} s",
+        f"policy version {'-'.join(str(v) for v in (versions[:1] + versions[1:][-1:])) or 'none'}",
+    ]
+    return " · ".join(shown)
+
+
+def _why(grade: Grade) -> str:
+    """What else is known of a grade: the guard that set it, what a judge said, the held-out grade."""
+    guard = f" set by the guard {grade.guard}" if grade.guard is not None else ""
+    held_out = f", held out {grade.held_out:.3f}" if grade.held_out is not None else ""
+    return guard + held_out + (f", because {grade.reason}" if grade.reason else "")
+
+
+def call_note(result: ToolResult) -> str:
+    """What is to be known of a call's result beside its text."""
+    notes = [f"{result.latency_s:.2f} s", result.error or ""]
+    notes += [f"{result.retries} retries"] if result.retries else []
+    notes += ["cut for the model"] if result.truncated else []
+    return ", ".join(note for note in notes if note)
+
+
+def print_traces(traces: Sequence[Trace], console: Console) -> None:
+    """Each trace from its prompt (once for a row's tries in succession) to its answer, long texts cut with a mark."""
+    row = None
+    for trace in traces:
+        end = trace.end
+        console.print(Rule(Text(f"{trace.name} · row {end.row_id} · {end.trace_id}", style="bold"), align="left"))
+        if row != (trace.name, end.row_id):
+            for message in trace.request.task.messages:
+                content = message.get("content") or json.dumps(message.get("tool_calls"))
+                _say(console, str(message["role"]), str(content), "dim")
+        row = (trace.name, end.row_id)
+        if isinstance(end, Discarded):
+            _say(console, "discarded", f"sample {end.sample}: {end.reason}: {end.message}", "yellow")
+        else:
+            _print_rollout(console, end)
+        console.print()
+
+
+def _print_rollout(console: Console, rollout: Rollout) -> None:
+    _say(console, f"sample {rollout.sample}", facts(rollout), "cyan")
+    for number, turn in enumerate(rollout.turns, start=1):
+        thought, text = said(turn)
+        cost = f"{turn.stop - turn.start} tokens, {turn.model_s:.2f} s"
+        _say(console, f"turn {number}", cost, "dim")
+        if thought:
+            _say(console, "", thought, "dim italic")
+        if text and text != rollout.answer:
+            _say(console, "", text, "")
+        for call, result in zip(turn.calls, turn.results, strict=True):
+            _say(console, "→", f"{call.name} {call.arguments}", "green")
+            _say(console, "←", result.output, "red" if result.error else "", call_note(result))
+    _say(console, "answer", rollout.answer, "bold")
+
+
+def _say(console: Console, who: str, text: str, style: str, note: str = "") -> None:
+    """One line of the conversation, its text beside its label however many lines it takes."""
+    line = Table.grid(padding=(0, 1))
+    line.add_column(width=LABEL_WIDTH, justify="right", style="blue")
+    line.add_column()
+    said_text = Text(safe_text(cut(text)), style=style)
+    line.add_row(Text(safe_text(who)), said_text.append(f"  ({note})", style="not bold dim") if note else said_text)
+    console.print(line)

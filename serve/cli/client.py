@@ -1,0 +1,241 @@
+"""`agent-rft files|jobs|events|checkpoints|models`: a server through its API, for people (tables) and for scripts
+(--json). Where it is: `serve.cli.api_client`."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import httpx
+import typer
+import yaml
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from serve.cli.api_client import PROFILES, ask, check, client_of, pages, upload
+from trainer.errors import RftError, UserError
+
+CANCELLED = 3
+"""The exit code of following a job to its end that somebody cancelled."""
+FILE_KEYS = ("training_file", "validation_file", "test_file")
+MAX_LINE = 10_000
+TIMES = ("created_at", "created")
+
+files = typer.Typer(no_args_is_help=True, help="Files of a server.")
+jobs = typer.Typer(no_args_is_help=True, help="Fine-tuning jobs of a server.")
+events = typer.Typer(no_args_is_help=True, help="What happened to a job.")
+checkpoints = typer.Typer(no_args_is_help=True, help="What a job's training left to be used.")
+models = typer.Typer(no_args_is_help=True, help="Models of a server.")
+
+BaseUrl = Annotated[str | None, typer.Option(help="the server, https://host/v1 (else the environment, a profile)")]
+Key = Annotated[str | None, typer.Option("--api-key", help="better given by the environment or a profile")]
+Profile = Annotated[str, typer.Option(help="of profiles.yaml", envvar="AGENT_RFT_PROFILE")]
+AsJson = Annotated[bool, typer.Option("--json", help="one JSON object a line")]
+Limit = Annotated[int, typer.Option(min=1, help="newest first")]
+JobId = Annotated[str, typer.Argument(help="ftjob-...")]
+
+
+@files.callback()
+@jobs.callback()
+@events.callback()
+@checkpoints.callback()
+@models.callback()
+def connect(
+    context: typer.Context, base_url: BaseUrl = None, api_key: Key = None, profile: Profile = "default"
+) -> None:
+    """Find the server, unless a client is handed in."""
+    if context.obj is None:
+        context.obj = client_of(base_url, api_key, profile, os.environ, PROFILES.expanduser())
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+@files.command("upload")
+def upload_file(context: typer.Context, path: Path, purpose: str = "fine-tune", as_json: AsJson = False) -> None:
+    """Upload a file; its id is printed."""
+    _show(upload(context.obj, path, purpose), as_json, lambda made: made["id"])
+
+
+@files.command("list")
+def list_files(context: typer.Context, limit: Limit = 100, as_json: AsJson = False) -> None:
+    """All files."""
+    rows = pages(context.obj, "/files", limit)
+    _table(
+        rows, as_json, {"id": "id", "filename": "name", "purpose": "purpose", "bytes": "bytes", "created_at": "made"}
+    )
+
+
+@files.command("download")
+def download_file(context: typer.Context, file_id: str, path: Path) -> None:
+    """Write a file's content to PATH."""
+    with context.obj.stream("GET", f"/files/{file_id}/content") as answer:
+        check(answer)
+        with path.open("wb") as out:
+            for chunk in answer.iter_bytes():
+                out.write(chunk)
+
+
+@files.command("delete")
+def delete_file(context: typer.Context, file_id: str) -> None:
+    """Delete a file."""
+    typer.echo(ask(context.obj, "DELETE", f"/files/{file_id}")["id"])
+
+
+# -- jobs --------------------------------------------------------------------------------------------------------------
+
+
+@jobs.command("create")
+def create_job(
+    context: typer.Context,
+    request: Annotated[Path, typer.Argument(help="the API's request, YAML or JSON; ${NAME} is the environment's")],
+    follow: Annotated[bool, typer.Option(help="show it until it has ended")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Begin a job. Files that are named by their path, seen from REQUEST, are uploaded first."""
+    from trainer.spec.reader import Variables  # pydantic is behind it, which other commands do without
+
+    variables = Variables(os.environ)
+    body = variables.fill_in(yaml.safe_load(request.read_text()), ())
+    for _, name in variables.missing:
+        raise UserError(f"${{{name}}} is not set: export {name}=... before the command")
+    if not isinstance(body, dict):
+        raise UserError(f"{request} holds no request: give model, training_file and method")
+    for key in FILE_KEYS:
+        if isinstance(body.get(key), str) and (path := request.parent / body[key]).exists():
+            body[key] = upload(context.obj, path, "fine-tune")["id"]
+    made = ask(context.obj, "POST", "/fine_tuning/jobs", json=body)
+    _show(made, as_json, lambda job: job["id"])
+    if follow:
+        _follow(context.obj, made["id"], as_json)
+
+
+@jobs.command("list")
+def list_jobs(context: typer.Context, limit: Limit = 20, as_json: AsJson = False) -> None:
+    """Jobs."""
+    names = {"id": "id", "status": "status", "model": "model", "fine_tuned_model": "tuned model", "created_at": "made"}
+    _table(pages(context.obj, "/fine_tuning/jobs", limit), as_json, names)
+
+
+@jobs.command("get")
+def get_job(context: typer.Context, job_id: JobId, as_json: AsJson = False) -> None:
+    """One job."""
+    job = ask(context.obj, "GET", f"/fine_tuning/jobs/{job_id}")
+    if as_json:
+        typer.echo(json.dumps(job))
+        return
+    table = Table("", "", show_header=False)
+    for name, value in job.items():
+        shown = _at(value) if name.endswith("_at") and value else value
+        if shown not in (None, [], {}):
+            text = shown if isinstance(shown, str) else json.dumps(shown, indent=2, ensure_ascii=False)
+            table.add_row(name, Text(text))
+    Console().print(table)
+
+
+@jobs.command("follow")
+def follow_job(context: typer.Context, job_id: JobId, as_json: AsJson = False) -> None:
+    """Show a job as it goes on, from its beginning to its end. Exit code 0: succeeded, 1: failed, 3: cancelled."""
+    _follow(context.obj, job_id, as_json)
+
+
+def _move(name: str) -> None:
+    @jobs.command(name, help=f"{name.capitalize()} a job.")
+    def move(context: typer.Context, job_id: JobId) -> None:
+        typer.echo(ask(context.obj, "POST", f"/fine_tuning/jobs/{job_id}/{name}")["status"])
+
+
+for _name in ("cancel", "pause", "resume"):
+    _move(_name)
+
+
+def _follow(client: httpx.Client, job_id: str, as_json: bool) -> None:
+    """
+    Raises:
+        RftError: the job failed.
+        Exit: it was cancelled.
+    """
+    from serve.cli.follow import JsonLines, LiveSight, follow  # numpy is behind it, which other commands do without
+
+    console = Console()
+    job = ask(client, "GET", f"/fine_tuning/jobs/{job_id}")
+    try:
+        if as_json:
+            job = follow(client, job, JsonLines())
+        else:
+            sight = LiveSight(job, console)
+            with sight.view:
+                job = follow(client, job, sight)
+    except KeyboardInterrupt:
+        typer.echo(f"{job_id} goes on; agent-rft jobs follow {job_id} shows it again", err=True)
+        raise
+    if job["status"] == "failed":
+        raise RftError(f"{job_id} failed: {(job['error'] or {}).get('message')}")
+    if not as_json:
+        model = f": {job['fine_tuned_model']}" if job["fine_tuned_model"] else ""
+        console.print(f"{job_id} {job['status']}{model}", soft_wrap=True, markup=False, emoji=False, highlight=False)
+    if job["status"] == "cancelled":
+        raise typer.Exit(CANCELLED)
+
+
+# -- events and checkpoints of a job -----------------------------------------------------------------------------------
+
+
+@events.command("list")
+def list_events(context: typer.Context, job_id: JobId, limit: Limit = 100, as_json: AsJson = False) -> None:
+    """A job's events."""
+    rows = pages(context.obj, f"/fine_tuning/jobs/{job_id}/events", limit)
+    _table(rows, as_json, {"created_at": "at", "level": "level", "message": "message"})
+
+
+@checkpoints.command("list")
+def list_checkpoints(context: typer.Context, job_id: JobId, limit: Limit = 10, as_json: AsJson = False) -> None:
+    """A job's checkpoints: each is a model that answers under its name."""
+    rows = pages(context.obj, f"/fine_tuning/jobs/{job_id}/checkpoints", limit)
+    _table(rows, as_json, {"step_number": "step", "fine_tuned_model_checkpoint": "model", "created_at": "made"})
+
+
+# -- models ------------------------------------------------------------------------------------------------------------
+
+
+@models.command("list")
+def list_models(context: typer.Context, as_json: AsJson = False) -> None:
+    """Base models, tuned ones and checkpoints."""
+    rows = ask(context.obj, "GET", "/models")["data"]
+    _table(rows, as_json, {"id": "id", "owned_by": "owned by", "created": "made"})
+
+
+@models.command("delete")
+def delete_model(context: typer.Context, model: str) -> None:
+    """Delete a tuned model or a checkpoint."""
+    typer.echo(ask(context.obj, "DELETE", f"/models/{model}")["id"])
+
+
+# -- what is shown -----------------------------------------------------------------------------------------------------
+
+
+def _show(value: dict[str, Any], as_json: bool, short: Callable[[dict[str, Any]], str]) -> None:
+    typer.echo(json.dumps(value) if as_json else short(value))
+
+
+def _table(rows: Iterable[dict[str, Any]], as_json: bool, names: Mapping[str, str]) -> None:
+    if as_json:
+        for row in rows:
+            typer.echo(json.dumps(row))
+        return
+    table = Table(*names.values(), box=None, header_style="bold", pad_edge=False)
+    for row in rows:
+        # As text: names such as ft:on:a would else have emojis.
+        cells = (Text(_at(row[key]) if key in TIMES else str(row[key] or "")) for key in names)
+        table.add_row(*cells)
+    # As wide as it is: ids and names are there to be copied, and a terminal breaks lines itself.
+    Console(width=MAX_LINE).print(table)
+
+
+def _at(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")

@@ -1,0 +1,107 @@
+"""`agent-rft keys`: API keys, made and revoked in the server's folder or database, whether it runs or not.
+
+Modules of the database are imported by the commands that open one: `--help` and completion do without.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Column, Table
+from rich.text import Text
+
+from trainer.errors import UserError
+
+if TYPE_CHECKING:
+    from cluster.stores.keys import KeyStore, Scope
+
+app = typer.Typer(no_args_is_help=True, help="API keys of a server.")
+
+Folder = Annotated[Path, typer.Option(help="the server's folder", envvar="AGENT_RFT_FOLDER")]
+DatabaseUrl = Annotated[
+    str | None, typer.Option(help="postgresql://... (else a file in the folder)", envvar="AGENT_RFT_DATABASE")
+]
+DEFAULT_FOLDER = Path("agent-rft-server")
+
+
+@app.command("create")
+def create_command(
+    name: Annotated[str, typer.Argument(help="who or what it is for")],
+    scope: Annotated[list[str] | None, typer.Option(help="read, write (reads too) or admin (may do all)")] = None,
+    requests_per_minute: Annotated[int | None, typer.Option(min=1, help="else the server's default")] = None,
+    folder: Folder = DEFAULT_FOLDER,
+    database: DatabaseUrl = None,
+) -> None:
+    """Make a key. It is printed once; the server keeps only its hash."""
+    scopes: list[Scope] = scope or ["write"]  # type: ignore[assignment]  # KeyStore says which there are
+    with _keys(folder, database) as keys:
+        key, token = keys.create(name, scopes, requests_per_minute)
+    where = folder if database is None else "the database"
+    typer.echo(f"key {key.id} for {where}, scopes {', '.join(key.scopes)}; it is shown this once:", err=True)
+    typer.echo(token)
+
+
+@app.command("list")
+def list_command(
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object a line")] = False,
+    folder: Folder = DEFAULT_FOLDER,
+    database: DatabaseUrl = None,
+) -> None:
+    """All keys, revoked ones too; their texts are nowhere."""
+    with _keys(_existing(folder, database), database) as keys:
+        found = keys.list()
+    if as_json:
+        for key in found:
+            typer.echo(json.dumps(asdict(key)))
+        return
+    table = Table(Column("id", no_wrap=True), "name", "scopes", "requests a minute", "created", "revoked")
+    for key in found:
+        rate = str(key.requests_per_minute or "default")
+        table.add_row(key.id, Text(key.name), ", ".join(key.scopes), rate, _time(key.created_at), _time(key.revoked_at))
+    Console().print(table)
+
+
+@app.command("revoke")
+def revoke_command(
+    id: Annotated[str, typer.Argument(help="of the list")],
+    folder: Folder = DEFAULT_FOLDER,
+    database: DatabaseUrl = None,
+) -> None:
+    """From now on the key opens nothing."""
+    with _keys(_existing(folder, database), database) as keys:
+        key = keys.revoke(id)
+    typer.echo(f"key {key.id} ({key.name}) is revoked")
+
+
+def _existing(folder: Path, database: str | None) -> Path:
+    """
+    Raises:
+        UserError: no server has kept anything there; to look would make an empty one.
+    """
+    if database is None and not folder.is_dir():
+        raise UserError(f"there is no server's folder {folder}: name it with --folder or AGENT_RFT_FOLDER")
+    return folder
+
+
+@contextmanager
+def _keys(folder: Path, database: str | None) -> Iterator[KeyStore]:
+    from cluster.stores.keys import KeyStore
+    from serve.host.state import Places, open_database
+
+    opened = open_database(Places.of_folder(folder) if database is None else Places(folder, database))
+    try:
+        yield KeyStore(opened)
+    finally:
+        opened.close()
+
+
+def _time(seconds: int | None) -> str:
+    return "" if seconds is None else f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M} UTC"

@@ -1,0 +1,56 @@
+"""What stands behind the routes: jobs with their manager, models with their engines, on one cluster."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+
+from fastapi import APIRouter
+
+from cluster.jobs.manager import JobManager, Launcher, ManagerConfig
+from cluster.jobs.service import JobService
+from cluster.stores.job_store import JobStore
+from serve.host.state import ServerState
+from serve.inference import chat, responses
+from serve.inference.best_of import grader_pools
+from serve.inference.model_server import Hosting, ServedModels
+from serve.routes import files, fine_tuning, graders, models
+from trainer.spec.operator import Operator
+
+
+class Services:
+    """Made in no event loop; `run` is to be run in the one that serves."""
+
+    def __init__(self, state: ServerState, operator: Operator, launcher: Launcher, hosting: Hosting) -> None:
+        registry = state.models
+        config = ManagerConfig(max_running=operator.jobs.max_running)
+        self._manager = JobManager(JobStore(state.database), launcher, config)
+        self._jobs = JobService(
+            JobStore(state.database), registry, state.files, state.secrets, operator, wake=self._wake
+        )
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._models = ServedModels(registry, hosting, operator.engines, state.deciding)
+        grading = grader_pools(operator)
+        self.routers: Sequence[APIRouter] = (
+            files.make_router(state.files, operator.limits.max_uploads),
+            fine_tuning.make_router(self._jobs),
+            graders.make_router(operator),
+            models.make_router(registry),
+            chat.make_router(self._models, grading),
+            responses.make_router(self._models, grading, state.secrets),
+        )
+
+    async def run(self) -> None:
+        """Look after jobs and served models until cancelled."""
+        self._loop = asyncio.get_running_loop()
+        try:
+            await asyncio.gather(self._manager.run(), self._models.run())
+        finally:
+            self._loop = None
+
+    def _wake(self) -> None:
+        """From any thread: a job was asked for."""
+        if self._loop is not None:
+            with suppress(RuntimeError):  # the loop was closed in this moment
+                self._loop.call_soon_threadsafe(self._manager.wake)

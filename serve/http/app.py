@@ -1,0 +1,63 @@
+"""The API as one app: routers, the frame around them and the OpenAPI page. Nothing here knows where it runs."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from importlib.metadata import version
+
+from fastapi import APIRouter, FastAPI
+
+from actors.runtime.recorder import Recorder
+from serve.http.auth import Authenticator, KeyFinder, RateLimit
+from serve.http.errors import ErrorBody, install_handlers
+from serve.http.frame import Frame
+from trainer.spec.operator import ServerLimits
+
+Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
+DEFAULT_LIMITS = ServerLimits()
+
+
+@asynccontextmanager
+async def _nothing(app: FastAPI) -> AsyncIterator[None]:
+    yield
+
+
+def create_app(
+    routers: Sequence[APIRouter],
+    keys: KeyFinder,
+    *,
+    limits: ServerLimits = DEFAULT_LIMITS,
+    rate: RateLimit | None = None,
+    lifespan: Lifespan = _nothing,
+    recorder: Recorder | None = None,
+    behind_proxy: bool = False,
+) -> FastAPI:
+    """The app with `routers`, whose paths stand below `/v1`. `lifespan` is entered before the first request and left
+    after the last one; `recorder` hears of each. `behind_proxy`: of Ray Serve, which gives requests their ids, writes
+    them to responses, and cancels requests whose clients are gone."""
+    app = FastAPI(
+        title="agent-rft",
+        version=version("agent-rft"),
+        description="Agent reinforcement fine-tuning on your own cluster, by OpenAI's API.",
+        lifespan=lifespan,
+        redirect_slashes=False,
+        redoc_url=None,
+    )
+    authenticator = Authenticator(keys, rate or RateLimit(limits.requests_per_minute))
+    app.add_middleware(
+        Frame,
+        authenticator=authenticator,
+        max_body_bytes=limits.max_body_bytes,
+        recorder=recorder,
+        behind_proxy=behind_proxy,
+    )
+    install_handlers(app)
+    for router in routers:
+        app.include_router(router, prefix="/v1", responses={"4XX": {"model": ErrorBody}})
+
+    @app.get("/health", include_in_schema=False)
+    async def health() -> dict[str, str]:
+        return {"status": "ok"}
+
+    return app

@@ -1,0 +1,147 @@
+"""Errors in the wire form: whatever goes wrong with a request, its answer is `{"error": {message, type, param, code}}`
+with a fitting status. No answer shows a value that a client sent, a traceback or a secret.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+
+from trainer.errors import InvalidJob, UserError
+from trainer.spec.reader import field_name, place_of
+
+MAX_MESSAGE_CHARS = 2_000
+MAX_PARAM_CHARS = 200
+SHOWN_MISTAKES = 5
+INTERNAL = "The server had an error of its own while it answered this request. Its log has it under the request's id."
+_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+_MESSAGES = {
+    404: "There is nothing at {method} {path}.",
+    405: "{path} takes no {method}.",
+    400: "The body of the request cannot be read.",
+}
+
+
+class ErrorDetail(BaseModel):
+    """What went wrong; `param` names the part of the request, where it is one."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(BaseModel):
+    """The body of every answer that is no success."""
+
+    error: ErrorDetail
+
+
+class ApiError(Exception):
+    """An answer that is no success, raised where it is found."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        type: str = "invalid_request_error",
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.type = type
+        self.headers = dict(headers or {})
+
+
+def not_found(what: str, id: str, param: str) -> ApiError:
+    """The answer to an id that does not exist."""
+    return ApiError(404, f"No such {what}: {_cut(id, 100)}", param=param, code="not_found")
+
+
+def body_of(error: ApiError) -> dict[str, Any]:
+    """The wire form."""
+    param = None if error.param is None else _cut(error.param, MAX_PARAM_CHARS)
+    detail = {"message": _cut(error.message, MAX_MESSAGE_CHARS), "type": error.type, "param": param, "code": error.code}
+    return {"error": detail}
+
+
+def response_of(error: ApiError) -> JSONResponse:
+    return JSONResponse(body_of(error), error.status, error.headers)
+
+
+def internal_error() -> ApiError:
+    """The answer to what nobody foresaw."""
+    return ApiError(500, INTERNAL, type="server_error", code="internal_error")
+
+
+def install_handlers(app: FastAPI) -> None:
+    """Gives `app` the wire form for all errors but unforeseen ones, which are the frame's (`serve.http.frame`)."""
+
+    @app.exception_handler(ApiError)
+    async def _api_error(request: Request, error: ApiError) -> JSONResponse:
+        return response_of(error)
+
+    @app.exception_handler(RequestValidationError)
+    async def _invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+        return response_of(_of_validation(error.errors(), error.body))
+
+    @app.exception_handler(HTTPException)
+    async def _http(request: Request, error: HTTPException) -> JSONResponse:
+        return response_of(_of_http(request, error))
+
+    @app.exception_handler(UserError)
+    async def _user_error(request: Request, error: UserError) -> JSONResponse:
+        return response_of(of_user_error(error))
+
+
+def of_user_error(error: UserError, param: str | None = None) -> ApiError:
+    """What the layers below say to the user, as it is; of an InvalidJob's problems the first one names the param."""
+    if not isinstance(error, InvalidJob) or not error.problems:
+        return ApiError(400, error.message, param=param, code="invalid_request")
+    first = error.problems[0]
+    texts = [f"{problem.field}: {problem.message}; {problem.remedy}" for problem in error.problems[:SHOWN_MISTAKES]]
+    return ApiError(400, "\n".join(texts), param=first.field, code=first.code)
+
+
+def _of_validation(errors: Sequence[Mapping[str, Any]], body: Any) -> ApiError:
+    mistakes: list[tuple[str | None, str, str]] = []
+    for error in errors:
+        origin, *loc = error["loc"]
+        kind = str(error["type"])
+        if kind == "json_invalid":
+            why = error.get("ctx", {}).get("error", "")
+            return ApiError(400, f"The body is no JSON: {why}", code="invalid_json")
+        raw = body if origin == "body" else dict.fromkeys(loc)
+        place = place_of(loc, raw, missing=bool(loc) and kind == "missing")
+        message = str(error["msg"]).removeprefix("Value error, ")
+        mistakes.append((_cut(field_name(place), MAX_PARAM_CHARS) or None, message, kind))
+    param, _, kind = mistakes[0]
+    texts = [f"{place}: {message}" if place else message for place, message, _ in mistakes[:SHOWN_MISTAKES]]
+    code = "missing_required_parameter" if kind == "missing" else "invalid_value"
+    code = "unknown_parameter" if kind == "extra_forbidden" else code
+    return ApiError(400, "; ".join(texts), param=param, code=code)
+
+
+def _of_http(request: Request, error: HTTPException) -> ApiError:
+    status = 400 if error.status_code == 422 else error.status_code
+    form = _MESSAGES.get(status, str(error.detail))
+    message = form.format(method=request.method, path=_cut(request.url.path, 200))
+    code = {404: "unknown_url", 405: "method_not_allowed", 413: "too_large"}.get(status)
+    kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+    return ApiError(status, message, code=code, type=kind, headers=error.headers)
+
+
+def _cut(text: str, limit: int) -> str:
+    return text if len(text) <= limit else f"{text[:limit]}…"

@@ -1,0 +1,189 @@
+"""The frame around all routes: every request has an id, which its response carries; every request below `/v1` has a key
+before anything of its body is read; no body is larger than its limit or holds what cannot be stored; and what nobody
+foresaw is answered in the wire form too.
+
+Pure ASGI: responses go through as they come, streams too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+from urllib.parse import unquote_to_bytes
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from actors.runtime.recorder import Recorder
+from serve.http.auth import Authenticator
+from serve.http.errors import ApiError, internal_error, response_of
+from serve.http.json_body import body_mistake
+
+UPLOADS = "/v1/files"
+"""The one route whose body is no JSON; it bounds and reads its body itself."""
+GUARDED = "/v1/"
+READ_S = 120.0
+METHODS, OTHER = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}), "other"
+NO_ANSWER = 499
+"""The status, in metrics, of a request whose client went away before it was answered."""
+_PLAIN_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
+_log = logging.getLogger("agent_rft.serve")
+
+
+class Frame:
+    """Wraps an ASGI app. `behind_proxy`: it writes a request's id to its response, and cancels a request whose client
+    is gone."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        authenticator: Authenticator,
+        max_body_bytes: int,
+        recorder: Recorder | None = None,
+        behind_proxy: bool = False,
+    ) -> None:
+        self._app = app
+        self._recorder = recorder or Recorder()
+        self._authenticator = authenticator
+        self._max_body_bytes = max_body_bytes
+        self._behind_proxy = behind_proxy
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        given = headers.get("x-request-id", "")
+        request_id = given if _PLAIN_ID.fullmatch(given) else f"req_{secrets.token_hex(16)}"
+        scope.setdefault("state", {})["request_id"] = request_id
+        begun, status, started, ended = time.monotonic(), NO_ANSWER, False, False
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal started, status, ended
+            if message["type"] == "http.response.start":
+                started, status = True, message["status"]
+                if not self._behind_proxy:
+                    MutableHeaders(scope=message)["x-request-id"] = request_id
+            await send(message)
+            ended = message["type"] == "http.response.body" and not message.get("more_body", False)
+
+        try:
+            admitted = await self._admit(scope, headers, receive)
+            answer = self._app(scope, admitted, send_with_id)
+            if self._behind_proxy or not isinstance(admitted, _Replay):
+                await answer
+            else:
+                await _while_there(answer, receive, lambda: ended)
+        except ApiError as error:
+            await response_of(error)(scope, receive, send_with_id)
+        except ClientDisconnect:
+            _log.info("%s: the client went away", request_id)
+        except Exception:
+            # The one place that catches all: the client gets an answer without the cause, the log gets the cause.
+            _log.exception("%s: %s %s failed", request_id, scope["method"], scope["path"])
+            if started:
+                raise
+            await response_of(internal_error())(scope, receive, send_with_id)
+        finally:
+            name = f"api_request_s/{status}/{_method(scope)}/{_route(scope)}"
+            self._recorder.record(name, time.monotonic() - begun)
+
+    async def _admit(self, scope: Scope, headers: Headers, receive: Receive) -> Receive:
+        """What the app may receive from.
+
+        Raises:
+            ApiError: the request is refused.
+        """
+        if b"\0" in unquote_to_bytes(scope["path"]) + unquote_to_bytes(scope["query_string"]):
+            raise ApiError(400, "The URL holds the character %00.", code="invalid_url")
+        if not scope["path"].startswith(GUARDED):
+            return receive
+        scope["state"]["api_key"] = await self._authenticator.key_of(headers.get("authorization", ""))
+        if headers.get("content-encoding", "identity").lower() != "identity":
+            message = "Bodies are never unpacked here: send it without Content-Encoding."
+            raise ApiError(415, message, code="unsupported_media_type")
+        if scope["path"] == UPLOADS and scope["method"] == "POST":
+            return receive
+        try:
+            async with asyncio.timeout(READ_S):
+                body = await _read(receive, self._max_body_bytes, headers.get("content-length", ""))
+        except TimeoutError:
+            raise ApiError(408, f"The body did not come within {READ_S:g} s.", code="timeout") from None
+        if body:
+            _check_json(body, headers.get("content-type", ""))
+        return _Replay(body, receive)
+
+
+async def _while_there(answer: Awaitable[None], receive: Receive, ended: Callable[[], bool]) -> None:
+    """To the end of `answer`, or until the client is gone before it has all of it: then nobody wants it any more. The
+    body has been read, so that all that may still come is word of that.
+
+    Raises:
+        ClientDisconnect: it is gone.
+    """
+    work, gone = asyncio.ensure_future(answer), asyncio.ensure_future(receive())
+    try:
+        await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not work.done() and not ended():
+            raise ClientDisconnect
+        await work
+    finally:
+        gone.cancel()
+        work.cancel()
+        await asyncio.gather(work, gone, return_exceptions=True)
+
+
+def _method(scope: Scope) -> str:
+    return scope["method"] if scope["method"] in METHODS else OTHER
+
+
+def _route(scope: Scope) -> str:
+    """The route's template; requests that reached none have no names of their own."""
+    return str(getattr(scope.get("route"), "path", OTHER))
+
+
+async def _read(receive: Receive, limit_bytes: int, announced: str) -> bytes:
+    """The body. Raises ApiError where it is over the limit, ClientDisconnect where only a part came."""
+    too_large = ApiError(413, f"The body is over {limit_bytes:,} bytes.", code="too_large")
+    if announced.isdecimal() and int(announced[:20]) > limit_bytes:
+        raise too_large
+    body = bytearray()
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        body += message.get("body", b"")
+        if len(body) > limit_bytes:
+            raise too_large
+        if not message.get("more_body", False):
+            return bytes(body)
+
+
+def _check_json(body: bytes, content_type: str) -> None:
+    kind = content_type.partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise ApiError(
+            415, "The body must be JSON: send Content-Type: application/json.", code="unsupported_media_type"
+        )
+    mistake = body_mistake(body)
+    if mistake is not None:
+        raise ApiError(400, f"The body of the request cannot be parsed: {mistake}.", code="invalid_json")
+
+
+class _Replay:
+    """Gives a body that was read once more, then what else comes (that the client goes away)."""
+
+    def __init__(self, body: bytes, receive: Receive) -> None:
+        self._body: bytes | None = body
+        self._receive = receive
+
+    async def __call__(self) -> Message:
+        if self._body is None:
+            return await self._receive()
+        body, self._body = self._body, None
+        return {"type": "http.request", "body": body, "more_body": False}

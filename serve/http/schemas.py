@@ -1,0 +1,334 @@
+"""What the API answers, for the OpenAPI page: every key of every answer, and none beside them.
+
+Answers are made elsewhere, as plain values; that they are these is held by a test which asks the whole API.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Generic, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict
+
+from serve.http.errors import ErrorBody
+
+T = TypeVar("T")
+Responses = dict[int | str, dict[str, Any]]
+
+
+def answers(model: Any, *, streams: bool = False) -> Responses:
+    """`responses` of a route whose success is this model; `streams`: or server-sent events, where asked for."""
+    described: dict[str, Any] = {"model": model}
+    if streams:
+        event = {"type": "object", "properties": {"event": {"type": "string"}, "data": {"type": "string"}}}
+        described["content"] = {"text/event-stream": {"schema": event}}
+    return {200: described, "5XX": {"model": ErrorBody}}
+
+
+class Answer(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class Page(Answer, Generic[T]):
+    """A part of a list. The next one is asked for with `after=<last_id>` while `has_more`."""
+
+    object: Literal["list"]
+    data: list[T]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
+
+
+class FileObject(Answer):
+    id: str
+    object: Literal["file"]
+    bytes: int
+    created_at: int
+    expires_at: int | None
+    filename: str
+    purpose: str
+    status: Literal["processed"]
+    status_details: str | None
+
+
+class DeletedFile(Answer):
+    id: str
+    object: Literal["file"]
+    deleted: bool
+
+
+class JobFailure(Answer):
+    code: str
+    message: str
+    param: str | None
+
+
+class Job(Answer):
+    """`method` is the request's, with all hyperparameters and without secrets."""
+
+    id: str
+    object: Literal["fine_tuning.job"]
+    created_at: int
+    finished_at: int | None
+    estimated_finish: int | None
+    model: str
+    fine_tuned_model: str | None
+    organization_id: str
+    status: Literal["validating_files", "queued", "running", "paused", "succeeded", "failed", "cancelled"]
+    error: JobFailure | None
+    hyperparameters: dict[str, Any]
+    method: dict[str, Any]
+    training_file: str
+    validation_file: str | None
+    test_file: str | None
+    result_files: list[str]
+    trained_tokens: int | None
+    seed: int
+    suffix: str | None
+    metadata: dict[str, str] | None
+    integrations: list[Any]
+
+
+class Event(Answer):
+    """The data of a `metrics` event are a step's numbers."""
+
+    id: str
+    object: Literal["fine_tuning.job.event"]
+    created_at: int
+    level: Literal["info", "warn", "error"]
+    type: Literal["message", "metrics"]
+    message: str
+    data: dict[str, Any] | None
+
+
+class Checkpoint(Answer):
+    """`fine_tuned_model_checkpoint` is a model that answers under this name."""
+
+    id: str
+    object: Literal["fine_tuning.job.checkpoint"]
+    created_at: int
+    fine_tuned_model_checkpoint: str
+    fine_tuning_job_id: str
+    step_number: int
+    metrics: dict[str, float]
+
+
+class Model(Answer):
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+
+
+class Models(Answer):
+    object: Literal["list"]
+    data: list[Model]
+
+
+class DeletedModel(Answer):
+    id: str
+    object: Literal["model"]
+    deleted: bool
+
+
+# -- graders and tools -------------------------------------------------------------------------------------------------
+
+
+class ValidGrader(Answer):
+    """The grader as it was understood, without secrets."""
+
+    grader: dict[str, Any]
+
+
+class GraderErrors(Answer):
+    formula_parse_error: bool
+    sample_parse_error: bool
+    truncated_observation_error: bool
+    unresponsive_reward_error: bool
+    invalid_variable_error: bool
+    other_error: bool
+    python_grader_server_error: bool
+    python_grader_server_error_type: str | None
+    python_grader_runtime_error: bool
+    python_grader_runtime_error_details: str | None
+    model_grader_server_error: bool
+    model_grader_refusal_error: bool
+    model_grader_parse_error: bool
+    model_grader_server_error_details: str | None
+
+
+class GraderRunMetadata(Answer):
+    name: str
+    type: str
+    execution_time: float
+    scores: dict[str, Any]
+    sampled_model_name: str | None
+    token_usage: int | None
+    errors: GraderErrors
+
+
+class GraderRun(Answer):
+    """Where one of the errors is true, `reward` is no grade."""
+
+    reward: float
+    sub_rewards: dict[str, Any]
+    model_grader_token_usage_per_model: dict[str, Any]
+    metadata: GraderRunMetadata
+
+
+class ToolOutput(Answer):
+    """What a model would see of the call."""
+
+    type: Literal["function_call_output"]
+    id: str
+    call_id: str
+    output: str
+    error: str | None
+    latency_s: float
+
+
+# -- models' answers ---------------------------------------------------------------------------------------------------
+
+
+class AnswerFunction(Answer):
+    name: str
+    arguments: str
+
+
+class AnswerCall(Answer):
+    id: str
+    type: Literal["function"]
+    function: AnswerFunction
+
+
+class AnswerMessage(Answer):
+    """`reasoning` is there where the model thought."""
+
+    role: Literal["assistant"]
+    content: str | None
+    refusal: str | None
+    annotations: list[Any] | None = None
+    reasoning: str | None = None
+    tool_calls: list[AnswerCall] | None = None
+
+
+class Choice(Answer):
+    index: int
+    message: AnswerMessage
+    logprobs: dict[str, Any] | None
+    finish_reason: Literal["stop", "length", "tool_calls"]
+
+
+class CachedTokens(Answer):
+    cached_tokens: int
+
+
+class ReasoningTokens(Answer):
+    reasoning_tokens: int
+
+
+class Usage(Answer):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: CachedTokens
+    completion_tokens_details: ReasoningTokens
+
+
+class BestOf(Answer):
+    """Of `n` samples with a `grader`: all scores, null where a grade failed, and the place of the best."""
+
+    scores: list[float | None]
+    best: int
+
+
+class Completion(Answer):
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[Choice]
+    usage: Usage
+    system_fingerprint: str | None = None
+    service_tier: str | None = None
+    metadata: BestOf | None = None
+
+
+class InputDetails(Answer):
+    cached_tokens: int
+    cache_write_tokens: int
+
+
+class ResponseUsage(Answer):
+    input_tokens: int
+    input_tokens_details: InputDetails
+    output_tokens: int
+    output_tokens_details: ReasoningTokens
+    total_tokens: int
+
+
+class OutputText(Answer):
+    type: Literal["output_text"]
+    text: str
+    annotations: list[Any]
+    logprobs: list[Any]
+
+
+class OutputMessage(Answer):
+    type: Literal["message"]
+    id: str
+    role: Literal["assistant"]
+    status: Literal["completed", "incomplete"]
+    content: list[OutputText]
+
+
+class OutputCall(Answer):
+    type: Literal["function_call"]
+    id: str
+    status: Literal["completed", "incomplete"]
+    call_id: str
+    name: str
+    arguments: str
+
+
+class OutputReasoning(Answer):
+    """`encrypted_content` is there where `include` asked for it."""
+
+    type: Literal["reasoning"]
+    id: str
+    summary: list[Any]
+    encrypted_content: str | None = None
+
+
+class IncompleteDetails(Answer):
+    reason: Literal["max_output_tokens"]
+
+
+class Response(Answer):
+    """The request's settings are given back beside the output."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    completed_at: int | None
+    status: Literal["completed", "incomplete"]
+    background: Literal[False]
+    error: None
+    incomplete_details: IncompleteDetails | None
+    instructions: str | None
+    max_output_tokens: int | None
+    metadata: dict[str, str]
+    model: str
+    output: list[OutputMessage | OutputCall | OutputReasoning]
+    parallel_tool_calls: bool
+    previous_response_id: None
+    reasoning: dict[str, Any]
+    service_tier: Literal["default"]
+    store: Literal[False]
+    temperature: float
+    text: dict[str, Any]
+    tool_choice: str | dict[str, Any]
+    tools: list[dict[str, Any]]
+    top_p: float
+    truncation: Literal["disabled"]
+    usage: ResponseUsage
+    user: None

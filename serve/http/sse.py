@@ -1,0 +1,44 @@
+"""Server-sent events: what goes wrong under way ends the stream with an error that clients raise."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
+
+from fastapi.responses import StreamingResponse
+
+from serve.http.errors import ApiError, body_of, internal_error
+
+NO_BUFFER = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+_log = logging.getLogger("agent_rft.serve")
+
+
+def event_stream(
+    events: AsyncIterator[Mapping[str, Any]],
+    *,
+    named: bool = False,
+    end: str = "",
+    failed: Callable[[ApiError], Mapping[str, Any]] = body_of,
+) -> StreamingResponse:
+    """`named`: each event says its `type` as its name. `end` is the last line; `failed` the event of an error."""
+
+    async def lines() -> AsyncIterator[str]:
+        try:
+            async for event in events:
+                yield _line(event, named)
+        except ApiError as error:
+            yield _line(failed(error), named)
+        except Exception:  # noqa: BLE001 - the answer has begun: its status cannot tell any more
+            _log.exception("a stream failed")
+            yield _line(failed(internal_error()), named)
+        if end:
+            yield f"data: {end}\n\n"
+
+    return StreamingResponse(lines(), media_type="text/event-stream", headers=NO_BUFFER)
+
+
+def _line(event: Mapping[str, Any], named: bool) -> str:
+    name = f"event: {event['type']}\n" if named and "type" in event else ""
+    return f"{name}data: {json.dumps(event, separators=(',', ':'), ensure_ascii=False)}\n\n"

@@ -1,0 +1,146 @@
+"""Multipart bodies as they come in: the file's bytes go on at once, and nothing but short fields is kept in memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import MultipartParser, parse_options_header
+
+from serve.http.errors import ApiError
+
+if TYPE_CHECKING:
+    from python_multipart.multipart import MultipartCallbacks
+
+MAX_FIELD_BYTES = 10_000
+MAX_PARTS = 20
+IDLE_S = 60.0
+"""How long a client may send nothing."""
+
+
+@dataclass(slots=True)
+class Form:
+    """What came beside the file's bytes."""
+
+    fields: dict[str, str] = field(default_factory=dict)
+    filename: str | None = None
+
+
+async def read_form(
+    stream: AsyncIterator[bytes], content_type: str, file_field: str, write: Callable[[bytes], Awaitable[None]]
+) -> Form:
+    """The form of a body, whose part `file_field` goes to `write` piece by piece.
+
+    Raises:
+        ApiError: it is no multipart form, or not all of one; a field is too long or stands twice.
+    """
+    kind, options = parse_options_header(content_type)
+    if kind != b"multipart/form-data" or not options.get(b"boundary"):
+        message = "A file is sent as multipart/form-data, with the fields `file` and `purpose`."
+        raise ApiError(415, message, code="unsupported_media_type")
+    parts = _Parts(file_field)
+    try:
+        parser = MultipartParser(options[b"boundary"], parts.callbacks())
+        while not parts.ended:
+            async with asyncio.timeout(IDLE_S):
+                chunk = await anext(stream, b"")
+            if not chunk:
+                break
+            parser.write(chunk)
+            await write(parts.take())
+    except FormParserError:
+        raise ApiError(400, "The body is no multipart form.", code="invalid_form") from None
+    except TimeoutError:
+        raise ApiError(408, f"Nothing more of the body came for {IDLE_S:g} s.", code="timeout") from None
+    if not parts.ended:
+        raise ApiError(400, "The body ends before its last part does.", code="invalid_form")
+    return parts.form
+
+
+class _Parts:
+    """What the parser's callbacks come to."""
+
+    def __init__(self, file_field: str) -> None:
+        self.form = Form()
+        self.ended = False
+        self._file_field = file_field
+        self._num_parts = 0
+        self._header = b""
+        self._value = b""
+        self._disposition = b""
+        self._name = ""
+        self._data: list[bytes] = []
+        self._text = bytearray()
+
+    def callbacks(self) -> MultipartCallbacks:
+        return {
+            "on_part_begin": self._begin,
+            "on_part_data": self._part_data,
+            "on_part_end": self._part_end,
+            "on_header_field": self._header_field,
+            "on_header_value": self._header_value,
+            "on_header_end": self._header_end,
+            "on_headers_finished": self._headers_finished,
+            "on_end": self._end,
+        }
+
+    def take(self) -> bytes:
+        """What came of the file since the last time."""
+        data = b"".join(self._data)
+        self._data.clear()
+        return data
+
+    def _begin(self) -> None:
+        self._num_parts += 1
+        if self._num_parts > MAX_PARTS:
+            raise ApiError(400, f"The form has more than {MAX_PARTS} parts.", code="invalid_form")
+        self._disposition = b""
+        self._text.clear()
+
+    def _header_field(self, data: bytes, start: int, end: int) -> None:
+        self._header += data[start:end]
+
+    def _header_value(self, data: bytes, start: int, end: int) -> None:
+        self._value += data[start:end]
+
+    def _header_end(self) -> None:
+        if self._header.lower() == b"content-disposition":
+            self._disposition = self._value
+        self._header = self._value = b""
+
+    def _headers_finished(self) -> None:
+        _, options = parse_options_header(self._disposition)
+        self._name = options.get(b"name", b"").decode(errors="replace")
+        if not self._name:
+            raise ApiError(400, "A part of the form has no name.", code="invalid_form")
+        if self._name in self.form.fields or (self._name == self._file_field and self.form.filename is not None):
+            raise ApiError(400, "The field stands twice in the form.", param=self._name, code="invalid_form")
+        if self._name == self._file_field:
+            if b"filename" not in options:
+                raise ApiError(400, "The field must be a file with a name.", param=self._name, code="invalid_value")
+            try:
+                self.form.filename = options[b"filename"].decode()
+            except UnicodeDecodeError:
+                message = "The file's name is no UTF-8 text."
+                raise ApiError(400, message, param=self._name, code="invalid_value") from None
+
+    def _part_data(self, data: bytes, start: int, end: int) -> None:
+        if self._name == self._file_field:
+            self._data.append(data[start:end])
+            return
+        self._text += data[start:end]
+        if len(self._text) > MAX_FIELD_BYTES:
+            raise ApiError(400, f"The field is over {MAX_FIELD_BYTES:,} bytes.", param=self._name, code="invalid_value")
+
+    def _part_end(self) -> None:
+        if self._name != self._file_field:
+            try:
+                self.form.fields[self._name] = self._text.decode()
+            except UnicodeDecodeError:
+                raise ApiError(400, "The field is no UTF-8 text.", param=self._name, code="invalid_value") from None
+
+    def _end(self) -> None:
+        self.ended = True

@@ -1,0 +1,109 @@
+"""Best of n: samples are graded by the code of training, the best one is returned, and all scores with it.
+
+A failure is no grade: a sample whose grade failed has the score null and never wins.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from pydantic import TypeAdapter, ValidationError
+
+from actors.graders.sample import sample_of
+from actors.grading.pool import GraderPool
+from actors.runtime.calls import outcome_of
+from serve.http.errors import ApiError, of_user_error
+from serve.routes.graders import check_grader
+from trainer.errors import EndpointRefused, InvalidJob, RftError
+from trainer.spec.graders import GraderSpec
+from trainer.spec.operator import Operator
+from trainer.types import Grade, ToolCall, Turn
+
+_GRADER: TypeAdapter[Any] = TypeAdapter(GraderSpec)
+
+
+class Grading(Protocol):
+    """What is needed of actors.grading.pool.GraderPool."""
+
+    async def grade(self, sample: dict[str, Any], item: dict[str, Any], trace_id: str) -> Grade: ...
+
+    async def close(self) -> None: ...
+
+
+class MakeGrading(Protocol):
+    def __call__(self, spec: Any) -> Grading:
+        """
+        Raises:
+            InvalidJob: the grader has mistakes.
+        """
+
+
+def grader_pools(operator: Operator) -> MakeGrading:
+    """Graders within what the operator allows."""
+
+    def make(spec: Any) -> Grading:
+        check_grader(spec, operator)
+        return GraderPool(spec, operator=operator)
+
+    return make
+
+
+def read_grader(raw: Mapping[str, Any], make: MakeGrading) -> Grading:
+    """
+    Raises:
+        ApiError: it is no grader.
+    """
+    try:
+        return make(_GRADER.validate_python(raw))
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(["grader", *(str(part) for part in first["loc"][1:])])
+        raise ApiError(400, f"{place}: {first['msg']}", param=place, code="invalid_grader") from None
+    except InvalidJob as error:
+        raise of_user_error(error, "grader") from None
+
+
+async def best_of(
+    completion: Mapping[str, Any], grading: Grading, item: dict[str, Any] | None, wants_json: bool
+) -> dict[str, Any]:
+    """The completion with its best choice only. Its metadata hold `scores`, one for each choice, and `best`.
+
+    Raises:
+        ApiError: no choice could be graded.
+    """
+    choices = completion["choices"]
+    try:
+        outcomes = await asyncio.gather(
+            *(
+                outcome_of(grading.grade(_sample(choice, wants_json), item or {}, f"trace_{completion['id']}_{i}"))
+                for i, choice in enumerate(choices)
+            )
+        )
+    finally:
+        await grading.close()
+    scores = [outcome.value if isinstance(outcome, Grade) else None for outcome in outcomes]
+    graded = [i for i, score in enumerate(scores) if score is not None]
+    if not graded:
+        raise _no_grade([outcome for outcome in outcomes if isinstance(outcome, RftError)])
+    best = max(graded, key=lambda i: scores[i] or 0.0)
+    metadata = {"scores": scores, "best": best}
+    return {**completion, "choices": [{**choices[best], "index": 0}], "metadata": metadata}
+
+
+def _sample(choice: Mapping[str, Any], wants_json: bool) -> dict[str, Any]:
+    message = choice["message"]
+    calls = tuple(
+        ToolCall(call["id"], call["function"]["name"], call["function"]["arguments"])
+        for call in message.get("tool_calls") or ()
+    )
+    text = message["content"] or ""
+    return sample_of(text, (Turn(0, 0, text, calls),), choice["finish_reason"], wants_json)
+
+
+def _no_grade(errors: Sequence[RftError]) -> ApiError:
+    message = f"None of the samples could be graded: {errors[0].message}"
+    if isinstance(errors[0], EndpointRefused):
+        return ApiError(400, message, param="grader", code="grader_refused")
+    return ApiError(502, message, param="grader", code="grader_failed", type="server_error")

@@ -1,0 +1,321 @@
+"""Requests of chat completions: what a client may say, checked before any engine is asked.
+
+Keys of OpenAI's that say nothing to a model of one's own (`store`, `user`, ...) are taken and ignored; others are
+refused by name. `null` is the same as no key.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+
+from trainer.spec.json_schema import reference_mistake
+
+MAX_MESSAGES = 4096
+MAX_TOOLS = 128
+MAX_CHOICES = 128
+MAX_SCHEMA_DEPTH = 64
+"""Deeper ones take a grammar compiler down."""
+IGNORED = {
+    *("user", "store", "metadata", "service_tier", "safety_identifier", "verbosity", "modalities"),
+    *("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"),
+}
+NOT_FOR_MODELS = IGNORED | {"grader", "item", "max_tokens", "stream_options"}
+REQUIRED = frozenset({"model", "messages", "input"})
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+
+
+class Part(BaseModel):
+    """Of a content list. Models here read text only."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal["text", "input_text", "output_text", "refusal"]
+    text: str | None = None
+    refusal: str | None = None
+
+    @model_validator(mode="after")
+    def _has_text(self) -> Part:
+        if self.text is None and self.refusal is None:
+            raise ValueError("the part has no text")
+        return self
+
+
+def _text_of(value: str | list[Part] | None) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    return "\n".join(part.text if part.text is not None else part.refusal or "" for part in value)
+
+
+def text_or_list(value: Any) -> str:
+    """Which of two forms: a mistake in one of them is then not told of the other."""
+    return "list" if isinstance(value, list) else "text"
+
+
+Parts = Annotated[
+    Annotated[
+        Annotated[str, Tag("text")] | Annotated[list[Part], Tag("list")],
+        Discriminator(text_or_list),
+    ],
+    AfterValidator(_text_of),
+]
+"""Text, or a list of text parts; reads as one text."""
+
+
+def _kind_of(message: Any) -> str:
+    role = message.get("role") if isinstance(message, dict) else getattr(message, "role", None)
+    return role if role in ("assistant", "tool") else "spoken"
+
+
+class SpokenMessage(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+    role: Literal["developer", "system", "user", "assistant", "tool"]
+    content: Parts
+
+
+class CalledFunction(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+    name: Annotated[str, Field(min_length=1)]
+    arguments: str
+
+
+class Call(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+    id: Annotated[str, Field(min_length=1)]
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class AssistantMessage(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+    role: Literal["assistant"]
+    content: Parts | None = None
+    refusal: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[Call] | None = None
+
+    @model_validator(mode="after")
+    def _says_something(self) -> AssistantMessage:
+        if self.content is None and not self.tool_calls and self.refusal is None:
+            raise ValueError("content is missing: it may be left out only where there are tool_calls")
+        return self
+
+
+class ToolMessage(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+    role: Literal["tool"]
+    content: Parts
+    tool_call_id: Annotated[str, Field(min_length=1)]
+
+
+Message = Annotated[
+    Annotated[SpokenMessage, Tag("spoken")]
+    | Annotated[AssistantMessage, Tag("assistant")]
+    | Annotated[ToolMessage, Tag("tool")],
+    Discriminator(_kind_of),
+]
+
+
+def _checked_schema(schema: dict[str, Any]) -> dict[str, Any]:
+    if _depth(schema) > MAX_SCHEMA_DEPTH:
+        raise ValueError(f"the schema is nested more than {MAX_SCHEMA_DEPTH} levels deep")
+    if (mistake := reference_mistake(schema)) is not None:
+        raise ValueError(mistake)
+    return schema
+
+
+def _depth(value: Any) -> int:
+    depth, level = 0, [value]
+    while level and depth <= MAX_SCHEMA_DEPTH:
+        depth += 1
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if isinstance(outer, dict) else outer if isinstance(outer, list) else ())
+            if isinstance(inner, dict | list)
+        ]
+    return depth
+
+
+JsonSchema = Annotated[dict[str, Any], AfterValidator(_checked_schema)]
+FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
+
+
+class Function(BaseModel):
+    """A tool as the model sees it; what a client says beyond this is kept, as it was in training."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: FunctionName
+    description: str | None = None
+    parameters: JsonSchema | None = None
+    strict: bool | None = None
+
+
+class Tool(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal["function"]
+    function: Function
+
+
+class NamedFunction(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+    name: str
+
+
+class NamedTool(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class NamedSchema(BaseModel):
+    model_config = ConfigDict(extra="ignore", populate_by_name=True)
+
+    name: str = "response"
+    description: str | None = None
+    strict: bool | None = None
+    schema_: Annotated[JsonSchema, Field(alias="schema")]
+
+
+class ResponseFormat(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: NamedSchema | None = None
+
+    @model_validator(mode="after")
+    def _has_schema(self) -> ResponseFormat:
+        if self.type == "json_schema" and self.json_schema is None:
+            raise ValueError("json_schema is missing")
+        return self
+
+
+class StreamOptions(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+    include_usage: bool | None = None
+
+
+def tools_are_named_once(tools: list[Tool]) -> list[Tool]:
+    twice = sorted(name for name, count in Counter(tool.function.name for tool in tools).items() if count > 1)
+    if twice:
+        raise ValueError(f"the names {', '.join(twice)} stand twice; each tool needs a name of its own")
+    return tools
+
+
+class Sampling(BaseModel):
+    """What chat completions and responses share."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: Annotated[str, Field(min_length=1)]
+    temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=0)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    parallel_tool_calls: bool | None = None
+    stream: bool = False
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
+    grader: dict[str, Any] | None = None
+    item: dict[str, Any] | None = None
+    user: Any = None
+    service_tier: Any = None
+    safety_identifier: Any = None
+    prompt_cache_key: Any = None
+    prompt_cache_retention: Any = None
+    prompt_cache_options: Any = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_nothing(cls, body: Any) -> Any:
+        """But for what must be there: there it is a mistake."""
+        if not isinstance(body, dict):
+            return body
+        return {key: value for key, value in body.items() if value is not None or key in REQUIRED}
+
+
+class ChatRequest(Sampling):
+    """`grader` with `n`: the best of n samples is returned (see best_of.py); `item` is what its templates call item."""
+
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS), AfterValidator(tools_are_named_once)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    response_format: ResponseFormat | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    stop: str | Annotated[list[str], Field(max_length=4)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    reasoning_effort: Effort | None = None
+    stream_options: StreamOptions | None = None
+    store: Any = None
+    metadata: Any = None
+    verbosity: Any = None
+    modalities: Any = None
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> ChatRequest:
+        check_choice(self.tool_choice, self.tools)
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError("top_logprobs needs logprobs: true")
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options needs stream: true")
+        if self.grader is not None and self.stream:
+            raise ValueError("with a grader the best of n whole answers is returned: leave stream out")
+        _check_turns(self.messages)
+        return self
+
+    def body(self) -> dict[str, Any]:
+        """For a ModelServer."""
+        body = self.model_dump(exclude_none=True, exclude=NOT_FOR_MODELS, by_alias=True)
+        if self.max_tokens is not None:
+            body.setdefault("max_completion_tokens", self.max_tokens)
+        for message in body["messages"]:
+            message.setdefault("content", message.pop("refusal", None))
+        return body
+
+
+def _check_turns(messages: Sequence[SpokenMessage | AssistantMessage | ToolMessage]) -> None:
+    """Each call has one result, directly behind its turn: templates tell results apart by their places only."""
+    open_calls: list[str] = []
+    for i, message in enumerate(messages):
+        if isinstance(message, ToolMessage):
+            if message.tool_call_id not in open_calls:
+                raise ValueError(f"messages[{i}].tool_call_id answers no open call of the turn before it")
+            open_calls.remove(message.tool_call_id)
+            continue
+        if open_calls:
+            raise ValueError(f"messages[{i}]: the call {open_calls[0]!r} before it has no tool message")
+        open_calls = [call.id for call in getattr(message, "tool_calls", None) or ()]
+        if len(set(open_calls)) < len(open_calls):
+            raise ValueError(f"messages[{i}].tool_calls: two calls have the same id")
+    if open_calls:
+        raise ValueError(f"the call {open_calls[0]!r} has no tool message")
+
+
+def check_choice(choice: str | NamedTool | None, tools: list[Tool] | None) -> None:
+    """
+    Raises:
+        ValueError: what must be called is not there.
+    """
+    names = {tool.function.name for tool in tools or ()}
+    if isinstance(choice, NamedTool) and choice.function.name not in names:
+        raise ValueError(f"tool_choice names {choice.function.name!r}, which is none of tools")
+    if choice == "required" and not names:
+        raise ValueError("tool_choice is required, but there are no tools")

@@ -1,0 +1,230 @@
+"""Served models on Ray Serve: an application for each, whose replicas are engines; Ray Serve starts them where there is
+room, spreads requests over them, scales them with the load, replaces those that fail, and lets them end what they
+began before they stop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import ray
+from ray import serve as ray_serve
+from ray.exceptions import RayError, RayTaskError
+from ray.serve.exceptions import DeploymentUnavailableError, RayServeException
+from ray.serve.schema import ApplicationStatus
+
+from actors.engine.chat_engine import ChatEngine, Refusal
+from actors.engine.vllm_engine import EngineConfig
+from actors.runtime.exporter import Place, metrics_port, start_telemetry
+from cluster.planning.model_folder import max_context
+from cluster.preflight.prepare import MAX_AUTO_CONTEXT
+from cluster.ray_cluster.session import is_local
+from cluster.stores.model_registry import ModelRecord
+from serve.inference.model_server import ANSWER_TIMEOUT_S, Answers, NotServed, Served
+from trainer.errors import EngineFailed, RftError, UserError
+from trainer.spec.operator import EngineLimits
+
+PREFIX = "agent-rft-model-"
+DEPLOYMENT = "engine"
+QUEUE = 4
+"""Requests that a replica takes, for each that it can work on: more of them wait for another replica."""
+UPSCALE_S = 15.0
+HEALTH_S = 5.0
+IDLE_TIMEOUT_S = 5.0
+STATES = {
+    ApplicationStatus.RUNNING: Served.RUNNING,
+    ApplicationStatus.DEPLOY_FAILED: Served.FAILED,
+    ApplicationStatus.DELETING: Served.STOPPING,
+}
+
+
+class ServedEngine(Protocol):
+    """What is needed of actors.engine.chat_engine.ChatEngine."""
+
+    @property
+    def failed(self) -> bool: ...
+
+    async def start(self) -> RftError | None: ...
+
+    async def chat(self, body: Mapping[str, Any]) -> dict[str, Any] | Refusal | RftError: ...
+
+    def stream(self, body: Mapping[str, Any]) -> AsyncIterator[dict[str, Any] | Refusal | RftError]: ...
+
+    async def shutdown(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class EngineResources:
+    """Of each engine. `dtype` as in training: float32 on CPUs, bfloat16 on GPUs."""
+
+    cores: int
+    gpus: int
+    max_num_seqs: int
+
+    @classmethod
+    def of(cls, limits: EngineLimits, cluster: Mapping[str, float]) -> EngineResources:
+        gpus = int(cluster.get("GPU", 0) > 0) if limits.gpus is None else limits.gpus
+        return cls(limits.cores, gpus, limits.max_num_seqs)
+
+    @property
+    def dtype(self) -> str:
+        return "bfloat16" if self.gpus else "float32"
+
+
+MakeEngine = Callable[[ModelRecord, EngineResources], ServedEngine]
+
+
+def chat_engine(record: ModelRecord, resources: EngineResources) -> ServedEngine:
+    """
+    Raises:
+        UserError: the folder holds no model.
+    """
+    from transformers import AutoConfig  # seconds of imports, which the API can do without
+
+    try:
+        limit = max_context(AutoConfig.from_pretrained(record.folder, trust_remote_code=False))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{Path(record.folder).name} is no model that can be read") from error
+    config = EngineConfig(
+        model=record.folder,
+        dtype=resources.dtype,
+        context_length=record.settings.context_length or min(limit or MAX_AUTO_CONTEXT, MAX_AUTO_CONTEXT),
+        max_num_seqs=resources.max_num_seqs,
+        seed=0,
+        gpus=resources.gpus,
+        log_stats=metrics_port() > 0,
+    )
+    return ChatEngine(config, record.settings)
+
+
+class EngineReplica:
+    """One engine, up from its first moment on. To Prometheus the model is a job and a replica one of its engines, and a
+    replacement has its labels."""
+
+    async def __init__(self, make: MakeEngine, record: ModelRecord, resources: EngineResources) -> None:  # type: ignore[misc]
+        place = Place.of(record.id, local=is_local(ray.get_runtime_context().gcs_address))
+        start_telemetry(place, f"engine-{ray_serve.get_replica_context().rank.rank}")
+        self._engine = await asyncio.to_thread(make, record, resources)
+        self._calls = 0
+        error = await self._engine.start()
+        if error is not None:
+            raise error
+        self._idle_since = time.monotonic()
+
+    async def answer(self, body: dict[str, Any], stream: bool) -> AsyncGenerator[Any]:
+        """See model_server.Hosting. An RftError is yielded: Ray changes the class of one that is raised."""
+        self._calls += 1
+        try:
+            yield None
+            if not stream:
+                yield await self._engine.chat(body)
+                return
+            async for chunk in self._engine.stream(body):
+                yield chunk
+        finally:
+            self._calls -= 1
+            self._idle_since = time.monotonic()
+
+    def idle_s(self) -> float:
+        return 0.0 if self._calls else time.monotonic() - self._idle_since
+
+    def check_health(self) -> None:
+        """Ray Serve's: where it raises, the replica is replaced."""
+        if self._engine.failed:
+            raise EngineFailed("the engine died")
+
+    async def __del__(self) -> None:
+        await self._engine.shutdown()
+
+
+class RayServeModels:
+    """A Hosting (serve/inference/model_server.py) on the Ray Serve of the cluster that this process is part of."""
+
+    def __init__(self, limits: EngineLimits, resources: EngineResources, make: MakeEngine = chat_engine) -> None:
+        self._limits = limits
+        self._resources = resources
+        self._make = make
+
+    def name_of(self, record: ModelRecord) -> str:
+        parts = repr((record.folder, record.settings, self._resources, self._limits.max_replicas))
+        return f"{PREFIX}{hashlib.sha256(parts.encode()).hexdigest()[:16]}"
+
+    async def states(self) -> dict[str, Served]:
+        status = await asyncio.to_thread(ray_serve.status)
+        apps = status.applications.items()
+        return {name: STATES.get(app.status, Served.STARTING) for name, app in apps if name.startswith(PREFIX)}
+
+    async def deploy(self, name: str, record: ModelRecord) -> None:
+        resources = self._resources
+        deployment = ray_serve.deployment(EngineReplica).options(
+            name=DEPLOYMENT,
+            ray_actor_options={"num_cpus": resources.cores, "num_gpus": resources.gpus},
+            autoscaling_config={
+                "min_replicas": 1,
+                "max_replicas": self._limits.max_replicas,
+                "target_ongoing_requests": resources.max_num_seqs,
+                "upscale_delay_s": UPSCALE_S,
+                "downscale_delay_s": self._limits.idle_s,
+            },
+            max_ongoing_requests=QUEUE * resources.max_num_seqs,
+            max_constructor_retry_count=1,
+            health_check_period_s=HEALTH_S,
+            graceful_shutdown_timeout_s=ANSWER_TIMEOUT_S,
+            graceful_shutdown_wait_loop_s=0.5,
+        )
+        target = ray_serve.RunTarget(deployment.bind(self._make, record, resources), name, route_prefix=None)
+        await asyncio.to_thread(ray_serve.run_many, [target], wait_for_applications_running=False)
+
+    async def remove(self, name: str) -> None:
+        await asyncio.to_thread(ray_serve.delete, name, _blocking=False)
+
+    async def idle_s(self, name: str) -> float | None:
+        """The engine that was used last counts."""
+        try:
+            async with asyncio.timeout(IDLE_TIMEOUT_S):
+                found: list[float] = await _handle(name).broadcast("idle_s").results_async()
+        except (RayError, RayServeException, TimeoutError):
+            return None
+        return min(found, default=None)
+
+    async def answer(self, name: str, body: Mapping[str, Any], *, stream: bool) -> Answers:
+        answers = _handle(name).options(method_name="answer", stream=True).remote(dict(body), stream)
+        ended = False
+        try:
+            async for answer in answers:
+                if isinstance(answer, RftError):
+                    raise answer
+                yield answer
+            ended = True
+        except DeploymentUnavailableError:
+            raise NotServed(name) from None
+        except RayTaskError:  # a bug
+            raise
+        except RayError as error:
+            raise EngineFailed(f"the process of a served model was lost ({type(error).__name__})") from None
+        finally:
+            if not ended:
+                answers.cancel()
+
+
+def remove_models() -> None:
+    """Of this cluster, all."""
+    for name in ray_serve.status().applications:
+        if name.startswith(PREFIX):
+            ray_serve.delete(name, _blocking=False)
+
+
+def only_models_left() -> bool:
+    """Whether no other application than models is on this cluster."""
+    return all(name.startswith(PREFIX) for name in ray_serve.status().applications)
+
+
+def _handle(name: str) -> Any:
+    """Ray Serve keeps it: this costs nothing."""
+    return ray_serve.get_deployment_handle(DEPLOYMENT, name, _check_exists=False)

@@ -1,0 +1,36 @@
+"""POST /responses, over a model server's chat completions. Nothing is kept between requests."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from fastapi.responses import JSONResponse, Response
+
+from serve.http.auth import Writer
+from serve.http.schemas import Response as ResponseAnswer
+from serve.http.schemas import answers
+from serve.http.sse import event_stream
+from serve.inference.best_of import MakeGrading, best_of, read_grader
+from serve.inference.model_server import ModelServer
+from serve.inference.responses_chat import Sealer, chat_body, new_id, response_of
+from serve.inference.responses_schema import ResponsesRequest
+from serve.inference.responses_stream import ResponseStream
+
+
+def make_router(models: ModelServer, make_grading: MakeGrading, sealer: Sealer) -> APIRouter:
+    router = APIRouter(tags=["Responses"])
+
+    @router.post("/responses", response_model=None, responses=answers(ResponseAnswer, streams=True))
+    async def create(request: ResponsesRequest, key: Writer) -> Response:
+        """The model's next turn: calls of tools, or a message."""
+        body = chat_body(request, sealer)
+        if request.stream:
+            chunks = await models.stream(body)
+            stream = ResponseStream(request, sealer)
+            return event_stream(stream.events(chunks), named=True, failed=stream.failed)
+        grading = None if request.grader is None else read_grader(request.grader, make_grading)
+        completion = await models.chat(body)
+        if grading is not None:
+            completion = await best_of(completion, grading, request.item, request.wants_json)
+        return JSONResponse(response_of(request, completion, sealer, new_id("resp")))
+
+    return router

@@ -1,0 +1,180 @@
+"""Requests of /responses: chat-style messages, echoed output items and tool outputs, which are all the state there is.
+
+`null` is the same as no key. Keys of OpenAI's that say nothing here are ignored, those that would change the answer
+(a stored conversation, background) are refused.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
+
+from serve.inference.chat_schema import (
+    MAX_MESSAGES,
+    MAX_TOOLS,
+    CalledFunction,
+    Effort,
+    Function,
+    NamedFunction,
+    NamedTool,
+    Parts,
+    ResponseFormat,
+    Sampling,
+    Tool,
+    check_choice,
+    text_or_list,
+    tools_are_named_once,
+)
+
+ENCRYPTED = "reasoning.encrypted_content"
+STATEFUL = ("previous_response_id", "conversation", "background", "prompt")
+
+
+class MessageItem(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal["message"] = "message"
+    role: Literal["developer", "system", "user", "assistant"]
+    content: Parts
+
+
+class CallItem(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal["function_call"]
+    call_id: Annotated[str, Field(min_length=1)]
+    name: Annotated[str, Field(min_length=1)]
+    arguments: str
+
+    def function(self) -> CalledFunction:
+        return CalledFunction(name=self.name, arguments=self.arguments)
+
+
+class OutputItem(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal["function_call_output"]
+    call_id: Annotated[str, Field(min_length=1)]
+    output: Parts
+
+
+class ReasoningItem(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal["reasoning"]
+    encrypted_content: str | None = None
+
+
+def _kind_of(item: Any) -> Any:
+    if not isinstance(item, dict):
+        return None
+    return item.get("type") or ("message" if "role" in item else None)
+
+
+Item = Annotated[
+    Annotated[MessageItem, Tag("message")]
+    | Annotated[CallItem, Tag("function_call")]
+    | Annotated[OutputItem, Tag("function_call_output")]
+    | Annotated[ReasoningItem, Tag("reasoning")],
+    Discriminator(_kind_of),
+]
+
+
+class FlatTool(Function):
+    """A tool in the form of /responses."""
+
+    type: Literal["function"]
+
+    def chat_form(self) -> Tool:
+        """As it stood in training's rows."""
+        function = self.model_dump(exclude_none=True, exclude={"type"})
+        return Tool(type="function", function=Function(**function))
+
+
+class FlatNamedTool(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal["function"]
+    name: str
+
+
+class Reasoning(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+    effort: Effort | None = None
+    summary: Any = None
+
+
+class Text(BaseModel):
+    """`format`: null, or OpenAI's flat form, which is turned into the one of chat completions."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    format: ResponseFormat | None = None
+
+    @field_validator("format", mode="before")
+    @classmethod
+    def _chat_form(cls, value: Any) -> Any:
+        if isinstance(value, dict) and value.get("type") == "json_schema" and "json_schema" not in value:
+            return {"type": "json_schema", "json_schema": {key: value[key] for key in value if key != "type"}}
+        return value
+
+
+class ResponsesRequest(Sampling):
+    input: Annotated[
+        Annotated[str, Tag("text")] | Annotated[list[Item], Field(min_length=1, max_length=MAX_MESSAGES), Tag("list")],
+        Discriminator(text_or_list),
+    ]
+    instructions: str | None = None
+    tools: Annotated[list[FlatTool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | FlatNamedTool | None = None
+    reasoning: Reasoning | None = None
+    text: Text | None = None
+    include: list[str] = Field(default_factory=list)
+    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
+    store: bool | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    stream_options: Any = None
+    previous_response_id: Any = None
+    conversation: Any = None
+    background: Any = None
+    prompt: Any = None
+    max_tool_calls: Any = None
+
+    @field_validator(*STATEFUL)
+    @classmethod
+    def _has_no_state(cls, value: Any) -> Any:
+        if value:
+            raise ValueError("this server keeps no responses: send the whole conversation as input, with store: false")
+        return value
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> ResponsesRequest:
+        check_choice(self.chat_choice, self.chat_tools)
+        if self.grader is not None and self.stream:
+            raise ValueError("with a grader the best of n whole answers is returned: leave stream out")
+        if self.n > 1 and self.grader is None:
+            raise ValueError("n needs a grader, which chooses: a response holds one answer")
+        return self
+
+    @property
+    def items(self) -> list[MessageItem | CallItem | OutputItem | ReasoningItem]:
+        if isinstance(self.input, str):
+            return [MessageItem(role="user", content=self.input)]
+        return list(self.input)
+
+    @property
+    def chat_tools(self) -> list[Tool]:
+        return tools_are_named_once([tool.chat_form() for tool in self.tools or ()])
+
+    @property
+    def chat_choice(self) -> Literal["none", "auto", "required"] | NamedTool | None:
+        if isinstance(self.tool_choice, FlatNamedTool):
+            return NamedTool(type="function", function=NamedFunction(name=self.tool_choice.name))
+        return self.tool_choice
+
+    @property
+    def wants_json(self) -> bool:
+        return self.text is not None and self.text.format is not None and self.text.format.type != "text"

@@ -1,0 +1,185 @@
+"""/v1/fine_tuning/jobs: create, list and follow jobs, change their course. All keys of a server see all jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Body, Depends, Header, Path, Request
+from fastapi.responses import JSONResponse
+
+from cluster.jobs.request import Described, WireJob
+from cluster.jobs.service import JobService
+from cluster.stores.job_states import IllegalMove, KeyUsedTwice, UnknownCursor, UnknownJob
+from cluster.stores.job_tables import CheckpointRecord, EventRecord, JobRecord
+from serve.http.auth import Reader, Writer
+from serve.http.errors import ApiError, not_found
+from serve.http.pages import PageQuery, page, page_query
+from serve.http.schemas import Checkpoint, Event, Job, Page, answers
+
+JOBS_PAGE, EVENTS_PAGE, CHECKPOINTS_PAGE, MOST = 20, 20, 10, 1_000
+MAX_FILTERS = 16
+
+JobBody = Annotated[dict[str, Any], Body(), Described(WireJob)]
+"""Checked below the API, where a job file is."""
+JobId = Annotated[str, Path(max_length=100)]
+IdempotencyKey = Annotated[str | None, Header(min_length=1, max_length=255)]
+Retry = Annotated[int | None, Header(alias="x-stainless-retry-count", ge=0, include_in_schema=False)]
+JobPages = Annotated[PageQuery, Depends(page_query(JOBS_PAGE, MOST))]
+EventPages = Annotated[PageQuery, Depends(page_query(EVENTS_PAGE, MOST))]
+CheckpointPages = Annotated[PageQuery, Depends(page_query(CHECKPOINTS_PAGE, MOST))]
+
+
+def make_router(service: JobService, organization: str = "local") -> APIRouter:
+    """Routes are plain functions: they run in threads, where a database may be waited for."""
+    router = APIRouter(prefix="/fine_tuning/jobs", tags=["fine-tuning"])
+    store = service.store
+
+    @router.post("", response_model=None, responses=answers(Job))
+    def create(
+        body: JobBody,
+        key: Writer,
+        idempotency_key: IdempotencyKey = None,
+        retry: Retry = None,
+    ) -> dict[str, Any]:
+        """Begin a fine-tuning job. A request that is sent again does not begin a second one."""
+        with _errors():
+            return job_object(service.create(body, key.id, idempotency_key=idempotency_key, retry=retry), organization)
+
+    @router.get("", response_model=None, responses=answers(Page[Job]))
+    def list_jobs(request: Request, key: Reader, pages: JobPages) -> JSONResponse:
+        """The newest first. `metadata[k]=v` picks those that carry it."""
+        with _errors():
+            found, more = store.jobs(None, after=pages.after, limit=pages.limit, labels=_labels(request))
+        return page([job_object(job, organization) for job in found], more)
+
+    @router.get("/{job_id}", response_model=None, responses=answers(Job))
+    def get_job(job_id: JobId, key: Reader) -> dict[str, Any]:
+        with _errors(job_id):
+            return job_object(store.get(job_id), organization)
+
+    @router.post("/{job_id}/cancel", response_model=None, responses=answers(Job))
+    def cancel(job_id: JobId, key: Writer) -> dict[str, Any]:
+        """End a job at once, wherever it is. Its checkpoints stay."""
+        with _errors(job_id):
+            return job_object(service.cancel(job_id), organization)
+
+    @router.post("/{job_id}/pause", response_model=None, responses=answers(Job))
+    def pause(job_id: JobId, key: Writer) -> dict[str, Any]:
+        """Let a running job take a checkpoint and give its resources back."""
+        with _errors(job_id):
+            return job_object(service.pause(job_id), organization)
+
+    @router.post("/{job_id}/resume", response_model=None, responses=answers(Job))
+    def resume(job_id: JobId, key: Writer) -> dict[str, Any]:
+        """Let a paused job wait for its turn and go on from its checkpoint."""
+        with _errors(job_id):
+            return job_object(service.resume(job_id), organization)
+
+    @router.get("/{job_id}/events", response_model=None, responses=answers(Page[Event]))
+    def events(job_id: JobId, key: Reader, pages: EventPages) -> JSONResponse:
+        with _errors(job_id):
+            found, more = store.events(job_id, after=pages.after, limit=pages.limit)
+        return page([event_object(event) for event in found], more)
+
+    @router.get("/{job_id}/checkpoints", response_model=None, responses=answers(Page[Checkpoint]))
+    def checkpoints(job_id: JobId, key: Reader, pages: CheckpointPages) -> JSONResponse:
+        with _errors(job_id):
+            found, more = store.checkpoints(job_id, after=pages.after, limit=pages.limit)
+        return page([checkpoint_object(checkpoint) for checkpoint in found], more)
+
+    return router
+
+
+# -- the wire's objects ------------------------------------------------------------------------------------------------
+
+
+def job_object(job: JobRecord, organization: str) -> dict[str, Any]:
+    """Every key is there; clients' types want some of them even where they are null."""
+    part = job.method["type"]
+    return {
+        "id": job.id,
+        "object": "fine_tuning.job",
+        "created_at": int(job.created_at),
+        "finished_at": _seconds(job.finished_at),
+        "estimated_finish": _seconds(job.estimated_finish) if job.status == "running" else None,
+        "model": job.model,
+        "fine_tuned_model": job.fine_tuned_model,
+        "organization_id": organization,
+        "status": job.status,
+        "error": None
+        if job.error is None
+        else {"code": job.error.code, "message": job.error.message, "param": job.error.param},
+        "hyperparameters": job.method[part]["hyperparameters"],
+        "method": job.method,
+        "training_file": job.training_file,
+        "validation_file": job.validation_file,
+        "test_file": job.test_file,
+        "result_files": list(job.result_files),
+        "trained_tokens": job.trained_tokens,
+        "seed": job.seed,
+        "suffix": job.suffix,
+        "metadata": job.labels,
+        "integrations": [],
+    }
+
+
+def event_object(event: EventRecord) -> dict[str, Any]:
+    return {
+        "id": event.id,
+        "object": "fine_tuning.job.event",
+        "created_at": int(event.created_at),
+        "level": event.level,
+        "type": event.type,
+        "message": event.message,
+        "data": event.data,
+    }
+
+
+def checkpoint_object(checkpoint: CheckpointRecord) -> dict[str, Any]:
+    return {
+        "id": checkpoint.id,
+        "object": "fine_tuning.job.checkpoint",
+        "created_at": int(checkpoint.created_at),
+        "fine_tuned_model_checkpoint": checkpoint.model,
+        "fine_tuning_job_id": checkpoint.job_id,
+        "step_number": checkpoint.step,
+        "metrics": checkpoint.metrics,
+    }
+
+
+def _seconds(time: float | None) -> int | None:
+    return None if time is None else int(time)
+
+
+# -- what is asked -----------------------------------------------------------------------------------------------------
+
+
+def _labels(request: Request) -> dict[str, str]:
+    """`metadata[key]=value` of the query."""
+    found = {
+        name.removeprefix("metadata[").removesuffix("]"): value
+        for name, value in request.query_params.items()
+        if name.startswith("metadata[") and name.endswith("]")
+    }
+    if len(found) > MAX_FILTERS:
+        raise ApiError(400, f"At most {MAX_FILTERS} keys can be asked for", param="metadata", code="invalid_value")
+    for name, value in found.items():
+        if not 1 <= len(name) <= 64 or len(value) > 512 or '"' in name or "\x00" in name + value:
+            raise ApiError(400, "This is no key and value of metadata", param="metadata", code="invalid_value")
+    return found
+
+
+@contextmanager
+def _errors(job_id: str = "") -> Iterator[None]:
+    try:
+        yield
+    except UnknownJob:
+        raise not_found("fine-tuning job", job_id, "fine_tuning_job_id") from None
+    except UnknownCursor as error:
+        raise ApiError(400, error.message, param="after", code="invalid_value") from None
+    except IllegalMove as error:
+        raise ApiError(400, error.message, code="invalid_job_state") from None
+    except KeyUsedTwice as error:
+        raise ApiError(400, error.message, param="idempotency-key", code="idempotency_key_reused") from None

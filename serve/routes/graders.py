@@ -1,0 +1,255 @@
+"""/v1/fine_tuning/alpha: a grader or a tool tried once, by the code that training uses.
+
+What a grade that failed is answered with is the wire contract's: reward 0.0, and `metadata.errors` says that it is no
+grade. What only the client can mend (a mistake in the grader, a private URL, a refused token) is a 400.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Annotated, Any
+
+from fastapi import APIRouter
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
+
+from actors.endpoints.address_guard import REMEDY as ADDRESS_REMEDY
+from actors.endpoints.address_guard import Guard
+from actors.endpoints.url import endpoint_mistake, safe_url
+from actors.graders.base import wire_errors
+from actors.graders.sample import sample_of
+from actors.grading.factory import grader_problems
+from actors.grading.pool import GraderPool
+from actors.runtime.calls import outcome_of
+from actors.tools.dispatcher import Dispatcher
+from cluster.records.run_folder import REDACTED
+from serve.http.auth import Writer
+from serve.http.errors import ApiError, of_user_error
+from serve.http.schemas import GraderRun, ToolOutput, ValidGrader, answers
+from trainer.errors import Discard, EndpointRefused, InvalidJob, Problem, RftError, UserError
+from trainer.spec.endpoints import ToolSpec
+from trainer.spec.graders import EndpointGrader, GraderSpec, LabelModelGrader, MultiGrader, ScoreModelGrader
+from trainer.spec.operator import Operator
+from trainer.types import Grade, ToolCall
+
+Id = Annotated[str, Field(min_length=1, max_length=200)]
+
+
+def _without_nulls(grader: Any) -> Any:
+    """Clients send null for what they leave out."""
+    if not isinstance(grader, dict):
+        return grader
+    given = {key: value for key, value in grader.items() if value is not None}
+    if isinstance(given.get("graders"), dict):
+        given["graders"] = {name: _without_nulls(part) for name, part in given["graders"].items()}
+    return given
+
+
+class Form(BaseModel):
+    """A request's body: unknown keys are refused."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+class ValidateRequest(Form):
+    grader: Annotated[GraderSpec, BeforeValidator(_without_nulls)]
+
+
+class RunRequest(ValidateRequest):
+    """`model_sample` is the answer's text; where it is JSON, graders have it as `sample.output_json` too."""
+
+    model_sample: str
+    item: dict[str, Any] | None = None
+    trace_id: Id | None = None
+
+
+class ToolRequest(BaseModel):
+    """The body that a tool gets, with its address. Other keys are taken and not looked at."""
+
+    model_config = ConfigDict(extra="allow", allow_inf_nan=False)
+
+    server_url: Annotated[str, Field(max_length=4000)]
+    headers: dict[str, SecretStr] | None = None
+    name: Id
+    arguments: str | dict[str, Any] = "{}"
+    id: Id | None = None
+    call_id: Id | None = None
+    trace_id: Id | None = None
+    item: dict[str, Any] | None = None
+
+
+class _Trials:
+    """So many at a time: each may hold a sandbox or a connection for minutes."""
+
+    def __init__(self, most: int) -> None:
+        self._free = most
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        if not self._free:
+            message = "The server tries as many graders and tools as it may at a time; try again in a moment."
+            headers = {"Retry-After": "1"}
+            raise ApiError(429, message, code="too_many_trials", type="rate_limit_error", headers=headers)
+        self._free -= 1
+        try:
+            yield
+        finally:
+            self._free += 1
+
+
+def make_router(operator: Operator) -> APIRouter:
+    router = APIRouter(prefix="/fine_tuning/alpha", tags=["graders"])
+    trials = _Trials(operator.limits.max_trial_calls)
+
+    @router.post("/graders/validate", response_model=None, responses=answers(ValidGrader))
+    async def validate_grader(body: ValidateRequest, key: Writer) -> dict[str, Any]:
+        """The grader, if it has no mistakes that show without calling anything."""
+        check_grader(body.grader, operator)
+        return {"grader": shown_grader(body.grader)}
+
+    @router.post("/graders/run", response_model=None, responses=answers(GraderRun))
+    async def run_grader(body: RunRequest, key: Writer) -> dict[str, Any]:
+        """One grade of `model_sample`."""
+        check_grader(body.grader, operator)
+        async with trials.turn():
+            return await _run(body, operator)
+
+    @router.post("/tool/run", response_model=None, responses=answers(ToolOutput))
+    async def run_tool(body: ToolRequest, key: Writer) -> dict[str, Any]:
+        """One call of a tool: what the model would see of it."""
+        tool = _checked_tool(body, operator)
+        async with trials.turn():
+            return await _call(body, tool, operator)
+
+    return router
+
+
+# -- graders -----------------------------------------------------------------------------------------------------------
+
+
+def check_grader(spec: GraderSpec, operator: Operator) -> None:
+    """
+    Raises:
+        InvalidJob: with the mistakes that show without calling anything.
+    """
+    problems = grader_problems(spec, operator, "grader")
+    guard = Guard(operator.allowed_networks)
+    for place, part in _parts(spec):
+        if isinstance(part, EndpointGrader) and not endpoint_mistake(part.url, {}):
+            mistake = guard.mistake(part.url)
+            if mistake is not None:
+                problems.append(Problem("forbidden_address", f"{place}.url", mistake, ADDRESS_REMEDY))
+    if problems:
+        raise InvalidJob("the grader has mistakes", problems)
+
+
+def _parts(spec: GraderSpec) -> Iterator[tuple[str, GraderSpec]]:
+    yield "grader", spec
+    if isinstance(spec, MultiGrader):
+        yield from ((f"grader.graders.{name}", part) for name, part in spec.graders.items())
+
+
+def shown_grader(spec: GraderSpec) -> dict[str, Any]:
+    """A grader as its job gave it, by the names of the wire contract, without its secrets."""
+    shown = spec.model_dump(mode="json", exclude_unset=True, exclude={"graders"})
+    if isinstance(spec, EndpointGrader):
+        shown["url"] = safe_url(spec.url)
+        if "rate_limit_per_s" in shown:
+            shown["rate_limit"] = shown.pop("rate_limit_per_s")
+        if "headers" in shown:
+            shown["headers"] = dict.fromkeys(spec.headers, REDACTED)
+    if isinstance(spec, MultiGrader):
+        shown["graders"] = {name: shown_grader(part) for name, part in spec.graders.items()}
+    return shown
+
+
+async def _run(body: RunRequest, operator: Operator) -> dict[str, Any]:
+    """
+    Raises:
+        ApiError: what only the client can mend.
+    """
+    begun = time.monotonic()
+    pool = GraderPool(body.grader, operator=operator)
+    try:
+        sample = sample_of(body.model_sample, (), "answer", wants_json=True)
+        trace_id = body.trace_id or f"trace_{secrets.token_hex(16)}"
+        outcome = await outcome_of(pool.grade(sample, body.item or {}, trace_id))
+    finally:
+        await pool.close()
+    if isinstance(outcome, UserError):
+        raise _of_endpoint(outcome, "grader")
+    return _run_response(body.grader, outcome, time.monotonic() - begun)
+
+
+def _run_response(spec: GraderSpec, outcome: Grade | RftError, execution_s: float) -> dict[str, Any]:
+    """Section 3 of the wire contract."""
+    failed = outcome if isinstance(outcome, RftError) else None
+    grade = outcome if isinstance(outcome, Grade) else Grade(0.0)
+    return {
+        "reward": float(grade.value),
+        "sub_rewards": dict(grade.scores),
+        "model_grader_token_usage_per_model": {
+            model: {"total_tokens": count} for model, count in grade.judge_tokens.items()
+        },
+        "metadata": {
+            "name": spec.name or spec.type,
+            "type": spec.type,
+            "execution_time": execution_s,
+            "scores": dict(grade.scores),
+            "sampled_model_name": spec.model if isinstance(spec, (ScoreModelGrader, LabelModelGrader)) else None,
+            "token_usage": sum(grade.judge_tokens.values()) or None,
+            "errors": wire_errors(failed),
+        },
+    }
+
+
+# -- tools -------------------------------------------------------------------------------------------------------------
+
+
+def _checked_tool(body: ToolRequest, operator: Operator) -> ToolSpec:
+    headers = body.headers or {}
+    mistake = endpoint_mistake(body.server_url, {}) or Guard(operator.allowed_networks).mistake(body.server_url)
+    if mistake is not None:
+        raise ApiError(400, f"The tool cannot be called: {mistake}.", param="server_url", code="invalid_endpoint")
+    mistake = endpoint_mistake(body.server_url, headers)
+    if mistake is not None:
+        raise ApiError(400, f"The tool cannot be called: {mistake}.", param="headers", code="invalid_endpoint")
+    return ToolSpec(name=body.name, server_url=body.server_url, headers=headers)
+
+
+async def _call(body: ToolRequest, tool: ToolSpec, operator: Operator) -> dict[str, Any]:
+    """
+    Raises:
+        ApiError: the call failed, or is refused.
+    """
+    call_id = body.call_id or body.id or f"call_{secrets.token_hex(12)}"
+    arguments = body.arguments if isinstance(body.arguments, str) else json.dumps(body.arguments)
+    trace_id = body.trace_id or f"trace_{secrets.token_hex(16)}"
+    dispatcher = Dispatcher([tool], operator)
+    try:
+        call = ToolCall(call_id, body.name, arguments)
+        (result,) = await dispatcher.call_turn(trace_id, body.item or {}, [call])
+    except UserError as error:
+        raise _of_endpoint(error, "server_url") from None
+    except Discard as error:
+        raise ApiError(424, error.message, param="server_url", code="tool_failed") from None
+    finally:
+        await dispatcher.close()
+    return {
+        "type": "function_call_output",
+        "id": body.id or call_id,
+        "call_id": call_id,
+        "output": result.output,
+        "error": result.error,
+        "latency_s": result.latency_s,
+    }
+
+
+def _of_endpoint(error: UserError, param: str) -> ApiError:
+    code = "endpoint_refused" if isinstance(error, EndpointRefused) else "invalid_request"
+    if isinstance(error, InvalidJob):
+        return of_user_error(error, param)
+    return ApiError(400, error.message, param=param, code=code)

@@ -1,0 +1,61 @@
+"""GET and DELETE /models: which models there are. Ids hold `:`, and `/` as %2F."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from fastapi import APIRouter
+
+from cluster.stores.model_registry import KeptModel, ModelRecord, UnknownModel
+from serve.http.auth import Reader, Writer
+from serve.http.errors import ApiError
+from serve.http.schemas import DeletedModel, Model, Models, answers
+
+
+class Registry(Protocol):
+    """What is needed of cluster.stores.model_registry.ModelRegistry."""
+
+    def resolve(self, model_id: str) -> ModelRecord: ...
+
+    def list(self) -> Sequence[ModelRecord]: ...
+
+    def delete(self, model_id: str) -> None: ...
+
+
+def make_router(registry: Registry) -> APIRouter:
+    router = APIRouter(tags=["Models"])
+
+    @router.get("/models", response_model=None, responses=answers(Models))
+    def list_models(key: Reader) -> dict[str, Any]:
+        """All of them: this list has no pages, as OpenAI's has none."""
+        return {"object": "list", "data": [_wire(record) for record in registry.list()]}
+
+    @router.get("/models/{model_id:path}", response_model=None, responses=answers(Model))
+    def get_model(model_id: str, key: Reader) -> dict[str, Any]:
+        """One model."""
+        try:
+            return _wire(registry.resolve(model_id))
+        except UnknownModel as error:
+            raise unknown(error) from None
+
+    @router.delete("/models/{model_id:path}", response_model=None, responses=answers(DeletedModel))
+    def delete_model(model_id: str, key: Writer) -> dict[str, Any]:
+        """Forget a tuned model or a checkpoint."""
+        try:
+            registry.delete(model_id)
+        except UnknownModel as error:
+            raise unknown(error) from None
+        except KeptModel as error:
+            raise ApiError(403, error.message, param="model", code="model_not_deletable") from None
+        return {"id": model_id, "object": "model", "deleted": True}
+
+    return router
+
+
+def unknown(error: UnknownModel) -> ApiError:
+    return ApiError(404, error.message, param="model", code="model_not_found")
+
+
+def _wire(record: ModelRecord) -> dict[str, Any]:
+    return {"id": record.id, "object": "model", "created": record.created_at, "owned_by": record.owned_by}

@@ -1,0 +1,291 @@
+"""The python grader: grades like a function call, and whatever it does costs only its own grade."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any
+
+import psutil
+import pytest
+
+from actors.graders.kinds.python import PythonGrade
+from actors.sandbox.start import PROTECTIONS, Limits, sandbox_report
+from tests.support.paths import ROOT
+from tests.support.python_attacks import until
+from trainer.errors import GraderFailed
+from trainer.spec.graders import PythonGrader
+from trainer.spec.operator import Operator
+
+RUNTIME, SERVER = "python_grader_runtime_error", "python_grader_server_error"
+Make = Callable[..., PythonGrade]
+
+
+@pytest.fixture
+async def make() -> AsyncIterator[Make]:
+    """Makes graders with one worker each, in the sandbox that is always there, and closes them."""
+    made = []
+
+    def grader(source: str, timeout_s: float = 60.0, **more: Any) -> PythonGrade:
+        spec = PythonGrader(type="python", source=source, timeout_s=timeout_s)
+        made.append(PythonGrade(spec, "mine", Operator(), **{"way": "namespaces", "num_workers": 1, **more}))
+        return made[-1]
+
+    yield grader
+    for one in made:
+        await one.close()
+
+
+async def failure(grader: PythonGrade, item: dict[str, Any] | None = None) -> GraderFailed:
+    with pytest.raises(GraderFailed) as caught:
+        await grader.grade({}, item or {}, "trace_1")
+    return caught.value
+
+
+async def value(grader: PythonGrade, sample: dict[str, Any] | None = None, item: dict[str, Any] | None = None) -> float:
+    return (await grader.grade(sample or {}, item or {}, "trace_1")).value
+
+
+def running(processes: list[psutil.Process]) -> list[psutil.Process]:
+    """Those that still do something: who is to bury the others is not for us to say."""
+    found = []
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            if process.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
+                found.append(process)
+    return found
+
+
+# -- grades ------------------------------------------------------------------------------------------------------------
+
+
+async def test_sample_and_item_arrive_and_the_grade_comes_back(make: Make) -> None:
+    grader = make(
+        "import re\ndef grade(sample, item):\n    return len(re.findall(item['é'], sample['output_text'])) / 4"
+    )
+    assert await value(grader, {"output_text": "aXbXc"}, {"é": "X"}) == 0.5
+
+
+async def test_what_grade_returns_must_be_a_finite_number_and_numpy_numbers_are(make: Make) -> None:
+    source = "import math\ndef grade(sample, item):\n    import numpy as np\n    return eval(item['e'])"
+    grader = make(source)
+    for good, number in (("3", 3.0), ("np.float32(0.5)", 0.5), ("np.int64(2)", 2.0), ("np.mean([1, 2])", 1.5)):
+        assert await value(grader, item={"e": good}) == number
+    for bad in ("True", "np.bool_(1)", "None", "'1'", "math.nan", "-math.inf", "np.nan", "10**400", "[1]", "1j"):
+        error = await failure(grader, {"e": bad})
+        assert error.details["code"] == RUNTIME and "grade returned" in error.message, bad
+
+
+async def test_the_traceback_of_the_graders_own_lines_is_in_the_details(make: Make) -> None:
+    grader = make("def half(x):\n    return x / 0  # boom\n\ndef grade(sample, item):\n    return half(1)\n")
+    error = await failure(grader)
+    details = error.details["python_grader_runtime_error_details"]
+    assert error.message == "grader 'mine' failed: ZeroDivisionError: division by zero"
+    assert 'File "grader.py", line 2, in half' in details and "return x / 0  # boom" in details
+    assert "worker" not in details
+
+
+async def test_a_module_that_fails_fails_each_grade_with_its_traceback(make: Make) -> None:
+    grader = make("import surely_not_installed\ndef grade(sample, item):\n    return 1")
+    for _ in range(2):
+        details = (await failure(grader)).details["python_grader_runtime_error_details"]
+        assert "line 1" in details and "surely_not_installed" in details
+
+
+async def test_a_module_that_never_ends_fails_the_grade_at_the_deadline_of_its_start(make: Make) -> None:
+    error = await failure(make("while True: pass\ndef grade(s, i): return 1", start_s=1.0))
+    assert error.details["code"] == SERVER and error.details["python_grader_server_error_type"] == "timeout"
+
+
+async def test_what_a_module_started_is_gone_before_the_first_grade(make: Make) -> None:
+    source = (
+        "import os, subprocess, sys\nos.fork()\nif os.fork() == 0:\n    while True: pass\n"
+        "def grade(sample, item):\n    os.kill(-1, 0)\n    return 1"
+    )
+    assert "ProcessLookupError" in (await failure(make(source))).message
+
+
+async def test_each_grade_finds_the_module_as_its_body_left_it(make: Make) -> None:
+    grader = make("seen = []\ndef grade(sample, item):\n    seen.append(1)\n    return len(seen)")
+    assert [await value(grader) for _ in range(3)] == [1, 1, 1]
+
+
+async def test_a_large_sample_and_many_grades_at_once_get_their_own_answers(make: Make) -> None:
+    grader = make("def grade(sample, item): return len(sample['t']) + item['n']", num_workers=2)
+    text = "x" * 3_000_000
+    values = await asyncio.gather(*(value(grader, {"t": text if n == 7 else ""}, {"n": n}) for n in range(40)))
+    assert values == [n + (3_000_000 if n == 7 else 0) for n in range(40)]
+
+
+# -- lost workers ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("victim", ["launcher", "worker"])
+async def test_a_worker_that_is_killed_costs_its_grade_and_another_one_takes_its_place(make: Make, victim: str) -> None:
+    grader = make("import time\ndef grade(sample, item):\n    time.sleep(item['s'])\n    return 1")
+    before = set(psutil.Process().children())
+    assert await value(grader, item={"s": 0}) == 1
+    (launcher,) = set(psutil.Process().children()) - before
+    (worker,) = launcher.children()
+    slow = asyncio.create_task(failure(grader, {"s": 1000}))
+    await until(lambda: bool(worker.children()))
+    family = [launcher, worker, *worker.children()]
+    (launcher if victim == "launcher" else worker).kill()
+    assert (await slow).details["python_grader_server_error_type"] == "worker_lost"
+    await until(lambda: grader.num_workers == 1)
+    assert await value(grader, item={"s": 0}) == 1
+    await until(lambda: not running(family))
+
+
+async def test_workers_that_die_between_grades_cost_none_and_are_all_replaced_at_the_next_one(make: Make) -> None:
+    grader = make("def grade(sample, item):\n    return 1", num_workers=2)
+    before = set(psutil.Process().children())
+    assert [await value(grader) for _ in range(2)] == [1, 1]
+    await until(lambda: grader.num_workers == 2)
+    for launcher in set(psutil.Process().children()) - before:
+        launcher.kill()
+    await until(lambda: grader.num_workers == 0)
+    assert await value(grader) == 1
+    await until(lambda: grader.num_workers == 2)
+
+
+async def test_a_cancelled_grade_ends_its_worker_and_the_pool_is_full_again(make: Make) -> None:
+    grader = make("import time\ndef grade(sample, item):\n    time.sleep(item['s'])\n    return 1")
+    assert await value(grader, item={"s": 0}) == 1
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await value(grader, item={"s": 1000})
+    await until(lambda: grader.num_workers == 1)
+    assert await value(grader, item={"s": 0}) == 1
+
+
+async def test_nothing_outlives_an_owner_that_is_killed() -> None:
+    script = (
+        "import asyncio\nfrom actors.graders.kinds.python import *\n"
+        "spec = PythonGrader(type='python', source='def grade(s, i):\\n    while True: pass')\n"
+        "asyncio.run(PythonGrade(spec, 'g', Operator(), way='namespaces', num_workers=1).grade({}, {}, 't'))"
+    )
+    owner = psutil.Popen([sys.executable, "-c", script], cwd=ROOT)
+    try:
+        await until(lambda: len(owner.children(recursive=True)) == 3)  # launcher, worker, fork
+        family = owner.children(recursive=True)
+    finally:
+        owner.kill()
+        owner.wait()
+    await until(lambda: not running(family))
+
+
+# -- hostile graders ---------------------------------------------------------------------------------------------------
+
+HARMLESS: dict[str, Any] = {"value": 1.0}
+"""It got nowhere, or wanted no more than it may."""
+ATTACKS: dict[str, dict[str, str] | dict[str, float]] = {
+    "uses_what_it_may": HARMLESS,
+    "reads_secrets": HARMLESS,
+    "writes_outside": HARMLESS,
+    "opens_sockets": HARMLESS,
+    "calls_the_kernel": HARMLESS,
+    "changes_limits": HARMLESS,
+    "imports_our_code": HARMLESS,
+    "kills_everyone": HARMLESS,
+    "starts_threads": HARMLESS,
+    "leaves_a_daemon": HARMLESS,
+    "plays_with_links": HARMLESS,
+    "fills_the_scratch_folder": HARMLESS,
+    "prints_a_gigabyte": HARMLESS,
+    "forges_a_result": {"code": RUNTIME, "message": "something else than the grade"},
+    "forges_from_a_child": {"code": RUNTIME, "message": "something else than the grade"},
+    "closes_everything": {"code": RUNTIME, "message": "without a grade"},
+    "exits": {"code": RUNTIME, "message": "SystemExit: 3"},
+    "exits_at_once": {"code": RUNTIME, "message": "exit status 3"},
+    "recurses": {"code": RUNTIME, "message": "RecursionError"},
+    "overflows_the_stack": {"code": RUNTIME, "message": "SIGSEGV"},
+    "returns_much": {"code": RUNTIME, "message": "type str"},
+    "returns_a_huge_number": {"code": RUNTIME, "message": "finite"},
+    "raises_much": {"code": RUNTIME, "message": "xxx"},
+    "takes_memory": {"code": RUNTIME, "message": "MemoryError"},
+    "takes_memory_in_many_processes": {"code": RUNTIME, "message": "768 MiB of memory"},
+    "never_returns": {"code": SERVER, "message": "no grade within 1 s"},
+    "never_gives_in": {"code": SERVER, "message": "no grade within 1 s"},
+    "fork_bomb": {"code": SERVER, "message": "no grade within 1 s"},
+}
+BUBBLEWRAP = ["bubblewrap"] if shutil.which("bwrap") else []
+USERS = ["as_root", "as_plain_user"] if os.getuid() == 0 else ["as_plain_user"]
+SANDBOXES = [f"{way}-{user}" for way in [*BUBBLEWRAP, "namespaces"] for user in USERS]
+"""What is tried here. Where tests run as a plain user, root's ways are not; where bwrap is not installed, not its."""
+
+
+@functools.cache
+def attacked() -> dict[str, Future[dict[str, Any]]]:
+    """The outcomes of all attacks on each sandbox; side by side, since they wait for deadlines most of the time."""
+    executor = ThreadPoolExecutor(len(SANDBOXES))
+    return {sandbox: executor.submit(outcomes, sandbox) for sandbox in SANDBOXES}
+
+
+def outcomes(sandbox: str) -> dict[str, Any]:
+    """Of all attacks on a sandbox, in one process of its own that has secrets."""
+    way, user = sandbox.split("-")
+    command = [
+        sys.executable,
+        "-m",
+        "tests.support.python_attacks",
+        way,
+        *(["--plain"] if user == "as_plain_user" else []),
+    ]
+    environment = os.environ | {"ATTACKS": json.dumps(list(ATTACKS)), "VERY_SECRET": "secret"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+@pytest.mark.parametrize("sandbox", SANDBOXES)
+def test_a_hostile_grader_gets_nowhere_and_costs_only_its_own_grade(sandbox: str, attack: str) -> None:
+    outcome = attacked()[sandbox].result()[attack]
+    expected = ATTACKS[attack]
+    if expected is HARMLESS:
+        assert outcome.get("value") == 1.0, outcome
+    else:
+        assert outcome["code"] == expected["code"] and expected["message"] in outcome["message"]
+        assert len(json.dumps(outcome)) < 10_000
+    assert outcome["beside"] == [0.25, 0.25]
+
+
+# -- which sandbox -----------------------------------------------------------------------------------------------------
+
+
+def test_the_report_says_what_was_seen_to_hold_here() -> None:
+    report = sandbox_report()
+    assert report.way in ("bubblewrap", "namespaces")
+    assert all(report.holds[name] for name in PROTECTIONS)
+    assert ("bubblewrap" in report.missing) == (report.way == "namespaces")
+
+
+async def test_unsandboxed_graders_still_have_a_deadline_limits_and_an_empty_environment(make: Make) -> None:
+    source = (
+        "import os, subprocess, sys\ndef grade(sample, item):\n"
+        "    if item['what'] == 'env': return len(set(os.environ) & {'VERY_SECRET', 'USER', 'PWD', 'LOGNAME'})\n"
+        "    if item['what'] == 'memory': return len(bytearray(1 << 40))\n"
+        "    open('left', 'w').close()\n"
+        "    subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(1000)'], start_new_session=True)\n"
+        "    while True: pass"
+    )
+    grader = make(source, way="none", timeout_s=2.0, limits=Limits(memory_bytes=1 << 30))
+    before = set(psutil.Process().children())
+    assert await value(grader, item={"what": "env"}) == 0
+    assert (await failure(grader, {"what": "memory"})).message.endswith("MemoryError")
+    (launcher,) = set(psutil.Process().children()) - before
+    slow = asyncio.create_task(failure(grader, {"what": "endless"}))
+    await until(lambda: len(launcher.children(recursive=True)) == 3)
+    family = launcher.children(recursive=True)
+    assert (await slow).details["python_grader_server_error_type"] == "timeout"
+    await until(lambda: not running(family))

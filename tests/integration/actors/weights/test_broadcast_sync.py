@@ -1,0 +1,192 @@
+"""The protocol of broadcasts: who is told what in which order. Learner and engines are fakes that really broadcast."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from actors.engine.vllm_engine import Layout
+from actors.learner.rank import free_port
+from actors.weights.broadcast import SENDER, Broadcast
+from actors.weights.broadcast_sync import BroadcastSync
+from actors.weights.sync import Published
+from trainer.errors import EngineFailed, RftError
+
+LAYOUTS: list[Layout] = [[("a", "float32", (2, 3)), ("b", "float32", (1,))], [("c", "float32", (5,))]]
+CPU = torch.device("cpu")
+
+
+class Method:
+    """A method of an actor, as `ask` calls it; what it raises on purpose comes back as a value."""
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+
+    def remote(self, *arguments: Any) -> Any:
+        async def outcome() -> Any:
+            try:
+                return await asyncio.to_thread(self._call, *arguments)
+            except RftError as error:
+                return error
+
+        return asyncio.ensure_future(outcome())
+
+
+class Engine:
+    """A worker whose weights are bytes. `stage` and `swap` are the way through the object store."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.version = 0
+        self.weights: list[bytes] = []
+        self.groups: list[dict[str, Any]] = []
+        self.dies = False
+        self._broadcast: Broadcast | None = None
+        self._staged: list[bytes] = []
+        methods = ("init_transport", "receive", "stage", "swap")
+        self.init_transport, self.receive, self.stage, self.swap = (Method(getattr(self, f"_{m}")) for m in methods)
+
+    def _init_transport(self, info: dict[str, Any]) -> None:
+        if self.dies:
+            raise EngineFailed(f"{self.name} is gone")
+        self.groups.append(info)
+        self._broadcast = Broadcast(info["address"], info["rank"], info["size"], CPU)
+
+    def _receive(self, version: int, layouts: Sequence[Layout]) -> float:
+        assert self._broadcast is not None
+        if self.dies:
+            raise EngineFailed(f"{self.name} is gone")
+        try:
+            sizes = [sum(4 * int(np.prod(shape)) for _, _, shape in layout) for layout in layouts]
+            self.weights = [self._broadcast.receive(size).numpy().tobytes() for size in sizes]
+        except RuntimeError as error:
+            raise EngineFailed(f"{self.name} could not load weights: {error}") from error
+        self.version = version
+        return 0.1
+
+    def _stage(self, data: np.ndarray, layout: Layout) -> None:
+        self._staged.append(data.tobytes())
+
+    def _swap(self, version: int) -> float:
+        if self.dies:
+            raise EngineFailed(f"{self.name} is gone")
+        self.weights, self._staged, self.version = self._staged, [], version
+        return 0.2
+
+
+class Learner:
+    """Rank 0."""
+
+    def __init__(self) -> None:
+        self._broadcast: Broadcast | None = None
+        self.step = 0
+        self.breaks_off = False
+
+    async def bucket_plan(self, max_bytes: int) -> list[Layout]:
+        return LAYOUTS
+
+    async def gather_bucket(self, index: int) -> np.ndarray:
+        count = sum(int(np.prod(shape)) for _, _, shape in LAYOUTS[index])
+        return np.full(count, self.step + index, np.float32).view(np.uint8)
+
+    async def meeting_point(self) -> str:
+        return f"127.0.0.1:{free_port()}"
+
+    async def open_broadcast(self, address: str, size: int) -> None:
+        self._broadcast = await asyncio.to_thread(Broadcast, address, SENDER, size, CPU)
+
+    async def send(self, bucket: np.ndarray) -> None:
+        assert self._broadcast is not None
+        if self.breaks_off:
+            raise EngineFailed("a connection was closed")
+        try:
+            await asyncio.to_thread(self._broadcast.send, torch.tensor(bucket))
+        except RuntimeError as error:
+            raise EngineFailed(f"broke off: {error}") from error
+
+
+class World:
+    def __init__(self) -> None:
+        self.learner = Learner()
+        self.sync = BroadcastSync(self.learner, workers_per_engine=1)
+        self.engines = [Engine("engine-0"), Engine("engine-1")]
+
+    async def publish(self, version: int) -> list[float | EngineFailed]:
+        self.learner.step = 10 * version
+        self.published: Published = await self.sync.collect(version)
+        return await self.sync.deliver(self.published, self.engines)
+
+    def weights(self, version: int) -> list[bytes]:
+        return [np.full(count, 10 * version + i, np.float32).tobytes() for i, count in enumerate((7, 5))]
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+async def test_all_engines_get_each_bucket_in_order_and_keep_their_group(world: World) -> None:
+    for version in (1, 2):
+        assert await world.publish(version) == [0.1, 0.1]
+        assert [engine.version for engine in world.engines] == [version, version]
+        assert [engine.weights for engine in world.engines] == [world.weights(version)] * 2
+    groups = [engine.groups for engine in world.engines]
+    assert [[(info["rank"], info["size"]) for info in infos] for infos in groups] == [[(1, 3)], [(2, 3)]]
+
+
+async def test_an_engine_that_joins_late_catches_up_alone_and_is_in_the_next_group(world: World) -> None:
+    await world.publish(1)
+    world.engines[1] = Engine("engine-1")
+    assert await world.sync.catch_up(world.published, world.engines[1]) == 0.2
+    assert world.engines[1].weights == world.weights(1)
+    assert await world.publish(2) == [0.1, 0.1]
+    assert [len(engine.groups) for engine in world.engines] == [2, 1]
+
+
+async def test_after_a_transfer_that_broke_off_the_next_one_has_a_group_of_its_own(world: World) -> None:
+    await world.publish(1)
+    world.learner.breaks_off = world.engines[0].dies = world.engines[1].dies = True
+    assert all(isinstance(outcome, EngineFailed) for outcome in await world.publish(2))
+    world.learner.breaks_off = world.engines[1].dies = False
+    world.engines[0] = Engine("engine-0")
+    assert await world.publish(3) == [0.1, 0.1]
+    assert [engine.weights for engine in world.engines] == [world.weights(3)] * 2
+
+
+async def test_where_no_group_comes_about_weights_go_through_the_object_store(world: World) -> None:
+    class Alone(Learner):
+        async def open_broadcast(self, address: str, size: int) -> None:
+            raise EngineFailed("not all have come")
+
+    world.sync = BroadcastSync(Alone(), workers_per_engine=1)
+    for engine in world.engines:
+        engine.init_transport = Method(lambda info: None)
+    world.engines[0].dies = True
+    outcomes = await world.publish(1)
+    assert isinstance(outcomes[0], EngineFailed) and outcomes[1] == 0.2
+    assert world.engines[1].version == 1
+
+
+async def test_the_workers_of_one_engine_are_members_each(world: World) -> None:
+    told: list[dict[str, Any]] = []
+
+    class Four(Learner):
+        async def open_broadcast(self, address: str, size: int) -> None:
+            told.append({"address": address, "size": size})
+
+        async def send(self, bucket: np.ndarray) -> None:
+            pass
+
+    sync = BroadcastSync(Four(), workers_per_engine=4)
+    for engine in world.engines:
+        engine.init_transport = Method(told.append)
+        engine.receive = Method(lambda version, layouts: 0.1)
+    await sync.deliver(await sync.collect(1), world.engines)
+    assert {info["size"] for info in told} == {9}
+    assert sorted(info["rank"] for info in told if "rank" in info) == [1, 5]
+    assert len({info["address"] for info in told}) == 1

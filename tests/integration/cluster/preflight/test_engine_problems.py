@@ -1,0 +1,39 @@
+"""What a check asks the real vLLM, whose import takes longer than all other checks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cluster.preflight.prepare import prepare
+from tests.unit.cluster.preflight.test_prepare import BASE, EXACT, NODE, PLENTY, row
+from trainer.errors import InvalidJob
+from trainer.spec.job_file import load_job
+from trainer.spec.operator import NOTHING_ALLOWED
+
+
+def write_job(folder: Path, tool_parser: str) -> Path:
+    """One that calls nobody."""
+    (folder / "train.jsonl").write_text(json.dumps(row() | {"tools": []}) + "\n")
+    method = {"type": "reinforcement", "reinforcement": {"grader": EXACT}}
+    job = {"model": str(BASE), "training_file": "train.jsonl", "method": method}
+    (folder / "job.json").write_text(json.dumps(job | {"cluster": {"tool_parser": tool_parser}}))
+    return folder / "job.json"
+
+
+# What vLLM and the libraries below it warn of when they are imported.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+async def test_a_parser_is_one_that_vllm_has(tmp_path: Path) -> None:
+    async def check(tool_parser: str) -> None:
+        job = load_job(write_job(tmp_path, tool_parser), {})
+        await prepare(job, [NODE], tmp_path / "runs", NOTHING_ALLOWED, free=PLENTY)
+
+    await check("qwen3_xml")
+    with pytest.raises(InvalidJob) as raised:
+        await check("none")
+    (problem,) = raised.value.problems
+    assert (problem.code, problem.field) == ("unknown_parser", "cluster.tool_parser")
+    assert "'none'" in problem.message
+    assert "hermes, " in problem.remedy and "qwen3_xml" in problem.remedy

@@ -1,0 +1,21 @@
+"""What the stores do on SQLite they do on PostgreSQL: their tests once more, with the fixtures of this folder."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+from cluster.stores.database import Base, Database
+from cluster.stores.migrate import migrate
+from tests.unit.cluster.stores.test_file_store import *  # noqa: F403
+from tests.unit.cluster.stores.test_job_store import *  # noqa: F403
+from tests.unit.cluster.stores.test_keys import *  # noqa: F403
+from tests.unit.cluster.stores.test_migrate import *  # noqa: F403
+
+
+def test_two_servers_that_start_at_a_time_make_the_tables_once(postgresql_url: str) -> None:
+    databases = [Database(postgresql_url) for _ in range(4)]
+    with ThreadPoolExecutor(len(databases)) as threads:
+        list(threads.map(migrate, databases))
+    Base.metadata.drop_all(databases[0].engine)
+    for database in databases:
+        database.close()

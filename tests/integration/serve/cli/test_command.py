@@ -1,0 +1,62 @@
+"""The command in processes of its own: how it starts, and what real shells complete."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.paths import ROOT
+
+
+def test_the_command_line_starts_without_what_only_some_commands_need() -> None:
+    heavy = {"ray", "torch", "transformers", "vllm", "deepspeed", "numpy", "sqlalchemy", "fastapi", "pydantic"}
+    code = "import sys, serve.cli.main; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    assert "httpx" in loaded.stdout.split() and not heavy & set(loaded.stdout.split())
+
+
+@pytest.fixture(scope="module")
+def shell(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[str]]:
+    """What a line prints in a bash whose user has said `agent-rft --install-completion` and opened a new shell."""
+    home = tmp_path_factory.mktemp("home")
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = {"HOME": str(home), "PATH": path, "PYTHONPATH": str(ROOT)}
+
+    def run(line: str) -> list[str]:
+        # A second command, so that bash stays above the first one: the shell is found among the parents.
+        done = subprocess.run(["bash", "-c", f"{line}\ntrue"], env=environment, stdout=subprocess.PIPE, text=True)
+        return done.stdout.split()
+
+    assert "bash" in " ".join(run("agent-rft --install-completion"))
+    return run
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        (["j"], ["jobs"]),
+        (["c"], ["check", "checkpoints"]),
+        (["jobs", "f"], ["follow"]),
+        (["events", ""], ["list"]),
+        (["checkpoints", "list", "--j"], ["--json"]),
+        (["eval", "--mo"], ["--model"]),
+    ],
+)
+def test_bash_completes_once_it_was_installed(
+    shell: Callable[[str], list[str]], typed: list[str], offered: list[str]
+) -> None:
+    words = " ".join(f"'{word}'" for word in ("agent-rft", *typed))
+    asked = f"COMP_WORDS=({words}); COMP_CWORD={len(typed)}"
+    assert shell(f'. ~/.bashrc; {asked}; _agent_rft_completion agent-rft; echo "${{COMPREPLY[@]}}"') == offered
+
+
+def test_zsh_is_answered_in_its_words() -> None:
+    environment = {**os.environ, "_AGENT_RFT_COMPLETE": "complete_zsh", "_TYPER_COMPLETE_ARGS": "agent-rft jobs fo"}
+    agent_rft = Path(sys.executable).with_name("agent-rft")
+    answer = subprocess.run([agent_rft], env=environment | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, text=True)
+    assert answer.stdout.startswith('_arguments \'*: :(("follow":"Show a job as it goes on')

@@ -1,0 +1,41 @@
+"""A server in this process for tests of routes: a client that speaks to the app itself, without a network."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import httpx
+import openai
+from fastapi import APIRouter
+
+from cluster.stores.keys import ApiKey, Scope
+from serve.http.app import create_app
+from trainer.spec.operator import ServerLimits
+
+TOKEN = "sk-rft-of-a-test"
+
+
+class FakeKeys:
+    """Keys by their text: `sk-rft-read`, `sk-rft-write`, and TOKEN, which may do all."""
+
+    def __init__(self) -> None:
+        scopes: dict[str, Scope] = {"sk-rft-read": "read", "sk-rft-write": "write", TOKEN: "admin"}
+        self.keys = {token: ApiKey(token, token, (scope,), 0) for token, scope in scopes.items()}
+
+    def find(self, token: str) -> ApiKey | None:
+        return self.keys.get(token)
+
+
+def client_of(
+    routers: Sequence[APIRouter], token: str = TOKEN, limits: ServerLimits | None = None, **options: Any
+) -> httpx.AsyncClient:
+    """A client of an app with these routers; paths begin with /v1."""
+    app = create_app(routers, FakeKeys(), limits=limits or ServerLimits(), **options)
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server", headers=headers)
+
+
+def openai_of(client: httpx.AsyncClient, token: str = TOKEN) -> openai.AsyncOpenAI:
+    """The official SDK on the same app. No retries: a test sees the first answer."""
+    return openai.AsyncOpenAI(api_key=token, base_url="http://server/v1", http_client=client, max_retries=0)

@@ -1,0 +1,140 @@
+"""A real HTTP server on localhost whose behaviour a test hands in, and a clock that runs only while someone sleeps."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+from aiohttp import web
+
+from actors.runtime.timing import Timing
+from trainer.spec.operator import Operator
+
+LOCAL = Operator(allowed_networks=["127.0.0.0/8"])
+"""What lets clients call the servers below."""
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """One request as it came. `number` counts from 1."""
+
+    number: int
+    path: str
+    headers: dict[str, str]
+    body: Any
+    transport: asyncio.Transport
+
+    def drop(self) -> None:
+        """Close the connection without an answer."""
+        self.transport.abort()
+
+
+Behaviour = Callable[[Received], Awaitable[web.StreamResponse]]
+
+
+class FakeEndpoint:
+    """`async with FakeEndpoint(behave) as server`: POSTs to `server.url` are answered by `behave`.
+
+    `open_now` counts the requests whose connection is open, `most_open` is the highest it ever was.
+    """
+
+    def __init__(self, behave: Behaviour) -> None:
+        self._behave = behave
+        self.received: list[Received] = []
+        self.open_now = 0
+        self.most_open = 0
+        self.url = ""
+
+    async def __aenter__(self) -> FakeEndpoint:
+        app = web.Application(client_max_size=64 * 2**20)
+        app.router.add_post("/{path:.*}", self._handle)
+        # A handler ends when its client goes, so that `open_now` shows what is still on the wire.
+        self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}/run"
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self._runner.cleanup()
+
+    async def _handle(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        assert isinstance(request.transport, asyncio.Transport)
+        received = Received(len(self.received) + 1, request.path, dict(request.headers), body, request.transport)
+        self.received.append(received)
+        self.open_now += 1
+        self.most_open = max(self.most_open, self.open_now)
+        try:
+            return await self._behave(received)
+        finally:
+            self.open_now -= 1
+
+
+def says(body: Any, status: int = 200, **headers: str) -> Behaviour:
+    """Always the same JSON."""
+    return one_by_one([(status, body)], **headers)
+
+
+def one_by_one(answers: Sequence[tuple[int, Any]], **headers: str) -> Behaviour:
+    """The answers in turn, the last one for ever. A body that is text goes out as it is, all else as JSON."""
+
+    async def behave(request: Received) -> web.StreamResponse:
+        status, body = answers[min(request.number, len(answers)) - 1]
+        sent = {name.replace("_", "-"): value for name, value in headers.items()} if status != 200 else {}
+        if isinstance(body, str):
+            return web.Response(status=status, text=body, headers=sent)
+        return web.json_response(body, status=status, headers=sent)
+
+    return behave
+
+
+async def hangs(request: Received) -> web.StreamResponse:
+    """Never answers."""
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+def unused_port() -> int:
+    """A port on which nobody listens, and none of those that connections of other tests get by chance."""
+    while True:
+        port = random.randrange(20_000, 32_000)
+        with suppress(OSError), socket.socket() as server:
+            server.bind(("127.0.0.1", port))
+            return port
+
+
+@dataclass(slots=True)
+class FakeTime:
+    """A clock that moves only by sleeping, which takes no time."""
+
+    now: float = 0.0
+    slept: list[float] = field(default_factory=list)
+
+    async def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.now += seconds
+        await asyncio.sleep(0)
+
+    def timing(self, wall_clock: float = 0.0) -> Timing:
+        return Timing(
+            clock=lambda: self.now, wall_clock=lambda: wall_clock + self.now, sleep=self.sleep, jitter=lambda: 0.0
+        )
+
+
+async def until(holds: Callable[[], bool], within_s: float = 2.0) -> None:
+    """Wait until something holds."""
+    pause_s = 0.005
+    for _ in range(round(within_s / pause_s)):
+        if holds():
+            return
+        await asyncio.sleep(pause_s)
+    raise AssertionError(f"it did not hold within {within_s:g} s")

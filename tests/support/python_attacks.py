@@ -1,0 +1,140 @@
+"""Runs `tests/support/hostile_grader.py` against one kind of sandbox and says what came of it, as one JSON object.
+
+    python -m tests.support.python_attacks bubblewrap|namespaces [--plain]
+
+It is a process of its own, with a secret in its environment, so that it may be another user: `--plain`, said by root,
+makes it one without any rights (in a mount namespace of its own, where the interpreter's folders are open to it).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import platform
+import socket
+import stat
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+from actors.graders.kinds.python import PythonGrade
+from actors.sandbox import launcher
+from actors.sandbox.seccomp import DENIED, SPECIAL
+from actors.sandbox.start import Limits, Way
+from tests.support.paths import ROOT
+from trainer.errors import GraderFailed
+from trainer.spec.graders import PythonGrader
+from trainer.spec.operator import Operator
+
+NOBODY = 65534
+LIMITS = Limits(memory_bytes=768 << 20, scratch_bytes=64 << 20)
+ENDLESS = ("never_returns", "never_gives_in", "fork_bomb")
+HOSTILE = Path(__file__).with_name("hostile_grader.py").read_text()
+Outcome = dict[str, Any]
+
+
+async def outcome(grader: PythonGrade, attack: str, item: dict[str, Any]) -> Outcome:
+    try:
+        grade = await grader.grade({"output_text": ""}, {**item, "attack": attack}, "trace")
+    except GraderFailed as error:
+        return {"message": error.message, **error.details}
+    return {"value": grade.value}
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not holds():  # noqa: ASYNC110 - other processes raise no event here
+            await asyncio.sleep(0.01)
+
+
+async def run(way: Way, attacks: list[str], item: dict[str, Any]) -> dict[str, Outcome]:
+    """What came of each attack; under `beside`, what a grade that ran at the same time in the same pool and one after
+    it gave. Attacks that never end run beside all others."""
+    spec = PythonGrader(type="python", source=HOSTILE)
+    hurried = PythonGrader(type="python", source=HOSTILE, timeout_s=1.0)
+    found: dict[str, Outcome] = {}
+    patient_pool, hurried_pool = (PythonGrade(one, "g", Operator(), way=way, limits=LIMITS, num_workers=2)
+                                  for one in (spec, hurried))  # fmt: skip
+
+    async def attack(pool: PythonGrade, name: str) -> None:
+        calm = (patient_pool if pool is hurried_pool else pool, "is_honest", item)
+        found[name], beside = await asyncio.gather(outcome(pool, name, item), outcome(*calm))
+        after = await outcome(*calm)
+        found[name]["beside"] = [beside.get("value", beside), after.get("value", after)]
+
+    async def one_by_one(pool: PythonGrade, names: list[str]) -> None:
+        for name in names:
+            await attack(pool, name)
+
+    await asyncio.gather(
+        one_by_one(patient_pool, [name for name in attacks if name not in ENDLESS]),
+        *(attack(hurried_pool, name) for name in attacks if name in ENDLESS),
+    )
+    await until(lambda: patient_pool.num_workers + hurried_pool.num_workers == 4)  # what was killed is there again
+    await asyncio.gather(patient_pool.close(), hurried_pool.close())
+    return found
+
+
+def main() -> None:
+    way = cast(Way, sys.argv[1])
+    assert way != "none", "they would harm the machine"
+    if "--plain" in sys.argv and os.getuid() == 0:
+        become_plain()
+    attacks = json.loads(os.environ["ATTACKS"])
+    machine = platform.machine()
+    with tempfile.TemporaryDirectory() as folder, socket.socket() as inet, socket.socket(socket.AF_UNIX) as unix:
+        secret = Path(folder) / "secret"
+        secret.write_text("secret")
+        inet.bind(("127.0.0.1", 0))
+        inet.listen()
+        abstract = f"\0grader-{os.getpid()}"
+        unix.bind(abstract)
+        unix.listen()
+        port = inet.getsockname()[1]
+        item = {
+            "secret_file": str(secret),
+            "pid": os.getpid(),
+            "port": port,
+            "url": f"http://127.0.0.1:{port}",
+            "abstract": abstract,
+            "denied": DENIED[machine],
+            "clone": SPECIAL[machine]["clone"],
+            "scratch_bytes": LIMITS.scratch_bytes,
+        }
+        found = asyncio.run(run(way, attacks, item))
+        assert secret.read_text() == "secret" and os.listdir(folder) == ["secret"]
+    print(json.dumps(found))
+
+
+def become_plain() -> None:
+    """A user without rights to whom the folders of Python, its packages and this project are open."""
+    here = str(ROOT)
+    paths = [here, sys.prefix, sys.base_prefix, sysconfig.get_paths()["purelib"]]
+    launcher.check(launcher.libc.unshare(launcher.CLONE_NEWNS), "a mount namespace")
+    launcher.mount("none", "/", None, launcher.MS_REC | launcher.MS_PRIVATE)
+    with tempfile.TemporaryDirectory() as folder:
+        held = {path: os.path.join(folder, str(number)) for number, path in enumerate(dict.fromkeys(paths))}
+        for path, place in held.items():
+            os.mkdir(place)
+            launcher.mount(path, place, None, launcher.MS_BIND | launcher.MS_REC)
+        for path, place in held.items():
+            for parent in reversed(Path(path).parents):
+                if not parent.stat().st_mode & stat.S_IXOTH:
+                    launcher.mount("tmpfs", str(parent), "tmpfs", 0, "mode=755")
+                    break
+            if not os.path.isdir(path):
+                os.makedirs(path)
+                launcher.mount(place, path, None, launcher.MS_BIND | launcher.MS_REC)
+            launcher.check(launcher.libc.umount2(place.encode(), launcher.MNT_DETACH), "umount")
+    os.setgroups([])
+    os.setresgid(NOBODY, NOBODY, NOBODY)
+    os.setresuid(NOBODY, NOBODY, NOBODY)
+    os.execv(sys.executable, [sys.executable, "-m", "tests.support.python_attacks", *(set(sys.argv[1:]) - {"--plain"})])
+
+
+if __name__ == "__main__":
+    main()

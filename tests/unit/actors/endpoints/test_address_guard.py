@@ -1,0 +1,197 @@
+"""No connection to what is private, whatever the URL says and a name resolves to; unless the operator allows it."""
+
+from __future__ import annotations
+
+import socket
+from ipaddress import ip_address, ip_network
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+from aiohttp.abc import AbstractResolver, ResolveResult
+
+from actors.endpoints.address_guard import ForbiddenAddress, Guard
+from actors.endpoints.client import EndpointClient
+from tests.support.fakes_http import FakeEndpoint, FakeTime, Received, says
+from trainer.errors import EndpointRefused, ToolFailed, UserError
+from trainer.spec.endpoints import Endpoint
+
+LOOPBACK = ip_network("127.0.0.0/8")
+FORBIDDEN = {
+    "127.0.0.1": "loopback",
+    "127.8.9.10": "loopback",
+    "127.1": "loopback",
+    "2130706433": "loopback",
+    "0x7f000001": "loopback",
+    "0x7f.1": "loopback",
+    "0177.0.0.1": "loopback",
+    "017700000001": "loopback",
+    "localhost": "loopback",
+    "[::1]": "loopback",
+    "[::ffff:127.0.0.1]": "loopback",
+    "[::ffff:7f00:1]": "loopback",
+    "[::127.0.0.1]": "loopback",
+    "[64:ff9b::127.0.0.1]": "loopback",
+    "[64:ff9b:1::7f00:1]": "loopback",
+    "[2002:7f00:1::]": "loopback",
+    "0.0.0.0": "no host",
+    "0": "no host",
+    "[::]": "no host",
+    "10.1.2.3": "private",
+    "172.16.0.1": "private",
+    "192.168.0.1": "private",
+    "3232235521": "private",
+    "[fd12:3456::1]": "private",
+    "[fec0::1]": "private",
+    "169.254.169.254": "metadata",
+    "0xa9fea9fe": "metadata",
+    "0251.0376.0251.0376": "metadata",
+    "[::ffff:169.254.169.254]": "metadata",
+    "[64:ff9b::a9fe:a9fe]": "metadata",
+    "[fd00:ec2::254]": "metadata",
+    "100.100.100.200": "metadata",
+    "168.63.129.16": "metadata",
+    "169.254.1.1": "link-local",
+    "[fe80::1]": "link-local",
+    "100.64.0.1": "carrier",
+    "224.0.0.1": "multicast",
+    "[ff02::1]": "multicast",
+    "255.255.255.255": "private",
+    "240.0.0.1": "private",
+    "198.18.0.1": "private",
+    "192.0.0.8": "reserved",
+}
+
+
+class Names(AbstractResolver):
+    """Says what it is told to, one list of addresses a look-up, the last one for ever."""
+
+    def __init__(self, *answers: list[str]) -> None:
+        self.answers = list(answers)
+        self.asked = 0
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        addresses = self.answers[min(self.asked, len(self.answers) - 1)]
+        self.asked += 1
+        return [
+            ResolveResult(hostname=host, host=address, port=port, family=family, proto=0, flags=0)
+            for address in addresses
+        ]
+
+    async def close(self) -> None:
+        pass
+
+
+def client(url: str, *allowed: str, resolver: AbstractResolver | None = None, **endpoint: Any) -> EndpointClient:
+    networks = [ip_network(network) for network in allowed]
+    return EndpointClient(
+        "tool 'search'",
+        url,
+        Endpoint(**endpoint),
+        ToolFailed,
+        FakeTime().timing(),
+        allowed_networks=networks,
+        resolver=resolver,
+    )
+
+
+@pytest.mark.parametrize("host", FORBIDDEN)
+async def test_forbidden_addresses_are_never_connected_to(host: str) -> None:
+    """At the latest when the socket is made: the static check is passed over here."""
+    guard = Guard()
+    async with aiohttp.ClientSession(connector=guard.connector()) as session:
+        # aiohttp itself refuses the old ways of writing an IPv4 address.
+        with pytest.raises((aiohttp.ClientConnectorError, aiohttp.InvalidUrlClientError)) as refused:
+            await session.post(f"http://{host}:9/x", timeout=aiohttp.ClientTimeout(total=5))
+    if isinstance(refused.value, aiohttp.ClientConnectorError):
+        assert isinstance(refused.value.os_error, ForbiddenAddress)
+
+
+@pytest.mark.parametrize("host", [host for host in FORBIDDEN if host != "localhost"])
+def test_hosts_that_are_written_as_addresses_are_found_before_any_call(host: str) -> None:
+    mistake = Guard().mistake(f"http://{host}:9/x")
+    assert mistake is not None and FORBIDDEN[host] in mistake
+    with pytest.raises(UserError, match="tool 'search': its URL leads to"):
+        client(f"http://{host}:9/x")
+
+
+@pytest.mark.parametrize(
+    "host", ["93.184.215.14", "8.8.8.8", "[2606:4700::1111]", "[64:ff9b::808:808]", "tools.example.com"]
+)
+def test_public_addresses_and_names_pass(host: str) -> None:
+    assert Guard().mistake(f"https://{host}/x") is None
+
+
+@pytest.mark.parametrize(
+    ("host", "network", "passes"),
+    [
+        ("127.0.0.1", "127.0.0.0/8", True),
+        ("[::ffff:127.0.0.1]", "127.0.0.0/8", True),
+        ("[::1]", "127.0.0.0/8", False),
+        ("0.0.0.0", "127.0.0.0/8", False),
+        ("10.1.2.3", "10.1.0.0/16", True),
+        ("10.2.2.3", "10.1.0.0/16", False),
+        ("169.254.169.254", "10.0.0.0/8", False),
+        ("169.254.169.254", "169.254.169.254/32", True),
+        ("[fd00:1::5]", "fd00:1::/32", True),
+    ],
+)
+def test_what_the_operator_allows_passes_and_nothing_else(host: str, network: str, passes: bool) -> None:
+    assert (Guard([ip_network(network)]).mistake(f"http://{host}/x") is None) is passes
+
+
+async def test_a_name_that_leads_to_a_forbidden_address_is_a_mistake_of_configuration_and_no_retry() -> None:
+    names = Names(["10.0.0.7"])
+    search = client("http://tools.example.com/x", resolver=names)
+    with pytest.raises(EndpointRefused, match=r"tools.example.com/x\) leads to 10.0.0.7, a private address") as refused:
+        await search.post({}, "call_1")
+    await search.close()
+    assert refused.value.details["kind"] == "forbidden_address"
+    assert "allowed_networks" in str(refused.value)
+    assert names.asked == 1
+    assert search.stats()["errors"] == {"forbidden_address": 1}
+
+
+async def test_several_forbidden_addresses_of_a_name_are_one_refusal() -> None:
+    search = client("http://tools.example.com/x", resolver=Names(["10.0.0.7", "192.168.0.1", "fd00::1"]))
+    with pytest.raises(EndpointRefused, match="a private address"):
+        await search.post({}, "call_1")
+    await search.close()
+
+
+async def test_a_name_cannot_change_its_address_between_check_and_use() -> None:
+    """Whoever checks it gets a public address, whoever connects gets ours."""
+    async with FakeEndpoint(says({})) as server:
+        names = Names(["93.184.215.14"], ["127.0.0.1"])
+        url = server.url.replace("127.0.0.1", "tools.example.com")
+        assert Guard().mistake(url) is None
+        (checked,) = await names.resolve("tools.example.com")
+        assert Guard().forbidden(ip_address(checked["host"])) is None
+        search = client(url, resolver=names)
+        with pytest.raises(EndpointRefused, match=r"leads to 127.0.0.1, a loopback address"):
+            await search.post({}, "call_1")
+        await search.close()
+    assert (names.asked, server.received) == (2, [])
+
+
+async def test_a_redirect_to_a_forbidden_address_is_not_followed() -> None:
+    async def behave(request: Received) -> web.StreamResponse:
+        return web.Response(status=302, headers={"Location": "http://169.254.169.254/latest/meta-data"})
+
+    async with FakeEndpoint(behave) as server:
+        search = client(server.url, str(LOOPBACK))
+        with pytest.raises(ToolFailed, match="302 Found, a redirect"):
+            await search.post({}, "call_1")
+        await search.close()
+    assert len(server.received) == 1
+
+
+@pytest.mark.parametrize(
+    "url", ["file:///etc/passwd", "gopher://127.0.0.1/", "ftp://10.0.0.1/", "unix:///run/docker.sock", "//10.0.0.1/"]
+)
+def test_other_schemes_are_refused(url: str) -> None:
+    with pytest.raises(UserError, match="must begin with http"):
+        client(url)

@@ -1,0 +1,241 @@
+"""Turns at one endpoint: none is lost, all rollouts get theirs, and nobody goes in who may not."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from actors.endpoints.breaker import FIRST_WAIT_S, LONGEST_WAIT_S, MAX_FAILURES, NO_CONNECTION, Breaker
+from actors.endpoints.gate import LONGEST_HOLD_S, MAX_ON_WIRE, Gate, Sockets, Turn, Verdict
+from actors.endpoints.limits import AdaptiveLimit, Pace
+from actors.runtime.timing import REAL_TIMING, Timing
+from tests.support.fakes_http import FakeTime
+
+
+def gate(most: int, timing: Timing = REAL_TIMING, sockets: Sockets | None = None, rate: float | None = None) -> Gate:
+    pace = None if rate is None else Pace(rate)
+    return Gate(AdaptiveLimit(most), pace, Breaker(timing), sockets or Sockets(100), timing)
+
+
+async def settle() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def fail(one: Gate, times: int, verdict: Verdict = Verdict.FAILED) -> None:
+    for _ in range(times):
+        one.leave(await one.enter(""), verdict, "HTTP 500")
+
+
+async def test_one_rollout_with_fifty_calls_does_not_starve_the_others() -> None:
+    one = gate(1)
+    order: list[str] = []
+
+    async def call(trace: str) -> None:
+        turn = await one.enter(trace)
+        order.append(trace)
+        await asyncio.sleep(0)
+        one.leave(turn, Verdict.ANSWERED)
+
+    held = await one.enter("crowd")
+    calls = [asyncio.create_task(call(trace)) for trace in ["crowd"] * 50 + ["a", "b", "a"]]
+    await settle()
+    assert (one.in_flight, one.queued) == (1, 53)
+    one.limit.start_over()
+    one.leave(held, Verdict.GIVEN_UP)
+    await asyncio.gather(*calls)
+    assert order.index("a") <= 2 and order.index("b") <= 4
+    assert order.count("crowd") == 50
+    assert one.queued == one.in_flight == 0
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 2**32), st.integers(1, 4), st.integers(1, 6))
+def test_cancelling_never_loses_a_turn(seed: int, most: int, num_sockets: int) -> None:
+    rng = random.Random(seed)
+
+    async def play() -> None:
+        sockets = Sockets(num_sockets)
+        gates = [gate(most, sockets=sockets), gate(most, sockets=sockets, rate=1e5)]
+
+        async def call(one: Gate) -> None:
+            turn = await one.enter(rng.choice("abc"))
+            try:
+                for _ in range(rng.randrange(3)):
+                    await asyncio.sleep(0)
+            finally:
+                one.leave(turn, rng.choice([Verdict.ANSWERED, Verdict.GIVEN_UP, Verdict.BUSY]))
+
+        calls = [asyncio.create_task(call(rng.choice(gates))) for _ in range(60)]
+        for _ in range(30):
+            rng.choice(calls).cancel()
+            if rng.random() < 0.5:
+                await asyncio.sleep(0)
+        await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 30)
+        await settle()
+        assert [(one.in_flight, one.queued) for one in gates] == [(0, 0), (0, 0)]
+        turns = [await gates[0].enter("again")]
+        gates[0].leave(turns[0], Verdict.GIVEN_UP)
+        assert all(sockets.take(gates[0]) for _ in range(num_sockets))
+        assert not sockets.take(gates[0])
+
+    asyncio.run(play())
+
+
+async def test_what_all_endpoints_have_on_the_wire_is_bounded_and_shared_in_turn() -> None:
+    sockets = Sockets(2)
+    first, second = gate(10, sockets=sockets), gate(10, sockets=sockets)
+    turns = [await first.enter("a"), await first.enter("a")]
+    waiting = [asyncio.create_task(one.enter("a")) for one in (first, second, first, second)]
+    await settle()
+    assert [task.done() for task in waiting] == [False] * 4
+    first.leave(turns[0], Verdict.ANSWERED)
+    await settle()
+    assert [task.done() for task in waiting] == [True, False, False, False]
+    first.leave(turns[1], Verdict.ANSWERED)
+    await settle()
+    assert [task.done() for task in waiting] == [True, True, False, False]
+    waiting[2].cancel()
+    await settle()
+    second.leave(waiting[1].result(), Verdict.ANSWERED)  # a gate in the line has nobody left who waits
+    await settle()
+    assert waiting[3].done()
+
+
+def test_sockets_are_at_most_what_the_process_may_open() -> None:
+    sockets = Sockets.of_process()
+    assert 1 <= sum(sockets.take(gate(1)) for _ in range(MAX_ON_WIRE + 1)) <= MAX_ON_WIRE
+
+
+async def test_what_the_endpoint_asked_for_holds_back_the_other_calls_too() -> None:
+    fake = FakeTime()
+    one = gate(10, fake.timing())
+    one.hold_back(7)
+    one.hold_back(2)
+    assert (await one.enter("b")).sent == 7.0
+    one.hold_back(86_400)
+    assert (await one.enter("b")).sent == 7.0 + LONGEST_HOLD_S
+
+
+async def test_a_rate_is_kept_whatever_the_concurrency() -> None:
+    fake = FakeTime()
+    one = gate(1000, fake.timing(), rate=5)
+    sent = []
+    for _ in range(11):
+        turn = await one.enter("a")
+        sent.append(turn.sent)
+        one.leave(turn, Verdict.ANSWERED)
+    assert sent == pytest.approx([0.0, *(i / 5 - Pace.BURST_S for i in range(1, 11))])
+
+
+# -- the breaker -------------------------------------------------------------------------------------------------------
+
+
+async def test_it_opens_after_a_run_of_failures_and_probes_with_doubling_waits() -> None:
+    fake = FakeTime()
+    one = gate(100, fake.timing())
+    await fail(one, MAX_FAILURES - 1)
+    assert one.breaker.state == "closed"
+    await fail(one, 1)
+    assert (one.breaker.state, fake.now) == ("open", 0.0)
+    sent = []
+    for _ in range(8):
+        turn = await one.enter("a")
+        assert one.breaker.state == "half_open"
+        sent.append(turn.sent)
+        one.leave(turn, Verdict.FAILED, "HTTP 500")
+        assert one.breaker.state == "open"
+    waits = [after - before for before, after in zip([0.0, *sent], sent, strict=False)]
+    assert waits == [FIRST_WAIT_S, 2, 4, 8, 16, LONGEST_WAIT_S, LONGEST_WAIT_S, LONGEST_WAIT_S]
+
+
+async def test_waits_of_an_open_breaker_have_jitter() -> None:
+    fake = FakeTime()
+    one = gate(100, replace(fake.timing(), jitter=lambda: 0.8))
+    await fail(one, MAX_FAILURES)
+    assert (await one.enter("a")).sent == pytest.approx(0.8)
+
+
+async def test_five_attempts_without_a_connection_are_enough() -> None:
+    one = gate(100, FakeTime().timing())
+    await fail(one, MAX_FAILURES // NO_CONNECTION, Verdict.NO_CONNECTION)
+    assert one.breaker.is_open
+
+
+async def test_while_it_is_open_one_probe_is_out_at_a_time_and_the_others_wait() -> None:
+    fake = FakeTime()
+    one = gate(100, fake.timing())
+    await fail(one, MAX_FAILURES)
+    fake.now = 1.0
+    probe = await one.enter("a")
+    assert one.try_enter() is None
+    others = [asyncio.create_task(one.enter("a")) for _ in range(3)]
+    await asyncio.sleep(0)
+    assert not any(task.done() for task in others)
+    one.leave(probe, Verdict.ANSWERED)
+    assert one.breaker.state == "closed"
+    await settle()
+    assert sum(task.done() for task in others) == 1  # it starts over with one at a time
+    one.leave(others[0].result(), Verdict.ANSWERED)
+    await asyncio.gather(*others)
+
+
+async def test_the_call_that_has_failed_least_is_the_probe() -> None:
+    woken = asyncio.Event()
+
+    async def sleep(seconds: float) -> None:
+        await woken.wait()
+
+    fake = FakeTime()
+    one = gate(100, replace(fake.timing(), sleep=sleep))
+    await fail(one, MAX_FAILURES)
+    calls = [asyncio.create_task(one.enter(lane, failures)) for lane, failures in (("a", 2), ("a", 0), ("b", 1))]
+    await settle()
+    fake.now = 1.0
+    woken.set()
+    await settle()
+    assert [call.done() for call in calls] == [False, True, False]
+    for call in calls:
+        call.cancel()
+    one.close()
+
+
+async def test_a_cancelled_probe_holds_nothing_up() -> None:
+    fake = FakeTime()
+    one = gate(100, fake.timing())
+    await fail(one, MAX_FAILURES)
+    one.leave(await one.enter("a"), Verdict.GIVEN_UP)
+    assert one.breaker.state == "open"
+    assert isinstance(await one.enter("a"), Turn)
+
+
+async def test_a_probe_that_hangs_does_not_keep_the_next_one_from_going() -> None:
+    fake = FakeTime()
+    one = gate(100, fake.timing())
+    await fail(one, MAX_FAILURES)
+    hanging = await one.enter("a")
+    one.leave(await one.enter("b"), Verdict.ANSWERED)
+    assert one.breaker.state == "closed"
+    one.leave(hanging, Verdict.GIVEN_UP)
+    assert one.in_flight == 0
+
+
+async def test_failures_of_half_of_all_calls_at_random_do_not_open_it() -> None:
+    rng = random.Random(0)
+    one = gate(100, FakeTime().timing())
+    for _ in range(20_000):
+        one.leave(await one.enter("a"), rng.choice([Verdict.FAILED, Verdict.ANSWERED]), "")
+        assert not one.breaker.is_open
+
+
+async def test_a_push_back_is_a_sign_of_life() -> None:
+    one = gate(100, FakeTime().timing())
+    for _ in range(50):
+        await fail(one, MAX_FAILURES - 1)
+        await fail(one, 1, Verdict.BUSY)
+    assert not one.breaker.is_open

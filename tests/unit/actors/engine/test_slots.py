@@ -1,0 +1,33 @@
+"""Requests beyond the engine's slots wait in order, and their time counts from when they got a slot."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+from actors.engine.slots import Slots
+
+
+def test_the_first_that_waits_takes_over_the_slot_that_gets_free() -> None:
+    slots = Slots(1)
+    with ExitStack() as first:
+        running = first.enter_context(slots.take("a"))
+        with slots.take("b") as second, slots.take("c") as third:
+            assert slots.behind == ["b", "c"]
+            entered = second.begun
+            first.close()
+            assert slots.behind == ["c"]
+            assert second.begun > entered
+            assert third.begun > running.begun
+        assert slots.behind == []
+
+
+def test_a_slot_is_free_again_whoever_leaves_first() -> None:
+    slots = Slots(1)
+    with slots.take("a"):
+        with slots.take("b"):
+            assert slots.behind == ["b"]
+        assert slots.behind == []
+        with slots.take("c"):
+            assert slots.behind == ["c"]
+    with slots.take("d"):
+        assert slots.behind == []

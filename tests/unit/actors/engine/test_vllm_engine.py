@@ -1,0 +1,41 @@
+"""What of the engine can be seen without one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from actors.engine.vllm_engine import Engine, EngineConfig, last_error
+from trainer.errors import EngineFailed
+
+CONFIG = EngineConfig("model", "float32", context_length=64, max_num_seqs=4, seed=0)
+
+
+def test_weights_that_shared_memory_cannot_hold_are_a_clear_error(tmp_path: Path) -> None:
+    engine = Engine(CONFIG, shm=tmp_path / "missing")
+    with pytest.raises(EngineFailed, match=r"cannot put 8 bytes of weights into .*missing"):
+        engine.stage(np.zeros(8, np.uint8), [("x", "float32", (2,))])
+
+
+def test_what_was_staged_is_gone_after_shutdown(tmp_path: Path) -> None:
+    engine = Engine(CONFIG, shm=tmp_path)
+    for _ in range(3):
+        engine.stage(np.zeros(8, np.uint8), [("x", "float32", (2,))])
+    assert len(list(tmp_path.iterdir())) == 3
+    engine.shutdown()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_why_an_engine_ended_is_read_from_the_end_of_its_log(tmp_path: Path) -> None:
+    log = tmp_path / "worker.err"
+    assert last_error(log) is None
+    log.write_text("loading\n")
+    assert last_error(log) is None
+    log.write_text(
+        "KeyError: early\n" + "x" * 100_000 + "\nTraceback (most recent call last):\n"
+        '  File "core.py", line 1, in load\n    raise torch.OutOfMemoryError\n'
+        "torch.OutOfMemoryError: CUDA out of memory.\nLoading: 0%\n"
+    )
+    assert last_error(log) == "OutOfMemoryError: CUDA out of memory."

@@ -1,0 +1,353 @@
+"""Judges: what they are asked, how strictly they are read, what is kept of their answers, which failure is which."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+from aiohttp import web
+from pydantic import TypeAdapter
+
+from actors.graders.base import wire_errors
+from actors.graders.sample import sample_of
+from actors.grading.factory import grader_problems
+from actors.grading.pool import GraderPool
+from tests.support.fakes_http import FakeEndpoint, FakeTime, Received, hangs, says, until
+from trainer.errors import EndpointRefused, GraderFailed, Problem
+from trainer.spec.graders import GraderSpec
+from trainer.spec.operator import ModelEndpoint, Operator
+
+KEY = "sk-judge-key-0815"
+ITEM = {"reference": "Paris"}
+SAMPLE = sample_of("It is Paris", (), "answer", wants_json=False)
+Pool = Callable[..., GraderPool]
+
+
+def score(**changes: Any) -> GraderSpec:
+    message = {"role": "user", "content": "Is {{ sample.output_text }} as good as {{item.reference}}?"}
+    values = {"type": "score_model", "name": "quality", "model": "judge", "input": [message]} | changes
+    grader: GraderSpec = TypeAdapter(GraderSpec).validate_python(values)
+    return grader
+
+
+def label(**changes: Any) -> GraderSpec:
+    return score(type="label_model", labels=["good", "bad", "ugly"], passing_labels=["good"], **changes)
+
+
+def operator(url: str, **changes: Any) -> Operator:
+    return Operator(models={"judge": ModelEndpoint(**({"base_url": url + "/v1/", "api_key": KEY} | changes))})
+
+
+def completion(content: Any, finish: str = "stop", tokens: Any = 30, **message: Any) -> dict[str, Any]:
+    text = content if isinstance(content, str) or content is None else json.dumps(content)
+    choice = {"index": 0, "message": {"role": "assistant", "content": text} | message, "finish_reason": finish}
+    return {"choices": [choice], "usage": {"prompt_tokens": 20, "completion_tokens": 10, "total_tokens": tokens}}
+
+
+def verdict(result: Any, *conclusions: str) -> dict[str, Any]:
+    return {"steps": [{"description": "d", "conclusion": text} for text in conclusions], "result": result}
+
+
+def in_turn(*bodies: dict[str, Any]) -> Callable[[Received], Any]:
+    """Answers one body after the other, the last one for ever."""
+
+    async def behave(request: Received) -> web.StreamResponse:
+        return web.json_response(bodies[min(request.number, len(bodies)) - 1])
+
+    return behave
+
+
+@pytest.fixture
+async def pool() -> AsyncIterator[Pool]:
+    made = []
+
+    def make(spec: GraderSpec, url: str, **changes: Any) -> GraderPool:
+        timing = FakeTime().timing()
+        made.append(GraderPool(spec, operator=operator(url, **changes), timing=timing))
+        return made[-1]
+
+    yield make
+    for one in made:
+        await one.close()
+
+
+# -- what is asked -----------------------------------------------------------------------------------------------------
+
+
+async def test_a_judge_gets_the_filled_messages_and_must_answer_in_the_contracts_form(pool: Pool) -> None:
+    spec = score(range=[1, 5], sampling_params={"temperature": 0, "max_completions_tokens": 99, "top_p": None})
+    async with FakeEndpoint(says(completion(verdict(4, "right", "and short")))) as server:
+        grade = await pool(spec, server.url, model="judge-7b").grade(SAMPLE, ITEM, "trace_1")
+    [request] = server.received
+    assert request.path == "/run/v1/chat/completions"
+    assert request.headers["Authorization"] == f"Bearer {KEY}"
+    form = request.body.pop("response_format")
+    assert request.body == {
+        "model": "judge-7b",
+        "messages": [{"role": "user", "content": "Is It is Paris as good as Paris?"}],
+        "temperature": 0,
+        "max_completion_tokens": 99,
+    }
+    assert form["type"] == "json_schema" and form["json_schema"]["strict"] is True
+    schema = form["json_schema"]["schema"]
+    assert schema["required"] == ["steps", "result"] and schema["additionalProperties"] is False
+    assert schema["properties"]["steps"]["items"]["required"] == ["description", "conclusion"]
+    assert schema["properties"]["result"]["type"] == "number"
+    assert (grade.value, grade.reason, grade.judge_tokens) == (4.0, "right and short", {"judge": 30})
+
+
+async def test_messages_of_all_forms_reach_the_judge_in_the_chat_apis(pool: Pool) -> None:
+    messages = [
+        {"type": "message", "role": "developer", "content": {"type": "input_text", "text": "Be strict."}},
+        {
+            "role": "user",
+            "content": [
+                "{{ item.reference }}",
+                {"type": "input_image", "image_url": "{{ item.url }}", "detail": "low"},
+            ],
+        },
+    ]
+    async with FakeEndpoint(says(completion(verdict(1)))) as server:
+        await pool(score(input=messages), server.url).grade(SAMPLE, ITEM | {"url": "http://x/y.png"}, "t")
+    assert server.received[0].body["messages"] == [
+        {"role": "system", "content": "Be strict."},
+        {
+            "role": "user",
+            "content": [
+                {"type": "text", "text": "Paris"},
+                {"type": "image_url", "image_url": {"url": "http://x/y.png", "detail": "low"}},
+            ],
+        },
+    ]
+
+
+@pytest.mark.parametrize(
+    ("result", "value"), [(0.25, 0.25), (7, 1.0), (-0.5, 0.0), (1e308, 1.0)], ids=["inside", "above", "below", "far"]
+)
+async def test_a_score_is_clipped_to_the_range(pool: Pool, result: float, value: float) -> None:
+    async with FakeEndpoint(says(completion(verdict(result)))) as server:
+        assert (await pool(score(), server.url).grade(SAMPLE, ITEM, "t")).value == value
+
+
+@pytest.mark.parametrize(("result", "value"), [("good", 1.0), ("bad", 0.0)])
+async def test_a_label_passes_or_not(pool: Pool, result: str, value: float) -> None:
+    async with FakeEndpoint(says(completion(verdict(result, "so it seems")))) as server:
+        grade = await pool(label(), server.url).grade(SAMPLE, ITEM, "t")
+    assert (grade.value, grade.reason) == (value, f"{result}: so it seems")
+    schema = server.received[0].body["response_format"]["json_schema"]["schema"]
+    assert schema["properties"]["result"]["enum"] == ["good", "bad", "ugly"]
+
+
+@pytest.mark.parametrize(
+    "text", ['```json\n{"steps": [], "result": 0.5}\n```', '<think>{"result": 1}</think>\n {"result": 0.5} ']
+)
+async def test_thoughts_and_fences_around_the_answer_are_left_out(pool: Pool, text: str) -> None:
+    async with FakeEndpoint(says(completion(text))) as server:
+        assert (await pool(score(), server.url).grade(SAMPLE, ITEM, "t")).value == 0.5
+
+
+# -- failures ----------------------------------------------------------------------------------------------------------
+
+UNREADABLE = [
+    completion("I would say 0.8"),
+    completion(verdict("0.8")),
+    completion(verdict(True)),
+    completion(verdict(None)),
+    completion('{"result": NaN}'),
+    completion('{"result": 1e999}'),
+    completion("[" * 50_000),
+    completion([0.5]),
+    completion({"score": 0.5}),
+    completion(None),
+    completion('{"result": 0.5', finish="length"),
+    {"choices": []},
+    {"choices": None},
+    {"choices": [{"message": "no"}]},
+]
+
+
+@pytest.mark.parametrize("body", UNREADABLE)
+async def test_an_answer_that_cannot_be_read_is_asked_for_again_and_its_tokens_count(
+    pool: Pool, body: dict[str, Any]
+) -> None:
+    async with FakeEndpoint(in_turn(body, completion(verdict(0.5)))) as server:
+        grade = await pool(score(sampling_params={"seed": 7}), server.url).grade(SAMPLE, ITEM, "t")
+    assert grade.value == 0.5
+    assert grade.judge_tokens == {"judge": 30 + ("usage" in body) * 30}
+    assert [request.body["seed"] for request in server.received] == [7, 8]
+    assert len({request.headers["Idempotency-Key"] for request in server.received}) == 2
+
+
+@pytest.mark.parametrize("body", UNREADABLE[:3])
+async def test_a_judge_that_is_never_readable_is_a_parse_error_and_no_grade(pool: Pool, body: dict[str, Any]) -> None:
+    async with FakeEndpoint(says(body)) as server:
+        with pytest.raises(GraderFailed, match=r"grader 'quality': model 'judge'.*3 times") as failed:
+            await pool(score(), server.url).grade(SAMPLE, ITEM, "t")
+    assert len(server.received) == 3
+    assert failed.value.details["code"] == "model_grader_parse_error"
+    assert wire_errors(failed.value)["model_grader_parse_error"] is True
+
+
+async def test_a_label_that_was_not_asked_for_is_a_parse_error(pool: Pool) -> None:
+    async with FakeEndpoint(says(completion(verdict("fine")))) as server:
+        with pytest.raises(GraderFailed, match='"fine", but must be one of the labels'):
+            await pool(label(), server.url).grade(SAMPLE, ITEM, "t")
+
+
+@pytest.mark.parametrize(
+    "body", [completion(None, refusal="I cannot help with that"), completion("", finish="content_filter")]
+)
+async def test_a_refusal_is_a_failure_of_its_own_kind_and_asked_once(pool: Pool, body: dict[str, Any]) -> None:
+    async with FakeEndpoint(says(body)) as server:
+        with pytest.raises(GraderFailed, match="refused to grade") as failed:
+            await pool(score(), server.url).grade(SAMPLE, ITEM, "t")
+    assert len(server.received) == 1
+    assert failed.value.details["code"] == "model_grader_refusal_error"
+
+
+async def test_a_judges_server_that_fails_in_the_end_is_a_server_error_without_the_key(pool: Pool) -> None:
+    async with FakeEndpoint(says({"error": f"no capacity for {KEY}"}, 500)) as server:
+        with pytest.raises(GraderFailed, match="HTTP 500") as failed:
+            await pool(score(), server.url).grade(SAMPLE, ITEM, "t")
+    assert len(server.received) == 4
+    assert KEY not in f"{failed.value!r}{failed.value.details}"
+    errors = wire_errors(failed.value)
+    assert errors["model_grader_server_error"] is True and errors["other_error"] is False
+    assert "HTTP 500" in str(errors["model_grader_server_error_details"])
+
+
+async def test_a_request_that_the_judges_server_does_not_take_is_a_server_error_at_once(pool: Pool) -> None:
+    async with FakeEndpoint(says({"error": {"message": "context length exceeded"}}, 400)) as server:
+        with pytest.raises(GraderFailed, match="context length exceeded") as failed:
+            await pool(score(), server.url).grade(SAMPLE, ITEM, "t")
+    assert len(server.received) == 1
+    assert failed.value.details["code"] == "model_grader_server_error"
+
+
+async def test_a_wrong_key_stops_the_job_and_names_the_operators_configuration(pool: Pool) -> None:
+    async with FakeEndpoint(says("no", 401)) as server:
+        with pytest.raises(EndpointRefused, match=r"models\.judge in the operator's configuration") as refused:
+            await pool(score(), server.url).grade(SAMPLE, ITEM, "t")
+    assert KEY not in f"{refused.value!r}{refused.value.details}"
+
+
+# -- the cache ---------------------------------------------------------------------------------------------------------
+
+
+async def test_equal_questions_are_asked_once_and_cost_their_tokens_once(pool: Pool) -> None:
+    let = asyncio.Event()
+
+    async def behave(request: Received) -> web.StreamResponse:
+        await let.wait()
+        return web.json_response(completion(verdict(0.5)))
+
+    async with FakeEndpoint(behave) as server:
+        graders = pool(score(), server.url)
+        grading = asyncio.gather(*(graders.grade(SAMPLE, ITEM, f"trace_{i}") for i in range(5)))
+        await until(lambda: server.open_now == 1)
+        let.set()
+        grades = [*(await grading), await graders.grade(SAMPLE, ITEM, "later")]
+        await graders.grade(SAMPLE, {"reference": "Rome"}, "other")
+    assert len(server.received) == 2
+    assert {grade.value for grade in grades} == {0.5}
+    assert sum(grade.judge_tokens.get("judge", 0) for grade in grades) == 30
+
+
+async def test_a_failure_is_not_kept(pool: Pool) -> None:
+    answers = in_turn(*[completion("no")] * 3, completion(verdict(1)))
+    async with FakeEndpoint(answers) as server:
+        graders = pool(score(), server.url)
+        with pytest.raises(GraderFailed):
+            await graders.grade(SAMPLE, ITEM, "t")
+        assert (await graders.grade(SAMPLE, ITEM, "t")).value == 1.0
+
+
+async def test_cancelling_one_of_two_that_wait_for_an_answer_leaves_it_to_the_other(pool: Pool) -> None:
+    let = asyncio.Event()
+
+    async def behave(request: Received) -> web.StreamResponse:
+        await let.wait()
+        return web.json_response(completion(verdict(0.5)))
+
+    async with FakeEndpoint(behave) as server:
+        graders = pool(score(), server.url)
+        first, second = (asyncio.create_task(graders.grade(SAMPLE, ITEM, name)) for name in "ab")
+        await until(lambda: server.open_now == 1)
+        first.cancel()
+        await asyncio.wait([first])
+        let.set()
+        assert (await second).value == 0.5
+    assert len(server.received) == 1
+
+
+async def test_cancelling_the_last_one_that_waits_ends_the_request(pool: Pool) -> None:
+    async with FakeEndpoint(hangs) as server:
+        grading = asyncio.create_task(pool(score(), server.url).grade(SAMPLE, ITEM, "t"))
+        await until(lambda: server.open_now == 1)
+        grading.cancel()
+        await asyncio.wait([grading])
+        await until(lambda: server.open_now == 0)
+
+
+async def test_judges_of_one_model_share_its_limit(pool: Pool) -> None:
+    async def behave(request: Received) -> web.StreamResponse:
+        await asyncio.sleep(0.01)
+        return web.json_response(completion(verdict(0.5)))
+
+    judge = score().model_dump() | {"name": None}
+    parts = {name: judge | {"input": [{"role": "user", "content": name}]} for name in ("a", "b", "c")}
+    spec = TypeAdapter(GraderSpec).validate_python(
+        {"type": "multi", "graders": parts, "calculate_output": "(a + b + c) / 3"}
+    )
+    async with FakeEndpoint(behave) as server:
+        graders = pool(spec, server.url, max_concurrency=1)
+        grade = await graders.grade(SAMPLE, ITEM, "t")
+    assert grade.judge_tokens == {"judge": 90}
+    assert server.most_open == 1
+
+
+# -- before the job starts ---------------------------------------------------------------------------------------------
+
+
+def only(problems: list[Problem]) -> Problem:
+    [problem] = problems
+    return problem
+
+
+def test_a_model_that_the_operator_does_not_know_is_named_with_those_that_he_knows() -> None:
+    problem = only(grader_problems(score(model="gpt-5"), operator("http://localhost"), "grader"))
+    assert (problem.code, problem.field) == ("unknown_model", "grader.model")
+    assert "'gpt-5'" in problem.message and "judge" in problem.message and "operator's configuration" in problem.remedy
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "field"),
+    [
+        ({"input": [{"role": "user", "content": "{{ row.x }}"}]}, "invalid_template", "input[0].content"),
+        (
+            {"input": [{"role": "user", "content": ["a", {"type": "text", "text": "{{ row.x }}"}]}]},
+            "invalid_template",
+            "input[0].content[1].text",
+        ),
+        ({"input": [{"role": "tool", "content": "a"}]}, "invalid_message", "input[0].role"),
+        ({"input": [{"role": "user", "content": 7}]}, "invalid_message", "input[0].content"),
+        ({"input": [{"role": "user"}]}, "invalid_message", "input[0].content"),
+        ({"input": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "invalid_message", "input[0].content[0]"),
+        ({"input": [{"role": "user", "content": "a", "name": "b"}]}, "invalid_message", "input[0]"),
+        ({"sampling_params": {"response_format": {}}}, "invalid_parameter", "sampling_params.response_format"),
+    ],
+)
+def test_mistakes_of_a_judge_name_their_field(changes: dict[str, Any], code: str, field: str) -> None:
+    problem = only(grader_problems(score(**changes), operator("http://localhost"), "grader"))
+    assert (problem.code, problem.field) == (code, f"grader.{field}")
+    assert problem.remedy
+
+
+def test_a_passing_label_must_be_a_label_and_a_models_url_one() -> None:
+    wrong = score(type="label_model", labels=["a"], passing_labels=["b"])
+    assert only(grader_problems(wrong, operator("http://localhost"))).code == "unknown_label"
+    problem = only(grader_problems(label(), operator("localhost:8000")))
+    assert problem.code == "invalid_endpoint" and "base_url" in problem.message

@@ -1,0 +1,523 @@
+"""Graders: a finite number, or a failure that says what was wrong; never 0 in its place."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import pickle
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from aiohttp import web
+from pydantic import TypeAdapter
+
+from actors.endpoints.client import MAX_BODY_BYTES, Timing
+from actors.graders.base import finite_number, wire_errors
+from actors.graders.kinds.expression import expression_problems, parse
+from actors.graders.sample import sample_of
+from actors.grading.factory import grader_problems, make_grader
+from actors.grading.pool import GraderPool
+from tests.support.fakes_http import (
+    LOCAL,
+    FakeEndpoint,
+    FakeTime,
+    Received,
+    hangs,
+    one_by_one,
+    says,
+    until,
+    unused_port,
+)
+from trainer.errors import EndpointRefused, GraderFailed, InvalidJob
+from trainer.spec.graders import GraderSpec
+from trainer.types import Grade, ToolCall, ToolResult, Turn
+
+SECRET = "sk-very-secret-4711"
+ITEM = {"reference": "Paris", "weight": 2}
+SAMPLE = sample_of("It is Paris", (), "answer", wants_json=False)
+Pool = Callable[..., GraderPool]
+
+
+def spec(**values: Any) -> GraderSpec:
+    grader: GraderSpec = TypeAdapter(GraderSpec).validate_python(values)
+    return grader
+
+
+def check(
+    operation: str = "like", reference: str = "{{ item.reference }}", text: str = "{{ sample.output_text }}"
+) -> Any:
+    return {"type": "string_check", "input": text, "reference": reference, "operation": operation}
+
+
+@pytest.fixture
+async def pool() -> AsyncIterator[Pool]:
+    """Makes grader pools and closes them."""
+    made = []
+
+    def make(spec: GraderSpec, **more: Any) -> GraderPool:
+        made.append(GraderPool(spec, operator=LOCAL, **{"timing": FakeTime().timing(), **more}))
+        return made[-1]
+
+    yield make
+    for one in made:
+        await one.close()
+
+
+# -- numbers -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [True, None, "1.0", math.nan, math.inf, -math.inf, 10**400, [1.0], {"score": 1}])
+def test_what_is_no_finite_number_is_a_failure(value: object) -> None:
+    with pytest.raises(GraderFailed, match=r"the score is .*, but must be"):
+        finite_number(value, "the score")
+
+
+@pytest.mark.parametrize("value", [0, 1, -2.5, 1e-300])
+def test_finite_numbers_pass(value: float) -> None:
+    assert finite_number(value, "the score") == value
+
+
+# -- string_check ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("operation", "reference", "grade"),
+    [
+        ("eq", "It is Paris", 1.0),
+        ("eq", "it is paris", 0.0),
+        ("ne", "It is Paris", 0.0),
+        ("ne", "Rome", 1.0),
+        ("like", "{{ item.reference }}", 1.0),
+        ("like", "paris", 0.0),
+        ("ilike", "PARIS", 1.0),
+        ("ilike", "It is Paris, France", 0.0),
+    ],
+)
+async def test_string_check(pool: Pool, operation: str, reference: str, grade: float) -> None:
+    assert (await pool(spec(**check(operation, reference))).grade(SAMPLE, ITEM, "t")).value == grade
+
+
+async def test_a_row_without_the_templates_key_is_a_failure_and_not_a_zero(pool: Pool) -> None:
+    with pytest.raises(GraderFailed, match=r"grader 'exact', reference.*item.gone") as failed:
+        await pool(spec(name="exact", **check(reference="{{ item.gone }}"))).grade(SAMPLE, ITEM, "t")
+    assert failed.value.details["code"] == "invalid_variable_error"
+
+
+# -- endpoint ----------------------------------------------------------------------------------------------------------
+
+
+async def test_an_endpoint_gets_sample_item_and_trace_id(pool: Pool) -> None:
+    async with FakeEndpoint(says({"score": 0.25})) as server:
+        grader = spec(type="endpoint", name="quality", url=server.url, headers={"X-Key": SECRET})
+        grade = await pool(grader).grade(SAMPLE, ITEM, "trace_1")
+    assert grade.value == 0.25
+    assert server.received[0].body == {"sample": SAMPLE, "item": ITEM, "trace_id": "trace_1"}
+    assert server.received[0].headers["X-Key"] == SECRET
+
+
+@pytest.mark.parametrize(
+    ("body", "grade"), [({"reward": 1}, 1.0), ({"score": 0.5, "reward": 1}, 0.5), ({"score": 0}, 0.0)]
+)
+async def test_score_or_reward_is_taken(pool: Pool, body: object, grade: float) -> None:
+    async with FakeEndpoint(says(body)) as server:
+        assert (await pool(spec(type="endpoint", url=server.url)).grade(SAMPLE, ITEM, "t")).value == grade
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        ({"score": True}, "the score in its answer is true, but must be a number"),
+        ({"score": "0.5"}, "the score in its answer is a text, but must be a number"),
+        ({"score": None}, "the score in its answer is null, but must be a number"),
+        ({"score": None, "reward": 1.0}, "the score in its answer is null"),
+        ('{"score": NaN}', "the score in its answer is nan, but must be a finite number"),
+        ('{"reward": 1e999}', "the reward in its answer is inf"),
+        ({"grade": 1.0}, 'the object has no "score"'),
+        (0.5, "without the JSON object"),
+        ([0.5], "without the JSON object"),
+        ("good", "without the JSON object"),
+        ("", "an empty body"),
+        (" " * (MAX_BODY_BYTES + 1), "without the JSON object"),
+    ],
+)
+async def test_an_answer_without_a_number_is_a_failure_that_says_so(pool: Pool, body: object, why: str) -> None:
+    async with FakeEndpoint(says(body)) as server:
+        with pytest.raises(GraderFailed) as failed:
+            await pool(spec(type="endpoint", name="quality", url=server.url)).grade(SAMPLE, ITEM, "t")
+    assert why in str(failed.value)
+    assert f"grader 'quality' (POST {server.url})" in str(failed.value)
+    assert len(str(failed.value)) < 600
+
+
+async def test_failures_of_a_graders_endpoint_are_retried(pool: Pool) -> None:
+    async with FakeEndpoint(one_by_one([(500, ""), (429, ""), (500, ""), (500, ""), (200, {"score": 1})])) as server:
+        assert (await pool(spec(type="endpoint", url=server.url)).grade(SAMPLE, ITEM, "t")).value == 1.0
+
+
+async def test_a_grader_that_is_not_there_is_a_failure_and_named(pool: Pool) -> None:
+    url = f"http://127.0.0.1:{unused_port()}/"
+    with pytest.raises(GraderFailed, match=rf"grader 'gone' \(POST {url}\) failed: no connection"):
+        await pool(spec(type="endpoint", name="gone", url=url)).grade(SAMPLE, ITEM, "t")
+
+
+async def test_a_4xx_of_a_grader_is_a_failure_and_not_retried(pool: Pool) -> None:
+    async with FakeEndpoint(says({"detail": "no key 'answer' in item"}, 422)) as server:
+        with pytest.raises(GraderFailed, match=r"HTTP 422.*no key 'answer' in item"):
+            await pool(spec(type="endpoint", url=server.url)).grade(SAMPLE, ITEM, "t")
+    assert len(server.received) == 1
+
+
+async def test_a_refusing_grader_stops_the_job_and_shows_no_secret(pool: Pool) -> None:
+    async with FakeEndpoint(says(SECRET, 403)) as server:
+        with pytest.raises(EndpointRefused, match="HTTP 403 Forbidden") as refused:
+            await pool(spec(type="endpoint", url=server.url, headers={"X-Key": SECRET})).grade(SAMPLE, ITEM, "t")
+    assert SECRET not in f"{refused.value!r}{refused.value.details}"
+
+
+async def test_a_hanging_endpoint_fails_at_its_deadline_and_leaves_nothing_open(pool: Pool) -> None:
+    async with FakeEndpoint(hangs) as server:
+        grader = spec(type="endpoint", name="slow", url=server.url, timeout_s=0.1)
+        with pytest.raises(GraderFailed, match=r"grader 'slow'.*no answer by the deadline of 0.1 s"):
+            await pool(grader, timing=Timing()).grade(SAMPLE, ITEM, "t")
+        await until(lambda: server.open_now == 0)
+
+
+async def test_a_grader_that_is_hedged_is_asked_again_where_it_hangs(pool: Pool) -> None:
+    async def behave(request: Received) -> web.StreamResponse:
+        return await (hangs if request.number == 1 else says({"score": 0.5}))(request)
+
+    async with FakeEndpoint(behave) as server:
+        grader = spec(type="endpoint", url=server.url, hedge_after_s=0.02)
+        assert (await pool(grader, timing=Timing()).grade(SAMPLE, ITEM, "t")).value == 0.5
+    first, second = server.received
+    assert first.headers["Idempotency-Key"] == second.headers["Idempotency-Key"]
+
+
+# -- multi -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("expression", "value"),
+    [
+        ("a + b * 2", 2.0),
+        ("(a + b) * 2", 3.0),
+        ("a - b / 2", 0.75),
+        ("2 * b ^ 2", 0.5),
+        ("2 ^ -a", 0.5),
+        ("-a ^ 2", -1.0),
+        ("a + 1e-9", 1 + 1e-9),
+        (".5 * +a", 0.5),
+        ("min(a, b, 3)", 0.5),
+        ("max(a, b)", 1.0),
+        ("min(b)", 0.5),
+        ("abs(b - a) + floor(b) + ceil(b)", 1.5),
+        ("log(exp(b))", 0.5),
+        ("sqrt(b * 0.5)", 0.5),
+        ("  a \n + b ", 1.5),
+    ],
+)
+def test_expressions(expression: str, value: float) -> None:
+    assert parse(expression, ("a", "b")).value({"a": 1.0, "b": 0.5}, "x") == pytest.approx(value, abs=1e-15)
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "a / b",
+        "b ^ -1",
+        "log(b)",
+        "sqrt(b - 1)",
+        "(a - 2) ^ 0.5",
+        "exp(a * 1000)",
+        "10 ^ (400 * a)",
+        "1e308 * (10 * a)",
+        "1e308 * (10 * a) - 1e308 * (10 * a)",
+    ],
+)
+def test_an_expression_without_a_finite_value_is_a_failure(expression: str) -> None:
+    with pytest.raises(GraderFailed, match=r"grader 'm'.*a = 1, b = 0") as failed:
+        parse(expression, ("a", "b")).value({"a": 1.0, "b": 0.0}, "grader 'm'")
+    assert expression in str(failed.value)
+
+
+@pytest.mark.parametrize(
+    ("expression", "problem"),
+    [
+        ("a + c", "there is no grader 'c'; there are a, b"),
+        ("a +", "it is no expression"),
+        ("", "it is no expression"),
+        ("a b", "it is no expression"),
+        ("0.5", "uses none of the graders"),
+        ("mean(a, b)", "no function mean"),
+        ("sqrt(a, b)", "sqrt takes one value, not 2"),
+        ("min()", "min takes at least one value"),
+        ("max(a, key=b)", "no function max(...) of this form"),
+        ("a.real", "'a.real' is none of"),
+        ("a[0]", "'a[0]' is none of"),
+        ("a if b else 1", "is none of"),
+        ("a > b", "is none of"),
+        ("a % 2", "is none of"),
+        ("a // 2", "is none of"),
+        ("'a' * 3", "is no finite number"),
+        ("a + True", "is no finite number"),
+        ("a * 1e999", "is no finite number"),
+        ("a + 2j", "is no finite number"),
+        ("(lambda: a)()", "is none of"),
+        ("__import__('os').system('true')", "is none of"),
+        ("a" + " + a" * 100, "nested more than"),
+        ("(" * 500 + "a" + ")" * 500, "it is no expression"),
+        ("-" * 1900 + "a", "nested"),
+        ("a + " * 1000 + "a", "longer than"),
+        ("exp", "there is no grader 'exp'"),
+        ("a\x00", "it is no expression"),
+        ("a / (1 - 1)", "divides by 1 - 1, which is 0"),
+        ("a + 9^9^9^9", "9 ** 9 ** 9 ** 9 has no finite value"),
+        ("a * log(0)", "log(0) has no finite value"),
+    ],
+)
+def test_a_wrong_expression_is_found_without_values(expression: str, problem: str) -> None:
+    found = expression_problems(expression, ("a", "b"))
+    assert problem in "; ".join(found)
+    with pytest.raises(ValueError):
+        parse(expression, ("a", "b"))
+
+
+async def test_parts_of_a_multi_grader_run_side_by_side_and_are_kept(pool: Pool) -> None:
+    together = asyncio.Barrier(2)
+
+    async def behave(request: Received) -> web.StreamResponse:
+        await together.wait()  # passes only when both parts are here
+        return web.json_response({"score": 0.5})
+
+    async with FakeEndpoint(behave) as server:
+        endpoint = {"type": "endpoint", "url": server.url}
+        parts = {"exact": check(), "style": endpoint, "facts": endpoint}
+        grader = spec(type="multi", graders=parts, calculate_output="0.5 * exact + 0.25 * (style + facts)")
+        grade = await pool(grader, timing=Timing()).grade(SAMPLE, ITEM, "trace_1")
+    assert grade.value == 0.75
+    assert grade.scores == {"exact": 1.0, "style": 0.5, "facts": 0.5}
+    assert grade.latency_s > 0
+    assert len({request.headers["Idempotency-Key"] for request in server.received}) == 2
+
+
+async def test_a_multi_grader_fails_with_its_part_and_cancels_the_others(pool: Pool) -> None:
+    async with FakeEndpoint(hangs) as slow, FakeEndpoint(says({"score": None})) as broken:
+        parts = {"slow": {"type": "endpoint", "url": slow.url}, "broken": {"type": "endpoint", "url": broken.url}}
+        grader = spec(type="multi", graders=parts, calculate_output="slow + broken")
+        with pytest.raises(GraderFailed, match=r"grader 'broken'.*null"):
+            await pool(grader, timing=Timing()).grade(SAMPLE, ITEM, "t")
+        await until(lambda: slow.open_now == 0)
+
+
+def with_json(**more: Any) -> GraderSpec:
+    parts = {"exact": check(), "json": check(text="{{ sample.output_json.city }}")}
+    return spec(type="multi", graders=parts | more, calculate_output="(exact + json) / 2", invalid_grade=-0.25)
+
+
+async def test_a_sample_that_a_part_cannot_read_gets_the_invalid_grade(pool: Pool) -> None:
+    readable = sample_of('{"city": "Paris"}', (), "answer", wants_json=True)
+    assert (await pool(with_json()).grade(readable, ITEM, "t")).value == 1.0
+    grade = await pool(with_json()).grade(SAMPLE, ITEM, "t")
+    assert (grade.value, grade.scores) == (-0.25, {})
+    assert "output_json" in grade.reason
+
+
+async def test_without_an_invalid_grade_such_a_sample_is_a_failure(pool: Pool) -> None:
+    grader = with_json().model_copy(update={"invalid_grade": None})
+    with pytest.raises(GraderFailed, match="output_json") as failed:
+        await pool(grader).grade(SAMPLE, ITEM, "t")
+    assert wire_errors(failed.value)["invalid_variable_error"] is True
+
+
+async def test_a_row_that_a_part_cannot_read_and_a_part_that_is_down_get_no_grade(pool: Pool) -> None:
+    with pytest.raises(GraderFailed, match=r"item\.gone"):
+        await pool(with_json(json=check(reference="{{ item.gone }}"))).grade(SAMPLE, ITEM, "t")
+    async with FakeEndpoint(says("down", 500)) as server:
+        with pytest.raises(GraderFailed, match="HTTP 500"):
+            await pool(with_json(json={"type": "endpoint", "url": server.url})).grade(SAMPLE, ITEM, "t")
+
+
+async def test_a_template_may_take_what_came_of_a_call(pool: Pool) -> None:
+    result = ToolResult("call_search", "Paris it is", latency_s=0.5)
+    sample = sample_of("", [replace(turn("", "search"), results=(result,))], "answer", wants_json=False)
+    text = "{{ sample.output_tools[0].output }} after {{ sample.output_tools[0].latency_s }} s"
+    assert (await pool(spec(**check("eq", "Paris it is after 0.5 s", text))).grade(sample, ITEM, "t")).value == 1.0
+
+
+@pytest.mark.parametrize(("length", "grade"), [(5, 1.0), (6, 0.0), (0, 1.0)])
+async def test_length(pool: Pool, length: int, grade: float) -> None:
+    sample = sample_of("ä" * length, (), "answer", wants_json=False)
+    assert (await pool(spec(type="length", max_chars=5)).grade(sample, ITEM, "t")).value == grade
+
+
+# -- errors in the words of the wire contract --------------------------------------------------------------------------
+
+
+def test_each_error_is_one_of_the_wire_contracts() -> None:
+    assert not any(wire_errors(None).values())
+    for error, name in (
+        (GraderFailed("x", code="invalid_variable_error"), "invalid_variable_error"),
+        (GraderFailed("x", code="formula_parse_error"), "formula_parse_error"),
+        (GraderFailed("x", kind="deadline"), "unresponsive_reward_error"),
+        (GraderFailed("x", kind="server_error"), "other_error"),
+        (EndpointRefused("x"), "other_error"),
+    ):
+        assert [key for key, value in wire_errors(error).items() if value] == [name]
+    errors = wire_errors(GraderFailed("line 3: boom", code="python_grader_runtime_error"))
+    assert errors["python_grader_runtime_error_details"] == "line 3: boom"
+    assert errors["model_grader_server_error_details"] is None
+
+
+# -- before the job starts ---------------------------------------------------------------------------------------------
+
+
+def test_mistakes_are_found_before_the_job_starts_with_their_fields() -> None:
+    parts = {
+        "exact": check(reference="{{ row.x }}"),
+        "my grader": check(),
+        "min": check(),
+        "remote": {"type": "endpoint", "url": "localhost/x"},
+    }
+    grader = spec(type="multi", graders=parts, calculate_output="exact + other")
+    problems = grader_problems(grader)
+    base = "method.reinforcement.grader"
+    assert [(problem.code, problem.field) for problem in problems] == [
+        ("invalid_grader_name", f"{base}.graders.my grader"),
+        ("invalid_grader_name", f"{base}.graders.min"),
+        ("invalid_expression", f"{base}.calculate_output"),
+        ("invalid_template", f"{base}.graders.exact.reference"),
+        ("invalid_endpoint", f"{base}.graders.remote.url"),
+    ]
+    assert all(problem.remedy for problem in problems)
+    with pytest.raises(InvalidJob, match=r"calculate_output: there is no grader 'other'"):
+        make_grader(grader)
+
+
+def test_a_right_grader_has_no_problems() -> None:
+    parts = {"exact": check(), "remote": {"type": "endpoint", "url": "http://localhost/x"}}
+    assert grader_problems(spec(type="multi", graders=parts, calculate_output="(exact + remote) / 2")) == []
+    assert grader_problems(spec(**check(reference="{{ row.x }}")), field="grader")[0].field == "grader.reference"
+
+
+# -- the pool ----------------------------------------------------------------------------------------------------------
+
+
+class Hanging:
+    """A grader that never answers; `cancelled` says that it was told to end."""
+
+    cancelled = False
+
+    async def grade(self, sample: dict[str, Any], item: dict[str, Any], trace_id: str) -> Grade:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.cancelled = True
+        raise AssertionError
+
+    async def close(self) -> None: ...
+
+
+class Says:
+    """A grader that gives a fixed value."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    async def grade(self, sample: dict[str, Any], item: dict[str, Any], trace_id: str) -> Grade:
+        return Grade(self._value)
+
+    async def close(self) -> None: ...
+
+
+async def test_a_grader_that_hangs_is_ended_at_the_pools_deadline(pool: Pool) -> None:
+    hanging = Hanging()
+    with pytest.raises(GraderFailed, match=r"grader 'exact' gave no grade within 0.05 s"):
+        await pool(spec(name="exact", **check()), grader=hanging, deadline_s=0.05).grade(SAMPLE, ITEM, "t")
+    assert hanging.cancelled
+
+
+@pytest.mark.parametrize("value", [math.nan, None, True])
+async def test_no_graders_value_passes_unless_it_is_a_finite_number(pool: Pool, value: Any) -> None:
+    with pytest.raises(GraderFailed):
+        await pool(spec(**check()), grader=Says(value)).grade(SAMPLE, ITEM, "t")
+
+
+async def test_a_dry_run_gives_the_grade_or_the_error_as_a_value(pool: Pool) -> None:
+    assert (await pool(spec(**check())).dry_run(ITEM, "in Paris")) == Grade(1.0)
+    async with FakeEndpoint(says("no", 401)) as server:
+        error = await pool(spec(type="endpoint", url=server.url)).dry_run(ITEM)
+    assert isinstance(error, EndpointRefused)
+    assert type(pickle.loads(pickle.dumps(error))) is EndpointRefused
+    assert server.received[0].body["sample"]["output_text"] == ""
+
+
+async def test_grades_of_one_endpoint_stay_within_its_max_concurrency(pool: Pool) -> None:
+    async def behave(request: Received) -> web.StreamResponse:
+        await asyncio.sleep(0.01)
+        return web.json_response({"score": 1.0})
+
+    async with FakeEndpoint(behave) as server:
+        graders = pool(spec(type="endpoint", url=server.url, max_concurrency=2), timing=Timing())
+        await asyncio.gather(*(graders.grade(SAMPLE, ITEM, f"trace_{i}") for i in range(8)))
+    assert server.most_open == 2
+
+
+# -- the sample --------------------------------------------------------------------------------------------------------
+
+
+def turn(text: str, *calls: str) -> Turn:
+    return Turn(0, 1, text, tuple(ToolCall(f"call_{name}", name, '{"x": 1}') for name in calls))
+
+
+def test_the_sample_holds_all_calls_of_the_trajectory_in_order() -> None:
+    first = turn("thinking", "search", "open")
+    result = ToolResult("call_search", "found", "tool_error", latency_s=0.5)
+    turns = [replace(first, results=(result, ToolResult("call_open", "x"))), turn("more", "search"), turn("done")]
+    sample = sample_of("done", turns, "answer", wants_json=False)
+    assert [call["function"]["name"] for call in sample["output_tools"]] == ["search", "open", "search"]
+    assert sample["output_tools"][0] == {
+        "id": "call_search",
+        "type": "function",
+        "function": {"name": "search", "arguments": '{"x": 1}'},
+        "output": "found",
+        "latency_s": 0.5,
+        "error": "tool_error",
+    }
+    assert sample["choices"][0]["message"]["tool_calls"] == []
+    assert sample["choices"] == [
+        {"index": 0, "message": {"role": "assistant", "content": "done", "tool_calls": []}, "finish_reason": "stop"}
+    ]
+    assert sample["output_text"] == "done"
+    json.dumps(sample, allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    ("finish", "reason"), [("max_tokens", "length"), ("context", "length"), ("max_steps", "tool_calls")]
+)
+def test_the_finish_is_told_in_the_words_of_the_chat_api(finish: str, reason: str) -> None:
+    [choice] = sample_of("", [turn("", "search")], finish, wants_json=False)["choices"]
+    assert choice["finish_reason"] == reason
+    assert choice["message"]["tool_calls"][0]["function"]["name"] == "search"
+
+
+@pytest.mark.parametrize(
+    ("answer", "wants_json", "expected"),
+    [
+        ('{"a": 1}', True, {"a": 1}),
+        ("null", True, None),
+        ('{"a": 1}', False, "left out"),
+        ("no JSON", True, "left out"),
+        ('{"a": NaN}', True, "left out"),
+        ('{"a": 1e999}', True, "left out"),
+        ("[" * 100_000, True, "left out"),
+    ],
+)
+def test_output_json_is_there_only_where_it_was_asked_for_and_parses(
+    answer: str, wants_json: bool, expected: object
+) -> None:
+    sample = sample_of(answer, (), "answer", wants_json)
+    assert sample.get("output_json", "left out") == expected
+    json.dumps(sample, allow_nan=False)

@@ -1,0 +1,31 @@
+"""A learner rank's process: what it records of its calls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from prometheus_client import generate_latest
+
+from actors.learner.group import _RankProcess
+from actors.runtime.recorder import Recorder
+
+
+class FakeRank:
+    def step(self) -> float:
+        return 0.5
+
+    def save(self) -> None:
+        raise OSError("the disk is full")
+
+
+def test_a_call_that_ends_well_is_counted_once_and_one_that_fails_never() -> None:
+    process: Any = _RankProcess()
+    process._rank, process._recorder = FakeRank(), Recorder()
+    assert process.call("step") == 0.5
+    with pytest.raises(OSError):
+        process.call("save")
+    text = generate_latest(process._recorder.registry).decode()
+    assert 'agent_rft_rank_seconds_count{call="step"} 1.0' in text
+    assert 'call="save"' not in text
+    assert process.pulse() == []

@@ -1,0 +1,242 @@
+"""Groups over a fake fleet: what is tried again, what is left behind, when rollouts are held back, and the books."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable
+
+import numpy as np
+import pytest
+
+from actors.endpoints.client import Timing
+from actors.rollout.episode import RolloutRequest
+from actors.rollout.groups import Account, Groups
+from actors.rollout.holdback import MIN_OUTCOMES, Holdback
+from tests.support.fakes import rollout, task
+from tests.support.fakes_http import until
+from trainer.algorithm.advantage import advantages
+from trainer.errors import EndpointRefused
+from trainer.metrics import slow_rows_ratio
+from trainer.spec.job import Limits
+from trainer.types import Discarded, Group, GroupRequest, Purpose, Rollout
+
+Run = Callable[[RolloutRequest], Awaitable[Rollout | Discarded]]
+
+
+def request(size: int = 8, purpose: Purpose = "train", index: int = 0) -> GroupRequest:
+    return GroupRequest(task(str(index)), 0, index, size, purpose, 1.0)
+
+
+def graded(asked: RolloutRequest, grade: float = 1.0) -> Rollout:
+    return rollout(request(), asked.sample, grade)
+
+
+def failed(asked: RolloutRequest, reason: str = "tool_failed") -> Discarded:
+    return Discarded("t", asked.task.row_id, asked.sample, reason, "tool 'a' failed: HTTP 500", "http://a")
+
+
+class SharedTime:
+    """A clock for many sleepers at once: it jumps to the one that wakes first."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._wakes: list[float] = []
+
+    async def sleep(self, seconds: float) -> None:
+        wake = self.now + seconds
+        self._wakes.append(wake)
+        try:
+            while self.now < wake:
+                for _ in range(5):  # let all others do what they can at this time
+                    await asyncio.sleep(0)
+                self.now = max(self.now, min(self._wakes))
+        finally:
+            self._wakes.remove(wake)
+
+
+class Made:
+    """Groups over `run`, and what they told."""
+
+    def __init__(self, run: Run, **limits: float) -> None:
+        self.time = SharedTime()
+        self.events: list[tuple[str, str]] = []
+        self.holdback = Holdback(
+            Limits(**limits).max_failure_rate,
+            lambda level, text: self.events.append((level, text)),
+            Timing(clock=lambda: self.time.now, sleep=self.time.sleep),
+        )
+        self.asked: list[RolloutRequest] = []
+        self.groups = Groups(self._counted(run), Limits(**limits), self.holdback)
+
+    def _counted(self, run: Run) -> Run:
+        async def counted(asked: RolloutRequest) -> Rollout | Discarded:
+            self.asked.append(asked)
+            assert self.account.balances
+            return await run(asked)
+
+        return counted
+
+    @property
+    def account(self) -> Account:
+        return self.groups.account
+
+
+async def test_a_discarded_rollout_is_tried_again_with_another_attempt_and_then_left() -> None:
+    async def run(asked: RolloutRequest) -> Rollout | Discarded:
+        return failed(asked) if asked.sample < 2 and (asked.sample == 0 or asked.attempt == 0) else graded(asked)
+
+    made = Made(run, max_rollout_retries=2)
+    group = await made.groups.sample(request())
+    assert [r.sample for r in group.rollouts] == [1, 2, 3, 4, 5, 6, 7]
+    assert [a.attempt for a in made.asked if a.sample == 0] == [0, 1, 2]
+    assert [a.attempt for a in made.asked if a.sample == 1] == [0, 1]
+    assert Counter(d.sample for d in group.discarded) == {0: 3, 1: 1}
+    assert (made.account.started, made.account.graded, made.account.discarded) == (11, 7, {"tool_failed": 4})
+
+
+async def test_the_advantages_of_a_group_are_those_of_its_survivors_alone() -> None:
+    async def run(asked: RolloutRequest) -> Rollout | Discarded:
+        return failed(asked) if asked.sample % 2 else graded(asked, grade=asked.sample / 8)
+
+    group = await Made(run, max_rollout_retries=0, max_failure_rate=1).groups.sample(request())
+    survivors = np.array([0, 2, 4, 6]) / 8
+    assert advantages("grpo", group.rewards) == pytest.approx(advantages("grpo", survivors))
+    assert len(group.discarded) == 4
+
+
+async def test_a_group_with_too_few_survivors_is_sampled_anew_once() -> None:
+    async def run(asked: RolloutRequest) -> Rollout | Discarded:
+        return graded(asked) if asked.sample < 3 or asked.attempt >= 2 else failed(asked)
+
+    made = Made(run, max_rollout_retries=1, max_failure_rate=1)
+    group = await made.groups.sample(request())
+    assert len(group.rollouts) == 8
+    assert Counter(d.reason for d in group.discarded) == {"tool_failed": 10}
+    assert {a.attempt for a in made.asked} == {0, 1, 2}
+
+
+async def test_a_lost_engine_costs_no_retry() -> None:
+    async def run(asked: RolloutRequest) -> Rollout | Discarded:
+        first = sum(a.sample == asked.sample for a in made.asked) == 1
+        return failed(asked, "engine_failed") if first else graded(asked)
+
+    made = Made(run, max_rollout_retries=0)
+    group = await made.groups.sample(request())
+    assert len(group.rollouts) == 8
+    assert {a.attempt for a in made.asked} == {0}
+
+
+async def test_a_training_group_goes_on_without_its_slowest_and_a_validation_group_waits() -> None:
+    ended = asyncio.Event()
+
+    async def run(asked: RolloutRequest) -> Rollout | Discarded:
+        if asked.sample >= 6:
+            await ended.wait()
+        return graded(asked)
+
+    made = Made(run, straggler_quorum=0.75, straggler_wait_s=0.05)
+    group = await made.groups.sample(request())
+    assert len(group.rollouts) == 6
+    assert [(d.sample, d.reason) for d in group.discarded] == [(6, "straggler"), (7, "straggler")]
+    assert made.account.discarded == {"straggler": 2}
+    assert made.account.in_flight == 0
+
+    validating = asyncio.create_task(made.groups.sample(request(purpose="validation")))
+    await until(lambda: made.account.in_flight == 2)
+    await asyncio.sleep(0.1)  # twice the straggler's time
+    assert not validating.done()
+    ended.set()
+    assert len((await validating).rollouts) == 8
+
+
+async def test_without_a_straggler_time_a_group_waits_for_all() -> None:
+    async def run(asked: RolloutRequest) -> Rollout | Discarded:
+        await asyncio.sleep(0.1 if asked.sample == 7 else 0)
+        return graded(asked)
+
+    assert len((await Made(run).groups.sample(request())).rollouts) == 8
+
+
+async def test_what_must_end_the_job_is_raised_at_once_and_cancels_the_others() -> None:
+    async def run(asked: RolloutRequest) -> Rollout | Discarded:
+        if asked.sample == 3:
+            raise EndpointRefused("tool 'a' refused us")
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    made = Made(run)
+    with pytest.raises(EndpointRefused):
+        await made.groups.sample(request())
+    assert made.account.cancelled == 8
+    assert made.account.balances
+
+
+async def test_the_books_balance_at_every_moment_whatever_is_cancelled() -> None:
+    chance = random.Random(3)
+
+    async def run(asked: RolloutRequest) -> Rollout | Discarded:
+        for _ in range(chance.randrange(5)):
+            await asyncio.sleep(0)
+        return failed(asked) if chance.random() < 0.4 else graded(asked)
+
+    made = Made(run, max_rollout_retries=2, max_failure_rate=1)
+    running = [asyncio.create_task(made.groups.sample(request(index=i))) for i in range(60)]
+    for group in running:
+        if chance.random() < 0.3:
+            await asyncio.sleep(0)
+            group.cancel()
+    await asyncio.gather(*running, return_exceptions=True)
+    account = made.account
+    assert account.balances
+    assert account.in_flight == 0
+    assert min(account.graded, account.discarded["tool_failed"], account.cancelled) > 20
+    assert account.started == len(made.asked)
+
+
+async def test_while_most_rollouts_fail_only_probes_start_and_the_event_names_the_endpoint() -> None:
+    down = True
+    starts: list[float] = []
+
+    def probes() -> list[float]:
+        return [start for start in starts if start > 0]
+
+    async def run(asked: RolloutRequest) -> Rollout | Discarded:
+        starts.append(made.time.now)
+        await asyncio.sleep(0)
+        return failed(asked) if down else graded(asked)
+
+    made = Made(run, max_rollout_retries=10, max_failure_rate=0.5)
+    groups = [asyncio.create_task(made.groups.sample(request(index=i))) for i in range(4)]
+    await until(lambda: len(probes()) > 8)
+    assert probes()[:8] == [2, 6, 14, 30, 62, 122, 182, 242]
+    assert made.holdback.holding
+    ((level, text),) = made.events
+    assert level == "warn"
+    assert f"{MIN_OUTCOMES} of the last {MIN_OUTCOMES} rollouts were discarded" in text
+    assert "by http://a" in text
+    down = False
+    assert all(len(group.rollouts) == 8 for group in await asyncio.gather(*groups))
+    assert [level for level, _ in made.events] == ["warn", "info"]
+
+
+async def test_a_failure_rate_below_the_limit_holds_nothing_back() -> None:
+    async def run(asked: RolloutRequest) -> Rollout | Discarded:
+        return failed(asked) if asked.sample % 3 == 0 else graded(asked)
+
+    made = Made(run, max_failure_rate=0.5, max_rollout_retries=0)
+    for index in range(20):
+        await made.groups.sample(request(index=index))
+    assert not made.events
+
+
+def test_slow_rows_ratio_is_one_only_where_slow_rows_are_graded_as_often() -> None:
+    def group(index: int, survivors: int, wall_s: float) -> Group:
+        asked = request(index=index)
+        return Group(asked, tuple(rollout(asked, i) for i in range(survivors)), wall_s=wall_s)
+
+    assert slow_rows_ratio([group(i, 6, wall_s=i) for i in range(8)]) == pytest.approx(1.0)
+    cut = [group(i, 8 if i < 6 else 4, wall_s=i) for i in range(8)]
+    assert slow_rows_ratio(cut) == pytest.approx(0.5 / (56 / 64))
+    assert np.isnan(slow_rows_ratio(cut[:3]))

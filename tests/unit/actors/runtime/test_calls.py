@@ -1,0 +1,26 @@
+"""What is said of an actor that is not there."""
+
+from __future__ import annotations
+
+from ray.exceptions import ActorDiedError, RayActorError
+
+from actors.runtime.calls import cannot_start
+
+IMPORT = """The actor died because of an error raised in its creation task, ray::DispatcherActor.__init__()
+RuntimeError: The actor with name DispatcherActor failed to import on the worker. This may be because needed library
+
+ModuleNotFoundError: No module named 'actors'
+"""
+
+
+def test_who_fails_at_its_start_is_told_from_who_died() -> None:
+    broken = RayActorError(error_msg="in its creation task\n  File 'x'\nOSError: no space", actor_init_failed=True)
+    assert str(cannot_start(broken, "the grader pool")) == "the grader pool cannot start: OSError: no space"
+    assert cannot_start(ActorDiedError(), "the grader pool") is None
+    assert cannot_start(ValueError("x"), "the grader pool") is None
+
+
+def test_a_node_without_the_package_is_named_as_the_reason() -> None:
+    error = cannot_start(RayActorError(error_msg=IMPORT, actor_init_failed=True), "engine-0")
+    assert error is not None
+    assert error.message.startswith("engine-0 cannot start: ModuleNotFoundError: No module named 'actors'; install")

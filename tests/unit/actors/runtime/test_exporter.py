@@ -1,0 +1,176 @@
+"""One port serves the metrics of all processes and jobs of a node, whoever of them is alive."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from actors.runtime.exporter import KEPT_S, SILENT_S, Place, Telemetry, labelled, merged, read_all, remove_old
+from tests.support.fakes_http import unused_port
+from trainer.errors import UserError
+
+PERIOD_S = 0.05
+
+
+@pytest.fixture
+def port() -> int:
+    return unused_port()
+
+
+@pytest.fixture
+def start(port: int) -> Iterator[Callable[[str, str], Telemetry]]:
+    """Processes, as far as their metrics go; they end with the test."""
+    started: list[Telemetry] = []
+
+    def start(job: str, process: str) -> Telemetry:
+        started.append(Telemetry(Place(job, "127.0.0.1", port), process, PERIOD_S))
+        return started[-1]
+
+    yield start
+    with ThreadPoolExecutor(len(started)) as together:
+        list(together.map(Telemetry.close, started))
+    folder = Place("", "", port).folder
+    for path in folder.iterdir():
+        path.unlink()
+    folder.rmdir()
+
+
+def scrape(port: int) -> dict[tuple[str, str, str], float]:
+    """Our samples without further labels, by name, job and process. Nothing may stand there twice."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+        families = list(text_string_to_metric_families(answer.read().decode()))
+    samples = [sample for family in families for sample in family.samples]
+    keys = [(sample.name, tuple(sorted(sample.labels.items()))) for sample in samples]
+    assert len(set(keys)) == len(keys)
+    assert len({family.name for family in families}) == len(families)
+    assert all({"job", "process"} <= sample.labels.keys() for sample in samples)
+    return {(s.name, s.labels["job"], s.labels["process"]): s.value for s in samples}
+
+
+def eventually(holds: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            if holds():
+                return
+        except urllib.error.URLError:
+            pass
+        assert time.monotonic() < deadline
+        time.sleep(PERIOD_S)
+
+
+def test_processes_of_many_jobs_are_served_at_one_port(port: int, start: Callable[[str, str], Telemetry]) -> None:
+    for job in range(10):
+        for process in ("driver", "engine-0"):
+            start(f"job-{job}", process).recorder.record("step", job)
+    wanted = {("agent_rft_step", f"job-{job}", p): job for job in range(10) for p in ("driver", "engine-0")}
+    eventually(lambda: wanted.items() <= scrape(port).items())
+    assert ("process_resident_memory_bytes", "job-3", "engine-0") in scrape(port)
+
+
+def test_another_process_takes_the_port_over(port: int, start: Callable[[str, str], Telemetry]) -> None:
+    first = start("job", "driver")
+    first.recorder.record("step", 3)
+    first.recorder.record("groups_trained", 5)
+    eventually(lambda: ("agent_rft_step", "job", "driver") in scrape(port))
+    start("job", "engine-0").recorder.record("engine_version", 1)
+    first.close()
+    eventually(lambda: ("agent_rft_engine_version", "job", "engine-0") in scrape(port))
+    assert scrape(port)["agent_rft_groups_trained_total", "job", "driver"] == 5.0
+
+
+def test_the_last_one_waits_for_who_asks_regularly_so_that_the_end_is_seen(
+    port: int, start: Callable[[str, str], Telemetry]
+) -> None:
+    series = ("agent_rft_step", "job", "driver")
+    last = start("job", "driver")
+    eventually(lambda: bool(scrape(port)))
+    for _ in range(2):
+        time.sleep(0.5)
+        scrape(port)
+    last.recorder.record("step", 9)
+    closing = threading.Thread(target=last.close)
+    closing.start()
+    time.sleep(0.3)
+    assert scrape(port)[series] == 9.0
+    closing.join(5)
+    assert not closing.is_alive()
+    with pytest.raises(urllib.error.URLError):
+        scrape(port)
+
+
+def test_who_takes_a_seat_over_takes_its_place_in_the_metrics(
+    port: int, start: Callable[[str, str], Telemetry]
+) -> None:
+    series = ("agent_rft_groups_lost_total", "job", "engine-0")
+    first = start("job", "engine-0")
+    first.recorder.record("groups_lost", 7)
+    eventually(lambda: scrape(port).get(series) == 7.0)
+    first.close()
+    start("job", "engine-0").recorder.record("groups_lost", 1)
+    eventually(lambda: scrape(port).get(series) == 1.0)
+
+
+def test_a_port_that_somebody_else_has_costs_metrics_and_nothing_else(
+    port: int, start: Callable[[str, str], Telemetry]
+) -> None:
+    with socket.create_server(("127.0.0.1", port)):
+        telemetry = start("job", "driver")
+        telemetry.recorder.record("step", 1)
+        folder = Place("job", "", port).folder
+        eventually(lambda: any("agent_rft_step" in path.read_text() for path in folder.glob("*.prom")))
+    eventually(lambda: scrape(port).get(("agent_rft_step", "job", "driver")) == 1.0)
+
+
+def test_what_fell_silent_has_no_gauges_and_what_is_long_gone_nothing(tmp_path: Path) -> None:
+    text = "# HELP a x\n# TYPE a gauge\na 1\n# HELP b_total x\n# TYPE b_total counter\nb_total 2\n"
+    (tmp_path / "job-engine-0.prom").write_text(labelled(text, 'job="job"'))
+    written = (tmp_path / "job-engine-0.prom").stat().st_mtime
+    assert 'a{job="job"} 1' in merged(read_all(tmp_path, written))
+    silent = merged(read_all(tmp_path, written + SILENT_S))
+    assert 'b_total{job="job"} 2' in silent
+    assert "a{" not in silent
+    assert merged(read_all(tmp_path, written + KEPT_S)) == ""
+    remove_old(tmp_path, written + KEPT_S - 1)
+    assert list(tmp_path.iterdir())
+    remove_old(tmp_path, written + KEPT_S)
+    assert not list(tmp_path.iterdir())
+
+
+def test_labels_are_put_before_a_sample_s_own() -> None:
+    text = '# HELP a {x} 1\na 1.0\na_bucket{le="+Inf",x="a b{"} 2\nvllm:b{} 3\n'
+    wanted = '# HELP a {x} 1\na{j="1"} 1.0\na_bucket{j="1",le="+Inf",x="a b{"} 2\nvllm:b{j="1",} 3\n'
+    assert labelled(text, 'j="1"') == wanted
+
+
+def test_a_folder_that_another_user_could_have_laid_out_is_not_written_to(port: int, tmp_path: Path) -> None:
+    place = Place("job", "127.0.0.1", port)
+    place.folder.symlink_to(tmp_path)
+    try:
+        telemetry = Telemetry(place, "driver", PERIOD_S)
+        telemetry.recorder.record("step", 1)
+        telemetry.close()
+    finally:
+        place.folder.unlink()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_environment_says_where_and_whether() -> None:
+    assert Place.of("job", local=True, environment={}) == Place("job", "127.0.0.1", 9464)
+    assert Place.of("job", local=False, environment={}) == Place("job", "0.0.0.0", 9464)
+    chosen = {"AGENT_RFT_METRICS_PORT": "9000", "AGENT_RFT_METRICS_HOST": "10.0.0.1"}
+    assert Place.of("job", local=True, environment=chosen) == Place("job", "10.0.0.1", 9000)
+    assert Place.of("job", local=True, environment={"AGENT_RFT_METRICS_PORT": "0"}) is None
+    with pytest.raises(UserError, match="AGENT_RFT_METRICS_PORT"):
+        Place.of("job", local=True, environment={"AGENT_RFT_METRICS_PORT": "off"})
+    assert str(os.getuid()) in Place("job", "", 9000).folder.name

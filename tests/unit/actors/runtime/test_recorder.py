@@ -1,0 +1,82 @@
+"""What is recorded by a name of the list reaches Prometheus by the name, the labels and the kind that the list says."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from prometheus_client import generate_latest
+
+from actors.endpoints.stats import EndpointStats, live_endpoint_metrics
+from actors.runtime.recorder import Recorder, Spread
+from trainer.metrics import METRICS, SECONDS, prometheus_name
+
+
+def samples(recorder: Recorder) -> dict[str, float]:
+    lines = generate_latest(recorder.registry).decode().splitlines()
+    return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[0] != "#")}
+
+
+def test_a_gauge_keeps_the_last_a_counter_the_sum_and_a_histogram_the_spread() -> None:
+    recorder = Recorder()
+    for value in (1.0, 2.0):
+        recorder.record("train_mean_reward", value)
+        recorder.record("finish/answer", value)
+        recorder.record("time_wait_s", value)
+    found = samples(recorder)
+    assert found["agent_rft_train_mean_reward"] == 2.0
+    assert found['agent_rft_finish_total{reason="answer"}'] == 3.0
+    assert found["agent_rft_time_wait_seconds_sum"] == 3.0
+    assert found['agent_rft_time_wait_seconds_bucket{le="1.0"}'] == 1.0
+    assert found['agent_rft_time_wait_seconds_bucket{le="+Inf"}'] == 2.0
+
+
+def test_a_name_outside_the_list_is_a_mistake_and_what_is_no_number_is_no_value() -> None:
+    recorder = Recorder()
+    with pytest.raises(KeyError):
+        recorder.record("made_up", 1.0)
+    recorder.record("loss", math.nan)
+    recorder.record("endpoint/tool/queue_sum_s", 1.0)  # of the file only
+    assert samples(recorder) == {}
+
+
+def test_what_has_begun_is_seen_as_nothing_before_the_first_of_it() -> None:
+    recorder = Recorder()
+    recorder.begin("groups_trained", "time_step_s")
+    found = samples(recorder)
+    assert found["agent_rft_groups_trained_total"] == found["agent_rft_time_step_seconds_count"] == 0.0
+
+
+def test_an_endpoint_s_counts_are_asked_for_when_somebody_looks() -> None:
+    stats = EndpointStats()
+    recorder = Recorder()
+    now = {"limit": 4, "in_flight": 1, "queued": 0, "breaker": "half_open"}
+    recorder.add(lambda: live_endpoint_metrics({"tool 'search'": stats.as_dict() | now}))
+    stats.calls += 3
+    stats.errors["deadline"] += 1
+    for latency_s in (0.001, 0.2, 1000.0):
+        stats.took(latency_s)
+    stats.queued(0.3)
+    found = samples(recorder)
+    where = "{endpoint=\"tool 'search'\""
+    assert found[f"agent_rft_endpoint_calls_total{where}}}"] == 3.0
+    assert found[f'agent_rft_endpoint_errors_total{where},kind="deadline"}}'] == 1.0
+    assert found[f"agent_rft_endpoint_breaker{where}}}"] == 1.0
+    buckets = [found[f'agent_rft_endpoint_latency_seconds_bucket{where},le="{le}"}}'] for le in (0.005, 0.25, 300.0)]
+    assert buckets == [1.0, 2.0, 2.0]
+    assert found[f"agent_rft_endpoint_latency_seconds_count{where}}}"] == 3.0
+    assert found[f"agent_rft_endpoint_latency_seconds_sum{where}}}"] == pytest.approx(1000.201)
+    assert found[f"agent_rft_endpoint_queue_seconds_count{where}}}"] == 1.0
+
+
+def test_a_spread_counts_what_lies_above_all_bounds() -> None:
+    recorder = Recorder()
+    counts = [*([0] * len(SECONDS)), 2]
+    recorder.add(lambda: {"endpoint/x/latency_s": Spread(counts, 900.0)})
+    assert samples(recorder)['agent_rft_endpoint_latency_seconds_bucket{endpoint="x",le="+Inf"}'] == 2.0
+
+
+def test_no_two_entries_of_the_list_share_a_name() -> None:
+    shown = [prometheus_name(name) for name, metric in METRICS.items() if metric.kind != "file"]
+    assert len(set(shown)) == len(shown)
+    assert all((metric.kind == "histogram") == bool(metric.buckets) for metric in METRICS.values())

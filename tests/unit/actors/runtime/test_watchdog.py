@@ -1,0 +1,190 @@
+"""The watchdog over made-up actors: who is silent is named, then given up; what takes too long is named."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from actors.runtime.calls import LOST, UNREACHABLE
+from actors.runtime.in_flight import Doing, InFlight
+from actors.runtime.watchdog import GIVE_UP_S, LOOK_EVERY_S, SILENT_S, STALLED_S, Watchdog, Watched
+from trainer.errors import EngineFailed
+
+TO_SILENCE = round(SILENT_S / LOOK_EVERY_S)
+TO_GIVING_UP = round(GIVE_UP_S / LOOK_EVERY_S)
+
+
+class Actor:
+    """Answers with `doing` while it `moves`."""
+
+    def __init__(self, name: str, *doing: Doing, waits_here: Any = None) -> None:
+        self.name = name
+        self.doing = list(doing)
+        self.moves = asyncio.Event()
+        self.moves.set()
+        self.dead, self.reachable = False, True
+        self.process = object()
+        self.given_up: list[str] = []
+        self._waits_here = waits_here
+
+    async def pulse(self) -> list[Doing]:
+        await self.moves.wait()
+        if self.dead:
+            raise EngineFailed("the process was lost", kind=LOST)
+        if not self.reachable:
+            raise EngineFailed("the process was lost", kind=UNREACHABLE)
+        return self.doing
+
+    async def give_up(self, why: str) -> None:
+        self.given_up.append(why)
+
+    def watched(self) -> Watched:
+        return Watched(self.name, self.pulse, self.give_up, self.process, self._waits_here)
+
+
+class Watch:
+    """A watchdog over actors, and what it said."""
+
+    def __init__(self, *actors: Actor) -> None:
+        self.actors = list(actors)
+        self.events: list[tuple[str, str]] = []
+        self.rollouts = 0, 0
+        self.dog = Watchdog(
+            lambda: [actor.watched() for actor in self.actors],
+            lambda: self.rollouts,
+            lambda level, text: self.events.append((level, text)),
+        )
+
+    async def looks(self, count: int) -> list[tuple[str, str]]:
+        """What is said in so many looks."""
+        self.events.clear()
+        for _ in range(count):
+            await self.dog.look()
+            for _ in range(5):
+                await asyncio.sleep(0)
+        return list(self.events)
+
+
+async def test_an_engine_that_does_not_answer_is_named_once_with_its_rollouts_and_given_up_in_the_end() -> None:
+    engine = Actor("engine-0", Doing("trace_a", "sampling", 3), Doing("trace_b", "grading", 7))
+    other = Actor("engine-1", Doing("trace_c", "sampling", 2))
+    watch = Watch(engine, other)
+    assert await watch.looks(100) == []
+    engine.moves.clear()
+    assert await watch.looks(TO_SILENCE) == []
+    said = "engine-0 has not answered for 30 s: last seen at grading trace_b for 7 s, sampling trace_a for 3 s"
+    assert await watch.looks(1) == [("warn", said)]
+    assert await watch.looks(TO_GIVING_UP) == []
+    assert (engine.given_up, other.given_up) == (["it has not answered for 180 s"], [])
+
+
+async def test_one_that_answers_again_is_let_be() -> None:
+    watch = Watch(engine := Actor("engine-0"))
+    await watch.looks(1)
+    engine.moves.clear()
+    await watch.looks(TO_SILENCE + 3)
+    engine.moves.set()
+    assert await watch.looks(2) == [("info", "engine-0 answers again, after 45 s")]
+    assert await watch.looks(2 * TO_GIVING_UP) == []
+    assert engine.given_up == []
+
+
+async def test_to_lose_the_connection_is_no_answer() -> None:
+    engine = Actor("engine-0", Doing("trace_1", "sampling", 1.0))
+    watch = Watch(engine)
+    assert await watch.looks(2) == []
+    engine.reachable = False
+    (said,) = await watch.looks(TO_SILENCE + 1)
+    assert said == ("warn", "engine-0 has not answered for 30 s: last seen at sampling trace_1 for 1 s")
+    await watch.looks(TO_GIVING_UP - TO_SILENCE)
+    assert engine.given_up == ["it has not answered for 180 s"]
+    engine.reachable = True
+    assert [level for level, _ in await watch.looks(2)] == ["info"]
+
+
+async def test_with_a_helper_that_does_not_answer_the_rollouts_are_named_that_wait_for_it() -> None:
+    def waits_here(doing: Doing) -> bool:
+        return doing.stage == "tool calls" and doing.trace_id in ("trace_a", "trace_c")
+
+    engines = [
+        Actor("engine-0", Doing("trace_a", "tool calls", 40), Doing("trace_b", "tool calls", 50)),
+        Actor("engine-1", Doing("trace_c", "tool calls", 41), Doing("trace_d", "sampling", 60)),
+    ]
+    watch = Watch(*engines, dispatcher := Actor("the tool dispatcher", waits_here=waits_here))
+    dispatcher.moves.clear()
+    said = "has not answered for 30 s; for it waits tool calls trace_c for 41 s, tool calls trace_a for 40 s"
+    assert await watch.looks(TO_SILENCE + 2) == [("warn", f"the tool dispatcher {said}")]
+
+
+async def test_the_one_that_took_its_place_is_not_blamed_for_the_silence_before() -> None:
+    watch = Watch(engine := Actor("engine-0"))
+    engine.moves.clear()
+    await watch.looks(TO_SILENCE - 1)
+    engine.process = object()
+    assert await watch.looks(TO_SILENCE) == []
+    watch.actors.clear()
+    assert await watch.looks(TO_SILENCE) == []
+
+
+async def test_an_actor_that_died_is_left_to_those_who_called_it_and_a_bug_is_not_hidden() -> None:
+    watch = Watch(engine := Actor("engine-0"))
+    engine.dead = True
+    assert await watch.looks(2 * TO_GIVING_UP) == []
+    engine.doing, engine.dead = [None], False  # type: ignore[list-item]
+    with pytest.raises(AttributeError):
+        await watch.looks(2)
+
+
+async def test_rollouts_of_which_none_ends_are_named_and_again_only_after_twice_the_time() -> None:
+    engine = Actor("engine-0", Doing("trace_a", "grading", 320), Doing("trace_b", "sampling", 400))
+    watch = Watch(engine)
+    until_named = round(STALLED_S / LOOK_EVERY_S)
+    watch.rollouts = 7, 0
+    assert await watch.looks(2 * until_named) == []  # none is in flight
+    watch.rollouts = 7, 2
+    assert await watch.looks(until_named - 1) == []
+    stuck = "2 are in flight: sampling trace_b for 400 s on engine-0, grading trace_a for 320 s on engine-0"
+    assert await watch.looks(1) == [("warn", f"no rollout has ended for 300 s, {stuck}")]
+    assert await watch.looks(until_named - 1) == []
+    assert await watch.looks(1) == [("warn", f"no rollout has ended for 600 s, {stuck}")]
+    watch.rollouts = 8, 1
+    assert await watch.looks(until_named + 1) == []  # rollouts here take that long
+
+
+async def test_a_step_of_the_learner_that_goes_on_and_on_is_named() -> None:
+    watch = Watch(rank := Actor("learner rank 0"))
+    rank.doing = [Doing("", "step", STALLED_S - 1)]
+    assert await watch.looks(2) == []
+    rank.doing = [Doing("", "step", STALLED_S + 1)]
+    assert await watch.looks(3) == [("warn", "learner rank 0 has been at step for 301 s")]
+    rank.doing = [Doing("", "save", STALLED_S + 1)]
+    assert await watch.looks(3) == [("warn", "learner rank 0 has been at save for 301 s")]
+
+
+async def test_after_its_end_it_asks_nobody_any_more() -> None:
+    watch = Watch(engine := Actor("engine-0"))
+    engine.moves.clear()
+    running = asyncio.create_task(watch.dog.run())
+    for _ in range(5):
+        await asyncio.sleep(0)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    await asyncio.sleep(0)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+def test_of_each_stage_those_are_shown_that_have_been_in_it_for_longest() -> None:
+    now = 0.0
+    in_flight = InFlight(lambda: now)
+    for number in range(9):
+        now = float(number)
+        in_flight.enter(f"trace_{number}", "sampling" if number % 2 else "grading")
+    in_flight.leave("trace_0")
+    in_flight.enter("trace_1", "grading")
+    now = 10.0
+    shown = {(doing.trace_id, doing.stage, doing.for_s) for doing in in_flight.longest()}
+    grading = {("trace_2", "grading", 8.0), ("trace_4", "grading", 6.0), ("trace_6", "grading", 4.0)}
+    assert shown == grading | {("trace_3", "sampling", 7.0), ("trace_5", "sampling", 5.0), ("trace_7", "sampling", 3.0)}

@@ -1,0 +1,312 @@
+"""A turn's tool calls, against real servers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import pickle
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+from aiohttp import web
+
+from actors.endpoints.client import Timing, process_stats
+from actors.endpoints.stats import endpoint_metrics, merged
+from actors.tools.actor import share_of
+from actors.tools.dispatcher import MAX_ERROR_CHARS, Dispatcher
+from tests.support.fakes_http import LOCAL, FakeEndpoint, FakeTime, Received, hangs, one_by_one, says, until
+from trainer.errors import EndpointRefused, ToolFailed, UserError
+from trainer.metrics import metric_of
+from trainer.spec.endpoints import MAX_OUTPUT_BYTES, ToolSpec
+from trainer.types import ToolCall, ToolResult
+
+SECRET = "sk-very-secret-4711"
+ITEM = {"messages": [{"role": "user", "content": "hi"}], "reference_answer": 42}
+Dispatch = Callable[..., Dispatcher]
+
+
+def tool(url: str, name: str = "search", **more: object) -> ToolSpec:
+    return ToolSpec.model_validate({"name": name, "server_url": url, **more})
+
+
+def call(number: int = 1, name: str = "search") -> ToolCall:
+    return ToolCall(f"call_{number}", name, f'{{"query": {number}}}')
+
+
+@pytest.fixture
+async def dispatch() -> AsyncIterator[Dispatch]:
+    """Makes dispatchers and closes them."""
+    made = []
+
+    def make(*tools: ToolSpec, timing: Timing | None = None) -> Dispatcher:
+        made.append(Dispatcher(tools, LOCAL, timing or FakeTime().timing()))
+        return made[-1]
+
+    yield make
+    for dispatcher in made:
+        await dispatcher.close()
+
+
+async def one(dispatcher: Dispatcher) -> ToolResult:
+    [result] = await dispatcher.call_turn("trace_1", ITEM, [call()])
+    return result
+
+
+async def test_the_request_is_that_of_the_wire_contract(dispatch: Dispatch) -> None:
+    async with FakeEndpoint(says({"output": "found"})) as server:
+        result = await one(dispatch(tool(server.url, headers={"Authorization": f"Bearer {SECRET}"})))
+    [received] = server.received
+    assert received.body == {
+        "type": "function_call",
+        "id": "call_1",
+        "call_id": "call_1",
+        "name": "search",
+        "arguments": '{"query": 1}',
+        "trace_id": "trace_1",
+        "item": ITEM,
+    }
+    assert received.headers["Idempotency-Key"] == "call_1"
+    assert received.headers["Authorization"] == f"Bearer {SECRET}"
+    assert received.headers["Content-Type"] == "application/json"
+    assert (result.call_id, result.output, result.error, result.retries) == ("call_1", "found", None, 0)
+    assert not result.truncated
+
+
+async def test_all_calls_of_a_turn_are_out_at_once_and_results_keep_their_order(dispatch: Dispatch) -> None:
+    together = asyncio.Barrier(4)
+    answered = [asyncio.Event() for _ in range(5)]
+
+    async def behave(request: Received) -> web.StreamResponse:
+        number = int(request.body["call_id"][-1])
+        await together.wait()  # passes only when all four are here
+        if number < 4:  # answers come in the opposite order
+            await answered[number + 1].wait()
+        answered[number].set()
+        return web.json_response({"output": f"answer {number}"})
+
+    async with FakeEndpoint(behave) as server:
+        tools = [tool(server.url), tool(server.url, "lookup")]
+        calls = [call(1), call(2, "lookup"), call(3), call(4)]
+        results = await dispatch(*tools, timing=Timing()).call_turn("trace_1", ITEM, calls)
+    assert [(result.call_id, result.output) for result in results] == [
+        (f"call_{n}", f"answer {n}") for n in (1, 2, 3, 4)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("output", "text"),
+    [({"a": [1, None]}, '{"a": [1, null]}'), (3, "3"), (None, "null"), ("né", "né"), ("", ""), ("\ud800", "?")],
+)
+async def test_outputs_that_are_no_text_are_shown_as_json(dispatch: Dispatch, output: object, text: str) -> None:
+    async with FakeEndpoint(says({"type": "function_call_output", "output": output})) as server:
+        assert (await one(dispatch(tool(server.url)))).output == text
+
+
+@pytest.mark.parametrize("body", ["plain text", "", ["output"], {"result": "x"}, '{"output": "cut o', "[" * 100_000])
+async def test_a_2xx_without_output_is_a_failure_of_the_tool(dispatch: Dispatch, body: object) -> None:
+    async with FakeEndpoint(says(body)) as server:
+        dispatcher = dispatch(tool(server.url))
+        with pytest.raises(ToolFailed, match=r'tool .search. .*without the JSON object \{"output"'):
+            await one(dispatcher)
+    assert len(server.received) == 1
+    assert dispatcher.stats()["search"]["errors"] == {"bad_answer": 1}
+
+
+async def test_a_4xx_is_told_to_the_model(dispatch: Dispatch) -> None:
+    async with FakeEndpoint(says("no document 17", 404)) as server:
+        result = await one(dispatch(tool(server.url)))
+    assert (result.error, result.output) == ("tool_error", "Error: HTTP 404 Not Found. no document 17")
+
+
+async def test_the_text_of_a_4xx_is_cut_and_holds_none_of_our_secrets(dispatch: Dispatch) -> None:
+    async with FakeEndpoint(says(f"bad token {SECRET} " + "x" * 5_000, 400)) as server:
+        result = await one(dispatch(tool(server.url, headers={"Authorization": f"Bearer {SECRET}"})))
+    assert "bad token [redacted]" in result.output
+    assert len(result.output) < MAX_ERROR_CHARS + 100
+    assert result.truncated
+
+
+async def test_a_4xx_with_output_shows_the_output(dispatch: Dispatch) -> None:
+    async with FakeEndpoint(says({"output": "give a date as YYYY-MM-DD"}, 422)) as server:
+        result = await one(dispatch(tool(server.url)))
+    assert (result.error, result.output) == ("tool_error", "give a date as YYYY-MM-DD")
+
+
+@pytest.mark.parametrize("size", [MAX_OUTPUT_BYTES + 1, 8 * MAX_OUTPUT_BYTES])
+async def test_too_large_an_output_becomes_an_error_that_the_model_sees(dispatch: Dispatch, size: int) -> None:
+    async with FakeEndpoint(says({"output": "x" * size})) as server:
+        dispatcher = dispatch(tool(server.url))
+        result = await one(dispatcher)
+    assert (result.error, result.truncated) == ("tool_error", True)
+    assert "413" in result.output and len(result.output) < 200
+    assert dispatcher.stats()["search"]["errors"] == {"too_large": 1}
+
+
+async def test_an_output_of_the_allowed_size_passes_whatever_its_json_takes(dispatch: Dispatch) -> None:
+    async with FakeEndpoint(says({"output": "\x01" * MAX_OUTPUT_BYTES})) as server:
+        result = await one(dispatch(tool(server.url)))
+    assert (result.error, len(result.output)) == (None, MAX_OUTPUT_BYTES)
+
+
+async def test_a_failed_call_fails_the_turn_and_cancels_the_others(dispatch: Dispatch) -> None:
+    async with FakeEndpoint(hangs) as slow, FakeEndpoint(one_by_one([(500, "oops")])) as broken:
+        dispatcher = dispatch(tool(slow.url, "slow"), tool(broken.url, "broken", timeout_s=0.2), timing=Timing())
+        with pytest.raises(ToolFailed, match="tool 'broken'") as failed:
+            await dispatcher.call_turn("trace_1", ITEM, [call(1, "slow"), call(2, "broken")])
+        await until(lambda: slow.open_now == 0)
+    assert len(slow.received) == 1
+    assert dispatcher.stats()["slow"]["cancelled"] == 1
+    assert type(pickle.loads(pickle.dumps(failed.value))) is ToolFailed
+
+
+async def test_a_refusal_passes_through_without_secrets(dispatch: Dispatch) -> None:
+    async with FakeEndpoint(says(f"who is {SECRET}?", 401)) as server:
+        with pytest.raises(EndpointRefused) as refused:
+            await one(dispatch(tool(server.url + f"?key={SECRET}", headers={"X-Key": SECRET})))
+    assert server.url in str(refused.value)
+    assert SECRET not in f"{refused.value!r}{refused.value.details}"
+
+
+async def test_cancelling_a_turn_closes_its_requests(dispatch: Dispatch) -> None:
+    async with FakeEndpoint(hangs) as server:
+        dispatcher = dispatch(tool(server.url), timing=Timing())
+        turn = asyncio.create_task(dispatcher.call_turn("trace_1", ITEM, [call(1), call(2)]))
+        await until(lambda: server.open_now == 2)
+        turn.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await turn
+        await until(lambda: server.open_now == 0)
+    assert dispatcher.stats()["search"]["cancelled"] == 2
+
+
+async def test_an_unknown_tool_is_told_to_the_model_and_the_other_calls_go_out(dispatch: Dispatch) -> None:
+    async with FakeEndpoint(says({"output": "found"})) as server:
+        calls = [call(1, "serch"), call(2)]
+        results = await dispatch(tool(server.url)).call_turn("trace_1", ITEM, calls)
+    assert [result.error for result in results] == ["unknown_tool", None]
+    assert "'serch'" in results[0].output and "search" in results[0].output
+
+
+async def test_the_stats_of_a_process_become_metrics_of_the_list(dispatch: Dispatch) -> None:
+    async with FakeEndpoint(one_by_one([(429, ""), (200, {"output": "a"}), (404, "none")])) as server:
+        dispatcher = dispatch(tool(server.url, "counted"))
+        for _ in range(2):
+            await dispatcher.call_turn("trace_1", {}, [ToolCall("call_1", "counted", "{}")])
+        metrics = endpoint_metrics(process_stats())
+    wanted = {"calls": 2, "answered": 2, "waits": 1, "breaker": 0, "errors/tool_error": 1}
+    assert {name: metrics[f"endpoint/tool 'counted'/{name}"] for name in wanted} == wanted
+    assert all(metric_of(name) for name in metrics)
+
+
+async def test_stats_count_what_happened_per_tool(dispatch: Dispatch) -> None:
+    answers = [(500, ""), (200, {"output": "a"}), (404, "none"), (429, ""), (200, {"output": "b"})]
+    async with FakeEndpoint(one_by_one(answers)) as server:
+        dispatcher = dispatch(tool(server.url), tool(server.url, "unused"))
+        retries = [(await one(dispatcher)).retries for _ in range(3)]
+    assert retries == [1, 0, 0]
+    stats = dispatcher.stats()
+    search = stats["search"]
+    counted = ("calls", "answered", "failed", "cancelled", "retries", "waits", "hedges", "hedges_won")
+    assert [search[name] for name in counted] == [3, 3, 0, 0, 1, 1, 0, 0]
+    assert search["errors"] == {"tool_error": 1}
+    assert (search["breaker"], search["in_flight"], search["queued"], search["limit"]) == ("closed", 0, 0, 14)
+    assert search["latency_counts"] == [5, *[0] * 15]
+    assert search["bytes_out"] == 5 * len(json.dumps(server.received[0].body))
+    assert search["bytes_in"] == len('{"output": "a"}{"output": "b"}none')
+    assert stats["unused"]["calls"] == 0
+
+
+async def test_a_thousand_calls_in_flight_are_cheap(dispatch: Dispatch) -> None:
+    async with FakeEndpoint(says({"output": "x"})) as server:
+        dispatcher = dispatch(tool(server.url), timing=Timing())
+        results = await dispatcher.call_turn("trace_1", {}, [call(i) for i in range(1000)])
+    assert [result.call_id for result in results] == [f"call_{i}" for i in range(1000)]
+    assert server.most_open <= 64
+
+
+async def test_a_call_id_that_no_header_may_hold_is_sent_in_quoted_form(dispatch: Dispatch) -> None:
+    async with FakeEndpoint(says({"output": "x"})) as server:
+        await dispatch(tool(server.url)).call_turn("t", {}, [ToolCall("é\r\nX-Evil: 1", "search", "{}")])
+    assert server.received[0].headers["Idempotency-Key"] == "%C3%A9%0D%0AX-Evil:%201"
+    assert "X-Evil" not in server.received[0].headers
+
+
+def test_a_tool_without_a_usable_url_is_the_users_mistake() -> None:
+    with pytest.raises(UserError, match="tool 'search': its URL must begin with"):
+        Dispatcher([tool("localhost:8000")])
+
+
+async def test_a_request_over_a_megabyte_is_not_sent_and_the_model_is_told(dispatch: Dispatch) -> None:
+    async with FakeEndpoint(says({"output": "x"})) as server:
+        dispatcher = dispatch(tool(server.url))
+        (result,) = await dispatcher.call_turn("t", {}, [ToolCall("call_1", "search", "x" * 1_000_001)])
+    assert "413" in result.output and result.error == "tool_error"
+    assert server.received == []
+    assert dispatcher.stats()["search"]["errors"] == {"too_large": 1}
+
+
+async def test_a_tool_may_have_a_smaller_limit_of_its_output(dispatch: Dispatch) -> None:
+    async with FakeEndpoint(says({"output": "x" * 101})) as server:
+        assert (await one(dispatch(tool(server.url, max_output_bytes=101)))).error is None
+        result = await one(dispatch(tool(server.url, max_output_bytes=100)))
+    assert "over 100 bytes" in result.output
+
+
+async def test_a_rollout_with_many_calls_does_not_hold_up_another_one(dispatch: Dispatch) -> None:
+    order: list[str] = []
+
+    async def behave(request: Received) -> web.StreamResponse:
+        order.append(request.body["trace_id"])
+        await asyncio.sleep(0)
+        return web.json_response({"output": "x"})
+
+    async with FakeEndpoint(behave) as server:
+        dispatcher = dispatch(tool(server.url, max_concurrency=1), timing=Timing())
+        crowd = asyncio.create_task(dispatcher.call_turn("crowd", {}, [call(i) for i in range(50)]))
+        await until(lambda: len(order) > 0)
+        before = len(order)
+        await dispatcher.call_turn("alone", {}, [call()])
+        assert len(order) - before < 5
+        await crowd
+    assert order.count("crowd") == 50
+
+
+async def test_an_idempotent_tool_is_asked_twice_where_it_is_slow(dispatch: Dispatch) -> None:
+    async def behave(request: Received) -> web.StreamResponse:
+        if request.number == 1:
+            await asyncio.Event().wait()
+        return web.json_response({"output": "x"})
+
+    async with FakeEndpoint(behave) as server:
+        dispatcher = dispatch(tool(server.url, idempotent=True, hedge_after_s=1.0))
+        assert (await one(dispatcher)).output == "x"
+    assert dispatcher.stats()["search"]["hedges_won"] == 1
+
+
+async def test_an_address_that_the_operator_does_not_allow_ends_the_job() -> None:
+    dispatcher = Dispatcher([tool("http://localhost:9/x")])
+    with pytest.raises(EndpointRefused, match="allowed_networks in the operator's configuration"):
+        await one(dispatcher)
+    await dispatcher.close()
+
+
+@pytest.mark.parametrize(("most", "count"), [(64, 3), (5, 5), (7, 2), (1, 1)])
+def test_dispatchers_ask_together_for_no_more_than_one_would(most: int, count: int) -> None:
+    whole = tool("http://tools.example/x", max_concurrency=most, rate_limit_per_s=10.0)
+    shares = [share_of(whole, index, count) for index in range(count)]
+    assert sum(share.max_concurrency for share in shares) == most
+    assert min(share.max_concurrency for share in shares) >= 1
+    assert sum(share.rate_limit_per_s or 0.0 for share in shares) == pytest.approx(10.0)
+
+
+async def test_stats_of_several_dispatchers_are_those_of_one(dispatch: Dispatch) -> None:
+    async with FakeEndpoint(says({"output": "x"})) as server, FakeEndpoint(says("none", 404)) as other:
+        first, second = dispatch(tool(server.url), tool(other.url, "other")), dispatch(tool(other.url))
+        for dispatcher in (first, first, second):
+            await one(dispatcher)
+        stats = merged([first.stats(), second.stats()])
+    assert stats["search"]["calls"] == 3
+    assert stats["search"]["errors"] == {"tool_error": 1}
+    assert sum(stats["search"]["latency_counts"]) == 3
+    assert (stats["search"]["breaker"], stats["search"]["limit"]) == ("closed", 32)
+    assert stats["other"]["calls"] == 0

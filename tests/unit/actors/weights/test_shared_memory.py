@@ -1,0 +1,57 @@
+"""Nothing of a killed process stays in shared memory."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from actors.weights.shared_memory import SHM, SharedFile, remove_leftovers
+
+DATA = np.arange(8, dtype=np.uint8)
+
+
+def killed(*lines: str) -> list[str]:
+    """What a process printed that ran these lines and then was killed."""
+    code = "\n".join(["import os, signal, sys", *lines, "sys.stdout.flush()", "os.kill(os.getpid(), signal.SIGKILL)"])
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    assert done.returncode == -9
+    return done.stdout.split()
+
+
+def test_a_shared_file_is_there_until_it_is_removed(tmp_path: Path) -> None:
+    file = SharedFile(tmp_path, DATA)
+    assert file.path.read_bytes() == DATA.tobytes()
+    file.remove()
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(OSError):
+        SharedFile(tmp_path / "missing", DATA)
+
+
+def test_leftovers_of_the_dead_are_removed_and_files_of_the_living_are_not(tmp_path: Path) -> None:
+    killed(
+        "import numpy as np; from pathlib import Path; from actors.weights.shared_memory import SharedFile",
+        f"file = SharedFile(Path({str(tmp_path)!r}), np.zeros(8, np.uint8))",
+    )
+    (tmp_path / "not-ours").touch()
+    held = SharedFile(tmp_path, DATA)
+    assert len(list(tmp_path.iterdir())) == 3
+    remove_leftovers(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"not-ours", held.path.name}
+    held.remove()
+
+
+def test_shared_memory_without_a_name_still_works_and_ends_with_its_process() -> None:
+    name, still_there, value = killed(
+        "from multiprocessing.shared_memory import SharedMemory",
+        "from actors.weights.shared_memory import SHM, unname_shared_memory",
+        "memory = SharedMemory(create=True, size=100)",
+        "memory.buf[0] = 7",
+        "unname_shared_memory()",
+        "print(memory.name, (SHM / memory.name).exists(), memory.buf[0])",
+    )
+    assert (still_there, value) == ("False", "7")
+    assert not (SHM / name).exists()

@@ -1,0 +1,160 @@
+"""Requests as clients write them -> JobSpec, and echoes without secrets."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from cluster.jobs.request import ApiJob, model_name, parse_api_job
+from cluster.records.run_folder import REDACTED
+from trainer.errors import InvalidJob, UserError
+from trainer.spec.job import JobSpec
+from trainer.spec.operator import Operator
+
+TOOL = {
+    "name": "search",
+    "server_url": "https://tools.example/search?key=secret-2",
+    "headers": {"Authorization": "Bearer secret-3"},
+    "api_key": "secret-4",
+}
+GRADER = {"type": "endpoint", "url": "https://grader.example/grade", "headers": {"X-Key": "secret-5"}, "rate_limit": 50}
+REINFORCEMENT = {"tools": [TOOL], "grader": GRADER, "hyperparameters": {"n_epochs": 2}, "response_format": None}
+
+
+@dataclass(frozen=True)
+class FakeModel:
+    folder: str
+    base: str
+
+
+MODELS = {
+    "gpt-5": FakeModel("/models/base", "gpt-5"),
+    "ft:gpt-5:org:x:abc:ckpt-step-5": FakeModel("/runs/abc/step-5", "gpt-5"),
+}
+
+
+class FakeModels:
+    def resolve(self, model_id: str) -> FakeModel:
+        if model_id not in MODELS:
+            raise UserError(f"The model '{model_id}' does not exist.")
+        return MODELS[model_id]
+
+
+@dataclass(frozen=True)
+class FakeFile:
+    purpose: str
+
+
+PURPOSES = {"file-1": "fine-tune", "file-2": "fine-tune", "file-3": "vision"}
+
+
+class FakeFiles:
+    def get(self, file_id: str) -> FakeFile:
+        if file_id not in PURPOSES:
+            raise UserError("no such file")
+        return FakeFile(PURPOSES[file_id])
+
+
+def parse(**changes: Any) -> ApiJob:
+    method = {"type": "reinforcement", "reinforcement": REINFORCEMENT}
+    body = {"model": "gpt-5", "training_file": "file-1", "method": method} | changes
+    return parse_api_job(body, FakeModels(), FakeFiles(), Operator())
+
+
+def reinforcement(**changes: Any) -> dict[str, Any]:
+    return {"type": "reinforcement", "reinforcement": REINFORCEMENT | changes}
+
+
+def refused(**changes: Any) -> tuple[str, str]:
+    """Code and field of the first problem."""
+    with pytest.raises(InvalidJob) as caught:
+        parse(**changes)
+    return caught.value.problems[0].code, caught.value.problems[0].field
+
+
+def test_a_request_becomes_the_job_that_a_file_would_have_described() -> None:
+    job = parse(validation_file="file-2", seed=3, suffix="x", cluster={"engines": 2}, metadata={"a": "b"})
+    spec = job.spec
+    assert (spec.model, spec.training_file, spec.validation_file) == ("/models/base", "file-1", "file-2")
+    assert (spec.seed, spec.suffix, spec.cluster.engines) == (3, "x", 2)
+    assert spec.reinforcement.hyperparameters.n_epochs == 2
+    assert spec.reinforcement.tools[0].headers["Authorization"].get_secret_value() == "Bearer secret-3"
+    assert JobSpec.model_validate_json(job.secret_spec) == spec
+
+
+def test_a_checkpoint_of_an_earlier_job_is_trained_on_and_keeps_its_base() -> None:
+    job = parse(model="ft:gpt-5:org:x:abc:ckpt-step-5")
+    assert (job.spec.model, job.base) == ("/runs/abc/step-5", "gpt-5")
+
+
+def test_nulls_stand_for_what_is_left_out() -> None:
+    nulls = dict.fromkeys(("validation_file", "seed", "suffix", "metadata", "integrations", "hyperparameters"))
+    hyperparameters = {"batch_size": None, "n_epochs": "auto", "reasoning_effort": None}
+    grader = {"type": "string_check", "name": None, "input": "a", "reference": "b", "operation": "eq"}
+    method = {"type": "reinforcement", "supervised": None, "dpo": None} | reinforcement(
+        tools=None, grader=grader, hyperparameters=hyperparameters
+    )
+    spec = parse(method=method, **nulls).spec
+    assert spec.reinforcement.tools == () and spec.reinforcement.hyperparameters.batch_size == "auto"
+
+
+def test_nulls_within_a_schema_are_values() -> None:
+    schema = {"type": "object", "properties": {"a": {"enum": ["x", None]}}}
+    for form in (
+        {"type": "json_schema", "json_schema": {"name": "answer", "strict": True, "schema": schema}},
+        {"type": "json_schema", "name": "answer", "schema": schema},
+    ):
+        job = parse(method=reinforcement(response_format=form))
+        assert job.spec.reinforcement.response_format == schema
+        assert job.method["reinforcement"]["response_format"] == form
+
+
+def test_the_older_form_of_supervised_jobs_is_understood() -> None:
+    for changes in (
+        {"method": None, "hyperparameters": {"n_epochs": 3}},
+        {"method": {"type": "supervised"}, "hyperparameters": {"n_epochs": 3}},
+        {"method": {"type": "supervised", "supervised": {"hyperparameters": {"n_epochs": 3}}}},
+    ):
+        job = parse(**changes)
+        assert job.spec.supervised.hyperparameters.n_epochs == 3
+        assert job.method["supervised"]["hyperparameters"]["n_epochs"] == 3
+
+
+def test_the_echo_shows_what_was_asked_with_all_hyperparameters_and_no_secret() -> None:
+    method = parse().method
+    assert "secret-" not in json.dumps(method)
+    shown = method["reinforcement"]
+    assert shown["tools"][0]["name"] == "search" and shown["tools"][0]["api_key"] == REDACTED
+    assert shown["grader"]["headers"] == {"X-Key": REDACTED} and shown["grader"]["rate_limit_per_s"] == 50
+    assert shown["hyperparameters"]["n_epochs"] == 2 and shown["hyperparameters"]["batch_size"] == "auto"
+
+
+def test_a_seed_is_drawn_where_none_is_given_and_equal_requests_stay_equal() -> None:
+    one, two = parse(), parse()
+    assert one.spec.seed != two.spec.seed and one.digest == two.digest != parse(suffix="x").digest
+
+
+def test_the_servers_environment_is_not_filled_in() -> None:
+    job = parse(method=reinforcement(tools=[TOOL | {"headers": {"A": "${HOME}"}}]))
+    assert job.spec.reinforcement.tools[0].headers["A"].get_secret_value() == "${HOME}"
+
+
+def test_names_of_tuned_models_hold_no_part_that_would_split_them() -> None:
+    assert model_name("gpt-5", "org", "my: suffix/1", "ftjob-abc") == "ft:gpt-5:org:my-suffix-1:abc"
+    assert model_name("Qwen/Qwen3-4B", "org", None, "ftjob-abc", 10) == "ft:Qwen/Qwen3-4B:org::abc:ckpt-step-10"
+
+
+def test_what_is_wrong_is_named_by_its_path_in_the_request() -> None:
+    assert refused(model="gpt-6") == ("model_not_found", "model")
+    assert refused(training_file="file-9") == ("file_not_found", "training_file")
+    assert refused(validation_file="file-3") == ("invalid_purpose", "validation_file")
+    assert refused(method=reinforcement(grader={"type": "magic"}))[1] == "method.reinforcement.grader"
+    assert refused(method=reinforcement(tools=[TOOL, {"name": "x"}]))[1] == "method.reinforcement.tools[1].server_url"
+    assert refused(method=reinforcement(tools=[TOOL | {"server_url": "http://127.0.0.1/x"}])) == (
+        "forbidden_address",
+        "method.reinforcement.tools[0].server_url",
+    )
+    assert refused(model="/etc") == ("model_not_found", "model")

@@ -1,0 +1,139 @@
+"""What a driver leaves in the store: events in the contract's names, and the checkpoints that are on the disk."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from sqlalchemy.exc import OperationalError
+
+from cluster.jobs.sink import StoreSink
+from cluster.stores.database import Base, Database
+from cluster.stores.job_store import JobStore
+from cluster.stores.job_tables import NewJob
+from cluster.stores.model_registry import ModelRecord, ModelRegistry
+from tests.unit.cluster.conftest import Synthetic
+from trainer.errors import UserError
+from trainer.loop.checkpoint import Checkpoints, LoopState
+
+
+class World:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "run"
+        self.database = Database.of_folder(folder)
+        Base.metadata.create_all(self.database.engine)
+        self.store = JobStore(self.database)
+        self.registry = ModelRegistry(self.database, {})
+        new = NewJob("k", "gpt-5", "gpt-5", "file-1", None, None, {"type": "supervised"}, 1, None, None, "sealed", "d")
+        self.job_id = self.store.create(new)[0].id
+        for status in ("queued", "running"):
+            self.store.move(self.job_id, status)  # type: ignore[arg-type]
+        self.store.next_attempt(self.job_id, 0, "handle", failures=2)
+        self.sink = self.new_sink()
+
+    def new_sink(self, registry: ModelRegistry | None = None) -> StoreSink:
+        def name(step: int | None) -> str:
+            return "ft:final" if step is None else f"ft:{step}"
+
+        return StoreSink(self.store, registry or self.registry, self.job_id, 1, "gpt-5", self.folder, name)
+
+    def save(self, step: int, reward: float | None) -> None:
+        """A checkpoint, and what the loop says of it."""
+
+        async def nothing(path: Path) -> None: ...
+
+        state = LoopState(step, step, 0, [], 100 * step, reward, "digest")
+        path = asyncio.run(Checkpoints(self.folder / "checkpoints").save(state, nothing))
+        self.sink.event("info", f"checkpoint {path.name}", path=str(path))
+
+    def step(self, step: int, reward: float) -> None:
+        metrics = {"step": float(step), "total_steps": 10.0, "train_mean_reward": reward, "time_step_s": 5.0}
+        self.sink.step(metrics | {"full_valid_mean_reward": reward, "time_eval_s": 1.0})
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+def test_the_best_three_checkpoints_and_the_last_are_models_and_others_no_longer(world: World) -> None:
+    for step, reward in enumerate((0.9, 0.1, 0.8, 0.7, 0.2), start=1):
+        world.save(step, reward)
+        world.step(step, reward)
+    world.sink.close()
+    kept, _ = world.store.checkpoints(world.job_id)
+    assert [(c.step, c.model) for c in kept][::-1] == [(1, "ft:1"), (3, "ft:3"), (4, "ft:4"), (5, "ft:5")]
+    assert {c.step: c.metrics["full_valid_mean_reward"] for c in kept}[3] == 0.8
+    assert sorted(m.id for m in world.registry.list()) == ["ft:1", "ft:3", "ft:4", "ft:5"]
+    with pytest.raises(UserError):
+        world.registry.resolve("ft:2")
+    assert world.registry.resolve("ft:5").folder.endswith("step-000005")
+
+
+def test_the_last_checkpoint_becomes_the_tuned_model(world: World) -> None:
+    assert world.sink.register_final() is None
+    world.save(1, 0.9)
+    world.save(2, 0.1)
+    world.sink.close()
+    assert world.sink.register_final() == "ft:final"
+    assert world.registry.resolve("ft:final").folder.endswith("step-000002")
+
+
+def test_a_step_is_a_metrics_event_and_moves_the_jobs_numbers(world: World) -> None:
+    world.sink.groups("step-000001", Synthetic().groups(2, 4, "train", 1, 0.5))
+    world.save(1, 0.5)
+    world.step(1, 0.5)
+    world.sink.close()
+    (metrics,) = [event for event in world.store.events(world.job_id)[0] if event.type == "metrics"]
+    assert metrics.data is not None and metrics.data["train_mean_reward"] == 0.5
+    assert any(name.endswith("output_tokens_mean") for name in metrics.data)
+    job = world.store.get(world.job_id)
+    assert job.trained_tokens == 100 and job.estimated_finish is not None
+    assert job.failures == 0, "from a new checkpoint on, drivers that were lost before count no more"
+
+
+def test_a_driver_that_was_killed_between_checkpoint_and_store_leaves_nothing_unknown(world: World) -> None:
+    world.save(1, 0.5)
+    world.sink.close()
+    world.store.drop_checkpoint(world.job_id, 1)  # as if it had been killed before
+    again = world.new_sink()
+    again.sync_checkpoints({})
+    assert [c.step for c in world.store.checkpoints(world.job_id)[0]] == [1]
+
+
+def test_what_a_database_that_was_away_broke_off_is_done_once_it_is_back(world: World) -> None:
+    class Away(ModelRegistry):
+        """At the first call of each method."""
+
+        called: ClassVar[set[str]] = set()
+
+        def add(self, *arguments: Any) -> ModelRecord:
+            return self._there("add") or super().add(*arguments)
+
+        def delete(self, model_id: str) -> None:
+            return self._there("delete") or super().delete(model_id)
+
+        def _there(self, method: str) -> None:
+            if method not in self.called:
+                self.called.add(method)
+                raise OperationalError("", None, Exception("the database is locked"))
+
+    world.sink = world.new_sink(Away(world.database, {}))
+    for step, reward in enumerate((0.9, 0.1, 0.8, 0.7), start=1):
+        world.save(step, reward)
+    world.sink.close()
+    assert sorted(model.id for model in world.registry.list()) == ["ft:1", "ft:3", "ft:4"]
+    assert sorted(c.model for c in world.store.checkpoints(world.job_id)[0]) == ["ft:1", "ft:3", "ft:4"]
+
+
+def test_no_secret_of_a_url_reaches_an_event(world: World) -> None:
+    world.sink.event(
+        "warn", "https://me:pw-secret@x.example/y?key=q-secret is slow", where="https://x.example/?k=q-secret"
+    )
+    world.sink.phase("waiting for resources: 2 cores are wanted, 1 is free")
+    world.sink.phase("waiting for resources: 2 cores are wanted, 1 is free")
+    world.sink.close()
+    events, _ = world.store.events(world.job_id)
+    assert len(events) == 2 and "secret" not in str(events)

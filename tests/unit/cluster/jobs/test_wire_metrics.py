@@ -1,0 +1,102 @@
+"""A job's numbers in the wire contract's names."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+
+from cluster.jobs.wire_metrics import (
+    checkpoint_metrics,
+    data_of,
+    message_of,
+    result_csv,
+    training_facts,
+    validation_facts,
+)
+from tests.unit.cluster.conftest import Synthetic
+
+WIRE_KEYS = {
+    "step", "total_steps", "train_mean_reward", "full_valid_mean_reward", "reasoning_tokens_mean",
+    "completion_tokens_mean", "valid_reasoning_tokens_mean", "mean_unresponsive_rewards", "scores", "usage", "errors",
+    "timing", "model_graders_token_usage", "tools",
+}  # fmt: skip
+STEP = {
+    "step": 10.0,
+    "total_steps": 20.0,
+    "train_mean_reward": 0.42,
+    "completion_tokens_mean": 25.0,
+    "rollouts_graded": 8.0,
+    "grader/exact/score_mean": 0.5,
+    "judge_tokens/judge": 300.0,
+    "discarded/grader_failed": 2.0,
+    "tool/search/calls_mean": 1.5,
+    "tool/search/latency_s_mean": 0.2,
+    "tool/search/errors": 1.0,
+    "time_wait_s": 4.0,
+    "time_learn_s": 2.0,
+    "time_step_s": 7.0,
+    "grade_latency_s_mean": 0.1,
+    "loss": math.nan,
+}
+
+
+def test_a_metrics_event_reads_as_the_contract_says() -> None:
+    text = message_of(STEP | {"full_valid_mean_reward": 0.68})
+    assert text.startswith("Step 10/20, train mean reward=0.42, full validation mean reward=0.68")
+    assert "loss" not in text, "what is not finite is not shown"
+
+
+def test_its_data_hold_every_name_of_the_contract_and_what_was_not_measured_is_null() -> None:
+    data = data_of(STEP, {"tool/search/output_tokens_mean": 12.5, "valid_reasoning_tokens_mean": 3.0})
+    assert data.keys() >= WIRE_KEYS
+    assert (data["step"], data["total_steps"], data["full_valid_mean_reward"]) == (10, 20, None)
+    assert data["scores"]["graders"] == [{"name": "exact", "train_reward_mean": 0.5}]
+    assert data["usage"] == {
+        "samples": {"rollouts": 8.0, "completion_tokens": 200},
+        "graders": [{"model": "judge", "tokens": 300.0}],
+    }
+    assert data["errors"] == {"graders": 2.0}
+    assert data["timing"]["step"] == {"sampling": 4.0, "training": 2.0, "eval": None, "full_iteration": 7.0}
+    tool = {"calls_per_rollout_mean": 1.5, "tokens_per_call_mean": 12.5, "latency_s_mean": 0.2, "errors": 1.0}
+    assert data["tools"] == {"search": tool}
+    json.dumps(data, allow_nan=False)
+
+
+def test_a_checkpoint_has_the_numbers_of_its_step() -> None:
+    data = data_of(STEP | {"full_valid_mean_reward": 0.68})
+    assert checkpoint_metrics(data) == {"step": 10.0, "train_mean_reward": 0.42, "full_valid_mean_reward": 0.68}
+
+
+def test_tokens_of_tools_are_those_between_turns_shared_out_by_length() -> None:
+    world = Synthetic()
+    groups = world.groups(3, 4, "train", 1, 0.5)
+    facts = training_facts(groups)
+    assert facts and all(name.startswith("tool/") and value > 0 for name, value in facts.items())
+    total = sum(
+        later.start - turn.stop
+        for group in groups
+        for rollout in group.rollouts
+        for turn, later in zip(rollout.turns, rollout.turns[1:], strict=False)
+    )
+    calls: dict[str, int] = {}
+    for rollout in (rollout for group in groups for rollout in group.rollouts):
+        for call in rollout.calls:
+            calls[call.name] = calls.get(call.name, 0) + 1
+    assert math.isclose(sum(facts[f"tool/{name}/output_tokens_mean"] * n for name, n in calls.items()), total)
+    assert validation_facts(groups) == {"valid_reasoning_tokens_mean": 30.0} and validation_facts([]) == {}
+
+
+def test_the_result_file_has_a_line_a_step_and_empty_cells_between_validations() -> None:
+    steps = [STEP | {"step": 1.0}, STEP | {"step": 2.0, "full_valid_mean_reward": 0.5}]
+    text = result_csv(steps).decode()
+    assert text.startswith(
+        "step,train_mean_reward,full_valid_mean_reward,completion_tokens_mean,reasoning_tokens_mean,mean_unresponsive_rewards"
+    )
+    rows = list(csv.DictReader(io.StringIO(text)))
+    assert [(row["step"], row["full_valid_mean_reward"]) for row in rows] == [("1", ""), ("2", "0.5")]
+    assert rows[0]["tool/search/calls_mean"] == "1.5"
+    supervised = result_csv([{"step": 1.0, "loss": 2.0}, {"step": 2.0, "loss": 1.5, "full_valid_loss": 1.0}]).decode()
+    assert supervised == "step,train_loss,full_valid_loss\n1,2.0,\n2,1.5,1.0\n"
+    assert result_csv([]).decode().startswith("step,")

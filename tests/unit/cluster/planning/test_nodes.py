@@ -1,0 +1,58 @@
+"""NODES.yaml: groups of machines, and mistakes that are named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cluster.planning.nodes import GIB, Node, read_nodes, this_machine
+from trainer.errors import InvalidJob
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "nodes.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_a_group_stands_for_machines_that_are_alike(tmp_path: Path) -> None:
+    text = """
+nodes:
+  - {name: head, cores: 2, memory_gib: 8}
+  - {name: gpu, count: 2, cores: 32, gpus: 8, memory_gib: 512, gpu_memory_gib: 80}
+"""
+    large = Node("gpu-0", 32, 8, 512 * GIB, 80 * GIB)
+    assert read_nodes(write(tmp_path, text)) == [
+        Node("head", 2, 0, 8 * GIB, None),
+        large,
+        Node("gpu-1", *(large.cores, large.gpus, large.memory_bytes, large.gpu_memory_bytes)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("nodes: []", "nodes"),
+        ("nodes: [{name: a}]", r"nodes\[0\].cores"),
+        ("nodes: [{name: a, cores: 1, gpu: 2}]", r"nodes\[0\].gpu"),
+        ("nodes: [{name: a, cores: 1}, {name: a, cores: 2}]", "stand twice"),
+        ("nodes: [", "cannot be parsed"),
+        ("- a", "nodes"),
+    ],
+)
+def test_mistakes_are_named(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(InvalidJob, match=said):
+        read_nodes(write(tmp_path, text))
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(InvalidJob, match="cannot be read"):
+        read_nodes(tmp_path / "nowhere.yaml")
+
+
+def test_this_machine_has_cores_and_memory() -> None:
+    machine = this_machine()
+    assert machine.cores >= 1
+    assert machine.memory_bytes is not None
+    assert machine.memory_bytes > GIB

@@ -1,0 +1,687 @@
+"""Everything wrong with a job in one list, each with code, field, line and remedy; a good job with all it resolves to.
+
+Tools and graders are real servers on localhost; no Ray, no engine.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import struct
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from aiohttp import web
+
+from cluster.planning.nodes import Node
+from cluster.preflight.dry_run import example_of
+from cluster.preflight.form_check import schema_mistake
+from cluster.preflight.prepare import Free, Prepared, prepare
+from tests.support.fakes_http import LOCAL, Behaviour, FakeEndpoint, Received, hangs, says, unused_port
+from tests.support.paths import BASE
+from trainer.errors import InvalidJob, Problem
+from trainer.spec.job_file import load_job, read_job
+from trainer.spec.operator import NOTHING_ALLOWED, Operator
+
+SECRET = "sk-very-secret-4711"
+NODE = Node("a", cores=2.0)
+PLENTY = Free(disk_bytes=1 << 40, shm_bytes=1 << 34)
+EXACT = {
+    "type": "string_check",
+    "input": "{{sample.output_text}}",
+    "reference": "{{ item.reference_answer }}",
+    "operation": "eq",
+}
+PARAMETERS = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
+
+
+def tool(name: str = "cat", parameters: Any = PARAMETERS) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+def row(text: str = "what was debt of vorzen in 2015?", **more: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": text}], "tools": [tool()], "reference_answer": "1", **more}
+
+
+@dataclass
+class Case:
+    """A job on disk that is good until a test changes it."""
+
+    folder: Path
+    tool: FakeEndpoint
+    grader: FakeEndpoint
+    rows: list[Any] = field(default_factory=lambda: [row(), row("what was costs of lumtra in 2018?")])
+    job: dict[str, Any] = field(default_factory=dict)
+    reinforcement: dict[str, Any] = field(default_factory=dict)
+    nodes: list[Node] = field(default_factory=lambda: [NODE])
+    free: Free = PLENTY
+    operator: Operator = LOCAL
+
+    def write(self, name: str = "train.jsonl", rows: list[Any] | None = None) -> str:
+        lines = [r if isinstance(r, str) else json.dumps(r) for r in (self.rows if rows is None else rows)]
+        (self.folder / name).write_text("".join(f"{line}\n" for line in lines))
+        return name
+
+    def raw(self) -> dict[str, Any]:
+        headers = {"Authorization": f"Bearer {SECRET}"}
+        reinforcement = {
+            "tools": [{"name": "cat", "server_url": self.tool.url, "headers": headers, "max_retries": 0}],
+            "grader": {"type": "endpoint", "url": self.grader.url, "headers": headers},
+            **self.reinforcement,
+        }
+        method = {"type": "reinforcement", "reinforcement": reinforcement}
+        return {"model": str(BASE), "training_file": self.write(), "method": method, **self.job}
+
+    async def prepare(self, learner: bool = True) -> Prepared:
+        path = self.folder / "job.json"
+        path.write_text(json.dumps(self.raw()))
+        job = load_job(path, {})
+        return await prepare(job, self.nodes, self.folder / "runs", self.operator, free=self.free, learner=learner)
+
+    async def problems(self) -> list[Problem]:
+        with pytest.raises(InvalidJob) as raised:
+            await self.prepare()
+        assert SECRET not in str(raised.value)
+        assert all(problem.remedy and problem.message for problem in raised.value.problems)
+        return raised.value.problems
+
+    async def only_problem(self) -> Problem:
+        (problem,) = await self.problems()
+        return problem
+
+
+@pytest.fixture
+async def case(tmp_path: Path) -> AsyncIterator[Case]:
+    async with FakeEndpoint(says({"output": "1"})) as tools, FakeEndpoint(says({"score": 0.5})) as grader:
+        yield Case(tmp_path, tools, grader)
+
+
+# -- a good job --------------------------------------------------------------------------------------------------------
+
+
+async def test_a_good_job_passes_with_all_that_it_resolves_to(case: Case) -> None:
+    case.job = {"validation_file": case.write("valid.jsonl", [row("new question?")])}
+    prepared = await case.prepare()
+    assert (prepared.plan.num_rows, prepared.plan.batch_size, prepared.plan.n_epochs) == (2, 2, 160)
+    assert prepared.context_length == 2048
+    assert prepared.placement.dtype == "float32"
+    assert [len(tasks) for tasks in (prepared.tasks, prepared.validation, prepared.test)] == [2, 1, 0]
+    assert prepared.job.model == str(BASE)
+    assert prepared.warnings == ()
+
+
+async def test_each_tool_and_the_grader_get_one_call_with_values_that_fit(case: Case) -> None:
+    await case.prepare()
+    (call,), (grade,) = case.tool.received, case.grader.received
+    assert (call.body["name"], call.body["arguments"]) == ("cat", '{"path": ""}')
+    assert call.headers["Authorization"] == f"Bearer {SECRET}"
+    assert call.body["item"] == grade.body["item"] == row()
+    assert [c["function"]["name"] for c in grade.body["sample"]["output_tools"]] == ["cat"]
+    assert grade.body["sample"]["output_text"] == ""
+
+
+async def test_a_job_without_tools_passes(case: Case) -> None:
+    case.rows = [{"messages": row()["messages"]}]
+    case.reinforcement = {"tools": []}
+    assert (await case.prepare()).warnings == ()
+
+
+async def test_a_supervised_job_checks_whole_conversations_and_calls_nobody(case: Case) -> None:
+    turn = {"role": "assistant", "content": "1 2 3 " * 1000}
+    case.rows = [{"messages": [*row()["messages"], turn]}, row()]
+    case.job = {"method": {"type": "supervised"}, "cluster": {"context_length": 100}}
+    too_long, bad = sorted(await case.problems(), key=lambda problem: problem.code, reverse=True)
+    assert (too_long.code, too_long.line, too_long.field) == ("row_too_long", 1, "training_file.messages")
+    assert (bad.code, bad.line) == ("invalid_row", 2)
+    assert case.tool.received == case.grader.received == []
+
+
+async def test_warnings_tell_of_what_is_allowed_but_seldom_meant(case: Case) -> None:
+    tools = case.raw()["method"]["reinforcement"]["tools"]
+    case.reinforcement = {
+        "tools": [*tools, tools[0] | {"name": "grep"}],
+        "hyperparameters": {"reasoning_effort": "low"},
+    }
+    case.job = {"test_file": case.write("test.jsonl", [row(), row("new question?")])}
+    shared, unused, thoughts = (await case.prepare()).warnings
+    assert "1 of 2 rows are in the training file too" in shared
+    assert "'grep'" in unused
+    assert "cannot be limited" in thoughts
+    assert case.tool.received[-1].body["name"] == "cat"
+
+
+# -- one list ----------------------------------------------------------------------------------------------------------
+
+MANY_MISTAKES = """
+model: {base}
+modle: typo
+training_file: train.jsonl
+validation_file: nowhere.jsonl
+method:
+  type: reinforcement
+  reinforcement:
+    tools:
+      - {{name: cat, server_url: "http://127.0.0.1:1/cat", headers: {{Authorization: "Bearer ${{NO_SUCH_TOKEN}}"}}}}
+    grader: {{type: endpoint, uri: "http://127.0.0.1:1"}}
+    algorithm: {{top_p: 0.9, clip_low: 7}}
+cluster: {{engine_cores: 40, context_length: 100000, dtype: bfloat16}}
+"""
+
+
+async def test_mistakes_of_all_kinds_come_in_one_list(case: Case) -> None:
+    rows = [
+        row(),
+        '{"messages": [',
+        row(tools=[tool("grep")]),
+        {"tools": []},
+        row(tools=[tool(parameters={"type": 3})]),
+    ]
+    case.write(rows=rows)
+    (case.folder / "job.yaml").write_text(MANY_MISTAKES.format(base=BASE))
+    job, found = read_job(case.folder / "job.yaml", {})
+    assert job is not None
+    with pytest.raises(InvalidJob, match="the job has 16 problems") as raised:
+        await prepare(job, [NODE], case.folder, LOCAL, found=found, free=Free(0, None))
+    name = str(case.folder / "job.yaml")
+    reinforcement = "method.reinforcement"
+    assert [(p.code, p.field, p.file, p.line) for p in raised.value.problems] == [
+        ("missing_variable", f"{reinforcement}.tools[0].headers.Authorization", name, 10),
+        ("invalid_missing", f"{reinforcement}.grader.url", name, 11),
+        ("invalid_extra_forbidden", f"{reinforcement}.grader.uri", name, 11),
+        ("invalid_less_than", f"{reinforcement}.algorithm.clip_low", name, 12),
+        ("truncated_sampling", f"{reinforcement}.algorithm.top_p", name, 12),
+        ("invalid_extra_forbidden", "modle", name, 3),
+        ("broken_json", "training_file", "train.jsonl", 2),
+        ("invalid_row", "training_file", "train.jsonl", 4),
+        ("missing_file", "validation_file", "nowhere.jsonl", None),
+        ("tool_without_server", "training_file.tools[0]", "train.jsonl", 3),
+        ("invalid_schema", "training_file.tools[0].function.parameters", "train.jsonl", 5),
+        ("context_too_long", "cluster.context_length", None, None),
+        ("bfloat16_on_cpu", "cluster.dtype", None, None),
+        ("too_few_resources", "cluster", None, None),
+        ("disk_full", "--runs", None, None),
+        ("no_shared_memory", "cluster", None, None),
+    ]
+
+
+async def test_many_problems_of_one_kind_are_counted_not_listed(case: Case) -> None:
+    case.rows = [row(tools=[tool("grep")]) for _ in range(50)]
+    problems = await case.problems()
+    assert len(problems) == 21
+    assert problems[-1].message == "and 30 more of this kind"
+
+
+async def test_nobody_is_called_while_something_is_wrong_with_the_method(case: Case) -> None:
+    case.reinforcement = {"grader": {"type": "endpoint", "url": "nowhere"}}
+    assert (await case.only_problem()).field == "method.reinforcement.grader.url"
+    assert case.tool.received == []
+
+
+# -- rows --------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_row_that_leaves_no_room_for_an_answer_is_too_long(case: Case) -> None:
+    case.rows = [row(), row("what was debt of vorzen in 2015? " * 300)]
+    problem = await case.only_problem()
+    assert (problem.code, problem.field, problem.file, problem.line) == (
+        "row_too_long",
+        "training_file.messages",
+        "train.jsonl",
+        2,
+    )
+    assert "the context holds 2048" in problem.message
+    assert "raise cluster.context_length" in problem.remedy
+
+
+async def test_a_row_that_the_template_cannot_render_is_named(case: Case) -> None:
+    model = copy_of_base(case.folder)
+    template = model / "chat_template.jinja"
+    template.write_text(
+        "{% if 'bad' in messages[0].content %}{{ raise_exception('no') }}{% endif %}" + template.read_text()
+    )
+    case.job = {"model": str(model), "test_file": case.write("test.jsonl", [row(), row("bad")])}
+    problem = await case.only_problem()
+    assert (problem.code, problem.field, problem.line) == ("unrenderable_row", "test_file.messages", 2)
+
+
+async def test_a_value_that_the_graders_template_wants_is_missed_by_line(case: Case) -> None:
+    case.rows = [row(), {"messages": row()["messages"]}]
+    case.reinforcement = {"grader": {"type": "multi", "graders": {"exact": EXACT}, "calculate_output": "exact"}}
+    problem = await case.only_problem()
+    assert (problem.code, problem.field, problem.line) == ("missing_value", "training_file", 2)
+    assert "item.reference_answer" in problem.message
+    assert "graders.exact.reference" in problem.message
+
+
+@pytest.mark.parametrize(
+    ("parameters", "said"),
+    [
+        ({"type": "objet"}, "is not valid"),
+        ({"$ref": "#/$defs/none"}, "leads nowhere"),
+        ({"type": "string", "pattern": "("}, "is not a 'regex'"),
+        ({"type": "object", "required": "path"}, "$.required"),
+    ],
+)
+def test_schemas_that_values_cannot_be_checked_against(parameters: dict[str, Any], said: str) -> None:
+    assert said in str(schema_mistake(parameters))
+
+
+@pytest.mark.parametrize("key", ["$ref", "$dynamicRef"])
+async def test_no_schema_makes_us_fetch_a_url(case: Case, key: str) -> None:
+    async with FakeEndpoint(says({"type": "string"})) as foreign:
+        nested = {"type": "object", "properties": {"path": {"anyOf": [{key: foreign.url}]}}}
+        case.rows = [{**row(), "tools": [tool(parameters=nested)]}]
+        case.reinforcement = {"response_format": {"type": "json_schema", "json_schema": {"schema": nested}}}
+        problems = await case.problems()
+        assert foreign.received == []
+    fields = {problem.field for problem in problems if problem.code == "invalid_schema"}
+    assert fields == {"method.reinforcement.response_format", "training_file.tools[0].function.parameters"}
+    assert all("leads out of the schema" in p.message for p in problems)
+
+
+def test_no_schema_shows_a_file(tmp_path: Path) -> None:
+    secret = tmp_path / "credentials.json"
+    secret.write_text('{"const": "sk-4711"}')
+    mistake = str(schema_mistake({"$ref": secret.as_uri()}))
+    assert "leads out of the schema" in mistake and "4711" not in mistake
+    based = {"$id": secret.as_uri(), "$ref": "#/$defs/x", "$defs": {"x": {"type": "string"}}}
+    assert schema_mistake(based) is None, "an id of its own changes nothing: the reference stays within"
+
+
+def test_a_schema_that_is_nothing_but_itself_is_a_mistake() -> None:
+    assert "circle" in str(schema_mistake({"$ref": "#"}))
+
+
+def test_good_schemas_pass() -> None:
+    assert schema_mistake(None) is None
+    assert schema_mistake({}) is None
+    assert schema_mistake(PARAMETERS) is None
+
+
+@pytest.mark.parametrize(
+    ("schema", "example"),
+    [
+        (PARAMETERS, {"path": ""}),
+        ({"properties": {"n": {"type": "integer", "minimum": 3}}, "required": ["n"]}, {"n": 3}),
+        ({"type": "number", "exclusiveMinimum": 0}, 1),
+        ({"type": "integer", "maximum": -2}, -2),
+        ({"type": ["null", "string"]}, None),
+        ({"type": "string", "minLength": 2}, "xx"),
+        ({"type": "array", "items": {"enum": ["a", "b"]}, "minItems": 2}, ["a", "a"]),
+        ({"const": 7}, 7),
+        ({"anyOf": [{"type": "boolean"}, {"type": "null"}]}, False),
+        (
+            {"allOf": [{"required": ["a"], "type": "object"}, {"properties": {"b": {}}, "required": ["b"]}]},
+            {"a": "", "b": ""},
+        ),
+        ({"$ref": "#/$defs/x", "$defs": {"x": {"type": "integer", "default": 5}}}, 5),
+        ({"type": "string", "examples": ["2020-01-01"]}, "2020-01-01"),
+    ],
+)
+def test_examples_fit_their_schemas(schema: dict[str, Any], example: Any) -> None:
+    assert example_of(schema) == example
+
+
+def test_an_example_of_an_endless_schema_ends() -> None:
+    node = {"type": "object", "properties": {"next": {"$ref": "#"}}, "required": ["next"]}
+    assert "next" in example_of(node)
+
+
+async def test_fifty_thousand_rows_are_checked_in_a_minute(case: Case) -> None:
+    count = 2000
+    case.rows = [json.dumps(row(f"what was debt of vorzen in {i}?")) for i in range(count)]
+    case.reinforcement = {"grader": EXACT}
+    begun = time.process_time()
+    await case.prepare()
+    assert time.process_time() - begun < 60 * count / 50_000
+
+
+# -- the model ---------------------------------------------------------------------------------------------------------
+
+
+def copy_of_base(folder: Path) -> Path:
+    model = folder / "model"
+    shutil.copytree(BASE, model)
+    return model
+
+
+def cut(file: str, size: int) -> Callable[[Path], None]:
+    return lambda model: (model / file).write_bytes((model / file).read_bytes()[:size])
+
+
+def without(*names: str) -> Callable[[Path], None]:
+    def remove(model: Path) -> None:
+        for name in names:
+            (model / name).unlink()
+
+    return remove
+
+
+def replaced(file: str, *pairs: tuple[str, str]) -> Callable[[Path], None]:
+    def replace(model: Path) -> None:
+        text = (model / file).read_text()
+        for old, new in pairs:
+            assert old in text
+            text = text.replace(old, new)
+        (model / file).write_text(text)
+
+    return replace
+
+
+def weights_with_endless_header(model: Path) -> None:
+    (model / "model.safetensors").write_bytes(struct.pack("<Q", 1 << 60) + b"{}")
+
+
+def index_of_two(model: Path) -> None:
+    names = {"a": "model.safetensors", "b": "model-00002.safetensors"}
+    (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
+
+
+@pytest.mark.parametrize(
+    ("breaks", "code", "said"),
+    [
+        (without("config.json"), "not_a_model", "no config.json"),
+        (replaced("config.json", ("{", "[")), "not_a_model", "config.json"),
+        (replaced("config.json", ('"qwen3"', '"sorcery"')), "not_a_model", "sorcery"),
+        (replaced("config.json", ('"qwen3"', '"vit"')), "unsupported_model", "no causal language model"),
+        (replaced("config.json", ('"full_attention"', '"linear_attention"')), "unsupported_model", "linear_attention"),
+        (without("model.safetensors"), "not_a_model", "no weights"),
+        (cut("model.safetensors", 100_000), "corrupt_weights", "model.safetensors cannot be read"),
+        (cut("model.safetensors", 4), "corrupt_weights", "model.safetensors cannot be read"),
+        (weights_with_endless_header, "corrupt_weights", "model.safetensors cannot be read"),
+        (index_of_two, "corrupt_weights", "model-00002.safetensors is missing"),
+        (without(*TOKENIZER_FILES), "not_a_model", "no tokenizer"),
+        (cut("tokenizer.json", 50), "not_a_model", "its tokenizer"),
+        (without("chat_template.jinja"), "no_chat_template", "no chat template"),
+        (replaced("chat_template.jinja", ("<|im_end|>", "<end>")), "template_rewrites_history", "end token"),
+        (
+            replaced("chat_template.jinja", ("{%- if m.role == 'tool' %}", "{%- if m.role == 'tool' %}{{ nope() }}")),
+            "template_fails",
+            "cannot render a tool call",
+        ),
+    ],
+)
+async def test_a_model_that_cannot_be_trained_is_told_by_what_is_wrong(
+    case: Case, breaks: Callable[[Path], None], code: str, said: str
+) -> None:
+    model = copy_of_base(case.folder)
+    breaks(model)
+    case.job = {"model": str(model)}
+    problem = await case.only_problem()
+    assert (problem.code, problem.field) == (code, "model")
+    assert said in problem.message
+
+
+async def test_weights_and_tokenizer_are_told_together(case: Case) -> None:
+    model = copy_of_base(case.folder)
+    cut("model.safetensors", 100)(model)
+    without("chat_template.jinja")(model)
+    case.job = {"model": str(model)}
+    assert [problem.code for problem in await case.problems()] == ["corrupt_weights", "no_chat_template"]
+
+
+@pytest.mark.parametrize(
+    ("model", "remedy"),
+    [
+        ("nowhere", "Hugging Face name"),
+        ("/no/such/folder", "Hugging Face name"),
+        ("org/model-7B", "hf download org/model-7B"),
+    ],
+)
+async def test_a_model_that_is_not_there_is_said_to_be_missing(case: Case, model: str, remedy: str) -> None:
+    case.job = {"model": model}
+    problem = await case.only_problem()
+    assert (problem.code, problem.field) == ("missing_model", "model")
+    assert remedy in problem.remedy
+
+
+async def test_a_file_is_no_model_folder(case: Case) -> None:
+    (case.folder / "model.gguf").write_bytes(b"")
+    case.job = {"model": str(case.folder / "model.gguf")}
+    assert (await case.only_problem()).code == "not_a_model"
+
+
+async def test_a_longer_context_than_the_models_is_refused(case: Case) -> None:
+    case.job = {"cluster": {"context_length": 4096}}
+    problem = await case.only_problem()
+    assert (problem.code, problem.field) == ("context_too_long", "cluster.context_length")
+    assert "2048" in problem.message
+
+
+# -- tools and graders -------------------------------------------------------------------------------------------------
+
+
+async def test_tools_that_fail_a_first_call(case: Case) -> None:
+    await _tool_fails(case, says({"answer": "1"}), "tool_failed", "server_url", '"output"')
+    await _tool_fails(case, says("down", 500), "tool_failed", "server_url", "HTTP 500")
+    await _tool_fails(case, says("", 307), "wrong_path", "server_url", "HTTP 307")
+    await _tool_fails(case, says("", 405), "wrong_path", "server_url", "no POST")
+    await _tool_fails(case, says(f"bad token {SECRET}", 401), "endpoint_refused", "headers", "HTTP 401")
+
+
+async def _tool_fails(case: Case, behave: Behaviour, code: str, part: str, said: str) -> None:
+    async with FakeEndpoint(behave) as case.tool:
+        problem = await case.only_problem()
+    assert (problem.code, problem.field) == (code, f"method.reinforcement.tools[0].{part}")
+    assert said in problem.message + problem.remedy
+    assert case.tool.url in problem.message or part == "server_url"
+
+
+async def test_a_tool_that_nobody_serves_is_named_with_its_url(case: Case) -> None:
+    url = f"http://127.0.0.1:{unused_port()}/cat"
+    case.reinforcement = {"tools": [{"name": "cat", "server_url": url, "max_retries": 0}]}
+    problem = await case.only_problem()
+    assert problem.code == "tool_failed"
+    assert url in problem.message
+    assert "refused" in problem.message.lower()
+    assert "check that it runs" in problem.remedy
+    assert "check that it runs" not in problem.message
+
+
+async def test_first_calls_are_made_within_a_session_which_is_ended(case: Case) -> None:
+    async with FakeEndpoint(says({})) as server:
+        case.reinforcement = {"session": {"start_url": f"{server.url}/start", "end_url": f"{server.url}/end"}}
+        await case.prepare()
+        await case.prepare()
+    start, end = (received.body for received in server.received[:2])
+    assert (start["type"], start["item"], end["type"], end["reason"]) == (
+        "session_start",
+        row(),
+        "session_end",
+        "dry_run",
+    )
+    assert len({start["trace_id"], end["trace_id"], *(call.body["trace_id"] for call in case.tool.received[:1])}) == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "answer", "code", "field"),
+    [
+        ("start", 500, "session_failed", "start_url"),
+        ("start", 404, "session_failed", "start_url"),
+        ("start", 401, "endpoint_refused", "headers"),
+        ("end", 404, "session_failed", "end_url"),
+        ("end", 307, "session_failed", "end_url"),
+    ],
+)
+async def test_sessions_that_cannot_be_opened_or_ended(
+    case: Case, path: str, answer: int, code: str, field: str
+) -> None:
+    async def behave(request: Received) -> web.StreamResponse:
+        return web.json_response({}, status=answer if request.path.endswith(path) else 200)
+
+    async with FakeEndpoint(behave) as server:
+        case.reinforcement = {
+            "session": {"start_url": f"{server.url}/start", "end_url": f"{server.url}/end", "max_retries": 0}
+        }
+        problem = await case.only_problem()
+    assert (problem.code, problem.field) == (code, f"method.reinforcement.session.{field}")
+    assert str(answer) in problem.message
+
+
+async def test_a_session_at_an_unusable_url(case: Case) -> None:
+    case.reinforcement = {"session": {"end_url": "ftp://machines.example/end"}}
+    problem = await case.only_problem()
+    assert (problem.code, problem.field) == ("invalid_endpoint", "method.reinforcement.session.end_url")
+
+
+async def test_a_missing_document_is_no_mistake_but_a_missing_path_is(case: Case) -> None:
+    async def documents(request: Received) -> web.StreamResponse:
+        if request.path == urlsplit(case.tool.url).path:
+            return web.json_response({"detail": "no document ''"}, status=404)
+        return web.Response(status=404, text=f"Cannot POST {request.path}")
+
+    async with FakeEndpoint(documents) as case.tool:
+        await case.prepare()
+        case.reinforcement = {"tools": [{"name": "cat", "server_url": case.tool.url + "/cta"}]}
+        problem = await case.only_problem()
+    assert (problem.code, problem.field) == ("wrong_path", "method.reinforcement.tools[0].server_url")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    ['{"score": "0.5"}', '{"score": NaN}', '{"score": null}', "{}", "", "0.5", "fine", '{"score": true}', "[1]"],
+)
+async def test_a_grader_that_gives_no_number_is_refused(case: Case, answer: str) -> None:
+    async with FakeEndpoint(says(answer)) as case.grader:
+        problem = await case.only_problem()
+    assert (problem.code, problem.field) == ("grader_failed", "method.reinforcement.grader")
+    assert '{"score": number}' in problem.remedy
+
+
+async def test_a_grader_that_refuses_the_token(case: Case) -> None:
+    async with FakeEndpoint(says(SECRET, 403)) as case.grader:
+        problem = await case.only_problem()
+    assert (problem.code, problem.field) == ("endpoint_refused", "method.reinforcement.grader.headers")
+    assert case.grader.url in problem.message
+
+
+async def test_guards_and_the_held_out_grader_are_checked_and_called_too(case: Case) -> None:
+    guard = {"name": "brief", "grader": EXACT | {"input": "{{ item.gone }}"}}
+    case.reinforcement = {"guards": [guard]}
+    assert {problem.code for problem in await case.problems()} == {"missing_value"}
+    async with FakeEndpoint(says("down", 500)) as server:
+        case.reinforcement = {"held_out_grader": {"type": "endpoint", "url": server.url, "timeout_s": 0.2}}
+        problem = await case.only_problem()
+    assert (problem.code, problem.field) == ("grader_failed", "method.reinforcement.held_out_grader")
+
+
+async def test_a_slow_grader_ends_by_its_own_deadline(case: Case) -> None:
+    async with FakeEndpoint(hangs) as case.grader:
+        case.reinforcement = {"grader": {"type": "endpoint", "url": case.grader.url, "timeout_s": 0.2}}
+        problem = await case.only_problem()
+    assert "deadline of 0.2 s" in problem.message
+
+
+async def test_addresses_that_the_operator_does_not_allow_are_found_before_any_call(case: Case) -> None:
+    case.operator = NOTHING_ALLOWED
+    case.reinforcement = {"session": {"start_url": "http://169.254.169.254/latest"}}
+    problems = await case.problems()
+    reinforcement = "method.reinforcement"
+    assert [(problem.code, problem.field) for problem in problems] == [
+        ("forbidden_address", f"{reinforcement}.tools[0].server_url"),
+        ("forbidden_address", f"{reinforcement}.session.start_url"),
+        ("forbidden_address", f"{reinforcement}.grader.url"),
+    ]
+    assert "allowed_networks" in problems[0].remedy
+    assert case.tool.received == case.grader.received == []
+
+
+async def test_names_that_lead_to_such_addresses_are_found_by_the_first_call(case: Case) -> None:
+    case.operator = NOTHING_ALLOWED
+    case.reinforcement = {
+        "tools": [{"name": "cat", "server_url": "http://localhost:9/cat"}],
+        "grader": {"type": "endpoint", "url": "http://localhost:9/grade"},
+    }
+    tool_problem, grader_problem = await case.problems()
+    assert (tool_problem.code, tool_problem.field) == (
+        "forbidden_address",
+        "method.reinforcement.tools[0].server_url",
+    )
+    assert "leads to" in tool_problem.message and "loopback" in tool_problem.message
+    assert "allowed_networks" in tool_problem.remedy and "allowed_networks" not in tool_problem.message
+    assert (grader_problem.code, grader_problem.field) == ("forbidden_address", "method.reinforcement.grader")
+
+
+JSON_GRADER = {"type": "string_check", "input": "{{sample.output_json.n}}", "reference": "1", "operation": "eq"}
+
+
+async def test_a_grader_of_json_gets_json_that_fits_the_response_format(case: Case) -> None:
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    case.reinforcement = {
+        "grader": JSON_GRADER,
+        "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}},
+    }
+    await case.prepare()
+
+
+async def test_a_grader_of_json_without_a_response_format_is_told_so(case: Case) -> None:
+    case.reinforcement = {"grader": JSON_GRADER}
+    problem = await case.only_problem()
+    assert problem.code == "grader_failed"
+    assert "response_format" in problem.remedy
+
+
+async def test_a_grader_of_tool_calls_sees_one(case: Case) -> None:
+    name = "{{ sample.output_tools[0].function.name }}"
+    case.reinforcement = {"grader": {"type": "string_check", "input": name, "reference": "cat", "operation": "eq"}}
+    await case.prepare()
+
+
+# -- disk and memory ---------------------------------------------------------------------------------------------------
+
+
+async def test_a_full_disk_is_said_with_numbers(case: Case) -> None:
+    case.free = Free(disk_bytes=90 << 20, shm_bytes=PLENTY.shm_bytes)
+    problem = await case.only_problem()
+    assert (problem.code, problem.field) == ("disk_full", "--runs")
+    assert "4 checkpoints may take 98 MiB" in problem.message
+
+
+async def test_a_run_that_only_grades_wants_room_neither_for_a_learner_nor_for_checkpoints(case: Case) -> None:
+    case.nodes = [replace(NODE, cores=1)]
+    case.free = Free(disk_bytes=90 << 20, shm_bytes=None)
+    prepared = await case.prepare(learner=False)
+    assert [place.role for place in prepared.cluster.places] == ["engine"]
+
+
+@pytest.mark.parametrize(("shm_bytes", "said"), [(None, "there is no shared memory"), (1 << 20, "1 MiB are free")])
+async def test_too_little_shared_memory(case: Case, shm_bytes: int | None, said: str) -> None:
+    case.free = Free(PLENTY.disk_bytes, shm_bytes)
+    problem = await case.only_problem()
+    assert problem.code == "no_shared_memory"
+    assert said in problem.message
+    assert "--shm-size=1g" in problem.remedy
+
+
+async def test_the_drivers_shared_memory_says_nothing_of_other_nodes(case: Case) -> None:
+    case.free = Free(PLENTY.disk_bytes, None)
+    case.nodes.append(Node("b", cores=2.0))
+    await case.prepare()
+
+
+async def test_too_few_nodes_are_a_mistake_unless_the_operator_lets_jobs_wait_for_more(case: Case) -> None:
+    case.nodes = [Node("a", cores=1.0)]
+    assert (await case.only_problem()).code == "too_few_resources"
+    case.operator = LOCAL.model_copy(update={"wait_for_nodes_s": 60.0})
+    (warning,) = (await case.prepare()).warnings
+    assert warning.startswith("the job wants 2 cores")
+    assert warning.endswith("the cluster has 1; the job waits for nodes")
+
+
+async def test_memory_that_no_node_has_is_refused(case: Case) -> None:
+    case.nodes = [Node("a", cores=2.0, memory_bytes=2 << 30)]
+    assert (await case.only_problem()).code == "too_little_memory"
+
+
+async def test_a_runs_folder_that_cannot_be_written_is_refused(case: Case) -> None:
+    (case.folder / "runs").write_text("a file")
+    problem = await case.only_problem()
+    assert (problem.code, problem.field) == ("runs_not_writable", "--runs")

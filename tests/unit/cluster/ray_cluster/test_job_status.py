@@ -1,0 +1,37 @@
+"""A Ray job knows that it is one, and says when a stop would come too soon for its checkpoint."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from cluster.ray_cluster.job_status import RayJobStatus, folder_warning, stop_warning, submission_id
+
+RAY_JOB = {"RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps({"metadata": {"job_submission_id": "ledger-7"}})}
+
+
+def test_only_a_submitted_job_has_a_submission_id() -> None:
+    assert submission_id(RAY_JOB) == "ledger-7"
+    assert submission_id({}) is None
+
+
+def test_a_stop_that_kills_too_soon_is_said_with_the_remedy() -> None:
+    warning = stop_warning(RAY_JOB)
+    assert warning is not None
+    assert "after 3 s" in warning
+    assert '{"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": "60"}}' in warning
+    assert stop_warning(RAY_JOB | {"RAY_JOB_STOP_WAIT_TIME_S": "60"}) is None
+    assert stop_warning({}) is None
+
+
+async def test_outside_of_a_ray_job_nothing_is_written() -> None:
+    status = RayJobStatus("run", 3)
+    status.phase("starting engines")
+    status.step({"step": 1.0})
+    await status.close()
+
+
+def test_a_run_in_rays_own_copy_of_the_working_directory_is_warned_of(tmp_path: Path) -> None:
+    copy = tmp_path / "runtime_resources" / "working_dir_files" / "_ray_pkg_1" / "runs" / "mine"
+    assert "--runs" in str(folder_warning(copy))
+    assert folder_warning(tmp_path / "runs" / "mine") is None

@@ -1,0 +1,169 @@
+import json
+import math
+from dataclasses import asdict, fields
+
+import numpy as np
+import pytest
+
+from cluster.records.run_folder import Event, RunFolder, new_run_folder
+from trainer.loop.evaluate import summarize
+from trainer.spec.job import resolve
+from trainer.types import Group, Rollout
+
+
+def same(a, b):
+    """Equal to the last bit, NaN and -0.0 included."""
+    for f in fields(Rollout):
+        x, y = getattr(a, f.name), getattr(b, f.name)
+        if isinstance(x, np.ndarray):
+            assert (x.dtype, x.shape, x.tobytes()) == (y.dtype, y.shape, y.tobytes()), f.name
+        else:
+            assert x == y, f.name
+
+
+def test_rollouts_come_back_bit_by_bit(tmp_path, synthetic):
+    groups = synthetic.groups(5, 4, "train", 3, 0.5)
+    odd = groups[0].rollouts[0]
+    odd.logprobs[:4] = [-0.0, math.nan, np.float32(1e-42), -math.inf]
+    lost = Group(groups[1].request, (), groups[1].discarded)
+    run = RunFolder(tmp_path)
+    run.groups("step-000001", [*groups, lost])
+    run.close()
+    back = run.read_groups("step-000001")
+    assert [g.request for g in back] == [g.request for g in [*groups, lost]]
+    assert [g.discarded for g in back] == [g.discarded for g in [*groups, lost]]
+    for before, after in zip([*groups, lost], back, strict=True):
+        for a, b in zip(before.rollouts, after.rollouts, strict=True):
+            same(a, b)
+    assert back[2].oldest_version == 3 and back[5].rollouts == ()
+
+
+def test_a_loop_leaves_all_that_it_reported(tmp_path, synthetic):
+    run = synthetic.run(tmp_path, steps=4, total=4, validation_every=2)
+    assert [m["step"] for m in run.metrics()] == [1, 2, 3, 4]
+    assert [step for step, _ in run.validations()] == [0, 2, 4]
+    assert set(run.evaluations()) == {"test-before", "test-after"}
+    assert run.evaluations()["test-after"] == summarize(run.read_groups("test-after"), 1, 1.0)
+    assert run.rollout_names()[0] == "test-before" and run.rollout_names()[-1] == "test-after"
+    assert len(run.rollout_names()) == 2 + 4 + 3
+    assert run.job()["job"]["suffix"] == "ledger" and run.job()["context_length"] == 2048
+
+
+def test_numbers_that_are_not_finite_are_null_and_left_out(tmp_path, synthetic):
+    run = RunFolder(tmp_path)
+    run.step({"step": 1.0, "loss": math.nan, "grad_norm": math.inf, "kl_start": 0.0})
+    alone = synthetic.groups(1, 1, "test", 0, 0.0)
+    run.write_evaluation("test-before", summarize(alone, 1, 1.0), alone)
+    run.close()
+    assert json.loads((tmp_path / "metrics.jsonl").read_text())["loss"] is None
+    assert run.metrics() == [{"step": 1.0, "kl_start": 0.0}]
+    assert math.isnan(run.evaluations()["test-before"].ci95)
+
+
+def test_a_killed_run_keeps_its_whole_lines_and_a_resumed_one_goes_on(tmp_path):
+    run = RunFolder(tmp_path)
+    run.event("info", "first")
+    for step in (1.0, 2.0):
+        run.step({"step": step, "loss": step})
+    run.close()
+    for name in ("events.jsonl", "metrics.jsonl"):
+        with (tmp_path / name).open("a") as file:
+            file.write('{"step": 3.0, "lo')
+    assert [m["step"] for m in RunFolder(tmp_path).metrics()] == [1, 2]
+    resumed = RunFolder(tmp_path)
+    resumed.event("warn", "second", engine=0)
+    resumed.step({"step": 2.0, "loss": 20.0})
+    resumed.step({"step": 3.0, "loss": 30.0})
+    resumed.close()
+    assert [m["loss"] for m in resumed.metrics()] == [1, 20, 30]
+    first, second = resumed.events()
+    assert (first.message, first.level) == ("first", "info")
+    assert second == Event(second.time, "warn", "second", {"engine": 0})
+
+
+def test_a_step_that_a_killed_run_did_not_tell_of_is_known(tmp_path):
+    run = RunFolder(tmp_path)
+    run.step({"step": 1.0})
+    run.close()
+    assert run.lacks({"step": 2.0, "loss": 0.5})
+    assert not run.lacks({"step": 1.0, "loss": 0.5})
+    assert not run.lacks({}), "a checkpoint between two steps tells nothing"
+
+
+def test_rollouts_of_a_repeated_step_replace_the_earlier_ones(tmp_path, synthetic):
+    run = RunFolder(tmp_path)
+    for version in (1, 2):
+        run.groups("step-000001", synthetic.groups(1, 2, "train", version, 0.0))
+    run.close()
+    (group,) = run.read_groups("step-000001")
+    assert group.oldest_version == 2
+    assert [path.name for path in (tmp_path / "rollouts").iterdir()] == ["step-000001.jsonl.zst"]
+
+
+def test_secrets_are_in_no_file(tmp_path, synthetic):
+    run = RunFolder(tmp_path)
+    job = synthetic.job()
+    run.write_job(job, resolve(job, 100), {"database": "postgresql://me:db-secret@host/runs"})
+    run.event("error", "GET https://me:event-secret@tools.example/a?key=other-secret answered 401")
+    run.close()
+    text = "".join(path.read_text() for path in tmp_path.rglob("*.json*"))
+    assert "-secret" not in text
+    assert "tools.example/search" in text and "host/runs" in text and "answered 401" in text
+
+
+def test_a_full_disk_warns_once_and_is_told_at_the_end(tmp_path, synthetic, capsys):
+    (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
+    (tmp_path / "rollouts").write_text("a file where the folder should be")
+    run = RunFolder(tmp_path)
+    for step in (1.0, 2.0):
+        run.groups("step-000001", synthetic.groups(1, 2, "train", 0, 0.0))
+        run.step({"step": step})
+    run.event("info", "still here")
+    run.close()
+    run.event("info", "too late")
+    assert capsys.readouterr().err.count("warning") == 1
+    assert [event.message for event in run.events()] == ["still here"]
+    problems = "\n".join(run.problems)
+    assert "metrics.jsonl: 2 write(s) failed, first: [Errno 28] No space left on device" in problems
+    assert "rollouts/step-000001.jsonl.zst: 2 write(s)" in problems and "events.jsonl: 1 write(s)" in problems
+
+
+def test_writing_keeps_no_caller_waiting_and_keeps_the_order(tmp_path, synthetic):
+    run = RunFolder(tmp_path)
+    groups = synthetic.groups(2, 2, "train", 0, 0.0)
+    for i in range(50):
+        run.event("info", str(i))
+        run.groups(f"step-{i:06d}", groups)
+    run.close()
+    assert [event.message for event in run.events()] == [str(i) for i in range(50)]
+    assert run.rollout_names() == [f"step-{i:06d}" for i in range(50)]
+
+
+def test_new_folders_sort_by_age_and_never_collide(tmp_path):
+    paths = [new_run_folder(tmp_path / "runs", "my agent/v2") for _ in range(3)]
+    assert len(set(paths)) == 3 and all(path.is_dir() for path in paths)
+    assert paths[0].name[:8].isdigit() and "my-agent-v2" in paths[0].name
+    assert "/" not in new_run_folder(tmp_path, None).relative_to(tmp_path).as_posix()
+
+
+def test_an_empty_folder_reads_as_an_empty_run(tmp_path):
+    run = RunFolder(tmp_path)
+    assert (run.metrics(), run.events(), run.evaluations(), run.rollout_names(), run.job()) == ([], [], {}, [], {})
+    with pytest.raises(FileNotFoundError):
+        run.read_groups("step-000001")
+
+
+def test_lines_are_one_object_a_rollout_with_what_a_reader_looks_for(tmp_path, synthetic):
+    import zstandard
+
+    run = RunFolder(tmp_path)
+    groups = synthetic.groups(2, 2, "validation", 0, 0.0)
+    run.groups("validation-000000", groups)
+    run.close()
+    with zstandard.open(tmp_path / "rollouts" / "validation-000000.jsonl.zst", "rt") as file:
+        lines = [json.loads(line) for line in file]
+    assert [line["kind"] for line in lines] == ["group", "rollout", "rollout", "group", "rollout", "discarded"]
+    assert lines[0]["purpose"] == "validation" and lines[0]["task"]["item"] == groups[0].request.task.item
+    assert lines[1]["trace_id"] == groups[0].rollouts[0].trace_id
+    assert lines[1]["turns"][0]["calls"][0] == asdict(groups[0].rollouts[0].turns[0].calls[0])
+    assert sum(length for value, length in lines[1]["loss_mask"] if value) == groups[0].rollouts[0].num_sampled

@@ -1,0 +1,56 @@
+"""The driver's metrics: each step's numbers, and the rollouts of each split."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from prometheus_client import generate_latest
+
+from cluster.run.metrics_sink import MetricsSink
+from tests.support.fakes import rollout, task
+from trainer.types import Group, GroupRequest, ToolCall, ToolResult, Turn
+
+
+def samples(sink: MetricsSink) -> dict[str, float]:
+    lines = generate_latest(sink.recorder.registry).decode().splitlines()
+    return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[0] != "#")}
+
+
+def test_a_step_s_numbers_are_there_but_not_what_other_processes_tell(tmp_path: Path) -> None:
+    sink = MetricsSink(None, tmp_path)
+    assert samples(sink)["agent_rft_time_step_seconds_count"] == 0.0
+    step = {"step": 2.0, "train_mean_reward": 0.5, "finish/answer": 3.0, "time_step_s": 2.5, "judge_tokens/qwen": 40.0}
+    sink.step(step | {"endpoint/tool 'search'/calls": 9.0, "account/graded": 4.0, "of_a_later_version": 1.0})
+    sink.step(step)
+    sink.event("warn", "engine-0 is being replaced")
+    found = samples(sink)
+    assert found["agent_rft_train_mean_reward"] == 0.5
+    assert found['agent_rft_finish_total{reason="answer"}'] == 6.0
+    assert found['agent_rft_judge_tokens_total{model="qwen"}'] == 80.0
+    assert (found["agent_rft_time_step_seconds_count"], found["agent_rft_time_step_seconds_sum"]) == (2.0, 5.0)
+    assert (found['agent_rft_events_total{level="warn"}'], found['agent_rft_events_total{level="error"}']) == (1.0, 0.0)
+    assert 0 < found["agent_rft_disk_free_bytes"] < found["agent_rft_disk_total_bytes"]
+    assert not any("endpoint" in name or "account" in name for name in found)
+
+
+def test_rollouts_are_told_apart_by_split(tmp_path: Path) -> None:
+    sink = MetricsSink(None, tmp_path)
+    request = GroupRequest(task(), 0, 0, 2, "validation", 1.0)
+    calls = (ToolCall("c1", "search", "{}"), ToolCall("c2", "search", "{}"))
+    results = (ToolResult("c1", "one"), ToolResult("c2", "two"))
+    turns = (Turn(2, 5, "call", calls, results), Turn(9, 12, "answer"))
+    mask = np.array([False, False, *[True] * 3, *[False] * 4, *[True] * 3])
+    long = rollout(request, token_ids=np.arange(12), loss_mask=mask, turns=turns, grade=0.25, wall_s=2.0)
+    sink.groups("validation-000000", [Group(request, (rollout(request), long))])
+    found = samples(sink)
+    assert found['agent_rft_grade_bucket{le="0.3",split="validation"}'] == 1.0
+    assert found['agent_rft_reward_count{split="validation"}'] == 2.0
+    assert found['agent_rft_rollout_calls_sum{split="validation"}'] == 2.0
+    assert found['agent_rft_turn_calls_count{split="validation"}'] == 3.0
+    tokens = {kind: found[f'agent_rft_rollout_tokens_sum{{kind="{kind}",split="validation"}}'] for kind in KINDS}
+    assert tokens == {"prompt": 4.0, "completion": 9.0, "tool": 4.0, "reasoning": 0.0}
+    assert found['agent_rft_rollout_wall_seconds_sum{split="validation"}'] == 2.0
+
+
+KINDS = ("prompt", "completion", "tool", "reasoning")

@@ -1,0 +1,58 @@
+"""The driver's side of sessions, over a dispatcher that only remembers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from actors.tools.actor import DispatcherClient
+from cluster.run.sessions import JobSessions
+from trainer.errors import CannotStart, RftError, ToolFailed
+
+
+class FakeDispatcher(DispatcherClient):
+    def __init__(self, left: int | RftError = 0) -> None:
+        self.left = left
+        self.ended: list[tuple[str, str]] = []
+        self.closed: list[str] = []
+
+    def end_sessions_of(self, owner: str, reason: str) -> None:
+        self.ended.append((owner, reason))
+
+    async def close_sessions(self, reason: str) -> int:
+        self.closed.append(reason)
+        if isinstance(self.left, RftError):
+            raise self.left
+        return self.left
+
+    async def session_news(self) -> list[str]:
+        return ["sessions cannot be ended"] if self.left else []
+
+
+async def closed(dispatcher: FakeDispatcher, journal: Path) -> list[str]:
+    told: list[str] = []
+    await JobSessions(dispatcher, journal, told.append).close()
+    assert dispatcher.closed == ["job_stopped"]
+    return told
+
+
+async def test_an_engine_that_is_lost_loses_its_own_sessions_and_not_those_of_its_successor(tmp_path: Path) -> None:
+    dispatcher = FakeDispatcher()
+    sessions = JobSessions(dispatcher, tmp_path / "sessions.jsonl", print)
+    first, other = sessions.new_owner("engine-0"), sessions.new_owner("engine-1")
+    sessions.lost("engine-0")
+    second = sessions.new_owner("engine-0")
+    sessions.lost("engine-0")
+    await sessions.close()
+    assert dispatcher.ended == [(first, "engine_failed"), (second, "engine_failed")]
+    assert len({first, other, second}) == 3
+
+
+async def test_a_run_that_ends_tells_of_sessions_that_it_could_not_end_and_where_they_stand(tmp_path: Path) -> None:
+    journal = tmp_path / "sessions.jsonl"
+    assert await closed(FakeDispatcher(), journal) == []
+    news, left = await closed(FakeDispatcher(left=3), journal)
+    assert news == "sessions cannot be ended"
+    assert "3 sessions" in left and str(journal) in left
+    for error in (ToolFailed("its process was lost"), CannotStart("it cannot start")):
+        (lost,) = await closed(FakeDispatcher(left=error), journal)
+        assert "may still be open" in lost and str(journal) in lost

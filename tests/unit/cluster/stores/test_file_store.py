@@ -1,0 +1,104 @@
+"""Files at rest, in a folder or far away: whole or not at all, listed page by page on both databases."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+from sqlalchemy.exc import IntegrityError
+
+from cluster.stores.blobs import Blobs, FolderBlobs, RemoteBlobs
+from cluster.stores.database import Database
+from cluster.stores.file_store import FileStore, FileTooLarge, UnknownFile
+from trainer.errors import UserError
+
+Make = Callable[[Path], Blobs]
+
+
+def near(folder: Path) -> Blobs:
+    return FolderBlobs(folder / "files")
+
+
+def far(folder: Path) -> Blobs:
+    return RemoteBlobs(f"file://{folder / 'far'}", folder / "cache")
+
+
+async def stream(*pieces: bytes) -> AsyncIterator[bytes]:
+    for piece in pieces:
+        yield piece
+
+
+def left_in(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("file-*") if path.is_file()]
+
+
+@pytest.mark.parametrize("make", [near, far])
+async def test_a_file_is_kept_read_and_deleted(any_database: Database, tmp_path: Path, make: Make) -> None:
+    store = FileStore(any_database, make(tmp_path), tmp_path)
+    record = await store.create(stream(b"one ", b"two"), "a/b.csv", "fine-tune-results")
+    assert (record.filename, record.num_bytes, record.purpose) == ("b.csv", 7, "fine-tune-results")
+    assert store.get(record.id) == record
+    assert store.path(record.id).read_bytes() == b"one two" == store.path(record.id).read_bytes()
+    store.delete(record.id)
+    with pytest.raises(UnknownFile):
+        store.path(record.id)
+    assert left_in(tmp_path) == []
+
+
+async def test_a_file_far_away_is_read_by_another_server(any_database: Database, tmp_path: Path) -> None:
+    record = await FileStore(any_database, far(tmp_path), tmp_path).create(stream(b"x"), "a", "evals")
+    elsewhere = RemoteBlobs(f"file://{tmp_path / 'far'}", tmp_path / "another-cache")
+    assert FileStore(any_database, elsewhere, tmp_path).path(record.id).read_bytes() == b"x"
+
+
+@pytest.mark.parametrize("url", ["nowhere://bucket", "git-nothing://"])
+def test_a_place_that_nobody_knows_is_the_operators_mistake(url: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--files"):
+        RemoteBlobs(url, tmp_path)
+
+
+async def test_a_stream_that_breaks_or_is_too_long_leaves_nothing(any_database: Database, tmp_path: Path) -> None:
+    store = FileStore(any_database, near(tmp_path), tmp_path, max_bytes=10)
+
+    async def broken() -> AsyncIterator[bytes]:
+        yield b"half"
+        raise ConnectionError
+
+    with pytest.raises(ConnectionError):
+        await store.create(broken(), "a", "evals")
+    with pytest.raises(FileTooLarge, match="over 10 bytes"):
+        await store.create(stream(b"12345", b"678901"), "a", "evals")
+    assert store.list() == ([], False)
+    assert left_in(tmp_path) == []
+
+
+async def test_a_file_that_cannot_be_listed_is_not_kept(any_database: Database, tmp_path: Path) -> None:
+    store = FileStore(any_database, near(tmp_path), tmp_path)
+    async with store.receive() as incoming:
+        await incoming.write(b"x")
+        with pytest.raises(IntegrityError):
+            await store.keep(incoming, "a", None)  # type: ignore[arg-type]
+    assert left_in(tmp_path) == []
+
+
+async def test_pages_hold_under_deletion(any_database: Database, tmp_path: Path) -> None:
+    store = FileStore(any_database, near(tmp_path), tmp_path)
+    made = [await store.create(stream(b"x"), str(number), "evals") for number in range(6)]
+    first, more = store.list(limit=2)
+    assert [record.filename for record in first] == ["5", "4"] and more
+    store.delete(made[3].id)
+    second, more = store.list(after=first[-1].id, limit=2)
+    assert [record.filename for record in second] == ["2", "1"] and more
+    last, more = store.list(after=second[-1].id, limit=2)
+    assert [record.filename for record in last] == ["0"] and not more
+    with pytest.raises(UnknownFile):
+        store.list(after=made[3].id)
+
+
+async def test_uploads_side_by_side_do_not_disturb_each_other(any_database: Database, tmp_path: Path) -> None:
+    store = FileStore(any_database, near(tmp_path), tmp_path)
+    contents = [bytes([number]) * 1000 for number in range(16)]
+    made = await asyncio.gather(*(store.create(stream(content), "a", "evals") for content in contents))
+    assert [store.path(record.id).read_bytes() for record in made] == contents

@@ -1,0 +1,249 @@
+"""The store: a job's moves, claims that only one server makes, retries that make no second job, pages."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from sqlalchemy import event, insert
+
+from cluster.stores.database import Database
+from cluster.stores.job_states import ENDS, MOVES, STATUSES, IllegalMove, KeyUsedTwice, UnknownCursor, UnknownJob
+from cluster.stores.job_store import JobStore
+from cluster.stores.job_tables import EventRow, JobError, NewJob
+from cluster.stores.migrate import migrate
+from trainer.metrics import metric_of
+
+NEW = NewJob(
+    owner="key-1",
+    model="gpt-5",
+    base="gpt-5",
+    training_file="file-1",
+    validation_file=None,
+    test_file=None,
+    method={"type": "reinforcement", "reinforcement": {"hyperparameters": {}}},
+    seed=1,
+    suffix=None,
+    labels={"team": "a"},
+    sealed_spec="sealed",
+    digest="digest-1",
+)
+PATHS = {
+    "validating_files": [],
+    "queued": ["queued"],
+    "running": ["queued", "running"],
+    "paused": ["queued", "running", "paused"],
+    "succeeded": ["queued", "running", "succeeded"],
+    "failed": ["failed"],
+    "cancelled": ["cancelled"],
+}
+
+
+class World:
+    def __init__(self, database: Database) -> None:
+        self.now = 1_000.0
+        self.database = database
+        self.store = JobStore(self.database, lambda: self.now)
+
+    def job(self, status: str = "validating_files") -> str:
+        job, _ = self.store.create(NEW)
+        for to in PATHS[status]:
+            self.store.move(job.id, to)  # type: ignore[arg-type]
+        return job.id
+
+
+@pytest.fixture
+def world(any_database: Database) -> World:
+    return World(any_database)
+
+
+# -- moves -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("before", STATUSES)
+def test_a_job_moves_as_the_table_says_and_no_other_way(world: World, before: str) -> None:
+    for to in STATUSES:
+        job_id = world.job(before)
+        if to in MOVES[before]:
+            assert world.store.move(job_id, to).status == to
+        else:
+            with pytest.raises(IllegalMove, match=f"is {before} and cannot become {to}"):
+                world.store.move(job_id, to)
+            assert world.store.get(job_id).status == before
+
+
+def test_a_job_that_ended_says_when_and_why(world: World) -> None:
+    job_id = world.job("running")
+    world.now = 2_000.0
+    error = JobError("invalid_training_file", "line 3: is no JSON", "training_file")
+    job = world.store.move(job_id, "failed", error=error)
+    assert (job.finished_at, job.error) == (2_000.0, error)
+    assert set(ENDS) == {"succeeded", "failed", "cancelled"}
+
+
+def test_a_driver_that_was_replaced_cannot_end_the_job(world: World) -> None:
+    job_id = world.job("running")
+    assert world.store.next_attempt(job_id, 0, "first", failures=0)
+    assert world.store.next_attempt(job_id, 1, "second", failures=1)
+    with pytest.raises(IllegalMove, match="was replaced by driver 2"):
+        world.store.move(job_id, "succeeded", attempt=1)
+    assert world.store.heartbeat(job_id, 1) is None and not world.store.note(job_id, 1, trained_tokens=5)
+    assert world.store.heartbeat(job_id, 2) == "running"
+
+
+# -- creation ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_request_with_the_same_idempotency_key_makes_one_job(world: World) -> None:
+    first, new = world.store.create(NEW, idempotency_key="k")
+    world.now += 1e6
+    again, new_again = world.store.create(NEW, idempotency_key="k")
+    assert (new, new_again, again.id) == (True, False, first.id)
+    assert world.store.create(replace(NEW, owner="key-2"), idempotency_key="k")[1], "keys are each owner's own"
+    with pytest.raises(KeyUsedTwice):
+        world.store.create(replace(NEW, digest="other"), idempotency_key="k")
+
+
+def test_an_equal_request_within_the_window_is_a_retry_and_later_another_job(world: World) -> None:
+    first, _ = world.store.create(NEW)
+    world.now += 9
+    assert world.store.create(NEW, retry_window_s=10)[0].id == first.id
+    assert world.store.create(replace(NEW, digest="other"), retry_window_s=10)[1]
+    assert world.store.create(replace(NEW, owner="key-2"), retry_window_s=10)[1]
+    world.now += 2
+    assert world.store.create(NEW, retry_window_s=10)[1]
+
+
+def test_retries_that_arrive_together_make_one_job(world: World) -> None:
+    with ThreadPoolExecutor(8) as threads:
+        made = list(threads.map(lambda _: world.store.create(NEW, retry_window_s=60), range(8)))
+    assert len({job.id for job, _ in made}) == 1 and sum(new for _, new in made) == 1
+
+
+# -- the queue ---------------------------------------------------------------------------------------------------------
+
+
+def test_jobs_start_in_the_order_they_were_queued_up_to_the_limit(world: World) -> None:
+    ids = [world.job() for _ in range(3)]
+    for job_id in (ids[1], ids[0], ids[2]):
+        world.now += 1
+        world.store.move(job_id, "queued")
+    claimed = [world.store.claim_next("m", 2, 10) for _ in range(3)]
+    assert [job and job.id for job in claimed] == [ids[1], ids[0], None]
+
+
+def test_a_paused_job_that_goes_on_waits_behind_the_others(world: World) -> None:
+    paused = world.job("paused")
+    world.now += 1
+    waiting = world.job("queued")
+    world.now += 1
+    world.store.move(paused, "queued")
+    first = world.store.claim_next("m", 1, 10)
+    assert first is not None and first.id == waiting
+
+
+def test_a_job_whose_last_driver_may_still_work_is_not_started_and_takes_a_place(world: World) -> None:
+    job_id = world.job("running")
+    world.store.next_attempt(job_id, 0, "driver", failures=0)
+    world.store.move(job_id, "paused")
+    world.store.move(job_id, "queued")
+    other = world.job("queued")
+    assert world.store.claim_next("m", 1, 10) is None
+    first = world.store.claim_next("m", 2, 10)
+    assert first is not None and first.id == other
+    assert world.store.driver_gone(job_id, "driver")
+    second = world.store.claim_next("m", 2, 10)
+    assert second is not None and second.id == job_id
+
+
+def test_servers_that_claim_at_the_same_time_start_each_job_once(world: World) -> None:
+    ids = {world.job("queued") for _ in range(12)}
+    with ThreadPoolExecutor(8) as threads:
+        claimed = [job for job in threads.map(lambda i: world.store.claim_next(f"m{i}", 5, 10), range(24)) if job]
+    assert len(claimed) == 5 and len({job.id for job in claimed} & ids) == 5
+
+
+def test_a_lease_is_one_managers_until_it_runs_out(world: World) -> None:
+    job_id = world.job("running")
+    assert world.store.lease(job_id, "a", 10) and not world.store.lease(job_id, "b", 10)
+    world.now += 8
+    assert world.store.lease(job_id, "a", 10)
+    world.now += 8
+    assert not world.store.lease(job_id, "b", 10)
+    world.now += 3
+    assert world.store.lease(job_id, "b", 10) and not world.store.lease(job_id, "a", 10)
+
+
+# -- pages -------------------------------------------------------------------------------------------------------------
+
+
+def test_pages_go_from_the_newest_to_the_oldest_and_say_when_they_end(world: World) -> None:
+    job_id, other = world.job(), world.job()
+    sent = [world.store.add_event(job_id, "info", f"event {i}").id for i in range(5)]
+    world.store.add_event(other, "info", "another job's")
+    got: list[str] = []
+    more, after = True, None
+    while more:
+        page, more = world.store.events(job_id, after=after, limit=2)
+        got += [event.id for event in page]
+        after = got[-1]
+    assert got == sent[::-1]
+    with pytest.raises(UnknownCursor):
+        world.store.events(other, after=sent[0])
+    with pytest.raises(UnknownCursor):
+        world.store.jobs(None, after="ftjob-none")
+
+
+def test_jobs_are_counted_by_state_those_of_no_job_too(world: World) -> None:
+    world.job("running")
+    for _ in range(2):
+        world.job("queued")
+    counts = world.store.live()
+    assert all(metric_of(name) for name in counts)
+    assert counts.pop("api_jobs/running") == 1 and counts.pop("api_jobs/queued") == 2
+    assert {"api_jobs/paused", "api_jobs/failed"} <= counts.keys() and set(counts.values()) == {0.0}
+
+
+def test_a_page_of_many_events_reads_only_its_own_rows(tmp_path: Path) -> None:
+    world = World(Database.of_folder(tmp_path))
+    migrate(world.database)
+    job_id = world.job()
+    rows = [
+        {"id": f"ftevent-{i}", "job_id": job_id, "created_at": 1.0, "level": "info", "type": "message", "message": "m"}
+        for i in range(5_000)
+    ]
+    with world.database.session() as session:
+        session.execute(insert(EventRow), rows)
+    statements: list[tuple[str, object]] = []
+    event.listen(world.database.engine, "before_cursor_execute", lambda *a: statements.append((a[2], a[3])))
+    page, more = world.store.events(job_id, after="ftevent-2500", limit=20)
+    assert page[0].id == "ftevent-2499" and more
+    with world.database.engine.connect() as connection:
+        for statement, parameters in list(statements):
+            plan = " ".join(
+                str(row) for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters)
+            )
+            assert "SCAN" not in plan and "TEMP B-TREE" not in plan, plan
+    world.database.close()
+
+
+def test_jobs_are_found_by_their_labels_and_owner(world: World) -> None:
+    first = world.job()
+    other = world.store.create(replace(NEW, owner="key-2", labels={"team": "b"}))[0].id
+    world.store.create(replace(NEW, owner="key-2", labels=None))
+    assert [job.id for job in world.store.jobs(None, labels={"team": "b"})[0]] == [other]
+    assert [job.id for job in world.store.jobs("key-1")[0]] == [first]
+    with pytest.raises(UnknownJob):
+        world.store.get(first, "key-2")
+
+
+def test_of_a_step_that_was_repeated_the_later_checkpoint_counts(world: World) -> None:
+    job_id = world.job()
+    world.store.add_checkpoint(job_id, 1, "ft:a", {"step": 1.0})
+    world.store.add_checkpoint(job_id, 2, "ft:b", {"step": 2.0})
+    world.store.add_checkpoint(job_id, 1, "ft:a", {"step": 1.0, "train_mean_reward": 0.5})
+    assert {c.step: c.metrics for c in world.store.checkpoints(job_id)[0]}[1]["train_mean_reward"] == 0.5
+    world.store.drop_checkpoint(job_id, 1)
+    assert [c.step for c in world.store.checkpoints(job_id)[0]] == [2]

@@ -1,0 +1,97 @@
+"""Which models exist: by their ids only, with what they were trained with, also after a restart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cluster.stores.database import Base, Database
+from cluster.stores.model_registry import KeptModel, ModelRegistry, UnknownModel
+from trainer.spec.serving import ServeSettings
+
+ALIASES = {"gpt-5": "models/large", "Qwen/Qwen3-4B": "Qwen/Qwen3-4B"}
+TUNED = "ft:gpt-5:org:ledger:abc123"
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Database]:
+    database = Database.of_folder(tmp_path)
+    Base.metadata.create_all(database.engine)
+    yield database
+    database.close()
+
+
+@pytest.fixture
+def registry(database: Database) -> ModelRegistry:
+    return ModelRegistry(database, ALIASES, clock=iter(range(1000, 2000)).__next__)
+
+
+@pytest.mark.parametrize("name", ALIASES)
+def test_a_base_model_is_the_operators_folder(registry: ModelRegistry, name: str) -> None:
+    record = registry.resolve(name)
+    assert (record.id, record.folder, record.job_id, record.owned_by) == (name, ALIASES[name], None, "system")
+
+
+def test_a_tuned_model_is_served_with_what_it_was_trained_with_also_after_a_restart(
+    registry: ModelRegistry, database: Database
+) -> None:
+    settings = ServeSettings("llama3_json", 4096, 512, 100, 2048, 0.7, {"enable_thinking": True})
+    added = registry.add(TUNED, Path("runs/a/checkpoints/final"), "gpt-5", "ftjob-1", settings)
+    found = ModelRegistry(database, ALIASES).resolve(TUNED)
+    assert found == added
+    assert found.settings == settings
+    assert found.folder == "runs/a/checkpoints/final"
+
+
+def test_newest_tuned_models_come_first_behind_the_base_models(registry: ModelRegistry) -> None:
+    for step in (1, 2):
+        registry.add(f"{TUNED}:ckpt-step-{step}", f"c{step}", "gpt-5", "ftjob-1")
+    ids = [record.id for record in registry.list()]
+    assert ids == [*ALIASES, f"{TUNED}:ckpt-step-2", f"{TUNED}:ckpt-step-1"]
+
+
+def test_a_resumed_job_may_add_its_model_again_and_keeps_its_date(registry: ModelRegistry) -> None:
+    first = registry.add(TUNED, "old", "gpt-5", "ftjob-1")
+    again = registry.add(TUNED, "new", "gpt-5", "ftjob-1")
+    assert (again.folder, again.created_at) == ("new", first.created_at)
+    assert len(registry.list()) == len(ALIASES) + 1
+
+
+def test_no_job_takes_a_name_that_is_not_its_own(registry: ModelRegistry) -> None:
+    registry.add(TUNED, "a", "gpt-5", "ftjob-1")
+    with pytest.raises(ValueError, match="ftjob-1"):
+        registry.add(TUNED, "b", "gpt-5", "ftjob-2")
+    with pytest.raises(ValueError, match="base model"):
+        registry.add("gpt-5", "b", "gpt-5", "ftjob-2")
+
+
+def test_a_deleted_model_is_unknown(registry: ModelRegistry) -> None:
+    registry.add(TUNED, "a", "gpt-5", "ftjob-1")
+    registry.delete(TUNED)
+    for call in (registry.resolve, registry.delete):
+        with pytest.raises(UnknownModel):
+            call(TUNED)
+
+
+def test_base_models_cannot_be_deleted(registry: ModelRegistry) -> None:
+    with pytest.raises(KeptModel):
+        registry.delete("gpt-5")
+    assert registry.resolve("gpt-5")
+
+
+@pytest.mark.parametrize("name", ["models/large", "../models/large", "/etc", "", "gpt-5:", "GPT-5", "a" * 5000, "\x01"])
+def test_a_path_is_no_model(registry: ModelRegistry, name: str) -> None:
+    with pytest.raises(UnknownModel):
+        registry.resolve(name)
+
+
+def test_a_folder_is_found_wherever_an_engine_is_started(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "base").mkdir()
+    registry = ModelRegistry(database, {"gpt-5": "base", "Qwen/Qwen3-4B": "Qwen/Qwen3-4B"})
+    assert registry.resolve("gpt-5").folder == str(tmp_path / "base")
+    assert registry.resolve("Qwen/Qwen3-4B").folder == "Qwen/Qwen3-4B"

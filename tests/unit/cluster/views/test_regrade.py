@@ -1,0 +1,231 @@
+import io
+import json
+import random
+
+import pytest
+from aiohttp import web
+from rich.console import Console
+from typer.testing import CliRunner
+
+from cluster.views.regrade import grade_file, read_cases, read_grader
+from cluster.views.regrade_report import print_summary, summary_of
+from serve.cli.main import app
+from tests.support.fakes_http import LOCAL, FakeEndpoint, says
+from trainer.errors import EndpointRefused, GraderFailed, InvalidJob, RftError, UserError
+from trainer.spec.operator import ModelEndpoint, Operator
+from trainer.types import Grade
+
+NONE = Operator()
+EXACT = {
+    "type": "string_check",
+    "input": "{{ sample.output_text }}",
+    "reference": "{{ item.reference_answer }}",
+    "operation": "eq",
+}
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Writes a file: text as it is, a list as JSON lines, all else as JSON."""
+
+    def file(name, content):
+        lines = [json.dumps(line) for line in content] if isinstance(content, list) else [json.dumps(content)]
+        (tmp_path / name).write_text(content if isinstance(content, str) else "\n".join(lines) + "\n")
+        return tmp_path / name
+
+    return file
+
+
+def rows(*answers, reference="Paris"):
+    return [{"sample": {"output_text": answer}, "item": {"reference_answer": reference}} for answer in answers]
+
+
+def printed(summary, recorded=()):
+    console = Console(file=io.StringIO(), width=120, color_system=None)
+    print_summary(summary, list(recorded), console)
+    return console.file.getvalue()
+
+
+# -- a run's rollouts --------------------------------------------------------------------------------------------------
+
+
+async def test_recorded_rollouts_are_graded_with_their_rows_and_calls(tmp_path, synthetic, write):
+    synthetic.run(tmp_path / "run", steps=2, total=2, validation_every=0)
+    parts = {
+        "exact": EXACT,
+        "called": EXACT | {"input": "{{ sample.output_tools[0].output }}", "reference": "vorzen", "operation": "like"},
+    }
+    grader = write("g.json", {"type": "multi", "graders": parts, "calculate_output": "exact"})
+    reinforcement, cases, (outcomes,) = await grade_file(tmp_path / "run", grader, NONE, name="step-000002")
+    assert len(cases) == 6 * 4 - 1  # one was discarded
+    assert [outcome.value for outcome in outcomes] == [case.recorded for case in cases]
+    assert {outcome.scores["called"] for outcome in outcomes} == {1.0}
+    summary = summary_of([outcomes], reinforcement.grader.pass_threshold)
+    assert "mean of the recorded grades" in printed(summary, [case.recorded for case in cases])
+
+
+def test_the_newest_file_is_taken_and_one_file_may_be_named(tmp_path, synthetic):
+    run = synthetic.run(tmp_path / "run", steps=2, total=2, validation_every=0)
+    newest = read_cases(run.path)
+    assert len(newest) == 8  # test-after
+    (step,) = [path for path in (run.path / "rollouts").iterdir() if "step-000001" in path.name]
+    assert [case.trace_id for case in read_cases(step)] == [c.trace_id for c in read_cases(run.path, "step-000001")]
+    with pytest.raises(UserError, match=r"no rollouts named 'step-9'.*test-before"):
+        read_cases(run.path, "step-9")
+    with pytest.raises(UserError, match="no rollouts"):
+        read_cases(tmp_path)
+    step.write_bytes(b"torn")
+    with pytest.raises(UserError, match="cannot be read"):
+        read_cases(step)
+
+
+# -- lines -------------------------------------------------------------------------------------------------------------
+
+
+async def test_lines_of_samples_are_graded_and_failures_are_counted_by_kind(write):
+    lines = [*rows("Paris", "Rome"), {"sample": "Paris", "item": {"reference_answer": "Paris"}}, {"sample": "x"}]
+    _, cases, (outcomes,) = await grade_file(write("s.jsonl", lines), write("g.json", EXACT), NONE)
+    assert [o.value if isinstance(o, Grade) else o.details["code"] for o in outcomes] == [
+        1.0,
+        0.0,
+        1.0,
+        "invalid_variable_error",
+    ]
+    assert len({case.trace_id for case in cases}) == 4
+    text = printed(summary_of([outcomes], 1.0))
+    assert "3 grades of 4 rollouts" in text and "66.7%" in text
+    assert "invalid_variable_error" in text and "item.reference_answer" in text and "25.0%" in text
+
+
+def test_wrong_lines_are_named_by_number(write):
+    text = '{"sample": "a"}\n\nno json\n[1]\n{"item": {}}\n{"sample": "a", "item": 7}\n'
+    with pytest.raises(InvalidJob, match="4 wrong line") as wrong:
+        read_cases(write("s.jsonl", text))
+    assert [(p.line, p.message.split(":")[0]) for p in wrong.value.problems] == [
+        (3, "is no JSON"),
+        (4, "is no JSON object"),
+        (5, "has no `sample`, an object or the answer's text"),
+        (6, "its `item` is no object"),
+    ]
+    with pytest.raises(InvalidJob, match="holds no rollouts"):
+        read_cases(write("empty.jsonl", "\n"))
+    with pytest.raises(InvalidJob, match="No such file"):
+        read_cases(write("s.jsonl", "").with_name("gone.jsonl"))
+
+
+# -- the grader --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("content", "field", "line"),
+    [
+        ('{\n"type": "string_check",\n"input": "a",\n"reference": 7,\n"operation": "eq"}', "reference", 4),
+        ('{"input": "a"}', "grader", None),
+        ('{"type": "score_model", "model": "gone", "input": [{"role": "user", "content": "x"}]}', "grader.model", None),
+        (json.dumps({"grader": EXACT, "guards": [{"name": "g"}]}), "guards[0].grader", 1),
+        (json.dumps({"grader": EXACT | {"input": "{{ row.x }}"}}), "grader.input", None),
+        (json.dumps(EXACT | {"name": "${NO_SUCH_NAME}"}), "name", 1),
+        ("[]", "grader", None),
+        ('{"type": }', "grader", 1),
+    ],
+)
+def test_mistakes_of_a_graders_file_name_field_and_line(write, content, field, line):
+    path = write("g.json", content)
+    with pytest.raises(InvalidJob) as wrong:
+        read_grader(path, NONE, {})
+    [problem] = wrong.value.problems
+    assert (problem.field, problem.line, problem.file) == (field, line, str(path))
+
+
+def test_a_file_may_hold_guards_and_secrets_from_the_environment(write):
+    held_out = {"type": "endpoint", "url": "http://x/", "headers": {"Key": "${KEY}"}}
+    guards = [{"name": "short", "grader": {"type": "length", "max_chars": 9}}]
+    path = write("g.json", {"grader": EXACT, "guards": guards, "held_out_grader": held_out})
+    reinforcement = read_grader(path, NONE, {"KEY": "secret-0815"})
+    assert reinforcement.held_out_grader.headers["Key"].get_secret_value() == "secret-0815"
+    assert reinforcement.guards[0].name == "short"
+
+
+# -- runs --------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_second_run_asks_judges_and_endpoints_anew_so_that_noise_shows(write):
+    rng = random.Random(1)
+    keys = set()
+
+    async def behave(request):
+        keys.add(request.headers["Idempotency-Key"])
+        content = json.dumps({"steps": [], "result": rng.choice([0.25, 0.75])})
+        return web.json_response({"choices": [{"message": {"content": content}}], "score": 0.5})
+
+    async with FakeEndpoint(behave) as server:
+        judge = {"type": "score_model", "model": "judge", "input": [{"role": "user", "content": "{{ item.n }}"}]}
+        parts = {"judge": judge, "remote": {"type": "endpoint", "url": server.url}}
+        grader = write("g.json", {"type": "multi", "graders": parts, "calculate_output": "judge + remote"})
+        operator = LOCAL.model_copy(update={"models": {"judge": ModelEndpoint(base_url=server.url)}})
+        lines = [{"sample": "a", "item": {"n": n}} for n in range(40)]
+        told = []
+        _, _, runs = await grade_file(
+            write("s.jsonl", lines), grader, operator, repeat=2, done=lambda count, total: told.append((count, total))
+        )
+    assert len(server.received) == len(keys) == 160
+    noise = summary_of(runs, 1.0).noise
+    assert noise.num_pairs == 40 and 0 < noise.changed_share < 1
+    assert noise.mean_difference == pytest.approx(0.5 * noise.changed_share)
+    assert told[-1] == (80, 80)
+
+
+async def test_an_endpoint_that_refuses_ends_the_run(write):
+    async with FakeEndpoint(says("no", 401)) as server:
+        grader = write("g.json", {"type": "endpoint", "url": server.url})
+        with pytest.raises(EndpointRefused):
+            await grade_file(write("s.jsonl", rows("a", "b")), grader, LOCAL)
+
+
+def test_a_summary_of_known_grades():
+    first = [Grade(v, {"part": v}) for v in (0.0, 0.25, 0.5, 1.0)] + [GraderFailed("x", kind="deadline")]
+    second = [
+        Grade(0.0, guard="brief", held_out=0.5, judge_tokens={"m": 3}),
+        Grade(0.75),
+        Grade(0.5),
+        GraderFailed("down"),
+        Grade(1.0),
+    ]
+    summary = summary_of([first, second], pass_threshold=0.5)
+    assert (summary.num_graded, summary.mean, summary.pass_rate) == (8, 0.5, 5 / 8)
+    assert summary.quantiles[0] == 0.0 and summary.quantiles[3] == 0.5 and summary.quantiles[-1] == 1.0
+    assert sum(count for *_, count in summary.bins) == 8
+    assert {name: count for name, (count, _) in summary.errors.items()} == {
+        "unresponsive_reward_error": 1,
+        "other_error": 1,
+    }
+    noise = summary.noise
+    assert (noise.num_pairs, noise.changed_share, noise.came_or_went) == (3, 1 / 3, 2)
+    assert noise.mean_difference == pytest.approx(0.5 / 3)
+    text = printed(summary)
+    for part in ("mean of part", "guard brief tripped", "held-out", "tokens of m", "differ by 0.1667", "33.3% of 3"):
+        assert part in text
+
+
+def test_all_grades_alike_and_no_grade_at_all_can_be_printed():
+    assert summary_of([[Grade(1.0)] * 3], 1.0).bins == ((1.0, 1.0, 3),)
+    text = printed(summary_of([[GraderFailed("[red]x\x1b[31m")]], 1.0))
+    assert "0 grades of 1" in text and "[red]x" in text and "\x1b" not in text
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+
+
+def test_the_command_prints_the_grades(write):
+    arguments = ["grade", str(write("s.jsonl", rows("Paris", "Rome"))), "--grader", str(write("g.json", EXACT))]
+    result = CliRunner().invoke(app, [*arguments, "--repeat", "2"])
+    assert result.exit_code == 0
+    assert "4 grades of 2 rollouts x 2 runs" in result.output and "0.0% of 2 pairs differ" in result.output
+
+
+def test_the_command_fails_where_no_grade_came_and_where_its_input_is_wrong(write):
+    grader = write("g.json", EXACT)
+    failed = CliRunner().invoke(app, ["grade", str(write("s.jsonl", [{"sample": "x"}])), "--grader", str(grader)])
+    assert type(failed.exception) is RftError  # exit code 1
+    wrong = CliRunner().invoke(app, ["grade", str(write("s.jsonl", "x")), "--grader", str(grader)])
+    assert type(wrong.exception) is InvalidJob  # exit code 2

@@ -1,0 +1,107 @@
+import io
+import json
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from cluster.records.run_folder import RunFolder
+from cluster.views.traces import print_traces, said, select_traces, trace_json
+from trainer.errors import UserError
+from trainer.types import Rollout, ToolCall, ToolResult, Turn
+
+
+@pytest.fixture
+def run(tmp_path, synthetic):
+    return synthetic.run(tmp_path / "run", steps=3, total=3, validation_every=3)
+
+
+def printed(traces):
+    console = Console(file=io.StringIO(), width=100, color_system=None)
+    print_traces(traces, console)
+    return console.file.getvalue()
+
+
+def test_a_step_a_name_and_the_newest_file(run):
+    assert {t.name for t in select_traces(run, name="step-000002")} == {"step-000002"}
+    assert {t.name for t in select_traces(run, name="validation-000003")} == {"validation-000003"}
+    assert {t.name for t in select_traces(run, name="step-2")} == {"step-000002"}
+    assert {t.name for t in select_traces(run)} == {"test-after"}
+    assert len(select_traces(run, name="step-000001")) == 6 * 4
+
+
+def test_a_row_and_a_trace_are_found_in_all_files(run):
+    by_line, by_id = (select_traces(run, row=row) for row in ("1", "1-00000001"))
+    assert [t.end.trace_id for t in by_line] == [t.end.trace_id for t in by_id]
+    assert len({t.name for t in by_line}) == 2 + 2 + 3
+    wanted = select_traces(run, name="step-000002")[3].end.trace_id
+    (found,) = select_traces(run, trace=wanted[:15])
+    assert found.end.trace_id == wanted and found.name == "step-000002"
+
+
+def test_worst_and_best_by_grade_without_the_discarded(run):
+    worst, best = select_traces(run, name="step-000003", worst=4), select_traces(run, name="step-000003", best=4)
+    assert len(worst) == len(best) == 4
+    assert max(t.end.grade.value for t in worst) <= min(t.end.grade.value for t in best)
+    everything = select_traces(run, name="step-000003", worst=1000)
+    assert len(everything) == 23 and all(isinstance(t.end, Rollout) for t in everything)
+
+
+def test_an_unknown_name_says_which_there_are(run, tmp_path):
+    with pytest.raises(UserError, match=r"step-000009.*test-before"):
+        select_traces(run, name="step-000009")
+
+
+def test_a_trace_is_printed_from_prompt_to_answer(run):
+    (trace,) = select_traces(run, name="step-000003", best=1)
+    text = printed([trace])
+    rollout = trace.end
+    for part in (
+        trace.end.trace_id,
+        "what was net income",
+        "grade 1.000 (exact 1.000",
+        "reward ",
+        "policy version 2-3",
+        "I look at",
+        '→ search {"query": "company 0"}',
+        f"{rollout.results[0].latency_s:.2f} s",
+        "more characters",
+        f"answer {rollout.answer}",
+    ):
+        assert part in text or part.replace("search", rollout.calls[0].name) in text, part
+
+
+def test_a_discarded_try_shows_its_reason(run):
+    text = printed(select_traces(run, name="step-000003", row="1"))
+    assert "tool_failed: search answered 503" in text
+    assert text.count("what was net income") == 1  # the prompt stands once for the tries of one row
+
+
+def test_text_of_models_and_tools_cannot_steer_the_terminal(tmp_path, synthetic):
+    run = synthetic.run(tmp_path, steps=1, total=1, hostile=True)
+    text = printed(select_traces(run, name="test-after"))
+    assert "\x1b" not in text and "[bold]red[/bold]" in text
+
+
+def test_json_holds_the_whole_try(run):
+    rollout, lost = (json.loads(trace_json(t)) for t in select_traces(run, name="step-000003", row="1")[-2:])
+    assert (
+        rollout["name"] == "step-000003" and rollout["kind"] == "rollout" and rollout["turns"] and rollout["token_ids"]
+    )
+    assert rollout["request"]["task"]["item"]["reference_answer"] == "1001"
+    assert lost["kind"] == "discarded" and lost["reason"] == "tool_failed"
+
+
+def test_what_was_said_leaves_out_calls_that_are_shown_anyway():
+    turn = Turn(0, 9, "<think>\nhm\n</think>\nLooking.\n<tool_call>\n{}\n</tool_call>", (ToolCall("c", "cat", "{}"),))
+    assert said(replace(turn, results=(ToolResult("c", "x"),))) == ("hm", "Looking.")
+    broken = replace(turn, results=(ToolResult("c", "x", "malformed_call"),))
+    assert "<tool_call>" in said(broken)[1]
+    assert said(Turn(0, 9, "42")) == ("", "42")
+
+
+def test_nothing_found_is_said_and_no_success(run, tmp_path):
+    with pytest.raises(UserError, match="holds no rollouts: give a run's folder"):
+        select_traces(RunFolder(tmp_path / "typo"))
+    with pytest.raises(UserError, match="no rollout of trace 'trace_x' in step-000001"):
+        select_traces(run, name="step-000001", trace="trace_x")

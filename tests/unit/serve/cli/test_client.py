@@ -1,0 +1,138 @@
+"""The command line as a client, against the app itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from typer.testing import CliRunner, Result
+
+from cluster.jobs.service import JobService
+from cluster.stores.blobs import FolderBlobs
+from cluster.stores.database import Base, Database
+from cluster.stores.file_store import FileStore
+from cluster.stores.job_store import JobStore
+from serve.cli.api_client import client_of
+from serve.cli.main import app as cli
+from serve.http.app import create_app
+from serve.routes import files, fine_tuning
+from tests.support.api import TOKEN, FakeKeys
+from tests.unit.cluster.jobs.test_request import FakeFiles, FakeModels
+from trainer.errors import UserError
+from trainer.spec.operator import Operator
+
+JOB = """\
+model: gpt-5
+training_file: {file}
+method:
+  type: reinforcement
+  reinforcement:
+    grader: {{type: string_check, input: "{{{{sample.output_text}}}}", reference: "{{{{item.a}}}}", operation: eq}}
+"""
+Run = Callable[..., Result]
+
+
+class Reversed:
+    def seal(self, text: str) -> str:
+        return text[::-1]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> JobStore:
+    database = Database.of_folder(tmp_path / "state")
+    Base.metadata.create_all(database.engine)
+    return JobStore(database)
+
+
+@pytest.fixture
+def run(tmp_path: Path, store: JobStore) -> Iterator[Run]:
+    """`agent-rft` with a client of an app in this process."""
+    database = store._database
+    kept = FileStore(database, FolderBlobs(tmp_path / "files"), tmp_path, 10**6)
+    service = JobService(store, FakeModels(), FakeFiles(), Reversed(), Operator())
+    app = create_app([files.make_router(kept), fine_tuning.make_router(service)], FakeKeys())
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    with TestClient(app, base_url="http://server/v1", headers=headers) as client:
+        yield lambda *arguments: CliRunner().invoke(cli, [str(a) for a in arguments], obj=client)
+    database.close()
+
+
+def test_a_file_goes_up_is_listed_comes_back_and_goes(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"a": 1}\n')
+    file_id = run("files", "upload", tmp_path / "rows.jsonl").output.strip()
+    assert file_id.startswith("file-")
+    (listed,) = run("files", "list", "--json").output.splitlines()
+    assert json.loads(listed)["filename"] == "rows.jsonl"
+    assert file_id in run("files", "list").output
+    assert run("files", "download", file_id, tmp_path / "back.jsonl").exit_code == 0
+    assert (tmp_path / "back.jsonl").read_text() == '{"a": 1}\n'
+    assert run("files", "delete", file_id).output.strip() == file_id
+    assert run("files", "list", "--json").output == ""
+
+
+def test_a_job_is_made_seen_and_cancelled(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(JOB.format(file="file-1"))
+    made = run("jobs", "create", tmp_path / "job.yaml")
+    job_id = made.output.strip()
+    assert job_id.startswith("ftjob-"), made.output
+    assert json.loads(run("jobs", "get", job_id, "--json").output)["status"] == "validating_files"
+    assert "validating_files" in run("jobs", "get", job_id).output
+    assert job_id in run("jobs", "list").output
+    assert run("jobs", "cancel", job_id).output.strip() == "cancelled"
+    events = [json.loads(line) for line in run("events", "list", job_id, "--json").output.splitlines()]
+    assert events[-1]["message"].startswith("Created fine-tuning job")
+
+
+def test_what_a_job_left_is_listed(run: Run, store: JobStore, tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(JOB.format(file="file-1"))
+    job_id = run("jobs", "create", tmp_path / "job.yaml").output.strip()
+    for step in range(1, 131):
+        store.add_checkpoint(job_id, step, f"ft:a:ckpt-step-{step}", {"step": float(step)})
+    assert "ft:a:ckpt-step-130" in run("checkpoints", "list", job_id).output
+    listed = run("checkpoints", "list", job_id, "--limit", "120", "--json").output.splitlines()
+    assert [json.loads(line)["step_number"] for line in listed] == list(range(130, 10, -1))
+    assert "Created fine-tuning job" in run("events", "list", job_id).output
+
+
+def test_what_the_server_refuses_is_told_with_its_field(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(JOB.format(file="file-1").replace("gpt-5", "unknown-model"))
+    refused = run("jobs", "create", tmp_path / "job.yaml")
+    assert isinstance(refused.exception, UserError)
+    assert "HTTP 400: model: " in str(refused.exception)
+    missing = run("jobs", "get", "ftjob-none")
+    assert "HTTP 404" in str(missing.exception)
+
+
+def test_a_variable_of_a_request_that_is_not_set_is_named(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(JOB.format(file="file-1").replace("gpt-5", "${NOT_SET_HERE}"))
+    refused = run("jobs", "create", tmp_path / "job.yaml")
+    assert "${NOT_SET_HERE} is not set" in str(refused.exception)
+
+
+def test_the_server_is_found_by_options_then_environment_then_profile(tmp_path: Path) -> None:
+    profiles = tmp_path / "profiles.yaml"
+    profiles.write_text("default: {base_url: http://profile/v1, api_key: k3}\nother: {base_url: http://other/v1}\n")
+    environment = {
+        "AGENT_RFT_BASE_URL": "http://ours/v1",
+        "OPENAI_BASE_URL": "http://theirs/v1",
+        "OPENAI_API_KEY": "k2",
+    }
+
+    def found(url: str | None, key: str | None, profile: str, environment: dict[str, str]) -> tuple[str, Any]:
+        client = client_of(url, key, profile, environment, profiles)
+        return str(client.base_url), client.headers["Authorization"]
+
+    assert found("http://given/v1", "k1", "default", environment) == ("http://given/v1/", "Bearer k1")
+    assert found(None, None, "default", environment) == ("http://ours/v1/", "Bearer k2")
+    assert found(None, None, "default", {}) == ("http://profile/v1/", "Bearer k3")
+    with pytest.raises(UserError, match="give --api-key, AGENT_RFT_API_KEY"):
+        found(None, None, "other", {})
+    with pytest.raises(UserError, match="no profile 'none'"):
+        found(None, None, "none", {})
+    profiles.write_text("default: http://server/v1\n")
+    with pytest.raises(UserError, match="holds no profiles"):
+        found(None, None, "default", {})

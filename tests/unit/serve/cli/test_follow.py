@@ -1,0 +1,168 @@
+"""`agent-rft jobs follow`: what a driver told the store is what the live view shows, each thing once, to the end."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi.testclient import TestClient
+from rich.console import Console
+from typer.testing import CliRunner, Result
+
+from cluster.jobs.service import JobService
+from cluster.jobs.sink import StoreSink
+from cluster.stores.database import Base, Database
+from cluster.stores.job_store import JobStore
+from cluster.stores.job_tables import JobError
+from cluster.stores.model_registry import ModelRegistry
+from serve.cli.api_client import NoAnswer, ask
+from serve.cli.client import CANCELLED
+from serve.cli.follow import AWAY_S, JsonLines, LiveSight, follow
+from serve.cli.main import app as cli
+from serve.http.app import create_app
+from serve.routes import fine_tuning
+from tests.support.api import TOKEN, FakeKeys
+from tests.unit.cluster.conftest import Synthetic
+from tests.unit.cluster.jobs.test_request import FakeFiles, FakeModels
+from tests.unit.serve.cli.test_client import Reversed
+from tests.unit.serve.routes.test_fine_tuning import BODY
+from trainer.errors import RftError
+from trainer.spec.operator import Operator
+
+
+class World:
+    """A server with one job, whose driver writes through `sink`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.now = 1_000_000.0
+        self.database = Database.of_folder(folder)
+        Base.metadata.create_all(self.database.engine)
+        self.store = JobStore(self.database, lambda: self.now)
+        service = JobService(self.store, FakeModels(), FakeFiles(), Reversed(), Operator())
+        app = create_app([fine_tuning.make_router(service)], FakeKeys())
+        headers = {"Authorization": f"Bearer {TOKEN}"}
+        self.client = TestClient(app, base_url="http://server/v1", headers=headers)
+        self.job = ask(self.client, "POST", "/fine_tuning/jobs", json=BODY)
+        self.id: str = self.job["id"]
+
+    def run(self, steps: int, total: int = 12) -> None:
+        """The job gets its turn and does `steps` steps."""
+        self.store.move(self.id, "queued")
+        self.store.move(self.id, "running")
+        self.store.next_attempt(self.id, 0, "handle", failures=0)
+        registry = ModelRegistry(self.database, {})
+        sink = StoreSink(self.store, registry, self.id, 1, "gpt-5", Path(self.id), lambda step: f"ft:{step}")
+        sink.phase("starting engines")
+        Synthetic().play(sink, steps=steps, total=total)
+        sink.close()
+
+    def command(self, *more: str) -> Result:
+        return CliRunner().invoke(cli, ["jobs", "follow", self.id, *more], obj=self.client)
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    monkeypatch.chdir(tmp_path)
+    world = World(tmp_path)
+    with world.client:
+        yield world
+    world.database.close()
+
+
+def test_without_a_terminal_a_job_comes_as_the_lines_of_the_main_job(world: World) -> None:
+    world.now += 65
+    world.run(steps=12)
+    world.store.move(world.id, "succeeded", fine_tuned_model="ft:final")
+    followed = world.command()
+    assert followed.exit_code == 0
+    lines = followed.output.splitlines()
+    assert lines[0] == f"0:00  Created fine-tuning job: {world.id}"
+    assert lines[1] == "1:05  starting engines"
+    steps = [line.split(":")[1].split()[-1] for line in lines if "  step " in line]
+    assert steps == [f"{step}/12" for step in range(1, 13)]
+    assert "calls " in lines[-2] and "1 tool_failed" in lines[-2]
+    assert sum("validation at step" in line for line in lines) == 4
+    assert lines[-1] == f"{world.id} succeeded: ft:final"
+
+
+def test_on_a_terminal_it_is_the_main_jobs_table(world: World) -> None:
+    world.now += 65
+    world.run(steps=5)
+    console = Console(file=io.StringIO(), force_terminal=False, width=100)
+    sight = LiveSight(world.job, console)
+    world.store.move(world.id, "succeeded", fine_tuned_model="ft:final")
+    follow(world.client, world.job, sight)
+    page = Console(file=io.StringIO(), width=100)
+    page.print(sight.view.render())
+    shown = page.file.getvalue()  # type: ignore[attr-defined]
+    for part in ("step 5 of 12", "step 6: rollouts and learning", "validation reward", "± ", "waiting", "pause per"):
+        assert part in shown, part
+
+
+def test_json_is_a_line_an_event_and_the_job_as_the_last_one(world: World) -> None:
+    for i in range(250):
+        world.store.add_event(world.id, "info", f"[bold]note {i}")
+    world.store.move(world.id, "failed", error=JobError("invalid_training_file", "line 3 is no JSON", "training_file"))
+    followed = world.command("--json")
+    *events, job = map(json.loads, followed.stdout.splitlines())
+    assert [event["message"] for event in events[1:]] == [f"[bold]note {i}" for i in range(250)]
+    assert (job["id"], job["status"]) == (world.id, "failed")
+    assert isinstance(followed.exception, RftError)
+    assert str(followed.exception) == f"{world.id} failed: line 3 is no JSON"
+
+
+def test_the_exit_code_tells_how_a_job_ended(world: World) -> None:
+    world.store.move(world.id, "cancelled")
+    followed = world.command()
+    assert followed.exit_code == CANCELLED and f"{world.id} cancelled" in followed.output
+
+
+class Flaky(httpx.BaseTransport):
+    """A server that answers only now and then; what it has to tell grows with each answer."""
+
+    def __init__(self, world: World, answers: list[bool]) -> None:
+        self.world, self.answers, self.notes = world, answers, 0
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        if not (self.answers.pop(0) if self.answers else False):
+            raise httpx.ConnectError("refused", request=request)
+        store, job_id = self.world.store, self.world.id
+        if not request.url.path.endswith("/events"):
+            self.notes += 1
+            store.add_event(job_id, "info", f"note {self.notes}")
+            if self.notes == 3:
+                store.move(job_id, "cancelled")
+        answer = self.world.client.request(request.method, str(request.url), headers=request.headers)
+        return httpx.Response(answer.status_code, json=answer.json())
+
+
+def flaky(world: World, answers: list[bool]) -> httpx.Client:
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    return httpx.Client(transport=Flaky(world, answers), base_url="http://server/v1", headers=headers)
+
+
+def test_a_server_that_starts_again_is_waited_for_and_nothing_is_told_twice(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slept: list[float] = []
+    client = flaky(world, [True, True, False, True, False, False, True, True, True, True])
+    job = follow(client, world.job, JsonLines(), sleep=slept.append)
+    assert job["status"] == "cancelled" and slept
+    told: list[Any] = [json.loads(line)["message"] for line in capsys.readouterr().out.splitlines()[1:-1]]
+    assert told == ["note 1", "note 2", "note 3"] or told == [f"note {i}" for i in range(1, len(told) + 1)]
+
+
+def test_a_server_that_stays_away_ends_the_following(world: World) -> None:
+    now = [0.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    with pytest.raises(NoAnswer, match="does not answer: refused"):
+        follow(flaky(world, [True, True]), world.job, JsonLines(), clock=lambda: now[0], sleep=sleep)
+    assert AWAY_S < now[0] < AWAY_S + 10

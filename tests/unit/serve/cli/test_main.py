@@ -1,0 +1,42 @@
+"""The command line: where the operator's configuration is taken from, and what options go together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from serve.cli.main import app
+from trainer.errors import InvalidJob
+
+
+@pytest.mark.parametrize("command", ["check", "train", "eval"])
+def test_the_operators_configuration_is_read_before_the_job(command: str, tmp_path: Path) -> None:
+    config = tmp_path / "operator.yaml"
+    config.write_text("\nallowed_network: [10.0.0.0/8]\n")
+    job = str(tmp_path / "job.yaml")
+    for arguments, environment in (
+        ([command, job, "--config", str(config)], {}),
+        ([command, job], {"AGENT_RFT_CONFIG": str(config)}),
+    ):
+        error = CliRunner().invoke(app, arguments, env=environment).exception
+        assert isinstance(error, InvalidJob)
+        (problem,) = error.problems
+        assert (problem.field, problem.file, problem.line) == ("allowed_network", str(config), 2)
+
+
+def test_the_option_comes_before_the_environment(tmp_path: Path) -> None:
+    environment = {"AGENT_RFT_CONFIG": str(tmp_path / "none.yaml")}
+    (tmp_path / "operator.yaml").write_text("")
+    arguments = ["check", str(tmp_path / "job.yaml"), "--config", str(tmp_path / "operator.yaml")]
+    error = CliRunner().invoke(app, arguments, env=environment).exception
+    assert isinstance(error, InvalidJob)
+    assert [problem.code for problem in error.problems] == ["unreadable_job"]
+
+
+def test_a_run_goes_on_in_one_way_only(tmp_path: Path) -> None:
+    arguments = ["train", str(tmp_path / "job.yaml"), "--resume", "runs/a", "--run-folder", "runs/b"]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2
+    assert "--resume or --run-folder" in result.output

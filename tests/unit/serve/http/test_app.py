@@ -1,0 +1,257 @@
+"""The frame around all routes: ids, keys, limits, and every error in the wire form."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+from unittest import TestCase
+
+import httpx
+import pytest
+from fastapi import APIRouter, Depends
+from fastapi.responses import StreamingResponse
+from pydantic import BaseModel
+
+from actors.runtime.recorder import Recorder
+from cluster.stores.keys import ApiKey
+from serve.http.auth import Admin, RateLimit, Reader, Writer
+from serve.http.errors import ApiError
+from serve.http.pages import PageQuery, page, page_query
+from tests.support.api import TOKEN, client_of
+from trainer.errors import InvalidJob, Problem
+from trainer.spec.operator import ServerLimits
+
+Things = Annotated[PageQuery, Depends(page_query(2, 10))]
+
+
+class Body(BaseModel):
+    count: int
+    note: str | None = None
+
+
+def router() -> APIRouter:
+    routes = APIRouter(tags=["things"])
+
+    @routes.get("/things")
+    async def things(key: Reader, query: Things) -> dict[str, Any]:
+        start = int(query.after or 0)
+        return page([{"id": str(start + i + 1)} for i in range(query.limit)], has_more=True)
+
+    @routes.post("/things")
+    async def make(key: Writer, body: Body) -> Body:
+        return body
+
+    @routes.delete("/things/{name}")
+    async def delete(key: Admin, name: str) -> None:
+        raise ApiError(404, f"No such thing: {name}", param="name", code="not_found")
+
+    @routes.get("/broken")
+    async def broken(key: Reader) -> None:
+        raise RuntimeError("the password is hunter2")
+
+    @routes.get("/mistaken")
+    async def mistaken(key: Reader) -> None:
+        raise InvalidJob("no", [Problem("invalid_template", "grader.input", "is wrong", "mend it")])
+
+    @routes.get("/stream")
+    async def stream(key: Reader) -> StreamingResponse:
+        return StreamingResponse(iter([b"a", b"b"]))
+
+    return routes
+
+
+def error_of(response: httpx.Response) -> dict[str, Any]:
+    """The error, whose response has the wire form."""
+    (error,) = response.json().values()
+    assert set(error) == {"message", "type", "param", "code"} and error["message"] and error["type"]
+    assert response.headers["x-request-id"]
+    return dict(error)
+
+
+async def test_each_response_has_an_id_and_a_clients_own_sane_one_is_kept() -> None:
+    async with client_of([router()]) as client:
+        first, second = [(await client.get("/v1/things")).headers["x-request-id"] for _ in range(2)]
+        assert first != second and first.startswith("req_")
+        kept = await client.get("/v1/things", headers={"x-request-id": "mine-1"})
+        assert kept.headers["x-request-id"] == "mine-1"
+        replaced = await client.get("/v1/nowhere", headers={"x-request-id": "mine 1; evil"})
+        assert replaced.headers["x-request-id"].startswith("req_")
+        assert (await client.get("/v1/stream")).text == "ab"
+
+
+async def test_requests_are_measured_by_their_route_and_never_by_what_a_client_made_up() -> None:
+    recorder = Recorder()
+    async with client_of([router()], recorder=recorder) as client:
+        await client.get("/v1/things")
+        for name in ("1", "2"):
+            await client.delete(f"/v1/things/{name}")
+        await client.get("/v1/made/up")
+        await client.request("MADEUP", "/v1/things")
+        await client.get("/v1/broken")
+    (family,) = recorder.registry.collect()
+    counts = {tuple(s.labels.values()): s.value for s in family.samples if s.name.endswith("_count")}
+    assert family.name == "agent_rft_api_request_seconds"
+    assert counts == {
+        ("200", "GET", "/v1/things"): 1,
+        ("404", "DELETE", "/v1/things/{name}"): 2,
+        ("404", "GET", "other"): 1,
+        ("405", "other", "/v1/things"): 1,
+        ("500", "GET", "/v1/broken"): 1,
+    }
+
+
+async def test_pages_tell_where_to_go_on() -> None:
+    async with client_of([router()]) as client:
+        answer = (await client.get("/v1/things", params={"after": "4"})).json()
+    assert answer == {
+        "object": "list",
+        "data": [{"id": "5"}, {"id": "6"}],
+        "has_more": True,
+        "first_id": "5",
+        "last_id": "6",
+    }
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "options", "status", "param", "code"),
+    [
+        ("GET", "/v1/nowhere", {}, 404, None, "unknown_url"),
+        ("GET", "/v1/things/", {}, 404, None, "unknown_url"),
+        ("PUT", "/v1/things", {}, 405, None, "method_not_allowed"),
+        ("GET", "/v1/things?limit=0", {}, 400, "limit", "invalid_value"),
+        ("GET", "/v1/things?limit=11", {}, 400, "limit", "invalid_value"),
+        ("GET", "/v1/things?limit=many", {}, 400, "limit", "invalid_value"),
+        ("GET", "/v1/things?after=" + "x" * 201, {}, 400, "after", "invalid_value"),
+        ("GET", "/v1/things?after=a%00b", {}, 400, None, "invalid_url"),
+        ("DELETE", "/v1/things/a%00b", {}, 400, None, "invalid_url"),
+        ("DELETE", "/v1/things/x", {}, 404, "name", "not_found"),
+        ("GET", "/v1/mistaken", {}, 400, "grader.input", "invalid_template"),
+        ("POST", "/v1/things", {"json": {}}, 400, "count", "missing_required_parameter"),
+        ("POST", "/v1/things", {}, 400, None, "missing_required_parameter"),
+        ("POST", "/v1/things", {"json": {"count": "x"}}, 400, "count", "invalid_value"),
+        ("POST", "/v1/things", {"json": [1]}, 400, None, "invalid_value"),
+        ("POST", "/v1/things", {"json": None}, 400, None, "missing_required_parameter"),
+        ("POST", "/v1/things", {"data": {"count": "1"}}, 415, None, "unsupported_media_type"),
+        ("POST", "/v1/things", {"content": b'{"count": 1}'}, 415, None, "unsupported_media_type"),
+    ],
+)
+async def test_what_is_wrong_with_a_request_is_said_in_the_wire_form(
+    method: str, path: str, options: dict[str, Any], status: int, param: str | None, code: str
+) -> None:
+    async with client_of([router()]) as client:
+        response = await client.request(method, path, **options)
+    error = error_of(response)
+    assert (response.status_code, error["param"], error["code"]) == (status, param, code)
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (b"{", "Expecting property name"),
+        (b'{"count": NaN}', "NaN, which is no JSON"),
+        (b'{"count": 1e999}', "too large"),
+        (b'{"count": ' + b"1" * 5000 + b"}", "too many digits"),
+        (b'{"note": "\xff"}', "no UTF-8"),
+        (b'{"note": "\\ud800"}', "no UTF-8"),
+        (b'{"note": "a\\u0000b"}', "the character"),
+        (b"[" * 100_000, "nested more than 100 deep"),
+        (b'{"note": ' + b"[" * 200 + b"]" * 200 + b"}", "nested more than 100 deep"),
+    ],
+)
+async def test_a_body_that_cannot_be_used_is_refused_whatever_the_route(body: bytes, why: str) -> None:
+    async with client_of([router()]) as client:
+        response = await client.post("/v1/things", content=body, headers={"Content-Type": "application/json"})
+    assert response.status_code == 400 and why in error_of(response)["message"]
+
+
+async def test_texts_of_all_languages_and_escapes_are_taken() -> None:
+    body = b'{"count": 1, "note": "\\ud83d\\ude00 \\\\u0000 \xc3\xa4"}'
+    async with client_of([router()]) as client:
+        response = await client.post("/v1/things", content=body, headers={"Content-Type": "application/json"})
+    assert response.json() == {"count": 1, "note": "😀 \\u0000 ä"}
+
+
+@pytest.mark.parametrize("announced", [True, False])
+async def test_a_body_over_the_limit_is_413_announced_or_not(announced: bool) -> None:
+    async def chunks() -> Any:
+        for _ in range(100):
+            yield b" " * 100
+
+    content: Any = b" " * 10_000 if announced else chunks()
+    async with client_of([router()], limits=ServerLimits(max_body_bytes=1000)) as client:
+        response = await client.post("/v1/things", content=content, headers={"Content-Type": "application/json"})
+    assert response.status_code == 413 and error_of(response)["code"] == "too_large"
+
+
+async def test_an_error_that_nobody_foresaw_shows_nothing_and_is_in_the_log() -> None:
+    async with client_of([router()]) as client:
+        with TestCase().assertLogs("agent_rft.serve") as logged:
+            response = await client.get("/v1/broken", headers={"x-request-id": "mine"})
+    assert response.status_code == 500 and error_of(response)["type"] == "server_error"
+    assert "hunter2" not in response.text and "Traceback" not in response.text
+    assert "mine: GET /v1/broken failed" in logged.output[-1] and "hunter2" in logged.output[-1]
+
+
+@pytest.mark.parametrize(
+    ("authorization", "code"),
+    [
+        (None, "missing_api_key"),
+        ("", "missing_api_key"),
+        ("Bearer", "missing_api_key"),
+        ("Basic " + TOKEN, "missing_api_key"),
+        ("Bearer sk-rft-unknown-secret", "invalid_api_key"),
+        ("Bearer " + "x" * 5000, "invalid_api_key"),
+    ],
+)
+async def test_without_a_key_nothing_is_told_not_even_what_exists(authorization: str | None, code: str) -> None:
+    headers = {} if authorization is None else {"Authorization": authorization}
+    async with client_of([router()], token="") as client:
+        for path in ("/v1/things", "/v1/nowhere"):
+            response = await client.post(path, headers=headers, content=b"{")
+            error = error_of(response)
+            assert response.status_code == 401 and error["code"] == code and error["type"] == "authentication_error"
+            assert "sk-rft-unknown" not in response.text
+
+
+async def test_a_key_may_what_its_scope_says_and_what_lesser_ones_say() -> None:
+    statuses = {}
+    for token in ("sk-rft-read", "sk-rft-write", TOKEN):
+        async with client_of([router()], token) as client:
+            answers = [
+                await client.get("/v1/things"),
+                await client.post("/v1/things", json={"count": 1}),
+                await client.delete("/v1/things/x"),
+            ]
+        statuses[token] = [answer.status_code for answer in answers]
+        assert all(error_of(answer)["type"] == "permission_error" for answer in answers if answer.status_code == 403)
+    assert statuses == {"sk-rft-read": [200, 403, 403], "sk-rft-write": [200, 200, 403], TOKEN: [200, 200, 404]}
+
+
+async def test_a_key_that_asks_too_often_is_told_when_to_come_back() -> None:
+    now = [0.0]
+    rate = RateLimit(requests_per_minute=12, clock=lambda: now[0])
+    async with client_of([router()], rate=rate) as client:
+        assert [(await client.get("/v1/things")).status_code for _ in range(3)] == [200, 200, 429]
+        refused = await client.get("/v1/things")
+        assert error_of(refused)["code"] == "rate_limit_exceeded" and refused.headers["retry-after"] == "5"
+        now[0] += 5.0
+        assert (await client.get("/v1/things")).status_code == 200
+
+
+def test_keys_have_rates_of_their_own() -> None:
+    rate = RateLimit(requests_per_minute=6, clock=lambda: 0.0)
+    slow, fast = ApiKey("a", "a", ("read",), 0), ApiKey("b", "b", ("read",), 0, requests_per_minute=60)
+    assert [rate.wait_s(slow) > 0 for _ in range(2)] == [False, True]
+    assert [rate.wait_s(fast) > 0 for _ in range(11)] == [False] * 10 + [True]
+
+
+async def test_health_and_the_openapi_page_need_no_key_and_headers_of_clients_are_taken() -> None:
+    async with client_of([router()], token="") as client:
+        assert (await client.get("/health")).json() == {"status": "ok"}
+        assert "swagger" in (await client.get("/docs")).text
+        described = (await client.get("/openapi.json")).json()
+    assert "/v1/things" in described["paths"]
+    responses = described["paths"]["/v1/things"]["post"]["responses"]
+    assert "4XX" in responses and "422" not in responses
+    async with client_of([router()]) as client:
+        headers = {"OpenAI-Organization": "org", "OpenAI-Project": "project"}
+        assert (await client.get("/v1/things", headers=headers)).status_code == 200

@@ -1,0 +1,282 @@
+"""Chat completions and models through the official SDK, and requests that no model should ever see."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+import pytest_asyncio
+
+from cluster.stores.database import Base, Database
+from cluster.stores.model_registry import ModelRegistry
+from cluster.stores.secrets import SecretBox
+from serve.inference import chat, responses
+from serve.inference.best_of import grader_pools
+from serve.routes import models
+from tests.support.api import client_of, openai_of
+from tests.support.bad_requests import SECRET, Bad, check_refused
+from tests.support.fake_models import FakeModels, call, turn
+from trainer.spec.operator import NOTHING_ALLOWED
+
+BOX = SecretBox("MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE=")
+USER: Any = {"role": "user", "content": "what was debt?"}
+TOOL: Any = {"type": "function", "function": {"name": "cat", "parameters": {"type": "object"}}}
+CALL = call("call_a", "cat", '{"path": "a"}')
+TURN: Any = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+RESULT: Any = {"role": "tool", "tool_call_id": "call_a", "content": "12"}
+CHECK = {"type": "string_check", "input": "{{sample.output_text}}", "reference": "right", "operation": "eq"}
+
+
+def http(fake: FakeModels, *more: Any, token: str = "sk-rft-of-a-test") -> httpx.AsyncClient:
+    grading = grader_pools(NOTHING_ALLOWED)
+    return client_of([chat.make_router(fake, grading), responses.make_router(fake, grading, BOX), *more], token)
+
+
+def sdk(fake: FakeModels) -> openai.AsyncOpenAI:
+    return openai_of(http(fake))
+
+
+async def test_a_tool_loop_sends_calls_and_results_to_the_model() -> None:
+    fake = FakeModels(turn(None, CALL), turn("12"))
+    client, messages = sdk(fake), [USER]
+    first = await client.chat.completions.create(model="gpt-5", messages=messages, tools=[TOOL])
+    message = first.choices[0].message
+    assert first.choices[0].finish_reason == "tool_calls" and message.tool_calls
+    messages += [message, RESULT]
+    last = await client.chat.completions.create(model="gpt-5", messages=messages, tools=[TOOL])
+    assert last.choices[0].message.content == "12"
+    assert fake.bodies[1]["messages"] == [USER, {"role": "assistant", "content": None, "tool_calls": [CALL]}, RESULT]
+    assert fake.bodies[1]["tools"] == [TOOL]
+
+
+async def test_a_stream_is_read_by_the_sdk_and_tells_its_usage_where_asked() -> None:
+    client = sdk(FakeModels(turn("I look.", CALL)))
+    for wanted in (True, False):
+        options: Any = {"stream_options": {"include_usage": True}} if wanted else {}
+        stream = await client.chat.completions.create(
+            model="gpt-5", messages=[USER], tools=[TOOL], stream=True, **options
+        )
+        chunks = [chunk async for chunk in stream]
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+        assert text == "I look."
+        assert [chunk.usage.total_tokens for chunk in chunks if chunk.usage] == ([18] if wanted else [])
+        assert all(chunk.choices for chunk in chunks) is not wanted
+
+
+async def test_what_fails_in_a_stream_is_raised_by_the_sdk() -> None:
+    stream = await sdk(FakeModels(turn("a long answer"), breaks_after=2)).chat.completions.create(
+        model="gpt-5", messages=[USER], stream=True
+    )
+    with pytest.raises(openai.APIError, match="engine failed"):
+        [chunk async for chunk in stream]
+
+
+async def test_nulls_and_parts_and_harmless_keys_are_taken() -> None:
+    fake = FakeModels(turn("ok"))
+    nulls: Any = dict.fromkeys(["tools", "tool_choice", "response_format", "stop", "seed", "stream", "n"])
+    parts: Any = {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}
+    await sdk(fake).chat.completions.create(
+        model="gpt-5", messages=[parts], user="u", store=True, metadata={"a": "b"}, max_tokens=5, **nulls
+    )
+    (body,) = fake.bodies
+    assert body["messages"] == [{"role": "user", "content": "a\nb"}]
+    assert body["max_completion_tokens"] == 5
+    assert not {"tools", "response_format", "user", "store", "metadata"} & body.keys()
+
+
+async def test_the_best_of_n_is_returned_with_all_scores() -> None:
+    fake = FakeModels(turn("wrong"), turn("right"), turn("wrong"))
+    answer: Any = await sdk(fake).chat.completions.create(
+        model="gpt-5", messages=[USER], n=3, extra_body={"grader": {"name": "g", **CHECK}}
+    )
+    assert [choice.message.content for choice in answer.choices] == ["right"]
+    assert answer.metadata == {"scores": [0.0, 1.0, 0.0], "best": 1}
+
+
+async def test_without_one_grade_there_is_no_best() -> None:
+    broken = {**CHECK, "input": "{{item.nothing}}"}
+    with pytest.raises(openai.APIStatusError) as raised:
+        await sdk(FakeModels(turn("a"))).chat.completions.create(
+            model="gpt-5", messages=[USER], n=2, extra_body={"grader": broken}
+        )
+    assert raised.value.status_code == 502 and raised.value.param == "grader"
+
+
+async def test_a_key_that_may_only_read_calls_no_model() -> None:
+    async with http(FakeModels(turn("x")), token="sk-rft-read") as client:
+        for path in ("chat/completions", "responses"):
+            response = await client.post(f"/v1/{path}", json={"model": "m", "messages": [USER]})
+            assert response.status_code == 403
+
+
+async def test_models_are_found_by_ids_with_colons_and_slashes_and_deleted(tmp_path: Path) -> None:
+    database = Database.of_folder(tmp_path)
+    Base.metadata.create_all(database.engine)
+    registry = ModelRegistry(database, {"gpt-5": "base", "Qwen/Qwen3-4B": "Qwen/Qwen3-4B"})
+    tuned = "ft:Qwen/Qwen3-4B:org:a/b:id:ckpt-step-5"
+    registry.add(tuned, "folder", "Qwen/Qwen3-4B", "ftjob-1")
+    client = openai_of(http(FakeModels(turn("x")), models.make_router(registry)))
+    assert [model.id async for model in client.models.list()] == ["gpt-5", "Qwen/Qwen3-4B", tuned]
+    for name in ("gpt-5", "Qwen/Qwen3-4B", tuned):
+        assert (await client.models.retrieve(name)).id == name
+    assert (await client.models.delete(tuned)).deleted
+    with pytest.raises(openai.NotFoundError) as raised:
+        await client.models.retrieve(tuned)
+    assert (raised.value.code, raised.value.param) == ("model_not_found", "model")
+    with pytest.raises(openai.PermissionDeniedError):
+        await client.models.delete("gpt-5")
+    database.close()
+
+
+# -- bad requests ------------------------------------------------------------------------------------------------------
+
+
+def bad_chat(what: str, param: str | None, **changes: Any) -> Bad:
+    body = {"model": "gpt-5", "messages": [USER], **changes}
+    return Bad(f"chat: {what}", "POST", "/v1/chat/completions", param, options={"json": body})
+
+
+def bad_response(what: str, param: str | None, **changes: Any) -> Bad:
+    body = {"model": "gpt-5", "input": "hi", **changes}
+    return Bad(f"responses: {what}", "POST", "/v1/responses", param, options={"json": body})
+
+
+def nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(depth):
+        schema = {"type": "object", "properties": {"a": schema}}
+    return schema
+
+
+FLAT: Any = {"type": "function", "name": "cat", "parameters": {}}
+OUTPUT: Any = {"type": "function_call_output", "call_id": "call_a", "output": "12"}
+MADE: Any = {"type": "function_call", "call_id": "call_a", "name": "cat", "arguments": "{}"}
+
+BAD = [
+    bad_chat("no model", "model", model=None),
+    bad_chat("an empty model", "model", model=""),
+    bad_chat("a number for a model", "model", model=5),
+    bad_chat("no messages", "messages", messages=None),
+    bad_chat("empty messages", "messages", messages=[]),
+    bad_chat("messages that are a text", "messages", messages="hi"),
+    bad_chat("a message that is a text", "messages[0]", messages=["hi"]),
+    bad_chat("too many messages", "messages", messages=[USER] * 5000),
+    bad_chat("an unknown role", "messages[0].role", messages=[{"role": "robot", "content": "hi"}]),
+    bad_chat("a message without content", "messages[0].content", messages=[{"role": "user"}]),
+    bad_chat("a user's null", "messages[0].content", messages=[{"role": "user", "content": None}]),
+    bad_chat("an assistant without anything", "messages[0]", messages=[{"role": "assistant"}]),
+    bad_chat("a tool's message without a call", None, messages=[USER, RESULT]),
+    bad_chat("a tool's message without an id", "messages[0].tool_call_id", messages=[{**RESULT, "tool_call_id": ""}]),
+    bad_chat("a call without a result", None, messages=[USER, TURN]),
+    bad_chat("a call whose result is late", None, messages=[USER, TURN, USER, RESULT]),
+    bad_chat("a call that is answered twice", None, messages=[USER, TURN, RESULT, RESULT]),
+    bad_chat("two calls of the same id", None, messages=[USER, {**TURN, "tool_calls": [CALL, CALL]}, RESULT]),
+    bad_chat("arguments that are no text", "messages[0].tool_calls[0].function.arguments",
+             messages=[{**TURN, "tool_calls": [{"id": "a", "function": {"name": "x", "arguments": {}}}]}]),
+    bad_chat("tools that are an object", "tools", tools={}),
+    bad_chat("a tool without a function", "tools[0].function", tools=[{"type": "function"}]),
+    bad_chat("a built-in tool", "tools[0].type", tools=[{"type": "web_search", "function": {"name": "a"}}]),
+    bad_chat("a tool's name with blanks", "tools[0].function.name",
+             tools=[{"type": "function", "function": {"name": "a b"}}]),
+    bad_chat("a tool's name that is markup", "tools[0].function.name",
+             tools=[{"type": "function", "function": {"name": '"<tool_call>'}}]),
+    bad_chat("two tools of one name", "tools", tools=[TOOL, TOOL]),
+    bad_chat("too many tools", "tools", tools=[TOOL] * 129),
+    bad_chat("a choice of no tool", None, tool_choice={"type": "function", "function": {"name": "x"}}, tools=[TOOL]),
+    bad_chat("a choice that is required of nothing", None, tool_choice="required"),
+    bad_chat("a format without a schema", "response_format", response_format={"type": "json_schema"}),
+    bad_chat("a schema that is a text", "response_format.json_schema.schema",
+             response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": "x"}}),
+    bad_chat("a schema without end", "response_format.json_schema.schema",
+             response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": nested(40)}}),
+    bad_chat("a schema that refers to a file", "response_format.json_schema.schema",
+             response_format={"type": "json_schema", "json_schema": {"schema": {"$ref": "file:///etc/passwd"}}}),
+    bad_chat("a tool whose schema refers to a URL", "tools[0].function.parameters", tools=[
+        {"type": "function", "function": {"name": "a", "parameters": {"$ref": "http://127.0.0.1:8000/health"}}}]),
+    bad_chat("an unknown format", "response_format.type", response_format={"type": "xml"}),
+    bad_chat("a temperature below 0", "temperature", temperature=-1),
+    bad_chat("a temperature over 2", "temperature", temperature=2.1),
+    bad_chat("a temperature that is a text", "temperature", temperature="hot"),
+    bad_chat("top_p of 0", "top_p", top_p=0),
+    bad_chat("n of 0", "n", n=0),
+    bad_chat("n of a million", "n", n=1_000_000),
+    bad_chat("no tokens", "max_tokens", max_tokens=0),
+    bad_chat("less than no tokens", "max_completion_tokens", max_completion_tokens=-5),
+    bad_chat("too many stops", "stop", stop=["a"] * 5),
+    bad_chat("too many log-probabilities", "top_logprobs", logprobs=True, top_logprobs=21),
+    bad_chat("log-probabilities that were not asked for", None, top_logprobs=2),
+    bad_chat("a bias out of range", "logit_bias.5", logit_bias={"5": 101}),
+    bad_chat("a penalty out of range", "presence_penalty", presence_penalty=3),
+    bad_chat("a seed that is too large", "seed", seed=2**70),
+    bad_chat("an unknown effort", "reasoning_effort", reasoning_effort="extreme"),
+    bad_chat("stream options without a stream", None, stream_options={"include_usage": True}),
+    bad_chat("a stream with a grader", None, stream=True, grader=CHECK),
+    bad_chat("an unknown key", "temprature", temprature=1),
+    bad_chat("a template of one's own", "chat_template", chat_template="{{ 1 }}"),
+    bad_chat("vLLM's own arguments", "kv_transfer_params", kv_transfer_params={"prompt_token_ids": [1]}),
+    bad_chat("an image", "messages[0].content[0].type",
+             messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://a"}}]}]),
+    bad_chat("an unknown grader", "grader", grader={"type": "oracle"}),
+    *(
+        bad_chat(f"a grader at {url}", "grader.url", grader={"type": "endpoint", "url": url, "headers": {"X": SECRET}})
+        for url in ("http://127.0.0.1:1/grade", "http://169.254.169.254/", "http://[::1]/", "file:///etc/passwd")
+    ),
+    bad_chat("a grader whose header is injected", "grader.url",
+             grader={"type": "endpoint", "url": "http://example.com", "headers": {"X": f"{SECRET}\r\nHost: evil"}}),
+    bad_chat("a grader with __class__", "grader.input", grader={**CHECK, "input": "{{ item.__class__ }}"}),
+    bad_chat("a grader that divides by zero", "grader.calculate_output",
+             grader={"type": "multi", "graders": {"a": CHECK}, "calculate_output": "a / 0"}),
+    bad_chat("a grader that explodes", "grader.calculate_output",
+             grader={"type": "multi", "graders": {"a": CHECK}, "calculate_output": "9^9^9^9"}),
+    bad_chat("a grader without its keys", "grader.input", grader={"type": "string_check"}),
+    bad_response("no model", "model", model=None),
+    bad_response("no input", "input", input=None),
+    bad_response("an empty input", "input", input=[]),
+    bad_response("a number for input", "input", input=5),
+    bad_response("an item without a type", "input[0]", input=[{"id": "a"}]),
+    bad_response("an unknown item", "input[0]", input=[{"type": "item_reference", "id": "a"}]),
+    bad_response("an output without its call", "input[0].call_id", input=[OUTPUT]),
+    bad_response("a call without its output", "input", input=[{"role": "user", "content": "a"}, MADE]),
+    bad_response("an output that came twice", "input[2].call_id", input=[MADE, OUTPUT, OUTPUT]),
+    bad_response("reasoning alone", "input", input=[{"type": "reasoning", "summary": []}]),
+    bad_response("reasoning that was sealed nowhere", "input[0].encrypted_content",
+                 input=[{"type": "reasoning", "summary": [], "encrypted_content": "gAAAAé"}, USER]),
+    bad_response("a chat-form tool", "tools[0].name", tools=[TOOL]),
+    bad_response("a built-in tool", "tools[0].type", tools=[{"type": "web_search", "name": "a"}]),
+    bad_response("two tools of one name", None, tools=[FLAT, FLAT]),
+    bad_response("a choice of no tool", None, tools=[FLAT], tool_choice={"type": "function", "name": "x"}),
+    bad_response("an earlier response", "previous_response_id", previous_response_id="resp_1"),
+    bad_response("a conversation", "conversation", conversation="conv_1"),
+    bad_response("the background", "background", background=True),
+    bad_response("a schema format without a schema", "text.format.schema",
+                 text={"format": {"type": "json_schema", "name": "a"}}),
+    bad_response("an unknown format", "text.format.type", text={"format": {"type": "xml"}}),
+    bad_response("an unknown effort", "reasoning.effort", reasoning={"effort": "extreme"}),
+    bad_response("no tokens", "max_output_tokens", max_output_tokens=0),
+    bad_response("metadata of numbers", "metadata.a", metadata={"a": 1}),
+    bad_response("n without a grader", None, n=2),
+    bad_response("log-probabilities", "top_logprobs", top_logprobs=2),
+    bad_response("a grader at a private address", "grader.url", n=2,
+                 grader={"type": "endpoint", "url": f"http://10.0.0.1/?key={SECRET}"}),
+    bad_response("an unknown key", "messages", messages=[USER]),
+    Bad("embeddings", "POST", "/v1/embeddings", "model", options={"json": {"model": "a", "input": "b"}}),
+]  # fmt: skip
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def client_and_model() -> AsyncIterator[tuple[httpx.AsyncClient, FakeModels]]:
+    fake = FakeModels(turn("x"))
+    async with http(fake) as client:
+        yield client, fake
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("bad", BAD, ids=str)
+async def test_a_bad_request_reaches_no_model(bad: Bad, client_and_model: tuple[httpx.AsyncClient, FakeModels]) -> None:
+    client, fake = client_and_model
+    await check_refused(bad, client)
+    assert not fake.bodies

@@ -1,0 +1,213 @@
+"""Files through the official SDK and by hand: whole or not at all, and no name leads anywhere."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from cluster.stores.blobs import FolderBlobs
+from cluster.stores.database import Database
+from cluster.stores.file_store import FileStore
+from cluster.stores.migrate import migrate
+from serve.routes.files import make_router
+from tests.support.api import client_of, openai_of
+
+MAX_BYTES = 5_000_000
+HOUR_S = 3600
+
+
+class World:
+    """A server with files in a folder and a clock that stands still."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.now = 1_000_000.0
+        database = Database.of_folder(folder)
+        migrate(database)
+        self.store = FileStore(database, FolderBlobs(folder / "files"), folder, MAX_BYTES, lambda: self.now)
+        self.http = client_of([make_router(self.store)])
+        self.sdk = openai_of(self.http)
+
+    def on_disk(self) -> list[str]:
+        return sorted(path.name for path in self.folder.rglob("*") if path.is_file() and "state.db" not in path.name)
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    world = World(tmp_path)
+    async with world.http:
+        yield world
+
+
+def form(*parts: tuple[str, bytes], end: bytes = b"--x--\r\n") -> dict[str, Any]:
+    """A body as it goes over the wire: (what stands after form-data, content) a part."""
+    body = b"".join(
+        b"--x\r\nContent-Disposition: form-data; %s\r\n\r\n%s\r\n" % (name.encode(), content) for name, content in parts
+    )
+    return {"content": body + end, "headers": {"Content-Type": "multipart/form-data; boundary=x"}}
+
+
+async def test_more_uploads_than_the_operator_allows_are_told_to_come_back(world: World) -> None:
+    arrived, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slowly() -> AsyncIterator[bytes]:
+        yield form()["content"][:0]
+        arrived.set()
+        await go_on.wait()
+        yield form(('name="purpose"', b"fine-tune"), ('name="file"; filename="a"', b"{}"))["content"]
+
+    async with client_of([make_router(world.store, max_uploads=1)]) as http:
+        headers = form()["headers"]
+        first = asyncio.create_task(http.post("/v1/files", content=slowly(), headers=headers))
+        await arrived.wait()
+        second = await http.post("/v1/files", **form(('name="purpose"', b"fine-tune")))
+        assert second.status_code == 429 and second.json()["error"]["code"] == "too_many_uploads"
+        assert int(second.headers["Retry-After"]) > 0
+        go_on.set()
+        assert (await first).status_code == 200
+        again = form(('name="purpose"', b"fine-tune"), ('name="file"; filename="b"', b"{}"))
+        assert (await http.post("/v1/files", **again)).status_code == 200
+
+
+async def test_the_sdk_uploads_reads_lists_and_deletes(world: World) -> None:
+    content = bytes(range(256)) * 4000
+    made = await world.sdk.files.create(file=("rows.jsonl", content), purpose="fine-tune")
+    assert (made.object, made.filename, made.bytes, made.purpose) == ("file", "rows.jsonl", len(content), "fine-tune")
+    assert made.id.startswith("file-") and made.status == "processed" and made.created_at == 1_000_000
+    assert await world.sdk.files.retrieve(made.id) == made
+    downloaded = await world.sdk.files.content(made.id)
+    assert downloaded.content == content
+    assert [file.id async for file in world.sdk.files.list()] == [made.id]
+    deleted = await world.sdk.files.delete(made.id)
+    assert deleted.deleted and deleted.id == made.id
+    with pytest.raises(openai.NotFoundError) as gone:
+        await world.sdk.files.retrieve(made.id)
+    assert gone.value.code == "not_found" and gone.value.param == "file_id"
+    assert world.on_disk() == []
+
+
+async def test_lists_go_page_by_page_in_both_orders_and_by_purpose(world: World) -> None:
+    names = [f"{number}.jsonl" for number in range(7)]
+    for name in names:
+        await world.sdk.files.create(file=(name, b"x"), purpose="evals" if name == "3.jsonl" else "fine-tune")
+    assert [file.filename async for file in world.sdk.files.list(limit=3)] == names[::-1]
+    assert [file.filename async for file in world.sdk.files.list(limit=2, order="asc")] == names
+    assert [file.filename async for file in world.sdk.files.list(purpose="evals")] == ["3.jsonl"]
+    first = (await world.http.get("/v1/files", params={"limit": 7})).json()
+    assert first["has_more"] is False and first["last_id"] == first["data"][-1]["id"]
+
+
+async def test_a_file_goes_when_its_time_is_over(world: World) -> None:
+    expiry: Any = {"anchor": "created_at", "seconds": HOUR_S}
+    made = await world.sdk.files.create(file=("a", b"x"), purpose="user_data", expires_after=expiry)
+    assert made.expires_at == made.created_at + HOUR_S
+    stays = await world.sdk.files.create(file=("b", b"x"), purpose="user_data")
+    world.now += HOUR_S
+    assert [file.id async for file in world.sdk.files.list()] == [stays.id]
+    with pytest.raises(openai.NotFoundError):
+        await world.sdk.files.content(made.id)
+    world.store.sweep()
+    assert world.on_disk() == [stays.id]
+
+
+async def test_what_a_server_that_died_left_of_an_upload_is_swept(world: World) -> None:
+    left = world.folder / "incoming" / "file-left"
+    left.write_bytes(b"half")
+    world.now = left.stat().st_mtime + 3600
+    world.store.sweep()
+    assert left.exists()  # it may be another server's, still under way
+    world.now += 2 * 24 * 3600
+    world.store.sweep()
+    assert not left.exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ("data/train.jsonl", "train.jsonl"),
+        (" ", "file"),
+        (".", "file"),
+        ("a\u202etxt.exe", "atxt.exe"),
+        ("日本語.jsonl", "日本語.jsonl"),
+        ("x" * 1000, "x" * 255),
+        ('a\\"; filename=\\"b', 'a"; filename="b'),
+    ],
+)
+async def test_a_name_is_text_and_leads_nowhere(world: World, given: str, kept: str) -> None:
+    body = form((f'name="file"; filename="{given}"', b"content"), ('name="purpose"', b"user_data"))
+    made = (await world.http.post("/v1/files", **body)).json()
+    assert made["filename"] == kept
+    assert world.on_disk() == [made["id"]]
+    answer = await world.http.get(f"/v1/files/{made['id']}/content")
+    assert answer.content == b"content" and "x-evil" not in answer.headers
+
+
+async def test_the_order_of_the_fields_does_not_matter(world: World) -> None:
+    made = await world.http.post(
+        "/v1/files", **form(('name="file"; filename="a"', b"\r\n--x\n\r"), ('name="purpose"', b"evals"))
+    )
+    assert made.status_code == 200, made.text
+    assert (await world.http.get(f"/v1/files/{made.json()['id']}/content")).content == b"\r\n--x\n\r"
+
+
+class Chunks:
+    """A body that comes in pieces, and says how much was taken of it."""
+
+    def __init__(self, pieces: int, end: bytes) -> None:
+        self.pieces, self.end, self.taken = pieces, end, 0
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        start = form(('name="purpose"', b"evals"), end=b"")["content"]
+        yield start + b'--x\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
+        for _ in range(self.pieces):
+            self.taken += 1
+            yield b"y" * 65536
+        yield self.end
+
+
+async def test_a_file_over_the_limit_is_refused_while_it_comes(world: World) -> None:
+    body = Chunks(10_000, b"\r\n--x--\r\n")
+    answer = await world.http.post("/v1/files", content=body, headers=form()["headers"])
+    assert answer.status_code == 413 and answer.json()["error"]["param"] == "file"
+    assert body.taken < 100 and world.on_disk() == []
+
+
+async def test_a_body_that_is_announced_as_too_large_is_not_read(world: World) -> None:
+    body = Chunks(10_000, b"")
+    headers = form()["headers"] | {"Content-Length": str(600 * 2**20)}
+    answer = await world.http.post("/v1/files", content=body, headers=headers)
+    assert answer.status_code == 413 and answer.json()["error"]["code"] == "file_too_large"
+    assert body.taken == 0
+
+
+async def test_half_an_upload_leaves_nothing(world: World) -> None:
+    answer = await world.http.post("/v1/files", content=Chunks(3, b""), headers=form()["headers"])
+    assert answer.status_code == 400 and answer.json()["error"]["code"] == "invalid_form"
+    assert world.on_disk() == []
+    assert (await world.http.get("/v1/files")).json()["data"] == []
+
+
+async def test_a_client_that_goes_away_in_the_middle_leaves_nothing(world: World) -> None:
+    begin = Chunks(1, b"").__aiter__()
+    pieces = [{"type": "http.request", "body": await anext(begin), "more_body": True}, {"type": "http.disconnect"}]
+    sent = []
+
+    async def receive() -> Any:
+        return pieces.pop(0)
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    request = world.http.build_request("POST", "/v1/files", headers=form()["headers"])
+    headers = [(name.lower(), value) for name, value in request.headers.raw]
+    scope = {"type": "http", "method": "POST", "path": "/v1/files", "query_string": b"", "headers": headers}
+    transport = world.http._transport
+    assert isinstance(transport, httpx.ASGITransport)
+    await transport.app(scope, receive, send)
+    assert sent == [] and world.on_disk() == []

@@ -1,0 +1,396 @@
+"""Jobs through the official SDK and by hand; and what is wrong with requests."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from cluster.jobs.service import JobService
+from cluster.stores.database import Base, Database
+from cluster.stores.job_store import JobStore
+from cluster.stores.job_tables import JobError
+from serve.routes.fine_tuning import make_router
+from tests.support.api import client_of, openai_of
+from tests.support.bad_requests import SECRET, Bad, check_refused
+from tests.unit.cluster.jobs.test_request import FakeFiles, FakeModels
+from trainer.spec.operator import ModelEndpoint, Operator
+
+JOBS = "/v1/fine_tuning/jobs"
+TOOL = {
+    "name": "search",
+    "server_url": "https://tools.example/search",
+    "headers": {"Authorization": f"Bearer {SECRET}"},
+}
+STRING_CHECK = {"type": "string_check", "input": "{{sample.output_text}}", "reference": "{{item.a}}", "operation": "eq"}
+REINFORCEMENT = {"grader": STRING_CHECK, "tools": [TOOL]}
+BODY = {
+    "model": "gpt-5",
+    "training_file": "file-1",
+    "method": {"type": "reinforcement", "reinforcement": REINFORCEMENT},
+}
+
+
+class Reversed:
+    """Seals so that a test can see it was sealed."""
+
+    def seal(self, text: str) -> str:
+        return text[::-1]
+
+
+class World:
+    def __init__(self, folder: Path) -> None:
+        self.now = 1_000_000.0
+        self.database = Database.of_folder(folder)
+        Base.metadata.create_all(self.database.engine)
+        self.store = JobStore(self.database, lambda: self.now)
+        operator = Operator(models={"judge": ModelEndpoint(base_url="https://judge.example/v1")})
+        self.woken = 0
+        service = JobService(self.store, FakeModels(), FakeFiles(), Reversed(), operator, self._wake)
+        self.http = client_of([make_router(service)])
+        self.sdk = openai_of(self.http)
+
+    def _wake(self) -> None:
+        self.woken += 1
+
+    def running(self, job_id: str) -> None:
+        self.store.move(job_id, "queued")
+        assert self.store.claim_next("m", 100, 10) is not None
+        assert self.store.next_attempt(job_id, 0, f"{job_id}-1", failures=0)
+
+    async def create(self, headers: dict[str, str] | None = None, **changes: Any) -> dict[str, Any]:
+        response = await self.http.post(JOBS, json=BODY | changes, headers=headers)
+        assert response.status_code == 200, response.text
+        body: dict[str, Any] = response.json()
+        return body
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    world = World(tmp_path)
+    yield world
+    world.database.close()
+
+
+# -- the official SDK --------------------------------------------------------------------------------------------------
+
+
+async def test_the_sdk_creates_a_job_and_reads_it_back(world: World) -> None:
+    job = await world.sdk.fine_tuning.jobs.create(**BODY, suffix="x", seed=4, metadata={"team": "a"})  # type: ignore[arg-type]
+    assert (job.object, job.status, job.model, job.seed) == ("fine_tuning.job", "validating_files", "gpt-5", 4)
+    assert job.hyperparameters.n_epochs == "auto" and job.metadata == {"team": "a"}
+    assert job.method is not None and job.method.type == "reinforcement"
+    again = await world.sdk.fine_tuning.jobs.retrieve(job.id)
+    assert again == job and world.woken == 1
+    assert [found.id async for found in world.sdk.fine_tuning.jobs.list()] == [job.id]
+
+
+async def test_the_sdk_follows_events_and_checkpoints_over_all_pages(world: World) -> None:
+    job = await world.sdk.fine_tuning.jobs.create(**BODY)  # type: ignore[arg-type]
+    for step in range(1, 31):
+        world.store.add_event(job.id, "info", f"Step {step}/30", type="metrics", data={"step": step})
+        world.store.add_checkpoint(job.id, step, f"ft:a:ckpt-step-{step}", {"step": float(step)})
+    events = [event async for event in world.sdk.fine_tuning.jobs.list_events(job.id, limit=7)]
+    assert [event.message for event in events][:2] == ["Step 30/30", "Step 29/30"] and len(events) == 31
+    assert events[0].type == "metrics" and events[0].data == {"step": 30}
+    checkpoints = [c async for c in world.sdk.fine_tuning.jobs.checkpoints.list(job.id)]
+    assert [c.step_number for c in checkpoints] == list(range(30, 0, -1))
+    assert checkpoints[0].fine_tuned_model_checkpoint == "ft:a:ckpt-step-30"
+
+
+async def test_a_job_is_paused_resumed_and_cancelled(world: World) -> None:
+    job = await world.sdk.fine_tuning.jobs.create(**BODY)  # type: ignore[arg-type]
+    with pytest.raises(openai.BadRequestError, match="is validating_files and cannot become paused"):
+        await world.sdk.fine_tuning.jobs.pause(job.id)
+    world.running(job.id)
+    assert (await world.sdk.fine_tuning.jobs.pause(job.id)).status == "paused"
+    assert (await world.sdk.fine_tuning.jobs.resume(job.id)).status == "queued"
+    cancelled = await world.sdk.fine_tuning.jobs.cancel(job.id)
+    assert cancelled.status == "cancelled" and cancelled.finished_at == int(world.now)
+    with pytest.raises(openai.BadRequestError, match="that is an end"):
+        await world.sdk.fine_tuning.jobs.resume(job.id)
+
+
+async def test_a_job_that_failed_says_why(world: World) -> None:
+    job = await world.sdk.fine_tuning.jobs.create(**BODY)  # type: ignore[arg-type]
+    world.store.move(job.id, "failed", error=JobError("invalid_training_file", "line 3: is no JSON", "training_file"))
+    error = (await world.sdk.fine_tuning.jobs.retrieve(job.id)).error
+    assert error is not None and (error.code, error.param) == ("invalid_training_file", "training_file")
+
+
+# -- shapes ------------------------------------------------------------------------------------------------------------
+
+
+async def test_every_key_of_a_job_is_there(world: World) -> None:
+    job = await world.create()
+    assert set(job) >= {
+        "id", "object", "created_at", "finished_at", "model", "fine_tuned_model", "status", "error", "hyperparameters",
+        "method", "training_file", "validation_file", "result_files", "trained_tokens", "seed", "organization_id",
+        "metadata", "estimated_finish", "integrations",
+    }  # fmt: skip
+    assert job["id"].startswith("ftjob-") and job["result_files"] == [] and job["error"] is None
+
+
+async def test_secrets_are_in_no_answer_and_not_in_the_clear_in_the_database(world: World, tmp_path: Path) -> None:
+    job = await world.create()
+    listed = (await world.http.get(JOBS)).text + (await world.http.get(f"{JOBS}/{job['id']}/events")).text
+    assert SECRET not in json.dumps(job) + listed
+    world.database.close()
+    assert SECRET.encode() not in (tmp_path / "state.db").read_bytes()
+
+
+async def test_jobs_are_found_by_metadata(world: World) -> None:
+    one = await world.create(metadata={"team": "a"})
+    await world.create(metadata={"team": "b"})
+    found = (await world.http.get(JOBS, params={"metadata[team]": "a"})).json()
+    assert [job["id"] for job in found["data"]] == [one["id"]] and not found["has_more"]
+
+
+# -- retries -----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_request_that_the_sdk_sends_again_makes_no_second_job(world: World) -> None:
+    first = await world.create({"x-stainless-retry-count": "0"})
+    world.now += 300
+    again = await world.create({"x-stainless-retry-count": "1"})
+    assert again["id"] == first["id"]
+    other = await world.create({"x-stainless-retry-count": "0"})
+    assert other["id"] != first["id"], "the same job twice on purpose"
+
+
+async def test_a_client_that_does_not_count_its_tries_has_a_short_window(world: World) -> None:
+    first = await world.create()
+    world.now += 5
+    assert (await world.create())["id"] == first["id"]
+    world.now += 11
+    assert (await world.create())["id"] != first["id"]
+
+
+async def test_an_idempotency_key_makes_one_job(world: World) -> None:
+    first = await world.create({"Idempotency-Key": "k"})
+    world.now += 1e6
+    assert (await world.create({"Idempotency-Key": "k"}))["id"] == first["id"]
+    await check_refused(
+        Bad(
+            "reused",
+            "POST",
+            JOBS,
+            "idempotency-key",
+            options={"json": BODY | {"suffix": "x"}, "headers": {"Idempotency-Key": "k"}},
+        ),
+        world.http,
+    )
+
+
+async def test_an_idempotency_key_is_its_api_keys_own(world: World) -> None:
+    first = await world.create({"Idempotency-Key": "k"})
+    other = {"Idempotency-Key": "k", "Authorization": "Bearer sk-rft-write"}
+    assert (await world.create(other))["id"] != first["id"]
+
+
+# -- bad requests ------------------------------------------------------------------------------------------------------
+
+
+def create(what: str, param: str | None, **changes: Any) -> Bad:
+    return Bad(what, "POST", JOBS, param, options={"json": {k: v for k, v in (BODY | changes).items() if v is not ...}})
+
+
+def with_method(what: str, param: str, method: Any) -> Bad:
+    return create(what, param, method=method)
+
+
+def rft(what: str, param: str, **changes: Any) -> Bad:
+    reinforcement = {k: v for k, v in (REINFORCEMENT | changes).items() if v is not ...}
+    param = f"method.reinforcement.{param}" if param else "method.reinforcement"
+    return with_method(what, param, {"type": "reinforcement", "reinforcement": reinforcement})
+
+
+def hyper(name: str, value: Any) -> Bad:
+    return rft(f"{name}={value!r}"[:60], f"hyperparameters.{name}", hyperparameters={name: value})
+
+
+def grader(what: str, param: str, **spec: Any) -> Bad:
+    return rft(what, f"grader{param}", grader=spec)
+
+
+def tool(what: str, param: str, **changes: Any) -> Bad:
+    return rft(what, f"tools[0]{param}", tools=[{k: v for k, v in (TOOL | changes).items() if v is not ...}])
+
+
+def multi(what: str, param: str, **changes: Any) -> Bad:
+    spec = {"type": "multi", "graders": {"a": STRING_CHECK}, "calculate_output": "a"} | changes
+    return rft(what, f"grader{param}", grader=spec)
+
+
+JUDGE = {"type": "score_model", "model": "judge", "input": [{"role": "user", "content": "{{sample.output_text}}"}]}
+BAD_REQUESTS = [
+    # the body
+    Bad("no body", "POST", JOBS),
+    Bad("no JSON", "POST", JOBS, options={"content": b"{", "headers": {"content-type": "application/json"}}),
+    Bad("a list", "POST", JOBS, options={"json": [BODY]}),
+    Bad("a text", "POST", JOBS, options={"json": "job"}),
+    create("no model", "model", model=...),
+    create("model null", "model", model=None),
+    create("model a number", "model", model=5),
+    create("model empty", "model", model=""),
+    create("model too long", "model", model="m" * 256),
+    create("model unknown", "model", model="gpt-99"),
+    create("model a path", "model", model="../../etc/passwd"),
+    create("model a URL", "model", model=f"https://x.example/?token={SECRET}"),
+    create("no training file", "training_file", training_file=...),
+    create("training file a list", "training_file", training_file=["file-1"]),
+    create("training file unknown", "training_file", training_file="file-none"),
+    create("training file a path", "training_file", training_file="../../etc/passwd"),
+    create("training file empty", "training_file", training_file=""),
+    create("training file too long", "training_file", training_file="f" * 300),
+    create("training file of another purpose", "training_file", training_file="file-3"),
+    create("validation file unknown", "validation_file", validation_file="file-none"),
+    create("validation file an object", "validation_file", validation_file={"id": "file-1"}),
+    create("test file unknown", "test_file", test_file="file-none"),
+    create("suffix too long", "suffix", suffix="x" * 65),
+    create("suffix a number", "suffix", suffix=3),
+    create("seed negative", "seed", seed=-1),
+    create("seed a text", "seed", seed="7"),
+    create("seed a fraction", "seed", seed=1.5),
+    create("seed too large", "seed", seed=2**63),
+    create("seed true", "seed", seed=True),
+    create("metadata a list", "metadata", metadata=["a"]),
+    create("metadata value a number", "metadata.a", metadata={"a": 1}),
+    create("metadata value too long", "metadata.a", metadata={"a": "x" * 513}),
+    create("metadata key too long", "metadata." + "k" * 65, metadata={"k" * 65: "a"}),
+    create("metadata too many", "metadata", metadata={str(i): "a" for i in range(17)}),
+    create("integrations an object", "integrations", integrations={"type": "wandb"}),
+    create("unknown key", "n_epochs", n_epochs=3),
+    create("cluster unknown key", "cluster.gpus", cluster={"gpus": 8}),
+    create("cluster a number", "cluster", cluster=8),
+    create("cluster engines 0", "cluster.engines", cluster={"engines": 0}),
+    create("hyperparameters beside a method", "hyperparameters", hyperparameters={"n_epochs": 3}),
+    create("older hyperparameter unknown", "hyperparameters.lr", method=None, hyperparameters={"lr": 3}),
+    create("older hyperparameter wrong", "method.supervised.hyperparameters.n_epochs", method=None,
+           hyperparameters={"n_epochs": 0}),
+    # the method
+    with_method("method a text", "method", "reinforcement"),
+    with_method("method without type", "method.type", {"reinforcement": REINFORCEMENT}),
+    with_method("method dpo", "method.type", {"type": "dpo", "dpo": {}}),
+    with_method("method of an unknown type", "method.type", {"type": "magic"}),
+    with_method("method without its settings", "method", {"type": "reinforcement"}),
+    with_method("method with another's settings", "method", {"type": "supervised", "reinforcement": REINFORCEMENT}),
+    with_method("settings a list", "method.reinforcement", {"type": "reinforcement", "reinforcement": []}),
+    with_method("supervised unknown key", "method.supervised.hyperparameters.eval_samples",
+                {"type": "supervised", "supervised": {"hyperparameters": {"eval_samples": 2}}}),
+    rft("no grader", "grader", grader=...),
+    rft("grader null", "grader", grader=None),
+    rft("unknown key", "budget", budget=3),
+    rft("max_episode_steps 0", "max_episode_steps", max_episode_steps=0),
+    rft("max_episode_steps a text", "max_episode_steps", max_episode_steps="many"),
+    rft("response_format a text", "response_format", response_format="json"),
+    rft("response_format unknown", "response_format", response_format={"type": "xml"}),
+    rft("response_format without schema", "response_format", response_format={"type": "json_schema"}),
+    rft("response_format no schema", "response_format",
+        response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "banana"}}}),
+    rft("response_format refers to nowhere", "response_format",
+        response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": {"$ref": "#/none"}}}),
+    rft("response_format refers to a file", "response_format",
+        response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": {"$ref": "file:///etc/passwd"}}}),
+    hyper("batch_size", 0), hyper("batch_size", -4), hyper("batch_size", "big"), hyper("batch_size", 2.5),
+    hyper("batch_size", True), hyper("batch_size", 10**9), hyper("n_epochs", 0), hyper("n_epochs", 10**400),
+    hyper("n_epochs", [1]), hyper("learning_rate_multiplier", 0), hyper("learning_rate_multiplier", -1),
+    hyper("learning_rate_multiplier", 1e300), hyper("compute_multiplier", 0), hyper("compute_multiplier", 1e9),
+    hyper("eval_interval", 0), hyper("eval_samples", "x"), hyper("reasoning_effort", "heroic"),
+    hyper("beta", 0.1),
+    rft("hyperparameters a list", "hyperparameters", hyperparameters=[1]),
+    # tools
+    rft("tools an object", "tools", tools={"search": TOOL}),
+    rft("tools of one name", "tools", tools=[TOOL, TOOL]),
+    tool("tool without name", ".name", name=...),
+    tool("tool without server", ".server_url", server_url=...),
+    tool("tool's server a number", ".server_url", server_url=5),
+    tool("tool's server no URL", ".server_url", server_url="tools.example"),
+    tool("tool's server a file", ".server_url", server_url="file:///etc/passwd"),
+    tool("tool's server private", ".server_url", server_url="http://10.0.0.1/search"),
+    tool("tool's server the cloud's metadata", ".server_url", server_url="http://169.254.169.254/latest"),
+    tool("tool's server loopback in disguise", ".server_url", server_url="http://[::ffff:127.0.0.1]/x"),
+    tool("tool's server with a strange port", ".server_url", server_url="http://tools.example:99999/x"),
+    tool("header injection", ".server_url", headers={"X": f"{SECRET}\r\nHost: evil.example"}),
+    tool("header's name injection", ".server_url", headers={"X\r\nHost": SECRET}),
+    tool("headers a text", ".headers", headers=SECRET),
+    tool("header a list", ".headers.X", headers={"X": [SECRET]}),
+    tool("timeout too long", ".timeout_s", timeout_s=10_000),
+    tool("timeout 0", ".timeout_s", timeout_s=0),
+    tool("retries too many", ".max_retries", max_retries=1000),
+    tool("hedged without leave", "", hedge_after_s=1.0),
+    rft("session without URL", "session", session={"max_open": 3}),
+    rft("session private", "session.start_url", session={"start_url": "http://192.168.0.1/open"}),
+    # graders
+    grader("unknown grader", "", type="magic"),
+    grader("grader without type", "", input="a"),
+    grader("unknown operation", ".operation", **STRING_CHECK | {"operation": "like_it"}),
+    grader("string check lacks input", ".input", type="string_check", reference="a", operation="eq"),
+    grader("template of another name", ".input", **STRING_CHECK | {"input": "{{ env.HOME }}"}),
+    grader("template with dunder", ".input", **STRING_CHECK | {"input": "{{ item.__class__ }}"}),
+    grader("template not closed", ".input", **STRING_CHECK | {"input": "{{ item.a "}),
+    grader("unknown metric", ".evaluation_metric", type="text_similarity", input="a", reference="b",
+           evaluation_metric="x"),
+    grader("python without source", ".source", type="python"),
+    grader("python too long", ".source", type="python", source="#" * 300_000),
+    grader("python no code", ".source", type="python", source="def grade(:"),
+    grader("python without grade", ".source", type="python", source="x = 1"),
+    grader("judge unknown", ".model", **JUDGE | {"model": "gpt-none"}),
+    grader("judge without input", ".input", **JUDGE | {"input": []}),
+    grader("judge's range falls", ".range", **JUDGE | {"range": [1, 0]}),
+    grader("endpoint without URL", ".url", type="endpoint"),
+    grader("endpoint private", ".url", type="endpoint", url="http://127.0.0.1:9/grade", headers={"X": SECRET}),
+    grader("endpoint ftp", ".url", type="endpoint", url="ftp://grader.example"),
+    multi("multi without graders", ".graders", graders={}),
+    multi("multi in multi", ".graders.a", graders={"a": {"type": "multi", "graders": {}, "calculate_output": "1"}}),
+    multi("expression of unknown names", ".calculate_output", calculate_output="a + b"),
+    multi("expression no expression", ".calculate_output", calculate_output="a +"),
+    multi("expression with dunder", ".calculate_output", calculate_output="a.__class__"),
+    multi("expression that calls", ".calculate_output", calculate_output="open('/etc/passwd')"),
+    multi("expression that explodes", ".calculate_output", calculate_output="9^9^9^9^9"),
+    multi("expression divides by zero", ".calculate_output", calculate_output="a / 0"),
+    rft("guard without grader", "guards[0].grader", guards=[{"name": "g"}]),
+    # the other routes
+    *(
+        Bad(f"{method} of an unknown job {path}", method, f"{JOBS}/ftjob-none{path}", "fine_tuning_job_id", 404)
+        for method, path in [("GET", ""), ("POST", "/cancel"), ("POST", "/pause"), ("POST", "/resume"),
+                             ("GET", "/events"), ("GET", "/checkpoints")]
+    ),
+    Bad("a job's id that is none", "GET", f"{JOBS}/" + "x" * 101, "job_id"),
+    Bad("limit 0", "GET", f"{JOBS}?limit=0", "limit"),
+    Bad("limit too large", "GET", f"{JOBS}?limit=100000", "limit"),
+    Bad("limit a text", "GET", f"{JOBS}?limit=all", "limit"),
+    Bad("after unknown", "GET", f"{JOBS}?after=ftjob-none", "after"),
+    Bad("filter too long", "GET", f"{JOBS}?metadata[{'k' * 65}]=a", "metadata"),
+    Bad("filter with quotes", "GET", f'{JOBS}?metadata[k"]=a', "metadata"),
+    Bad("no such method", "DELETE", f"{JOBS}/ftjob-none", None, 405),
+    Bad("key too long", "POST", JOBS, "idempotency-key",
+        options={"json": BODY, "headers": {"Idempotency-Key": "k" * 300}}),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def one_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    world = World(tmp_path_factory.mktemp("server"))
+    yield world
+    world.database.close()
+
+
+@pytest.mark.parametrize("bad", BAD_REQUESTS, ids=str)
+async def test_a_bad_request_is_refused_and_makes_no_job(bad: Bad, one_world: World) -> None:
+    await check_refused(bad, one_world.http)
+    assert one_world.store.jobs(None) == ([], False)
+
+
+@pytest.mark.parametrize("path", ["", "/cancel", "/pause", "/resume"])
+async def test_a_key_that_may_only_read_changes_nothing(world: World, path: str) -> None:
+    job = await world.create()
+    headers = {"Authorization": "Bearer sk-rft-read"}
+    target = JOBS + (f"/{job['id']}{path}" if path else "")
+    response = await world.http.post(target, json=BODY, headers=headers)
+    assert response.status_code == 403 and response.json()["error"]["code"] == "insufficient_scope"
+    assert (await world.http.get(f"{JOBS}/{job['id']}", headers=headers)).status_code == 200

@@ -1,0 +1,93 @@
+"""Loss terms against numbers worked out by hand, and their gradients against finite differences."""
+
+from __future__ import annotations
+
+from math import exp, log
+
+import pytest
+import torch
+from torch import Tensor
+
+from trainer.algorithm import loss
+
+
+def t(*values: float) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def gradient_of(losses: Tensor, logprobs: Tensor) -> list[float]:
+    [gradient] = torch.autograd.grad(losses.sum(), logprobs)
+    return gradient.tolist()
+
+
+def test_importance_weights_are_ratios_truncated_at_the_cap() -> None:
+    proximal, engine = t(log(0.5), log(0.2), log(0.9)), t(log(0.25), log(0.4), log(0.1))
+    assert loss.importance_weights(proximal, engine, cap=2.5).tolist() == pytest.approx([2.0, 0.5, 2.5])
+
+
+def test_importance_weights_carry_no_gradient() -> None:
+    proximal = t(-1.0).requires_grad_()
+    assert not loss.importance_weights(proximal, t(-2.0), cap=2.0).requires_grad
+
+
+def test_the_surrogate_stops_where_a_step_went_far_enough() -> None:
+    # ratios 1.5, 0.5, 1.5, 0.5 at clips of 0.2 and 0.28
+    logprobs = t(log(1.5), log(0.5), log(1.5), log(0.5)).requires_grad_()
+    advantages = t(2.0, 2.0, -2.0, -2.0)
+    losses = loss.clipped_surrogate(logprobs, torch.zeros(4).double(), advantages, 0.2, 0.28)
+    assert losses.tolist() == pytest.approx([-2.56, -1.0, 3.0, 1.6])
+    assert gradient_of(losses, logprobs) == pytest.approx([0.0, -1.0, 3.0, 0.0])
+    clipped = loss.is_clipped(logprobs, torch.zeros(4).double(), advantages, 0.2, 0.28)
+    assert clipped.tolist() == [True, False, False, True]
+
+
+def test_at_the_first_update_the_gradient_is_that_of_the_policy_gradient() -> None:
+    logprobs = t(-1.0, -2.0, -3.0).requires_grad_()
+    losses = loss.clipped_surrogate(logprobs, logprobs.detach(), t(1.0, -0.5, 0.0), 0.2, 0.28)
+    assert gradient_of(losses, logprobs) == pytest.approx([-1.0, 0.5, 0.0])
+
+
+def test_kl_to_the_start_is_zero_at_the_start_and_positive_elsewhere() -> None:
+    logprobs, start = t(log(0.5), log(0.5), log(0.5)), t(log(0.5), log(0.25), log(0.75))
+    expected = [0.0, 0.5 - log(0.5) - 1, 1.5 - log(1.5) - 1]
+    assert loss.kl_to_start(logprobs, start).tolist() == pytest.approx(expected)
+
+
+def test_kl_estimates_the_divergence_over_own_samples() -> None:
+    policy, start = t(0.7, 0.2, 0.1), t(0.4, 0.4, 0.2)
+    exact = float((policy * (policy / start).log()).sum())
+    estimated = float((policy * loss.kl_to_start(policy.log(), start.log())).sum())
+    assert estimated == pytest.approx(exact)
+
+
+def test_cross_entropy_is_the_negative_log_probability() -> None:
+    assert loss.cross_entropy(t(log(0.25))).item() == pytest.approx(log(4))
+
+
+def test_every_token_counts_the_same_however_it_is_packed() -> None:
+    losses, weights = t(1.0, 2.0, 3.0, 4.0), t(1.0, 0.5, 0.0, 1.0)
+    whole = loss.token_mean(losses, weights, 2.5)
+    parts = loss.token_mean(losses[:1], weights[:1], 2.5) + loss.token_mean(losses[1:], weights[1:], 2.5)
+    assert whole.item() == pytest.approx(parts.item()) == pytest.approx((1 + 1 + 4) / 2.5)
+
+
+def test_gradients_agree_with_finite_differences() -> None:
+    generator = torch.Generator().manual_seed(0)
+    draw = lambda: torch.randn(6, dtype=torch.float64, generator=generator)  # noqa: E731
+    proximal, start, advantages, engine = draw(), draw(), draw(), draw()
+    logprobs = (proximal + 0.1 * draw()).requires_grad_()
+    weights = loss.importance_weights(proximal, engine, 2.0)
+
+    def total(values: Tensor) -> Tensor:
+        surrogate = loss.clipped_surrogate(values, proximal, advantages, 0.2, 0.28)
+        return loss.token_mean(weights * surrogate + 0.3 * loss.kl_to_start(values, start), torch.ones(6).double(), 6.0)
+
+    assert torch.autograd.gradcheck(total, (logprobs,))
+
+
+def test_a_stale_token_far_off_has_a_bounded_pull() -> None:
+    logprobs = t(-0.1).requires_grad_()
+    weights = loss.importance_weights(logprobs, t(-20.0), cap=2.0)
+    losses = weights * loss.clipped_surrogate(logprobs, logprobs.detach(), t(1.0), 0.2, 0.28)
+    assert gradient_of(losses, logprobs) == pytest.approx([-2.0])
+    assert exp(19.9) > 1e8  # what the untruncated weight would have been

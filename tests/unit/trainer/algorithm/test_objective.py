@@ -1,0 +1,83 @@
+"""What a step reports, from sums over its trained tokens."""
+
+from __future__ import annotations
+
+from math import log
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from trainer.algorithm import objective
+from trainer.model.batch import WeightedSequence, pack
+from trainer.model.policy import DeviceBatch
+from trainer.spec.job import AlgorithmSpec
+from trainer.types import TrainSequence
+
+CPU = torch.device("cpu")
+ENGINE = [0.5, 0.25, 0.1]
+LEARNER = torch.tensor([0.5, 0.5, 0.4]).log()
+
+
+def batch() -> DeviceBatch:
+    """Three sampled tokens after a prompt of one; the last one is a version newer than the others."""
+    sequence = TrainSequence(
+        token_ids=np.arange(4, dtype=np.int32),
+        loss_mask=np.array([False, True, True, True]),
+        logprobs=np.array([0, *map(log, ENGINE)], np.float32),
+        versions=np.array([-1, 3, 3, 4], np.int32),
+        advantage=1.0,
+    )
+    [[micro_batch]] = pack([sequence], num_ranks=1, budget=10)
+    return DeviceBatch.of(micro_batch, CPU)
+
+
+def reinforcement(proximal: Tensor, start: Tensor | None = None, **changes: float) -> tuple[float, dict[str, float]]:
+    algorithm = AlgorithmSpec(importance_cap=3.0, **changes)
+    loss, sums = objective.reinforcement(batch(), LEARNER, proximal, start, algorithm, 3.0)
+    return float(loss), objective.means({name: float(value) for name, value in sums.items()}, 3)
+
+
+def test_on_policy_the_loss_weighs_each_token_by_its_truncated_importance() -> None:
+    loss, metrics = reinforcement(proximal=LEARNER)
+    assert loss == pytest.approx(-(1 + 2 + 3) / 3)
+    assert metrics["importance_ratio_mean"] == pytest.approx((1 + 2 + 4) / 3)
+    assert metrics["importance_capped_share"] == pytest.approx(1 / 3)
+    assert metrics["clipped_share"] == 0.0
+    assert "kl_start" not in metrics
+
+
+def test_after_an_update_the_ratio_to_the_proximal_policy_is_clipped() -> None:
+    proximal = torch.tensor([0.5, 0.25, 0.4]).log()  # the second token's probability has doubled since
+    loss, metrics = reinforcement(proximal)
+    assert loss == pytest.approx(-(1 + 1.28 + 3) / 3)
+    assert metrics["clipped_share"] == pytest.approx(1 / 3)
+
+
+def test_the_kl_to_the_start_model_is_added_by_its_coefficient() -> None:
+    start = torch.tensor([0.5, 0.5, 0.2]).log()
+    k3 = 0.5 - log(0.5) - 1
+    loss, metrics = reinforcement(LEARNER, start, kl_coef=0.3)
+    assert loss == pytest.approx(-2.0 + 0.3 * k3 / 3)
+    assert metrics["kl_start"] == pytest.approx(k3 / 3)
+
+
+def test_the_gap_to_the_engine_is_measured_on_tokens_of_the_learners_version_only() -> None:
+    sums = objective.logprob_gap(batch(), LEARNER, version=3)
+    metrics = objective.means({name: float(value) for name, value in sums.items()}, 3)
+    assert metrics["logprob_gap_tokens"] == 2
+    assert metrics["logprob_gap"] == pytest.approx(log(2) / 2)
+    assert metrics["logprob_gap_ratio"] == pytest.approx(1.5)
+
+
+def test_without_such_tokens_there_is_no_gap_to_report() -> None:
+    sums = objective.logprob_gap(batch(), LEARNER, version=9)
+    assert objective.means({name: float(value) for name, value in sums.items()}, 3) == {"logprob_gap_tokens": 0.0}
+
+
+def test_supervised_loss_is_the_weighted_mean_of_surprise() -> None:
+    weights = np.array([0, 1, 0.5, 1], np.float32)
+    [[micro_batch]] = pack([WeightedSequence(np.arange(4, dtype=np.int32), weights)], num_ranks=1, budget=10)
+    loss, _ = objective.supervised(DeviceBatch.of(micro_batch, CPU), LEARNER, micro_batch.total_weight)
+    assert float(loss) == pytest.approx((log(2) + 0.5 * log(2) + log(2.5)) / 2.5)

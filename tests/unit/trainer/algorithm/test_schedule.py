@@ -1,0 +1,38 @@
+"""The learning rate by step."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import pytest
+
+from trainer.algorithm.schedule import learning_rate
+
+
+def rates(total: int, schedule: Literal["constant", "linear", "cosine"]) -> list[float]:
+    return [learning_rate(step, total=total, base=1.0, schedule=schedule) for step in range(total)]
+
+
+def test_the_first_three_percent_ramp_up_from_above_zero() -> None:
+    assert rates(100, "constant")[:5] == pytest.approx([1 / 3, 2 / 3, 1.0, 1.0, 1.0])
+
+
+def test_a_short_job_starts_at_full_rate() -> None:
+    assert rates(20, "constant") == [1.0] * 20
+
+
+def test_linear_and_cosine_fall_from_the_full_rate_towards_zero() -> None:
+    linear, cosine = rates(100, "linear")[3:], rates(100, "cosine")[3:]
+    for falling in (linear, cosine):
+        assert falling[0] == 1.0
+        assert falling == sorted(falling, reverse=True)
+        assert 0 < falling[-1] < 0.02
+    middle = 97 // 2
+    assert linear[middle] == pytest.approx(0.5, abs=0.01)
+    assert cosine[middle] == pytest.approx(0.5, abs=0.01)
+    assert cosine[10] > linear[10]
+
+
+def test_steps_beyond_the_plan_keep_the_last_rate() -> None:
+    assert learning_rate(500, total=100, base=1.0, schedule="cosine") == 0.0
+    assert learning_rate(500, total=100, base=1.0, schedule="constant") == 1.0

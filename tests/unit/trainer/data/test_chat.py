@@ -1,0 +1,124 @@
+"""Rendering: append-only, masks, nothing injected, templates that rewrite history found out."""
+
+from __future__ import annotations
+
+import pytest
+from transformers import AutoTokenizer
+
+from tests.support.paths import BASE
+from trainer.data.chat import Renderer
+
+QWEN_LIKE_HISTORY = """
+{%- for m in messages -%}
+<|im_start|>{{ m.role }}
+{{ m.content.split('</think>')[-1] if m.role == 'assistant' and not loop.last else m.content }}
+{%- for c in m.tool_calls or [] %}<tool_call>{{ c.function.name }}</tool_call>{% endfor %}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+
+@pytest.fixture
+def renderer() -> Renderer:
+    return Renderer(AutoTokenizer.from_pretrained(BASE))
+
+
+def with_template(template: str) -> Renderer:
+    tokenizer = AutoTokenizer.from_pretrained(BASE)
+    tokenizer.chat_template = template
+    return Renderer(tokenizer)
+
+
+def decode(renderer: Renderer, ids: list[int]) -> str:
+    return renderer.tokenizer.decode(ids, skip_special_tokens=False)
+
+
+def test_the_bridge_is_what_the_template_would_have_written(renderer: Renderer) -> None:
+    question = {"role": "user", "content": "what was debt of vorzen in 2015?"}
+    call = {"function": {"name": "cat", "arguments": {"path": "a"}}}
+    turn = {"role": "assistant", "content": "", "tool_calls": [call, call]}
+    results = [{"role": "tool", "content": text} for text in ("12", "34")]
+    whole = renderer._render([question, turn, *results], (), generate=True)
+    before = renderer._render([question, turn], (), generate=False).rstrip("\n")
+    bridge = renderer.bridge(["cat", "cat"], [renderer.plain("12"), renderer.plain("34")])
+    assert before + decode(renderer, bridge) == whole
+
+
+@pytest.mark.parametrize("text", ["<|im_end|>", "a<|im_start|>system\nb", "<|im_end|><|im_end|>", "<pad>"])
+def test_text_from_outside_never_becomes_a_special_token(renderer: Renderer, text: str) -> None:
+    special = {renderer.tokenizer.convert_tokens_to_ids(t) for t in ("<|im_start|>", "<|im_end|>", "<pad>")}  # type: ignore[attr-defined]
+    assert special.isdisjoint(renderer.plain(text))
+
+
+def test_a_conversation_trains_the_assistants_tokens_and_their_end(renderer: Renderer) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "cat", "arguments": '{"path": "a"}'}}
+    messages = [
+        {"role": "user", "content": "what was debt of vorzen in 2015?"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": "debt 1234"},
+        {"role": "assistant", "content": "1234"},
+    ]
+    tokens, mask = renderer.conversation(messages, ())
+    trained = decode(renderer, [t for t, m in zip(tokens, mask, strict=True) if m])
+    assert trained == ('<tool_call>\n{"name": "cat", "arguments": {"path": "a"}}\n</tool_call><|im_end|>1234<|im_end|>')
+    assert decode(renderer, tokens) == renderer._render(messages, (), generate=False).rstrip("\n")
+
+
+def test_the_examples_template_keeps_history(renderer: Renderer) -> None:
+    assert renderer.rewrites_history() is None
+
+
+def test_a_template_that_drops_thoughts_is_found_out() -> None:
+    assert "reads otherwise" in str(with_template(QWEN_LIKE_HISTORY).rewrites_history())
+
+
+def test_a_template_that_drops_earlier_turns_is_found_out() -> None:
+    template = BASE.joinpath("chat_template.jinja").read_text().replace("(m.content or '')", "''")
+    assert "drops" in str(with_template(template).rewrites_history())
+
+
+def test_a_template_without_the_end_token_is_found_out() -> None:
+    template = BASE.joinpath("chat_template.jinja").read_text().replace("<|im_end|>", "<end>")
+    assert "end token" in str(with_template(template).rewrites_history())
+
+
+def test_a_template_that_leaves_out_results_is_an_error() -> None:
+    template = BASE.joinpath("chat_template.jinja").read_text().replace("m.content + '\n</tool_response>'", "''")
+    with pytest.raises(ValueError, match="leaves out the content of tool messages"):
+        with_template(template).bridge(["cat"], [[1]])
+
+
+CALLS = [
+    {"id": "a", "type": "function", "function": {"name": "cat", "arguments": '{"path": "a/2015/income"}'}},
+    {"id": "b", "type": "function", "function": {"name": "cat", "arguments": '{"path": "b/2015/income"}'}},
+]
+CONVERSATION = [
+    {"role": "user", "content": "what was debt of vorzen in 2015?"},
+    {"role": "assistant", "content": None, "tool_calls": CALLS},
+    {"role": "tool", "tool_call_id": "a", "content": "debt 1234"},
+    {"role": "tool", "tool_call_id": "b", "content": "debt 5678"},
+]
+
+
+def test_a_resumed_conversation_has_the_tokens_that_a_rollout_would_have(renderer: Renderer) -> None:
+    results = [renderer.plain(message["content"]) for message in CONVERSATION[2:]]  # type: ignore[arg-type]
+    rollout = renderer.prompt(CONVERSATION[:1], ())
+    written = renderer._render(CONVERSATION[:2], (), generate=False).removesuffix("\n")
+    rollout += renderer._encode(written)[len(rollout) :]
+    rollout += renderer.bridge(["cat", "cat"], results)
+    assert renderer.resume(CONVERSATION, (), results) == rollout
+
+
+def test_no_tool_of_a_resumed_conversation_can_end_a_turn(renderer: Renderer) -> None:
+    ids = renderer.resume(CONVERSATION, (), [renderer.plain("<|im_end|>"), renderer.plain("x")])
+    assert ids.count(renderer.tokenizer.eos_token_id) == 3  # the user's, the call's and the results' turn
+
+
+def test_arguments_read_as_they_were_sampled_whether_or_not_the_template_quotes_texts(renderer: Renderer) -> None:
+    quoting = with_template(str(renderer.tokenizer.chat_template).replace("is string", "is none"))
+    results = [renderer.plain("x"), renderer.plain("y")]
+    for each in (renderer, quoting):
+        text = decode(each, each.resume(CONVERSATION, (), results))
+        assert '"arguments": {"path": "a/2015/income"}' in text
+    broken = [{**CALLS[0], "function": {"name": "cat", "arguments": "{no json"}}]
+    turn = {"role": "assistant", "content": "", "tool_calls": broken}
+    assert "no json" in decode(quoting, quoting.resume([CONVERSATION[0], turn], (), []))

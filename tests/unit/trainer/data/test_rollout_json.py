@@ -1,0 +1,64 @@
+"""Run folders show that rollouts come back bit by bit; here, what only crosses between actors."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+
+from trainer.data.rollout_json import outcome_as_json, outcome_from_json, task_as_json, task_from_json
+from trainer.types import Discarded, Grade, Rollout, Task, ToolCall, ToolResult, Turn
+
+ODD = "\ud800 é\x00 <|im_end|>"
+
+
+def crossed(values: dict[str, Any]) -> dict[str, Any]:
+    back: dict[str, Any] = json.loads(json.dumps(values))
+    return back
+
+
+def test_a_rollout_has_all_its_parts_and_stays_as_it_was() -> None:
+    turns = (
+        Turn(
+            2, 4, ODD, (ToolCall("call_1", "cat", "{"),), (ToolResult("call_1", ODD, "tool_error", 0.1, 2, True),), 0.5
+        ),
+        Turn(6, 7, "7"),
+    )
+    grade = Grade(0.5, {"a": 1.0}, 0.1, "copied", ODD, None, "the held-out grader failed", {"judge": 7})
+    rollout = Rollout(
+        "trace_1",
+        "row-1",
+        1,
+        2,
+        3,
+        np.array([2**31 - 1, 0, 5, 6, 1, 2, 7], np.int32),
+        np.array([False, False, True, True, False, False, True]),
+        np.array([0, 0, -0.1, -30.5, 0, 0, -1e-42], np.float32),
+        np.array([-1, -1, 3, 3, -1, -1, 4], np.int32),
+        turns,
+        ODD,
+        "max_tokens",
+        grade,
+        -0.25,
+        4,
+        1.5,
+    )
+    values = outcome_as_json(rollout)
+    before = json.dumps(values)
+    back = outcome_from_json(crossed(values))
+    assert isinstance(back, Rollout)
+    for name in ("token_ids", "loss_mask", "logprobs", "versions"):
+        ours, theirs = getattr(rollout, name), getattr(back, name)
+        assert (ours.dtype, ours.tobytes()) == (theirs.dtype, theirs.tobytes())
+    assert (back.turns, back.grade, back.answer, back.reward) == (turns, grade, ODD, -0.25)
+    assert (back.finish, back.reasoning_tokens, back.wall_s) == ("max_tokens", 4, 1.5)
+    assert json.dumps(outcome_as_json(back)) == before == json.dumps(values), "reading changes nothing of what is read"
+
+
+def test_a_discarded_one_and_a_task_come_back() -> None:
+    discarded = Discarded("trace_1", "row-1", 2, "tool_failed", ODD, "tool 'cat'")
+    assert outcome_from_json(crossed(outcome_as_json(discarded))) == discarded
+    schema = {"type": "function", "function": {"name": "cat", "parameters": {}}}
+    task = Task("row-1", ({"role": "user", "content": ODD},), (schema,), {"kind": "mine", "n": 2**70, "deep": [[{}]]})
+    assert task_from_json(crossed(task_as_json(task))) == task

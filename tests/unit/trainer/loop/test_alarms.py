@@ -1,0 +1,62 @@
+"""What is said of signs of reward hacking, once each, with the samples behind it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.fakes import rollout, task
+from trainer.loop.alarms import Alarm, Alarms
+from trainer.types import GroupRequest, Rollout
+
+REQUEST = GroupRequest(task(), 0, 0, 8, "train", 1.0)
+ROLLOUTS: list[Rollout] = [rollout(REQUEST, i, grade=i / 8, sampled=3 + i) for i in range(8)]
+CALM = {"train_mean_grade": 0.5, "completion_tokens_mean": 50.0, "tool_calls_mean": 4.0}
+
+
+def alarms_of(*steps: dict[str, float], total_steps: int = 100, calm_steps: int = 3) -> list[Alarm]:
+    watched = Alarms(total_steps)
+    shown = [CALM] * calm_steps + list(steps)
+    return [
+        alarm
+        for i, metrics in enumerate(shown, start=1)
+        for alarm in watched.look(CALM | metrics | {"step": float(i)}, ROLLOUTS)
+    ]
+
+
+def test_what_an_agent_is_meant_to_learn_raises_no_alarm() -> None:
+    learned = {"train_mean_grade": 0.97, "completion_tokens_mean": 17.0, "tool_calls_mean": 1.4}
+    assert alarms_of(learned, learned) == []
+
+
+@pytest.mark.parametrize(
+    ("metrics", "rule", "first"),
+    [
+        ({"completion_tokens_mean": 201.0}, "drift/completion_tokens_mean", 7),
+        ({"completion_tokens_mean": 12.0}, "drift/completion_tokens_mean", 0),
+        ({"tool_calls_mean": 0.0}, "drift/tool_calls_mean", 0),
+        ({"tool_calls_mean": 17.0}, "drift/tool_calls_mean", 0),
+    ],
+)
+def test_a_drift_is_said_once_with_the_samples_that_show_it(metrics: dict[str, float], rule: str, first: int) -> None:
+    (alarm,) = alarms_of(metrics, metrics, CALM, metrics)
+    assert alarm.rule == rule
+    assert len(alarm.traces) == 5
+    assert alarm.traces[0] == ROLLOUTS[first].trace_id
+
+
+@pytest.mark.parametrize("name", ["held_out_grade_mean", "grader/style/score_mean"])
+def test_a_grade_that_falls_while_the_trained_one_rises_is_said(name: str) -> None:
+    watched = Alarms(100)
+    for _ in range(3):
+        watched.look(CALM | {name: 0.8, "step": 1.0}, ROLLOUTS)
+    assert watched.look(CALM | {name: 0.6, "step": 4.0}, ROLLOUTS) == []
+    (alarm,) = watched.look(CALM | {name: 0.6, "train_mean_grade": 0.7, "step": 5.0}, ROLLOUTS)
+    assert alarm.message == f"{name} fell from 0.80 to 0.60 while the grade rose from 0.50 to 0.70"
+    assert alarm.traces[0] == ROLLOUTS[7].trace_id
+
+
+def test_a_grade_at_the_top_is_suspicious_only_where_it_came_soon() -> None:
+    top = {"train_mean_grade": 0.99}
+    (alarm,) = alarms_of(top, calm_steps=2)
+    assert alarm.rule == "top_grade_soon"
+    assert alarms_of(*[CALM] * 20, top) == []

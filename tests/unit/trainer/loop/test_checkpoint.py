@@ -1,0 +1,49 @@
+"""Checkpoints of a run, seen by another thread than the one that saves them."""
+
+from __future__ import annotations
+
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+from trainer.loop.checkpoint import Checkpoints, LoopState
+
+
+async def test_a_checkpoint_that_is_being_written_or_removed_is_none(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+
+    async def nothing(path: Path) -> None: ...
+
+    saved = await checkpoints.save(LoopState(1, 1, 0, [], 0, None, "digest"), nothing)
+    for half in ("step-000002.tmp", "step-000003-removed.tmp"):
+        (tmp_path / half).mkdir()
+        (tmp_path / half / "loop.json").write_text((saved / "loop.json").read_text())
+    assert [path for path, _ in checkpoints.all()] == [saved]
+    Checkpoints(tmp_path)  # as the next start does
+    assert os.listdir(tmp_path) == [saved.name]
+
+
+async def test_who_reads_while_checkpoints_are_removed_sees_whole_ones_only(tmp_path: Path) -> None:
+    checkpoints, ended = Checkpoints(tmp_path), threading.Event()
+
+    async def many_files(path: Path) -> None:
+        for i in range(20):
+            (path / f"{i}").touch()
+
+    def read() -> set[int]:
+        found = set()
+        while not ended.is_set():
+            for path, _ in checkpoints.all():
+                with suppress(FileNotFoundError):
+                    files = len(list(path.iterdir()))
+                    found |= {files} if path.exists() else set()
+        return found
+
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(read)
+        for step in range(1, 30):
+            await checkpoints.save(LoopState(step, step, 0, [], 0, None, "digest"), many_files)
+        ended.set()
+    assert reading.result() == {21}

@@ -1,0 +1,292 @@
+"""The loop with fakes: staleness, order, replacement, starvation, checkpoints, resuming and stopping."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.fakes import FakeLearner, FakeRollouts, FakeSink, task
+from trainer.errors import EndpointRefused, Halted
+from trainer.loop.checkpoint import Checkpoints
+from trainer.loop.reinforcement import Loop, LoopConfig
+from trainer.spec.job import AlgorithmSpec, Plan
+from trainer.types import GroupRequest, StepReport
+
+
+def plan(**changes: Any) -> Plan:
+    values = {
+        "num_rows": 6,
+        "batch_size": 2,
+        "n_epochs": 2,
+        "group_size": 4,
+        "steps": 6,
+        "eval_interval": 2,
+        "eval_samples": 1,
+        "updates_per_batch": 1,
+        "learning_rate": 1e-3,
+        "max_thinking_tokens": None,
+    }
+    return Plan(**(values | changes))
+
+
+class Made:
+    """A loop and the fakes in it."""
+
+    def __init__(self, folder: Path, rollouts: FakeRollouts | None = None, staleness: int = 1, **changes: Any) -> None:
+        self.rollouts = rollouts or FakeRollouts()
+        self.learner = changes.pop("learner", FakeLearner())
+        self.sink = FakeSink()
+        self.checkpoints = Checkpoints(folder / "checkpoints")
+        self.tasks = [task(str(i)) for i in range(changes.get("num_rows", 6))]
+        validation = [task(f"v{i}") for i in range(3)] if changes.pop("validate", True) else []
+        config = LoopConfig(plan(**changes), AlgorithmSpec(max_staleness=staleness), 7, 1.0, "digest")
+        self.loop = Loop(config, self.tasks, validation, self.rollouts, self.learner, self.checkpoints, self.sink)
+
+    @property
+    def train_requests(self) -> list[tuple[int, GroupRequest]]:
+        return [(version, request) for version, request in self.rollouts.requests if request.purpose == "train"]
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 3])
+async def test_no_batch_is_staler_than_the_bound_and_the_bound_is_used(tmp_path: Path, staleness: int) -> None:
+    made = Made(tmp_path, staleness=staleness, steps=8)
+    await made.loop.run()
+    observed = [metrics["staleness_max"] for metrics in made.sink.steps]
+    assert len(observed) == 8
+    assert max(observed) == staleness
+    assert made.rollouts.published == list(range(1, 9))
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_staleness_holds_whatever_groups_come_to_and_whenever(tmp_path: Path, seed: int) -> None:
+    """Batches that pass over groups, small ones and late groups included."""
+    rng = random.Random(seed)
+    staleness, size = rng.randrange(4), rng.randrange(1, 5)
+    share_with_signal, late = rng.choice([0.4, 0.6, 0.8]), rng.choice([1, 10, 60])
+
+    def grades(request: GroupRequest) -> list[float | None]:
+        return [0.0, 1.0, 0.0, 1.0] if rng.random() < share_with_signal else [1.0] * 4
+
+    rollouts = FakeRollouts(grades, delay=lambda request: rng.randrange(1, late + 1))
+    made = Made(tmp_path, rollouts, staleness=staleness, batch_size=size, steps=30, validate=False)
+    with suppress(Halted):  # by chance three batches in a row may have no signal
+        await made.loop.run()
+    assert made.sink.steps
+    assert max(metrics["staleness_max"] for metrics in made.sink.steps) <= staleness
+
+
+async def test_a_group_without_signal_gives_its_place_free_before_its_turn_comes(tmp_path: Path) -> None:
+    """Else each batch would wait for round after round of fresh groups while its first group is slow."""
+    ended: list[str] = []
+
+    class Watched(FakeRollouts):
+        async def sample(self, request: GroupRequest) -> Any:
+            group = await super().sample(request)
+            ended.append(request.task.row_id)
+            return group
+
+    first: list[str] = []
+
+    def slow_first(request: GroupRequest) -> int:
+        first.append(request.task.row_id)
+        return 500 if len(first) == 1 else 1
+
+    def grades(request: GroupRequest) -> list[float | None]:
+        return [1.0] * 4 if len(first) in (2, 3) else [0.0, 1.0, 0.0, 1.0]
+
+    made = Made(tmp_path, Watched(grades, slow_first), staleness=0, steps=1, validate=False)
+    await made.loop.run()
+    assert first[0] == ended[-1]
+    assert len(ended) == 4  # two without signal and the one that trains, all before the slow one
+
+
+async def test_staleness_zero_lets_nothing_be_sampled_during_an_update(tmp_path: Path) -> None:
+    rollouts = FakeRollouts()
+    in_flight: list[int] = []
+
+    def report(step: int) -> StepReport:
+        in_flight.append(rollouts.in_flight)
+        return StepReport({}, applied=True)
+
+    made = Made(tmp_path, rollouts, staleness=0, learner=FakeLearner(report), validate=False)
+    await made.loop.run()
+    assert in_flight == [0] * 6
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+async def test_a_batch_that_goes_on_smaller_leaves_nothing_staler_behind(tmp_path: Path, staleness: int) -> None:
+    """Two rows of three have no signal, so that more are passed over than may be replaced."""
+    rollouts = FakeRollouts(
+        lambda r: [0.0, 1.0, 1.0, 0.0] if r.index % 3 == 2 else [1.0] * 4, lambda r: 3 + r.index % 3
+    )
+    made = Made(tmp_path, rollouts, staleness=staleness, batch_size=4, steps=8, n_epochs=30, validate=False)
+    await made.loop.run()
+    assert min(metrics["groups_trained"] for metrics in made.sink.steps) < 4
+    assert max(metrics["staleness_max"] for metrics in made.sink.steps) <= staleness
+
+
+async def test_slow_rows_are_trained_as_often_as_quick_ones(tmp_path: Path) -> None:
+    rollouts = FakeRollouts(delay=lambda request: 200 if request.task.row_id == "0" else 1)
+    made = Made(tmp_path, rollouts, staleness=2, steps=9, n_epochs=3, validate=False)
+    await made.loop.run()
+    trained = Counter(
+        group.request.task.row_id for name, groups in made.sink.kept.items() if "step" in name for group in groups
+    )
+    assert trained == {str(i): 3 for i in range(6)}
+
+
+async def test_a_batch_may_be_larger_than_the_file_and_goes_on_into_the_next_epoch(tmp_path: Path) -> None:
+    made = Made(tmp_path, num_rows=3, batch_size=4, steps=3, n_epochs=4, validate=False)
+    await made.loop.run()
+    trained = [request for _, request in made.train_requests]
+    assert Counter(request.task.row_id for request in trained) == {"0": 4, "1": 4, "2": 4}
+    assert [request.epoch for request in trained] == [0] * 3 + [1] * 3 + [2] * 3 + [3] * 3
+
+
+async def test_groups_without_signal_are_counted_and_replaced_by_fresh_rows(tmp_path: Path) -> None:
+    def grades(request: GroupRequest) -> list[float | None]:
+        fixed: dict[str, list[float | None]] = {"0": [1.0] * 4, "1": [0.0] * 4, "2": [0.4] * 4}
+        return fixed.get(request.task.row_id, [0.0, 1.0, 1.0, 0.0])
+
+    made = Made(tmp_path, FakeRollouts(grades), steps=3, validate=False)
+    await made.loop.run()
+    assert [metrics["groups_trained"] for metrics in made.sink.steps] == [2.0] * 3
+    totals: Counter[str] = Counter()
+    for metrics in made.sink.steps:
+        totals.update({k: int(v) for k, v in metrics.items() if k.startswith("groups_without_signal/")})
+    assert set(totals) == {f"groups_without_signal/{kind}" for kind in ("all_right", "all_wrong", "equal")}
+
+
+async def test_discarded_rollouts_enter_no_advantage(tmp_path: Path) -> None:
+    made = Made(tmp_path, FakeRollouts(lambda request: [None, 1.0, None, 0.0]), steps=1, validate=False)
+    await made.loop.run()
+    ((_, sequences),) = made.learner.batches
+    assert [sequence.advantage for sequence in sequences] == [0.5, -0.5] * 2
+    assert made.sink.steps[0]["discarded/tool_failed"] == 4.0
+
+
+async def test_lasting_starvation_warns_then_stops(tmp_path: Path) -> None:
+    made = Made(tmp_path, FakeRollouts(lambda request: [0.0] * 4), validate=False)
+    with pytest.raises(Halted, match="too easy or too hard"):
+        await made.loop.run()
+    assert [level for level, _ in made.sink.events] == ["warn"] * 3
+    assert made.learner.batches == []
+
+
+async def test_an_endpoint_that_refuses_ends_the_job(tmp_path: Path) -> None:
+    class Refusing(FakeRollouts):
+        async def sample(self, request: GroupRequest) -> Any:
+            raise EndpointRefused("http://tool answered 401")
+
+    with pytest.raises(EndpointRefused, match="401"):
+        await Made(tmp_path, Refusing(), validate=False).loop.run()
+    with pytest.raises(EndpointRefused, match="401"):
+        await Made(tmp_path, Refusing()).loop.run()
+
+
+async def test_a_skipped_update_publishes_nothing_and_is_said(tmp_path: Path) -> None:
+    learner = FakeLearner(lambda step: StepReport({}, applied=step != 2))
+    made = Made(tmp_path, learner=learner, steps=3, validate=False)
+    state = await made.loop.run()
+    assert made.rollouts.published == [1, 2]
+    assert (state.step, state.version) == (3, 2)
+    assert any("not finite" in message for _, message in made.sink.events)
+
+
+async def test_engine_and_learner_that_disagree_stop_the_job(tmp_path: Path) -> None:
+    learner = FakeLearner(lambda step: StepReport({"logprob_gap": 0.2 if step == 1 else 0.9}, applied=True))
+    made = Made(tmp_path, learner=learner, validate=False)
+    with pytest.raises(Halted, match="disagree"):
+        await made.loop.run()
+    assert any("differ by 0.200" in message for _, message in made.sink.events)
+    assert len(learner.batches) == 2
+
+
+async def test_validation_grades_the_whole_file_before_the_first_step_and_at_each_interval(tmp_path: Path) -> None:
+    made = Made(tmp_path)
+    await made.loop.run()
+    graded = [(version, r.task.row_id) for version, r in made.rollouts.requests if r.purpose == "validation"]
+    assert graded == [(version, f"v{i}") for version in (0, 2, 4, 6) for i in range(3)]
+    assert [metrics["step"] for metrics in made.sink.steps if "full_valid_n" in metrics] == [2.0, 4.0, 6.0]
+
+
+async def test_the_best_three_checkpoints_and_the_last_are_kept(tmp_path: Path) -> None:
+    scores = {1: 0.9, 2: 0.8, 3: 0.1, 4: 0.7, 5: 0.2, 6: 0.3}
+
+    class Scored(FakeRollouts):
+        async def sample(self, request: GroupRequest) -> Any:
+            if request.purpose == "validation":
+                self._grades = lambda request: [scores.get(self.version, 0.0)]
+            else:
+                self._grades = lambda request: [0.0, 1.0, 0.0, 1.0]
+            return await super().sample(request)
+
+    made = Made(tmp_path, Scored(), staleness=0, eval_interval=1)
+    await made.loop.run()
+    assert [state.step for _, state in made.checkpoints.all()] == [1, 2, 4, 6]
+
+
+async def test_stopping_ends_with_a_checkpoint_of_the_last_update(tmp_path: Path) -> None:
+    learner = FakeLearner()
+    made = Made(tmp_path, learner=learner, steps=100, eval_interval=50)
+
+    def report(step: int) -> StepReport:
+        if step == 7:
+            made.loop.stop()
+        return StepReport({}, applied=True)
+
+    learner._report = report
+    state = await made.loop.run()
+    assert state.step == 7
+    latest = made.checkpoints.latest()
+    assert latest is not None
+    assert latest[1].step == 7
+    assert made.rollouts.in_flight == 0
+
+
+async def test_stopping_breaks_off_waiting_for_rollouts(tmp_path: Path) -> None:
+    made = Made(tmp_path, FakeRollouts(delay=lambda request: 10**9), validate=False)
+    asyncio.get_running_loop().call_later(0.05, made.loop.stop)
+    state = await made.loop.run()
+    assert made.rollouts.requests
+    assert state.step == 0
+    assert made.rollouts.in_flight == 0
+
+
+async def test_a_checkpoint_holds_what_is_told_of_its_step_but_for_what_it_cost(tmp_path: Path) -> None:
+    made = Made(tmp_path, steps=2)
+    await made.loop.run()
+    latest = made.checkpoints.latest()
+    assert latest is not None
+    told = made.sink.steps[-1]
+    assert told.keys() - latest[1].metrics.keys() == {"time_checkpoint_s", "checkpoint_bytes"}
+    later = {"time_step_s", "elapsed_s"}
+    assert {k: v for k, v in told.items() if k in latest[1].metrics.keys() - later} == {
+        k: v for k, v in latest[1].metrics.items() if k not in later
+    }
+    assert latest[1].metrics["full_valid_n"] == 3.0
+
+
+async def test_a_resumed_job_skips_no_row_and_sees_none_twice(tmp_path: Path) -> None:
+    first = Made(tmp_path, steps=12, n_epochs=4, eval_interval=5, validate=False)
+    first.learner._report = lambda step: (first.loop.stop() if step == 5 else None) or StepReport({}, applied=True)
+    await first.loop.run()
+    latest = first.checkpoints.latest()
+    assert latest is not None
+
+    second = Made(tmp_path, steps=12, n_epochs=4, eval_interval=5, validate=False)
+    await second.loop.resume(*latest)
+    state = await second.loop.run()
+    assert state.step == 12
+    assert second.learner.loaded == [latest[0]]
+    assert second.rollouts.published[0] == latest[1].version
+    names = {**first.sink.kept, **second.sink.kept}
+    trained = [group.request for name in sorted(names) for group in names[name]]
+    for epoch in range(4):
+        assert sorted(r.task.row_id for r in trained if r.epoch == epoch) == [str(i) for i in range(6)]

@@ -1,0 +1,84 @@
+"""Chunked log-probabilities against a plain log-softmax: values, entropies, gradients, memory in chunks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from trainer.model.logprobs import TokenLogProbs
+
+NUM_WORDS, SIZE, NUM_ROWS = 13, 5, 7
+ROW_BYTES = 4 * NUM_WORDS
+CHUNKS = [ROW_BYTES, 3 * ROW_BYTES, 1 << 20]
+
+
+@pytest.fixture
+def inputs() -> tuple[nn.Parameter, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    weight = nn.Parameter(torch.randn(NUM_WORDS, SIZE, dtype=torch.float64, generator=generator))
+    hidden = torch.randn(NUM_ROWS, SIZE, dtype=torch.float64, generator=generator).requires_grad_()
+    return weight, hidden, torch.randint(NUM_WORDS, (NUM_ROWS,), generator=generator)
+
+
+def plain(weight: Tensor, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    scores = (hidden @ weight.T / temperature).log_softmax(-1)
+    return scores.gather(1, targets[:, None])[:, 0], -(scores.exp() * scores).sum(-1)
+
+
+@pytest.mark.parametrize("chunk_bytes", CHUNKS)
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_values_and_gradients_are_those_of_logits_in_full(
+    inputs: tuple[nn.Parameter, Tensor, Tensor], chunk_bytes: int, temperature: float
+) -> None:
+    weight, hidden, targets = inputs
+    logprobs, entropies = TokenLogProbs(weight, temperature, chunk_bytes)(hidden, targets)
+    expected, expected_entropies = plain(weight, hidden, targets, temperature)
+    torch.testing.assert_close(logprobs, expected)
+    torch.testing.assert_close(entropies, expected_entropies)
+    outer = torch.linspace(-1, 1, NUM_ROWS, dtype=torch.float64)
+    for ours, theirs in zip(
+        torch.autograd.grad(logprobs @ outer, (hidden, weight)),
+        torch.autograd.grad(expected @ outer, (hidden, weight)),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_gradients_agree_with_finite_differences(inputs: tuple[nn.Parameter, Tensor, Tensor]) -> None:
+    weight, hidden, targets = inputs
+    head = TokenLogProbs(weight, 1.3, 2 * ROW_BYTES)
+
+    def of(hidden: Tensor, weight: Tensor) -> Tensor:
+        return torch.func.functional_call(head, {"weight": weight}, (hidden, targets))[0]
+
+    assert torch.autograd.gradcheck(of, (hidden, weight))
+
+
+def test_no_gradient_flows_through_entropies(inputs: tuple[nn.Parameter, Tensor, Tensor]) -> None:
+    weight, hidden, targets = inputs
+    assert not TokenLogProbs(weight)(hidden, targets)[1].requires_grad
+
+
+def test_half_precision_comes_out_in_float32_and_its_weight_gradient_is_summed_in_float32() -> None:
+    generator = torch.Generator().manual_seed(1)
+    exact = torch.randn(NUM_WORDS, SIZE, generator=generator)
+    weight = nn.Parameter(exact.bfloat16())
+    hidden = torch.randn(256, SIZE, generator=generator).bfloat16()
+    targets = torch.randint(NUM_WORDS, (256,), generator=generator)
+    logprobs, entropies = TokenLogProbs(weight, chunk_bytes=4 * ROW_BYTES)(hidden, targets)
+    assert (logprobs.dtype, entropies.dtype) == (torch.float32, torch.float32)
+    logprobs.sum().backward()
+    reference = nn.Parameter(weight.detach().float())
+    plain(reference, hidden.float(), targets, 1.0)[0].sum().backward()
+    assert weight.grad is not None
+    assert reference.grad is not None
+    error = (weight.grad.float() - reference.grad).norm() / reference.grad.norm()
+    assert error < 0.01  # 64 chunks summed in bfloat16 would be off by several times that
+
+
+def test_a_batch_without_trained_tokens_has_a_gradient_of_zero(inputs: tuple[nn.Parameter, Tensor, Tensor]) -> None:
+    weight, hidden, targets = inputs
+    TokenLogProbs(weight)(hidden[:0], targets[:0])[0].sum().backward()
+    assert weight.grad is not None
+    assert weight.grad.abs().sum() == 0

@@ -1,0 +1,122 @@
+"""Packed rollouts through a tiny model of transformers: as if each were alone, and as transformers computes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    GraniteConfig,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3NextConfig,
+)
+
+from trainer.errors import UserError
+from trainer.model.batch import WeightedSequence, pack
+from trainer.model.policy import DeviceBatch, Policy, load_policy, refuse_unsupported
+
+CPU = torch.device("cpu")
+LENGTHS = [9, 4, 14, 6]
+
+
+def save_model(folder: Path, **changes: Any) -> Path:
+    settings = {
+        "vocab_size": 50,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "tie_word_embeddings": True,
+        "initializer_range": 0.5,
+    }
+    torch.manual_seed(0)
+    Qwen3ForCausalLM(Qwen3Config(**(settings | changes))).save_pretrained(folder)
+    return folder
+
+
+def tokens(length: int) -> NDArray[np.int32]:
+    return np.random.default_rng(length).integers(0, 50, length).astype(np.int32)
+
+
+def batch_of(*lengths: int) -> DeviceBatch:
+    sequences = [WeightedSequence(tokens(n), np.array([0] + [1] * (n - 1), np.float32)) for n in lengths]
+    [[micro_batch]] = pack(sequences, num_ranks=1, budget=1000)
+    return DeviceBatch.of(micro_batch, CPU)
+
+
+@pytest.fixture(params=["full", "untied", "sliding"])
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    sliding = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}
+    changes = {"full": {}, "untied": {"tie_word_embeddings": False}, "sliding": sliding}
+    return save_model(tmp_path, **changes[request.param])
+
+
+def test_log_probabilities_are_those_of_transformers_for_each_rollout_alone(folder: Path) -> None:
+    policy = load_policy(folder, torch.float32, temperature=0.8)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    with torch.no_grad():
+        packed = policy(batch_of(*LENGTHS))[0]
+        expected = []
+        for length in LENGTHS:
+            ids = torch.tensor(tokens(length), dtype=torch.int64)[None]
+            scores = (model(ids).logits[0, :-1] / 0.8).log_softmax(-1)
+            expected.append(scores.gather(1, ids[0, 1:, None])[:, 0])
+    torch.testing.assert_close(packed, torch.cat(expected), atol=1e-4, rtol=1e-4)
+
+
+def test_no_gradient_crosses_from_one_rollout_to_another(folder: Path) -> None:
+    policy = load_policy(folder, torch.float32, temperature=1.0)
+    alone = gradients(policy, batch_of(LENGTHS[0]), slice(None))
+    beside = gradients(policy, batch_of(*LENGTHS), slice(LENGTHS[0] - 1))
+    for name, gradient in alone.items():
+        torch.testing.assert_close(gradient, beside[name], atol=1e-4, rtol=1e-4, msg=name)
+
+
+def gradients(policy: Policy, batch: DeviceBatch, rows: slice) -> dict[str, torch.Tensor]:
+    policy.zero_grad()
+    policy(batch)[0][rows].sum().backward()
+    return {name: p.grad.clone() for name, p in policy.named_parameters() if p.grad is not None}
+
+
+def test_activations_that_are_computed_again_give_the_same_gradients(tmp_path: Path) -> None:
+    policy = load_policy(save_model(tmp_path), torch.float32, temperature=1.0).train()
+    kept = gradients(policy, batch_of(*LENGTHS), slice(None))
+    policy.model.gradient_checkpointing_enable({"use_reentrant": False})
+    again = gradients(policy, batch_of(*LENGTHS), slice(None))
+    assert all(torch.equal(gradient, again[name]) for name, gradient in kept.items())
+
+
+def test_the_same_batch_gives_the_same_bits(tmp_path: Path) -> None:
+    policy = load_policy(save_model(tmp_path), torch.float32, temperature=1.0)
+    first, second = (policy(batch_of(*LENGTHS))[0] for _ in range(2))
+    assert torch.equal(first, second)
+
+
+def test_tied_weights_are_one_parameter_with_both_gradients(tmp_path: Path) -> None:
+    policy = load_policy(save_model(tmp_path), torch.float32, temperature=1.0)
+    names = [name for name, _ in policy.named_parameters()]
+    assert "model.model.embed_tokens.weight" in names
+    assert "model.lm_head.weight" not in names
+    assert policy.model.get_output_embeddings().weight is policy.model.get_input_embeddings().weight
+
+
+@pytest.mark.parametrize(
+    ("config", "what"),
+    [
+        (Gemma2Config(num_hidden_layers=2), "final_logit_softcapping"),
+        (GraniteConfig(logits_scaling=8.0), "logits_scaling"),
+        (Qwen3NextConfig(num_hidden_layers=4), "linear_attention"),
+    ],
+)
+def test_a_model_that_would_be_computed_wrongly_is_refused(config: Any, what: str) -> None:
+    with pytest.raises(UserError, match=what):
+        refuse_unsupported(config)

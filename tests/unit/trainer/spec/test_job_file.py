@@ -1,0 +1,287 @@
+"""Job files: clear mistakes, environment variables, no secret shown, what auto means, no dead settings."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pydantic
+import pytest
+
+from tests.support.paths import ROOT
+from trainer.errors import InvalidJob, Problem
+from trainer.spec import job as spec
+from trainer.spec.endpoints import Endpoint
+from trainer.spec.graders import GraderBase
+from trainer.spec.job import JobSpec, resolve
+from trainer.spec.job_file import load_job, placed, read_job
+
+GRADER = {"type": "string_check", "input": "{{sample.output_text}}", "reference": "{{item.answer}}", "operation": "eq"}
+
+
+def raw(**reinforcement: Any) -> dict[str, Any]:
+    method = {"type": "reinforcement", "reinforcement": {"grader": GRADER, **reinforcement}}
+    return {"model": "org/model", "training_file": "train.jsonl", "method": method}
+
+
+def job_of(raw: Any, environment: dict[str, str] | None = None) -> JobSpec:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "job.json"
+        path.write_text(json.dumps(raw))
+        return load_job(path, environment or {})
+
+
+def problems_of(job: Any, environment: dict[str, str] | None = None) -> list[Problem]:
+    with pytest.raises(InvalidJob) as raised:
+        job_of(job, environment)
+    return raised.value.problems
+
+
+def test_a_minimal_job_needs_model_file_and_grader() -> None:
+    job = job_of(raw())
+    assert Path(job.training_file).name == "train.jsonl"
+    assert job.cluster.engines == job.cluster.learner_ranks == 1
+
+
+def test_yaml_and_json_are_read_alike_and_paths_count_from_the_job(tmp_path: Path) -> None:
+    (tmp_path / "base").mkdir()
+    (tmp_path / "job.json").write_text(json.dumps(raw() | {"model": "base"}))
+    (tmp_path / "job.yaml").write_text(json.dumps(raw() | {"model": "base"}))
+    job = load_job(tmp_path / "job.yaml", {})
+    assert job == load_job(tmp_path / "job.json", {})
+    assert job.model == str(tmp_path / "base")
+
+
+@pytest.mark.parametrize(
+    ("job", "field", "said"),
+    [
+        (raw() | {"modle": 1}, "modle", "no known key"),
+        (raw(algorithm={"clip": 0.2}), "method.reinforcement.algorithm.clip", "no known key"),
+        (raw(algorithm={"clip_low": 2}), "method.reinforcement.algorithm.clip_low", "less than 1"),
+        (raw(hyperparameters={"batch_size": "many"}), "method.reinforcement.hyperparameters.batch_size", "many"),
+        (raw(grader={"type": "vote"}), "method.reinforcement.grader", "vote"),
+        (raw(tools=[{"name": "a"}]), "method.reinforcement.tools[0].server_url", "is missing"),
+        (raw(response_format={"type": "xml"}), "method.reinforcement.response_format", "json_schema"),
+        (
+            {"model": "m", "training_file": "t", "method": {"type": "reinforcement"}},
+            "method",
+            "reinforcement is missing",
+        ),
+        (raw() | {"seed": -1}, "seed", "greater than or equal to 0"),
+        ([], "job", "no mapping"),
+        (raw() | {"cluster": {"context_length": 0}}, "cluster.context_length", "equal to 1, or 'auto' (given: 0)"),
+    ],
+)
+def test_mistakes_name_their_field(job: Any, field: str, said: str) -> None:
+    found = [p for p in problems_of(job) if p.field.startswith(field)]
+    assert found, problems_of(job)
+    assert said in found[0].message
+    assert found[0].remedy
+    assert Path(str(found[0].file)).name == "job.json"
+
+
+@pytest.mark.parametrize("name", ["top_p", "top_k", "min_p"])
+def test_truncated_sampling_is_refused_with_the_reason(name: str) -> None:
+    (problem,) = problems_of(raw(algorithm={name: 0.9}))
+    assert problem.code == "truncated_sampling"
+    assert "log-probabilities" in problem.remedy
+
+
+def test_all_mistakes_come_in_one_list() -> None:
+    assert len(problems_of(raw(algorithm={"a": 1, "b": 2}) | {"c": 3})) == 3
+
+
+def in_yaml(folder: Path, text: str, environment: dict[str, str] | None = None) -> tuple[JobSpec | None, list[Problem]]:
+    (folder / "job.yaml").write_text(text)
+    return read_job(folder / "job.yaml", environment or {})
+
+
+JOB = """
+model: org/model
+training_file: train.jsonl
+method:
+  type: reinforcement
+  reinforcement:
+    grader: {type: string_check, input: a, reference: b, operation: eq}
+"""
+
+
+def test_mistakes_in_a_file_name_their_line(tmp_path: Path) -> None:
+    _, problems = in_yaml(
+        tmp_path, JOB + "    tools:\n    - name: a\n    - {name: b, server_url: '${X}'}\nclutser: {}\n"
+    )
+    assert [(problem.field, problem.line) for problem in problems] == [
+        ("method.reinforcement.tools[1].server_url", 10),
+        ("method.reinforcement.tools[0].server_url", 9),
+        ("clutser", 11),
+    ]
+
+
+def test_a_key_that_stands_twice_is_a_mistake(tmp_path: Path) -> None:
+    job, (problem,) = in_yaml(tmp_path, JOB + "seed: 1\nseed: 2\n")
+    assert (problem.code, problem.field, problem.line) == ("duplicate_key", "seed", 9)
+    assert job is not None
+
+
+@pytest.mark.parametrize(
+    ("mistake", "kept"),
+    [
+        ("clutser: {}", True),
+        ("seed: -1", True),
+        ("cluster: {engines: none}", True),
+        ("    tools: [{name: a}]", True),
+        ("    tools: [{name: a, server_url: b}, {name: a, server_url: c}]", True),
+        ("    limits: {max_tool_calls: '${UNSET}'}", True),
+        ("suffix: ['${UNSET}']", True),
+        ("    tools: 3", True),
+        ("model: 3", False),
+        ("method: {type: magic}", False),
+    ],
+)
+def test_what_is_left_of_a_job_can_still_be_checked(tmp_path: Path, mistake: str, kept: bool) -> None:
+    job, problems = in_yaml(tmp_path, JOB + mistake + "\n")
+    assert problems
+    assert (job is not None) == kept
+    with pytest.raises(InvalidJob):
+        load_job(tmp_path / "job.yaml", {})
+
+
+def test_a_grader_with_mistakes_leaves_the_rest_of_the_job(tmp_path: Path) -> None:
+    job, (problem,) = in_yaml(tmp_path, JOB.replace("string_check", "magic"))
+    assert problem.field == "method.reinforcement.grader"
+    assert job is not None
+    assert job.training_file == str(tmp_path / "train.jsonl")
+
+
+def test_broken_yaml_names_the_line(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text("model: x\nmethod: [1,\nseed: 2\n")
+    with pytest.raises(InvalidJob) as raised:
+        load_job(tmp_path / "job.yaml", {})
+    assert raised.value.problems[0].line is not None
+    with pytest.raises(InvalidJob, match="cannot be read"):
+        load_job(tmp_path / "none.yaml", {})
+
+
+def test_environment_variables_are_filled_in_and_missing_ones_named() -> None:
+    tools = [{"name": "a", "server_url": "${URL}/a", "headers": {"Authorization": "Bearer ${TOKEN}"}}]
+    job = job_of(raw(tools=tools), {"URL": "http://host", "TOKEN": "hunter2"})
+    (tool,) = job.reinforcement.tools
+    assert tool.server_url == "http://host/a"
+    assert tool.headers["Authorization"].get_secret_value() == "Bearer hunter2"
+    (problem,) = problems_of(raw(tools=tools), {"URL": "http://host"})
+    assert (problem.code, problem.field) == ("missing_variable", "method.reinforcement.tools[0].headers.Authorization")
+
+
+def test_no_secret_is_shown() -> None:
+    tools = [{"name": "a", "server_url": "http://h", "headers": {"Authorization": "hunter2"}}]
+    job = job_of(raw(tools=tools))
+    assert "hunter2" not in repr(job) + str(job) + job.model_dump_json()
+    bad = problems_of(raw(tools=[tools[0] | {"headers": {"Authorization": 12345678}}]))
+    assert "12345678" not in str(bad)
+    assert "hunter2" not in str(problems_of(raw() | {"api_key": "hunter2"}))
+    (problem,) = problems_of(raw() | {"seed": "seed of ${TOKEN}"}, {"TOKEN": "hunter2"})
+    assert "hunter2" not in str(problem)
+    assert "${TOKEN}" in problem.message
+
+
+def test_broken_yaml_does_not_quote_its_lines(tmp_path: Path) -> None:
+    _, (problem,) = in_yaml(tmp_path, "headers: {Authorization: Bearer hunter2\nx: [")
+    assert problem.code == "job_syntax"
+    assert "hunter2" not in str(problem)
+
+
+def test_keys_of_tool_entries_that_we_do_not_know_are_kept() -> None:
+    job = job_of(raw(tools=[{"name": "a", "server_url": "http://h", "note": 1}]))
+    assert job.reinforcement.tools[0].model_extra == {"note": 1}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"type": "json_schema", "json_schema": {"name": "x", "schema": {"a": 1}}},
+        {"type": "json_schema", "schema": {"a": 1}},
+    ],
+)
+def test_response_format_takes_the_chat_form_and_the_flat_form(given: dict[str, Any]) -> None:
+    assert job_of(raw(response_format=given)).reinforcement.response_format == {"a": 1}
+    assert job_of(raw(response_format=None)).reinforcement.response_format is None
+
+
+def hyper(**values: Any) -> JobSpec:
+    return job_of(raw(hyperparameters=values))
+
+
+def test_auto_by_its_rules() -> None:
+    plan = resolve(hyper(), num_rows=10)
+    assert (plan.batch_size, plan.n_epochs, plan.steps, plan.group_size) == (10, 32, 32, 8)
+    plan = resolve(hyper(), num_rows=1000)
+    assert (plan.batch_size, plan.n_epochs, plan.steps, plan.eval_interval) == (16, 1, 63, 15)
+    assert resolve(hyper(compute_multiplier=0.1), 10).group_size == 2
+    assert resolve(hyper(compute_multiplier=2), 10).group_size == 16
+    assert resolve(hyper(reasoning_effort="low"), 10).max_thinking_tokens == 512
+    assert resolve(hyper(learning_rate_multiplier=3), 10).learning_rate == pytest.approx(3e-6)
+    assert resolve(hyper(batch_size=64, n_epochs=3), 10).steps == 1
+
+
+def models() -> list[type[pydantic.BaseModel]]:
+    found = [v for v in vars(spec).values() if isinstance(v, type) and issubclass(v, pydantic.BaseModel)]
+    return [model for model in found if model not in (spec.Strict, spec.Plan)]
+
+
+def test_there_are_at_most_sixty_settings() -> None:
+    """Of a job. The keys of endpoints and graders, which are the wire contract's, are not among them."""
+    parts = {"hyperparameters", "limits", "reward", "algorithm", "method", "cluster", "reinforcement", "supervised"}
+    jobs_own = [model for model in models() if not issubclass(model, (Endpoint, GraderBase))]
+    assert len({name for model in jobs_own for name in model.model_fields} - parts) <= 60
+
+
+def test_each_setting_is_read_by_code() -> None:
+    folders = ("trainer", "actors", "cluster", "serve")
+    code = "\n".join(
+        path.read_text()
+        for folder in folders
+        for path in (ROOT / folder).rglob("*.py")
+        if path != ROOT / "trainer" / "spec" / "job.py"
+    )
+    code += (ROOT / "trainer" / "spec" / "job.py").read_text().split("# -- what auto means")[1]
+    names = {name for model in models() for name in model.model_fields}
+    assert [name for name in sorted(names) if f".{name}" not in code and f'"{name}"' not in code] == []
+
+
+def test_the_examples_jobs_have_the_right_form() -> None:
+    environment = dict.fromkeys(("LEDGER_TOOLS_URL", "LEDGER_GRADER_URL", "LEDGER_TOKEN", "TOKEN"), "http://x")
+    for path in sorted((ROOT / "examples").glob("*/job*.yaml")):
+        assert load_job(path, environment).method.type == "reinforcement"
+
+
+@pytest.mark.parametrize(
+    ("reinforcement", "field", "remedy"),
+    [
+        ({"reward": {"tool_cal_budget": 5}}, "reward.tool_cal_budget", "did you mean 'tool_call_budget'?"),
+        ({"batch_size": 4}, "batch_size", "move it: its place is below method.reinforcement.hyperparameters"),
+        ({"zzz": 4}, "zzz", "remove the key or mend its spelling"),
+        (
+            {"tools": [{"name": "a", "sever_url": "x"}]},
+            "tools[0].server_url",
+            "mend the spelling of 'sever_url'",
+        ),
+        ({"tools": [{"name": "a"}]}, "tools[0].server_url", "add the key"),
+    ],
+)
+def test_a_wrong_key_is_told_the_right_one(reinforcement: dict[str, Any], field: str, remedy: str) -> None:
+    (problem,) = problems_of(raw(**reinforcement))
+    assert problem.field == f"method.reinforcement.{field}"
+    assert problem.remedy == remedy
+
+
+def test_what_is_found_behind_the_file_gets_the_line_of_its_field(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text("model: m\nmethod:\n  reinforcement:\n    tools:\n      - {name: a}\n      - {name: b}\n")
+    headers = Problem("refused", "method.reinforcement.tools[1].headers", "HTTP 401", "mend it")
+    elsewhere = Problem("disk_full", "--runs", "no space", "free some")
+    row = Problem("broken_json", "model", "is no JSON", "mend it", "train.jsonl", 7)
+    found = placed(path, [headers, elsewhere, row])
+    assert (found[0].file, found[0].line) == (str(path), 6)
+    assert found[1:] == [elsewhere, row]

@@ -1,0 +1,77 @@
+"""The operator's configuration: where it is found, what it may say, and that no secret of it is shown."""
+
+from __future__ import annotations
+
+from ipaddress import ip_address
+from pathlib import Path
+
+import pytest
+
+from tests.support.paths import ROOT
+from trainer.errors import InvalidJob, Problem
+from trainer.spec.operator import NOTHING_ALLOWED
+from trainer.spec.operator_file import load_operator
+
+GOOD = """
+allowed_networks: [10.0.0.0/8, "fd00::/8"]
+models:
+  judge: {base_url: "https://judge.example/v1", api_key: "${JUDGE_KEY}", max_concurrency: 8}
+"""
+
+
+def problems_of(folder: Path, text: str, environment: dict[str, str] | None = None) -> list[Problem]:
+    (folder / "operator.yaml").write_text(text)
+    with pytest.raises(InvalidJob, match="in the operator's configuration") as raised:
+        load_operator(folder / "operator.yaml", folder, environment or {})
+    return raised.value.problems
+
+
+def test_without_a_file_nothing_private_is_allowed(tmp_path: Path) -> None:
+    assert load_operator(None, tmp_path, {}) == NOTHING_ALLOWED
+    assert NOTHING_ALLOWED.allowed_networks == ()
+
+
+def test_a_file_is_found_in_the_working_directory_or_where_it_is_named(tmp_path: Path) -> None:
+    (tmp_path / "agent-rft.yaml").write_text(GOOD)
+    (tmp_path / "other.json").write_text('{"allowed_networks": ["192.168.0.0/16"]}')
+    operator = load_operator(None, tmp_path, {"JUDGE_KEY": "hunter2"})
+    assert any(ip_address("10.1.2.3") in network for network in operator.allowed_networks)
+    key = operator.models["judge"].api_key
+    assert key is not None and key.get_secret_value() == "hunter2"
+    (network,) = load_operator(tmp_path / "other.json", tmp_path, {}).allowed_networks
+    assert str(network) == "192.168.0.0/16"
+    (tmp_path / "empty.yaml").write_text("")
+    assert load_operator(tmp_path / "empty.yaml", tmp_path, {}) == NOTHING_ALLOWED
+
+
+def test_a_file_that_is_named_must_be_there(tmp_path: Path) -> None:
+    with pytest.raises(InvalidJob, match="cannot be read"):
+        load_operator(tmp_path / "none.yaml", tmp_path, {})
+
+
+@pytest.mark.parametrize(
+    ("text", "field", "line", "code"),
+    [
+        ("allowed_network: []", "allowed_network", 1, "invalid_extra_forbidden"),
+        ("\nallowed_networks: [10.0.0.0/99]", "allowed_networks[0]", 2, "invalid_ip_any_network"),
+        ("models:\n  judge: {}", "models.judge.base_url", 2, "invalid_missing"),
+        ("unsandboxed_python: true\nunsandboxed_python: false", "unsandboxed_python", 2, "duplicate_key"),
+        ("[1]", "config", None, "config_shape"),
+        ("a: [", "config", 1, "config_syntax"),
+        (GOOD, "models.judge.api_key", 4, "missing_variable"),
+    ],
+)
+def test_mistakes_name_field_and_line(tmp_path: Path, text: str, field: str, line: int | None, code: str) -> None:
+    (problem,) = problems_of(tmp_path, text)
+    assert (problem.field, problem.line, problem.code) == (field, line, code)
+    assert problem.remedy
+
+
+def test_no_key_is_shown(tmp_path: Path) -> None:
+    bad = GOOD.replace('"${JUDGE_KEY}"', "4711471147")
+    assert "4711471147" not in str(problems_of(tmp_path, bad))
+
+
+def test_the_example_allows_this_machine_and_nothing_else() -> None:
+    (network,) = load_operator(ROOT / "examples" / "ledger" / "agent-rft.yaml").allowed_networks
+    assert str(network) == "127.0.0.0/8"

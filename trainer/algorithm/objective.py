@@ -1,0 +1,76 @@
+"""One micro-batch's loss, and the sums over its trained tokens from which a step's metrics are made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from trainer.algorithm import loss
+from trainer.model.policy import DeviceBatch
+from trainer.spec.job import AlgorithmSpec
+
+Sums = dict[str, Tensor]
+"""Scalars that add up over micro-batches, updates and ranks."""
+
+
+def reinforcement(
+    batch: DeviceBatch,
+    logprobs: Tensor,
+    proximal: Tensor,
+    start: Tensor | None,
+    algorithm: AlgorithmSpec,
+    denominator: float,
+) -> tuple[Tensor, Sums]:
+    """The clipped surrogate with truncated importance weights, and the KL to the start model where `start` is given.
+
+    All tensors [M]; `proximal` and `start` without gradient. `denominator`: see `loss.token_mean`.
+    """
+    clip = (algorithm.clip_low, algorithm.clip_high)
+    weights = loss.importance_weights(proximal, batch.logprobs, algorithm.importance_cap)
+    losses = weights * loss.clipped_surrogate(logprobs, proximal, batch.advantages, *clip)
+    ratio = (proximal - batch.logprobs).exp()
+    sums = {
+        "importance_ratio": ratio.sum(),
+        "importance_capped": (ratio > algorithm.importance_cap).sum(),
+        "clipped": loss.is_clipped(logprobs, proximal, batch.advantages, *clip).sum(),
+    }
+    if start is not None:
+        kl = loss.kl_to_start(logprobs, start)
+        losses = losses + algorithm.kl_coef * kl
+        sums["kl_start"] = kl.detach().sum()
+    return loss.token_mean(losses, batch.weights, denominator), sums
+
+
+def supervised(batch: DeviceBatch, logprobs: Tensor, denominator: float) -> tuple[Tensor, Sums]:
+    """Weighted cross-entropy."""
+    return loss.token_mean(loss.cross_entropy(logprobs), batch.weights, denominator), {}
+
+
+def logprob_gap(batch: DeviceBatch, learner: Tensor, version: int) -> Sums:
+    """How far learner and engine are apart on tokens that policy `version` sampled, `learner` being at that version."""
+    same = batch.versions == version
+    difference = (learner.detach() - batch.logprobs).where(same, 0.0)
+    return {
+        "gap": difference.abs().sum(),
+        "gap_ratio": (difference.exp() * same).sum(),
+        "gap_tokens": same.sum(),
+    }
+
+
+def means(sums: Mapping[str, float], num_tokens: float) -> dict[str, float]:
+    """A step's metrics, by the names of `trainer.metrics`, from sums over its `num_tokens` trained tokens."""
+    names = {
+        "importance_ratio": "importance_ratio_mean",
+        "importance_capped": "importance_capped_share",
+        "clipped": "clipped_share",
+        "kl_start": "kl_start",
+        "entropy": "entropy",
+    }
+    metrics = {name: sums[key] / num_tokens for key, name in names.items() if key in sums}
+    tokens = sums.get("gap_tokens", 0.0)
+    if "gap_tokens" in sums:
+        metrics["logprob_gap_tokens"] = tokens
+    if tokens > 0:
+        metrics |= {"logprob_gap": sums["gap"] / tokens, "logprob_gap_ratio": sums["gap_ratio"] / tokens}
+    return metrics

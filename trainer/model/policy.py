@@ -1,0 +1,108 @@
+"""The model as the learner sees it: packed tokens in, log-probabilities of the trained tokens out.
+
+Parameters keep transformers' names (behind the prefix "model.") and stay the objects they are: tied weights stay tied.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from trainer.errors import UserError
+from trainer.model import packed_attention
+from trainer.model.batch import MicroBatch
+from trainer.model.logprobs import TokenLogProbs
+from trainer.model.packed_attention import Packing
+
+LOGIT_CHANGES = ("final_logit_softcapping", "logit_scale", "logits_scaling")
+"""Settings by which models change their logits behind the head, where `TokenLogProbs` would miss it."""
+ATTENTION_KINDS = {"full_attention", "sliding_attention"}
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceBatch:
+    """A `MicroBatch` as tensors on the learner's device; shapes as there."""
+
+    token_ids: Tensor
+    positions: Tensor
+    packing: Packing
+    places: Tensor
+    targets: Tensor
+    weights: Tensor
+    advantages: Tensor
+    logprobs: Tensor
+    versions: Tensor
+
+    @classmethod
+    def of(cls, batch: MicroBatch, device: torch.device) -> DeviceBatch:
+        def move(array: Any) -> Tensor:
+            return torch.tensor(array, device=device)  # a copy: arrays out of Ray's store are read-only
+
+        return cls(
+            token_ids=move(batch.token_ids),
+            positions=move(batch.positions),
+            packing=Packing.of(batch.lengths, device),
+            places=move(batch.places),
+            targets=move(batch.targets),
+            weights=move(batch.weights),
+            advantages=move(batch.advantages),
+            logprobs=move(batch.logprobs),
+            versions=move(batch.versions),
+        )
+
+
+class Policy(nn.Module):
+    """A causal language model of transformers with a `TokenLogProbs` for a head."""
+
+    def __init__(self, model: PreTrainedModel, temperature: float) -> None:
+        super().__init__()
+        model.set_output_embeddings(TokenLogProbs(model.get_output_embeddings().weight, temperature))
+        for module in model.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0  # engines have none, and log-probabilities must be theirs
+        self.model = model
+
+    def forward(self, batch: DeviceBatch) -> tuple[Tensor, Tensor]:
+        """Log-probabilities [M] of the batch's targets and entropies [M], float32, at the sampling temperature."""
+        output = self.model.base_model(
+            input_ids=batch.token_ids[None],
+            position_ids=batch.positions[None],
+            packing=batch.packing,
+            use_cache=False,
+        )
+        hidden = output.last_hidden_state[0].index_select(0, batch.places)
+        logprobs, entropies = self.model.get_output_embeddings()(hidden, batch.targets)
+        return logprobs, entropies
+
+
+def load_policy(folder: Path, dtype: torch.dtype, temperature: float) -> Policy:
+    """The model in `folder`, on the CPU, its attention packed.
+
+    Raises:
+        UserError: the model does something to its logits or between its tokens that the learner would get wrong.
+    """
+    refuse_unsupported(AutoConfig.from_pretrained(folder))
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=packed_attention.NAME)
+    if not model.is_backend_compatible():
+        raise UserError(f"{type(model).__name__} brings its own attention: packed rollouts would see each other")
+    if getattr(model.get_output_embeddings(), "bias", None) is not None:
+        raise UserError(f"the head of {type(model).__name__} has a bias, which the learner does not know")
+    return Policy(model, temperature)
+
+
+def refuse_unsupported(config: PreTrainedConfig) -> None:
+    """Raise UserError for a model whose config says that the learner's log-probabilities would not be the engine's."""
+    text = config.get_text_config()
+    for name in LOGIT_CHANGES:
+        if getattr(text, name, None) not in (None, 1, 1.0):
+            raise UserError(f"the model changes its logits by {name}, which the learner does not know")
+    other = set(getattr(text, "layer_types", None) or ()) - ATTENTION_KINDS
+    if other:
+        raise UserError(
+            f"the model has layers of kind {sorted(other)}: packed rollouts would leak into each other there"
+        )

@@ -1,0 +1,162 @@
+"""Graders and guards as a job names them: section 3 of the wire contract, and what a self-hosted job may say beyond."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AliasChoices, Field, field_validator
+
+from trainer.spec.endpoints import Endpoint, Positive, Strict
+
+Similarity = Literal[
+    "cosine",
+    "fuzzy_match",
+    "bleu",
+    "gleu",
+    "meteor",
+    "rouge_1",
+    "rouge_2",
+    "rouge_3",
+    "rouge_4",
+    "rouge_5",
+    "rouge_l",
+]
+MAX_SOURCE_BYTES = 256_000
+
+
+class GraderBase(Strict):
+    """A rollout passes (for pass rates, not for its reward) where its grade reaches `pass_threshold`."""
+
+    name: str | None = None
+    pass_threshold: float = 1.0
+
+
+class StringCheckGrader(GraderBase):
+    """1 where the comparison holds, else 0. `like` and `ilike`: the input contains the reference."""
+
+    type: Literal["string_check"]
+    input: str
+    reference: str
+    operation: Literal["eq", "ne", "like", "ilike"]
+
+
+class TextSimilarityGrader(GraderBase):
+    """How alike two texts are, from 0 to 1. `cosine` compares embeddings: `model` names the operator's endpoint."""
+
+    type: Literal["text_similarity"]
+    input: str
+    reference: str
+    evaluation_metric: Similarity
+    model: str = "text-embedding"
+
+
+class PythonGrader(GraderBase):
+    """`source` defines `grade(sample, item) -> float`. It runs in a sandbox."""
+
+    type: Literal["python"]
+    source: str
+    image_tag: str | None = None
+    timeout_s: Annotated[float, Field(gt=0, le=120)] = 120.0
+
+    @field_validator("source")
+    @classmethod
+    def _is_not_too_long(cls, source: str) -> str:
+        if len(source.encode()) > MAX_SOURCE_BYTES:
+            raise ValueError(f"the source is over {MAX_SOURCE_BYTES:,} bytes")
+        return source
+
+
+class JudgeGrader(GraderBase):
+    """What graders by a judge model share. `model` is a name of the operator's configuration; contents of `input` are
+    templates."""
+
+    model: str
+    input: Annotated[tuple[dict[str, Any], ...], Field(min_length=1)]
+    sampling_params: Annotated[dict[str, Any], Field(default_factory=dict)]
+
+
+class ScoreModelGrader(JudgeGrader):
+    """A judge's score, clipped to `range`."""
+
+    type: Literal["score_model"]
+    range: tuple[float, float] = (0.0, 1.0)
+
+    @field_validator("range")
+    @classmethod
+    def _rises(cls, value: tuple[float, float]) -> tuple[float, float]:
+        if not value[0] < value[1]:
+            raise ValueError("the first number must be below the second one")
+        return value
+
+
+class LabelModelGrader(JudgeGrader):
+    """1 where the judge's label is one of `passing_labels`, else 0."""
+
+    type: Literal["label_model"]
+    labels: Annotated[tuple[str, ...], Field(min_length=1)]
+    passing_labels: Annotated[tuple[str, ...], Field(min_length=1)]
+
+
+class EndpointGrader(GraderBase, Endpoint):
+    """POST {sample, item, trace_id} to `url`, which answers {score}. `rate_limit` is the wire contract's name.
+
+    With `hedge_after_s` it is asked a second time where no answer came for so long: grading twice must do no harm."""
+
+    type: Literal["endpoint"]
+    url: str
+    hedge_after_s: Annotated[float, Field(gt=0)] | None = None
+    rate_limit_per_s: Annotated[float, Field(gt=0)] | None = Field(
+        default=None, validation_alias=AliasChoices("rate_limit_per_s", "rate_limit")
+    )
+
+
+class CodeCheckGrader(GraderBase):
+    """1 where code is honest in one known respect, 0 where it plays the hack. `code` and `reference` are templates."""
+
+    type: Literal["code_check"]
+    check: Literal["reference_returned", "trivial_output", "tests_edited", "result_hard_coded"]
+    code: str = "{{ sample.output_text }}"
+    reference: str = ""
+
+
+class LengthGrader(GraderBase):
+    """1 where a text has at most `max_chars` characters, else 0."""
+
+    type: Literal["length"]
+    input: str = "{{ sample.output_text }}"
+    max_chars: Positive
+
+
+SingleGrader = Annotated[
+    StringCheckGrader
+    | TextSimilarityGrader
+    | PythonGrader
+    | ScoreModelGrader
+    | LabelModelGrader
+    | EndpointGrader
+    | CodeCheckGrader
+    | LengthGrader,
+    Field(discriminator="type"),
+]
+
+
+class MultiGrader(GraderBase):
+    """An expression over the grades of its parts. `invalid_grade` is the grade of a sample that a part cannot read (a
+    template's path leads nowhere); a part that failed otherwise gives none."""
+
+    type: Literal["multi"]
+    graders: Annotated[dict[str, SingleGrader], Field(min_length=1)]
+    calculate_output: str
+    invalid_grade: float | None = None
+
+
+GraderSpec = Annotated[SingleGrader | MultiGrader, Field(discriminator="type")]
+
+
+class GuardSpec(Strict):
+    """A gate against reward hacking: where `grader` gives less than its pass_threshold, the reward is `reward`,
+    whatever the grade, and the guard's name is kept as the reason."""
+
+    name: str
+    grader: SingleGrader
+    reward: float = 0.0
