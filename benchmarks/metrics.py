@@ -17,7 +17,7 @@ import threading
 import time
 import urllib.request
 
-from actors.runtime.exporter import Place
+from actors.runtime.exporter import MetricsAddress
 from benchmarks.common import Figure, report
 from benchmarks.worker import LedgerFleet, ledger_fleets
 from trainer.types import GroupRequest
@@ -52,7 +52,7 @@ def ask(stopped: threading.Event) -> None:
 
 async def measure(options: argparse.Namespace) -> list[Figure]:
     runs, processor, stopped = [], [], threading.Event()
-    place = None if options.control else Place("bench", "127.0.0.1", PORT)
+    place = None if options.control else MetricsAddress("bench", "127.0.0.1", PORT)
     async with ledger_fleets(SLOTS, [place, None], vllms_own=not options.ours_alone) as (watched, plain):
         for fleet in (watched, plain):
             await rates(fleet, 2 * SLOTS, SLOTS, epoch=0)  # warms connections and compiled code up

@@ -30,7 +30,7 @@ from actors.weights.sync import MAX_BUCKET_BYTES, WeightSync
 from benchmarks.common import Figure, report
 from benchmarks.worker import JOB, MeasuredWorker, Request
 from cluster.ray_cluster.session import ray_session
-from trainer.spec.job import Limits, RewardSpec
+from trainer.spec.job import RewardSpec, RolloutLimits
 
 SEQUENCES = 16
 
@@ -82,7 +82,7 @@ class SourceClient:
 
 
 async def measure(folder: Path, runs: int) -> list[Figure]:
-    spec = EpisodeSpec("0", Limits(), RewardSpec(), 8, 1024)
+    spec = EpisodeSpec("0", RolloutLimits(), RewardSpec(), 8, 1024)
     engine = EngineConfig(str(folder), "float32", context_length=1024, max_num_seqs=SEQUENCES, seed=0)
     worker = ray.remote(MeasuredWorker).options(num_cpus=1, max_concurrency=1000)
     worker = worker.remote(WorkerConfig(engine, spec, "hermes", {}, dispatchers=[], graders=None))

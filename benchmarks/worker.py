@@ -22,7 +22,7 @@ from actors.grading.pool import GraderPoolActor
 from actors.rollout.episode import EpisodeSpec
 from actors.rollout.fleet import CANARY_LIMITS, Fleet
 from actors.rollout.worker import RolloutWorker, WorkerConfig
-from actors.runtime.exporter import Place
+from actors.runtime.exporter import MetricsAddress
 from actors.tools.actor import start_dispatchers
 from benchmarks.common import LOCAL
 from cluster.preflight.prepare import Prepared, prepare
@@ -111,7 +111,7 @@ async def ledger_fleet(slots: int, *server_options: str, layers: int | None = No
 @asynccontextmanager
 async def ledger_fleets(
     slots: int,
-    places: Sequence[Place | None],
+    places: Sequence[MetricsAddress | None],
     *server_options: str,
     vllms_own: bool = True,
     layers: int | None = None,
@@ -154,7 +154,7 @@ def deepened(model: Path, layers: int, folder: Path) -> str:
 
 
 async def _fleet(
-    prepared: Prepared, slots: int, options: dict[str, Any], metrics: Place | None, vllms_own: bool
+    prepared: Prepared, slots: int, options: dict[str, Any], metrics: MetricsAddress | None, vllms_own: bool
 ) -> LedgerFleet:
     job, reinforcement = prepared.job, prepared.job.reinforcement
     dtype = prepared.placement.dtype

@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from ray import serve as ray_serve
 from ray.serve import Application
 
-from actors.runtime.exporter import Place, start_telemetry
+from actors.runtime.exporter import MetricsAddress, start_telemetry
 from actors.runtime.recorder import Recorder
 from cluster.jobs.driver_settings import DriverSettings
 from cluster.jobs.launcher import RayLauncher
@@ -95,7 +95,7 @@ class Api:
         hosting = RayServeModels(operator.engines, EngineResources.of(operator.engines, ray.cluster_resources()))
         launcher = RayLauncher(settings, job_server_of(address))
         replica = ray_serve.get_replica_context().rank.rank
-        recorder = start_telemetry(Place.of("api", local=is_local(address)), f"api-{replica}")
+        recorder = start_telemetry(MetricsAddress.of("api", local=is_local(address)), f"api-{replica}")
         recorder.add(JobStore(state.database).live)
         self._parts = state, Services(state, operator, launcher, hosting), operator, recorder
         self._listen = args.listen

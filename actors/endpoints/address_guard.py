@@ -17,7 +17,7 @@ from aiohttp.abc import AbstractResolver
 from yarl import URL
 
 Network = IPv4Network | IPv6Network
-Address = IPv4Address | IPv6Address
+IPAddress = IPv4Address | IPv6Address
 
 REMEDY = "add its network to allowed_networks in the operator's configuration (agent-rft.yaml or --config)"
 _FORBIDDEN = {
@@ -57,7 +57,7 @@ class Guard:
     def __init__(self, allowed: Sequence[Network] = ()) -> None:
         self._allowed = tuple(allowed)
 
-    def forbidden(self, address: Address) -> str | None:
+    def forbidden(self, address: IPAddress) -> str | None:
         """What kind of forbidden address this is; None where it may be connected to."""
         carried = _carried(address)
         if any(form in network for form in (address, *carried) for network in self._allowed):
@@ -87,7 +87,7 @@ class Guard:
         return aiohttp.TCPConnector(resolver=resolver, socket_factory=self.make_socket, **options)
 
 
-def _kind(address: Address) -> str | None:
+def _kind(address: IPAddress) -> str | None:
     for network, kind in _FORBIDDEN.items():
         if address in network:
             return kind
@@ -104,7 +104,7 @@ def _kind(address: Address) -> str | None:
     return None if address.is_global else "a reserved address"
 
 
-def _carried(address: Address) -> tuple[IPv4Address, ...]:
+def _carried(address: IPAddress) -> tuple[IPv4Address, ...]:
     """IPv4 addresses that this IPv6 address leads to."""
     if isinstance(address, IPv4Address):
         return ()
@@ -119,7 +119,7 @@ def _carried(address: Address) -> tuple[IPv4Address, ...]:
     )
 
 
-def _written_in(host: str) -> Address | None:
+def _written_in(host: str) -> IPAddress | None:
     """The address that a host is, in all ways of writing one that look-ups take (2130706433, 0x7f.1, 0177.1)."""
     try:
         return ip_address(host)

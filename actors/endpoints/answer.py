@@ -10,7 +10,7 @@ from http import HTTPStatus
 from typing import Any, NamedTuple
 
 
-class Answer(NamedTuple):
+class HttpAnswer(NamedTuple):
     """`latency_s` is that of this attempt alone, `retries` counts the failures before it (not the waits), `truncated`
     says that `body` is only the first MAX_BODY_BYTES."""
 

@@ -22,9 +22,9 @@ from aiohttp.abc import AbstractResolver
 
 from actors.endpoints.address_guard import REMEDY as ADDRESS_REMEDY
 from actors.endpoints.address_guard import ForbiddenAddress, Guard, Network
-from actors.endpoints.answer import Answer, cut, retry_after_s, status_text
+from actors.endpoints.answer import HttpAnswer, cut, retry_after_s, status_text
 from actors.endpoints.breaker import Breaker
-from actors.endpoints.gate import Gate, Sockets, Turn, Verdict
+from actors.endpoints.gate import Gate, Permit, RequestEnd, Sockets
 from actors.endpoints.hedging import hedged
 from actors.endpoints.limits import AdaptiveLimit, Pace
 from actors.endpoints.stats import EndpointStats, merged
@@ -34,7 +34,7 @@ from actors.runtime.timing import REAL_TIMING, Timing
 from trainer.errors import Discard, EndpointRefused, UserError
 from trainer.spec.endpoints import Endpoint
 
-__all__ = ["MAX_BODY_BYTES", "REAL_TIMING", "REMEDIES", "Answer", "EndpointClient", "Timing", "cut", "status_text"]
+__all__ = ["MAX_BODY_BYTES", "REAL_TIMING", "REMEDIES", "EndpointClient", "HttpAnswer", "Timing", "cut", "status_text"]
 
 MAX_CALL_S = 600.0
 FIRST_WAIT_S = 0.5
@@ -139,7 +139,7 @@ class EndpointClient:
             timing,
         )
 
-    async def post(self, body: Mapping[str, Any] | bytes, idempotency_key: str, trace_id: str = "") -> Answer:
+    async def post(self, body: Mapping[str, Any] | bytes, idempotency_key: str, trace_id: str = "") -> HttpAnswer:
         """Send `body` (bytes are JSON already) until it is answered or its deadline is over. Calls of one `trace_id`
         wait behind each other, those of several take turns.
 
@@ -186,11 +186,11 @@ class EndpointClient:
         """`text` without the secrets of our headers and URL, which some servers echo."""
         return scrub(text, self._secrets)
 
-    def excerpt(self, answer: Answer) -> str:
+    def excerpt(self, answer: HttpAnswer) -> str:
         """The begin of an answer, for messages."""
         return cut(" ".join(self.scrub(answer.text).split()), EXCERPT_CHARS)
 
-    def bad_answer(self, answer: Answer, why: str) -> Discard:
+    def bad_answer(self, answer: HttpAnswer, why: str) -> Discard:
         """The error for a caller to raise that cannot use an answer: the call failed, and `why`."""
         self.counts.errors["bad_answer"] += 1
         said = self.excerpt(answer) or "an empty body"
@@ -204,14 +204,14 @@ class EndpointClient:
 
     # -- trying again ----------------------------------------------------------------------------------------------
 
-    async def _until_answered(self, call: _Call) -> Answer:
+    async def _until_answered(self, call: _Call) -> HttpAnswer:
         try:
             async with asyncio.timeout_at(call.ends_at):
                 return await self._try(call)
         except TimeoutError:
             raise self._failed(call, "deadline", self._why_late(call)) from None
 
-    async def _try(self, call: _Call) -> Answer:
+    async def _try(self, call: _Call) -> HttpAnswer:
         """One attempt after the other."""
         while True:
             call.attempts += 1
@@ -250,7 +250,7 @@ class EndpointClient:
 
     # -- one attempt -----------------------------------------------------------------------------------------------
 
-    async def _attempt(self, call: _Call, sent: asyncio.Event | None = None) -> Answer:
+    async def _attempt(self, call: _Call, sent: asyncio.Event | None = None) -> HttpAnswer:
         """Wait for a turn, then send once."""
         call.in_queue_since = self._timing.clock()
         turn = await self._gate.enter(call.lane, call.failures)
@@ -261,10 +261,10 @@ class EndpointClient:
             sent.set()
         return await self._send(call, turn)
 
-    async def _hedged(self, call: _Call, after_s: float) -> Answer:
+    async def _hedged(self, call: _Call, after_s: float) -> HttpAnswer:
         """A hedge never waits in line: it goes out where there is room. Nor is its failure one of the call."""
 
-        async def another() -> Answer | None:
+        async def another() -> HttpAnswer | None:
             turn = self._gate.try_enter()
             if turn is None:
                 return None
@@ -277,24 +277,24 @@ class EndpointClient:
         self.counts.hedges_won += won
         return answer
 
-    async def _send(self, call: _Call, turn: Turn) -> Answer:
+    async def _send(self, call: _Call, turn: Permit) -> HttpAnswer:
         """One request and what it comes to. Ends the turn on every path."""
-        verdict, why, after_s = Verdict.GIVEN_UP, "", None
+        verdict, why, after_s = RequestEnd.GIVEN_UP, "", None
         self.counts.bytes_out += len(call.payload)
         try:
             async with asyncio.timeout(self._attempt_timeout_s):
                 reply = await self._wire.send(call.payload, call.headers)
             verdict = _verdict(reply.status)
-            if verdict is not Verdict.ANSWERED:
+            if verdict is not RequestEnd.ANSWERED:
                 why = status_text(reply.status)
             if reply.status in WAIT_STATUSES and reply.retry_after is not None:
                 after_s = retry_after_s(reply.retry_after, self._timing.wall_clock())
                 self._gate.hold_back(after_s or 0.0)  # before the turn ends and lets in the next one
         except WireError as error:
-            verdict, why = (Verdict.FAILED if error.connected else Verdict.NO_CONNECTION), error.why
+            verdict, why = (RequestEnd.FAILED if error.connected else RequestEnd.NO_CONNECTION), error.why
             raise _TryAgain("connection", why) from None
         except TimeoutError:
-            verdict, why = Verdict.LATE, f"no answer within {self._attempt_timeout_s:g} s"
+            verdict, why = RequestEnd.LATE, f"no answer within {self._attempt_timeout_s:g} s"
             raise _TryAgain("timeout", why) from None
         except ForbiddenAddress as error:
             raise self._refused(
@@ -302,17 +302,17 @@ class EndpointClient:
             ) from None
         except asyncio.CancelledError:
             if asyncio.get_running_loop().time() >= call.ends_at - LATE_S:
-                verdict, why = Verdict.LATE, f"no answer within {self._timeout_s:g} s"
+                verdict, why = RequestEnd.LATE, f"no answer within {self._timeout_s:g} s"
             raise
         finally:
             self._gate.leave(turn, verdict, why)
         latency_s = self._timing.clock() - turn.sent
         self.counts.took(latency_s)
         self.counts.bytes_in += len(reply.body)
-        answer = Answer(reply.status, reply.body, latency_s, call.failures, reply.truncated)
+        answer = HttpAnswer(reply.status, reply.body, latency_s, call.failures, reply.truncated)
         return answer if answer.ok else self._judge(call, answer, after_s)
 
-    def _judge(self, call: _Call, answer: Answer, after_s: float | None) -> Answer:
+    def _judge(self, call: _Call, answer: HttpAnswer, after_s: float | None) -> HttpAnswer:
         """The answer, where it is one."""
         status = answer.status
         if status in REFUSED_STATUSES:
@@ -364,9 +364,9 @@ def process_stats() -> dict[str, dict[str, Any]]:
     return merged({client.name: client.stats()} for client in list(CLIENTS))
 
 
-def _verdict(status: int) -> Verdict:
+def _verdict(status: int) -> RequestEnd:
     if status == 503:
-        return Verdict.OVERLOADED
+        return RequestEnd.OVERLOADED
     if status in WAIT_STATUSES:
-        return Verdict.BUSY
-    return Verdict.FAILED if status >= 500 else Verdict.ANSWERED
+        return RequestEnd.BUSY
+    return RequestEnd.FAILED if status >= 500 else RequestEnd.ANSWERED

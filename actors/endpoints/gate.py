@@ -28,7 +28,7 @@ LONGEST_HOLD_S = 30.0
 """For so long one answer's Retry-After holds back the endpoint's other calls; then one of them may ask for itself."""
 
 
-class Verdict(Enum):
+class RequestEnd(Enum):
     """How a request ended, as far as limit and breaker go."""
 
     ANSWERED = "answered"
@@ -43,11 +43,11 @@ class Verdict(Enum):
     """By us: it says nothing of the endpoint."""
 
 
-PUSHED_BACK = frozenset({Verdict.BUSY, Verdict.OVERLOADED, Verdict.LATE})
-ALIVE = frozenset({Verdict.ANSWERED, Verdict.BUSY})
+PUSHED_BACK = frozenset({RequestEnd.BUSY, RequestEnd.OVERLOADED, RequestEnd.LATE})
+ALIVE = frozenset({RequestEnd.ANSWERED, RequestEnd.BUSY})
 
 
-class Turn(NamedTuple):
+class Permit(NamedTuple):
     """Leave to send one request; ends with `Gate.leave`."""
 
     sent: float
@@ -57,7 +57,7 @@ class Turn(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Waiter:
-    turn: asyncio.Future[Turn]
+    turn: asyncio.Future[Permit]
     failures: int
     since: float
 
@@ -108,7 +108,7 @@ class Gate:
         self._alarm: asyncio.Task[None] | None = None
         self._alarm_at = math.inf
 
-    async def enter(self, lane: str, failures: int = 0) -> Turn:
+    async def enter(self, lane: str, failures: int = 0) -> Permit:
         """Wait for a turn. While the breaker is open, calls with the fewest `failures` probe first."""
         now = self._timing.clock()
         if not self._lanes and self._wait_s(now) == 0 and self._sockets.take(self):
@@ -121,21 +121,21 @@ class Gate:
             return await waiter.turn
         except asyncio.CancelledError:
             if waiter.turn.done() and not waiter.turn.cancelled():  # let in and cancelled in the same moment
-                self.leave(waiter.turn.result(), Verdict.GIVEN_UP)
+                self.leave(waiter.turn.result(), RequestEnd.GIVEN_UP)
             else:
                 self._remove(lane, waiter)
             raise
 
-    def try_enter(self) -> Turn | None:
+    def try_enter(self) -> Permit | None:
         """A turn where one is free and nobody waits."""
         now = self._timing.clock()
         if self._lanes or self.breaker.is_open or self._wait_s(now) != 0 or not self._sockets.take(self):
             return None
         return self._turn(now, now)
 
-    def leave(self, turn: Turn, verdict: Verdict, why: str = "") -> None:
+    def leave(self, turn: Permit, verdict: RequestEnd, why: str = "") -> None:
         now = self._timing.clock()
-        if verdict is Verdict.ANSWERED:
+        if verdict is RequestEnd.ANSWERED:
             self.limit.answered(turn.sent, now, self.in_flight)
         elif verdict in PUSHED_BACK:
             self.limit.pushed_back(turn.sent, now, self.in_flight)
@@ -143,8 +143,8 @@ class Gate:
         if verdict in ALIVE:
             if self.breaker.succeeded():
                 self.limit.start_over()
-        elif verdict is not Verdict.GIVEN_UP:
-            self.breaker.failed(now, NO_CONNECTION if verdict is Verdict.NO_CONNECTION else 1, why)
+        elif verdict is not RequestEnd.GIVEN_UP:
+            self.breaker.failed(now, NO_CONNECTION if verdict is RequestEnd.NO_CONNECTION else 1, why)
         self.in_flight -= 1
         self._sockets.give_back()
         if self._lanes:
@@ -188,11 +188,11 @@ class Gate:
             wait_s = max(wait_s, self._pace.wait_s(now))
         return wait_s if wait_s > INSTANT_S else 0.0
 
-    def _turn(self, now: float, since: float) -> Turn:
+    def _turn(self, now: float, since: float) -> Permit:
         self.in_flight += 1
         if self._pace is not None:
             self._pace.take(now)
-        return Turn(now, self.breaker.sent(now), now - since)
+        return Permit(now, self.breaker.sent(now), now - since)
 
     def _next(self) -> _Waiter:
         """The first of the lane whose turn it is; or, as a probe, of all who wait one that can best bear a failure."""

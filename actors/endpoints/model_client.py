@@ -73,7 +73,7 @@ class ModelClient:
         await self._client.close()
 
 
-class Models:
+class ModelClients:
     """The operator's models: one client for each path of each, so that graders of one pool share its limits."""
 
     def __init__(self, models: Mapping[str, ModelEndpoint], timing: Timing) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import assert_never
 
 from actors.endpoints.client import REAL_TIMING, Timing
-from actors.endpoints.model_client import CHAT, EMBEDDINGS, Models, model_url, with_key
+from actors.endpoints.model_client import CHAT, EMBEDDINGS, ModelClients, model_url, with_key
 from actors.endpoints.url import endpoint_mistake
 from actors.graders.base import Grader
 from actors.graders.hacks.code_check import CodeCheck
@@ -45,7 +45,10 @@ MODEL_REMEDY = "add the model to `models` of the operator's configuration, or us
 
 
 def make_grader(
-    spec: GraderSpec, operator: Operator = NOTHING_ALLOWED, timing: Timing = REAL_TIMING, models: Models | None = None
+    spec: GraderSpec,
+    operator: Operator = NOTHING_ALLOWED,
+    timing: Timing = REAL_TIMING,
+    models: ModelClients | None = None,
 ) -> Grader:
     """The grader that `spec` describes. Graders that share `models` share the limits of the models' endpoints.
 
@@ -55,11 +58,11 @@ def make_grader(
     problems = grader_problems(spec, operator)
     if problems:
         raise InvalidJob("the grader has mistakes", problems)
-    models = Models(operator.models, timing) if models is None else models
+    models = ModelClients(operator.models, timing) if models is None else models
     return _make(spec, spec.name or spec.type, operator, timing, models)
 
 
-def _make(spec: GraderSpec, label: str, operator: Operator, timing: Timing, models: Models) -> Grader:
+def _make(spec: GraderSpec, label: str, operator: Operator, timing: Timing, models: ModelClients) -> Grader:
     match spec:
         case StringCheckGrader():
             return StringCheck(spec, label)

@@ -15,7 +15,7 @@ from typing import Any
 import ray
 
 from actors.endpoints.client import REAL_TIMING, Timing, process_stats
-from actors.endpoints.model_client import Models
+from actors.endpoints.model_client import ModelClients
 from actors.endpoints.stats import live_endpoint_metrics
 from actors.graders.base import Grader, finite_number
 from actors.graders.sample import sample_of
@@ -23,9 +23,9 @@ from actors.grading.factory import make_grader
 from actors.grading.guarded import Guarded
 from actors.runtime.calls import QUICK_S, ask, outcome_of
 from actors.runtime.channel import Channel, Reachable
-from actors.runtime.exporter import Place, start_telemetry
+from actors.runtime.exporter import MetricsAddress, start_telemetry
 from actors.runtime.in_flight import Doing
-from actors.runtime.process import go_behind
+from actors.runtime.process import lower_priority
 from actors.runtime.watchdog import Watched, watched_helper
 from trainer.errors import GraderFailed, RftError
 from trainer.spec.graders import (
@@ -72,7 +72,7 @@ class GraderPool:
         Raises:
             InvalidJob: a grader has mistakes.
         """
-        models = Models(operator.models, timing)
+        models = ModelClients(operator.models, timing)
 
         def bounded(spec: GraderSpec, what: str) -> Grader:
             limit_s = _deadline_s(spec, operator)
@@ -165,14 +165,14 @@ def _deadline_s(spec: GraderSpec, operator: Operator) -> float:
 class GraderPoolActor(Reachable):
     """A GraderPool in a process of its own. It keeps nothing between calls, so it may be started anew at any time."""
 
-    def __init__(self, reinforcement: Reinforcement, operator: Operator, metrics: Place | None = None) -> None:
+    def __init__(self, reinforcement: Reinforcement, operator: Operator, metrics: MetricsAddress | None = None) -> None:
         self._pool = GraderPool.of(reinforcement, operator)
         self._recorder = start_telemetry(metrics, "grader-pool")
         self._recorder.begin("grade_s")
         self._recorder.add(lambda: live_endpoint_metrics(process_stats()))
         self._reach_by({"grade": self._grade})
         gc.freeze()  # else full collections walk all that was imported
-        go_behind()
+        lower_priority()
 
     async def _grade(self, sample: dict[str, Any], item: dict[str, Any], trace_id: str) -> tuple[Any, ...]:
         begun = time.monotonic()

@@ -24,9 +24,9 @@ from torch import Tensor
 from torch import distributed as dist
 from transformers.utils.logging import disable_progress_bar
 
-from actors.runtime.exporter import Place
+from actors.runtime.exporter import MetricsAddress
 from actors.weights.broadcast import SENDER, Broadcast
-from actors.weights.checkpoint_weights import CheckpointWeights, Part, TensorInfo, as_bytes
+from actors.weights.checkpoint_weights import CheckpointWeights, ParameterNames, TensorInfo, as_bytes
 from trainer.algorithm import objective
 from trainer.algorithm.objective import Sums
 from trainer.algorithm.schedule import learning_rate
@@ -63,7 +63,7 @@ class LearnerConfig:
     rank_cores: int = 1
     on_gpu: bool = False
     collective_timeout_s: float = 1800.0
-    metrics: Place | None = None
+    metrics: MetricsAddress | None = None
 
     @property
     def stage(self) -> int:
@@ -93,7 +93,7 @@ class LearnerRank:
         self._start = self._load_start() if config.algorithm.kl_coef > 0 else None
         gather = self._deepspeed.zero.GatheredParameters if config.stage == 3 else lambda _: nullcontext()
         self._weights = CheckpointWeights(policy.model, self._dtype, gather)
-        self._parts: list[Part] = []
+        self._parts: list[ParameterNames] = []
         self._broadcast: Broadcast | None = None
         self._step = 0
         self._skipped = 0

@@ -26,7 +26,7 @@ from actors.runtime.in_flight import InFlight
 from trainer.algorithm.reward import reward_of
 from trainer.data.chat import Renderer
 from trainer.errors import Discard, RolloutTimeout, UserError
-from trainer.spec.job import Limits, RewardSpec
+from trainer.spec.job import RewardSpec, RolloutLimits
 from trainer.spec.json_schema import reference_mistake, validator_of
 from trainer.types import Discarded, Finish, Grade, Rollout, Task, ToolCall, ToolResult, Turn
 
@@ -38,7 +38,7 @@ class EpisodeSpec:
     """What holds for all rollouts of a job."""
 
     job: str
-    limits: Limits
+    limits: RolloutLimits
     reward: RewardSpec
     max_steps: int
     context_length: int

@@ -29,7 +29,7 @@ from actors.runtime.watchdog import Watched, pulse_of
 from actors.weights.shared_memory import remove_leftovers
 from actors.weights.sync import WeightSync
 from trainer.errors import Discard, EngineFailed, Halted
-from trainer.spec.job import Limits
+from trainer.spec.job import RolloutLimits
 from trainer.types import Discarded, Group, GroupRequest, Rollout, SyncReport
 
 CANARY_LIMITS = {"float32": 1e-3, "bfloat16": 0.1}
@@ -83,7 +83,7 @@ class Fleet:
         spawn: Callable[[int], Any],
         size: int,
         canary_limit: float,
-        limits: Limits,
+        limits: RolloutLimits,
         on_event: OnEvent,
         on_lost: Callable[[str], None] = lambda name: None,
         endpoints: Sequence[EndpointSource] = (),

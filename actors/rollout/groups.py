@@ -18,7 +18,7 @@ from typing import Protocol
 from actors.rollout.episode import RolloutRequest
 from actors.rollout.holdback import Holdback
 from trainer.errors import EngineFailed
-from trainer.spec.job import Limits
+from trainer.spec.job import RolloutLimits
 from trainer.types import Discarded, Group, GroupRequest, Rollout
 
 STRAGGLER = "straggler"
@@ -66,7 +66,7 @@ class Account:
 class Groups:
     """Runs groups over `run`."""
 
-    def __init__(self, run: RunRollout, limits: Limits, holdback: Holdback) -> None:
+    def __init__(self, run: RunRollout, limits: RolloutLimits, holdback: Holdback) -> None:
         self._run = run
         self._limits = limits
         self._holdback = holdback

@@ -17,9 +17,9 @@ from actors.grading.pool import GraderPoolClient
 from actors.rollout.episode import EpisodeRunner, EpisodeSpec, RolloutRequest
 from actors.runtime.calls import outcome_of
 from actors.runtime.channel import Channel, Reachable
-from actors.runtime.exporter import Place, start_telemetry
+from actors.runtime.exporter import MetricsAddress, start_telemetry
 from actors.runtime.in_flight import Doing
-from actors.runtime.process import go_behind, importing
+from actors.runtime.process import importing, lower_priority
 from actors.tools.actor import DispatcherClient, OwnedSessions
 from trainer.data.chat import Renderer
 from trainer.data.rollout_json import outcome_as_json, outcome_from_json, task_as_json, task_from_json
@@ -40,7 +40,7 @@ class WorkerConfig:
     graders: Any
     owner: str | None = None
     name: str = "engine"
-    metrics: Place | None = None
+    metrics: MetricsAddress | None = None
 
 
 class RolloutWorker(Reachable):
@@ -63,7 +63,7 @@ class RolloutWorker(Reachable):
         from transformers import AutoTokenizer
 
         await self._engine.start()
-        go_behind()  # its processes have started
+        lower_priority()  # its processes have started
         tokenizer = AutoTokenizer.from_pretrained(self._config.engine.model)
         spec, owner = self._config.episode, self._config.owner
         dispatcher = DispatcherClient(*self._config.dispatchers)

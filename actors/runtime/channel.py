@@ -1,7 +1,7 @@
 """Calls to an actor over a connection of its own, for those that each rollout or each of its turns needs.
 
 A Ray call costs 2.3 ms of processor time, caller and callee together, a call here 0.3 (`benchmarks.channel`). Ray keeps
-what it is good at: it says where the actor listens and hands over the secret that opens the door; and one call that
+what it is good at: it says where the actor listens and hands over the secret that opens the address; and one call that
 never ends tells that the actor or its node is gone, which a connection alone would find out late. Where no connection
 can be made (a firewall between nodes), or where Ray encrypts its own, each call is a Ray call.
 
@@ -42,12 +42,12 @@ WELCOME = b"."
 KEEP_ALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 20, "TCP_KEEPCNT": 6}
 """By Linux's names: seconds of silence until the other side is asked, seconds between asking; how often in vain."""
 LENGTH_BYTES = 4
-Method = Callable[..., Awaitable[Any]]
+ChannelMethod = Callable[..., Awaitable[Any]]
 """Takes and gives what JSON can hold; raises an RftError for what is wrong on purpose."""
 
 
 @dataclass(frozen=True, slots=True)
-class Door:
+class Address:
     """Where an actor listens, and what whoever comes in has to say first."""
 
     host: str
@@ -66,15 +66,15 @@ def ray_encrypts(environment: Mapping[str, str] = os.environ) -> bool:
 class Reachable:
     """What an actor inherits. It calls `_reach_by` with its methods by their names."""
 
-    def _reach_by(self, methods: Mapping[str, Method]) -> None:
+    def _reach_by(self, methods: Mapping[str, ChannelMethod]) -> None:
         self._listener = Listener(methods)
 
-    async def door(self) -> Door | None:
+    async def address(self) -> Address | None:
         """Where it listens; None where it cannot, or must not."""
         if ray_encrypts():
             return None
         try:
-            return await self._listener.door(ray.util.get_node_ip_address())
+            return await self._listener.address(ray.util.get_node_ip_address())
         except OSError as error:
             LOG.warning("no port to listen at, so calls come by Ray: %r", error)
             return None
@@ -91,17 +91,17 @@ class Reachable:
 class Listener:
     """Answers calls that come over connections. Calls of a connection that ends are cancelled."""
 
-    def __init__(self, methods: Mapping[str, Method]) -> None:
+    def __init__(self, methods: Mapping[str, ChannelMethod]) -> None:
         self.methods = methods
         self._secret = secrets.token_hex(32)
         self._server: asyncio.Future[asyncio.Server] | None = None
 
-    async def door(self, host: str) -> Door:
+    async def address(self, host: str) -> Address:
         """Listen at a free port of `host`, if it does not yet."""
         if self._server is None:
             self._server = asyncio.ensure_future(asyncio.start_server(self._serve, host, 0))
         server = await asyncio.shield(self._server)
-        return Door(host, server.sockets[0].getsockname()[1], self._secret)
+        return Address(host, server.sockets[0].getsockname()[1], self._secret)
 
     async def close(self) -> None:
         """Let nobody else in."""
@@ -198,30 +198,30 @@ class Channel:
 
     async def _connect_now(self) -> None:
         for _ in range(CONNECT_TRIES):
-            ref = self._actor.door.options(max_task_retries=-1).remote()
-            door: Door | None = await ask(ref, self._what, self._lost, RESTART_S)
-            if door is None:
+            ref = self._actor.address.options(max_task_retries=-1).remote()
+            address: Address | None = await ask(ref, self._what, self._lost, RESTART_S)
+            if address is None:
                 break
             try:
                 async with asyncio.timeout(CONNECT_S):
-                    reader, writer = await _enter(door)
+                    reader, writer = await _enter(address)
             except (OSError, EOFError) as error:
-                LOG.warning("no connection to %s at %s:%d: %r", self._what, door.host, door.port, error)
+                LOG.warning("no connection to %s at %s:%d: %r", self._what, address.host, address.port, error)
                 continue
             self._connection = _Connection(reader, writer, self._actor.lifeline.remote())
             return
         self._connection, self._by_ray = None, True
 
 
-async def _enter(door: Door) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def _enter(address: Address) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """
     Raises:
         OSError, EOFError: nobody listens there, or not whom we look for.
     """
-    reader, writer = await asyncio.open_connection(door.host, door.port)
+    reader, writer = await asyncio.open_connection(address.host, address.port)
     _keep_alive(writer)
     try:
-        writer.write(door.secret.encode())
+        writer.write(address.secret.encode())
         await reader.readexactly(len(WELCOME))
     except BaseException:  # cancelled too: no socket is left behind
         writer.close()

@@ -43,7 +43,7 @@ SUFFIX, ASKED = ".prom", "asked"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class MetricsAddress:
     """Of one job's metrics, as its driver chose it and its actors get it."""
 
     job: str
@@ -51,7 +51,7 @@ class Place:
     port: int
 
     @classmethod
-    def of(cls, job: str, *, local: bool, environment: Mapping[str, str] = os.environ) -> Place | None:
+    def of(cls, job: str, *, local: bool, environment: Mapping[str, str] = os.environ) -> MetricsAddress | None:
         """By the environment, else a port that on a `local` cluster only this machine can reach. None: port 0."""
         port = metrics_port(environment)
         host = environment.get(HOST) or ("127.0.0.1" if local else "0.0.0.0")
@@ -78,7 +78,7 @@ class Telemetry:
     """Of one process. `recorder` takes what is to be known of it; what others registered with prometheus_client (vLLM;
     memory and processor time of the process) goes with it."""
 
-    def __init__(self, place: Place, process: str, period_s: float = PERIOD_S) -> None:
+    def __init__(self, place: MetricsAddress, process: str, period_s: float = PERIOD_S) -> None:
         """`process` names it among those of its job: `driver`, `engine-0`."""
         disable_created_metrics()  # type: ignore[no-untyped-call] # timestamps that only OpenMetrics has a use for
         self.recorder = Recorder()
@@ -129,7 +129,7 @@ class Telemetry:
             remove_old(self._place.folder, time.time())
 
 
-def start_telemetry(place: Place | None, process: str) -> Recorder:
+def start_telemetry(place: MetricsAddress | None, process: str) -> Recorder:
     """Of a process whose end nobody announces, as actors are. Without a place nobody hears of what is recorded."""
     return Recorder() if place is None else Telemetry(place, process).recorder
 
@@ -219,7 +219,7 @@ class _Port(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: MetricsAddress) -> None:
         super().__init__((place.host, place.port), _Handler)
         self.folder = place.folder
         self._again = threading.Event()

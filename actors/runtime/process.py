@@ -27,7 +27,7 @@ def importing() -> Iterator[None]:
         gc.enable()
 
 
-def go_behind() -> None:
+def lower_priority() -> None:
     """Let engines and learners go first, which compute all the time: for a process with something to do at each moment,
     little at a time, that would break into their steps. What it starts from now on goes behind them too."""
     for thread in os.listdir("/proc/self/task"):

@@ -30,7 +30,7 @@ class Spread:
     total: float
 
 
-Source = Callable[[], Mapping[str, float | Spread]]
+MetricSource = Callable[[], Mapping[str, float | Spread]]
 
 
 class Recorder(Collector):
@@ -40,7 +40,7 @@ class Recorder(Collector):
         self.registry = CollectorRegistry()
         self._made: dict[str, Any] = {}
         self._making = threading.Lock()
-        self._sources: list[Source] = []
+        self._sources: list[MetricSource] = []
         self.registry.register(self)
 
     def record(self, name: str, value: float = 1.0) -> None:
@@ -70,7 +70,7 @@ class Recorder(Collector):
         for entry in entries:
             self._make(entry, [])
 
-    def add(self, source: Source) -> None:
+    def add(self, source: MetricSource) -> None:
         """Ask `source` for gauges, counters since the start, and Spreads whenever somebody looks, in any thread."""
         self._sources.append(source)
 

@@ -35,7 +35,7 @@ SYS_MOUNT_SETATTR = 442
 MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV = 1, 2, 4
 PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 4, 36
 OLD = "/.old"
-Config = dict[str, Any]
+SandboxConfig = dict[str, Any]
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -64,7 +64,7 @@ def become(user: int) -> None:
     check(libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0), "prctl")
 
 
-def unshare(config: Config) -> None:
+def unshare(config: SandboxConfig) -> None:
     """Namespaces of our own; the process identifiers' one is for children only. As a plain user in a user namespace,
     where nothing but this user exists."""
     uid, gid = os.getuid(), os.getgid()
@@ -78,7 +78,7 @@ def unshare(config: Config) -> None:
     libc.unshare(CLONE_NEWCGROUP)  # hides names only; not every kernel has it
 
 
-def build_root(config: Config) -> None:
+def build_root(config: SandboxConfig) -> None:
     """A root of its own, in memory, that holds the binds, four devices and the scratch folder, and is read-only but for
     the latter. The old root is gone afterwards."""
     check(libc.unshare(CLONE_NEWNS), "a mount namespace")  # not before the fork: a new root is the whole namespace's
@@ -120,7 +120,7 @@ def bind(source: str, target: str, read_only: bool) -> None:
 # -- start -------------------------------------------------------------------------------------------------------------
 
 
-def start_in_namespaces(config: Config) -> int:
+def start_in_namespaces(config: SandboxConfig) -> int:
     """The worker as the first process of its namespace; its process identifier out here."""
     unshare(config)
     pid = os.fork()
@@ -131,7 +131,7 @@ def start_in_namespaces(config: Config) -> int:
     return pid
 
 
-def start_bubblewrap(config: Config) -> int:
+def start_bubblewrap(config: SandboxConfig) -> int:
     """As above; bubblewrap says the process identifier on a pipe."""
     read, write = os.pipe()
     os.set_inheritable(write, True)
@@ -148,7 +148,7 @@ def start_bubblewrap(config: Config) -> int:
     return int(json.loads(said)["child-pid"])
 
 
-def start_unsandboxed(config: Config) -> int:
+def start_unsandboxed(config: SandboxConfig) -> int:
     """The worker in a process group of its own, in a scratch folder that is an ordinary one."""
     check(libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "prctl")
     config["folder"] = tempfile.mkdtemp(prefix="grader-")

@@ -75,7 +75,7 @@ REMEDY = (
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class SandboxLimits:
     """Of one sandbox, so of one grade at a time. Memory: of each process (its address space) and of all together."""
 
     memory_bytes: int = 2 << 30
@@ -137,7 +137,7 @@ def sandbox_report() -> SandboxReport:
     ways: tuple[Way, ...] = ("bubblewrap", "namespaces")
     for way in ways:
         try:
-            sandbox = start("def grade(sample, item): return 0", way, Limits(), timeout_s=START_S, cpu_s=1)
+            sandbox = start("def grade(sample, item): return 0", way, SandboxLimits(), timeout_s=START_S, cpu_s=1)
         except SandboxFailed as error:
             missing[way] = error.message
         else:
@@ -146,7 +146,7 @@ def sandbox_report() -> SandboxReport:
     return SandboxReport(None, {}, missing)
 
 
-def start(source: str, way: Way, limits: Limits, *, timeout_s: float, cpu_s: int) -> Sandbox:
+def start(source: str, way: Way, limits: SandboxLimits, *, timeout_s: float, cpu_s: int) -> Sandbox:
     """A sandbox in which the module `source` has run. Blocks. `cpu_s`: of each process of a grade.
 
     Raises:
@@ -262,7 +262,7 @@ def _environment(way: Way) -> dict[str, str]:
     }
 
 
-def _launch_config(way: Way, limits: Limits) -> dict[str, Any]:
+def _launch_config(way: Way, limits: SandboxLimits) -> dict[str, Any]:
     worker = str(HERE / "worker.py")
     inside = worker if way == "none" else "/.worker.py"
     binds, links = _binds(way)
@@ -297,7 +297,7 @@ def _binds(way: Way) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
 
 
 def _bubblewrap(
-    binds: list[tuple[str, str]], links: list[tuple[str, str]], devices: list[str], limits: Limits
+    binds: list[tuple[str, str]], links: list[tuple[str, str]], devices: list[str], limits: SandboxLimits
 ) -> list[str]:
     """The command line, up to the command that runs in there."""
     words = [shutil.which("bwrap") or "bwrap", "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts"]
@@ -320,7 +320,7 @@ def _bubblewrap(
     return [*words, "--remount-ro", "/", "--chdir", SCRATCH]
 
 
-def _worker_config(source: str, way: Way, limits: Limits, cpu_s: int) -> dict[str, Any]:
+def _worker_config(source: str, way: Way, limits: SandboxLimits, cpu_s: int) -> dict[str, Any]:
     sandboxed = way != "none"
     rlimits = {
         "AS": limits.memory_bytes,

@@ -39,8 +39,8 @@ PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS, SECCOMP_MODE_FILTER = 1, 
 CAPABILITY_VERSION_3 = 0x20080522
 LIBRARY = os.path.dirname(os.__file__)
 NOTHING = "the process of the grader ended without a grade: "
-Config = dict[str, Any]
-Message = dict[str, Any]
+LaunchConfig = dict[str, Any]
+WorkerMessage = dict[str, Any]
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -77,7 +77,7 @@ def filter_calls(program: bytes) -> None:
     prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(code), 0, 0)
 
 
-def give_up(config: Config) -> dict[str, bool]:
+def give_up(config: LaunchConfig) -> dict[str, bool]:
     """From here on, this process and its children can do no more than a grader may. What was seen to hold."""
     sandboxed = config["sandboxed"]
     network = not sandboxed or [name for _, name in socket.if_nameindex()] in ([], ["lo"])
@@ -152,7 +152,7 @@ def receive(channel: socket.socket) -> bytes | None:
     return channel.recv(int.from_bytes(header, "big"), socket.MSG_WAITALL)
 
 
-def send(channel: socket.socket, message: Message) -> None:
+def send(channel: socket.socket, message: WorkerMessage) -> None:
     body = json.dumps(message).encode()
     channel.sendall(len(body).to_bytes(4, "big") + body)
 
@@ -201,7 +201,7 @@ def describe(error: BaseException) -> str:
     return text.strip()[-MAX_DETAILS_CHARS:]
 
 
-def number_of(value: Any) -> Message:
+def number_of(value: Any) -> WorkerMessage:
     """What a grader returned, as the message of its grade."""
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, (numpy.floating, numpy.integer)):
@@ -218,7 +218,7 @@ def number_of(value: Any) -> Message:
     return {"value": number}
 
 
-def run(grade: Any, request: bytes) -> Message:
+def run(grade: Any, request: bytes) -> WorkerMessage:
     """The message of one grade."""
     try:
         body = json.loads(request)
@@ -230,7 +230,7 @@ def run(grade: Any, request: bytes) -> Message:
 # -- a grade in a fork -------------------------------------------------------------------------------------------------
 
 
-def fork_grade(grade: Any, request: bytes, word: bytes, channel: socket.socket, cpu_s: int) -> Message:
+def fork_grade(grade: Any, request: bytes, word: bytes, channel: socket.socket, cpu_s: int) -> WorkerMessage:
     """The message of a grade that ran in a process of its own; all that it started has ended."""
     read, write = os.pipe()
     pid = os.fork()
@@ -247,7 +247,7 @@ def fork_grade(grade: Any, request: bytes, word: bytes, channel: socket.socket, 
     os.close(read)
     if said.startswith(word) and said.endswith(b"\n"):
         with contextlib.suppress(ValueError):
-            answer: Message = json.loads(said[len(word) :])
+            answer: WorkerMessage = json.loads(said[len(word) :])
             return answer
     if said:
         return {"error": "something else than the grade came out of the process of the grader"}
@@ -349,7 +349,7 @@ def main() -> None:
     gc.freeze()
     send(channel, {"ready": True, "holds": holds})
     while (word := receive(channel)) and (request := receive(channel)):
-        answer: Message = {"error": error}
+        answer: WorkerMessage = {"error": error}
         if error is None:
             answer = fork_grade(grade, request, word, channel, config["cpu_s"])
         try:

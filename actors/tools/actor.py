@@ -22,9 +22,9 @@ from actors.endpoints.client import process_stats
 from actors.endpoints.stats import live_endpoint_metrics, merged
 from actors.runtime.calls import QUICK_S, ask
 from actors.runtime.channel import Channel, Reachable
-from actors.runtime.exporter import Place, start_telemetry
+from actors.runtime.exporter import MetricsAddress, start_telemetry
 from actors.runtime.in_flight import Doing
-from actors.runtime.process import go_behind
+from actors.runtime.process import lower_priority
 from actors.runtime.watchdog import Watched, watched_helper
 from actors.tools.dispatcher import Dispatcher
 from actors.tools.sessions import CLOSE_S, SessionBook
@@ -51,7 +51,7 @@ class DispatcherActor(Reachable):
         session: SessionSpec | None = None,
         journal: Path | None = None,
         name: str = "dispatcher",
-        metrics: Place | None = None,
+        metrics: MetricsAddress | None = None,
     ) -> None:
         self._dispatcher = Dispatcher(tools, operator)
         start_telemetry(metrics, name).add(lambda: live_endpoint_metrics(process_stats()))
@@ -59,7 +59,7 @@ class DispatcherActor(Reachable):
         self._sessions = None if session is None else SessionBook(session, journal, operator, tell=self._news.append)
         self._reach_by({"call_turn": self._call_turn, "open_session": self._open_session})
         gc.freeze()  # else full collections walk all that was imported
-        go_behind()
+        lower_priority()
 
     async def _call_turn(self, trace_id: str, item: dict[str, Any], calls: Sequence[Sequence[Any]]) -> list[Any]:
         if self._sessions is not None and not self._sessions.is_open(trace_id):
@@ -107,7 +107,7 @@ def start_dispatchers(
     session: SessionSpec | None = None,
     journals: Path | None = None,
     options_of: Callable[[str, int], dict[str, Any]] = lambda name, index: {},
-    metrics: Place | None = None,
+    metrics: MetricsAddress | None = None,
 ) -> list[Any]:
     """Actors that share the limits of each endpoint: as many as `count`, but none that could make no call.
     `options_of` gives Ray's options of one by its name and index.

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from actors.endpoints.client import REAL_TIMING, Answer, EndpointClient, Timing, cut, status_text
+from actors.endpoints.client import REAL_TIMING, EndpointClient, HttpAnswer, Timing, cut, status_text
 from actors.endpoints.gate import Sockets
 from trainer.errors import ToolFailed
 from trainer.spec.endpoints import ToolSpec
@@ -108,7 +108,7 @@ def _body(trace_id: str, item: dict[str, Any], call: ToolCall) -> dict[str, Any]
     }
 
 
-def _result(client: EndpointClient, max_output_bytes: int, call: ToolCall, answer: Answer) -> ToolResult:
+def _result(client: EndpointClient, max_output_bytes: int, call: ToolCall, answer: HttpAnswer) -> ToolResult:
     """What the model sees of an answer."""
     result = partial(ToolResult, call.call_id, latency_s=answer.latency_s, retries=answer.retries)
     output = None if answer.truncated else _output(answer)
@@ -127,7 +127,7 @@ def _num_bytes(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode())
 
 
-def _output(answer: Answer) -> str | None:
+def _output(answer: HttpAnswer) -> str | None:
     """The answer's `output` as text that can be encoded; None where it has none."""
     try:
         body = answer.json()

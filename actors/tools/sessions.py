@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from actors.endpoints.client import REAL_TIMING, Answer, EndpointClient, Timing, status_text
+from actors.endpoints.client import REAL_TIMING, EndpointClient, HttpAnswer, Timing, status_text
 from actors.tools.session_journal import SessionJournal
 from trainer.errors import EndpointRefused, RftError, ToolFailed
 from trainer.spec.endpoints import SessionSpec
@@ -344,6 +344,6 @@ def _client(what: str, url: str | None, spec: SessionSpec, operator: Operator, t
     return EndpointClient(what, url, spec, ToolFailed, timing, allowed_networks=operator.allowed_networks)
 
 
-async def _post(client: EndpointClient | None, body: dict[str, Any], key: str) -> Answer | None:
+async def _post(client: EndpointClient | None, body: dict[str, Any], key: str) -> HttpAnswer | None:
     """None where the job names no such URL: then nothing is to be told."""
     return None if client is None else await client.post(body, key)

@@ -22,7 +22,7 @@ from transformers.core_model_loading import revert_weight_conversion
 
 TensorInfo = tuple[str, str, tuple[int, ...]]
 """Name, dtype (such as "bfloat16") and shape."""
-Part = list[str]
+ParameterNames = list[str]
 """Names of parameters as the model has them, which for experts are not those of the checkpoint."""
 
 SHARD_BYTES = 5 << 30
@@ -44,9 +44,9 @@ class CheckpointWeights:
         first_names = {id(tensor): name for name, tensor in reversed(model.state_dict(keep_vars=True).items())}
         self._tensors = {name: t for name, t in model.state_dict(keep_vars=True).items() if first_names[id(t)] == name}
 
-    def parts(self, max_bytes: int) -> list[Part]:
+    def parts(self, max_bytes: int) -> list[ParameterNames]:
         """All weights in order, in parts of at most `max_bytes`; a larger one has a part of its own."""
-        parts: list[Part] = []
+        parts: list[ParameterNames] = []
         room = 0
         for name in self._tensors:
             size = sum(_num_bytes(info) for info in self.describe([name]))
@@ -57,7 +57,7 @@ class CheckpointWeights:
             room -= size
         return parts
 
-    def describe(self, part: Part) -> list[TensorInfo]:
+    def describe(self, part: ParameterNames) -> list[TensorInfo]:
         """What `read` will give, without gathering anything."""
         shapes = {name: torch.empty(_shape(self._tensors[name]), device="meta") for name in part}
         infos: list[TensorInfo] = []
@@ -68,7 +68,7 @@ class CheckpointWeights:
             ]
         return infos
 
-    def read(self, part: Part, wanted: bool) -> dict[str, Tensor]:
+    def read(self, part: ParameterNames, wanted: bool) -> dict[str, Tensor]:
         """The tensors of a part on the CPU, in the order of `describe`; nothing where not `wanted` (all ranks must call
         this together, one of them wants the result)."""
         tensors = [self._tensors[name] for name in part]

@@ -24,7 +24,7 @@ from trainer.errors import InvalidJob, Problem, UserError
 from trainer.spec.endpoints import Strict
 from trainer.spec.job import ClusterSpec, JobSpec, Method
 from trainer.spec.operator import Operator
-from trainer.spec.reader import Lines, Source, Variables, validate
+from trainer.spec.reader import Lines, ParsedFile, Variables, validate
 
 TRAINING_PURPOSES = ("fine-tune",)
 LEGACY = ("batch_size", "n_epochs", "learning_rate_multiplier")
@@ -61,7 +61,7 @@ class WireJob(Strict):
     cluster: Annotated[dict[str, Any], Described(ClusterSpec)] | None = None
 
 
-class Model(Protocol):
+class KnownModel(Protocol):
     """What is needed of cluster.stores.model_registry.ModelRecord."""
 
     @property
@@ -70,10 +70,10 @@ class Model(Protocol):
     def base(self) -> str: ...
 
 
-class Models(Protocol):
+class ModelCatalog(Protocol):
     """What is needed of cluster.stores.model_registry.ModelRegistry. Raises UserError where there is no such model."""
 
-    def resolve(self, model_id: str) -> Model: ...
+    def resolve(self, model_id: str) -> KnownModel: ...
 
 
 class File(Protocol):
@@ -102,7 +102,7 @@ class ApiJob:
     digest: str
 
 
-def parse_api_job(body: Any, models: Models, files: Files, operator: Operator) -> ApiJob:
+def parse_api_job(body: Any, models: ModelCatalog, files: Files, operator: Operator) -> ApiJob:
     """
     Raises:
         InvalidJob: with what is wrong, as far as a request can be read without its files.
@@ -167,7 +167,7 @@ def model_name(base: str, organization: str, suffix: str | None, job_id: str, st
 def _validated(model: Any, raw: Any) -> Any:
     if not isinstance(raw, dict):
         raise InvalidJob("no job", [Problem("invalid_type", "body", "is no JSON object", "send an object")])
-    value, problems = validate(model, raw, Source("body", raw, Lines(None)), Variables({}))
+    value, problems = validate(model, raw, ParsedFile("body", raw, Lines(None)), Variables({}))
     _refuse([problem for _, problem in problems])
     return value
 
@@ -238,7 +238,7 @@ def _sizes(spec: JobSpec) -> list[Problem]:
 # -- what it names -----------------------------------------------------------------------------------------------------
 
 
-def _known_model(name: str, models: Models) -> Model:
+def _known_model(name: str, models: ModelCatalog) -> KnownModel:
     try:
         return models.resolve(name)
     except UserError as error:

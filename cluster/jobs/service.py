@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
-from cluster.jobs.request import Files, Models, parse_api_job
+from cluster.jobs.request import Files, ModelCatalog, parse_api_job
 from cluster.stores.job_store import JobStore
 from cluster.stores.job_tables import JobRecord, NewJob
+from cluster.stores.secrets import SecretBox
 from trainer.spec.operator import Operator
 
 RETRY_WINDOW_S = 600.0
@@ -16,21 +17,15 @@ UNMARKED_WINDOW_S = 10.0
 """Of clients that do not: an equal request so soon after the first one is a retry, later it is another job."""
 
 
-class Sealer(Protocol):
-    """What is needed of cluster.stores.secrets.SecretBox."""
-
-    def seal(self, text: str) -> str: ...
-
-
 class JobService:
     """`wake` tells the manager of this process, if there is one."""
 
     def __init__(
         self,
         store: JobStore,
-        models: Models,
+        models: ModelCatalog,
         files: Files,
-        sealer: Sealer,
+        sealer: SecretBox,
         operator: Operator,
         wake: Callable[[], None] = lambda: None,
     ) -> None:

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from statistics import median
-from typing import Any, Protocol
+from typing import Any
 
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
@@ -22,6 +22,7 @@ from cluster.jobs.wire_metrics import checkpoint_metrics, data_of, message_of, t
 from cluster.preflight.prepare import Prepared
 from cluster.records.run_folder import plain
 from cluster.stores.job_store import JobStore
+from cluster.stores.model_registry import ModelRegistry
 from trainer.errors import UserError
 from trainer.loop.checkpoint import Checkpoints
 from trainer.protocols import Level
@@ -33,23 +34,13 @@ RETRY_FOR_S = 120.0
 STEPS_FOR_ESTIMATE = 20
 
 
-class Registry(Protocol):
-    """What is needed of cluster.stores.model_registry.ModelRegistry."""
-
-    def add(
-        self, model_id: str, folder: Path | str, base: str, job_id: str, settings: ServeSettings | None = None
-    ) -> Any: ...
-
-    def delete(self, model_id: str) -> None: ...
-
-
 class StoreSink:
     """A Watch (cluster/run/driver.py) of one driver. `name` gives a model's name by step, None for the final one."""
 
     def __init__(
         self,
         store: JobStore,
-        registry: Registry,
+        registry: ModelRegistry,
         job_id: str,
         attempt: int,
         base: str,

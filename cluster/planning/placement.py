@@ -74,7 +74,7 @@ def _bundle(cores: int, gpus: int) -> Bundle:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Assignment:
     """Where one engine or rank may go. Ray may choose another node that is alike. `node` is None where none has room;
     `memory` where the model is not known."""
 
@@ -92,7 +92,7 @@ class ClusterPlan:
 
     placement: Placement
     nodes: tuple[Node, ...]
-    places: tuple[Place, ...]
+    places: tuple[Assignment, ...]
     host_bytes: tuple[int, ...]
     """What is taken of each node's memory; what has no place of its own (driver, dispatchers, graders) on the first."""
     lacking: tuple[Problem, ...]
@@ -162,7 +162,7 @@ def _places(
     assigned: Sequence[int | None],
     model: ModelShape | None,
     context_length: int,
-) -> Iterator[Place]:
+) -> Iterator[Assignment]:
     def node_of(bundle: int) -> Node | None:
         index = assigned[bundle]
         return None if index is None else nodes[index]
@@ -179,7 +179,7 @@ def _places(
                 context_length=context_length,
                 gpu_bytes=None if node is None else node.gpu_memory_bytes,
             )
-        yield Place("engine", i, placement.engine_cores, gpus, node, memory)
+        yield Assignment("engine", i, placement.engine_cores, gpus, node, memory)
     supervised = job.method.type == "supervised"
     for i in range(placement.learner_ranks):
         node, memory = node_of(placement.bundle_of_rank(i)), None
@@ -192,11 +192,11 @@ def _places(
                 longest=context_length,
                 keeps_start=not supervised and job.reinforcement.algorithm.kl_coef > 0,
             )
-        yield Place("learner rank", i, placement.rank_cores, placement.rank_gpus, node, memory)
+        yield Assignment("learner rank", i, placement.rank_cores, placement.rank_gpus, node, memory)
 
 
 def _host_bytes(
-    job: JobSpec, placement: Placement, nodes: Sequence[Node], places: Sequence[Place], model: ModelShape | None
+    job: JobSpec, placement: Placement, nodes: Sequence[Node], places: Sequence[Assignment], model: ModelShape | None
 ) -> tuple[int, ...]:
     taken = [0] * len(nodes)
     for place in places:
@@ -277,7 +277,7 @@ def _setting_problems(job: JobSpec, placement: Placement) -> Iterator[Problem]:
 
 
 def _memory_problems(
-    job: JobSpec, places: Sequence[Place], nodes: Sequence[Node], host_bytes: Sequence[int]
+    job: JobSpec, places: Sequence[Assignment], nodes: Sequence[Node], host_bytes: Sequence[int]
 ) -> Iterator[Problem]:
     engine = next((place for place in places if place.role == "engine"), None)
     if engine is not None and engine.memory is not None and (engine.memory.num_sequences or 0.0) < 1.0:
@@ -294,14 +294,14 @@ def _memory_problems(
             yield Problem("too_little_memory", "cluster", message, remedy)
 
 
-def _no_cache(engine: Place, memory: Memory) -> Problem:
+def _no_cache(engine: Assignment, memory: Memory) -> Problem:
     where = "a GPU" if engine.gpus else "a CPU engine, whose cache is fixed,"
     message = f"what {where} has for an engine's cache holds {memory.num_sequences:.2f} sequences of the whole context"
     remedy = "lower cluster.context_length" + (", or raise cluster.engine_gpus" if engine.gpus else "")
     return Problem("no_room_for_context", "cluster.context_length", message, remedy)
 
 
-def _gpu_problem(job: JobSpec, place: Place, memory: Memory) -> Problem | None:
+def _gpu_problem(job: JobSpec, place: Assignment, memory: Memory) -> Problem | None:
     there = None if place.node is None else place.node.gpu_memory_bytes
     if there is None or memory.gpu_bytes <= there:
         return None

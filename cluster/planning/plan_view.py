@@ -13,7 +13,7 @@ from rich.table import Table
 
 from cluster.planning.model_folder import read_model
 from cluster.planning.nodes import Node
-from cluster.planning.placement import ClusterPlan, Place, plan_placement, size
+from cluster.planning.placement import Assignment, ClusterPlan, plan_placement, size
 from cluster.preflight.prepare import context_of
 from trainer.errors import InvalidJob, Problem
 from trainer.spec.job_file import read_job
@@ -50,7 +50,7 @@ def print_cluster_plan(console: Console, plan: ClusterPlan) -> None:
         console.print("[green]it fits[/]")
 
 
-def _memory_table(firsts: Sequence[Place]) -> Table:
+def _memory_table(firsts: Sequence[Assignment]) -> Table:
     """A row for each part of memory, a column for each kind of actor and of memory; those of a kind are alike."""
     columns: dict[str, Mapping[str, int]] = {}
     for place in firsts:
@@ -82,7 +82,7 @@ def _node_table(plan: ClusterPlan) -> Table:
     return table
 
 
-def _who(places: Iterable[Place]) -> str:
+def _who(places: Iterable[Assignment]) -> str:
     """`engine 0, 1; learner rank 0`"""
     indices: dict[str, list[str]] = {}
     for place in places:
@@ -131,7 +131,7 @@ def plan_as_json(plan: ClusterPlan) -> dict[str, Any]:
     }
 
 
-def _place(place: Place) -> dict[str, Any]:
+def _place(place: Assignment) -> dict[str, Any]:
     memory = place.memory
     return {
         "role": place.role,

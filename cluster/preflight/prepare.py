@@ -84,7 +84,7 @@ class Free:
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
+class _JobRow:
     """A row of one of the job's files; `field` is the file's name in the job."""
 
     field: str
@@ -125,7 +125,7 @@ async def prepare(
         files[name], bad = _read(job, name, conversations=supervised)
         problems += bad
     tasks = files["training_file"]
-    rows = [_Row(name, Path(getattr(job, name)).name, task) for name in FILES for task in files[name]]
+    rows = [_JobRow(name, Path(getattr(job, name)).name, task) for name in FILES for task in files[name]]
     plan = resolve(job, len(tasks)) if tasks else None
     model, bad = read_model(job)
     problems += bad
@@ -175,7 +175,7 @@ def _read(job: JobSpec, name: str, conversations: bool) -> tuple[list[Task], lis
 # -- tools and graders -------------------------------------------------------------------------------------------------
 
 
-def _tool_problems(reinforcement: Reinforcement, rows: Sequence[_Row]) -> list[Problem]:
+def _tool_problems(reinforcement: Reinforcement, rows: Sequence[_JobRow]) -> list[Problem]:
     """Tools of rows that no entry of the job serves, and schemas that are none."""
     problems = []
     served = {tool.name for tool in reinforcement.tools}
@@ -197,7 +197,7 @@ def _tool_problems(reinforcement: Reinforcement, rows: Sequence[_Row]) -> list[P
     return problems
 
 
-def _value_problems(reinforcement: Reinforcement, rows: Sequence[_Row]) -> list[Problem]:
+def _value_problems(reinforcement: Reinforcement, rows: Sequence[_JobRow]) -> list[Problem]:
     """Rows without a value that a grader's template takes from them: none of their rollouts could be graded."""
     templates = [
         (f"{field}.{name}", template)
@@ -257,7 +257,7 @@ def context_of(job: JobSpec, model: ModelFolder | None) -> int:
 
 
 async def _length_problems(
-    rows: Sequence[_Row], model: ModelFolder, context_length: int, job: JobSpec
+    rows: Sequence[_JobRow], model: ModelFolder, context_length: int, job: JobSpec
 ) -> list[Problem]:
     """Rows whose prompt (or conversation) does not fit, or that the template cannot render."""
     problems = []

@@ -18,7 +18,7 @@ from actors.learner.group import LearnerGroup
 from actors.learner.rank import LearnerConfig
 from actors.rollout.episode import EpisodeSpec
 from actors.rollout.worker import WorkerConfig
-from actors.runtime.exporter import Place
+from actors.runtime.exporter import MetricsAddress
 from actors.weights.broadcast_sync import BroadcastSync
 from actors.weights.sync import WeightSync
 from cluster.planning.placement import size
@@ -27,7 +27,9 @@ from trainer.data.chat import THOUGHT_MARKS
 from trainer.spec.job import AlgorithmSpec, JobSpec
 
 
-def worker_config(prepared: Prepared, dispatchers: Sequence[Any], graders: Any, metrics: Place | None) -> WorkerConfig:
+def worker_config(
+    prepared: Prepared, dispatchers: Sequence[Any], graders: Any, metrics: MetricsAddress | None
+) -> WorkerConfig:
     """Of each rollout worker; `dispatchers` and `graders` are actors."""
     job, reinforcement = prepared.job, prepared.job.reinforcement
     return WorkerConfig(
@@ -58,7 +60,7 @@ def worker_config(prepared: Prepared, dispatchers: Sequence[Any], graders: Any, 
     )
 
 
-def learner_config(prepared: Prepared, metrics: Place | None) -> LearnerConfig:
+def learner_config(prepared: Prepared, metrics: MetricsAddress | None) -> LearnerConfig:
     """Of each learner rank."""
     job, plan = prepared.job, prepared.plan
     supervised = job.method.type == "supervised"

@@ -46,7 +46,7 @@ from trainer.types import Purpose, Task
 DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO}
 
 
-class Outcome(Enum):
+class RunOutcome(Enum):
     DONE = "done"
     STOPPED = "stopped"
     FAILED = "failed"
@@ -67,7 +67,7 @@ async def check(
     console.print("[green]the job is ready to be trained[/]")
 
 
-async def train(job: JobSpec, runs: Path, resume: Path | None, address: str | None, operator: Operator) -> Outcome:
+async def train(job: JobSpec, runs: Path, resume: Path | None, address: str | None, operator: Operator) -> RunOutcome:
     """Train a job to its end, or until a signal.
 
     Raises:
@@ -80,7 +80,7 @@ async def train(job: JobSpec, runs: Path, resume: Path | None, address: str | No
 
 async def train_in(
     job: JobSpec, folder: Path, address: str | None, operator: Operator, watch: Watch | None = None
-) -> Outcome:
+) -> RunOutcome:
     """Train a job in a folder of its own, going on from its last checkpoint where an earlier start left one: whoever
     starts lost jobs anew says the same each time. A job that is watched is a server's, whose endpoints were tried
     before: one that fails now is a matter for retries.
@@ -96,7 +96,7 @@ async def train_in(
 
 async def evaluate_model(
     job: JobSpec, file: str, samples: int, runs: Path, address: str | None, operator: Operator
-) -> Outcome:
+) -> RunOutcome:
     """Grade a model on one of the job's files and keep every trace.
 
     Raises:
@@ -143,15 +143,15 @@ async def _run(
         except asyncio.CancelledError:
             if not signals.count:
                 raise
-            run.outcome = Outcome.STOPPED
+            run.outcome = RunOutcome.STOPPED
         except RftError as error:
-            run.outcome = Outcome.FAILED
+            run.outcome = RunOutcome.FAILED
             folder.event("error", str(error))
             raise
         except OSError as error:
             if error.errno not in DISK_ERRORS:
                 raise
-            run.outcome = Outcome.FAILED
+            run.outcome = RunOutcome.FAILED
             raise RftError(f"cannot write to {folder.path}: {error.strerror}") from error
         finally:
             await asyncio.shield(run.close())
@@ -171,7 +171,7 @@ class _Run:
         console: Console,
         watch: Watch | None,
     ) -> None:
-        self.outcome = Outcome.DONE
+        self.outcome = RunOutcome.DONE
         self._prepared = prepared
         self._operator = operator
         self._folder = folder
@@ -214,7 +214,7 @@ class _Run:
         )
         loop = Loop(config, prepared.tasks, prepared.validation, fleet, learner, checkpoints, self._sink)
         await self._run_loop(loop, latest)
-        if prepared.test and self.outcome is Outcome.DONE:
+        if prepared.test and self.outcome is RunOutcome.DONE:
             after = await self._grade(fleet, prepared.test, "test", "test-after", prepared.plan.eval_samples)
             if before is not None:
                 self._view.stop()
@@ -249,7 +249,7 @@ class _Run:
         with self._signals.graceful(loop.stop):
             await loop.run()
         if self._signals.count:
-            self.outcome = Outcome.STOPPED
+            self.outcome = RunOutcome.STOPPED
 
     async def evaluation(self, file: str, samples: int) -> None:
         prepared = self._prepared
@@ -283,7 +283,7 @@ class _Run:
             problems.append(f"the report is not written: {error.strerror}")
         for problem in problems:
             self._console.print(f"[yellow]warning[/] {escape(problem)}", soft_wrap=True, highlight=False)
-        if self.outcome is not Outcome.DONE and self._folder.checkpoints.is_dir():
+        if self.outcome is not RunOutcome.DONE and self._folder.checkpoints.is_dir():
             latest = Checkpoints(self._folder.checkpoints).latest()
             if latest is not None:
                 how = f"from {latest[0].name} with --resume {self._folder.path}"

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from actors.runtime.exporter import Place, Telemetry
+from actors.runtime.exporter import MetricsAddress, Telemetry
 from actors.runtime.recorder import Recorder
 from trainer.metrics import METRICS, metric_of
 from trainer.protocols import Level
@@ -20,7 +20,7 @@ from trainer.types import Group, Rollout
 class MetricsSink:
     """An EventSink of the loop. Without a place it counts for nobody. Call `close` at the end."""
 
-    def __init__(self, place: Place | None, folder: Path) -> None:
+    def __init__(self, place: MetricsAddress | None, folder: Path) -> None:
         """`folder` is the run's."""
         self.place = place
         self._telemetry = None if place is None else Telemetry(place, "driver")
@@ -40,7 +40,7 @@ class MetricsSink:
         Raises:
             UserError: the environment names no port.
         """
-        return cls(Place.of(folder.name, local=local), folder)
+        return cls(MetricsAddress.of(folder.name, local=local), folder)
 
     def event(self, level: Level, message: str, **data: Any) -> None:
         self.recorder.record(f"events/{level}")

@@ -49,7 +49,7 @@ class ModelRecord:
         return BASE_OWNER if self.job_id is None else TUNED_OWNER
 
 
-class _Row(Base):
+class _ModelRow(Base):
     __tablename__ = "models"
 
     id: Mapped[str] = mapped_column(String(255), primary_key=True)
@@ -84,9 +84,9 @@ class ModelRegistry:
         if model_id in self._aliases:
             raise ValueError(f"{model_id} is the name of a base model")
         with self._database.session() as session:
-            row = session.get(_Row, model_id)
+            row = session.get(_ModelRow, model_id)
             if row is None:
-                row = _Row(id=model_id, job_id=job_id, created_at=int(self._clock()))
+                row = _ModelRow(id=model_id, job_id=job_id, created_at=int(self._clock()))
                 session.add(row)
             elif row.job_id != job_id:
                 raise ValueError(f"{model_id} is a model of {row.job_id}")
@@ -101,7 +101,7 @@ class ModelRegistry:
         if model_id in self._aliases:
             return self._base_model(model_id)
         with self._database.session() as session:
-            row = session.get(_Row, model_id)
+            row = session.get(_ModelRow, model_id)
             if row is None:
                 raise UnknownModel(f"The model '{model_id}' does not exist.")
             return row.record()
@@ -109,7 +109,7 @@ class ModelRegistry:
     def list(self) -> list[ModelRecord]:
         """All models: those of the operator, then the tuned ones, newest first."""
         with self._database.session() as session:
-            rows = session.scalars(select(_Row).order_by(_Row.created_at.desc(), _Row.id.desc())).all()
+            rows = session.scalars(select(_ModelRow).order_by(_ModelRow.created_at.desc(), _ModelRow.id.desc())).all()
             return [self._base_model(name) for name in self._aliases] + [row.record() for row in rows]
 
     def delete(self, model_id: str) -> None:
@@ -122,7 +122,7 @@ class ModelRegistry:
         if model_id in self._aliases:
             raise KeptModel(f"The model '{model_id}' is a base model of this server and cannot be deleted.")
         with self._database.session() as session:
-            row = session.get(_Row, model_id)
+            row = session.get(_ModelRow, model_id)
             if row is None:
                 raise UnknownModel(f"The model '{model_id}' does not exist.")
             session.delete(row)

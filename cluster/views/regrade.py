@@ -31,7 +31,7 @@ SHOWN_PROBLEMS = 20
 _SECTION = "method.reinforcement."
 _LINE_REMEDY = 'give one JSON object a line: {"sample": {...} or the answer\'s text, "item": {...}}'
 
-Outcome = Grade | RftError
+Regraded = Grade | RftError
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ async def grade_file(
     name: str | None = None,
     repeat: int = 1,
     done: Callable[[int, int], None] = lambda done, total: None,
-) -> tuple[Reinforcement, list[Case], list[list[Outcome]]]:
+) -> tuple[Reinforcement, list[Case], list[list[Regraded]]]:
     """Grade all rollouts of `file` `repeat` times. Returns what the grader's file holds, the rollouts, and for each run
     one outcome a rollout. `done` is told after each grade how many there are.
 
@@ -79,11 +79,11 @@ async def grade_file(
     return reinforcement, cases, runs
 
 
-async def grade_cases(cases: Sequence[Case], pool: GraderPool, told: Callable[[int], None]) -> list[Outcome]:
+async def grade_cases(cases: Sequence[Case], pool: GraderPool, told: Callable[[int], None]) -> list[Regraded]:
     """One outcome a case, in their order; closes the pool."""
     slots, count = asyncio.Semaphore(AT_ONCE), 0
 
-    async def one(case: Case) -> Outcome:
+    async def one(case: Case) -> Regraded:
         nonlocal count
         async with slots:
             outcome = await outcome_of(pool.grade(case.sample, case.item, case.trace_id))

@@ -37,7 +37,7 @@ Key = Annotated[str | None, typer.Option("--api-key", help="better given by the 
 Profile = Annotated[str, typer.Option(help="of profiles.yaml", envvar="AGENT_RFT_PROFILE")]
 AsJson = Annotated[bool, typer.Option("--json", help="one JSON object a line")]
 Limit = Annotated[int, typer.Option(min=1, help="newest first")]
-JobId = Annotated[str, typer.Argument(help="ftjob-...")]
+JobIdArgument = Annotated[str, typer.Argument(help="ftjob-...")]
 
 
 @files.callback()
@@ -123,7 +123,7 @@ def list_jobs(context: typer.Context, limit: Limit = 20, as_json: AsJson = False
 
 
 @jobs.command("get")
-def get_job(context: typer.Context, job_id: JobId, as_json: AsJson = False) -> None:
+def get_job(context: typer.Context, job_id: JobIdArgument, as_json: AsJson = False) -> None:
     """One job."""
     job = ask(context.obj, "GET", f"/fine_tuning/jobs/{job_id}")
     if as_json:
@@ -139,14 +139,14 @@ def get_job(context: typer.Context, job_id: JobId, as_json: AsJson = False) -> N
 
 
 @jobs.command("follow")
-def follow_job(context: typer.Context, job_id: JobId, as_json: AsJson = False) -> None:
+def follow_job(context: typer.Context, job_id: JobIdArgument, as_json: AsJson = False) -> None:
     """Show a job as it goes on, from its beginning to its end. Exit code 0: succeeded, 1: failed, 3: cancelled."""
     _follow(context.obj, job_id, as_json)
 
 
 def _move(name: str) -> None:
     @jobs.command(name, help=f"{name.capitalize()} a job.")
-    def move(context: typer.Context, job_id: JobId) -> None:
+    def move(context: typer.Context, job_id: JobIdArgument) -> None:
         typer.echo(ask(context.obj, "POST", f"/fine_tuning/jobs/{job_id}/{name}")["status"])
 
 
@@ -187,14 +187,14 @@ def _follow(client: httpx.Client, job_id: str, as_json: bool) -> None:
 
 
 @events.command("list")
-def list_events(context: typer.Context, job_id: JobId, limit: Limit = 100, as_json: AsJson = False) -> None:
+def list_events(context: typer.Context, job_id: JobIdArgument, limit: Limit = 100, as_json: AsJson = False) -> None:
     """A job's events."""
     rows = pages(context.obj, f"/fine_tuning/jobs/{job_id}/events", limit)
     _table(rows, as_json, {"created_at": "at", "level": "level", "message": "message"})
 
 
 @checkpoints.command("list")
-def list_checkpoints(context: typer.Context, job_id: JobId, limit: Limit = 10, as_json: AsJson = False) -> None:
+def list_checkpoints(context: typer.Context, job_id: JobIdArgument, limit: Limit = 10, as_json: AsJson = False) -> None:
     """A job's checkpoints: each is a model that answers under its name."""
     rows = pages(context.obj, f"/fine_tuning/jobs/{job_id}/checkpoints", limit)
     _table(rows, as_json, {"step_number": "step", "fine_tuned_model_checkpoint": "model", "created_at": "made"})

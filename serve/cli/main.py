@@ -41,10 +41,10 @@ app.add_typer(client_cli.checkpoints, name="checkpoints")
 app.add_typer(client_cli.models, name="models")
 
 JobFile = Annotated[Path, typer.Argument(help="the job, YAML or JSON")]
-Address = Annotated[
+ClusterAddress = Annotated[
     str | None, typer.Option(help="Ray cluster (else RAY_ADDRESS, else a local one)", envvar="RAY_ADDRESS")
 ]
-Config = Annotated[
+ConfigFile = Annotated[
     Path | None,
     typer.Option(help="the operator's configuration (else agent-rft.yaml here, if any)", envvar="AGENT_RFT_CONFIG"),
 ]
@@ -59,13 +59,13 @@ def train_command(
     run_folder: Annotated[
         Path | None, typer.Option(help="train in this folder; from its last checkpoint where it has one")
     ] = None,
-    address: Address = None,
-    config: Config = None,
+    address: ClusterAddress = None,
+    config: ConfigFile = None,
 ) -> None:
     """Check a job, then train it."""
     operator = _operator(config)
     with importing():
-        from cluster.run.driver import Outcome, train, train_in
+        from cluster.run.driver import RunOutcome, train, train_in
 
     if run_folder is None:
         training = train(_load(job, runs, address, operator), runs, resume, address, operator)
@@ -75,7 +75,7 @@ def train_command(
         raise typer.BadParameter("give --resume or --run-folder, not both")
     with _placed(job):
         outcome = asyncio.run(training)
-    raise typer.Exit(STOPPED if outcome is Outcome.STOPPED else 0)
+    raise typer.Exit(STOPPED if outcome is RunOutcome.STOPPED else 0)
 
 
 @app.command("eval")
@@ -85,24 +85,26 @@ def eval_command(
     model: Annotated[str | None, typer.Option(help="another model than the job's: a folder, a checkpoint")] = None,
     samples: Annotated[int, typer.Option(min=1, help="rollouts per row")] = 1,
     runs: Runs = Path("runs"),
-    address: Address = None,
-    config: Config = None,
+    address: ClusterAddress = None,
+    config: ConfigFile = None,
 ) -> None:
     """Grade a model on a file without training; every trace is kept."""
     operator = _operator(config)
     with importing():
-        from cluster.run.driver import Outcome, evaluate_model
+        from cluster.run.driver import RunOutcome, evaluate_model
 
     spec = _load(job, runs, address, operator)
     if model is not None:
         spec = spec.model_copy(update={"model": model})
     with _placed(job):
         outcome = asyncio.run(evaluate_model(spec, file, samples, runs, address, operator))
-    raise typer.Exit(STOPPED if outcome is Outcome.STOPPED else 0)
+    raise typer.Exit(STOPPED if outcome is RunOutcome.STOPPED else 0)
 
 
 @app.command("check")
-def check_command(job: JobFile, runs: Runs = Path("runs"), address: Address = None, config: Config = None) -> None:
+def check_command(
+    job: JobFile, runs: Runs = Path("runs"), address: ClusterAddress = None, config: ConfigFile = None
+) -> None:
     """Find what is wrong with a job before anything is started; each tool and the grader is called once."""
     operator = _operator(config)
     with importing():
@@ -117,7 +119,7 @@ def check_command(job: JobFile, runs: Runs = Path("runs"), address: Address = No
 def plan_command(
     job: JobFile,
     cluster: Annotated[Path | None, typer.Option(help="NODES.yaml: plan for these nodes instead")] = None,
-    address: Address = None,
+    address: ClusterAddress = None,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object")] = False,
 ) -> None:
     """Say who would go where, what memory each takes, and what does not fit (exit code 2). Starts nothing."""
@@ -196,7 +198,7 @@ def grade_command(
     grader: Annotated[Path, typer.Option(help="the grader, YAML or JSON: alone, or as in method.reinforcement")],
     name: Annotated[str | None, typer.Option(help="of a run folder: step-000001, test-before, ...")] = None,
     repeat: Annotated[int, typer.Option(min=1, help="runs; from two on, their differences are shown")] = 1,
-    config: Config = None,
+    config: ConfigFile = None,
 ) -> None:
     """Run a grader over recorded rollouts: its grades, its errors and, run twice, its noise."""
     operator = _operator(config)
@@ -226,7 +228,7 @@ def grade_command(
 @app.command("observe")
 def observe_command(
     out: Annotated[Path, typer.Option(help="folder that gets the files; what is there is replaced")],
-    address: Address = None,
+    address: ClusterAddress = None,
 ) -> None:
     """Write what a Prometheus and a Grafana need for this cluster: scraping, alerts, dashboards, a compose file."""
     from cluster.observability.files import write_pair
@@ -243,8 +245,8 @@ def serve_command(
     files: Annotated[str | None, typer.Option(help="fsspec URL of uploaded files (else the folder)")] = None,
     host: Annotated[str, typer.Option(help="address to listen at; 0.0.0.0 is all of this machine's")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free")] = 8000,
-    address: Address = None,
-    config: Config = None,
+    address: ClusterAddress = None,
+    config: ConfigFile = None,
 ) -> None:
     """Serve OpenAI's API on this cluster until a signal. The first start prints an API key."""
     from cluster.ray_cluster.session import begin_with_token

@@ -24,11 +24,11 @@ def answers(model: Any, *, streams: bool = False) -> Responses:
     return {200: described, "5XX": {"model": ErrorBody}}
 
 
-class Answer(BaseModel):
+class ResponseBody(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class Page(Answer, Generic[T]):
+class Page(ResponseBody, Generic[T]):
     """A part of a list. The next one is asked for with `after=<last_id>` while `has_more`."""
 
     object: Literal["list"]
@@ -38,7 +38,7 @@ class Page(Answer, Generic[T]):
     last_id: str | None
 
 
-class FileObject(Answer):
+class FileObject(ResponseBody):
     id: str
     object: Literal["file"]
     bytes: int
@@ -50,19 +50,19 @@ class FileObject(Answer):
     status_details: str | None
 
 
-class DeletedFile(Answer):
+class DeletedFile(ResponseBody):
     id: str
     object: Literal["file"]
     deleted: bool
 
 
-class JobFailure(Answer):
+class JobFailure(ResponseBody):
     code: str
     message: str
     param: str | None
 
 
-class Job(Answer):
+class Job(ResponseBody):
     """`method` is the request's, with all hyperparameters and without secrets."""
 
     id: str
@@ -88,7 +88,7 @@ class Job(Answer):
     integrations: list[Any]
 
 
-class Event(Answer):
+class JobEventBody(ResponseBody):
     """The data of a `metrics` event are a step's numbers."""
 
     id: str
@@ -100,7 +100,7 @@ class Event(Answer):
     data: dict[str, Any] | None
 
 
-class Checkpoint(Answer):
+class Checkpoint(ResponseBody):
     """`fine_tuned_model_checkpoint` is a model that answers under this name."""
 
     id: str
@@ -112,19 +112,19 @@ class Checkpoint(Answer):
     metrics: dict[str, float]
 
 
-class Model(Answer):
+class ModelBody(ResponseBody):
     id: str
     object: Literal["model"]
     created: int
     owned_by: str
 
 
-class Models(Answer):
+class ModelList(ResponseBody):
     object: Literal["list"]
-    data: list[Model]
+    data: list[ModelBody]
 
 
-class DeletedModel(Answer):
+class DeletedModel(ResponseBody):
     id: str
     object: Literal["model"]
     deleted: bool
@@ -133,13 +133,13 @@ class DeletedModel(Answer):
 # -- graders and tools -------------------------------------------------------------------------------------------------
 
 
-class ValidGrader(Answer):
+class ValidGrader(ResponseBody):
     """The grader as it was understood, without secrets."""
 
     grader: dict[str, Any]
 
 
-class GraderErrors(Answer):
+class GraderErrors(ResponseBody):
     formula_parse_error: bool
     sample_parse_error: bool
     truncated_observation_error: bool
@@ -156,7 +156,7 @@ class GraderErrors(Answer):
     model_grader_server_error_details: str | None
 
 
-class GraderRunMetadata(Answer):
+class GraderRunMetadata(ResponseBody):
     name: str
     type: str
     execution_time: float
@@ -166,7 +166,7 @@ class GraderRunMetadata(Answer):
     errors: GraderErrors
 
 
-class GraderRun(Answer):
+class GraderRun(ResponseBody):
     """Where one of the errors is true, `reward` is no grade."""
 
     reward: float
@@ -175,7 +175,7 @@ class GraderRun(Answer):
     metadata: GraderRunMetadata
 
 
-class ToolOutput(Answer):
+class ToolOutput(ResponseBody):
     """What a model would see of the call."""
 
     type: Literal["function_call_output"]
@@ -189,18 +189,18 @@ class ToolOutput(Answer):
 # -- models' answers ---------------------------------------------------------------------------------------------------
 
 
-class AnswerFunction(Answer):
+class AnswerFunction(ResponseBody):
     name: str
     arguments: str
 
 
-class AnswerCall(Answer):
+class AnswerCall(ResponseBody):
     id: str
     type: Literal["function"]
     function: AnswerFunction
 
 
-class AnswerMessage(Answer):
+class AnswerMessage(ResponseBody):
     """`reasoning` is there where the model thought."""
 
     role: Literal["assistant"]
@@ -211,22 +211,22 @@ class AnswerMessage(Answer):
     tool_calls: list[AnswerCall] | None = None
 
 
-class Choice(Answer):
+class Choice(ResponseBody):
     index: int
     message: AnswerMessage
     logprobs: dict[str, Any] | None
     finish_reason: Literal["stop", "length", "tool_calls"]
 
 
-class CachedTokens(Answer):
+class CachedTokens(ResponseBody):
     cached_tokens: int
 
 
-class ReasoningTokens(Answer):
+class ReasoningTokens(ResponseBody):
     reasoning_tokens: int
 
 
-class Usage(Answer):
+class Usage(ResponseBody):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
@@ -234,14 +234,14 @@ class Usage(Answer):
     completion_tokens_details: ReasoningTokens
 
 
-class BestOf(Answer):
+class BestOf(ResponseBody):
     """Of `n` samples with a `grader`: all scores, null where a grade failed, and the place of the best."""
 
     scores: list[float | None]
     best: int
 
 
-class Completion(Answer):
+class ChatCompletionBody(ResponseBody):
     id: str
     object: Literal["chat.completion"]
     created: int
@@ -253,12 +253,12 @@ class Completion(Answer):
     metadata: BestOf | None = None
 
 
-class InputDetails(Answer):
+class InputDetails(ResponseBody):
     cached_tokens: int
     cache_write_tokens: int
 
 
-class ResponseUsage(Answer):
+class ResponseUsage(ResponseBody):
     input_tokens: int
     input_tokens_details: InputDetails
     output_tokens: int
@@ -266,14 +266,14 @@ class ResponseUsage(Answer):
     total_tokens: int
 
 
-class OutputText(Answer):
+class OutputText(ResponseBody):
     type: Literal["output_text"]
     text: str
     annotations: list[Any]
     logprobs: list[Any]
 
 
-class OutputMessage(Answer):
+class OutputMessage(ResponseBody):
     type: Literal["message"]
     id: str
     role: Literal["assistant"]
@@ -281,7 +281,7 @@ class OutputMessage(Answer):
     content: list[OutputText]
 
 
-class OutputCall(Answer):
+class OutputCall(ResponseBody):
     type: Literal["function_call"]
     id: str
     status: Literal["completed", "incomplete"]
@@ -290,7 +290,7 @@ class OutputCall(Answer):
     arguments: str
 
 
-class OutputReasoning(Answer):
+class OutputReasoning(ResponseBody):
     """`encrypted_content` is there where `include` asked for it."""
 
     type: Literal["reasoning"]
@@ -299,11 +299,11 @@ class OutputReasoning(Answer):
     encrypted_content: str | None = None
 
 
-class IncompleteDetails(Answer):
+class IncompleteDetails(ResponseBody):
     reason: Literal["max_output_tokens"]
 
 
-class Response(Answer):
+class Response(ResponseBody):
     """The request's settings are given back beside the output."""
 
     id: str

@@ -22,7 +22,7 @@ IDLE_S = 60.0
 
 
 @dataclass(slots=True)
-class Form:
+class UploadForm:
     """What came beside the file's bytes."""
 
     fields: dict[str, str] = field(default_factory=dict)
@@ -31,7 +31,7 @@ class Form:
 
 async def read_form(
     stream: AsyncIterator[bytes], content_type: str, file_field: str, write: Callable[[bytes], Awaitable[None]]
-) -> Form:
+) -> UploadForm:
     """The form of a body, whose part `file_field` goes to `write` piece by piece.
 
     Raises:
@@ -64,7 +64,7 @@ class _Parts:
     """What the parser's callbacks come to."""
 
     def __init__(self, file_field: str) -> None:
-        self.form = Form()
+        self.form = UploadForm()
         self.ended = False
         self._file_field = file_field
         self._num_parts = 0

@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse, Response
 
 from serve.http.auth import Writer
 from serve.http.errors import ApiError
-from serve.http.schemas import Completion, answers
+from serve.http.schemas import ChatCompletionBody, answers
 from serve.http.sse import event_stream
 from serve.inference.best_of import MakeGrading, best_of, read_grader
 from serve.inference.chat_schema import ChatRequest
@@ -20,7 +20,7 @@ from serve.inference.model_server import ModelServer
 def make_router(models: ModelServer, make_grading: MakeGrading) -> APIRouter:
     router = APIRouter(tags=["Chat"])
 
-    @router.post("/chat/completions", response_model=None, responses=answers(Completion, streams=True))
+    @router.post("/chat/completions", response_model=None, responses=answers(ChatCompletionBody, streams=True))
     async def create(request: ChatRequest, key: Writer) -> Response:
         """The model's next message."""
         if request.stream:

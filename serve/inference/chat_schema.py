@@ -28,7 +28,7 @@ REQUIRED = frozenset({"model", "messages", "input"})
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
 
-class Part(BaseModel):
+class ContentPart(BaseModel):
     """Of a content list. Models here read text only."""
 
     model_config = ConfigDict(extra="ignore")
@@ -38,13 +38,13 @@ class Part(BaseModel):
     refusal: str | None = None
 
     @model_validator(mode="after")
-    def _has_text(self) -> Part:
+    def _has_text(self) -> ContentPart:
         if self.text is None and self.refusal is None:
             raise ValueError("the part has no text")
         return self
 
 
-def _text_of(value: str | list[Part] | None) -> str | None:
+def _text_of(value: str | list[ContentPart] | None) -> str | None:
     if value is None or isinstance(value, str):
         return value
     return "\n".join(part.text if part.text is not None else part.refusal or "" for part in value)
@@ -57,7 +57,7 @@ def text_or_list(value: Any) -> str:
 
 Parts = Annotated[
     Annotated[
-        Annotated[str, Tag("text")] | Annotated[list[Part], Tag("list")],
+        Annotated[str, Tag("text")] | Annotated[list[ContentPart], Tag("list")],
         Discriminator(text_or_list),
     ],
     AfterValidator(_text_of),
@@ -116,7 +116,7 @@ class ToolMessage(BaseModel):
     tool_call_id: Annotated[str, Field(min_length=1)]
 
 
-Message = Annotated[
+ChatMessage = Annotated[
     Annotated[SpokenMessage, Tag("spoken")]
     | Annotated[AssistantMessage, Tag("assistant")]
     | Annotated[ToolMessage, Tag("tool")],
@@ -250,7 +250,7 @@ class Sampling(BaseModel):
 class ChatRequest(Sampling):
     """`grader` with `n`: the best of n samples is returned (see best_of.py); `item` is what its templates call item."""
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS), AfterValidator(tools_are_named_once)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     response_format: ResponseFormat | None = None

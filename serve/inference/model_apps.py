@@ -21,7 +21,7 @@ from ray.serve.schema import ApplicationStatus
 
 from actors.engine.chat_engine import ChatEngine, Refusal
 from actors.engine.vllm_engine import EngineConfig
-from actors.runtime.exporter import Place, metrics_port, start_telemetry
+from actors.runtime.exporter import MetricsAddress, metrics_port, start_telemetry
 from cluster.planning.model_folder import max_context
 from cluster.preflight.prepare import MAX_AUTO_CONTEXT
 from cluster.ray_cluster.session import is_local
@@ -108,7 +108,7 @@ class EngineReplica:
     replacement has its labels."""
 
     async def __init__(self, make: MakeEngine, record: ModelRecord, resources: EngineResources) -> None:  # type: ignore[misc]
-        place = Place.of(record.id, local=is_local(ray.get_runtime_context().gcs_address))
+        place = MetricsAddress.of(record.id, local=is_local(ray.get_runtime_context().gcs_address))
         start_telemetry(place, f"engine-{ray_serve.get_replica_context().rank.rank}")
         self._engine = await asyncio.to_thread(make, record, resources)
         self._calls = 0

@@ -56,7 +56,7 @@ class ModelServer(Protocol):
         """Its chunks. What is wrong with a request is raised here; what goes wrong later, by the iterator."""
 
 
-class Models(Protocol):
+class ModelLookup(Protocol):
     """What is needed of cluster.stores.model_registry.ModelRegistry."""
 
     def resolve(self, model_id: str) -> ModelRecord: ...
@@ -108,7 +108,7 @@ class Hosting(Protocol):
 class ServedModels:
     """A ModelServer. `exclusive` lets one replica of the API at a time decide which models are there."""
 
-    models: Models
+    models: ModelLookup
     hosting: Hosting
     limits: EngineLimits = field(default_factory=EngineLimits)
     exclusive: Callable[[], AbstractAsyncContextManager[None]] = contextlib.nullcontext

@@ -5,18 +5,19 @@ from __future__ import annotations
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse, Response
 
+from cluster.stores.secrets import SecretBox
 from serve.http.auth import Writer
 from serve.http.schemas import Response as ResponseAnswer
 from serve.http.schemas import answers
 from serve.http.sse import event_stream
 from serve.inference.best_of import MakeGrading, best_of, read_grader
 from serve.inference.model_server import ModelServer
-from serve.inference.responses_chat import Sealer, chat_body, new_id, response_of
+from serve.inference.responses_chat import chat_body, new_id, response_of
 from serve.inference.responses_schema import ResponsesRequest
 from serve.inference.responses_stream import ResponseStream
 
 
-def make_router(models: ModelServer, make_grading: MakeGrading, sealer: Sealer) -> APIRouter:
+def make_router(models: ModelServer, make_grading: MakeGrading, sealer: SecretBox) -> APIRouter:
     router = APIRouter(tags=["Responses"])
 
     @router.post("/responses", response_model=None, responses=answers(ResponseAnswer, streams=True))

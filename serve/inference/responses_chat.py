@@ -10,8 +10,9 @@ import json
 import secrets
 import time
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
+from cluster.stores.secrets import SecretBox
 from serve.http.errors import ApiError
 from serve.inference.responses_schema import (
     ENCRYPTED,
@@ -25,18 +26,6 @@ from serve.inference.responses_schema import (
 from trainer.errors import UserError
 
 
-class Sealer(Protocol):
-    """What is needed of cluster.stores.secrets.SecretBox."""
-
-    def seal(self, text: str) -> str: ...
-
-    def open(self, sealed: str) -> str:
-        """
-        Raises:
-            UserError: it was not sealed here.
-        """
-
-
 def new_id(prefix: str) -> str:
     return f"{prefix}_{secrets.token_hex(24)}"
 
@@ -44,7 +33,7 @@ def new_id(prefix: str) -> str:
 # -- requests ----------------------------------------------------------------------------------------------------------
 
 
-def chat_body(request: ResponsesRequest, sealer: Sealer) -> dict[str, Any]:
+def chat_body(request: ResponsesRequest, sealer: SecretBox) -> dict[str, Any]:
     """The request for a ModelServer.
 
     Raises:
@@ -68,7 +57,7 @@ def chat_body(request: ResponsesRequest, sealer: Sealer) -> dict[str, Any]:
     return {name: value for name, value in body.items() if value is not None}
 
 
-def _messages(request: ResponsesRequest, sealer: Sealer) -> list[dict[str, Any]]:
+def _messages(request: ResponsesRequest, sealer: SecretBox) -> list[dict[str, Any]]:
     turns = _Turns(sealer)
     if request.instructions:
         turns.messages.append({"role": "system", "content": request.instructions})
@@ -80,7 +69,7 @@ def _messages(request: ResponsesRequest, sealer: Sealer) -> list[dict[str, Any]]
 class _Turns:
     """Items -> messages. Reasoning, a preamble and calls that follow each other are one turn of the assistant's."""
 
-    def __init__(self, sealer: Sealer) -> None:
+    def __init__(self, sealer: SecretBox) -> None:
         self.messages: list[dict[str, Any]] = []
         self._sealer = sealer
         self._turn: dict[str, Any] = {}
@@ -144,7 +133,7 @@ class _Turns:
 # -- answers -----------------------------------------------------------------------------------------------------------
 
 
-def reasoning_item(request: ResponsesRequest, thought: str, sealer: Sealer, item_id: str) -> dict[str, Any]:
+def reasoning_item(request: ResponsesRequest, thought: str, sealer: SecretBox, item_id: str) -> dict[str, Any]:
     item: dict[str, Any] = {"id": item_id, "type": "reasoning", "summary": []}
     if ENCRYPTED in request.include:
         item["encrypted_content"] = sealer.seal(thought)
@@ -170,7 +159,7 @@ def call_item(call_id: str, name: str, arguments: str, item_id: str, status: str
     }
 
 
-def output_items(request: ResponsesRequest, choice: Mapping[str, Any], sealer: Sealer) -> list[dict[str, Any]]:
+def output_items(request: ResponsesRequest, choice: Mapping[str, Any], sealer: SecretBox) -> list[dict[str, Any]]:
     """Of one choice of a completion."""
     message = choice["message"]
     calls, text = message.get("tool_calls") or (), message.get("content") or ""
@@ -186,7 +175,7 @@ def output_items(request: ResponsesRequest, choice: Mapping[str, Any], sealer: S
 
 
 def response_of(
-    request: ResponsesRequest, completion: Mapping[str, Any], sealer: Sealer, response_id: str
+    request: ResponsesRequest, completion: Mapping[str, Any], sealer: SecretBox, response_id: str
 ) -> dict[str, Any]:
     """A whole completion as a response."""
     choice = completion["choices"][0]

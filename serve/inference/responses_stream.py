@@ -10,9 +10,9 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from cluster.stores.secrets import SecretBox
 from serve.http.errors import ApiError
 from serve.inference.responses_chat import (
-    Sealer,
     call_item,
     ended_response,
     message_item,
@@ -23,7 +23,7 @@ from serve.inference.responses_chat import (
 )
 from serve.inference.responses_schema import ResponsesRequest
 
-Event = dict[str, Any]
+StreamEvent = dict[str, Any]
 NO_USAGE = {
     "prompt_tokens": 0,
     "completion_tokens": 0,
@@ -48,7 +48,7 @@ class _Open:
 class ResponseStream:
     """One response."""
 
-    def __init__(self, request: ResponsesRequest, sealer: Sealer) -> None:
+    def __init__(self, request: ResponsesRequest, sealer: SecretBox) -> None:
         self._request = request
         self._sealer = sealer
         self._response = new_response(request, new_id("resp"), int(time.time()))
@@ -60,7 +60,7 @@ class ResponseStream:
         self._finish = "stop"
         self._usage: Mapping[str, Any] = NO_USAGE
 
-    async def events(self, chunks: AsyncIterator[Mapping[str, Any]]) -> AsyncIterator[Event]:
+    async def events(self, chunks: AsyncIterator[Mapping[str, Any]]) -> AsyncIterator[StreamEvent]:
         """
         Raises:
             ApiError: the model failed under way.
@@ -76,17 +76,17 @@ class ResponseStream:
         for event in self._ended():
             yield event
 
-    def failed(self, error: ApiError) -> Event:
+    def failed(self, error: ApiError) -> StreamEvent:
         """The event that ends a stream which cannot go on."""
         return self._event("error", message=error.message, code=error.code, param=error.param)
 
-    def _event(self, kind: str, **values: Any) -> Event:
+    def _event(self, kind: str, **values: Any) -> StreamEvent:
         self._number += 1
         return {"type": kind, "sequence_number": self._number, **values}
 
     # -- what comes in -------------------------------------------------------------------------------------------------
 
-    def _delta(self, delta: Mapping[str, Any]) -> Iterator[Event]:
+    def _delta(self, delta: Mapping[str, Any]) -> Iterator[StreamEvent]:
         if delta.get("reasoning") and self._request.reasoning is not None:
             yield from self._begin("reasoning")
             assert self._open is not None
@@ -96,7 +96,7 @@ class ResponseStream:
         for call in delta.get("tool_calls") or ():
             yield from self._call(call)
 
-    def _content(self, text: str) -> Iterator[Event]:
+    def _content(self, text: str) -> Iterator[StreamEvent]:
         if any(item["type"] == "function_call" for item in self._items) or self._is_open("call"):
             return  # behind calls it would be taken for the final answer, and they would never be run
         if not self._is_open("message"):
@@ -109,7 +109,7 @@ class ResponseStream:
         self._open.text += text
         yield self._on_text("response.output_text.delta", delta=text, logprobs=[])
 
-    def _call(self, call: Mapping[str, Any]) -> Iterator[Event]:
+    def _call(self, call: Mapping[str, Any]) -> Iterator[StreamEvent]:
         function = call.get("function") or {}
         if not self._is_open("call") or (self._open is not None and self._open.index != call["index"]):
             yield from self._begin("call", call["index"], call.get("id") or new_id("call"), function.get("name") or "")
@@ -124,7 +124,7 @@ class ResponseStream:
     def _is_open(self, kind: str) -> bool:
         return self._open is not None and self._open.kind == kind
 
-    def _begin(self, kind: str, index: int = 0, call_id: str = "", name: str = "") -> Iterator[Event]:
+    def _begin(self, kind: str, index: int = 0, call_id: str = "", name: str = "") -> Iterator[StreamEvent]:
         """Open an item of this kind, where it is not the one that is open; each call is an item."""
         if self._is_open(kind) and kind != "call":
             return
@@ -135,7 +135,7 @@ class ResponseStream:
         if kind == "message":
             yield self._on_part("response.content_part.added", text_part(""))
 
-    def _close(self, status: str = "completed") -> Iterator[Event]:
+    def _close(self, status: str = "completed") -> Iterator[StreamEvent]:
         opened = self._open
         if opened is None:
             return
@@ -163,7 +163,7 @@ class ResponseStream:
                 return {**item, "content": []} if status == "in_progress" else item
         return call_item(opened.call_id, opened.name, opened.text, opened.id, status)
 
-    def _ended(self) -> Iterator[Event]:
+    def _ended(self) -> Iterator[StreamEvent]:
         status = "incomplete" if self._finish == "length" else "completed"
         yield from self._close(status)
         if all(item["type"] == "reasoning" for item in self._items):
@@ -174,12 +174,12 @@ class ResponseStream:
         response = ended_response(self._response, self._items, self._finish, self._usage)
         yield self._event(f"response.{response['status']}", response=response)
 
-    def _on_item(self, kind: str, **values: Any) -> Event:
+    def _on_item(self, kind: str, **values: Any) -> StreamEvent:
         assert self._open is not None
         return self._event(kind, item_id=self._open.id, output_index=len(self._items), **values)
 
-    def _on_text(self, kind: str, **values: Any) -> Event:
+    def _on_text(self, kind: str, **values: Any) -> StreamEvent:
         return self._on_item(kind, content_index=0, **values)
 
-    def _on_part(self, kind: str, part: dict[str, Any]) -> Event:
+    def _on_part(self, kind: str, part: dict[str, Any]) -> StreamEvent:
         return self._on_item(kind, content_index=0, part=part)

@@ -17,11 +17,11 @@ from serve.http.auth import Reader, Writer
 from serve.http.errors import ApiError, ErrorBody
 from serve.http.pages import PageQuery, page, page_query
 from serve.http.schemas import DeletedFile, FileObject, Page, Responses, answers
-from serve.http.upload import Form, read_form
+from serve.http.upload import UploadForm, read_form
 from trainer.spec.operator import ServerLimits
 
-Purpose = Literal["assistants", "batch", "evals", "fine-tune", "user_data", "vision"]
-PURPOSES: tuple[Purpose, ...] = get_args(Purpose)
+FilePurpose = Literal["assistants", "batch", "evals", "fine-tune", "user_data", "vision"]
+PURPOSES: tuple[FilePurpose, ...] = get_args(FilePurpose)
 LEAST_LIFE_S, LONGEST_LIFE_S = 3_600, 2_592_000
 BATCH_LIFE_S = LONGEST_LIFE_S
 """Files of this purpose do not stay where nothing else is said."""
@@ -125,7 +125,7 @@ def file_object(record: FileRecord) -> dict[str, Any]:
     }
 
 
-def _checked(form: Form, num_bytes: int) -> tuple[str, Purpose, int | None]:
+def _checked(form: UploadForm, num_bytes: int) -> tuple[str, FilePurpose, int | None]:
     """(filename, purpose, seconds until it expires) of an upload. Raises ApiError."""
     if form.filename is None:
         raise ApiError(400, "The form has no file.", param="file", code="missing_required_parameter")

@@ -16,14 +16,14 @@ from cluster.stores.job_tables import CheckpointRecord, EventRecord, JobRecord
 from serve.http.auth import Reader, Writer
 from serve.http.errors import ApiError, not_found
 from serve.http.pages import PageQuery, page, page_query
-from serve.http.schemas import Checkpoint, Event, Job, Page, answers
+from serve.http.schemas import Checkpoint, Job, JobEventBody, Page, answers
 
 JOBS_PAGE, EVENTS_PAGE, CHECKPOINTS_PAGE, MOST = 20, 20, 10, 1_000
 MAX_FILTERS = 16
 
 JobBody = Annotated[dict[str, Any], Body(), Described(WireJob)]
 """Checked below the API, where a job file is."""
-JobId = Annotated[str, Path(max_length=100)]
+JobIdPath = Annotated[str, Path(max_length=100)]
 IdempotencyKey = Annotated[str | None, Header(min_length=1, max_length=255)]
 Retry = Annotated[int | None, Header(alias="x-stainless-retry-count", ge=0, include_in_schema=False)]
 JobPages = Annotated[PageQuery, Depends(page_query(JOBS_PAGE, MOST))]
@@ -55,36 +55,36 @@ def make_router(service: JobService, organization: str = "local") -> APIRouter:
         return page([job_object(job, organization) for job in found], more)
 
     @router.get("/{job_id}", response_model=None, responses=answers(Job))
-    def get_job(job_id: JobId, key: Reader) -> dict[str, Any]:
+    def get_job(job_id: JobIdPath, key: Reader) -> dict[str, Any]:
         with _errors(job_id):
             return job_object(store.get(job_id), organization)
 
     @router.post("/{job_id}/cancel", response_model=None, responses=answers(Job))
-    def cancel(job_id: JobId, key: Writer) -> dict[str, Any]:
+    def cancel(job_id: JobIdPath, key: Writer) -> dict[str, Any]:
         """End a job at once, wherever it is. Its checkpoints stay."""
         with _errors(job_id):
             return job_object(service.cancel(job_id), organization)
 
     @router.post("/{job_id}/pause", response_model=None, responses=answers(Job))
-    def pause(job_id: JobId, key: Writer) -> dict[str, Any]:
+    def pause(job_id: JobIdPath, key: Writer) -> dict[str, Any]:
         """Let a running job take a checkpoint and give its resources back."""
         with _errors(job_id):
             return job_object(service.pause(job_id), organization)
 
     @router.post("/{job_id}/resume", response_model=None, responses=answers(Job))
-    def resume(job_id: JobId, key: Writer) -> dict[str, Any]:
+    def resume(job_id: JobIdPath, key: Writer) -> dict[str, Any]:
         """Let a paused job wait for its turn and go on from its checkpoint."""
         with _errors(job_id):
             return job_object(service.resume(job_id), organization)
 
-    @router.get("/{job_id}/events", response_model=None, responses=answers(Page[Event]))
-    def events(job_id: JobId, key: Reader, pages: EventPages) -> JSONResponse:
+    @router.get("/{job_id}/events", response_model=None, responses=answers(Page[JobEventBody]))
+    def events(job_id: JobIdPath, key: Reader, pages: EventPages) -> JSONResponse:
         with _errors(job_id):
             found, more = store.events(job_id, after=pages.after, limit=pages.limit)
         return page([event_object(event) for event in found], more)
 
     @router.get("/{job_id}/checkpoints", response_model=None, responses=answers(Page[Checkpoint]))
-    def checkpoints(job_id: JobId, key: Reader, pages: CheckpointPages) -> JSONResponse:
+    def checkpoints(job_id: JobIdPath, key: Reader, pages: CheckpointPages) -> JSONResponse:
         with _errors(job_id):
             found, more = store.checkpoints(job_id, after=pages.after, limit=pages.limit)
         return page([checkpoint_object(checkpoint) for checkpoint in found], more)

@@ -48,13 +48,13 @@ def _without_nulls(grader: Any) -> Any:
     return given
 
 
-class Form(BaseModel):
+class StrictBody(BaseModel):
     """A request's body: unknown keys are refused."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
-class ValidateRequest(Form):
+class ValidateRequest(StrictBody):
     grader: Annotated[GraderSpec, BeforeValidator(_without_nulls)]
 
 

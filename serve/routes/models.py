@@ -2,36 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from fastapi import APIRouter
 
-from cluster.stores.model_registry import KeptModel, ModelRecord, UnknownModel
+from cluster.stores.model_registry import KeptModel, ModelRecord, ModelRegistry, UnknownModel
 from serve.http.auth import Reader, Writer
 from serve.http.errors import ApiError
-from serve.http.schemas import DeletedModel, Model, Models, answers
+from serve.http.schemas import DeletedModel, ModelBody, ModelList, answers
 
 
-class Registry(Protocol):
-    """What is needed of cluster.stores.model_registry.ModelRegistry."""
-
-    def resolve(self, model_id: str) -> ModelRecord: ...
-
-    def list(self) -> Sequence[ModelRecord]: ...
-
-    def delete(self, model_id: str) -> None: ...
-
-
-def make_router(registry: Registry) -> APIRouter:
+def make_router(registry: ModelRegistry) -> APIRouter:
     router = APIRouter(tags=["Models"])
 
-    @router.get("/models", response_model=None, responses=answers(Models))
+    @router.get("/models", response_model=None, responses=answers(ModelList))
     def list_models(key: Reader) -> dict[str, Any]:
         """All of them: this list has no pages, as OpenAI's has none."""
         return {"object": "list", "data": [_wire(record) for record in registry.list()]}
 
-    @router.get("/models/{model_id:path}", response_model=None, responses=answers(Model))
+    @router.get("/models/{model_id:path}", response_model=None, responses=answers(ModelBody))
     def get_model(model_id: str, key: Reader) -> dict[str, Any]:
         """One model."""
         try:

@@ -18,7 +18,7 @@ from tests.chaos.server import ChaosServer
 from tests.chaos.world import World, task
 from tests.support.fakes_http import until
 from trainer.algorithm.advantage import advantages
-from trainer.spec.job import Limits
+from trainer.spec.job import RolloutLimits
 from trainer.types import Discarded, GroupRequest, Rollout
 
 SEARCH, GRADE = "tool/search", "grade"
@@ -106,7 +106,7 @@ async def test_a_grader_that_is_down_for_a_minute_costs_a_few_rollouts_at_most_a
     """Behind the breaker the others wait; the few that were on their way are tried again under a new trace id."""
     plan = Plan(endpoints={GRADE: Faults(bursts=(Burst("drop", from_s=0, for_s=60),))})
     async with ChaosServer(plan) as server, World(server, rollout_timeout_s=300) as world:
-        limits = Limits(max_rollout_retries=1)
+        limits = RolloutLimits(max_rollout_retries=1)
         events: list[str] = []
         holdback = Holdback(limits.max_failure_rate, lambda level, text: events.append(text))
         groups = Groups(lambda asked: world.rollout(asked.task, asked.sample), limits, holdback)

@@ -23,7 +23,7 @@ from tests.support.fakes_http import LOCAL
 from trainer.data.chat import Renderer
 from trainer.spec.endpoints import SessionSpec, ToolSpec
 from trainer.spec.graders import GraderSpec
-from trainer.spec.job import Limits, RewardSpec
+from trainer.spec.job import RewardSpec, RolloutLimits
 from trainer.types import Discarded, Rollout, Task
 
 RESULT = "\n=> "
@@ -99,7 +99,7 @@ class World:
             self.book = SessionBook(SessionSpec.model_validate({**urls, **session}), operator=LOCAL)
         self.started = self.graded = self.cancelled = 0
         self.discarded = Counter[str]()
-        spec = EpisodeSpec("chaos", Limits(**limits), RewardSpec(token_penalty=0.0), 8, 4096)
+        spec = EpisodeSpec("chaos", RolloutLimits(**limits), RewardSpec(token_penalty=0.0), 8, 4096)
         self._runner = EpisodeRunner(
             spec,
             cast(Renderer, Letters()),

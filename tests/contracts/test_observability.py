@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from actors.runtime.exporter import Place, Telemetry
+from actors.runtime.exporter import MetricsAddress, Telemetry
 from cluster.observability.alerts import ALERTS
 from cluster.observability.dashboards.grafana import WIDTH, dashboard_json
 from cluster.observability.files import DASHBOARDS, RAY_DISCOVERY, Cluster, write_kubernetes, write_pair
@@ -95,7 +95,7 @@ class _Ray(BaseHTTPRequestHandler):
 
 def test_a_real_prometheus_finds_our_port_on_each_node_that_ray_knows(tmp_path: Path) -> None:
     port = unused_port()
-    telemetry = Telemetry(Place("a-job", "127.0.0.1", port), "driver", period_s=0.2)
+    telemetry = Telemetry(MetricsAddress("a-job", "127.0.0.1", port), "driver", period_s=0.2)
     telemetry.recorder.record("train_mean_reward", 0.5)
     ray = ThreadingHTTPServer(("127.0.0.1", 0), _Ray)
     threading.Thread(target=ray.serve_forever).start()

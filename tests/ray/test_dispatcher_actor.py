@@ -20,7 +20,7 @@ from tests.support.fakes import rollout, task
 from tests.support.fakes_http import LOCAL, FakeEndpoint, hangs, says, until
 from trainer.errors import CannotStart, EndpointRefused, GraderFailed, ToolFailed
 from trainer.spec.endpoints import SessionSpec, ToolSpec
-from trainer.spec.job import Limits, Reinforcement
+from trainer.spec.job import Reinforcement, RolloutLimits
 from trainer.types import Discarded, Grade, GroupRequest, Rollout, ToolCall
 
 SECRET = "sk-very-secret-4711"
@@ -155,7 +155,7 @@ async def test_no_rollout_is_lost_with_a_dispatcher_that_died(local_ray: None) -
             return rollout(asked, request.sample)
 
         asked = GroupRequest(task("0"), 0, 0, size=8, purpose="train", temperature=1.0)
-        groups = Groups(run, Limits(max_rollout_retries=1), Holdback(0.5, lambda level, text: None))
+        groups = Groups(run, RolloutLimits(max_rollout_retries=1), Holdback(0.5, lambda level, text: None))
         sampling = asyncio.create_task(groups.sample(asked))
         await until(lambda: server.open_now == first_calls, within_s=60)
         ray.kill(actor, no_restart=False)

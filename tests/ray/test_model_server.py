@@ -24,7 +24,7 @@ from cluster.stores.model_registry import ModelRegistry
 from cluster.stores.secrets import SecretBox
 from examples.ledger.tools import TOOLS
 from examples.ledger.world import World
-from serve.http.schemas import Completion, Response
+from serve.http.schemas import ChatCompletionBody, Response
 from serve.inference import chat, responses
 from serve.inference.best_of import grader_pools
 from serve.inference.model_apps import EngineResources, RayServeModels
@@ -35,7 +35,7 @@ from tests.support.fakes import tasks_of
 from tests.support.fakes_http import until, unused_port
 from tests.support.paths import LEDGER
 from trainer.data.chat import Renderer
-from trainer.spec.job import Limits, RewardSpec
+from trainer.spec.job import RewardSpec, RolloutLimits
 from trainer.spec.operator import NOTHING_ALLOWED, EngineLimits
 from trainer.spec.serving import ServeSettings
 from trainer.types import Grade, Rollout, Task, ToolCall, ToolResult
@@ -48,7 +48,7 @@ pytestmark = [
 BASE_MODEL = str(LEDGER / "base")
 TUNED = "ft:gpt-5:org:ledger/one:abc:ckpt-step-5"
 CONTEXT = 1024
-LIMITS = Limits(max_tool_calls=12, max_completion_tokens=400, max_tool_output_tokens=12)
+LIMITS = RolloutLimits(max_tool_calls=12, max_completion_tokens=400, max_tool_output_tokens=12)
 """Documents have more tokens than that: what is cut in training must be cut in serving."""
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -231,7 +231,7 @@ async def test_samples_logprobs_seeds_and_stops(client: Any, rollouts: Any) -> N
         await client.chat.completions.create(n=3, logprobs=True, top_logprobs=2, seed=1, temperature=2, **common)
         for _ in range(2)
     ]
-    Completion.model_validate(many.model_dump(exclude_unset=True))
+    ChatCompletionBody.model_validate(many.model_dump(exclude_unset=True))
     assert [choice.index for choice in many.choices] == [0, 1, 2]
     content = many.choices[0].logprobs.content
     assert content and all(entry.logprob <= 0 and len(entry.top_logprobs) >= 2 for entry in content)

@@ -24,14 +24,14 @@ from typing import Any, cast
 from actors.graders.kinds.python import PythonGrade
 from actors.sandbox import launcher
 from actors.sandbox.seccomp import DENIED, SPECIAL
-from actors.sandbox.start import Limits, Way
+from actors.sandbox.start import SandboxLimits, Way
 from tests.support.paths import ROOT
 from trainer.errors import GraderFailed
 from trainer.spec.graders import PythonGrader
 from trainer.spec.operator import Operator
 
 NOBODY = 65534
-LIMITS = Limits(memory_bytes=768 << 20, scratch_bytes=64 << 20)
+LIMITS = SandboxLimits(memory_bytes=768 << 20, scratch_bytes=64 << 20)
 ENDLESS = ("never_returns", "never_gives_in", "fork_bomb")
 HOSTILE = Path(__file__).with_name("hostile_grader.py").read_text()
 Outcome = dict[str, Any]

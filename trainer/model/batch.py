@@ -144,7 +144,7 @@ def _deal(bins: Sequence[list[int]], lengths: Sequence[int], num_ranks: int) -> 
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
+class _PackedRow:
     """Either kind of sequence, arrays [T]."""
 
     token_ids: NDArray[np.int32]
@@ -158,18 +158,18 @@ class _Row:
         return len(self.token_ids) - 1
 
 
-def _row(sequence: AnySequence) -> _Row:
+def _row(sequence: AnySequence) -> _PackedRow:
     if isinstance(sequence, TrainSequence):
         weights = sequence.loss_mask.astype(np.float32)
-        return _Row(sequence.token_ids, weights, sequence.advantage, sequence.logprobs, sequence.versions)
+        return _PackedRow(sequence.token_ids, weights, sequence.advantage, sequence.logprobs, sequence.versions)
     return _untaught(sequence.token_ids, sequence.weights)
 
 
-def _untaught(token_ids: NDArray[np.int32], weights: NDArray[np.float32]) -> _Row:
-    return _Row(token_ids, weights, 0.0, np.zeros_like(weights), np.full(len(token_ids), -1, np.int32))
+def _untaught(token_ids: NDArray[np.int32], weights: NDArray[np.float32]) -> _PackedRow:
+    return _PackedRow(token_ids, weights, 0.0, np.zeros_like(weights), np.full(len(token_ids), -1, np.int32))
 
 
-def _micro_batch(rows: Sequence[_Row]) -> MicroBatch:
+def _micro_batch(rows: Sequence[_PackedRow]) -> MicroBatch:
     """Lay rows end to end. Of none, a filler: one place, nothing trained."""
     num_useful = sum(row.num_places for row in rows)
     rows = rows or [_untaught(np.zeros(2, np.int32), np.zeros(2, np.float32))]

@@ -48,7 +48,7 @@ class Hyperparameters(Passes):
     reasoning_effort: Literal["default", "low", "medium", "high"] = "default"
 
 
-class Limits(Strict):
+class RolloutLimits(Strict):
     """Bounds of one rollout. Reaching the first three is the model's doing and is graded; the fourth one discards.
 
     A discarded rollout is tried again, under a new trace id, up to `max_rollout_retries` times. Once `straggler_quorum`
@@ -100,7 +100,7 @@ class Reinforcement(Strict):
     max_episode_steps: Positive = 64
     response_format: dict[str, Any] | None = None
     hyperparameters: Hyperparameters = Hyperparameters()
-    limits: Limits = Limits()
+    limits: RolloutLimits = RolloutLimits()
     reward: RewardSpec = RewardSpec()
     algorithm: AlgorithmSpec = AlgorithmSpec()
 

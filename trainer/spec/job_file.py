@@ -14,12 +14,12 @@ from pydantic import ValidationError
 
 from trainer.errors import InvalidJob, Problem
 from trainer.spec.job import JobSpec
-from trainer.spec.reader import Place, Source, fill_in, read_source, validate
+from trainer.spec.reader import KeyPath, ParsedFile, fill_in, read_source, validate
 
 _PATHS = ("training_file", "validation_file", "test_file")
 _TRUNCATED_SAMPLING = ("top_p", "top_k", "min_p")
-_GRADER: Place = ("method", "reinforcement", "grader")
-_TOOLS: Place = ("method", "reinforcement", "tools")
+_GRADER: KeyPath = ("method", "reinforcement", "grader")
+_TOOLS: KeyPath = ("method", "reinforcement", "tools")
 _STAND_IN_GRADER = {"type": "string_check", "input": "", "reference": "", "operation": "eq"}
 _PART = re.compile(r"\[(\d+)\]|([^.\[\]]+)")
 _STAND_IN_URL = "http://stand-in.invalid"
@@ -59,11 +59,11 @@ def placed(path: Path, problems: Sequence[Problem]) -> list[Problem]:
     ]
 
 
-def _place(field: str) -> Place:
+def _place(field: str) -> KeyPath:
     return tuple(int(index) if index else key for index, key in _PART.findall(field))
 
 
-def _parse(source: Source, base: Path, environment: Mapping[str, str]) -> tuple[JobSpec | None, list[Problem]]:
+def _parse(source: ParsedFile, base: Path, environment: Mapping[str, str]) -> tuple[JobSpec | None, list[Problem]]:
     if not isinstance(source.raw, dict):
         shape = "is no mapping of keys to values"
         return None, [Problem("job_shape", "job", shape, "start with `model: ...`", source.file)]
@@ -79,14 +79,14 @@ def _parse(source: Source, base: Path, environment: Mapping[str, str]) -> tuple[
     return (_rest(raw, wrong) if problems else job), problems
 
 
-def _truncated_sampling(place: Place) -> tuple[str, str, str] | None:
+def _truncated_sampling(place: KeyPath) -> tuple[str, str, str] | None:
     if not place or place[-1] not in _TRUNCATED_SAMPLING:
         return None
     remedy = "remove it: training samples the whole distribution (top_p 1, top_k off), else log-probabilities are wrong"
     return "truncated_sampling", "is refused in training", remedy
 
 
-def _rest(raw: Any, wrong: Sequence[Place]) -> JobSpec | None:
+def _rest(raw: Any, wrong: Sequence[KeyPath]) -> JobSpec | None:
     """What is left of a job without what stands at `wrong`. A grader and a tool's server must not be missing: stand-ins
     take their places, so that nothing else looks wrong for want of them."""
     rest: Any = copy.deepcopy(raw)
@@ -109,7 +109,7 @@ def _rest(raw: Any, wrong: Sequence[Place]) -> JobSpec | None:
         return None
 
 
-def _remove(value: Any, place: Place) -> None:
+def _remove(value: Any, place: KeyPath) -> None:
     for part in place[:-1]:
         value = value[part]
     if place and isinstance(value, dict):

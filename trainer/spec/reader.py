@@ -20,9 +20,9 @@ from pydantic import BaseModel, ValidationError
 from trainer.errors import Problem
 
 M = TypeVar("M", bound=BaseModel)
-Place = tuple[str | int, ...]
+KeyPath = tuple[str | int, ...]
 """Where something stands in a file: keys and indices from its root."""
-Special = Callable[[Place], tuple[str, str, str] | None]
+Special = Callable[[KeyPath], tuple[str, str, str] | None]
 """Code, message and remedy of a mistake at a place of which more is known than that it is none of the model's."""
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
@@ -39,7 +39,7 @@ _REMEDIES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ParsedFile:
     """A parsed file. `root` is what messages call it as a whole: job, config."""
 
     root: str
@@ -47,7 +47,7 @@ class Source:
     lines: Lines
     file: str | None = None
 
-    def problem(self, code: str, place: Place, message: str, remedy: str) -> Problem:
+    def problem(self, code: str, place: KeyPath, message: str, remedy: str) -> Problem:
         return Problem(code, field_name(place) or self.root, message, remedy, self.file, self.lines.of(place))
 
     def duplicates(self) -> list[Problem]:
@@ -57,7 +57,7 @@ class Source:
         ]
 
 
-def read_source(path: Path, root: str) -> Source | Problem:
+def read_source(path: Path, root: str) -> ParsedFile | Problem:
     """A file's content, or why there is none."""
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -67,7 +67,7 @@ def read_source(path: Path, root: str) -> Source | Problem:
         return Problem(f"unreadable_{root}", root, f"cannot be read: {why}", remedy, str(path))
     try:
         raw = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
-        return Source(root, raw, Lines(yaml.compose(text, yaml.SafeLoader)), str(path))
+        return ParsedFile(root, raw, Lines(yaml.compose(text, yaml.SafeLoader)), str(path))
     except (json.JSONDecodeError, yaml.YAMLError) as error:
         # Not str(error) of YAML's: it quotes the line, which may hold a secret.
         mark = getattr(error, "problem_mark", None)
@@ -76,7 +76,7 @@ def read_source(path: Path, root: str) -> Source | Problem:
         return Problem(f"{root}_syntax", root, f"cannot be parsed: {why}", "mend the syntax", str(path), line)
 
 
-def fill_in(source: Source, environment: Mapping[str, str]) -> tuple[Any, Variables, list[Problem]]:
+def fill_in(source: ParsedFile, environment: Mapping[str, str]) -> tuple[Any, Variables, list[Problem]]:
     """What the source holds with its variables filled in, and those that the environment lacks."""
     variables = Variables(environment)
     raw = variables.fill_in(source.raw, ())
@@ -88,13 +88,13 @@ def fill_in(source: Source, environment: Mapping[str, str]) -> tuple[Any, Variab
 
 
 def validate(
-    model: type[M], raw: Any, source: Source, variables: Variables, special: Special = lambda place: None
-) -> tuple[M | None, list[tuple[Place, Problem]]]:
+    model: type[M], raw: Any, source: ParsedFile, variables: Variables, special: Special = lambda place: None
+) -> tuple[M | None, list[tuple[KeyPath, Problem]]]:
     """The model, or each place that is wrong in `raw` with its problem."""
     try:
         return model.model_validate(raw), []
     except ValidationError as error:
-        found: dict[Place, list[Any]] = {}
+        found: dict[KeyPath, list[Any]] = {}
         for item in error.errors(include_url=False, include_context=False):
             place = place_of(item["loc"], raw, missing=item["type"] == "missing")
             found.setdefault(place, []).append(item)
@@ -111,7 +111,7 @@ def _keys(model: type[BaseModel]) -> Keys:
 
 
 def _problem(
-    errors: list[Any], place: Place, source: Source, variables: Variables, special: Special, keys: Keys
+    errors: list[Any], place: KeyPath, source: ParsedFile, variables: Variables, special: Special, keys: Keys
 ) -> Problem:
     """`errors` has one entry for each way in which the value could have been right."""
     known = special(place)
@@ -134,7 +134,7 @@ def _problem(
     return source.problem(f"invalid_{kind}", place, variables.hide(message), remedy)
 
 
-def place_of(loc: Sequence[str | int], raw: Any, *, missing: bool) -> Place:
+def place_of(loc: Sequence[str | int], raw: Any, *, missing: bool) -> KeyPath:
     """Pydantic's location without the names of union members, which are no keys of the job."""
     place: list[str | int] = []
     for part in loc:
@@ -149,10 +149,10 @@ class Keys:
 
     def __init__(self, model: type[BaseModel]) -> None:
         self._schema = model.model_json_schema()
-        self._known: dict[Place, set[str]] = {}
+        self._known: dict[KeyPath, set[str]] = {}
         self._visit(self._schema, (), ())
 
-    def instead_of(self, place: Place) -> str:
+    def instead_of(self, place: KeyPath) -> str:
         """What to do about an unknown key."""
         (*parent, key), parents = _pattern(place), _pattern(place[:-1])
         near = get_close_matches(str(key), self._known.get(tuple(parent), ()), 1, _ALIKE)
@@ -164,13 +164,13 @@ class Keys:
             return "move it: its place is below " + " or ".join(field_name(home) or "the top" for home in homes)
         return "remove the key or mend its spelling"
 
-    def missing(self, place: Place, beside: Any) -> str:
+    def missing(self, place: KeyPath, beside: Any) -> str:
         """What to do about a key that is missing from the mapping `beside`."""
         strange = set(beside) - self._known.get(_pattern(place[:-1]), set()) if isinstance(beside, dict) else ()
         near = get_close_matches(str(place[-1]), [key for key in strange if isinstance(key, str)], 1, _ALIKE)
         return f"mend the spelling of {near[0]!r}" if near else "add the key"
 
-    def _visit(self, schema: Any, place: Place, above: tuple[str, ...]) -> None:
+    def _visit(self, schema: Any, place: KeyPath, above: tuple[str, ...]) -> None:
         if not isinstance(schema, dict):
             return
         name = schema.get("$ref")
@@ -186,11 +186,11 @@ class Keys:
             self._visit(value, (*place, _ANY), above)
 
 
-def _pattern(place: Place) -> Place:
+def _pattern(place: KeyPath) -> KeyPath:
     return tuple(_ANY if isinstance(part, int) else part for part in place)
 
 
-def field_name(place: Place) -> str:
+def field_name(place: KeyPath) -> str:
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).lstrip(".")
 
 
@@ -200,9 +200,9 @@ class Variables:
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._environment = environment
         self._used: dict[str, str] = {}
-        self.missing: list[tuple[Place, str]] = []
+        self.missing: list[tuple[KeyPath, str]] = []
 
-    def fill_in(self, value: Any, place: Place) -> Any:
+    def fill_in(self, value: Any, place: KeyPath) -> Any:
         if isinstance(value, dict):
             return {key: self.fill_in(inner, (*place, key)) for key, inner in value.items()}
         if isinstance(value, list):
@@ -211,7 +211,7 @@ class Variables:
             return value
         return _VARIABLE.sub(lambda match: self._look_up(match[1], place), value)
 
-    def _look_up(self, name: str, place: Place) -> str:
+    def _look_up(self, name: str, place: KeyPath) -> str:
         if name not in self._environment:
             self.missing.append((place, name))
             return ""
@@ -231,7 +231,7 @@ class Lines:
     def __init__(self, root: yaml.Node | None) -> None:
         self._root = root
 
-    def of(self, place: Place) -> int | None:
+    def of(self, place: KeyPath) -> int | None:
         """The line of the deepest part of `place` that the document holds."""
         node, line = self._root, None
         for part in place:
@@ -241,11 +241,11 @@ class Lines:
             _, line, node = found
         return line
 
-    def duplicates(self) -> list[tuple[Place, int]]:
+    def duplicates(self) -> list[tuple[KeyPath, int]]:
         """Keys that stand twice in one mapping, of which YAML would silently take the last."""
-        found: list[tuple[Place, int]] = []
+        found: list[tuple[KeyPath, int]] = []
 
-        def visit(node: yaml.Node | None, place: Place) -> None:
+        def visit(node: yaml.Node | None, place: KeyPath) -> None:
             seen = set()
             for key, line, child in _children(node):
                 if key in seen:

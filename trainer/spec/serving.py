@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainer.spec.job import JobSpec, Limits, Plan
+from trainer.spec.job import JobSpec, Plan, RolloutLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class ServeSettings:
     tool_parser: str = "hermes"
     context_length: int | None = None
     max_completion_tokens: int | None = None
-    max_tool_output_tokens: int = Limits().max_tool_output_tokens
+    max_tool_output_tokens: int = RolloutLimits().max_tool_output_tokens
     max_thinking_tokens: int | None = None
     temperature: float = 1.0
     template_arguments: dict[str, Any] = field(default_factory=dict)

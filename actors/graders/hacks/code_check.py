@@ -8,13 +8,13 @@ from typing import Any
 from actors.graders.base import TextWork
 from actors.graders.hacks.code_hacks import reference_returned, result_hard_coded, trivial_output
 from actors.graders.hacks.edited_tests import tests_edited
-from actors.graders.hacks.python_source import Source, TooMuch, source_of
+from actors.graders.hacks.python_source import PythonSource, TooMuch, source_of
 from actors.graders.templates import render
 from trainer.errors import GraderFailed
 from trainer.spec.graders import CodeCheckGrader
 from trainer.types import Grade
 
-CHECKS: dict[str, Callable[[Source, Source], str | None]] = {
+CHECKS: dict[str, Callable[[PythonSource, PythonSource], str | None]] = {
     "reference_returned": reference_returned,
     "trivial_output": trivial_output,
     "result_hard_coded": result_hard_coded,

@@ -10,8 +10,8 @@ import ast
 from collections.abc import Iterator, Sequence
 
 from actors.graders.hacks.python_source import (
-    Function,
-    Source,
+    FunctionNode,
+    PythonSource,
     is_literal,
     literal,
     normalised,
@@ -29,7 +29,7 @@ PLAIN_CHARS = 12
 """Numbers up to the one and texts up to the other stand in honest code too: base cases, names of modes."""
 
 
-def reference_returned(code: Source, reference: Source) -> str | None:
+def reference_returned(code: PythonSource, reference: PythonSource) -> str | None:
     """The reference solution, given back as it is or with other names, or called by its name."""
     originals = {name: node for name, node in reference.functions.items() if size(node) >= MIN_REFERENCE_SIZE}
     written = {normalised(_alone(node)) for node in code.functions.values()}
@@ -43,7 +43,7 @@ def reference_returned(code: Source, reference: Source) -> str | None:
     return f"it uses the reference's {min(borrowed)} instead of solving the task" if borrowed else None
 
 
-def trivial_output(code: Source, reference: Source) -> str | None:
+def trivial_output(code: PythonSource, reference: PythonSource) -> str | None:
     """Nothing, or functions that do nothing, or give back what they were given. A reference with functions (the
     solution's or the tests' own calls) says which ones count; else all of them must be trivial."""
     if not code.text.strip():
@@ -57,7 +57,7 @@ def trivial_output(code: Source, reference: Source) -> str | None:
     return "it holds no statement that does anything" if not functions and not rest else None
 
 
-def result_hard_coded(code: Source, reference: Source) -> str | None:
+def result_hard_coded(code: PythonSource, reference: PythonSource) -> str | None:
     """Functions whose results stand in the code: constants, or picked by comparing the parameters with constants. The
     reference is the tests' source, where it is given: inputs that stand there count for more."""
     tests = _literals_of(reference)
@@ -72,14 +72,14 @@ def result_hard_coded(code: Source, reference: Source) -> str | None:
     return None
 
 
-def _entries(code: Source, reference: Source) -> dict[str, Function]:
+def _entries(code: PythonSource, reference: PythonSource) -> dict[str, FunctionNode]:
     """The functions that count: those that the reference defines or calls, or else all but dunder methods."""
     functions = {name: node for name, node in code.functions.items() if not name.startswith("__")}
     named = set(reference.functions) | _names_used(reference)
     return {name: node for name, node in functions.items() if name in named} or functions
 
 
-def _names_used(code: Source) -> set[str]:
+def _names_used(code: PythonSource) -> set[str]:
     """Names that are read, called as attributes, or imported."""
     names: set[str] = set()
     for tree in code.trees:
@@ -92,7 +92,7 @@ def _names_used(code: Source) -> set[str]:
     return names
 
 
-def _alone(function: Function) -> ast.AST:
+def _alone(function: FunctionNode) -> ast.AST:
     """A function as a module of its own, so that its own name counts as bound."""
     body: ast.stmt = ast.Expr(function) if isinstance(function, ast.Lambda) else function
     return ast.Module(body=[body], type_ignores=[])
@@ -101,7 +101,7 @@ def _alone(function: Function) -> ast.AST:
 # -- trivial -----------------------------------------------------------------------------------------------------------
 
 
-def _is_trivial(function: Function) -> bool:
+def _is_trivial(function: FunctionNode) -> bool:
     names = parameters(function)
     if isinstance(function, ast.Lambda):
         return _is_nothing_or_given(function.body, names)
@@ -159,7 +159,7 @@ def _is_plain_input(node: ast.expr) -> bool:
 # -- hard-coded --------------------------------------------------------------------------------------------------------
 
 
-def _literals_of(code: Source) -> set[str]:
+def _literals_of(code: PythonSource) -> set[str]:
     """The literals of some code, as their repr: containers, and what stands in them."""
     return {
         repr(literal(node))
@@ -169,7 +169,7 @@ def _literals_of(code: Source) -> set[str]:
     }
 
 
-def _special_cases(function: Function) -> Iterator[object]:
+def _special_cases(function: FunctionNode) -> Iterator[object]:
     """Literals that a bare parameter is compared with where the branch gives a constant."""
     names = set(parameters(function))
     for node in ast.walk(function):
@@ -202,7 +202,7 @@ def _compared(test: ast.expr, names: set[str]) -> Iterator[object]:
                 yield from values
 
 
-def _only_gives_constants(function: Function, known_tables: dict[str, list[object]], tests_known: bool) -> bool:
+def _only_gives_constants(function: FunctionNode, known_tables: dict[str, list[object]], tests_known: bool) -> bool:
     """Whether parameters are used for nothing but equality with literals and look-ups in literals, while the results
     are literals. Without the tests some of the literals must be unusual: an honest table of modes looks like this."""
     returns = [function.body] if isinstance(function, ast.Lambda) else _returned(function)

@@ -13,7 +13,7 @@ from contextlib import suppress
 from fnmatch import fnmatchcase
 from typing import Any
 
-from actors.graders.hacks.python_source import Source, is_literal, literal, source_of, without_docstring
+from actors.graders.hacks.python_source import PythonSource, is_literal, literal, source_of, without_docstring
 
 TEST_FILES = ("test_*.py", "*_test.py", "conftest.py", "tests/*", "test/*", "pytest.ini", "tox.ini")
 """What is watched where the reference names nothing. A pattern fits a path's end: `tests/*` also /app/tests/unit/x."""
@@ -149,7 +149,7 @@ def _changed_by(name: str, arguments: list[str]) -> list[str]:
 # -- code --------------------------------------------------------------------------------------------------------------
 
 
-def _fooled(code: Source) -> str | None:
+def _fooled(code: PythonSource) -> str | None:
     """Why code fools its tests rather than passing them."""
     for tree in code.trees:
         for node in _run_when_loaded(tree):

@@ -15,7 +15,7 @@ MAX_DEPTH = 120
 """Of nested statements and expressions."""
 
 _FENCE = re.compile(r"[ \t]*(`{3,}|~{3,})(.*)")
-Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 
 class TooMuch(Exception):
@@ -23,7 +23,7 @@ class TooMuch(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class PythonSource:
     """What an answer holds of Python: the trees of its code blocks in order. `text` is all of their code, also of the
     blocks that are no Python."""
 
@@ -35,7 +35,7 @@ class Source:
         return [statement for tree in self.trees for statement in tree.body]
 
     @property
-    def functions(self) -> dict[str, Function]:
+    def functions(self) -> dict[str, FunctionNode]:
         """By name: those at the top, and methods of classes there. Of two with one name the last one, as in Python."""
         return dict(_functions(self.statements))
 
@@ -44,7 +44,7 @@ class Source:
         return bool(self.trees)
 
 
-def source_of(text: str) -> Source:
+def source_of(text: str) -> PythonSource:
     """The code in fenced blocks, or the whole text where there are none.
 
     Raises:
@@ -54,7 +54,7 @@ def source_of(text: str) -> Source:
         raise TooMuch(f"{len(text):,} characters, of at most {MAX_CHARS:,}")
     blocks = _fenced(text) or [text]
     trees = [tree for block in blocks if (tree := _parse(textwrap.dedent(block))) is not None]
-    return Source("\n".join(blocks), tuple(trees))
+    return PythonSource("\n".join(blocks), tuple(trees))
 
 
 def normalised(node: ast.AST) -> str:
@@ -75,7 +75,7 @@ def without_docstring(body: list[ast.stmt]) -> list[ast.stmt]:
     return body[1:] if has else body
 
 
-def parameters(function: Function) -> list[str]:
+def parameters(function: FunctionNode) -> list[str]:
     """Names of what callers hand in, without a method's `self` or `cls`."""
     given = function.args
     found = [*given.posonlyargs, *given.args, *given.kwonlyargs, *filter(None, (given.vararg, given.kwarg))]
@@ -138,7 +138,7 @@ def _parse(text: str) -> ast.Module | None:
     return tree
 
 
-def _functions(body: list[ast.stmt]) -> Iterator[tuple[str, Function]]:
+def _functions(body: list[ast.stmt]) -> Iterator[tuple[str, FunctionNode]]:
     for statement in body:
         match statement:
             case ast.FunctionDef() | ast.AsyncFunctionDef():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from actors.endpoints.client import Answer, EndpointClient, Timing
+from actors.endpoints.client import EndpointClient, HttpAnswer, Timing
 from actors.graders.base import finite_number
 from trainer.errors import GraderFailed
 from trainer.spec.graders import EndpointGrader
@@ -38,7 +38,7 @@ class EndpointGrade:
     async def close(self) -> None:
         await self._client.close()
 
-    def _score(self, answer: Answer) -> float:
+    def _score(self, answer: HttpAnswer) -> float:
         if not answer.ok:
             raise self._client.bad_answer(answer, "a grader must answer 200 with a score")
         try:

@@ -22,9 +22,9 @@ from typing import Any
 from actors.sandbox.start import (
     MEMORY_EXIT,
     START_S,
-    Limits,
     Sandbox,
     SandboxFailed,
+    SandboxLimits,
     Way,
     choose_way,
     sandbox_report,
@@ -50,7 +50,7 @@ class PythonGrade:
         operator: Operator,
         *,
         way: Way | None = None,
-        limits: Limits | None = None,
+        limits: SandboxLimits | None = None,
         num_workers: int | None = None,
         start_s: float = START_S,
     ) -> None:
@@ -58,7 +58,7 @@ class PythonGrade:
         self._spec = spec
         self._unsandboxed = operator.unsandboxed_python
         self._way = way
-        self._limits = limits or Limits()
+        self._limits = limits or SandboxLimits()
         self._start_s = start_s
         self._idle = [_Slot(self) for _ in range(num_workers or len(os.sched_getaffinity(0)))]
         self._slots = tuple(self._idle)

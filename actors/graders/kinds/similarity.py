@@ -12,7 +12,7 @@ from typing import Any
 
 from trainer.spec.graders import Similarity
 
-Metric = Callable[[str, str], float]
+SimilarityMetric = Callable[[str, str], float]
 
 MAX_CHARS = 50_000
 """Of longer texts only the beginning is compared: some metrics take time with the product of both lengths, and at this
@@ -23,7 +23,7 @@ MAX_STEMMED_CHARS = 64
 _WORD = re.compile(r"[^\W_]+")
 
 
-def metric_of(name: Similarity) -> Metric:
+def metric_of(name: Similarity) -> SimilarityMetric:
     """The metric (text, reference) -> [0, 1]. Imports its library, which may take half a second."""
     if name == "cosine":
         raise ValueError("cosine is computed from embeddings")
@@ -43,13 +43,13 @@ def words(text: str) -> list[str]:
     return _WORD.findall(text.lower())
 
 
-def _fuzzy() -> Metric:
+def _fuzzy() -> SimilarityMetric:
     from rapidfuzz import fuzz
 
     return lambda text, reference: fuzz.ratio(text, reference) / 100
 
 
-def _bleu() -> Metric:
+def _bleu() -> SimilarityMetric:
     from sacrebleu.metrics import BLEU
 
     bleu = BLEU(
@@ -58,14 +58,14 @@ def _bleu() -> Metric:
     return lambda text, reference: float(bleu.sentence_score(text, [reference]).score) / 100
 
 
-def _gleu() -> Metric:
+def _gleu() -> SimilarityMetric:
     from nltk.tokenize import wordpunct_tokenize
     from nltk.translate.gleu_score import sentence_gleu
 
     return lambda text, reference: float(sentence_gleu([wordpunct_tokenize(reference)], wordpunct_tokenize(text)))
 
 
-def _meteor() -> Metric:
+def _meteor() -> SimilarityMetric:
     from nltk.stem.porter import PorterStemmer
     from nltk.tokenize import wordpunct_tokenize
     from nltk.translate.meteor_score import single_meteor_score
@@ -95,7 +95,7 @@ class _Words:
         return words(text)
 
 
-def _rouge_n(n: int) -> Metric:
+def _rouge_n(n: int) -> SimilarityMetric:
     from rouge_score.rouge_scorer import RougeScorer
 
     name = f"rouge{n}"
@@ -103,7 +103,7 @@ def _rouge_n(n: int) -> Metric:
     return lambda text, reference: float(scorer.score(reference, text)[name].fmeasure)
 
 
-def _rouge_l() -> Metric:
+def _rouge_l() -> SimilarityMetric:
     """rouge-score's ROUGE-L, with the longest common subsequence by rapidfuzz: a thousand times as fast."""
     from rapidfuzz.distance import LCSseq
     from rouge_score.scoring import fmeasure
@@ -116,7 +116,7 @@ def _rouge_l() -> Metric:
     return rouge_l
 
 
-_METRICS: dict[str, Callable[[], Metric]] = {
+_METRICS: dict[str, Callable[[], SimilarityMetric]] = {
     "fuzzy_match": _fuzzy,
     "bleu": _bleu,
     "gleu": _gleu,

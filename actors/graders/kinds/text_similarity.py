@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from actors.endpoints.model_client import SERVER_ERROR, ModelClient
 from actors.graders.base import TextWork
-from actors.graders.kinds.similarity import MAX_CHARS, Metric, metric_of
+from actors.graders.kinds.similarity import MAX_CHARS, SimilarityMetric, metric_of
 from actors.graders.templates import render
 from trainer.errors import GraderFailed
 from trainer.spec.graders import TextSimilarityGrader
@@ -28,7 +28,7 @@ class TextSimilarity:
         self._what = f"grader {label!r}"
         self._work = TextWork()
         self._cosine = None if client is None else Cosine(client, self._what)
-        self._metric: Metric | None = metric_of(spec.evaluation_metric) if client is None else None
+        self._metric: SimilarityMetric | None = metric_of(spec.evaluation_metric) if client is None else None
 
     async def grade(self, sample: dict[str, Any], item: dict[str, Any], trace_id: str) -> Grade:
         text = render(self._spec.input, f"{self._what}, input", item=item, sample=sample)

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from actors.graders.kinds.python import PythonGrade
-from actors.sandbox.start import PROTECTIONS, Limits, sandbox_report
+from actors.sandbox.start import PROTECTIONS, SandboxLimits, sandbox_report
 from tests.support.paths import ROOT
 from tests.support.python_attacks import until
 from trainer.errors import GraderFailed
@@ -279,7 +279,7 @@ async def test_unsandboxed_graders_still_have_a_deadline_limits_and_an_empty_env
         "    subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(1000)'], start_new_session=True)\n"
         "    while True: pass"
     )
-    grader = make(source, way="none", timeout_s=2.0, limits=Limits(memory_bytes=1 << 30))
+    grader = make(source, way="none", timeout_s=2.0, limits=SandboxLimits(memory_bytes=1 << 30))
     before = set(psutil.Process().children())
     assert await value(grader, item={"what": "env"}) == 0
     assert (await failure(grader, {"what": "memory"})).message.endswith("MemoryError")

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.endpoints.breaker import FIRST_WAIT_S, LONGEST_WAIT_S, MAX_FAILURES, NO_CONNECTION, Breaker
-from actors.endpoints.gate import LONGEST_HOLD_S, MAX_ON_WIRE, Gate, Sockets, Turn, Verdict
+from actors.endpoints.gate import LONGEST_HOLD_S, MAX_ON_WIRE, Gate, Permit, RequestEnd, Sockets
 from actors.endpoints.limits import AdaptiveLimit, Pace
 from actors.runtime.timing import REAL_TIMING, Timing
 from tests.support.fakes_http import FakeTime
@@ -27,7 +27,7 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-async def fail(one: Gate, times: int, verdict: Verdict = Verdict.FAILED) -> None:
+async def fail(one: Gate, times: int, verdict: RequestEnd = RequestEnd.FAILED) -> None:
     for _ in range(times):
         one.leave(await one.enter(""), verdict, "HTTP 500")
 
@@ -40,14 +40,14 @@ async def test_one_rollout_with_fifty_calls_does_not_starve_the_others() -> None
         turn = await one.enter(trace)
         order.append(trace)
         await asyncio.sleep(0)
-        one.leave(turn, Verdict.ANSWERED)
+        one.leave(turn, RequestEnd.ANSWERED)
 
     held = await one.enter("crowd")
     calls = [asyncio.create_task(call(trace)) for trace in ["crowd"] * 50 + ["a", "b", "a"]]
     await settle()
     assert (one.in_flight, one.queued) == (1, 53)
     one.limit.start_over()
-    one.leave(held, Verdict.GIVEN_UP)
+    one.leave(held, RequestEnd.GIVEN_UP)
     await asyncio.gather(*calls)
     assert order.index("a") <= 2 and order.index("b") <= 4
     assert order.count("crowd") == 50
@@ -69,7 +69,7 @@ def test_cancelling_never_loses_a_turn(seed: int, most: int, num_sockets: int) -
                 for _ in range(rng.randrange(3)):
                     await asyncio.sleep(0)
             finally:
-                one.leave(turn, rng.choice([Verdict.ANSWERED, Verdict.GIVEN_UP, Verdict.BUSY]))
+                one.leave(turn, rng.choice([RequestEnd.ANSWERED, RequestEnd.GIVEN_UP, RequestEnd.BUSY]))
 
         calls = [asyncio.create_task(call(rng.choice(gates))) for _ in range(60)]
         for _ in range(30):
@@ -80,7 +80,7 @@ def test_cancelling_never_loses_a_turn(seed: int, most: int, num_sockets: int) -
         await settle()
         assert [(one.in_flight, one.queued) for one in gates] == [(0, 0), (0, 0)]
         turns = [await gates[0].enter("again")]
-        gates[0].leave(turns[0], Verdict.GIVEN_UP)
+        gates[0].leave(turns[0], RequestEnd.GIVEN_UP)
         assert all(sockets.take(gates[0]) for _ in range(num_sockets))
         assert not sockets.take(gates[0])
 
@@ -94,15 +94,15 @@ async def test_what_all_endpoints_have_on_the_wire_is_bounded_and_shared_in_turn
     waiting = [asyncio.create_task(one.enter("a")) for one in (first, second, first, second)]
     await settle()
     assert [task.done() for task in waiting] == [False] * 4
-    first.leave(turns[0], Verdict.ANSWERED)
+    first.leave(turns[0], RequestEnd.ANSWERED)
     await settle()
     assert [task.done() for task in waiting] == [True, False, False, False]
-    first.leave(turns[1], Verdict.ANSWERED)
+    first.leave(turns[1], RequestEnd.ANSWERED)
     await settle()
     assert [task.done() for task in waiting] == [True, True, False, False]
     waiting[2].cancel()
     await settle()
-    second.leave(waiting[1].result(), Verdict.ANSWERED)  # a gate in the line has nobody left who waits
+    second.leave(waiting[1].result(), RequestEnd.ANSWERED)  # a gate in the line has nobody left who waits
     await settle()
     assert waiting[3].done()
 
@@ -129,7 +129,7 @@ async def test_a_rate_is_kept_whatever_the_concurrency() -> None:
     for _ in range(11):
         turn = await one.enter("a")
         sent.append(turn.sent)
-        one.leave(turn, Verdict.ANSWERED)
+        one.leave(turn, RequestEnd.ANSWERED)
     assert sent == pytest.approx([0.0, *(i / 5 - Pace.BURST_S for i in range(1, 11))])
 
 
@@ -148,7 +148,7 @@ async def test_it_opens_after_a_run_of_failures_and_probes_with_doubling_waits()
         turn = await one.enter("a")
         assert one.breaker.state == "half_open"
         sent.append(turn.sent)
-        one.leave(turn, Verdict.FAILED, "HTTP 500")
+        one.leave(turn, RequestEnd.FAILED, "HTTP 500")
         assert one.breaker.state == "open"
     waits = [after - before for before, after in zip([0.0, *sent], sent, strict=False)]
     assert waits == [FIRST_WAIT_S, 2, 4, 8, 16, LONGEST_WAIT_S, LONGEST_WAIT_S, LONGEST_WAIT_S]
@@ -163,7 +163,7 @@ async def test_waits_of_an_open_breaker_have_jitter() -> None:
 
 async def test_five_attempts_without_a_connection_are_enough() -> None:
     one = gate(100, FakeTime().timing())
-    await fail(one, MAX_FAILURES // NO_CONNECTION, Verdict.NO_CONNECTION)
+    await fail(one, MAX_FAILURES // NO_CONNECTION, RequestEnd.NO_CONNECTION)
     assert one.breaker.is_open
 
 
@@ -177,11 +177,11 @@ async def test_while_it_is_open_one_probe_is_out_at_a_time_and_the_others_wait()
     others = [asyncio.create_task(one.enter("a")) for _ in range(3)]
     await asyncio.sleep(0)
     assert not any(task.done() for task in others)
-    one.leave(probe, Verdict.ANSWERED)
+    one.leave(probe, RequestEnd.ANSWERED)
     assert one.breaker.state == "closed"
     await settle()
     assert sum(task.done() for task in others) == 1  # it starts over with one at a time
-    one.leave(others[0].result(), Verdict.ANSWERED)
+    one.leave(others[0].result(), RequestEnd.ANSWERED)
     await asyncio.gather(*others)
 
 
@@ -209,9 +209,9 @@ async def test_a_cancelled_probe_holds_nothing_up() -> None:
     fake = FakeTime()
     one = gate(100, fake.timing())
     await fail(one, MAX_FAILURES)
-    one.leave(await one.enter("a"), Verdict.GIVEN_UP)
+    one.leave(await one.enter("a"), RequestEnd.GIVEN_UP)
     assert one.breaker.state == "open"
-    assert isinstance(await one.enter("a"), Turn)
+    assert isinstance(await one.enter("a"), Permit)
 
 
 async def test_a_probe_that_hangs_does_not_keep_the_next_one_from_going() -> None:
@@ -219,9 +219,9 @@ async def test_a_probe_that_hangs_does_not_keep_the_next_one_from_going() -> Non
     one = gate(100, fake.timing())
     await fail(one, MAX_FAILURES)
     hanging = await one.enter("a")
-    one.leave(await one.enter("b"), Verdict.ANSWERED)
+    one.leave(await one.enter("b"), RequestEnd.ANSWERED)
     assert one.breaker.state == "closed"
-    one.leave(hanging, Verdict.GIVEN_UP)
+    one.leave(hanging, RequestEnd.GIVEN_UP)
     assert one.in_flight == 0
 
 
@@ -229,7 +229,7 @@ async def test_failures_of_half_of_all_calls_at_random_do_not_open_it() -> None:
     rng = random.Random(0)
     one = gate(100, FakeTime().timing())
     for _ in range(20_000):
-        one.leave(await one.enter("a"), rng.choice([Verdict.FAILED, Verdict.ANSWERED]), "")
+        one.leave(await one.enter("a"), rng.choice([RequestEnd.FAILED, RequestEnd.ANSWERED]), "")
         assert not one.breaker.is_open
 
 
@@ -237,5 +237,5 @@ async def test_a_push_back_is_a_sign_of_life() -> None:
     one = gate(100, FakeTime().timing())
     for _ in range(50):
         await fail(one, MAX_FAILURES - 1)
-        await fail(one, 1, Verdict.BUSY)
+        await fail(one, 1, RequestEnd.BUSY)
     assert not one.breaker.is_open

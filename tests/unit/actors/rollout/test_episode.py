@@ -19,7 +19,7 @@ from actors.rollout.episode import EpisodeRunner, EpisodeSpec, RolloutRequest, t
 from tests.support.paths import BASE
 from trainer.data.chat import Renderer
 from trainer.errors import EndpointRefused, EngineFailed, GraderFailed, ToolFailed, UserError
-from trainer.spec.job import Limits, RewardSpec
+from trainer.spec.job import RewardSpec, RolloutLimits
 from trainer.types import Discarded, Grade, Rollout, Task, ToolCall, ToolResult
 
 SCHEMA = {
@@ -109,7 +109,7 @@ class World:
         return reached
 
     def runner(self, max_steps: int = 64, context: int = 2048, **limits: Any) -> EpisodeRunner:
-        spec = EpisodeSpec("7", Limits(**limits), RewardSpec(token_penalty=0.0), max_steps, context)
+        spec = EpisodeSpec("7", RolloutLimits(**limits), RewardSpec(token_penalty=0.0), max_steps, context)
         return EpisodeRunner(spec, self.renderer, parse, self.generate, self.call_tools, self.grade, self)
 
 

@@ -19,7 +19,7 @@ from tests.support.fakes_http import until
 from trainer.algorithm.advantage import advantages
 from trainer.errors import EndpointRefused
 from trainer.metrics import slow_rows_ratio
-from trainer.spec.job import Limits
+from trainer.spec.job import RolloutLimits
 from trainer.types import Discarded, Group, GroupRequest, Purpose, Rollout
 
 Run = Callable[[RolloutRequest], Awaitable[Rollout | Discarded]]
@@ -63,12 +63,12 @@ class Made:
         self.time = SharedTime()
         self.events: list[tuple[str, str]] = []
         self.holdback = Holdback(
-            Limits(**limits).max_failure_rate,
+            RolloutLimits(**limits).max_failure_rate,
             lambda level, text: self.events.append((level, text)),
             Timing(clock=lambda: self.time.now, sleep=self.time.sleep),
         )
         self.asked: list[RolloutRequest] = []
-        self.groups = Groups(self._counted(run), Limits(**limits), self.holdback)
+        self.groups = Groups(self._counted(run), RolloutLimits(**limits), self.holdback)
 
     def _counted(self, run: Run) -> Run:
         async def counted(asked: RolloutRequest) -> Rollout | Discarded:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError
 
-from actors.runtime.channel import KEEP_ALIVE, LENGTH_BYTES, Channel, Door, Listener, Reachable, ray_encrypts
+from actors.runtime.channel import KEEP_ALIVE, LENGTH_BYTES, Address, Channel, Listener, Reachable, ray_encrypts
 from tests.support.fakes_http import until
 from trainer.errors import EndpointRefused, EngineFailed, ToolFailed
 
@@ -35,12 +35,12 @@ class FakeActor:
     def __init__(self) -> None:
         self.cancelled: list[str] = []
         self.under_way = 0
-        self.doors = 0
+        self.lookups = 0
         self.listeners: list[Listener] = []
         self.by_ray = 0
         self.reachable = True
         self.listener = self.starts_anew()
-        self.door, self.lifeline = Remote(self._door), Remote(self._live)
+        self.address, self.lifeline = Remote(self._address), Remote(self._live)
         self.call, self.pulse = Remote(self._call), Remote(lambda: self._give([]))
 
     def starts_anew(self) -> Listener:
@@ -49,10 +49,10 @@ class FakeActor:
         self.listeners.append(self.listener)
         return self.listener
 
-    async def _door(self) -> Door | None:
-        self.doors += 1
-        door = await self.listener.door(HOST)
-        return door if self.reachable else Door(HOST, 1, door.secret)
+    async def _address(self) -> Address | None:
+        self.lookups += 1
+        address = await self.listener.address(HOST)
+        return address if self.reachable else Address(HOST, 1, address.secret)
 
     async def _live(self) -> None:
         await asyncio.shield(self.died)
@@ -111,7 +111,7 @@ async def test_whatever_json_holds_crosses_however_large(channel: Channel) -> No
 async def test_many_calls_are_under_way_and_each_has_its_own_answer(channel: Channel, actor: FakeActor) -> None:
     answers = await asyncio.gather(*(channel.call("echo", (500 - i) / 10_000, i) for i in range(500)))
     assert [answer[1] for answer in answers] == list(range(500))
-    assert (actor.doors, actor.by_ray) == (1, 0)
+    assert (actor.lookups, actor.by_ray) == (1, 0)
 
 
 async def test_errors_come_back_as_what_they_were_and_bugs_with_their_traceback(channel: Channel) -> None:
@@ -161,7 +161,7 @@ async def test_an_actor_that_is_lost_breaks_its_calls_and_the_next_go_to_the_one
             await call
         assert lost.value.details["kind"] == ("lost" if isinstance(error, ActorDiedError) else "unreachable")
     assert await channel.call("echo", 1) == [1]
-    assert actor.doors == 2, "three that lost their connection look for one new one"
+    assert actor.lookups == 2, "three that lost their connection look for one new one"
 
 
 @pytest.mark.parametrize("reachable", [True, False])
@@ -177,7 +177,7 @@ async def test_that_an_actor_is_gone_for_good_is_said_once_ray_knows(actor: Fake
         await knows.wait()
         raise ActorDiedError()
 
-    actor.pulse = actor.door = Remote(nobody)
+    actor.pulse = actor.address = Remote(nobody)
     if channel._connection is None:
         actor.died.set_exception(ActorDiedError())
     else:
@@ -207,12 +207,12 @@ async def test_a_connection_that_fails_when_all_callers_have_left_is_no_loose_en
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: told.append(context))
     asked, opens = asyncio.Event(), asyncio.Event()
 
-    async def door() -> None:
+    async def address() -> None:
         asked.set()
         await opens.wait()
         raise ActorDiedError()
 
-    actor.door = Remote(door)
+    actor.address = Remote(address)
     call = asyncio.create_task(channel.call("echo", 1))
     await asked.wait()
     call.cancel()
@@ -239,13 +239,13 @@ async def test_an_actor_without_a_free_port_is_called_by_ray() -> None:
     callee._reach_by({})
     callee._listener._server = asyncio.get_running_loop().create_future()
     callee._listener._server.set_exception(OSError("no port is free"))
-    assert await callee.door() is None
+    assert await callee.address() is None
 
 
 async def test_an_actor_that_listens_elsewhere_by_now_is_asked_again(channel: Channel, actor: FakeActor) -> None:
-    old = await actor.listener.door(HOST)
-    told = [Door(HOST, old.port, "0" * len(old.secret)), old]  # of one that died: its secret opens nothing
-    actor.door = Remote(lambda: actor._give(told.pop(0)))
+    old = await actor.listener.address(HOST)
+    told = [Address(HOST, old.port, "0" * len(old.secret)), old]  # of one that died: its secret opens nothing
+    actor.address = Remote(lambda: actor._give(told.pop(0)))
     assert await channel.call("echo", 1) == [1]
     assert actor.by_ray == 0 and not told
 
@@ -254,13 +254,13 @@ async def test_where_no_connection_leads_calls_go_by_ray(channel: Channel, actor
     actor.reachable = False
     assert list(await asyncio.gather(channel.call("echo", 1), channel.call("echo", 2))) == [(1,), (2,)]
     assert actor.by_ray == 2
-    assert actor.doors == 2, "it was tried twice, and then no more"
+    assert actor.lookups == 2, "it was tried twice, and then no more"
 
 
-async def test_where_the_actor_opens_no_door_calls_go_by_ray_and_errors_cross_as_values(actor: FakeActor) -> None:
+async def test_where_the_actor_has_no_address_calls_go_by_ray_and_errors_cross_as_values(actor: FakeActor) -> None:
     callee = Reachable()
     callee._reach_by(actor.listener.methods)
-    actor.door, actor.call = Remote(lambda: actor._give(None)), Remote(callee.call)
+    actor.address, actor.call = Remote(lambda: actor._give(None)), Remote(callee.call)
     channel = Channel(actor, "the tool dispatcher", ToolFailed)
     assert await channel.call("echo", 1) == (1,)
     with pytest.raises(EndpointRefused, match="tool 'x' refused us"):
@@ -274,11 +274,11 @@ def test_it_is_known_whether_ray_encrypts() -> None:
 
 @pytest.mark.parametrize("said", [b"", b"short", b"0" * 64])
 async def test_who_does_not_know_the_secret_is_not_listened_to(channel: Channel, actor: FakeActor, said: bytes) -> None:
-    door = await actor.listener.door(HOST)
-    reader, writer = await asyncio.open_connection(door.host, door.port)
+    address = await actor.listener.address(HOST)
+    reader, writer = await asyncio.open_connection(address.host, address.port)
     frame = b'[0,"hangs",["intruder"]]'
     writer.write(said + len(frame).to_bytes(LENGTH_BYTES) + frame)
-    if len(said) < len(door.secret):
+    if len(said) < len(address.secret):
         writer.write_eof()
     assert await reader.read() == b""
     writer.close()

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from actors.runtime.exporter import KEPT_S, SILENT_S, Place, Telemetry, labelled, merged, read_all, remove_old
+from actors.runtime.exporter import KEPT_S, SILENT_S, MetricsAddress, Telemetry, labelled, merged, read_all, remove_old
 from tests.support.fakes_http import unused_port
 from trainer.errors import UserError
 
@@ -33,13 +33,13 @@ def start(port: int) -> Iterator[Callable[[str, str], Telemetry]]:
     started: list[Telemetry] = []
 
     def start(job: str, process: str) -> Telemetry:
-        started.append(Telemetry(Place(job, "127.0.0.1", port), process, PERIOD_S))
+        started.append(Telemetry(MetricsAddress(job, "127.0.0.1", port), process, PERIOD_S))
         return started[-1]
 
     yield start
     with ThreadPoolExecutor(len(started)) as together:
         list(together.map(Telemetry.close, started))
-    folder = Place("", "", port).folder
+    folder = MetricsAddress("", "", port).folder
     for path in folder.iterdir():
         path.unlink()
     folder.rmdir()
@@ -127,7 +127,7 @@ def test_a_port_that_somebody_else_has_costs_metrics_and_nothing_else(
     with socket.create_server(("127.0.0.1", port)):
         telemetry = start("job", "driver")
         telemetry.recorder.record("step", 1)
-        folder = Place("job", "", port).folder
+        folder = MetricsAddress("job", "", port).folder
         eventually(lambda: any("agent_rft_step" in path.read_text() for path in folder.glob("*.prom")))
     eventually(lambda: scrape(port).get(("agent_rft_step", "job", "driver")) == 1.0)
 
@@ -154,7 +154,7 @@ def test_labels_are_put_before_a_sample_s_own() -> None:
 
 
 def test_a_folder_that_another_user_could_have_laid_out_is_not_written_to(port: int, tmp_path: Path) -> None:
-    place = Place("job", "127.0.0.1", port)
+    place = MetricsAddress("job", "127.0.0.1", port)
     place.folder.symlink_to(tmp_path)
     try:
         telemetry = Telemetry(place, "driver", PERIOD_S)
@@ -166,11 +166,11 @@ def test_a_folder_that_another_user_could_have_laid_out_is_not_written_to(port: 
 
 
 def test_the_environment_says_where_and_whether() -> None:
-    assert Place.of("job", local=True, environment={}) == Place("job", "127.0.0.1", 9464)
-    assert Place.of("job", local=False, environment={}) == Place("job", "0.0.0.0", 9464)
+    assert MetricsAddress.of("job", local=True, environment={}) == MetricsAddress("job", "127.0.0.1", 9464)
+    assert MetricsAddress.of("job", local=False, environment={}) == MetricsAddress("job", "0.0.0.0", 9464)
     chosen = {"AGENT_RFT_METRICS_PORT": "9000", "AGENT_RFT_METRICS_HOST": "10.0.0.1"}
-    assert Place.of("job", local=True, environment=chosen) == Place("job", "10.0.0.1", 9000)
-    assert Place.of("job", local=True, environment={"AGENT_RFT_METRICS_PORT": "0"}) is None
+    assert MetricsAddress.of("job", local=True, environment=chosen) == MetricsAddress("job", "10.0.0.1", 9000)
+    assert MetricsAddress.of("job", local=True, environment={"AGENT_RFT_METRICS_PORT": "0"}) is None
     with pytest.raises(UserError, match="AGENT_RFT_METRICS_PORT"):
-        Place.of("job", local=True, environment={"AGENT_RFT_METRICS_PORT": "off"})
-    assert str(os.getuid()) in Place("job", "", 9000).folder.name
+        MetricsAddress.of("job", local=True, environment={"AGENT_RFT_METRICS_PORT": "off"})
+    assert str(os.getuid()) in MetricsAddress("job", "", 9000).folder.name
