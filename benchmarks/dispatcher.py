@@ -41,7 +41,8 @@ Send = Callable[[int], Awaitable[object]]
 
 class Tool(asyncio.Protocol):
     """The least that is an HTTP server, so that the one core that serves is not what is measured. The latency of an
-    answer is what the path says, in milliseconds."""
+    answer is what the path says, in milliseconds.
+    """
 
     def connection_made(self, transport: Any) -> None:
         self._transport, self._buffer = transport, b""

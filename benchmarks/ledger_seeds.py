@@ -62,7 +62,8 @@ def run(
     environment: dict[str, str] | None = None,
 ) -> tuple[RunFolder, float]:
     """Train one job in a process of its own; its run folder (kept in the system's temporary folder) and its seconds.
-    `files` replaces the job's files, `rows` cuts the training file, `environment` names servers that run already."""
+    `files` replaces the job's files, `rows` cuts the training file, `environment` names servers that run already.
+    """
     folder = Path(tempfile.mkdtemp(prefix="agent-rft-bench-"))
     job = job_of(seed, training_file, settings) | (files or {})
     if rows is not None:

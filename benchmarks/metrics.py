@@ -29,7 +29,8 @@ ASKED_EVERY_S = 1.0
 
 async def rates(ledger: LedgerFleet, count: int, admitted: int, epoch: int) -> tuple[float, float]:
     """Rollouts a second, and a second of processor time, of `count`, `admitted` at a time, from an empty prefix cache
-    on."""
+    on.
+    """
     await ledger.worker.forget.remote()
     tasks, places = ledger.prepared.test, asyncio.Semaphore(admitted)
 

@@ -60,7 +60,7 @@ class MeasuredWorker(RolloutWorker):
         await self._engine._llm.reset_prefix_cache()
 
     async def complete(self, requests: Sequence[Request], at_once: int) -> list[tuple[float, int]]:
-        """vLLM alone: each request for exactly its length, in order; when each ended, and its tokens.
+        """VLLM alone: each request for exactly its length, in order; when each ended, and its tokens.
 
         `at_once` of them are inside at a time, more than it has slots, so that its own queue is never empty. Sampling
         is that of training: seeds, temperature 1, log-probabilities.
@@ -117,7 +117,8 @@ async def ledger_fleets(
     layers: int | None = None,
 ) -> AsyncIterator[list[LedgerFleet]]:
     """One fleet for each of `places`, where it and vLLM tell their metrics, beside the same tools and grader. `layers`:
-    with the base model made as deep as that."""
+    with the base model made as deep as that.
+    """
     with services(*server_options) as environment, TemporaryDirectory() as folder:
         os.environ.update(environment)
         job = load_job(JOB)

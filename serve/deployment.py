@@ -46,7 +46,8 @@ Background = Callable[[], Coroutine[Any, Any, None]]
 
 class Settings(BaseModel):
     """`folder` and `config` (the operator's file) have the same path on every node. `replicas` of the API: several
-    want PostgreSQL. `listen`: the host and port at which a replica takes requests itself."""
+    want PostgreSQL. `listen`: the host and port at which a replica takes requests itself.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -57,9 +58,8 @@ class Settings(BaseModel):
 
 
 def build(args: Settings) -> Application:
-    """
-    Raises:
-        UserError: what was asked for cannot be.
+    """Raises:
+    UserError: what was asked for cannot be.
     """
     if args.replicas > 1 and Places.of_folder(Path(args.folder)).database is None:
         raise UserError("several replicas want PostgreSQL: give AGENT_RFT_DATABASE, or replicas: 1")
@@ -83,9 +83,8 @@ class Api:
     """A replica."""
 
     def __init__(self, args: Settings) -> None:
-        """
-        Raises:
-            RftError: the folder, the database or the operator's file cannot be used.
+        """Raises:
+        RftError: the folder, the database or the operator's file cannot be used.
         """
         operator = load_operator(None if args.config is None else Path(args.config), Path(args.folder))
         places = Places.of_folder(Path(args.folder))
@@ -127,7 +126,8 @@ def app_of(
 
 def beside(tasks: Sequence[Background], close: Callable[[], None], listen: tuple[str, int] | None = None) -> Lifespan:
     """A lifespan in which `tasks` run until the app ends, and in which it takes requests at `listen`; `close` is called
-    when they have ended."""
+    when they have ended.
+    """
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

@@ -101,9 +101,8 @@ def start_serve(proxies: ProxyLocation, host: str = "127.0.0.1", port: int = 0) 
 
 
 def deploy(settings: Settings) -> None:
-    """
-    Raises:
-        RftError: why the API is not served.
+    """Raises:
+    RftError: why the API is not served.
     """
     from serve.deployment import APP, build
 

@@ -33,7 +33,8 @@ BYTES = tuple(10.0**i for i in range(5, 13))
 class Metric:
     """What Prometheus gets by `kind`: the last value, the sum of what is recorded, a histogram with these `buckets`, or
     nothing (`file`: it is in metrics.jsonl only). Where `live`, the process that knows it records it as it happens, and
-    what a step's line may hold of it is for the file alone."""
+    what a step's line may hold of it is for the file alone.
+    """
 
     unit: str
     help: str
@@ -263,7 +264,8 @@ def _grade_metrics(grades: Sequence[Grade]) -> dict[str, float]:
 
 def slow_rows_ratio(groups: Sequence[Group]) -> float:
     """Whether slow rows are trained as often as the data set holds them: the share of the slowest quarter's rollouts
-    that was graded, divided by that share of all groups. NaN with fewer than four groups."""
+    that was graded, divided by that share of all groups. NaN with fewer than four groups.
+    """
     slow = sorted(groups, key=lambda group: group.wall_s)[-(len(groups) // 4) :] if len(groups) >= 4 else []
 
     def share(some: Sequence[Group]) -> float:

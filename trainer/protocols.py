@@ -23,7 +23,8 @@ class Rollouts(Protocol):
 
     async def counts(self) -> dict[str, float]:
         """Since the start, by the names of the metrics: what became of rollouts (`account/...`), and how the endpoints
-        did that they called (`endpoint/...`)."""
+        did that they called (`endpoint/...`).
+        """
 
     async def publish(self, version: int) -> SyncReport:
         """Bring the learner's weights to all engines as `version`. Returns when each of them samples with it."""

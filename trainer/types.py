@@ -41,7 +41,8 @@ class ToolCall:
 class ToolResult:
     """What the model sees of a call. `error` is None, a mistake of the model's (malformed_call, unknown_tool,
     invalid_arguments, over_budget) or tool_error, a 4xx that the tool answered; `latency_s` is that of the attempt that
-    answered, without queues and retries; `truncated` says that `output` was cut."""
+    answered, without queues and retries; `truncated` says that `output` was cut.
+    """
 
     call_id: str
     output: str
@@ -139,7 +140,8 @@ class Rollout:
 @dataclass(frozen=True, slots=True)
 class Discarded:
     """A rollout that ended without a grade, and why (`Discard.reason` and its message). `endpoint` is the one that
-    failed, if one did."""
+    failed, if one did.
+    """
 
     trace_id: str
     row_id: str
@@ -194,7 +196,8 @@ class TrainSequence:
 @dataclass(frozen=True, slots=True)
 class StepReport:
     """What a learner's step did. `metrics` go by the names of `trainer.metrics`; `applied` is False where a
-    non-finite gradient skipped the update."""
+    non-finite gradient skipped the update.
+    """
 
     metrics: dict[str, float]
     applied: bool

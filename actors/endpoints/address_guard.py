@@ -43,7 +43,8 @@ _CARRIERS_OF_IPV4 = {  # IPv6 network -> how many bits the IPv4 address stands f
 
 class ForbiddenAddress(OSError):
     """No socket is made to `address`. Its text is the same for all addresses, so that of several tried in vain the
-    first one's error is raised."""
+    first one's error is raised.
+    """
 
     def __init__(self, address: str, kind: str) -> None:
         super().__init__(errno.EACCES, "forbidden address")

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 class HttpAnswer(NamedTuple):
     """`latency_s` is that of this attempt alone, `retries` counts the failures before it (not the waits), `truncated`
-    says that `body` is only the first MAX_BODY_BYTES."""
+    says that `body` is only the first MAX_BODY_BYTES.
+    """
 
     status: int
     body: bytes

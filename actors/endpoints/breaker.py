@@ -21,7 +21,8 @@ State = Literal["closed", "open", "half_open"]
 
 class Breaker:
     """Of one endpoint. While it is open a probe may be sent now and then, after waits that double from FIRST_WAIT_S to
-    LONGEST_WAIT_S. A probe that gets no answer for so long does not hold up the next one."""
+    LONGEST_WAIT_S. A probe that gets no answer for so long does not hold up the next one.
+    """
 
     def __init__(self, timing: Timing) -> None:
         self._timing = timing

@@ -30,7 +30,8 @@ class AdaptiveLimit:
     """Between 1 and `most`. Times are of one clock, in seconds.
 
     A request that was sent before the limit last shrank says nothing of the new one: so it shrinks at most once in a
-    round trip."""
+    round trip.
+    """
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -115,7 +116,8 @@ class AdaptiveLimit:
 
 class Pace:
     """At most `rate_per_s` requests a second, evenly: a token bucket that holds a tenth of a second's (kept as the time
-    at which it would be full: the generic cell rate algorithm)."""
+    at which it would be full: the generic cell rate algorithm).
+    """
 
     BURST_S = 0.1
 

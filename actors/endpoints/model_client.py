@@ -1,5 +1,6 @@
 """An OpenAI-compatible endpoint of the operator's configuration: requests for judges and embeddings go through the one
-retry layer, and what fails is a `model_grader_server_error`."""
+retry layer, and what fails is a `model_grader_server_error`.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +26,8 @@ class ModelClient:
     """One path of a model's endpoint. `name` is the model's in the operator's configuration."""
 
     def __init__(self, name: str, endpoint: ModelEndpoint, path: str, timing: Timing) -> None:
-        """
-        Raises:
-            UserError: the URL or a header cannot be used.
+        """Raises:
+        UserError: the URL or a header cannot be used.
         """
         self.name = name
         self._model = endpoint.model or name

@@ -21,7 +21,8 @@ class EndpointStats:
     forbidden_address. Of answers: tool_error (a 4xx), too_large, bad_answer. `retries` counts tries after failures,
     `waits` those after 408, 425, 429 and 503, `hedges` second requests, of which `hedges_won` were answered first.
     Latencies are those of the attempts that were answered. Counts go by the bounds SECONDS, with a last one for what
-    took longer."""
+    took longer.
+    """
 
     calls: int = 0
     answered: int = 0

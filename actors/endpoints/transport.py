@@ -50,10 +50,9 @@ class Wire:
         self._session: aiohttp.ClientSession | None = None
 
     async def send(self, payload: bytes, headers: Mapping[str, str]) -> Reply:
-        """
-        Raises:
-            WireError: no whole answer came.
-            ForbiddenAddress: the host's address is one that may not be connected to.
+        """Raises:
+        WireError: no whole answer came.
+        ForbiddenAddress: the host's address is one that may not be connected to.
         """
         try:
             async with self._open_session().post(
@@ -75,7 +74,8 @@ class Wire:
 
     def _open_session(self) -> aiohttp.ClientSession:
         """One session, made in the event loop that uses it. Whoever sends bounds its connections; it keeps no cookies,
-        since those of one rollout are none of the next one's business."""
+        since those of one rollout are none of the next one's business.
+        """
         if self._session is None:
             headers = CIMultiDict({"Content-Type": "application/json"})
             headers.update(self._headers)

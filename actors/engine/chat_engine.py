@@ -126,7 +126,7 @@ class ChatEngine:
         return answer if isinstance(answer, Refusal) else _completion(answer.model_dump())
 
     async def _answer(self, body: Mapping[str, Any]) -> Any:
-        """vLLM's answer: a ChatCompletionResponse, or a stream of events."""
+        """VLLM's answer: a ChatCompletionResponse, or a stream of events."""
         from pydantic import ValidationError
         from vllm.entrypoints.serve import create_error_response
         from vllm.entrypoints.serve.engine.protocol import ErrorResponse
@@ -224,9 +224,8 @@ class ChatEngine:
         return cleaned
 
     def _refused(self, error: Mapping[str, Any]) -> Refusal:
-        """
-        Raises:
-            EngineFailed: it was no fault of the request.
+        """Raises:
+        EngineFailed: it was no fault of the request.
         """
         if self._client.errored:
             raise EngineFailed("the engine died")
@@ -265,7 +264,7 @@ def _too_long(length: int, limit: int) -> Refusal:
 
 
 def _completion(answer: dict[str, Any]) -> dict[str, Any]:
-    """vLLM's answer without its own extras."""
+    """VLLM's answer without its own extras."""
     return {
         "id": answer["id"],
         "object": "chat.completion",

@@ -15,7 +15,8 @@ NAME = "agent_rft_thoughts"
 
 class ThoughtParser(BaseThinkingReasoningParser):  # type: ignore[misc] # vLLM has no types
     """For vLLM's serving layer. A turn without `<think>` at its start (and without one at the end of its prompt) is no
-    thought; vLLM's own parsers take all of such a turn for one."""
+    thought; vLLM's own parsers take all of such a turn for one.
+    """
 
     _opened = False
 

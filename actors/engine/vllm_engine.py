@@ -45,7 +45,8 @@ LOG_TAIL_BYTES = 1 << 16
 class EngineConfig:
     """What one engine needs to know. `gpus` is its tensor-parallel size, 0 on a CPU; `thought_marks`
     open and close a thought, where the model has such tokens: `max_thinking_tokens` needs them; `log_stats` lets vLLM
-    keep its own metrics."""
+    keep its own metrics.
+    """
 
     model: str
     dtype: str
@@ -61,7 +62,8 @@ class EngineConfig:
 @dataclass(frozen=True, slots=True)
 class Completion:
     """One completion. `logprobs` and `versions` have one entry per token; `model_s` is its time in the engine, without
-    waiting for a slot and without pauses; `stopped` says that an end token (the last of `token_ids`) ended it."""
+    waiting for a slot and without pauses; `stopped` says that an end token (the last of `token_ids`) ended it.
+    """
 
     token_ids: list[int]
     logprobs: NDArray[np.float32]
@@ -81,7 +83,8 @@ def kv_bytes(layers: int, kv_heads: int, head_dim: int, itemsize: int) -> int:
 
 def cpu_cache_bytes(max_num_seqs: int, context_length: int, token_bytes: int) -> int:
     """Of an engine's key-value cache on CPUs: what all slots can fill, within a bound. vLLM writes to all of it at the
-    start, seconds a GiB."""
+    start, seconds a GiB.
+    """
     return min(MAX_CPU_CACHE_BYTES, (max_num_seqs + max_num_seqs // WAIT_INSIDE) * context_length * token_bytes)
 
 
@@ -278,7 +281,7 @@ class Engine:
         self._staged = []
 
     async def update(self, version: int, updates: Sequence[dict[str, Any]]) -> float:
-        """vLLM's life cycle of an in-flight update: pause, load each of `updates`, label, go on. Returns seconds."""
+        """VLLM's life cycle of an in-flight update: pause, load each of `updates`, label, go on. Returns seconds."""
         begun = time.monotonic()
         self._open.clear()
         try:
@@ -328,7 +331,7 @@ class Engine:
 
     @property
     def client(self) -> Any:
-        """vLLM's AsyncLLM, for its own serving layer. Only an engine that takes no weights may be used this way."""
+        """VLLM's AsyncLLM, for its own serving layer. Only an engine that takes no weights may be used this way."""
         return self._llm
 
     async def check_health(self) -> None:
@@ -350,7 +353,7 @@ class Engine:
 
 @contextmanager
 def _as_engine_failed(what: str) -> Iterator[None]:
-    """vLLM's errors as ours."""
+    """VLLM's errors as ours."""
     try:
         yield
     except Exception as error:  # whatever their class: they come out of processes of its own

@@ -49,7 +49,8 @@ class Grader(Protocol):
 
 class TextWork:
     """Runs bounded work on texts: on short ones at once, on long ones in a thread, so that the event loop goes on. One
-    thread is enough: Python computes in one at a time."""
+    thread is enough: Python computes in one at a time.
+    """
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grader-texts")

@@ -17,7 +17,8 @@ def sample_of(answer: str, turns: Sequence[Turn], finish: str, wants_json: bool)
     """What a trajectory came to: `choices`, `output_text`, `output_tools` (all calls, in order), and `output_json` only
     where the job's response format asks for JSON (`wants_json`) and the answer is JSON. Tool calls in `choices` are
     those of the last turn. Calls in `output_tools` hold, beyond the wire contract's keys, what came of them: `output`
-    (as the model saw it), `latency_s` and `error` (as in ToolResult)."""
+    (as the model saw it), `latency_s` and `error` (as in ToolResult).
+    """
     last = turns[-1].calls if turns else ()
     message = {"role": "assistant", "content": answer, "tool_calls": [_tool_call(call) for call in last]}
     sample: dict[str, Any] = {

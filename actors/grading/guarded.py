@@ -1,5 +1,6 @@
 """A grader with gates beside it: what a guard catches is worth what the guard says, whatever the grade. A guard that
-fails is a failure, never a pass; a held-out grader that fails is only noted."""
+fails is a failure, never a pass; a held-out grader that fails is only noted.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ UNGATED = "ungated"
 
 class Guarded:
     """The grader of a job. It, its guards and the held-out one run side by side; of several guards that trip, the first
-    one in the job counts."""
+    one in the job counts.
+    """
 
     def __init__(self, grader: Grader, guards: Sequence[tuple[GuardSpec, Grader]], held_out: Grader | None) -> None:
         self._grader = grader

@@ -55,7 +55,8 @@ one deadline."""
 
 class GraderPool:
     """Runs a job's grader, with its guards and the held-out grader beside it. `grader` and `deadline_s` (of one grade,
-    waiting for a slot included) may be handed in for the grader itself."""
+    waiting for a slot included) may be handed in for the grader itself.
+    """
 
     def __init__(
         self,
@@ -68,9 +69,8 @@ class GraderPool:
         deadline_s: float | None = None,
         timing: Timing = REAL_TIMING,
     ) -> None:
-        """
-        Raises:
-            InvalidJob: a grader has mistakes.
+        """Raises:
+        InvalidJob: a grader has mistakes.
         """
         models = ModelClients(operator.models, timing)
 

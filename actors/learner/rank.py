@@ -49,7 +49,8 @@ STATE, PROGRESS = "state", "learner.json"
 class LearnerConfig:
     """What a rank must know. `model` is a local folder; `steps` is the number of `step` calls in the whole job, by
     which the learning rate goes; `algorithm` says the sampling temperature too; `collective_timeout_s` bounds how long
-    a rank waits for another."""
+    a rank waits for another.
+    """
 
     model: Path
     steps: int
@@ -197,7 +198,8 @@ class LearnerRank:
 
     def logprobs(self, token_ids: NDArray[np.int32]) -> NDArray[np.float32]:
         """[T] -> [T - 1]: of each token after the first, given those before it, at temperature 1, as engines give them
-        for prompts."""
+        for prompts.
+        """
         sequence = WeightedSequence(token_ids, (np.arange(len(token_ids)) > 0).astype(np.float32))
         [[micro_batch]] = pack([sequence], num_ranks=1, budget=self._config.micro_batch_tokens)
         head = self.policy.model.get_output_embeddings()
@@ -219,7 +221,8 @@ class LearnerRank:
 
     def bucket_plan(self, max_bytes: int) -> list[list[TensorInfo]]:
         """What `gather_bucket(0)`, `gather_bucket(1)`, ... give: name, dtype and shape of each tensor as in the model's
-        checkpoint, tied weights left out; at most `max_bytes` a bucket, unless one parameter alone is larger."""
+        checkpoint, tied weights left out; at most `max_bytes` a bucket, unless one parameter alone is larger.
+        """
         self._parts = self._weights.parts(max_bytes)
         return [self._weights.describe(part) for part in self._parts]
 
@@ -323,7 +326,8 @@ class LearnerRank:
 
 class _ClippedAdamW(torch.optim.AdamW):
     """What DeepSpeed's own optimizers do and plain ones under stage 0 do not: clip to norm 1, leave out a step whose
-    gradient is not finite. The engine reads the two attributes."""
+    gradient is not finite. The engine reads the two attributes.
+    """
 
     overflow = False
     _global_grad_norm = 0.0

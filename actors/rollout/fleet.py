@@ -76,7 +76,8 @@ class Fleet:
     """Implements `trainer.protocols.Rollouts` over rollout workers. `spawn(i)` makes the actor of seat i, not started;
     `on_event` hears of engines that are replaced and of rollouts that are held back, `on_lost` of each engine that
     is gone with all its rollouts; `endpoints` give the stats of endpoints by their names; `placed(i)` returns when the
-    cluster has room for seat i."""
+    cluster has room for seat i.
+    """
 
     def __init__(
         self,
@@ -130,7 +131,8 @@ class Fleet:
 
     async def counts(self) -> dict[str, float]:
         """The account of rollouts, and what was counted at endpoints; a process that is being started anew says
-        nothing."""
+        nothing.
+        """
         counts = self._groups.account.metrics()
         for source in self._endpoints:
             with suppress(Discard):

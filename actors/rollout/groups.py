@@ -34,7 +34,8 @@ class RunRollout(Protocol):
 class Account:
     """Attempts at rollouts since the start: started = graded + discarded + cancelled + in_flight, at every moment.
 
-    `in_flight` is kept by itself, not computed from the others, so that the books can be checked."""
+    `in_flight` is kept by itself, not computed from the others, so that the books can be checked.
+    """
 
     started: int = 0
     graded: int = 0

@@ -1,5 +1,6 @@
 """While most rollouts fail for reasons outside the model, none is started but probes: a broken endpoint costs the job
-time, never what it learns."""
+time, never what it learns.
+"""
 
 from __future__ import annotations
 

@@ -30,7 +30,8 @@ from trainer.types import Discarded, Rollout
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
     """All that a worker is made from; a replacement is made from the same, but for `owner`: each incarnation has its
-    own name, under which its rollouts open sessions (None: the job has none). `name` is that of its seat."""
+    own name, under which its rollouts open sessions (None: the job has none). `name` is that of its seat.
+    """
 
     engine: EngineConfig
     episode: EpisodeSpec

@@ -82,7 +82,8 @@ def kind_of(error: RayError) -> str:
 
 async def ask_helper(actor: Any, ref: Any, what: str, lost: type[Discard], timeout_s: float = DEADLINE_S) -> Any:
     """As `ask`, of an actor that Ray starts anew: that it died is said once it answers again, so that whoever tries
-    anew finds it there."""
+    anew finds it there.
+    """
     try:
         return await ask(ref, what, lost, timeout_s)
     except Discard as error:

@@ -147,7 +147,8 @@ class Listener:
 class Channel:
     """To one actor, from one event loop; connected by the first call. `what` names the actor and `lost` is raised where
     it died or took longer than `deadline_s` for a call: once Ray knows of the death and, if it starts such actors anew,
-    once it answers again."""
+    once it answers again.
+    """
 
     def __init__(self, actor: Any, what: str, lost: type[Discard], deadline_s: float = DEADLINE_S) -> None:
         self._actor = actor
@@ -214,9 +215,8 @@ class Channel:
 
 
 async def _enter(address: Address) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """
-    Raises:
-        OSError, EOFError: nobody listens there, or not whom we look for.
+    """Raises:
+    OSError, EOFError: nobody listens there, or not whom we look for.
     """
     reader, writer = await asyncio.open_connection(address.host, address.port)
     _keep_alive(writer)
@@ -320,9 +320,8 @@ def _frame(content: Sequence[Any], default: Callable[[Any], str] | None = None) 
 
 
 async def _read(reader: asyncio.StreamReader) -> list[Any]:
-    """
-    Raises:
-        EOFError: there is none any more (asyncio.IncompleteReadError is one).
+    """Raises:
+    EOFError: there is none any more (asyncio.IncompleteReadError is one).
     """
     length = int.from_bytes(await reader.readexactly(LENGTH_BYTES))
     content: list[Any] = json.loads(await reader.readexactly(length))

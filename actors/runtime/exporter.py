@@ -64,9 +64,8 @@ class MetricsAddress:
 
 
 def metrics_port(environment: Mapping[str, str] = os.environ) -> int:
-    """
-    Raises:
-        UserError: the environment names none.
+    """Raises:
+    UserError: the environment names none.
     """
     text = environment.get(PORT) or str(DEFAULT_PORT)
     if not text.isdecimal() or int(text) > 65535:
@@ -76,7 +75,8 @@ def metrics_port(environment: Mapping[str, str] = os.environ) -> int:
 
 class Telemetry:
     """Of one process. `recorder` takes what is to be known of it; what others registered with prometheus_client (vLLM;
-    memory and processor time of the process) goes with it."""
+    memory and processor time of the process) goes with it.
+    """
 
     def __init__(self, place: MetricsAddress, process: str, period_s: float = PERIOD_S) -> None:
         """`process` names it among those of its job: `driver`, `engine-0`."""
@@ -96,7 +96,8 @@ class Telemetry:
 
     def close(self) -> None:
         """Write a last time and give the port to others. Where nobody else has it and somebody asks regularly, wait for
-        that."""
+        that.
+        """
         self._ended.set()
         self._thread.join()
 
@@ -151,7 +152,8 @@ def _labelled(sample: str, labels: str) -> str:
 
 def merged(texts: Iterable[tuple[str, bool]]) -> str:
     """Texts of several processes as one: each family once, as the format wants it. Of those that are silent (True) only
-    what adds up: counters and histograms."""
+    what adds up: counters and histograms.
+    """
     heads: dict[str, str] = {}
     samples: dict[str, list[str]] = {}
     for text, silent in texts:

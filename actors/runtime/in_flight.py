@@ -16,7 +16,8 @@ Stage = Literal["session start", "sampling", "tool calls", "grading", "weight up
 @dataclass(frozen=True, slots=True)
 class Doing:
     """One piece of work: `trace_id` is empty where it belongs to no rollout; `stage` is one of `Stage`, or a method of
-    the learner; `for_s` is how long it has gone on, so that it means the same on each node."""
+    the learner; `for_s` is how long it has gone on, so that it means the same on each node.
+    """
 
     trace_id: str
     stage: str

@@ -1,5 +1,6 @@
 """The begin and the end of a process that loads torch or vLLM, each of which would take seconds more; and which
-process goes first where a node's cores are all busy."""
+process goes first where a node's cores are all busy.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ BEHIND = 10
 @contextmanager
 def importing() -> Iterator[None]:
     """Around imports that take seconds: looking for garbage takes a fifth of them, and there is none. Later full
-    collections, in which all else waits, leave out what is there at the end."""
+    collections, in which all else waits, leave out what is there at the end.
+    """
     gc.disable()
     try:
         yield
@@ -29,7 +31,8 @@ def importing() -> Iterator[None]:
 
 def lower_priority() -> None:
     """Let engines and learners go first, which compute all the time: for a process with something to do at each moment,
-    little at a time, that would break into their steps. What it starts from now on goes behind them too."""
+    little at a time, that would break into their steps. What it starts from now on goes behind them too.
+    """
     for thread in os.listdir("/proc/self/task"):
         with suppress(ProcessLookupError):  # it has just ended
             os.setpriority(os.PRIO_PROCESS, int(thread), os.getpriority(os.PRIO_PROCESS, int(thread)) + BEHIND)

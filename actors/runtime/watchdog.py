@@ -35,7 +35,8 @@ TRACES_NAMED = 5
 class Watched:
     """An actor. `pulse` asks what it is doing; `waits_here` says of the work of engines whether it is this actor that
     it waits for (None: the actor's own work); `give_up` takes the reason; `incarnation` is another one where another
-    process has taken its place."""
+    process has taken its place.
+    """
 
     name: str
     pulse: Callable[[], Awaitable[list[Doing]]]
@@ -58,7 +59,8 @@ class _Patient:
 
 class Watchdog:
     """Of one job. `watched` gives the actors as they are now; `rollouts` how many have ended and how many are in flight
-    (None: the job has no rollouts)."""
+    (None: the job has no rollouts).
+    """
 
     def __init__(
         self,
@@ -113,7 +115,8 @@ class Watchdog:
 
     def _answered(self, name: str, patient: _Patient) -> bool:
         """Whether it is not silent. An actor that died is the affair of those whose calls it broke off; to one that
-        stands still the connection may break, which is no answer."""
+        stands still the connection may break, which is no answer.
+        """
         if patient.asked is None:
             return True
         if not patient.asked.done():

@@ -66,7 +66,8 @@ def become(user: int) -> None:
 
 def unshare(config: SandboxConfig) -> None:
     """Namespaces of our own; the process identifiers' one is for children only. As a plain user in a user namespace,
-    where nothing but this user exists."""
+    where nothing but this user exists.
+    """
     uid, gid = os.getuid(), os.getgid()
     if config["user_namespace"]:
         check(libc.unshare(CLONE_NEWUSER), "a user namespace")
@@ -80,7 +81,8 @@ def unshare(config: SandboxConfig) -> None:
 
 def build_root(config: SandboxConfig) -> None:
     """A root of its own, in memory, that holds the binds, four devices and the scratch folder, and is read-only but for
-    the latter. The old root is gone afterwards."""
+    the latter. The old root is gone afterwards.
+    """
     check(libc.unshare(CLONE_NEWNS), "a mount namespace")  # not before the fork: a new root is the whole namespace's
     mount("none", "/", None, MS_REC | MS_PRIVATE)
     mount("tmpfs", "/tmp", "tmpfs", MS_NOSUID | MS_NODEV, "size=1m,nr_inodes=4096,mode=755")

@@ -349,7 +349,8 @@ def _worker_config(source: str, way: Way, limits: SandboxLimits, cpu_s: int) -> 
 
 def _becomes_other_user() -> bool:
     """Root's sandboxes run as a user whom nobody else is, where there are such ids (not in every container). Others
-    make a user namespace, in which this user has no rights."""
+    make a user namespace, in which this user has no rights.
+    """
     return os.getuid() == 0 and _num_ids() > FEW_IDS[1] and _has_capability(CAP_SYS_ADMIN)
 
 

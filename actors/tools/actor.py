@@ -42,7 +42,8 @@ MAX_NEWS = 100
 class DispatcherActor(Reachable):
     """A Dispatcher in a process of its own: one message a turn. It keeps nothing between calls but counts, so it may
     be started anew at any time. Where the job has a `session`, it keeps the book of them too: started anew, it ends
-    those that `journal` (a file of this node) has open."""
+    those that `journal` (a file of this node) has open.
+    """
 
     def __init__(
         self,
@@ -113,7 +114,8 @@ def start_dispatchers(
     `options_of` gives Ray's options of one by its name and index.
 
     With sessions they run on the node of the caller and nowhere else, for there lies the folder `journals`, also for
-    one that is started anew."""
+    one that is started anew.
+    """
     actor, place = cast(Any, DispatcherActor), {}
     least = [tool.max_concurrency for tool in tools]
     if session is not None:

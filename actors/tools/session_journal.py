@@ -18,9 +18,8 @@ class SessionJournal:
     """An append-only file of one process. What cannot be read of it (a line torn by a kill) was never acted upon."""
 
     def __init__(self, path: Path) -> None:
-        """
-        Raises:
-            OSError: the file cannot be written.
+        """Raises:
+        OSError: the file cannot be written.
         """
         self._path = path
         self._open = _read(path)
@@ -32,17 +31,15 @@ class SessionJournal:
         return list(self._open)
 
     def started(self, trace_id: str) -> None:
-        """
-        Raises:
-            OSError: it is not written, so the session must not be asked for.
+        """Raises:
+        OSError: it is not written, so the session must not be asked for.
         """
         self._write("start", trace_id)
         self._open[trace_id] = None
 
     def ended(self, trace_id: str) -> None:
-        """
-        Raises:
-            OSError: it is not written; after a restart the session would be ended once more, which does no harm.
+        """Raises:
+        OSError: it is not written; after a restart the session would be ended once more, which does no harm.
         """
         self._open.pop(trace_id, None)
         self._write("end", trace_id)

@@ -42,7 +42,8 @@ REMEMBERED = 10_000
 @dataclass(slots=True)
 class SessionStats:
     """Counts since the start. `ended`: the server has heard. `end_failures`: tries to end one that came to nothing.
-    `errors`: failed starts (`start_...`) and ends (`end_...`) by kind."""
+    `errors`: failed starts (`start_...`) and ends (`end_...`) by kind.
+    """
 
     started: int = 0
     start_failures: int = 0
@@ -55,7 +56,8 @@ class SessionStats:
 @dataclass(slots=True, eq=False)
 class _Session:
     """`opened` is set when it can be used, or to the error; `over` to the reason of its end. `begun`: its start may
-    have reached the server. `refused`: it certainly came to nothing, so no end is told."""
+    have reached the server. `refused`: it certainly came to nothing, so no end is told.
+    """
 
     trace_id: str
     item: dict[str, Any]
@@ -80,7 +82,8 @@ class _Session:
 
 class SessionBook:
     """The sessions of a job. `journal`: the file that knows them over restarts; what an earlier process left open in it
-    is ended first. `tell` takes what the user should hear of, with the endpoint's name."""
+    is ended first. `tell` takes what the user should hear of, with the endpoint's name.
+    """
 
     def __init__(
         self,
@@ -91,10 +94,9 @@ class SessionBook:
         tell: Callable[[str], None] = LOG.warning,
         timing: Timing = REAL_TIMING,
     ) -> None:
-        """
-        Raises:
-            UserError: a URL or a header cannot be used.
-            OSError: the journal cannot be written.
+        """Raises:
+        UserError: a URL or a header cannot be used.
+        OSError: the journal cannot be written.
         """
         self._starts = _client("session start", spec.start_url, spec, operator, timing)
         unhurried = spec.model_copy(update={"rate_limit_per_s": None})
@@ -169,14 +171,16 @@ class SessionBook:
 
     def stats(self) -> dict[str, Any]:
         """SessionStats as plain values, and how many are `open` (asked for, and the server has not heard of an end)
-        and `waiting` (for a place or a turn) now."""
+        and `waiting` (for a place or a turn) now.
+        """
         opened = sum(session.begun for session in self._sessions.values())
         counts = {**asdict(self._stats), "errors": dict(self._stats.errors)}
         return {**counts, "open": opened, "waiting": len(self._sessions) - opened}
 
     async def close(self, reason: str, deadline_s: float = CLOSE_S) -> int:
         """End all sessions and take no more. Returns, by the deadline, how many the server has not heard of: these
-        stay in the journal. Half of the time is left to starts that are on the wire, so that no end overtakes them."""
+        stay in the journal. Half of the time is left to starts that are on the wire, so that no end overtakes them.
+        """
         self._recover()
         self._closed = True
         for session in list(self._sessions.values()):
@@ -317,9 +321,8 @@ class SessionBook:
         return True
 
     def _journal_start(self, session: _Session) -> None:
-        """
-        Raises:
-            ToolFailed: it cannot be written, so the session is not asked for.
+        """Raises:
+        ToolFailed: it cannot be written, so the session is not asked for.
         """
         if self._journal is None:
             return

@@ -21,7 +21,8 @@ SENDER = 0
 
 class Broadcast:
     """Member `rank` of a group of `size`; `address` is host:port of a free port at the sender. Returns when all
-    have met."""
+    have met.
+    """
 
     def __init__(self, address: str, rank: int, size: int, device: torch.device) -> None:
         from vllm.distributed.utils import stateless_init_torch_distributed_process_group

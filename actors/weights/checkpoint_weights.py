@@ -70,7 +70,8 @@ class CheckpointWeights:
 
     def read(self, part: ParameterNames, wanted: bool) -> dict[str, Tensor]:
         """The tensors of a part on the CPU, in the order of `describe`; nothing where not `wanted` (all ranks must call
-        this together, one of them wants the result)."""
+        this together, one of them wants the result).
+        """
         tensors = [self._tensors[name] for name in part]
         with self._gather(tensors):
             if not wanted:
@@ -87,7 +88,8 @@ class CheckpointWeights:
 
     def write(self, folder: Path, source: Path, wanted: bool, shard_bytes: int = SHARD_BYTES) -> None:
         """Write a model folder that transformers and vLLM load: weights in shards; config, tokenizer, chat
-        template and generation config as in the folder `source` that the model came from."""
+        template and generation config as in the folder `source` that the model came from.
+        """
         parts = self.parts(shard_bytes)
         index: dict[str, str] = {}
         total = 0

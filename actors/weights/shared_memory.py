@@ -19,12 +19,12 @@ _SEGMENT = re.compile(rf"{SHM}/psm_\S+")
 
 class SharedFile:
     """An array's bytes in a file that other processes open by `path`, until `remove`. While this process lives it holds
-    a lock on the file: one without a lock was left behind."""
+    a lock on the file: one without a lock was left behind.
+    """
 
     def __init__(self, folder: Path, data: NDArray[np.uint8]) -> None:
-        """
-        Raises:
-            OSError: `folder` is full or missing.
+        """Raises:
+        OSError: `folder` is full or missing.
         """
         self.path = folder / f"{PREFIX}{secrets.token_hex(8)}"
         self._file = self.path.open("xb", buffering=0)
@@ -53,7 +53,8 @@ def remove_leftovers(folder: Path = SHM) -> None:
 def unname_shared_memory() -> None:
     """Take the names of multiprocessing's shared memory, of this process and its children, out of /dev/shm. What is
     mapped stays until the last of them ends. To be called once all of them have mapped it: who is killed cannot do it,
-    and Ray kills multiprocessing's own janitor with the others."""
+    and Ray kills multiprocessing's own janitor with the others.
+    """
     for process in (me := psutil.Process(), *me.children(recursive=True)):
         with suppress(OSError):  # it ended meanwhile
             for name in set(_SEGMENT.findall(Path(f"/proc/{process.pid}/maps").read_text())):

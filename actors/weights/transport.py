@@ -30,7 +30,8 @@ from actors.weights.broadcast import Broadcast
 @dataclass
 class ShmInitInfo(WeightTransferInitInfo):  # type: ignore[misc]
     """Shared memory needs nothing. For broadcasts: where the group of `size` meets, and the rank in it of the engine's
-    first worker."""
+    first worker.
+    """
 
     address: str = ""
     rank: int = 0
@@ -47,7 +48,8 @@ class ShmUpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
 
 class ShmWeightTransferEngine(WeightTransferEngine[ShmInitInfo, ShmUpdateInfo]):  # type: ignore[misc]
     """Loads buckets between `initialize_layerwise_reload` and `finalize_layerwise_reload`, as vLLM's NCCL engine does:
-    CPU workers repack weights, so a plain `load_weights` into a running model fails with a shape error."""
+    CPU workers repack weights, so a plain `load_weights` into a running model fails with a shape error.
+    """
 
     init_info_cls = ShmInitInfo
     update_info_cls = ShmUpdateInfo
@@ -92,7 +94,8 @@ class ShmWeightTransferEngine(WeightTransferEngine[ShmInitInfo, ShmUpdateInfo]):
 
 def _tensors(data: torch.Tensor, layout: list[list[Any]]) -> Iterator[tuple[str, torch.Tensor]]:
     """Tensors that are the bucket's memory, and keep it: layer-wise reloading holds them until their layer is complete,
-    and by then the file may be gone."""
+    and by then the file may be gone.
+    """
     offset = 0
     for name, dtype, shape in layout:
         size = _num_bytes(dtype, shape)

@@ -32,7 +32,8 @@ RESULT_PURPOSE = "fine-tune-results"
 @dataclass(frozen=True, slots=True)
 class DriverSettings:
     """`folder` is the server's. `files`: an fsspec URL, None: the folder's `files`. `config`: the operator's file.
-    `address`: of the Ray cluster, where the driver is not told it by Ray; None: a local one of its own."""
+    `address`: of the Ray cluster, where the driver is not told it by Ray; None: a local one of its own.
+    """
 
     folder: str
     database: str

@@ -60,7 +60,8 @@ class ManagerConfig:
     """`max_relaunches` counts drivers lost since the last checkpoint. `lease_s`: how long the jobs of a server that
     died wait for another one. `launch_s`: how long a cluster is asked to start a driver. Without a heartbeat for so
     long a driver is lost: `silent_s`, where nobody knows it; `hung_s`, where it is alive. It has `stop_grace_s` to end
-    by itself, `pause_grace_s` to take its checkpoint."""
+    by itself, `pause_grace_s` to take its checkpoint.
+    """
 
     max_running: int = 1
     max_relaunches: int = 2

@@ -1,5 +1,6 @@
 """What is wrong with a job's files, or over the operator's limits -> the error of a failed job, in the wire contract's
-codes."""
+codes.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +58,8 @@ def _count_rows(path: Path) -> int:
 
 def wire_error(problems: Sequence[Problem]) -> JobError:
     """The first problem names code and param; the message says how many more there are. A file's own problems go
-    before its number of rows, which may come of them."""
+    before its number of rows, which may come of them.
+    """
     first = min(problems, key=lambda problem: problem.code == NUM_ROWS)
     code = first.code
     if first.field.startswith(FILES) and code != NUM_ROWS:

@@ -92,7 +92,8 @@ class Files(Protocol):
 @dataclass(frozen=True, slots=True)
 class ApiJob:
     """A request that passed. `spec` names files by their ids; `secret_spec` is its JSON with all secrets, `method` the
-    echo without any."""
+    echo without any.
+    """
 
     request: WireJob
     spec: JobSpec
@@ -103,9 +104,8 @@ class ApiJob:
 
 
 def parse_api_job(body: Any, models: ModelCatalog, files: Files, operator: Operator) -> ApiJob:
-    """
-    Raises:
-        InvalidJob: with what is wrong, as far as a request can be read without its files.
+    """Raises:
+    InvalidJob: with what is wrong, as far as a request can be read without its files.
     """
     request = _validated(WireJob, body)
     raw: dict[str, Any] = {
@@ -206,7 +206,7 @@ def _method(request: WireJob) -> dict[str, Any]:
 
 
 def _switches(method: Mapping[str, Any]) -> list[Problem]:
-    """true and false where a number belongs, which Python would take for 1 and 0."""
+    """True and false where a number belongs, which Python would take for 1 and 0."""
     problems = []
     for part in ("reinforcement", "supervised"):
         values = (method.get(part) or {}).get("hyperparameters") or {}

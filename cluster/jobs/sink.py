@@ -101,7 +101,8 @@ class StoreSink:
 
     def sync_checkpoints(self, metrics: Mapping[int, Mapping[str, float]]) -> None:
         """Make known what is on the disk and forget what is not: the best three are kept, and the last.
-        Its row is what comes last and goes last: what a lost connection broke off is done when it is tried again."""
+        Its row is what comes last and goes last: what a lost connection broke off is done when it is tried again.
+        """
         kept = {state.step: (path, state) for path, state in self._checkpoints.all()}
         known = {c.step: c for c in self._store.checkpoints(self._job_id, limit=1000)[0]}
         for step in known.keys() - kept.keys():

@@ -99,7 +99,8 @@ def checkpoint_metrics(data: Mapping[str, Any]) -> dict[str, float]:
 
 def training_facts(groups: Sequence[Group]) -> dict[str, float]:
     """What a step's metrics lack: tokens that a tool's output took (`tool/<name>/output_tokens_mean`). The tokens
-    between two turns are shared out among the turn's calls by the length of their outputs."""
+    between two turns are shared out among the turn's calls by the length of their outputs.
+    """
     tokens: dict[str, list[float]] = {}
     for rollout in (rollout for group in groups for rollout in group.rollouts):
         for name, count in _tool_tokens(rollout):

@@ -13,7 +13,8 @@ RUNBOOK = "RUNBOOK.md"
 @dataclass(frozen=True, slots=True)
 class Alert:
     """`expr` in PromQL holds for `wait` before somebody hears of it; `meaning` says what it means for the job,
-    `runbook` what to do."""
+    `runbook` what to do.
+    """
 
     name: str
     severity: Literal["warning", "critical"]

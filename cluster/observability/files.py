@@ -27,7 +27,8 @@ RAY_DISCOVERY = "/api/prometheus/sd"
 @dataclass(frozen=True, slots=True)
 class Cluster:
     """What is scraped. `ray` is the URL of its dashboard, which knows its nodes as they come and go (None: it tells
-    nobody); `nodes` are those that run our jobs (None: those that `ray` knows)."""
+    nobody); `nodes` are those that run our jobs (None: those that `ray` knows).
+    """
 
     nodes: Sequence[str] | None
     ray: str | None = None

@@ -31,7 +31,8 @@ LIVE_PARAMETERS = 1_000_000_000
 @dataclass(frozen=True, slots=True)
 class Memory:
     """What one engine or rank takes, in bytes: on each of its GPUs, and of its node's memory. On a CPU all of it is the
-    node's. `num_sequences`: how many of the whole context length an engine's cache holds."""
+    node's. `num_sequences`: how many of the whole context length an engine's cache holds.
+    """
 
     gpu: Mapping[str, int] = field(default_factory=dict)
     host: Mapping[str, int] = field(default_factory=dict)
@@ -48,7 +49,8 @@ class Memory:
 
 def kv_bytes_per_token(model: ModelShape, itemsize: int, gpus: int = 1) -> int:
     """On each of an engine's GPUs. Tensor parallelism splits heads; each GPU has one at least (Kwon et al. 2023,
-    "Efficient Memory Management for Large Language Model Serving with PagedAttention")."""
+    "Efficient Memory Management for Large Language Model Serving with PagedAttention").
+    """
     return kv_bytes(model.layers, max(1, model.kv_heads // gpus), model.head_dim, itemsize)
 
 

@@ -1,5 +1,6 @@
 """A model, looked at before anything starts: its folder is whole, the learner knows its kind, and its chat template
-only ever appends, so that what is trained is what was sampled."""
+only ever appends, so that what is trained is what was sampled.
+"""
 
 from __future__ import annotations
 

@@ -111,7 +111,8 @@ def _memory_here() -> int:
 
 def live_nodes() -> list[Node]:
     """Of the cluster that we are connected to, its head first. Each node with GPUs is asked for their memory, which Ray
-    does not know."""
+    does not know.
+    """
     alive = sorted((node for node in ray.nodes() if node["Alive"]), key=lambda node: HEAD not in node["Resources"])
     asked = {node["NodeID"]: _ask_gpu_memory(node["NodeID"]) for node in alive if node["Resources"].get("GPU")}
     return [_live(node, asked.get(node["NodeID"])) for node in alive]

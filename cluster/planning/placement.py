@@ -76,7 +76,8 @@ def _bundle(cores: int, gpus: int) -> Bundle:
 @dataclass(frozen=True, slots=True)
 class Assignment:
     """Where one engine or rank may go. Ray may choose another node that is alike. `node` is None where none has room;
-    `memory` where the model is not known."""
+    `memory` where the model is not known.
+    """
 
     role: Role
     index: int
@@ -103,7 +104,8 @@ def plan_placement(
     job: JobSpec, nodes: Sequence[Node], model: ModelShape | None, context_length: int, *, learner: bool = True
 ) -> ClusterPlan:
     """What `auto` means on these nodes, who goes where, what memory it takes and what does not fit. Without `learner`:
-    of a run that only grades."""
+    of a run that only grades.
+    """
     placement = _placement(job, nodes, learner)
     lacking = [*_totals(placement, nodes)]
     assigned = assign(placement.bundles, [node.resources for node in nodes])
@@ -136,7 +138,8 @@ def _placement(job: JobSpec, nodes: Sequence[Node], learner: bool) -> Placement:
 
 def assign(bundles: Sequence[Bundle], nodes: Sequence[Mapping[str, float]]) -> list[int | None]:
     """A node for each bundle, given what is free on each: the largest bundle first, onto nodes that have one already,
-    and there where least is left. As Ray's strategy PACK: near to each other where that is possible."""
+    and there where least is left. As Ray's strategy PACK: near to each other where that is possible.
+    """
     free = [dict(node) for node in nodes]
     chosen: list[int | None] = [None] * len(bundles)
     for index in sorted(range(len(bundles)), key=lambda i: [-bundles[i].get(kind, 0.0) for kind in ("GPU", "CPU")]):

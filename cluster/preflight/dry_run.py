@@ -1,5 +1,6 @@
 """First calls, before an engine starts: each tool and the graders are called once, with values made from schemas, and
-one session is opened and ended."""
+one session is opened and ended.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ TOKEN_REMEDY = "put the token that it wants into `headers` (as ${NAME}, from the
 
 async def dry_run_problems(reinforcement: Reinforcement, tasks: Sequence[Task], operator: Operator) -> list[Problem]:
     """What a first call of each tool and of the grader says, within a session of their own where the job has one. Each
-    may take what its `timeout_s` allows."""
+    may take what its `timeout_s` allows.
+    """
     if reinforcement.session is None:
         return await _first_calls(reinforcement, tasks, operator)
     return await _in_a_session(reinforcement.session, reinforcement, tasks, operator)
@@ -126,7 +128,8 @@ def _failed(error: RftError, code: str, field: str, headers: str, wanted: str) -
 
 async def _path_mistake(tool: ToolSpec, operator: Operator) -> str | None:
     """Why nobody seems to be at the tool's path. A 404 alone says little: many tools say so of a missing document. It
-    is a wrong path where one that certainly does not exist gets the same answer."""
+    is a wrong path where one that certainly does not exist gets the same answer.
+    """
     url = urlsplit(tool.server_url)
     nowhere = url._replace(path=url.path.rstrip("/") + "/agent-rft-no-such-path")
     headers = {name: value.get_secret_value() for name, value in tool.headers.items()}
@@ -168,7 +171,8 @@ def _example_call(tool: ToolSchema) -> ToolCall:
 
 def example_of(schema: Any, root: Mapping[str, Any] | None = None, depth: int = 0) -> Any:
     """A small value that fits a JSON schema: what it names as default, constant or choice, else required parts and
-    empty values. Patterns and formats are not looked at: a tool may call the value a mistake, an answer too."""
+    empty values. Patterns and formats are not looked at: a tool may call the value a mistake, an answer too.
+    """
     if not isinstance(schema, dict) or depth > MAX_DEPTH:  # true and false are schemas
         return None
     root = schema if root is None else root

@@ -1,5 +1,6 @@
 """What is wrong with a job's endpoints, graders and schemas whatever its files hold: all that an API can say at once,
-without a model's libraries and without a call."""
+without a model's libraries and without a call.
+"""
 
 from __future__ import annotations
 

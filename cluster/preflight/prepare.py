@@ -53,7 +53,8 @@ SHM = Path("/dev/shm")
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """A job that passed, with all that was read and resolved on the way. `job.model` is a local folder. `warnings` are
-    for the user; nothing goes by them."""
+    for the user; nothing goes by them.
+    """
 
     job: JobSpec
     plan: Plan
@@ -304,7 +305,8 @@ def _space_problems(
     model: ModelFolder, plan: Plan, placement: Placement, runs: Path, free: Free, *, alone: bool
 ) -> list[Problem]:
     """Disk for the checkpoints that are kept and the one being written; shared memory for what engines put there. A run
-    without a learner has neither checkpoints nor weights on their way."""
+    without a learner has neither checkpoints nor weights on their way.
+    """
     problems = []
     trains = placement.learner_ranks > 0
     checkpoints = min(KEEP_BEST + 2, math.ceil(plan.steps / plan.eval_interval)) if trains else 0

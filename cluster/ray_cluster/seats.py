@@ -33,7 +33,8 @@ FURTHER_S = 2.0
 
 class Seats:
     """Of one job. Made, it asks; `ready` waits; `release` gives all back, also what is still waited for. Names of its
-    actors begin with `run`, by which Ray's dashboard tells jobs apart."""
+    actors begin with `run`, by which Ray's dashboard tells jobs apart.
+    """
 
     def __init__(self, placement: Placement, run: str) -> None:
         self._placement = placement
@@ -80,7 +81,8 @@ class Seats:
 
     async def _engines_placed(self) -> list[int]:
         """Those that have a place now, or in a moment. Further ones are asked for only here: waiting beside the first
-        group, they would take its places from it."""
+        group, they would take its places from it.
+        """
         self._groups += [self._ask([bundle]) for bundle in self._further]
         waiting = {self._reserved(n): n for n in range(1, len(self._groups))}
         placed = (await asyncio.wait(waiting, timeout=FURTHER_S))[0] if waiting else set()

@@ -133,7 +133,8 @@ def job_cluster(
 def end_leftover(note: Path) -> None:
     """End what is left of a local cluster whose owner was killed, its folder included. Its processes are their own
     masters by then: they are known by their environment. Ray takes up to a minute to end them, in which ports and
-    memory are not free yet."""
+    memory are not free yet.
+    """
     try:
         whose = json.loads(note.read_text())
         owner, folder = _process(*whose["owner"]), Path(whose["folder"])
@@ -185,7 +186,8 @@ def job_server_of(address: str) -> str:
 
 def begin_with_token() -> None:
     """Run this program anew with a token for a cluster of its own, where it has none: Ray reads it when it is
-    imported, so that later is too late."""
+    imported, so that later is too late.
+    """
     if "RAY_AUTH_TOKEN" not in os.environ:
         os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
         os.execv(sys.executable, sys.orig_argv)
@@ -205,7 +207,8 @@ def _wait_for_head(head: subprocess.Popen[bytes], port: int, log: IO[bytes]) -> 
 
 def _end(head: subprocess.Popen[bytes]) -> None:
     """End a head and all that it started. Asked to, Ray takes most of a minute, in which it keeps ports and memory, and
-    it has nothing to keep."""
+    it has nothing to keep.
+    """
     if head.poll() is None:
         process = psutil.Process(head.pid)
         _kill([*_family(process), process])

@@ -55,7 +55,8 @@ class Event:
 
 def new_run_folder(root: Path, suffix: str | None) -> Path:
     """Create `root/<UTC time>[-suffix]`; names sort by age. To the millisecond, for jobs that are begun together in
-    several places go by these names in metrics too."""
+    several places go by these names in metrics too.
+    """
     slug = re.sub(r"[^\w.-]+", "-", suffix or "").strip("-.")
     stem = f"{datetime.now(UTC):%Y%m%d-%H%M%S-%f}"[:-3] + (f"-{slug}" if slug else "")
     for number in count(1):
@@ -229,7 +230,7 @@ def read_groups(path: Path) -> list[Group]:
 
 
 def group_lines(group: Group) -> Iterator[dict[str, Any]]:
-    """kind `group` (the request with its whole row), then those of `trainer.data.rollout_json`."""
+    """Kind `group` (the request with its whole row), then those of `trainer.data.rollout_json`."""
     yield {"kind": "group"} | asdict(group.request)
     yield from map(outcome_as_json, group.rollouts)
     yield from map(outcome_as_json, group.discarded)

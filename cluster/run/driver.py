@@ -347,9 +347,8 @@ class _Run:
         return self._fleet, self._learner
 
     async def _helpers_answer(self) -> None:
-        """
-        Raises:
-            CannotStart: one never will; rollouts would end the job as well, some time later.
+        """Raises:
+        CannotStart: one never will; rollouts would end the job as well, some time later.
         """
         for helper in self._helpers:
             with suppress(Discard):  # it is being started anew

@@ -17,7 +17,8 @@ STOPPED = 130
 
 class Signals:
     """While entered, the first signal calls what `graceful` was given, or else cancels the task that entered; the
-    second ends the process. `count` says how many came."""
+    second ends the process. `count` says how many came.
+    """
 
     def __init__(self) -> None:
         self.count = 0

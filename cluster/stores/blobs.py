@@ -1,5 +1,6 @@
 """Where the bytes of files lie: a local folder, or any place that fsspec knows (`s3://bucket/files`). Names are ids
-that we made, never a client's."""
+that we made, never a client's.
+"""
 
 from __future__ import annotations
 
@@ -49,9 +50,8 @@ class RemoteBlobs:
     """Files at an fsspec URL, each copied once to the local folder `cache` when it is read here."""
 
     def __init__(self, url: str, cache: Path) -> None:
-        """
-        Raises:
-            UserError: there is no such kind of place, or its library is not installed.
+        """Raises:
+        UserError: there is no such kind of place, or its library is not installed.
         """
         try:
             self._files: Any

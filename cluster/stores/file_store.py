@@ -78,10 +78,9 @@ class Incoming:
     num_bytes: int = field(default=0)
 
     async def write(self, data: bytes) -> None:
-        """
-        Raises:
-            FileTooLarge: that would be more than `max_bytes`.
-            NoSpace: the disk is full.
+        """Raises:
+        FileTooLarge: that would be more than `max_bytes`.
+        NoSpace: the disk is full.
         """
         self.num_bytes += len(data)
         if self.num_bytes > self.max_bytes:
@@ -174,9 +173,8 @@ class FileStore:
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def get(self, id: str) -> FileRecord:
-        """
-        Raises:
-            UnknownFile: there is none.
+        """Raises:
+        UnknownFile: there is none.
         """
         with self._database.session() as session:
             return _record(self._row(session, id))
@@ -215,9 +213,8 @@ class FileStore:
     # -- deleting ------------------------------------------------------------------------------------------------------
 
     def delete(self, id: str) -> None:
-        """
-        Raises:
-            UnknownFile: there is none.
+        """Raises:
+        UnknownFile: there is none.
         """
         with self._database.session() as session:
             session.delete(self._row(session, id))

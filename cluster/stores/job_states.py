@@ -38,9 +38,8 @@ class KeyUsedTwice(RftError):
 
 
 def check_move(job_id: str, status: JobStatus, to: JobStatus) -> None:
-    """
-    Raises:
-        IllegalMove: a job that is `status` cannot become `to`.
+    """Raises:
+    IllegalMove: a job that is `status` cannot become `to`.
     """
     if to in MOVES[status]:
         return

@@ -108,9 +108,8 @@ class JobStore:
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def get(self, job_id: str, owner: str | None = None) -> JobRecord:
-        """
-        Raises:
-            UnknownJob: there is none, or it is another owner's.
+        """Raises:
+        UnknownJob: there is none, or it is another owner's.
         """
         with self._database.session() as session:
             return _job(_row(session, job_id, owner))
@@ -178,7 +177,8 @@ class JobStore:
 
     def claim_next(self, manager: str, limit: int, lease_s: float) -> JobRecord | None:
         """Make the job that waited longest `running` under the manager's lease. None where none waits, or where `limit`
-        jobs run (or a driver of theirs is not known to be gone)."""
+        jobs run (or a driver of theirs is not known to be gone).
+        """
         now, other = self._clock(), aliased(JobRow)
         busy = select(func.count()).where(or_(other.status == "running", other.handle.is_not(None))).scalar_subquery()
         waiting = aliased(JobRow)
@@ -211,7 +211,8 @@ class JobStore:
 
     def next_attempt(self, job_id: str, attempt: int, handle: str, *, failures: int) -> bool:
         """Note that driver `attempt` + 1 is about to start under `handle`. False: the job no longer runs, or another
-        driver was started meanwhile."""
+        driver was started meanwhile.
+        """
         same = JobRow.id == job_id, JobRow.status == "running", JobRow.attempt == attempt
         fresh = {"heartbeat_at": self._clock(), "last_words": None}
         return self._update(*same, attempt=attempt + 1, handle=handle, failures=failures, **fresh)

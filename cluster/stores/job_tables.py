@@ -112,7 +112,8 @@ class JobError:
 @dataclass(frozen=True, slots=True)
 class NewJob:
     """A request that passed. `model` is the client's name of it, `base` the base model's; `method` holds no secret;
-    `sealed_spec` is the whole job. `digest` is the same for equal requests."""
+    `sealed_spec` is the whole job. `digest` is the same for equal requests.
+    """
 
     owner: str
     model: str
@@ -131,7 +132,8 @@ class NewJob:
 @dataclass(frozen=True, slots=True)
 class JobRecord(NewJob):
     """A job. Times are Unix seconds. `handle` names the latest driver until it is known to be gone; `attempt` counts
-    drivers; `failures` counts those that were lost since the last checkpoint."""
+    drivers; `failures` counts those that were lost since the last checkpoint.
+    """
 
     id: str
     status: JobStatus

@@ -35,7 +35,8 @@ class KeptModel(UserError):
 @dataclass(frozen=True, slots=True)
 class ModelRecord:
     """`folder` is a folder or a Hugging Face name; `base` the id of the model that training began with; `created_at`
-    in seconds since 1970. A base model has no `job_id`."""
+    in seconds since 1970. A base model has no `job_id`.
+    """
 
     id: str
     folder: str
@@ -94,9 +95,8 @@ class ModelRegistry:
             return row.record()
 
     def resolve(self, model_id: str) -> ModelRecord:
-        """
-        Raises:
-            UnknownModel: there is none of this id.
+        """Raises:
+        UnknownModel: there is none of this id.
         """
         if model_id in self._aliases:
             return self._base_model(model_id)

@@ -20,9 +20,8 @@ class SecretBox:
     """Seals texts with `key`, one of Fernet's (32 bytes in URL-safe base 64): AES-CBC, signed with HMAC-SHA256."""
 
     def __init__(self, key: str) -> None:
-        """
-        Raises:
-            UserError: it is no such key.
+        """Raises:
+        UserError: it is no such key.
         """
         try:
             self._fernet = Fernet(key)
@@ -35,7 +34,8 @@ class SecretBox:
     @classmethod
     def of_folder(cls, folder: Path, environment: Mapping[str, str] = os.environ) -> SecretBox:
         """With the key of the environment, else with that of the folder's file, which is made where there is none and
-        which nobody but its owner may read."""
+        which nobody but its owner may read.
+        """
         if VARIABLE in environment:
             return cls(environment[VARIABLE])
         path = folder / KEY_FILE
@@ -47,9 +47,8 @@ class SecretBox:
         return self._fernet.encrypt(text.encode()).decode()
 
     def open(self, sealed: str) -> str:
-        """
-        Raises:
-            UserError: it was sealed with another key, or changed since.
+        """Raises:
+        UserError: it was sealed with another key, or changed since.
         """
         try:
             return self._fernet.decrypt(sealed.encode()).decode()

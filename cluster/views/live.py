@@ -98,7 +98,8 @@ class Watch(EventSink, Protocol):
 
 class LiveView:
     """An EventSink and a context manager: within it a terminal shows the table; without a terminal it prints lines.
-    `total_steps` is a guess that metrics set right; `clock` gives seconds."""
+    `total_steps` is a guess that metrics set right; `clock` gives seconds.
+    """
 
     def __init__(self, total_steps: int, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         self._console = console

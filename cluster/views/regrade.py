@@ -1,5 +1,6 @@
 """Running a grader over rollouts that were recorded: what it says of them, where it fails, and how much it says
-differently when asked again. Trains nothing and starts no engine."""
+differently when asked again. Trains nothing and starts no engine.
+"""
 
 from __future__ import annotations
 

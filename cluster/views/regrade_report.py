@@ -30,7 +30,8 @@ SAME = 1e-9
 @dataclass(frozen=True, slots=True)
 class Noise:
     """How two runs over the same rollouts differ, over all pairs of runs. `num_pairs` are those graded in both;
-    `came_or_went` had a grade in one of the two only."""
+    `came_or_went` had a grade in one of the two only.
+    """
 
     num_pairs: int
     mean_difference: float
@@ -41,7 +42,8 @@ class Noise:
 @dataclass(frozen=True, slots=True)
 class Summary:
     """Over all runs. `quantiles` go by QUANTILES; `bins` are (low, high, count); `errors` are (count, examples) by the
-    wire contract's names; `scores` are means by part; `guards` count by name."""
+    wire contract's names; `scores` are means by part; `guards` count by name.
+    """
 
     num_cases: int
     num_runs: int

@@ -27,9 +27,8 @@ class NoAnswer(RftError):
 def client_of(
     base_url: str | None, api_key: str | None, profile: str, environment: Mapping[str, str], profiles: Path
 ) -> httpx.Client:
-    """
-    Raises:
-        UserError: no server or no key is named anywhere.
+    """Raises:
+    UserError: no server or no key is named anywhere.
     """
     known = _profiles(profiles)
     chosen = known.get(profile) or {}
@@ -50,9 +49,8 @@ def client_of(
 
 
 def _profiles(path: Path) -> dict[str, dict[str, Any]]:
-    """
-    Raises:
-        UserError: it cannot be read as profiles.
+    """Raises:
+    UserError: it cannot be read as profiles.
     """
     try:
         known = yaml.safe_load(path.read_text())
@@ -66,9 +64,8 @@ def _profiles(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def ask(client: httpx.Client, method: str, path: str, **options: Any) -> dict[str, Any]:
-    """
-    Raises:
-        NoAnswer, UserError
+    """Raises:
+    NoAnswer, UserError
     """
     try:
         answer = client.request(method, path, **options)
@@ -80,10 +77,9 @@ def ask(client: httpx.Client, method: str, path: str, **options: Any) -> dict[st
 
 
 def check(answer: httpx.Response) -> None:
-    """
-    Raises:
-        NoAnswer: it may succeed later.
-        UserError: the request was refused; says what the server said.
+    """Raises:
+    NoAnswer: it may succeed later.
+    UserError: the request was refused; says what the server said.
     """
     if answer.is_success:
         return

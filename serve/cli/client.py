@@ -1,5 +1,6 @@
 """`agent-rft files|jobs|events|checkpoints|models`: a server through its API, for people (tables) and for scripts
-(--json). Where it is: `serve.cli.api_client`."""
+(--json). Where it is: `serve.cli.api_client`.
+"""
 
 from __future__ import annotations
 
@@ -155,10 +156,9 @@ for _name in ("cancel", "pause", "resume"):
 
 
 def _follow(client: httpx.Client, job_id: str, as_json: bool) -> None:
-    """
-    Raises:
-        RftError: the job failed.
-        Exit: it was cancelled.
+    """Raises:
+    RftError: the job failed.
+    Exit: it was cancelled.
     """
     from serve.cli.follow import JsonLines, LiveSight, follow  # numpy is behind it, which other commands do without
 

@@ -82,9 +82,8 @@ def revoke_command(
 
 
 def _existing(folder: Path, database: str | None) -> Path:
-    """
-    Raises:
-        UserError: no server has kept anything there; to look would make an empty one.
+    """Raises:
+    UserError: no server has kept anything there; to look would make an empty one.
     """
     if database is None and not folder.is_dir():
         raise UserError(f"there is no server's folder {folder}: name it with --folder or AGENT_RFT_FOLDER")

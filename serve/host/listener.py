@@ -1,5 +1,6 @@
 """Where a server that has its machine to itself takes requests: a port that is held before anything starts, and the
-app's own process behind it."""
+app's own process behind it.
+"""
 
 from __future__ import annotations
 

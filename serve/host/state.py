@@ -1,5 +1,6 @@
 """What a server holds between two starts: its database, its files and its secret key, in one folder unless said
-otherwise."""
+otherwise.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ _log = logging.getLogger("agent_rft.serve")
 @dataclass(frozen=True, slots=True)
 class Places:
     """`database` is a URL of PostgreSQL's, or None for a file in `folder`; `files` an fsspec URL, or None for a folder
-    in it."""
+    in it.
+    """
 
     folder: Path
     database: str | None = None
@@ -64,9 +66,8 @@ class ServerState:
     """The stores of a server, opened."""
 
     def __init__(self, places: Places, operator: Operator) -> None:
-        """
-        Raises:
-            UserError: the folder, the database or the files' place cannot be used.
+        """Raises:
+        UserError: the folder, the database or the files' place cannot be used.
         """
         self.folder = folder = places.folder
         try:
@@ -83,7 +84,8 @@ class ServerState:
 
     def first_key(self) -> str | None:
         """The text of a key that may do all, where the server has no key yet. Of two that start at a time, one gets
-        it."""
+        it.
+        """
         with self.database.alone(FIRST_KEY_LOCK):
             return None if self.keys.list() else self.keys.create(FIRST_KEY, ["admin"])[1]
 

@@ -35,7 +35,8 @@ def create_app(
 ) -> FastAPI:
     """The app with `routers`, whose paths stand below `/v1`. `lifespan` is entered before the first request and left
     after the last one; `recorder` hears of each. `behind_proxy`: of Ray Serve, which gives requests their ids, writes
-    them to responses, and cancels requests whose clients are gone."""
+    them to responses, and cancels requests whose clients are gone.
+    """
     app = FastAPI(
         title="agent-rft",
         version=version("agent-rft"),

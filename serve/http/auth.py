@@ -65,7 +65,8 @@ class RateLimit:
 
 class Authenticator:
     """Knows the key of a request and whether it may ask now. A key that was found is known for KNOWN_S: one that is
-    revoked opens nothing after that."""
+    revoked opens nothing after that.
+    """
 
     def __init__(self, keys: KeyFinder, rate: RateLimit, clock: Callable[[], float] = time.monotonic) -> None:
         self._keys = keys

@@ -37,7 +37,8 @@ _log = logging.getLogger("agent_rft.serve")
 
 class Frame:
     """Wraps an ASGI app. `behind_proxy`: it writes a request's id to its response, and cancels a request whose client
-    is gone."""
+    is gone.
+    """
 
     def __init__(
         self,

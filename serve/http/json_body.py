@@ -14,7 +14,8 @@ _SPECIAL = re.compile(rb"\\u(?:0000|[dD][89a-fA-F])")
 
 def body_mistake(body: bytes) -> str | None:
     """Why a body cannot be used; None where it can. What is no JSON at all, numbers beyond a float, halves of surrogate
-    pairs and NUL characters (which neither UTF-8 nor PostgreSQL hold), and nests without end."""
+    pairs and NUL characters (which neither UTF-8 nor PostgreSQL hold), and nests without end.
+    """
     try:
         value = json.loads(body, parse_constant=_no_number, parse_float=_finite)
         if _SPECIAL.search(body):

@@ -34,7 +34,8 @@ def page_query(default: int, maximum: int) -> Callable[..., PageQuery]:
 
 def page(data: Sequence[Mapping[str, Any]], has_more: bool) -> JSONResponse:
     """A page in the wire form. Clients go on with `after=<last_id>` while `has_more`. Made here: FastAPI would look at
-    each value again, which costs more than all the rest of a listing."""
+    each value again, which costs more than all the rest of a listing.
+    """
     return JSONResponse(
         {
             "object": "list",

@@ -34,9 +34,8 @@ class Grading(Protocol):
 
 class MakeGrading(Protocol):
     def __call__(self, spec: Any) -> Grading:
-        """
-        Raises:
-            InvalidJob: the grader has mistakes.
+        """Raises:
+        InvalidJob: the grader has mistakes.
         """
 
 
@@ -51,9 +50,8 @@ def grader_pools(operator: Operator) -> MakeGrading:
 
 
 def read_grader(raw: Mapping[str, Any], make: MakeGrading) -> Grading:
-    """
-    Raises:
-        ApiError: it is no grader.
+    """Raises:
+    ApiError: it is no grader.
     """
     try:
         return make(_GRADER.validate_python(raw))

@@ -310,9 +310,8 @@ def _check_turns(messages: Sequence[SpokenMessage | AssistantMessage | ToolMessa
 
 
 def check_choice(choice: str | NamedTool | None, tools: list[Tool] | None) -> None:
-    """
-    Raises:
-        ValueError: what must be called is not there.
+    """Raises:
+    ValueError: what must be called is not there.
     """
     names = {tool.function.name for tool in tools or ()}
     if isinstance(choice, NamedTool) and choice.function.name not in names:

@@ -81,9 +81,8 @@ MakeEngine = Callable[[ModelRecord, EngineResources], ServedEngine]
 
 
 def chat_engine(record: ModelRecord, resources: EngineResources) -> ServedEngine:
-    """
-    Raises:
-        UserError: the folder holds no model.
+    """Raises:
+    UserError: the folder holds no model.
     """
     from transformers import AutoConfig  # seconds of imports, which the API can do without
 
@@ -105,7 +104,8 @@ def chat_engine(record: ModelRecord, resources: EngineResources) -> ServedEngine
 
 class EngineReplica:
     """One engine, up from its first moment on. To Prometheus the model is a job and a replica one of its engines, and a
-    replacement has its labels."""
+    replacement has its labels.
+    """
 
     async def __init__(self, make: MakeEngine, record: ModelRecord, resources: EngineResources) -> None:  # type: ignore[misc]
         place = MetricsAddress.of(record.id, local=is_local(ray.get_runtime_context().gcs_address))

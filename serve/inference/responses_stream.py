@@ -61,9 +61,8 @@ class ResponseStream:
         self._usage: Mapping[str, Any] = NO_USAGE
 
     async def events(self, chunks: AsyncIterator[Mapping[str, Any]]) -> AsyncIterator[StreamEvent]:
-        """
-        Raises:
-            ApiError: the model failed under way.
+        """Raises:
+        ApiError: the model failed under way.
         """
         for kind in ("response.created", "response.in_progress"):
             yield self._event(kind, response=self._response)

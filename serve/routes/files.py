@@ -49,7 +49,8 @@ Pages = Annotated[PageQuery, Depends(page_query(10_000, 10_000))]
 
 def make_router(files: FileStore, max_uploads: int = ServerLimits().max_uploads) -> APIRouter:
     """`max_uploads` at a time: Ray Serve takes in a body as fast as it comes, and holds in memory what is not yet on
-    disk."""
+    disk.
+    """
     router = APIRouter(prefix="/files", tags=["files"])
     uploads = asyncio.Semaphore(max_uploads)
 

@@ -131,9 +131,8 @@ def make_router(operator: Operator) -> APIRouter:
 
 
 def check_grader(spec: GraderSpec, operator: Operator) -> None:
-    """
-    Raises:
-        InvalidJob: with the mistakes that show without calling anything.
+    """Raises:
+    InvalidJob: with the mistakes that show without calling anything.
     """
     problems = grader_problems(spec, operator, "grader")
     guard = Guard(operator.allowed_networks)
@@ -167,9 +166,8 @@ def shown_grader(spec: GraderSpec) -> dict[str, Any]:
 
 
 async def _run(body: RunRequest, operator: Operator) -> dict[str, Any]:
-    """
-    Raises:
-        ApiError: what only the client can mend.
+    """Raises:
+    ApiError: what only the client can mend.
     """
     begun = time.monotonic()
     pool = GraderPool(body.grader, operator=operator)
@@ -221,9 +219,8 @@ def _checked_tool(body: ToolRequest, operator: Operator) -> ToolSpec:
 
 
 async def _call(body: ToolRequest, tool: ToolSpec, operator: Operator) -> dict[str, Any]:
-    """
-    Raises:
-        ApiError: the call failed, or is refused.
+    """Raises:
+    ApiError: the call failed, or is refused.
     """
     call_id = body.call_id or body.id or f"call_{secrets.token_hex(12)}"
     arguments = body.arguments if isinstance(body.arguments, str) else json.dumps(body.arguments)

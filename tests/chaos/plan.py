@@ -51,7 +51,8 @@ class Latency:
 @dataclass(frozen=True)
 class Burst:
     """From `from_s` after the first request on, for `for_s`, a `share` of requests gets `kind`. A 429 or 503 asks to
-    wait for `retry_after_s`, as a date where `as_date`."""
+    wait for `retry_after_s`, as a date where `as_date`.
+    """
 
     kind: Kind
     from_s: float
@@ -64,7 +65,8 @@ class Burst:
 @dataclass(frozen=True)
 class Faults:
     """Of one endpoint. `shares` of its requests, by kind; `sticky`: of its calls, so that trying again does not help.
-    `drip_s` is the pause after each byte."""
+    `drip_s` is the pause after each byte.
+    """
 
     latency: Latency = Latency()
     shares: dict[Kind, float] = field(default_factory=dict)
@@ -76,7 +78,8 @@ class Faults:
 @dataclass(frozen=True)
 class Plan:
     """Faults by endpoint ("tool/search", "grade", "session/start", "session/end"). Calls are told apart by their ids,
-    or by their content, where ids are drawn anew in each run."""
+    or by their content, where ids are drawn anew in each run.
+    """
 
     seed: int = 0
     endpoints: dict[str, Faults] = field(default_factory=dict)

@@ -49,7 +49,8 @@ class Seen:
 @dataclass
 class Record:
     """`started` counts the starts that came for each trace id, `ended` the ends that were done, though the answer may
-    have gone wrong; `open` had the one and not the other."""
+    have gone wrong; `open` had the one and not the other.
+    """
 
     endpoints: dict[str, Seen] = field(default_factory=dict)
     started: Counter[str] = field(default_factory=Counter)

@@ -1,6 +1,7 @@
 """Thousands of rollouts against endpoints that fail. The engine is a fake; what stands between it and the endpoints -
 episode, dispatcher, grader pool, sessions - is real, and so is time. Where 3 s stand for 30 and 1 s for a minute, the
-whole time is in `make chaos`."""
+whole time is in `make chaos`.
+"""
 
 from __future__ import annotations
 

@@ -49,7 +49,8 @@ def local_ray() -> Iterator[None]:
 
 async def test_five_hundred_rollouts_at_once_lose_nothing_to_a_burst_of_429_and_to_503s(local_ray: None) -> None:
     """On one real engine and two dispatchers. Half of the tool calls are put off for three seconds, a fifth of the
-    others and of the grades for a moment."""
+    others and of the grades for a moment.
+    """
     busy = Faults(shares={"503": 0.2}, bursts=(Burst("429", 1.0, 3.0, share=0.5, retry_after_s=1.0),))
     plan = Plan(seed=5, endpoints={**dict.fromkeys(TOOLS, busy), "grade": Faults(shares={"503": 0.2})})
     with faulty_ledger(plan) as faulty:

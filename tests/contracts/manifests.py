@@ -86,7 +86,8 @@ class RayPod:
 
     def ray_start(self, address: str | None, also: Mapping[str, str]) -> list[str]:
         """The command that KubeRay starts in it, with options that KubeRay gives or leaves to Ray; `address` is the
-        head's, for a worker."""
+        head's, for a worker.
+        """
         options = {
             **self.parameters,
             "block": "true",

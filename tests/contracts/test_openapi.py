@@ -1,5 +1,6 @@
 """The OpenAPI page holds what the server does: Schemathesis makes requests from it, good ones and bad ones, and looks
-whether each answer is one that the page tells of. The app is the real one, with real stores; only models are fakes."""
+whether each answer is one that the page tells of. The app is the real one, with real stores; only models are fakes.
+"""
 
 from __future__ import annotations
 

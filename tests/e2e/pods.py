@@ -165,7 +165,7 @@ class Pods:
         return process
 
     def kill(self, cluster: str) -> None:
-        """kill -9 of every process of a cluster: each pod's first one, with which Linux ends the others."""
+        """Kill -9 of every process of a cluster: each pod's first one, with which Linux ends the others."""
         for name, process in self._running.items():
             if name.startswith(cluster):
                 for child in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():

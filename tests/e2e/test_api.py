@@ -1,5 +1,6 @@
 """OpenAI's SDK against a server, by the example's notebook and script: upload, job, events, checkpoint, then the tuned
-model with its tools. The driver and the server are killed in mid-job, once each, and the job still succeeds."""
+model with its tools. The driver and the server are killed in mid-job, once each, and the job still succeeds.
+"""
 
 from __future__ import annotations
 

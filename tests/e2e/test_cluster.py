@@ -1,5 +1,6 @@
 """Jobs on a cluster that runs already, as its operators see them: by `ray job`, by Ray's dashboard, and by a real
-Prometheus that `agent-rft observe` has set up, for which there is what dashboards and alerts ask for."""
+Prometheus that `agent-rft observe` has set up, for which there is what dashboards and alerts ask for.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """The manifests' entry points as Kubernetes runs them: not as root, on a read-only root file system, with the named
-volumes, the same environment and the same commands; as local processes."""
+volumes, the same environment and the same commands; as local processes.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """`agent-rft serve` as a process: its first key, the official SDK over a real socket, a second one on its port, and an
-end in good order."""
+end in good order.
+"""
 
 from __future__ import annotations
 

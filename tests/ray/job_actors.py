@@ -35,7 +35,8 @@ MAX_BUCKET_BYTES = 400_000
 
 class JobActors:
     """Two engines, a dispatcher, a grader pool and learner ranks. `engine_options` gives Ray's options of an engine by
-    its index, `beside` those of a helper by its name and index."""
+    its index, `beside` those of a helper by its name and index.
+    """
 
     def __init__(
         self,

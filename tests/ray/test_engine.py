@@ -69,7 +69,8 @@ def logprobs_of(model: Any, token_ids: list[int], temperature: float = 1.0) -> n
 
 def scaled(model: Any, factor: float) -> tuple[np.ndarray, Layout]:
     """A bucket of all weights, every one of them scaled by `factor`; the model gets the same. Embeddings count twice:
-    the head is tied to them."""
+    the head is tied to them.
+    """
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(factor)

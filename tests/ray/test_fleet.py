@@ -1,5 +1,6 @@
 """Two real engines and two learner ranks on a local Ray: groups, weight updates, an engine that missed a bucket, and
-processes that stand still."""
+processes that stand still.
+"""
 
 from __future__ import annotations
 

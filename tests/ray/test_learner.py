@@ -62,7 +62,8 @@ async def groups() -> AsyncIterator[tuple[LearnerGroup, LearnerGroup]]:
 
 def rollouts(seed: int, version: int = 0) -> list[TrainSequence]:
     """Five of them; three fill a micro-batch of 200 tokens each and make one mini-batch, so one of two ranks gets a
-    filler."""
+    filler.
+    """
     random = np.random.default_rng(seed)
     sequences = []
     for length in [180, 60, 170, 50, 150]:

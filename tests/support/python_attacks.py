@@ -53,7 +53,8 @@ async def until(holds: Callable[[], bool]) -> None:
 
 async def run(way: Way, attacks: list[str], item: dict[str, Any]) -> dict[str, Outcome]:
     """What came of each attack; under `beside`, what a grade that ran at the same time in the same pool and one after
-    it gave. Attacks that never end run beside all others."""
+    it gave. Attacks that never end run beside all others.
+    """
     spec = PythonGrader(type="python", source=HOSTILE)
     hurried = PythonGrader(type="python", source=HOSTILE, timeout_s=1.0)
     found: dict[str, Outcome] = {}

@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def importance_weights(proximal: Tensor, engine: Tensor, cap: float) -> Tensor:
-    """w = min(exp(proximal - engine), cap), without gradient.
+    """W = min(exp(proximal - engine), cap), without gradient.
 
     Corrects for tokens having been sampled by another policy than the proximal one. Source: decoupled PPO, Hilton et
     al. 2021, arXiv 2110.00641; truncated as in Espeholt et al. 2018 (V-trace), arXiv 1802.01561: the cap trades a

@@ -58,7 +58,8 @@ class Renderer:
         self, messages: Sequence[Message], tools: Sequence[ToolSchema], results: Sequence[Sequence[int]]
     ) -> list[int]:
         """Like `prompt`, of a conversation that holds turns already, and as a rollout would have built it: the content
-        of the i-th tool message is `results[i]` (token ids), and calls read as they were sampled."""
+        of the i-th tool message is `results[i]` (token ids), and calls read as they were sampled.
+        """
         marked: list[Message] = []
         for message in messages:
             if message["role"] == "tool":
@@ -160,7 +161,8 @@ class Renderer:
 
     def _call(self, call: dict[str, Any]) -> dict[str, Any]:
         """A call as the template wants it: its arguments as the text that was sampled, else (where the template would
-        quote a text) as the value of it."""
+        quote a text) as the value of it.
+        """
         function = call["function"]
         if self._quotes_arguments is None:
             probe = {"function": {"name": "tool", "arguments": _ARGUMENTS}}

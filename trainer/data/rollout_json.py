@@ -13,7 +13,7 @@ from trainer.types import Discarded, Grade, Rollout, Task, ToolCall, ToolResult,
 
 
 def outcome_as_json(outcome: Rollout | Discarded) -> dict[str, Any]:
-    """kind `rollout` or `discarded`.
+    """Kind `rollout` or `discarded`.
 
     Of a rollout's arrays [T], token_ids is a list, loss_mask and versions are run lengths [[value, length], ...], and
     logprobs is base64 of little-endian float32: exact, and a third of the size of decimals.

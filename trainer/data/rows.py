@@ -21,7 +21,8 @@ ROLES = ("developer", "system", "user", "assistant", "tool")
 
 def read_tasks(path: Path, field: str, *, conversations: bool = False) -> tuple[list[Task], list[Problem]]:
     """Rows of section 6 of the wire contract (with `conversations`, whole ones for supervised training), and a problem
-    for each bad line."""
+    for each bad line.
+    """
 
     def problem(code: str, line: int | None, message: str, remedy: str) -> Problem:
         return Problem(code, field, message, remedy, path.name, line)

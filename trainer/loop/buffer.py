@@ -63,7 +63,8 @@ class Buffer:
     @property
     def outstanding(self) -> int:
         """Groups admitted whose weights are not yet published. A batch that is being learned from counts in full, for
-        it makes one version."""
+        it makes one version.
+        """
         return self._admitted - self._begin + self._taken
 
     def _has_room(self, needed: int) -> bool:

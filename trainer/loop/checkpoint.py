@@ -1,5 +1,6 @@
 """Checkpoints: written beside and renamed, and renamed before they are removed, so a folder with a name is whole; the
-best three and the last are kept."""
+best three and the last are kept.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ _STATE = "loop.json"
 class LoopState:
     """All numbers that the loop owns. `rows_done`: ids of the rows of `epoch` that were trained or passed over.
     `metrics`: what is told of the step once its checkpoint is whole; a run that is killed just before tells it when it
-    is resumed."""
+    is resumed.
+    """
 
     step: int
     version: int

@@ -21,7 +21,8 @@ GROUPS_AT_ONCE = 512
 @dataclass(frozen=True, slots=True)
 class Evaluation:
     """What a file's rollouts came to. `ci95` is the half width of the interval of `grade` over rows (samples of one row
-    are not independent); it is NaN for a single row. Never-graded rollouts are in `discarded`, not in any mean."""
+    are not independent); it is NaN for a single row. Never-graded rollouts are in `discarded`, not in any mean.
+    """
 
     num_rows: int
     num_rollouts: int
@@ -97,6 +98,7 @@ def summarize(groups: Sequence[Group], samples: int, pass_threshold: float) -> E
 
 def pass_at_k(n: int, correct: int, k: int) -> float:
     """Probability that at least one of k of n samples passes: 1 - C(n - c, k) / C(n, k) (Chen et al. 2021,
-    arXiv:2107.03374, equation 1)."""
+    arXiv:2107.03374, equation 1).
+    """
     k = min(k, n)
     return 1.0 - comb(n - correct, k) / comb(n, k)

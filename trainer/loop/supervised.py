@@ -36,7 +36,8 @@ class SupervisedLearner(Protocol):
 
 class SupervisedLoop:
     """One job's supervised training; the reinforcement loop's sibling without rollouts. A checkpoint's `valid_reward`
-    is the negative validation loss, so that the best are the lowest."""
+    is the negative validation loss, so that the best are the lowest.
+    """
 
     def __init__(
         self,

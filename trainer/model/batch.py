@@ -108,7 +108,8 @@ def _cost(length: int) -> float:
 
 def _fill(lengths: Sequence[int], num_ranks: int, budget: int) -> list[list[int]]:
     """Bins of sequence indices, a multiple of `num_ranks` in number: the dearest sequence first, each into the cheapest
-    bin with room (longest processing time first, Graham 1969). Starts from the fewest bins that could do."""
+    bin with room (longest processing time first, Graham 1969). Starts from the fewest bins that could do.
+    """
     order = sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
     fitting = [length for length in lengths if length <= budget]
     fewest = len(lengths) - len(fitting) + math.ceil(sum(fitting) / budget)

@@ -19,7 +19,8 @@ on a GPU) for its products to be bound by arithmetic and not by reading the weig
 
 class TokenLogProbs(nn.Module):
     """A language model's head, which owns its `weight` [V, D] (so ZeRO-3 gathers it around forward and backward, and a
-    tied embedding stays tied) and gives log-probabilities of given tokens instead of logits."""
+    tied embedding stays tied) and gives log-probabilities of given tokens instead of logits.
+    """
 
     def __init__(self, weight: nn.Parameter, temperature: float = 1.0, chunk_bytes: int | None = None) -> None:
         super().__init__()
@@ -28,8 +29,9 @@ class TokenLogProbs(nn.Module):
         self._chunk_bytes = chunk_bytes
 
     def forward(self, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """hidden [M, D], targets [M] int64 -> log-probabilities [M] of the targets and entropies [M] in nats, both of
-        softmax(hidden weight^T / temperature), in float32. No gradient flows through the entropies."""
+        """Hidden [M, D], targets [M] int64 -> log-probabilities [M] of the targets and entropies [M] in nats, both of
+        softmax(hidden weight^T / temperature), in float32. No gradient flows through the entropies.
+        """
         chunk_bytes = self._chunk_bytes or CHUNK_BYTES.get(hidden.device.type, CHUNK_BYTES["cpu"])
         chunk = max(1, chunk_bytes // (4 * len(self.weight)))
         result: tuple[Tensor, Tensor] = _ChunkedLogProbs.apply(  # type: ignore[no-untyped-call]

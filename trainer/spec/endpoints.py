@@ -28,7 +28,8 @@ class Endpoint(Strict):
     `max_concurrency` is the upper end of a limit that adapts: it shrinks while the endpoint does not keep up.
     `max_retries` counts tries after connection errors, timeouts and 5xx; waiting on 408, 425, 429, 503 is no retry.
     `timeout_s` is the whole time of a call, waits and retries included; one request of it may take `attempt_timeout_s`
-    (None: all that is left), so that a server that hangs now and then costs a retry and not the rollout."""
+    (None: all that is left), so that a server that hangs now and then costs a retry and not the rollout.
+    """
 
     headers: Headers = {}
     timeout_s: Annotated[float, Field(gt=0, le=600)] = 120.0
@@ -42,7 +43,8 @@ class ToolSpec(Endpoint):
     """Where a tool lives. Its JSON schema comes with each row, joined on `name`. Unknown keys are kept for the tool.
 
     An `idempotent` tool may be asked a second time while the first request is still on its way (hedging), which is
-    done after `hedge_after_s`; None: never."""
+    done after `hedge_after_s`; None: never.
+    """
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
@@ -63,7 +65,8 @@ class SessionSpec(Endpoint):
     """Tells the user's server when a rollout opens and, on every path, when it has ended: POST {type, trace_id, item}
     to `start_url` before its first token, POST {type, trace_id, reason} to `end_url` afterwards. At most `max_open`
     sessions are open at a time; `rate_limit_per_s` bounds how fast they are opened, `timeout_s` how long opening one
-    (a machine that boots) may take."""
+    (a machine that boots) may take.
+    """
 
     start_url: str | None = None
     end_url: str | None = None

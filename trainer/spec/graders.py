@@ -68,7 +68,8 @@ class PythonGrader(GraderBase):
 
 class JudgeGrader(GraderBase):
     """What graders by a judge model share. `model` is a name of the operator's configuration; contents of `input` are
-    templates."""
+    templates.
+    """
 
     model: str
     input: Annotated[tuple[dict[str, Any], ...], Field(min_length=1)]
@@ -100,7 +101,8 @@ class LabelModelGrader(JudgeGrader):
 class EndpointGrader(GraderBase, Endpoint):
     """POST {sample, item, trace_id} to `url`, which answers {score}. `rate_limit` is the wire contract's name.
 
-    With `hedge_after_s` it is asked a second time where no answer came for so long: grading twice must do no harm."""
+    With `hedge_after_s` it is asked a second time where no answer came for so long: grading twice must do no harm.
+    """
 
     type: Literal["endpoint"]
     url: str
@@ -142,7 +144,8 @@ SingleGrader = Annotated[
 
 class MultiGrader(GraderBase):
     """An expression over the grades of its parts. `invalid_grade` is the grade of a sample that a part cannot read (a
-    template's path leads nowhere); a part that failed otherwise gives none."""
+    template's path leads nowhere); a part that failed otherwise gives none.
+    """
 
     type: Literal["multi"]
     graders: Annotated[dict[str, SingleGrader], Field(min_length=1)]
@@ -155,7 +158,8 @@ GraderSpec = Annotated[SingleGrader | MultiGrader, Field(discriminator="type")]
 
 class GuardSpec(Strict):
     """A gate against reward hacking: where `grader` gives less than its pass_threshold, the reward is `reward`,
-    whatever the grade, and the guard's name is kept as the reason."""
+    whatever the grade, and the guard's name is kept as the reason.
+    """
 
     name: str
     grader: SingleGrader

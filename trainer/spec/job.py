@@ -31,7 +31,8 @@ class Passes(Strict):
 
 class OptimizerSpec(Strict):
     """AdamW, gradients clipped to norm 1, warm-up over the first 3 % of the steps. `learning_rate` is the base that the
-    hyperparameter `learning_rate_multiplier` scales."""
+    hyperparameter `learning_rate_multiplier` scales.
+    """
 
     learning_rate: Annotated[float, Field(gt=0)] = 1e-6
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
@@ -53,7 +54,8 @@ class RolloutLimits(Strict):
 
     A discarded rollout is tried again, under a new trace id, up to `max_rollout_retries` times. Once `straggler_quorum`
     of a training group's rollouts have ended, the others have `straggler_wait_s` more (None: all the time they need).
-    While more than `max_failure_rate` of the latest rollouts are discarded, only probes are started."""
+    While more than `max_failure_rate` of the latest rollouts are discarded, only probes are started.
+    """
 
     max_tool_calls: Positive = 64
     max_completion_tokens: Positive = 4096
@@ -76,7 +78,8 @@ class RewardSpec(Strict):
 
 class AlgorithmSpec(OptimizerSpec):
     """How rewards change the weights. `temperature` is the sampling temperature of training; top_p is 1 and top_k off,
-    since a truncated distribution has no log-probability that the learner could reproduce."""
+    since a truncated distribution has no log-probability that the learner could reproduce.
+    """
 
     advantage: Literal["centred", "grpo", "rloo"] = "centred"
     clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
@@ -90,7 +93,8 @@ class AlgorithmSpec(OptimizerSpec):
 
 class Reinforcement(Strict):
     """`method.reinforcement` of the wire contract, and what a self-hosted job may say beyond it. `held_out_grader` is
-    logged and never trained on: a grade that rises while it falls is being hacked."""
+    logged and never trained on: a grade that rises while it falls is being hacked.
+    """
 
     tools: tuple[ToolSpec, ...] = ()
     session: SessionSpec | None = None
@@ -166,7 +170,8 @@ class ClusterSpec(Strict):
     engines have them. `dispatchers` share each endpoint's limits. `dtype` auto: bfloat16 on GPUs, float32 on
     CPUs. `context_length` auto: what the model allows, at most 16,384. `weight_transport`: how new weights reach
     engines, through Ray's object store or in one broadcast (which was never run between GPUs yet). `colocated`: engines
-    and learner ranks have the same cores by turns, which takes `max_staleness` 0."""
+    and learner ranks have the same cores by turns, which takes `max_staleness` 0.
+    """
 
     engines: Positive = 1
     learner_ranks: Positive = 1

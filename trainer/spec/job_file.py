@@ -39,7 +39,8 @@ def load_job(path: Path, environment: Mapping[str, str] = os.environ) -> JobSpec
 
 def read_job(path: Path, environment: Mapping[str, str] = os.environ) -> tuple[JobSpec | None, list[Problem]]:
     """Like `load_job`, with the problems returned. Beside problems stands what is left of the job without its mistakes
-    (None where that is too little): to check its files and its model in one go, never to train it."""
+    (None where that is too little): to check its files and its model in one go, never to train it.
+    """
     source = read_source(path, "job")
     if isinstance(source, Problem):
         return None, [source]
@@ -88,7 +89,8 @@ def _truncated_sampling(place: KeyPath) -> tuple[str, str, str] | None:
 
 def _rest(raw: Any, wrong: Sequence[KeyPath]) -> JobSpec | None:
     """What is left of a job without what stands at `wrong`. A grader and a tool's server must not be missing: stand-ins
-    take their places, so that nothing else looks wrong for want of them."""
+    take their places, so that nothing else looks wrong for want of them.
+    """
     rest: Any = copy.deepcopy(raw)
     method = rest.get("method")
     reinforcement: Any = method.get("reinforcement") if isinstance(method, dict) else None

@@ -14,7 +14,8 @@ Seconds = Annotated[float, Field(gt=0)]
 
 class ModelEndpoint(Endpoint):
     """An OpenAI-compatible endpoint that serves a judge or an embedding model. `model` is its name there, where it is
-    another one than the name that graders use."""
+    another one than the name that graders use.
+    """
 
     base_url: str
     api_key: SecretStr | None = None
@@ -24,7 +25,8 @@ class ModelEndpoint(Endpoint):
 class ServerLimits(Strict):
     """What the API takes. `requests_per_minute` is that of a key without a rate of its own; `max_trial_calls` bounds
     how many graders and tools are tried through the API at a time, `max_uploads` how many files come in (behind
-    Ray Serve's proxy in memory, where they come faster than the disk takes them)."""
+    Ray Serve's proxy in memory, where they come faster than the disk takes them).
+    """
 
     max_body_bytes: Positive = 32_000_000
     max_file_bytes: Positive = 512 * 2**20
@@ -36,7 +38,8 @@ class ServerLimits(Strict):
 class EngineLimits(Strict):
     """Engines that serve models. `max_models` of them are served at a time, each by 1 to `max_replicas` engines with
     `cores` and `gpus` (None: one where the cluster has any) and room for `max_num_seqs` requests each. A model without
-    a request for `idle_s` stops. A call waits for its engine for `first_call_wait_s`."""
+    a request for `idle_s` stops. A call waits for its engine for `first_call_wait_s`.
+    """
 
     max_models: Positive = 1
     max_replicas: Positive = 1
@@ -49,7 +52,8 @@ class EngineLimits(Strict):
 
 class JobLimits(Strict):
     """Jobs of the API. `max_running` run at a time; each may take `max_cores` and `max_gpus` (None: what the cluster
-    has), and its files may have so many rows."""
+    has), and its files may have so many rows.
+    """
 
     max_running: Positive = 1
     max_cores: Positive | None = None
@@ -64,7 +68,8 @@ class Operator(Strict):
     always may. `models`: judges by the name that graders use. `unsandboxed_python`: python graders run even where no
     sandbox can be made. `aliases`: names of base models in clients' code -> a folder or a Hugging Face name.
     `wait_for_nodes_s`: how long a job may wait for nodes that are still to join the cluster; with 0, one that the
-    present nodes cannot hold is refused at once. `limits`, `engines`, `jobs`: of the server."""
+    present nodes cannot hold is refused at once. `limits`, `engines`, `jobs`: of the server.
+    """
 
     allowed_networks: tuple[IPvAnyNetwork, ...] = ()
     models: dict[str, ModelEndpoint] = Field(default_factory=dict)

@@ -12,7 +12,8 @@ from trainer.spec.job import JobSpec, Plan, RolloutLimits
 @dataclass(frozen=True, slots=True)
 class ServeSettings:
     """`context_length` None: what the model allows, at most training's default. `max_completion_tokens` and
-    `temperature` hold where a request names none."""
+    `temperature` hold where a request names none.
+    """
 
     tool_parser: str = "hermes"
     context_length: int | None = None

@@ -45,7 +45,8 @@ def reference_returned(code: PythonSource, reference: PythonSource) -> str | Non
 
 def trivial_output(code: PythonSource, reference: PythonSource) -> str | None:
     """Nothing, or functions that do nothing, or give back what they were given. A reference with functions (the
-    solution's or the tests' own calls) says which ones count; else all of them must be trivial."""
+    solution's or the tests' own calls) says which ones count; else all of them must be trivial.
+    """
     if not code.text.strip():
         return "it is empty"
     if not code.can_be_read:
@@ -59,7 +60,8 @@ def trivial_output(code: PythonSource, reference: PythonSource) -> str | None:
 
 def result_hard_coded(code: PythonSource, reference: PythonSource) -> str | None:
     """Functions whose results stand in the code: constants, or picked by comparing the parameters with constants. The
-    reference is the tests' source, where it is given: inputs that stand there count for more."""
+    reference is the tests' source, where it is given: inputs that stand there count for more.
+    """
     tests = _literals_of(reference)
     functions = {name: f for name, f in _entries(code, reference).items() if parameters(f)}
     for name, function in functions.items():
@@ -204,7 +206,8 @@ def _compared(test: ast.expr, names: set[str]) -> Iterator[object]:
 
 def _only_gives_constants(function: FunctionNode, known_tables: dict[str, list[object]], tests_known: bool) -> bool:
     """Whether parameters are used for nothing but equality with literals and look-ups in literals, while the results
-    are literals. Without the tests some of the literals must be unusual: an honest table of modes looks like this."""
+    are literals. Without the tests some of the literals must be unusual: an honest table of modes looks like this.
+    """
     returns = [function.body] if isinstance(function, ast.Lambda) else _returned(function)
     if not returns:
         return False
@@ -253,7 +256,8 @@ def _is_plain_use(node: ast.AST, names: set[str]) -> bool:
 
 def _looked_up(value: ast.expr, names: set[str], tables: dict[str, list[object]]) -> list[object] | None:
     """The keys of the table in `{...}[parameter]`, `{...}.get(parameter)` or with a name for the table; None where the
-    expression is something else."""
+    expression is something else.
+    """
     match value:
         case ast.Subscript(value=table, slice=ast.Name(id=name)) if name in names:
             pass

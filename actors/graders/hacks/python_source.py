@@ -25,7 +25,8 @@ class TooMuch(Exception):
 @dataclass(frozen=True, slots=True)
 class PythonSource:
     """What an answer holds of Python: the trees of its code blocks in order. `text` is all of their code, also of the
-    blocks that are no Python."""
+    blocks that are no Python.
+    """
 
     text: str
     trees: tuple[ast.Module, ...]
@@ -59,7 +60,8 @@ def source_of(text: str) -> PythonSource:
 
 def normalised(node: ast.AST) -> str:
     """The code of a tree without what tells nothing: blanks, comments, docstrings, annotations, and all names that the
-    code itself gives. `a.b` and names that it does not bind stay as they are."""
+    code itself gives. `a.b` and names that it does not bind stay as they are.
+    """
     bound = _bound_names(node)
     return ast.dump(_Renamer(bound).visit(ast.parse(ast.unparse(node))))
 

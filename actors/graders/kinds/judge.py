@@ -1,5 +1,6 @@
 """A judge model's score or label, read strictly. Equal questions are asked once; what a judge refuses, or answers in a
-form that cannot be read even when asked again, is a failure."""
+form that cannot be read even when asked again, is a failure.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ class _Unreadable(Exception):
 @dataclass(unsafe_hash=True)
 class _Question:
     """Questions with equal bodies are one. `num_tokens` counts what was spent on this very one: a question that
-    another one's answer serves costs nothing."""
+    another one's answer serves costs nothing.
+    """
 
     body: str
     num_tokens: int = field(default=0, hash=False, compare=False)

@@ -1,5 +1,6 @@
 """An expression over the grades of its parts, which run side by side. Without one of them there is no grade, unless a
-part cannot read the sample and the spec says what such a sample is worth."""
+part cannot read the sample and the spec says what such a sample is worth.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +56,8 @@ class Multi:
 
 def cannot_read_sample(error: Exception) -> bool:
     """Whether a grader failed because of what the model wrote: a path into the sample leads nowhere. One into the row
-    that leads nowhere is a mistake in the data, and all else infrastructure."""
+    that leads nowhere is a mistake in the data, and all else infrastructure.
+    """
     if not isinstance(error, GraderFailed):
         return False
     code, path = error.details.get("code"), str(error.details.get("path"))

@@ -41,7 +41,8 @@ MAX_ANSWER_BYTES = 1 << 20
 
 class PythonGrade:
     """A grader of kind `python`. `label` names it in messages. How it is sandboxed, its limits and how many workers it
-    has (one a core) may be handed in."""
+    has (one a core) may be handed in.
+    """
 
     def __init__(
         self,
@@ -94,7 +95,8 @@ class PythonGrade:
     @contextmanager
     def _slot(self) -> Iterator[_Slot]:
         """The slot used last, whose worker is the warmest. The next one's worker is started ahead, and those that were
-        lost since."""
+        lost since.
+        """
         slot = self._idle.pop()
         for number, other in enumerate(reversed(self._idle)):
             if number == 0 or other.was_used:
@@ -105,10 +107,9 @@ class PythonGrade:
             self._idle.append(slot)
 
     async def start_worker(self) -> _Worker:
-        """
-        Raises:
-            GraderFailed: its module was not loaded in time, or ended it.
-            UserError: no sandbox can be made here.
+        """Raises:
+        GraderFailed: its module was not loaded in time, or ended it.
+        UserError: no sandbox can be made here.
         """
         if self._closed:
             raise self._server_error("closed", "it was closed")
@@ -240,10 +241,9 @@ class _Worker:
         return self._ended is not None or self._reader.at_eof()
 
     async def ask(self, request: bytes) -> dict[str, Any]:
-        """
-        Raises:
-            OSError, EOFError: the worker is lost.
-            ValueError: it answered nonsense.
+        """Raises:
+        OSError, EOFError: the worker is lost.
+        ValueError: it answered nonsense.
         """
         word = secrets.token_hex(8).encode()
         for message in (word, request):

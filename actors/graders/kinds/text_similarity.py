@@ -47,7 +47,8 @@ class TextSimilarity:
 
 class Cosine:
     """The cosine of two texts' embeddings, with what points away (below 0) as 0. Embeddings are kept by text: the
-    reference of a row is the same for all of its rollouts."""
+    reference of a row is the same for all of its rollouts.
+    """
 
     def __init__(self, client: ModelClient, what: str) -> None:
         self._client = client

@@ -25,7 +25,8 @@ class Query:
 @dataclass(frozen=True, slots=True)
 class Panel:
     """`unit` is Grafana's (s, bytes, percentunit, short, none); `width` in 24ths of the page. A text panel has `text`
-    for its queries."""
+    for its queries.
+    """
 
     title: str
     queries: tuple[Query, ...] = ()

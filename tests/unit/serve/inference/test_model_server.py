@@ -23,7 +23,8 @@ from trainer.spec.serving import ServeSettings
 
 class FakeHosting:
     """Applications by their models' folders. Started ones are up at once where `starts` says so; a removed one is gone
-    when its last answer has ended. Answers wait for `answer`."""
+    when its last answer has ended. Answers wait for `answer`.
+    """
 
     def __init__(self, world: World) -> None:
         self._world = world

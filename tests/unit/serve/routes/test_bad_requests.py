@@ -1,5 +1,6 @@
 """Bad requests for the frame, files, graders and tools: each a 4xx in the wire form that names the param. Other routers
-have tables of their own beside this one."""
+have tables of their own beside this one.
+"""
 
 from __future__ import annotations
 
