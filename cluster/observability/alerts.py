@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from trainer.loop.reinforcement import GAP_WARNS_AT
+from trainer.loop.health import GAP_WARNS_AT
 
 RUNBOOK = "RUNBOOK.md"
 
