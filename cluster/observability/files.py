@@ -69,20 +69,28 @@ def write_pair(out: Path, cluster: Cluster) -> None:
     provisioning = out / "grafana" / "provisioning"
     _write(provisioning / "datasources" / "prometheus.yml", _yaml({"apiVersion": 1, "datasources": [source]}))
     _write(provisioning / "dashboards" / "agent-rft.yml", _yaml({"apiVersion": 1, "providers": [provider]}))
-    _write_dashboards(out / "grafana" / "dashboards")
+    for name, text in _dashboard_files().items():
+        _write(out / "grafana" / "dashboards" / name, text)
 
 
-def write_kubernetes(out: Path) -> None:
-    """What k8s/monitoring holds: dashboards, alerts for the Prometheus operator, the runbook."""
+def kubernetes_manifest() -> str:
+    """The alerts as a PrometheusRule and the dashboards as a ConfigMap, in one YAML stream.
+
+    The rule is for the Prometheus operator, the label `grafana_dashboard` for the sidecar of Grafana's Helm chart.
+    """
     rule = {"apiVersion": "monitoring.coreos.com/v1", "kind": "PrometheusRule", "metadata": {"name": "agent-rft"}}
-    _write(out / "alerts.yaml", _yaml(rule | {"spec": rule_groups()}))
-    _write(out / RUNBOOK, runbook())
-    _write_dashboards(out / "dashboards")
+    config_map = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": "agent-rft-dashboards", "labels": {"grafana_dashboard": "1"}},
+        "data": _dashboard_files(),
+    }
+    return "---\n".join([_yaml(rule | {"spec": rule_groups()}), _yaml(config_map)])
 
 
-def _write_dashboards(folder: Path) -> None:
-    for dashboard in DASHBOARDS:
-        _write(folder / f"{dashboard.name}.json", json.dumps(dashboard_json(dashboard), indent=1) + "\n")
+def _dashboard_files() -> dict[str, str]:
+    """Maps each dashboard's file name to its JSON."""
+    return {f"{each.name}.json": json.dumps(dashboard_json(each), indent=1) + "\n" for each in DASHBOARDS}
 
 
 def _write(path: Path, text: str) -> None:

@@ -5,20 +5,25 @@ from __future__ import annotations
 import math
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import yaml
 
+from cluster.observability.files import kubernetes_manifest
 from tests.support.paths import ROOT
 
 K8S = ROOT / "k8s"
 OVERLAYS = ("laptop", "gpu", "production")
+GENERATED = Path("monitoring", "alerts-and-dashboards.yaml")
+"""Relative to k8s/; not in git."""
 KUBECTL = Path(sys.executable).with_name("kubectl")
 CLUSTERS = {"RayCluster": "spec", "RayJob": "spec.rayClusterSpec", "RayService": "spec.rayClusterConfig"}
 JOB_SECRETS = ("LEDGER_TOKEN", "TOOL_KEY")
@@ -30,8 +35,12 @@ Object = dict[str, Any]
 
 @cache
 def rendered(overlay: str) -> Sequence[Object]:
-    command = [KUBECTL, "kustomize", K8S / "overlays" / overlay]
-    text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    """The overlay's objects, built in a copy of k8s/ that also has the generated alerts and dashboards."""
+    with TemporaryDirectory() as folder:
+        copy = shutil.copytree(K8S, Path(folder, "k8s"))
+        (copy / GENERATED).write_text(kubernetes_manifest())
+        command = [KUBECTL, "kustomize", copy / "overlays" / overlay]
+        text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     return list(yaml.safe_load_all(text))
 
 

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -15,9 +16,10 @@ import pytest
 import yaml
 
 from actors.runtime.exporter import MetricsAddress, Telemetry
-from cluster.observability.alerts import ALERTS
+from cluster.observability.alerts import ALERTS, rule_groups
 from cluster.observability.dashboards.grafana import WIDTH, dashboard_json
-from cluster.observability.files import DASHBOARDS, RAY_DISCOVERY, Cluster, write_kubernetes, write_pair
+from cluster.observability.files import DASHBOARDS, RAY_DISCOVERY, Cluster, write_pair
+from tests.contracts.manifests import GENERATED, K8S
 from tests.support.fakes_http import unused_port
 from tests.support.paths import ROOT
 from tests.support.prometheus import binary, prometheus
@@ -57,12 +59,30 @@ def test_panels_lie_beside_and_below_each_other() -> None:
             taken |= cells
 
 
-def test_what_kubernetes_gets_is_what_the_code_gives(tmp_path: Path) -> None:
-    write_kubernetes(tmp_path)
-    kept = ROOT / "k8s" / "monitoring"
-    for path in sorted(path for path in tmp_path.rglob("*") if path.is_file()):
-        name = path.relative_to(tmp_path)
-        assert (kept / name).read_text() == path.read_text(), f"python -m cluster.observability {kept} writes {name}"
+def printed(*options: str) -> str:
+    command = [sys.executable, "-m", "cluster.observability", *options]
+    return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+
+
+def test_python_m_prints_the_rule_and_the_dashboards_as_kubernetes_objects() -> None:
+    rule, config_map = yaml.safe_load_all(printed())
+    assert (rule["kind"], rule["spec"]) == ("PrometheusRule", rule_groups())
+    assert config_map["kind"] == "ConfigMap"
+    kept = {name: json.loads(text) for name, text in config_map["data"].items()}
+    assert kept == {f"{dashboard.name}.json": dashboard_json(dashboard) for dashboard in DASHBOARDS}
+
+
+def test_the_documents_name_the_command_that_generates_what_monitoring_lacks_in_git() -> None:
+    command = f"python -m cluster.observability > k8s/{GENERATED}"
+    for document in ("README.md", "monitoring/kustomization.yaml"):
+        assert command in (K8S / document).read_text()
+    assert GENERATED.name in yaml.safe_load((K8S / "monitoring" / "kustomization.yaml").read_text())["resources"]
+    assert f"k8s/{GENERATED}" in (ROOT / ".gitignore").read_text().splitlines()
+
+
+def test_the_runbook_in_git_is_current() -> None:
+    kept = (K8S / "monitoring" / "RUNBOOK.md").read_text()
+    assert kept == printed("--runbook"), "python -m cluster.observability --runbook > k8s/monitoring/RUNBOOK.md"
 
 
 def promtool(*arguments: object) -> None:
