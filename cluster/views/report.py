@@ -84,7 +84,8 @@ def _template() -> Template:
     environment = Environment(
         loader=PackageLoader("cluster.views", ""), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
-    environment.globals |= {"said": said, "cut": cut, "facts": facts, "call_note": call_note, "tries": _tries, "clock": _clock}
+    environment.globals |= {"said": said, "cut": cut, "facts": facts, "call_note": call_note}
+    environment.globals |= {"tries": _tries, "clock": _clock}
     return environment.get_template("report.html")
 
 
