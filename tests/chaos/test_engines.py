@@ -25,7 +25,7 @@ from actors.tools.actor import start_dispatchers
 from tests.chaos.ledger import FaultyLedger, faulty_ledger
 from tests.chaos.plan import Burst, Faults, Latency, Plan
 from tests.e2e.command import AGENT_RFT, marked, processes, processes_left
-from tests.support.fakes import tasks_of
+from tests.support.builders import tasks_of
 from tests.support.fakes_http import LOCAL
 from tests.support.paths import LEDGER
 from trainer.spec.job_file import load_job

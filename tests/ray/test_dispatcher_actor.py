@@ -16,7 +16,7 @@ from actors.rollout.episode import RolloutRequest
 from actors.rollout.groups import Groups
 from actors.rollout.holdback import Holdback
 from actors.tools.actor import DispatcherActor, DispatcherClient, OwnedSessions, start_dispatchers
-from tests.support.fakes import rollout, task
+from tests.support.builders import rollout, task
 from tests.support.fakes_http import LOCAL, FakeEndpoint, hangs, says, until
 from trainer.errors import CannotStart, EndpointRefused, GraderFailed, ToolFailed
 from trainer.spec.endpoints import SessionSpec, ToolSpec

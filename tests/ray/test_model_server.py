@@ -31,7 +31,7 @@ from serve.inference.model_apps import EngineResources, RayServeModels
 from serve.inference.model_server import ServedModels
 from serve.routes import models
 from tests.support.api import client_of, openai_of
-from tests.support.fakes import tasks_of
+from tests.support.builders import tasks_of
 from tests.support.fakes_http import until, unused_port
 from tests.support.paths import LEDGER
 from trainer.data.chat import Renderer

@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 from actors.graders.sample import sample_of
 from actors.grading.factory import all_grader_problems
 from actors.grading.pool import GraderPool
-from tests.support.fakes import rollout, task
+from tests.support.builders import rollout, task
 from tests.support.fakes_http import LOCAL, FakeEndpoint, FakeTime, Received, hangs, says, until
 from trainer.errors import GraderFailed, InvalidJob
 from trainer.metrics import metric_of, rollout_metrics

@@ -14,7 +14,7 @@ from actors.endpoints.client import Timing
 from actors.rollout.episode import RolloutRequest
 from actors.rollout.groups import Account, Groups
 from actors.rollout.holdback import MIN_OUTCOMES, Holdback
-from tests.support.fakes import rollout, task
+from tests.support.builders import rollout, task
 from tests.support.fakes_http import until
 from trainer.algorithm.advantage import advantages
 from trainer.errors import EndpointRefused

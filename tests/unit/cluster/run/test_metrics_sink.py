@@ -8,7 +8,7 @@ import numpy as np
 from prometheus_client import generate_latest
 
 from cluster.run.metrics_sink import MetricsSink
-from tests.support.fakes import rollout, task
+from tests.support.builders import rollout, task
 from trainer.types import Group, GroupRequest, ToolCall, ToolResult, Turn
 
 
