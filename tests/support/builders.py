@@ -88,9 +88,9 @@ def plan(**changes: Any) -> Plan:
     return Plan(**(values | changes))
 
 
-def grader(**values: Any) -> GraderSpec:
-    made: GraderSpec = TypeAdapter(GraderSpec).validate_python(values)
-    return made
+def grader_spec(**values: Any) -> GraderSpec:
+    spec: GraderSpec = TypeAdapter(GraderSpec).validate_python(values)
+    return spec
 
 
 def raw_job(**reinforcement: Any) -> dict[str, Any]:
