@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -99,6 +99,6 @@ def raw_job(**reinforcement: Any) -> dict[str, Any]:
     return {"model": "org/model", "training_file": "train.jsonl", "method": method}
 
 
-def job(**changes: Any) -> JobSpec:
+def job(reinforcement: Mapping[str, Any] | None = None, **changes: Any) -> JobSpec:
     """The keywords replace top-level keys."""
-    return JobSpec.model_validate(raw_job() | changes)
+    return JobSpec.model_validate(raw_job(**(reinforcement or {})) | changes)
