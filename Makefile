@@ -4,7 +4,7 @@ PYTHON ?= python3
 EXTRA ?= cpu
 VENV := .venv
 BIN := $(VENV)/bin
-# A set-up counts only if it came to its end for exactly these lists and this interpreter; else the next run begins anew.
+# A set-up counts only if it finished for exactly these lists and this interpreter; else the next run starts over.
 STAMP := $(VENV)/.ready-$(EXTRA)-$(shell { cat requirements/$(EXTRA).txt requirements/dev.txt pyproject.toml; $(PYTHON) -VV; pwd; } | cksum | cut -d' ' -f1)
 LISTS := -r requirements/$(EXTRA).txt -r requirements/dev.txt
 PYTEST := $(BIN)/python -m pytest
@@ -17,7 +17,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no
 PROMETHEUS := $(if $(shell command -v prometheus && command -v promtool),,build/prometheus/usr/bin/prometheus)
 FETCH := apt-get -qq -o APT::Sandbox::User=$$(id -un) download prometheus
 
-.PHONY: setup quickstart test unit chaos lint bench bench-full clean
+.PHONY: setup quickstart test unit chaos lint words bench bench-full clean
 
 setup: $(STAMP)
 
@@ -55,6 +55,10 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	git ls-files -z | xargs -0 $(BIN)/codespell
+
+words: setup
+	$(BIN)/python -m tests.lint.plain_words
 
 bench: setup
 	$(BIN)/python -m benchmarks.run

@@ -45,7 +45,7 @@ def one(overlay: str, kind: str, name: str | None = None) -> Object:
 
 
 def cluster_spec(owner: Object) -> Object:
-    """Of a RayCluster, a RayJob or a RayService."""
+    """The cluster spec of a RayCluster, a RayJob or a RayService."""
     for key in CLUSTERS[owner["kind"]].split("."):
         owner = owner[key]
     return owner
@@ -103,7 +103,7 @@ class RayPod:
 
 
 def ray_pods(spec: Object) -> Iterator[RayPod]:
-    """Of a cluster's spec, the head first."""
+    """Yield the pods of a cluster's spec, the head first."""
     head = spec["headGroupSpec"]
     template = head["template"]
     yield RayPod("head", template["spec"], template["metadata"]["labels"], head["rayStartParams"])

@@ -49,7 +49,7 @@ from trainer.spec.operator_file import load_operator
 
 KUBERNETES = ("1.31", "1.37")
 NO_SCHEMA = {"PodMonitor", "PrometheusRule"}
-"""Of Prometheus' operator."""
+"""Kinds that the Prometheus operator defines."""
 IMAGE = "/opt/agent-rft/"
 SECRETS = {"agent-rft", "agent-rft-server", "agent-rft-tls"}
 MAX_APPLIED_BYTES = 2**18

@@ -1,5 +1,7 @@
-"""The OpenAPI page holds what the server does: Schemathesis makes requests from it, good ones and bad ones, and looks
-whether each answer is one that the page tells of. The app is the real one, with real stores; only models are fakes.
+"""The OpenAPI schema describes what the server does.
+
+Schemathesis makes valid and invalid requests from it and checks each answer against it. The app is the real one, with
+real stores; only models are fakes.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ from tests.unit.serve.routes.test_fine_tuning import BODY
 from trainer.spec.operator import NOTHING_ALLOWED, ServerLimits
 
 EXAMPLES = 12
-"""Of each route, good ones and bad ones each. All of it is to take less than half a minute."""
+"""Valid and as many invalid requests for each route; the whole test should take less than half a minute."""
 AUTHORIZATION = {"Authorization": f"Bearer {TOKEN}"}
 ALL = list(HealthCheck)
 NEVER = {"POST /v1/embeddings", "POST /v1/fine_tuning/alpha/tool/run"}
@@ -75,7 +77,7 @@ class World:
         self.schema = schemathesis.openapi.from_asgi("/openapi.json", self.app)
 
     def ids(self, status: JobStatus) -> dict[str, str]:
-        """Of a file, a job that has come to this status, and a tuned model; all new."""
+        """The ids of a new file, a new job with this status and a new tuned model."""
         with asgi.get_client(self.app) as client:
             client.headers.update(AUTHORIZATION)
             form: Any = {"files": {"file": ("a.jsonl", b"{}")}, "data": {"purpose": "fine-tune"}}

@@ -33,19 +33,20 @@ def binary(name: str) -> str:
 
 @dataclass(frozen=True)
 class Prometheus:
-    """`url` is that of its API; questions are asked of all that it has seen."""
+    """A running Prometheus; queries cover all samples since its start."""
 
     url: str
+    """The URL of its HTTP API."""
     begun: float
 
     def series(self, expr: str) -> list[dict[str, Any]]:
-        """What an expression gave at any time since the start. Fails where it is not valid."""
+        """The series of a PromQL expression since the start; fails if the expression is not valid."""
         seen = {"start": self.begun, "end": time.time(), "step": STEP_S}
         result: list[dict[str, Any]] = self._ask("query_range", query=expr, **seen)["result"]
         return result
 
     def names(self) -> set[str]:
-        """Of all metrics."""
+        """The names of all metrics."""
         return set(self._ask("label/__name__/values"))
 
     def targets(self) -> list[dict[str, Any]]:
