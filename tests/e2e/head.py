@@ -29,9 +29,9 @@ class Head:
 
 @contextmanager
 def head(log: Path, environment: Mapping[str, str], cores: int) -> Iterator[Head]:
-    """It ends with the context. What it says goes to `log`."""
-    # On Ray's usual ports another cluster of this machine might answer; in its usual folder it would leave word of
-    # itself.
+    """A Ray head that runs until the context exits and writes its output to `log`."""
+    # On Ray's default ports another cluster of this machine might answer, and in Ray's default folder other tests would
+    # find this cluster's address.
     port, dashboard, agent, metrics, client = free_ports(5)
     home = Path(f"/tmp/rft-head-{os.getpid()}")
     command = [BIN / "ray", "start", "--head", "--block", f"--num-cpus={cores}", f"--port={port}"]

@@ -2,7 +2,8 @@
 
 It sees a read-only root (the image: system libraries, the virtual environment, what the Dockerfile copies), its volumes
 and nothing else of the machine's files, has no other environment than its own, and is its user without any right. It
-shares the network with whoever starts it, who must be root, be it of a user namespace, in a mount and a PID namespace.
+shares the network with its parent process, which must be root (of a user namespace at least) in a mount and a PID
+namespace.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""OpenAI's SDK against a server, by the example's notebook and script: upload, job, events, checkpoint, then the tuned
-model with its tools. The driver and the server are killed in mid-job, once each, and the job still succeeds.
+"""The example's notebook and script use OpenAI's SDK against a server.
+
+They go through upload, job, events and checkpoint to the tuned model with its tools. The driver and the server are each
+killed once during the job, which still succeeds.
 """
 
 from __future__ import annotations
@@ -68,7 +70,7 @@ class Server:
 
     @property
     def variables(self) -> dict[str, str]:
-        """Of a client's environment."""
+        """The environment variables of a client."""
         return {**self._environment, "OPENAI_BASE_URL": self.url, "OPENAI_API_KEY": self.key}
 
     @property

@@ -129,7 +129,7 @@ def jobs(cluster: Head, environment: dict[str, str], tmp_path_factory: pytest.Te
 
 
 def write_reinforcement(folder: Path) -> None:
-    """The example's job with something of everything, engine and learner by turns on one core; it goes on for long."""
+    """Write a long job that uses every feature, with engine and learner taking turns on one core."""
     job = yaml.safe_load((LEDGER / "job.yaml").read_text())
     method = job["method"]["reinforcement"]
     endpoint = method["grader"]
@@ -196,7 +196,7 @@ class Story:
 
     seen: Prometheus
     run: RunFolder
-    """Of the stopped one."""
+    """The run folder of the stopped job."""
     message: str
     actors: dict[str, str]
     log: str

@@ -1,6 +1,4 @@
-"""`agent-rft serve` as a process: its first key, the official SDK over a real socket, a second one on its port, and an
-end in good order.
-"""
+"""`agent-rft serve` as a process: first key, the official SDK over a real socket, a port in use, a clean shutdown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Places on a real Ray: a job that waits says for what, and does not wait for ever."""
+"""Placement on a real Ray: a waiting job says what it waits for, and gives up in the end."""
 
 from __future__ import annotations
 

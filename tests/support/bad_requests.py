@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 
 SECRET = "hunter2-is-a-secret"
-"""Stands in the headers and URLs of bad requests; no answer may show it."""
+"""A value in the headers and URLs of bad requests; no answer may show it."""
 MAX_S, TRIES = 1.0, 3
 
 
