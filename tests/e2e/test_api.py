@@ -50,7 +50,7 @@ class Server:
         self.process = subprocess.Popen(command, env=self._environment, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            if found := re.search(r"shown this once: (\S+)", line):
+            if found := re.search(r"API key .*: (\S+)", line):
                 self.key = found[1]
             if found := re.search(r"serving at (\S+)", line):
                 self.url = found[1]

@@ -134,5 +134,5 @@ def test_the_server_is_found_by_options_then_environment_then_profile(tmp_path: 
     with pytest.raises(UserError, match="no profile 'none'"):
         found(None, None, "none", {})
     profiles.write_text("default: http://server/v1\n")
-    with pytest.raises(UserError, match="holds no profiles"):
+    with pytest.raises(UserError, match="not a valid profiles file"):
         found(None, None, "default", {})

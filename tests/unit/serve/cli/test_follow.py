@@ -22,7 +22,7 @@ from cluster.stores.job_tables import JobError
 from cluster.stores.model_registry import ModelRegistry
 from serve.cli.api_client import NoAnswer, ask
 from serve.cli.client import CANCELLED
-from serve.cli.follow import AWAY_S, JsonLines, LiveSight, follow
+from serve.cli.follow import AWAY_S, JsonProgress, LiveProgress, follow
 from serve.cli.main import app as cli
 from serve.http.app import create_app
 from serve.routes import fine_tuning
@@ -94,7 +94,7 @@ def test_on_a_terminal_it_is_the_main_jobs_table(world: World) -> None:
     world.now += 65
     world.run(steps=5)
     console = Console(file=io.StringIO(), force_terminal=False, width=100)
-    sight = LiveSight(world.job, console)
+    sight = LiveProgress(world.job, console)
     world.store.move(world.id, "succeeded", fine_tuned_model="ft:final")
     follow(world.client, world.job, sight)
     page = Console(file=io.StringIO(), width=100)
@@ -151,7 +151,7 @@ def test_a_server_that_starts_again_is_waited_for_and_nothing_is_told_twice(
 ) -> None:
     slept: list[float] = []
     client = flaky(world, [True, True, False, True, False, False, True, True, True, True])
-    job = follow(client, world.job, JsonLines(), sleep=slept.append)
+    job = follow(client, world.job, JsonProgress(), sleep=slept.append)
     assert job["status"] == "cancelled" and slept
     told: list[Any] = [json.loads(line)["message"] for line in capsys.readouterr().out.splitlines()[1:-1]]
     assert told == ["note 1", "note 2", "note 3"] or told == [f"note {i}" for i in range(1, len(told) + 1)]
@@ -164,5 +164,5 @@ def test_a_server_that_stays_away_ends_the_following(world: World) -> None:
         now[0] += seconds
 
     with pytest.raises(NoAnswer, match="does not answer: refused"):
-        follow(flaky(world, [True, True]), world.job, JsonLines(), clock=lambda: now[0], sleep=sleep)
+        follow(flaky(world, [True, True]), world.job, JsonProgress(), clock=lambda: now[0], sleep=sleep)
     assert AWAY_S < now[0] < AWAY_S + 10

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from serve.cli.keys import app
-from serve.host.state import Places, ServerState, open_database
+from serve.host.state import ServerState, StateLocations, open_database
 from trainer.errors import UserError
 from trainer.spec.operator import NOTHING_ALLOWED
 
@@ -22,7 +22,7 @@ def test_a_key_is_made_listed_and_revoked(tmp_path: Path) -> None:
     made = keys(tmp_path, "create", "ci", "--scope", "read", "--requests-per-minute", "7")
     token = made.stdout.strip()
     assert token.startswith("sk-rft-") and "\n" not in token  # so that a script can take it
-    state = ServerState(Places(tmp_path), NOTHING_ALLOWED)
+    state = ServerState(StateLocations(tmp_path), NOTHING_ALLOWED)
     key = state.keys.find(token)
     assert key is not None and (key.name, key.scopes, key.requests_per_minute) == ("ci", ("read",), 7)
     listed = keys(tmp_path, "list", "--json").stdout
@@ -45,7 +45,7 @@ def test_a_folder_that_is_none_is_named_and_not_made(tmp_path: Path) -> None:
 
 
 def test_the_first_start_makes_a_key_and_later_ones_none(tmp_path: Path) -> None:
-    state = ServerState(Places(tmp_path), NOTHING_ALLOWED)
+    state = ServerState(StateLocations(tmp_path), NOTHING_ALLOWED)
     token = state.first_key()
     assert token is not None and state.first_key() is None
     key = state.keys.find(token)
@@ -58,11 +58,11 @@ def test_the_first_start_makes_a_key_and_later_ones_none(tmp_path: Path) -> None
 )
 def test_a_database_that_cannot_be_used_is_said_without_its_password(url: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="database") as failed:
-        open_database(Places(tmp_path, url))
+        open_database(StateLocations(tmp_path, url))
     assert "hunter2" not in str(failed.value) and "\n" not in str(failed.value)
 
 
 def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot be used: Not a directory"):
-        ServerState(Places(tmp_path / "file" / "folder"), NOTHING_ALLOWED)
+        ServerState(StateLocations(tmp_path / "file" / "folder"), NOTHING_ALLOWED)

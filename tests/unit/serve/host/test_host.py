@@ -15,12 +15,12 @@ from pydantic import ValidationError
 from ray.serve._private.api import call_user_app_builder_with_args_if_necessary
 
 from cluster.stores.database import Database
-from serve.deployment import app_of, beside, build
+from serve.deployment import app_of, build, lifespan_of
 from serve.host.listener import held, listening
 from serve.host.services import Services
-from serve.host.state import Places, ServerState
+from serve.host.state import ServerState, StateLocations
 from serve.http.app import create_app
-from serve.http.auth import KNOWN_S
+from serve.http.auth import KEY_CACHE_S
 from tests.support.api import TOKEN, FakeKeys, openai_of
 from trainer.errors import UserError
 from trainer.spec.operator import NOTHING_ALLOWED
@@ -28,7 +28,7 @@ from trainer.spec.operator import NOTHING_ALLOWED
 
 @pytest.fixture
 def state(tmp_path: Path) -> Iterator[ServerState]:
-    state = ServerState(Places(tmp_path), NOTHING_ALLOWED)
+    state = ServerState(StateLocations(tmp_path), NOTHING_ALLOWED)
     yield state
     state.close()
 
@@ -47,7 +47,7 @@ async def test_the_first_key_opens_the_whole_api(state: ServerState) -> None:
         made = await openai_of(client, token).files.create(file=("a.jsonl", b"{}"), purpose="fine-tune")
         assert [file.id async for file in openai_of(client, token).files.list()] == [made.id]
         state.keys.revoke(token.split("-")[2])
-        await asyncio.sleep(KNOWN_S)
+        await asyncio.sleep(KEY_CACHE_S)
         assert (await client.get("/v1/files", headers={"Authorization": f"Bearer {token}"})).status_code == 401
 
 
@@ -72,7 +72,7 @@ async def test_what_runs_beside_an_app_ends_with_it(state: ServerState) -> None:
             ended.set()
 
     closed: list[bool] = []
-    async with beside([works], lambda: closed.append(ended.is_set()))(FastAPI()):
+    async with lifespan_of([works], lambda: closed.append(ended.is_set()))(FastAPI()):
         async with asyncio.timeout(10):
             await begun.wait()
         assert not ended.is_set()
@@ -153,24 +153,24 @@ def test_a_host_that_is_none_is_one_clear_message() -> None:
 
 
 def test_where_the_state_is_comes_from_the_environment_or_the_folder_and_is_for_its_owner(tmp_path: Path) -> None:
-    assert Places.of_folder(tmp_path, {}) == Places(tmp_path)
-    noted = Places(tmp_path, "postgresql://user:hunter2@host/name", "s3://bucket")
-    noted.note()
-    assert Places.of_folder(tmp_path, {}) == noted
+    assert StateLocations.of_folder(tmp_path, {}) == StateLocations(tmp_path)
+    noted = StateLocations(tmp_path, "postgresql://user:hunter2@host/name", "s3://bucket")
+    noted.save()
+    assert StateLocations.of_folder(tmp_path, {}) == noted
     assert (tmp_path / "places.json").stat().st_mode & 0o777 == 0o600
-    Places(tmp_path).note()
-    assert Places.of_folder(tmp_path, {}) == Places(tmp_path)
+    StateLocations(tmp_path).save()
+    assert StateLocations.of_folder(tmp_path, {}) == StateLocations(tmp_path)
     told = {"AGENT_RFT_DATABASE": "postgresql://other", "AGENT_RFT_FILES": "gs://bucket"}
-    assert Places.of_folder(tmp_path, told) == Places(tmp_path, "postgresql://other", "gs://bucket")
+    assert StateLocations.of_folder(tmp_path, told) == StateLocations(tmp_path, "postgresql://other", "gs://bucket")
 
 
 async def test_of_several_servers_on_one_database_one_makes_the_first_key_and_one_at_a_time_decides(
     any_database: Database, tmp_path: Path
 ) -> None:
     if any_database.engine.dialect.name == "sqlite":
-        several = [ServerState(Places(tmp_path), NOTHING_ALLOWED)]
+        several = [ServerState(StateLocations(tmp_path), NOTHING_ALLOWED)]
     else:
-        places = [Places(tmp_path / name, any_database.url) for name in "abc"]
+        places = [StateLocations(tmp_path / name, any_database.url) for name in "abc"]
         several = [ServerState(each, NOTHING_ALLOWED) for each in places]
     tokens = await asyncio.gather(*(asyncio.to_thread(state.first_key) for state in several))
     assert len([token for token in tokens if token is not None]) == 1
@@ -178,7 +178,7 @@ async def test_of_several_servers_on_one_database_one_makes_the_first_key_and_on
     inside = [0, 0]
 
     async def decide(state: ServerState) -> None:
-        async with state.deciding():
+        async with state.models_lock():
             inside[0] += 1
             inside[1] = max(inside)
             await asyncio.sleep(0.05)
@@ -198,9 +198,9 @@ def test_an_application_takes_what_is_no_secret_and_refuses_what_it_does_not_kno
     with pytest.raises(ValidationError, match="database"):
         deployed(folder="state", database="postgresql://user:hunter2@host/name")
     assert deployed(folder=str(tmp_path)).num_replicas == 1
-    with pytest.raises(UserError, match="several replicas want PostgreSQL"):
+    with pytest.raises(UserError, match="several replicas require PostgreSQL"):
         deployed(folder=str(tmp_path), replicas=2)
-    Places(tmp_path, "postgresql://user:hunter2@host/name").note()
+    StateLocations(tmp_path, "postgresql://user:hunter2@host/name").save()
     deployment = deployed(folder=str(tmp_path), replicas=2)
     assert deployment.num_replicas == 2
     assert "hunter2" not in repr(deployment.init_args)

@@ -15,7 +15,6 @@ from cluster.stores.database import Base, Database
 from cluster.stores.model_registry import ModelRegistry
 from cluster.stores.secrets import SecretBox
 from serve.inference import chat, responses
-from serve.inference.best_of import grader_pools
 from serve.routes import models
 from tests.support.api import client_of, openai_of
 from tests.support.bad_requests import SECRET, Bad, check_refused
@@ -32,8 +31,9 @@ CHECK = {"type": "string_check", "input": "{{sample.output_text}}", "reference":
 
 
 def http(fake: FakeModels, *more: Any, token: str = "sk-rft-of-a-test") -> httpx.AsyncClient:
-    grading = grader_pools(NOTHING_ALLOWED)
-    return client_of([chat.make_router(fake, grading), responses.make_router(fake, grading, BOX), *more], token)
+    return client_of(
+        [chat.make_router(fake, NOTHING_ALLOWED), responses.make_router(fake, NOTHING_ALLOWED, BOX), *more], token
+    )
 
 
 def sdk(fake: FakeModels) -> openai.AsyncOpenAI:

@@ -14,7 +14,7 @@ from actors.engine.chat_engine import Refusal
 from actors.runtime.timing import Timing
 from cluster.stores.model_registry import ModelRecord, UnknownModel
 from serve.http.errors import ApiError
-from serve.inference.model_server import START_TIMEOUT_S, Answers, NotServed, Served, ServedModels
+from serve.inference.model_server import START_TIMEOUT_S, Answers, AppState, NotServed, ServedModels
 from tests.support.fakes_http import until
 from trainer.errors import EngineFailed
 from trainer.spec.operator import EngineLimits
@@ -28,8 +28,8 @@ class FakeHosting:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self.starts: Served = Served.RUNNING
-        self.apps: dict[str, Served] = {}
+        self.starts: AppState = AppState.RUNNING
+        self.apps: dict[str, AppState] = {}
         self.deployed: list[str] = []
         self.removed: list[str] = []
         self.used_at: dict[str, float] = {}
@@ -43,7 +43,7 @@ class FakeHosting:
     def name_of(self, record: ModelRecord) -> str:
         return record.folder
 
-    async def states(self) -> dict[str, Served]:
+    async def states(self) -> dict[str, AppState]:
         self.asked += 1
         return dict(self.apps)
 
@@ -54,7 +54,7 @@ class FakeHosting:
 
     async def remove(self, name: str) -> None:
         self.removed.append(name)
-        self.apps[name] = Served.STOPPING
+        self.apps[name] = AppState.STOPPING
         if not self.calls.get(name):
             del self.apps[name]
 
@@ -80,7 +80,7 @@ class FakeHosting:
         finally:
             self.calls[name] -= 1
             self.used_at[name] = self._world.now
-            if self.apps.get(name) is Served.STOPPING and not self.calls[name]:
+            if self.apps.get(name) is AppState.STOPPING and not self.calls[name]:
                 del self.apps[name]
 
 
@@ -145,11 +145,11 @@ async def test_an_unknown_model_is_a_404_that_starts_nothing() -> None:
 
 async def test_a_first_call_waits_with_a_deadline_and_a_later_one_finds_the_engine_started() -> None:
     world = made(first_call_wait_s=0.05)
-    world.hosting.starts = Served.STARTING
+    world.hosting.starts = AppState.STARTING
     error = await refused(world.ask("a"))
     assert (error.status, error.code) == (503, "model_unavailable") and "being started" in error.message
     assert int(error.headers["Retry-After"]) > 0
-    world.hosting.apps["a"] = Served.RUNNING
+    world.hosting.apps["a"] = AppState.RUNNING
     assert (await world.ask("a"))["id"] == "1"
     assert world.hosting.deployed == ["a"]
 
@@ -192,15 +192,15 @@ async def test_a_model_that_is_idle_for_long_is_removed_and_comes_back() -> None
 
 async def test_a_model_that_does_not_start_is_removed_by_whoever_sees_it_first() -> None:
     world = made(idle_s=10)
-    world.hosting.starts = Served.FAILED
+    world.hosting.starts = AppState.FAILED
     error = await refused(world.ask("a"))
     assert error.status == 503 and "did not start" in error.message
     assert world.hosting.removed == ["a"]
-    world.hosting.starts = Served.RUNNING
+    world.hosting.starts = AppState.RUNNING
     world.now += 10
     await world.ask("a")
 
-    world.hosting.apps["hangs"] = Served.STARTING
+    world.hosting.apps["hangs"] = AppState.STARTING
     began = world.now
     looking = asyncio.create_task(world.served.run())
     await until(lambda: "hangs" in world.hosting.removed, within_s=10)
@@ -213,7 +213,7 @@ async def test_looking_for_idle_models_outlives_what_ray_serve_raises() -> None:
     await world.ask("a")
     good, fails = world.hosting.states, True
 
-    async def states() -> dict[str, Served]:
+    async def states() -> dict[str, AppState]:
         if fails:
             raise RuntimeError("the controller is restarting")
         return await good()

@@ -10,7 +10,6 @@ import pytest
 
 from cluster.stores.secrets import SecretBox
 from serve.http.errors import ApiError
-from serve.inference.best_of import grader_pools
 from serve.inference.responses import make_router
 from tests.support.api import client_of, openai_of
 from tests.support.fake_models import FakeModels, call, turn
@@ -23,7 +22,7 @@ CALLS = (call("call_a", "cat", '{"path": "a"}'), call("call_b", "cat", '{"path":
 
 
 def sdk(models: FakeModels) -> openai.AsyncOpenAI:
-    return openai_of(client_of([make_router(models, grader_pools(NOTHING_ALLOWED), BOX)]))
+    return openai_of(client_of([make_router(models, NOTHING_ALLOWED, BOX)]))
 
 
 def kinds(items: Any) -> list[str]:
