@@ -35,7 +35,7 @@ def client_of(
     known = _profiles(profiles)
     chosen = known.get(profile) or {}
     if profile != "default" and not chosen:
-        raise UserError(f"there is no profile {profile!r} in {profiles}; it has {', '.join(known) or 'none'}")
+        raise UserError(f"no profile {profile!r} in {profiles}; existing profiles: {', '.join(known) or 'none'}")
 
     def found(given: str | None, name: str) -> str:
         for value in (given, environment.get(f"AGENT_RFT_{name}"), environment.get(f"OPENAI_{name}")):

@@ -1,4 +1,4 @@
-"""The command line as a client, against the app itself."""
+"""The command line as a client of an app in this process."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def store(tmp_path: Path) -> JobStore:
 
 @pytest.fixture
 def run(tmp_path: Path, store: JobStore) -> Iterator[Run]:
-    """`agent-rft` with a client of an app in this process."""
+    """Returns a function that runs `agent-rft` with a client of an app in this process."""
     database = store._database
     kept = FileStore(database, FolderBlobs(tmp_path / "files"), tmp_path, 10**6)
     service = JobService(store, FakeModels(), FakeFiles(), Reversed(), Operator())
@@ -61,7 +61,7 @@ def run(tmp_path: Path, store: JobStore) -> Iterator[Run]:
     database.close()
 
 
-def test_a_file_goes_up_is_listed_comes_back_and_goes(run: Run, tmp_path: Path) -> None:
+def test_a_file_is_uploaded_listed_downloaded_and_deleted(run: Run, tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text('{"a": 1}\n')
     file_id = run("files", "upload", tmp_path / "rows.jsonl").output.strip()
     assert file_id.startswith("file-")
@@ -74,7 +74,7 @@ def test_a_file_goes_up_is_listed_comes_back_and_goes(run: Run, tmp_path: Path) 
     assert run("files", "list", "--json").output == ""
 
 
-def test_a_job_is_made_seen_and_cancelled(run: Run, tmp_path: Path) -> None:
+def test_a_job_is_created_shown_and_cancelled(run: Run, tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(JOB.format(file="file-1"))
     made = run("jobs", "create", tmp_path / "job.yaml")
     job_id = made.output.strip()
@@ -87,7 +87,7 @@ def test_a_job_is_made_seen_and_cancelled(run: Run, tmp_path: Path) -> None:
     assert events[-1]["message"].startswith("Created fine-tuning job")
 
 
-def test_what_a_job_left_is_listed(run: Run, store: JobStore, tmp_path: Path) -> None:
+def test_checkpoints_and_events_of_a_job_are_listed(run: Run, store: JobStore, tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(JOB.format(file="file-1"))
     job_id = run("jobs", "create", tmp_path / "job.yaml").output.strip()
     for step in range(1, 131):
@@ -98,7 +98,7 @@ def test_what_a_job_left_is_listed(run: Run, store: JobStore, tmp_path: Path) ->
     assert "Created fine-tuning job" in run("events", "list", job_id).output
 
 
-def test_what_the_server_refuses_is_told_with_its_field(run: Run, tmp_path: Path) -> None:
+def test_a_refused_request_is_reported_with_its_field(run: Run, tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(JOB.format(file="file-1").replace("gpt-5", "unknown-model"))
     refused = run("jobs", "create", tmp_path / "job.yaml")
     assert isinstance(refused.exception, UserError)
@@ -107,7 +107,7 @@ def test_what_the_server_refuses_is_told_with_its_field(run: Run, tmp_path: Path
     assert "HTTP 404" in str(missing.exception)
 
 
-def test_a_variable_of_a_request_that_is_not_set_is_named(run: Run, tmp_path: Path) -> None:
+def test_an_unset_variable_of_a_request_is_named(run: Run, tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(JOB.format(file="file-1").replace("gpt-5", "${NOT_SET_HERE}"))
     refused = run("jobs", "create", tmp_path / "job.yaml")
     assert "${NOT_SET_HERE} is not set" in str(refused.exception)

@@ -1,4 +1,4 @@
-"""Jobs through the official SDK and by hand; and what is wrong with requests."""
+"""Jobs through the official SDK and by hand, and bad requests."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ BODY = {
 
 
 class Reversed:
-    """Seals so that a test can see it was sealed."""
+    """A stand-in for sealing that tests can recognize."""
 
     def seal(self, text: str) -> str:
         return text[::-1]
@@ -89,7 +89,7 @@ async def test_the_sdk_creates_a_job_and_reads_it_back(world: World) -> None:
     assert [found.id async for found in world.sdk.fine_tuning.jobs.list()] == [job.id]
 
 
-async def test_the_sdk_follows_events_and_checkpoints_over_all_pages(world: World) -> None:
+async def test_the_sdk_lists_events_and_checkpoints_over_all_pages(world: World) -> None:
     job = await world.sdk.fine_tuning.jobs.create(**BODY)  # type: ignore[arg-type]
     for step in range(1, 31):
         world.store.add_event(job.id, "info", f"Step {step}/30", type="metrics", data={"step": step})
@@ -115,9 +115,11 @@ async def test_a_job_is_paused_resumed_and_cancelled(world: World) -> None:
         await world.sdk.fine_tuning.jobs.resume(job.id)
 
 
-async def test_a_job_that_failed_says_why(world: World) -> None:
+async def test_a_failed_job_has_an_error_that_says_why(world: World) -> None:
     job = await world.sdk.fine_tuning.jobs.create(**BODY)  # type: ignore[arg-type]
-    world.store.move(job.id, "failed", error=JobError("invalid_training_file", "line 3: is no JSON", "training_file"))
+    world.store.move(
+        job.id, "failed", error=JobError("invalid_training_file", "line 3: is not valid JSON", "training_file")
+    )
     error = (await world.sdk.fine_tuning.jobs.retrieve(job.id)).error
     assert error is not None and (error.code, error.param) == ("invalid_training_file", "training_file")
 
@@ -125,7 +127,7 @@ async def test_a_job_that_failed_says_why(world: World) -> None:
 # -- shapes ------------------------------------------------------------------------------------------------------------
 
 
-async def test_every_key_of_a_job_is_there(world: World) -> None:
+async def test_a_job_has_every_key(world: World) -> None:
     job = await world.create()
     assert set(job) >= {
         "id", "object", "created_at", "finished_at", "model", "fine_tuned_model", "status", "error", "hyperparameters",
@@ -135,7 +137,7 @@ async def test_every_key_of_a_job_is_there(world: World) -> None:
     assert job["id"].startswith("ftjob-") and job["result_files"] == [] and job["error"] is None
 
 
-async def test_secrets_are_in_no_answer_and_not_in_the_clear_in_the_database(world: World, tmp_path: Path) -> None:
+async def test_secrets_are_in_no_answer_and_not_in_plain_text_in_the_database(world: World, tmp_path: Path) -> None:
     job = await world.create()
     listed = (await world.http.get(JOBS)).text + (await world.http.get(f"{JOBS}/{job['id']}/events")).text
     assert SECRET not in json.dumps(job) + listed
@@ -153,7 +155,7 @@ async def test_jobs_are_found_by_metadata(world: World) -> None:
 # -- retries -----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_request_that_the_sdk_sends_again_makes_no_second_job(world: World) -> None:
+async def test_a_request_that_the_sdk_retries_creates_no_second_job(world: World) -> None:
     first = await world.create({"x-stainless-retry-count": "0"})
     world.now += 300
     again = await world.create({"x-stainless-retry-count": "1"})
@@ -162,7 +164,7 @@ async def test_a_request_that_the_sdk_sends_again_makes_no_second_job(world: Wor
     assert other["id"] != first["id"], "the same job twice on purpose"
 
 
-async def test_a_client_that_does_not_count_its_tries_has_a_short_window(world: World) -> None:
+async def test_a_client_that_does_not_count_its_retries_has_a_short_window(world: World) -> None:
     first = await world.create()
     world.now += 5
     assert (await world.create())["id"] == first["id"]
@@ -170,7 +172,7 @@ async def test_a_client_that_does_not_count_its_tries_has_a_short_window(world: 
     assert (await world.create())["id"] != first["id"]
 
 
-async def test_an_idempotency_key_makes_one_job(world: World) -> None:
+async def test_an_idempotency_key_creates_one_job(world: World) -> None:
     first = await world.create({"Idempotency-Key": "k"})
     world.now += 1e6
     assert (await world.create({"Idempotency-Key": "k"}))["id"] == first["id"]
@@ -186,7 +188,7 @@ async def test_an_idempotency_key_makes_one_job(world: World) -> None:
     )
 
 
-async def test_an_idempotency_key_is_its_api_keys_own(world: World) -> None:
+async def test_idempotency_keys_of_different_api_keys_are_independent(world: World) -> None:
     first = await world.create({"Idempotency-Key": "k"})
     other = {"Idempotency-Key": "k", "Authorization": "Bearer sk-rft-write"}
     assert (await world.create(other))["id"] != first["id"]
@@ -381,13 +383,13 @@ def one_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 
 @pytest.mark.parametrize("bad", BAD_REQUESTS, ids=str)
-async def test_a_bad_request_is_refused_and_makes_no_job(bad: Bad, one_world: World) -> None:
+async def test_a_bad_request_is_refused_and_creates_no_job(bad: Bad, one_world: World) -> None:
     await check_refused(bad, one_world.http)
     assert one_world.store.jobs(None) == ([], False)
 
 
 @pytest.mark.parametrize("path", ["", "/cancel", "/pause", "/resume"])
-async def test_a_key_that_may_only_read_changes_nothing(world: World, path: str) -> None:
+async def test_a_read_only_key_cannot_change_anything(world: World, path: str) -> None:
     job = await world.create()
     headers = {"Authorization": "Bearer sk-rft-read"}
     target = JOBS + (f"/{job['id']}{path}" if path else "")
