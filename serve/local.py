@@ -21,7 +21,7 @@ from ray.serve.schema import LoggingConfig
 
 from cluster.ray_cluster.session import end_leftover, job_cluster
 from cluster.run.signals import Signals
-from serve.host.listener import KEEP_ALIVE_S, held
+from serve.host.listener import KEEP_ALIVE_S, reserved_port
 from serve.host.state import ServerState, StateLocations
 from trainer.errors import RftError
 from trainer.spec.operator import Operator
@@ -51,7 +51,7 @@ def run_server(
     note = locations.folder / "cluster.json"
     end_leftover(note)
     # On an existing cluster Ray Serve's proxy does the listening, possibly at this port already.
-    with held(host, port) if address is None or port == 0 else nullcontext(port) as port:
+    with reserved_port(host, port) if address is None or port == 0 else nullcontext(port) as port:
         state = ServerState(locations, operator)
         try:
             locations.save()

@@ -23,17 +23,17 @@ STOP_S = 20.0
 
 
 @contextmanager
-def held(host: str, port: int) -> Iterator[int]:
+def reserved_port(host: str, port: int) -> Iterator[int]:
     """Reserves a port and gives its number; the API's process can still listen at it, by SO_REUSEPORT.
 
     Raises:
         UserError: the address cannot be listened at.
     """
     try:
-        with bound(host, port, socket.SO_REUSEADDR) as probe:
+        with bound_socket(host, port, socket.SO_REUSEADDR) as probe:
             probe.listen()
             port = probe.getsockname()[1]
-        holder = bound(host, port)
+        holder = bound_socket(host, port)
     except OSError as error:
         raise UserError(f"cannot listen at {host}:{port}: {error.strerror}; give another --port") from None
     with holder:
@@ -49,7 +49,7 @@ async def listening(app: FastAPI, host: str, port: int) -> AsyncIterator[None]:
     Raises:
         OSError: the address cannot be listened at.
     """
-    with bound(host, port) as listener:
+    with bound_socket(host, port) as listener:
         # Connections inherit this option: those that outlive a killed server then do not block the port.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.listen(BACKLOG)
@@ -71,7 +71,7 @@ async def listening(app: FastAPI, host: str, port: int) -> AsyncIterator[None]:
             await serving
 
 
-def bound(host: str, port: int, option: int = socket.SO_REUSEPORT) -> socket.socket:
+def bound_socket(host: str, port: int, option: int = socket.SO_REUSEPORT) -> socket.socket:
     """Returns a socket with this option, bound to an address but not listening yet.
 
     Raises:

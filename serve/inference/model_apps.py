@@ -43,6 +43,7 @@ STATES = {
     ApplicationStatus.DEPLOY_FAILED: AppState.FAILED,
     ApplicationStatus.DELETING: AppState.STOPPING,
 }
+"""All other statuses, such as DEPLOYING and UNHEALTHY, count as STARTING."""
 
 
 class ServedEngine(Protocol):

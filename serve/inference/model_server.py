@@ -15,8 +15,8 @@ The life cycle of a model's application, see `AppState`:
 
 At most `max_models` applications exist. A call for another model waits until one of them is idle and removes the one
 idle for longest; the first call for a model waits until an engine has started. Both give up after `first_call_wait_s`
-with a 503 and a Retry-After header. An engine never stops during a call. The states are read from Ray Serve, not
-remembered, so that any replica of the API can continue where another one died.
+with a 503 and a Retry-After header. An application that is removed finishes its calls first. The states are read from
+Ray Serve, not remembered, so that any replica of the API can continue where another one died.
 """
 
 from __future__ import annotations

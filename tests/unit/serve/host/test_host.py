@@ -16,7 +16,7 @@ from ray.serve._private.api import call_user_app_builder_with_args_if_necessary
 
 from cluster.stores.database import Database
 from serve.deployment import app_of, build, lifespan_of
-from serve.host.listener import held, listening
+from serve.host.listener import listening, reserved_port
 from serve.host.services import Services
 from serve.host.state import ServerState, StateLocations
 from serve.http.app import create_app
@@ -103,7 +103,7 @@ def client_at(port: int) -> httpx.AsyncClient:
 async def test_an_app_listens_at_a_reserved_port_and_finishes_its_requests_before_it_ends() -> None:
     asked, answers, cancelled = asyncio.Event(), asyncio.Event(), asyncio.Event()
     app = slow_app(asked, answers, cancelled)
-    with held("127.0.0.1", 0) as port:
+    with reserved_port("127.0.0.1", 0) as port:
         async with client_at(port) as client, asyncio.timeout(20):
             async with listening(app, "127.0.0.1", port):
                 asking = asyncio.create_task(client.post("/v1/slow"))
@@ -115,14 +115,14 @@ async def test_an_app_listens_at_a_reserved_port_and_finishes_its_requests_befor
             with pytest.raises(httpx.ConnectError):
                 await client.get("/health")
         assert not cancelled.is_set()
-    with held("127.0.0.1", port):  # by the next server, while connections of the last one are still closing
+    with reserved_port("127.0.0.1", port):  # by the next server, while connections of the last one are still closing
         pass
 
 
 async def test_a_request_is_cancelled_when_its_client_disconnects() -> None:
     asked, answers, cancelled = asyncio.Event(), asyncio.Event(), asyncio.Event()
     app = slow_app(asked, answers, cancelled)
-    with held("127.0.0.1", 0) as port:
+    with reserved_port("127.0.0.1", 0) as port:
         async with client_at(port) as client, listening(app, "127.0.0.1", port), asyncio.timeout(20):
             asking = asyncio.create_task(client.post("/v1/slow"))
             await asked.wait()
@@ -133,7 +133,7 @@ async def test_a_request_is_cancelled_when_its_client_disconnects() -> None:
 
 
 def test_a_port_in_use_is_reported_and_a_reserved_port_can_only_be_shared() -> None:
-    with held("127.0.0.1", 0) as port, socket.socket() as proxy:
+    with reserved_port("127.0.0.1", 0) as port, socket.socket() as proxy:
         with pytest.raises(OSError, match="Address already in use"):
             socket.create_server(("127.0.0.1", port))
         proxy.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -141,14 +141,14 @@ def test_a_port_in_use_is_reported_and_a_reserved_port_can_only_be_shared() -> N
         proxy.listen()
         with (
             pytest.raises(UserError, match=f"cannot listen at 127.0.0.1:{port}: Address already in use"),
-            held("127.0.0.1", port),
+            reserved_port("127.0.0.1", port),
         ):
             pass
         socket.create_connection(("127.0.0.1", port), 1).close()
 
 
 def test_an_unknown_host_is_reported() -> None:
-    with pytest.raises(UserError, match=r"cannot listen at nowhere\.invalid:1"), held("nowhere.invalid", 1):
+    with pytest.raises(UserError, match=r"cannot listen at nowhere\.invalid:1"), reserved_port("nowhere.invalid", 1):
         pass
 
 
