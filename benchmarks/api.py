@@ -28,7 +28,7 @@ from sqlalchemy import insert
 from cluster.stores.database import Database
 from cluster.stores.job_tables import EventRow, JobRow
 from cluster.stores.keys import KeyStore
-from serve.host.state import Places, open_database
+from serve.host.state import StateLocations, open_database
 
 CONFIG = "operator.yaml"
 NUM_JOBS, NUM_EVENTS, BUSY_JOB_EVENTS = 1_000, 100_000, 50_000
@@ -131,9 +131,9 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        Places(folder, options.database).note()
+        StateLocations(folder, options.database).save()
         (folder / CONFIG).write_text("limits: {requests_per_minute: 10000000}\n")
-        database = open_database(Places.of_folder(folder))
+        database = open_database(StateLocations.of_folder(folder))
         fill(database)
         _, token = KeyStore(database).create("bench", ["read"])
         database.close()

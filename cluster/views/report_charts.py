@@ -1,4 +1,4 @@
-"""The curves of a report as plotly.js data: `trainer.metrics` says which metrics share a chart. Charts without data are left out."""
+"""The curves of a report as plotly.js data; `trainer.metrics` says which metrics share a chart."""
 
 from __future__ import annotations
 
