@@ -13,8 +13,8 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from actors.engine.structure import cut_result, turn_structure
 from actors.engine.vllm_engine import Engine, EngineConfig
-from actors.rollout.episode import cut_result, turn_structure
 from actors.runtime.calls import outcome_of
 from trainer.data.chat import THOUGHT_MARKS, Renderer
 from trainer.errors import EngineFailed, RftError

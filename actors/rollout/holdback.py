@@ -9,7 +9,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from typing import Literal
 
-from actors.endpoints.client import REAL_TIMING, Timing
+from actors.runtime.timing import REAL_TIMING, Timing
 from trainer.errors import EngineFailed
 from trainer.types import Discarded, Rollout
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from actors.engine.parsing import VllmParser
-from actors.engine.vllm_engine import Engine, EngineConfig, Layout
+from actors.engine.vllm_engine import Engine, EngineConfig
 from actors.grading.pool import GraderPoolClient
 from actors.rollout.episode import EpisodeRunner, EpisodeSpec, RolloutRequest
 from actors.runtime.calls import outcome_of
@@ -21,6 +21,7 @@ from actors.runtime.exporter import MetricsAddress, start_telemetry
 from actors.runtime.in_flight import Doing
 from actors.runtime.process import importing, lower_priority
 from actors.tools.actor import DispatcherClient, OwnedSessions
+from actors.weights.layout import Layout
 from trainer.data.chat import Renderer
 from trainer.data.rollout_json import outcome_as_json, outcome_from_json, task_as_json, task_from_json
 from trainer.errors import EngineFailed, RftError
