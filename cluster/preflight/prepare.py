@@ -19,12 +19,13 @@ from actors.graders.templates import render
 from actors.grading.factory import graders_of, templates_of
 from actors.sandbox.start import REMEDY as SANDBOX_REMEDY
 from actors.sandbox.start import choose_way, sandbox_report
-from cluster.jobs.problems import resource_problems
+from cluster.planning.context import context_of
 from cluster.planning.model_folder import ModelFolder, read_model
 from cluster.planning.nodes import Node
 from cluster.planning.placement import ClusterPlan, Placement, plan_placement, size
 from cluster.preflight.dry_run import TOOLS, dry_run_problems, example_sample
 from cluster.preflight.form_check import FILES, endpoint_problems, schema_mistake
+from cluster.preflight.limits import resource_problems
 from trainer.data.chat import Renderer
 from trainer.data.rows import read_tasks
 from trainer.errors import GraderFailed, InvalidJob, Problem, UserError
@@ -36,7 +37,6 @@ from trainer.spec.operator import NOTHING_ALLOWED, Operator
 from trainer.types import Task
 
 DEFAULT_PARSER = ClusterSpec().tool_parser
-MAX_AUTO_CONTEXT = 16_384
 MIN_ANSWER_TOKENS = 16
 """A prompt must leave at least so many tokens of the context to the answer."""
 SHOWN_PER_KIND = 20
@@ -130,7 +130,7 @@ async def prepare(
     plan = resolve(job, len(tasks)) if tasks else None
     model, bad = read_model(job)
     problems += bad
-    context_length = context_of(job, model)
+    context_length = context_of(job, None if model is None else model.max_context)
     cluster = plan_placement(job, nodes, None if model is None else model.shape, context_length, learner=learner)
     if not supervised:
         problems += _tool_problems(job.reinforcement, rows)
@@ -246,15 +246,6 @@ def _engine_problems(job: JobSpec) -> list[Problem]:
 
 
 # -- lengths -----------------------------------------------------------------------------------------------------------
-
-
-def context_of(job: JobSpec, model: ModelFolder | None) -> int:
-    """What `auto` means for this model."""
-    wanted = job.cluster.context_length
-    if wanted != "auto":
-        return wanted
-    limit = None if model is None else model.max_context
-    return MAX_AUTO_CONTEXT if limit is None else min(limit, MAX_AUTO_CONTEXT)
 
 
 async def _length_problems(

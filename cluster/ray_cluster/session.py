@@ -24,7 +24,8 @@ import ray
 from ray.dashboard.utils import ray_address_to_api_server_url
 
 from actors.runtime.exporter import HOST as METRICS_HOST
-from cluster.planning.nodes import Node, live_nodes
+from cluster.planning.nodes import Node
+from cluster.ray_cluster.live_nodes import live_nodes
 from trainer.errors import InvalidJob, Problem, RftError
 
 CONNECT_TIMEOUT_S = 10.0

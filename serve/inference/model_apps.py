@@ -22,8 +22,8 @@ from ray.serve.schema import ApplicationStatus
 from actors.engine.chat_engine import ChatEngine, Refusal
 from actors.engine.vllm_engine import EngineConfig
 from actors.runtime.exporter import MetricsAddress, metrics_port, start_telemetry
+from cluster.planning.context import MAX_AUTO_CONTEXT
 from cluster.planning.model_folder import max_context
-from cluster.preflight.prepare import MAX_AUTO_CONTEXT
 from cluster.ray_cluster.session import is_local
 from cluster.stores.model_registry import ModelRecord
 from serve.inference.model_server import ANSWER_TIMEOUT_S, Answers, NotServed, Served
