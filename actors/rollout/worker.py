@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from actors.engine.parsing import VllmParser
+from actors.engine.tokenizer import load_tokenizer
 from actors.engine.vllm_engine import Engine, EngineConfig
 from actors.grading.pool import GraderPoolClient
 from actors.rollout.episode import EpisodeRunner, EpisodeSpec, RolloutRequest
@@ -62,11 +63,9 @@ class RolloutWorker(Reachable):
             return await outcome_of(self._start())
 
     async def _start(self) -> None:
-        from transformers import AutoTokenizer
-
         await self._engine.start()
         lower_priority()  # its processes have started
-        tokenizer = AutoTokenizer.from_pretrained(self._config.engine.model)
+        tokenizer = load_tokenizer(self._config.engine.model)
         spec, owner = self._config.episode, self._config.owner
         dispatcher = DispatcherClient(*self._config.dispatchers)
         self._runner = EpisodeRunner(

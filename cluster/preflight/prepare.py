@@ -20,12 +20,12 @@ from actors.grading.factory import graders_of, templates_of
 from actors.sandbox.start import REMEDY as SANDBOX_REMEDY
 from actors.sandbox.start import choose_way, sandbox_report
 from cluster.planning.context import context_of
-from cluster.planning.model_folder import ModelFolder, read_model
 from cluster.planning.nodes import Node
 from cluster.planning.placement import ClusterPlan, Placement, plan_placement, size
 from cluster.preflight.dry_run import TOOLS, dry_run_problems, example_sample
 from cluster.preflight.form_check import FILES, endpoint_problems, schema_mistake
 from cluster.preflight.limits import resource_problems
+from cluster.preflight.model import LoadableModel, read_model
 from trainer.data.chat import Renderer
 from trainer.data.rows import read_tasks
 from trainer.errors import GraderFailed, InvalidJob, Problem, UserError
@@ -249,7 +249,7 @@ def _engine_problems(job: JobSpec) -> list[Problem]:
 
 
 async def _length_problems(
-    rows: Sequence[_JobRow], model: ModelFolder, context_length: int, job: JobSpec
+    rows: Sequence[_JobRow], model: LoadableModel, context_length: int, job: JobSpec
 ) -> list[Problem]:
     """Rows whose prompt (or conversation) does not fit, or that the template cannot render."""
     problems = []
@@ -293,7 +293,7 @@ def _folder_problems(runs: Path) -> list[Problem]:
 
 
 def _space_problems(
-    model: ModelFolder, plan: Plan, placement: Placement, runs: Path, free: Free, *, alone: bool
+    model: LoadableModel, plan: Plan, placement: Placement, runs: Path, free: Free, *, alone: bool
 ) -> list[Problem]:
     """Disk for the checkpoints that are kept and the one being written; shared memory for what engines put there. A run
     without a learner has neither checkpoints nor weights on their way.
@@ -335,7 +335,7 @@ def _shortened(problems: Iterable[Problem]) -> list[Problem]:
     return shown
 
 
-def _warnings(job: JobSpec, plan: Plan, model: ModelFolder, files: Mapping[str, Sequence[Task]]) -> Iterator[str]:
+def _warnings(job: JobSpec, plan: Plan, model: LoadableModel, files: Mapping[str, Sequence[Task]]) -> Iterator[str]:
     """What is allowed but seldom meant."""
     trained = {json.dumps(task.messages, sort_keys=True) for task in files["training_file"]}
     for name in FILES[1:]:

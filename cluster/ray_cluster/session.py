@@ -185,6 +185,12 @@ def job_server_of(address: str) -> str:
     return url
 
 
+def dashboard_address() -> str | None:
+    """host:port of the dashboard of the cluster that we are connected to, None if it has none."""
+    address: str | None = ray._private.worker.get_dashboard_url()
+    return address or None
+
+
 def begin_with_token() -> None:
     """Run this program anew with a token for a cluster of its own, where it has none: Ray reads it when it is
     imported, so that later is too late.

@@ -93,9 +93,10 @@ def _existing(folder: Path, database: str | None) -> Path:
 @contextmanager
 def _keys(folder: Path, database: str | None) -> Iterator[KeyStore]:
     from cluster.stores.keys import KeyStore
-    from serve.host.state import Places, open_database
+    from cluster.stores.migrate import open_database
+    from serve.host.state import Places
 
-    opened = open_database(Places.of_folder(folder) if database is None else Places(folder, database))
+    opened = open_database(folder, database or Places.of_folder(folder).database)
     try:
         yield KeyStore(opened)
     finally:

@@ -14,14 +14,11 @@ from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError, SQLAlchemyError
-
 from cluster.stores.blobs import Blobs, FolderBlobs, RemoteBlobs
-from cluster.stores.database import Database
+from cluster.stores.database import DatabaseError
 from cluster.stores.file_store import FileStore
 from cluster.stores.keys import KeyStore
-from cluster.stores.migrate import migrate
+from cluster.stores.migrate import open_database
 from cluster.stores.model_registry import ModelRegistry
 from cluster.stores.secrets import SecretBox
 from trainer.errors import UserError
@@ -73,7 +70,7 @@ class ServerState:
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.secrets = SecretBox.of_folder(folder)
-            self.database = open_database(places)
+            self.database = open_database(folder, places.database)
             remote = places.files is not None
             blobs: Blobs = RemoteBlobs(str(places.files), folder / "files") if remote else FolderBlobs(folder / "files")
             self.files = FileStore(self.database, blobs, folder, operator.limits.max_file_bytes)
@@ -101,41 +98,9 @@ class ServerState:
         while True:
             try:
                 await asyncio.to_thread(self.files.sweep)
-            except (OSError, SQLAlchemyError):
+            except (OSError, DatabaseError):
                 _log.exception("files that have expired could not be deleted; tried again in %g s", SWEEP_S)
             await asyncio.sleep(SWEEP_S)
 
     def close(self) -> None:
         self.database.close()
-
-
-def open_database(places: Places) -> Database:
-    """The database with all its tables.
-
-    Raises:
-        UserError: its URL is none, or nothing answers there.
-    """
-    url = places.database
-    database = Database.of_folder(places.folder.resolve()) if url is None else Database(_checked_url(url))
-    try:
-        migrate(database)
-    except SQLAlchemyError as error:
-        # Not the error's whole text: it may hold the URL.
-        where = database.engine.url.render_as_string(hide_password=True)
-        why = type(error).__name__ if (cause := getattr(error, "orig", None)) is None else _first_line(str(cause))
-        raise UserError(f"the database {where} cannot be used: {why}") from None
-    return database
-
-
-def _checked_url(url: str) -> str:
-    try:
-        name = make_url(url).get_backend_name()
-    except ArgumentError:
-        raise UserError("--database is no URL; give postgresql://user:password@host/name") from None
-    if name not in ("postgresql", "sqlite"):
-        raise UserError(f"--database: {name} is not supported; give postgresql://user:password@host/name")
-    return url
-
-
-def _first_line(text: str) -> str:
-    return text.strip().partition("\n")[0]

@@ -23,7 +23,7 @@ from actors.engine.chat_engine import ChatEngine, Refusal
 from actors.engine.vllm_engine import EngineConfig
 from actors.runtime.exporter import MetricsAddress, metrics_port, start_telemetry
 from cluster.planning.context import MAX_AUTO_CONTEXT
-from cluster.planning.model_folder import max_context
+from cluster.planning.model_shape import max_context, read_config
 from cluster.ray_cluster.session import is_local
 from cluster.stores.model_registry import ModelRecord
 from serve.inference.model_server import ANSWER_TIMEOUT_S, Answers, NotServed, Served
@@ -84,11 +84,9 @@ def chat_engine(record: ModelRecord, resources: EngineResources) -> ServedEngine
     """Raises:
     UserError: the folder holds no model.
     """
-    from transformers import AutoConfig  # seconds of imports, which the API can do without
-
     try:
-        limit = max_context(AutoConfig.from_pretrained(record.folder, trust_remote_code=False))
-    except (OSError, ValueError) as error:
+        limit = max_context(read_config(Path(record.folder)))
+    except (OSError, ValueError, TypeError, AttributeError) as error:
         raise UserError(f"{Path(record.folder).name} is no model that can be read") from error
     config = EngineConfig(
         model=record.folder,

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from cluster.stores.migrate import open_database
 from serve.cli.keys import app
-from serve.host.state import Places, ServerState, open_database
+from serve.host.state import Places, ServerState
 from trainer.errors import UserError
 from trainer.spec.operator import NOTHING_ALLOWED
 
@@ -58,7 +59,7 @@ def test_the_first_start_makes_a_key_and_later_ones_none(tmp_path: Path) -> None
 )
 def test_a_database_that_cannot_be_used_is_said_without_its_password(url: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="database") as failed:
-        open_database(Places(tmp_path, url))
+        open_database(tmp_path, url)
     assert "hunter2" not in str(failed.value) and "\n" not in str(failed.value)
 
 
