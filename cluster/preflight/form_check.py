@@ -14,7 +14,7 @@ from actors.endpoints.address_guard import REMEDY as ADDRESS_REMEDY
 from actors.endpoints.address_guard import Guard
 from actors.endpoints.url import endpoint_mistake
 from actors.grading.factory import all_grader_problems, grader_problems, graders_of
-from cluster.preflight.dry_run import SESSION, TOOLS, example_of
+from cluster.preflight.examples import example_of
 from trainer.errors import InvalidJob, Problem
 from trainer.spec.endpoints import Headers
 from trainer.spec.graders import EndpointGrader, GraderSpec, MultiGrader
@@ -22,6 +22,8 @@ from trainer.spec.job import Reinforcement
 from trainer.spec.json_schema import reference_mistake, validator_of
 from trainer.spec.operator import Operator
 
+TOOLS = "method.reinforcement.tools"
+SESSION = "method.reinforcement.session"
 FILES = ("training_file", "validation_file", "test_file")
 """Fields of a job."""
 
