@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from cluster.preflight.form_check import FILES
 from cluster.preflight.limits import NUM_ROWS
-from cluster.records.run_folder import plain
+from cluster.records.redact import plain
 from cluster.stores.job_tables import JobError
 from trainer.errors import InvalidJob, Problem, RftError, UserError
 

@@ -68,7 +68,7 @@ def train_command(
         raise typer.BadParameter("give --resume or --run-folder, not both")
     spec = _load(job, operator)
     with importing():
-        from cluster.run.driver import RunOutcome, train, train_in
+        from cluster.run.driver import train, train_in
 
     if run_folder is None:
         training = train(spec, runs, resume, address, operator)
@@ -76,7 +76,7 @@ def train_command(
         training = train_in(spec, run_folder, address, operator)
     with _placed(job):
         outcome = asyncio.run(training)
-    raise typer.Exit(STOPPED if outcome is RunOutcome.STOPPED else 0)
+    raise typer.Exit(STOPPED if outcome == "stopped" else 0)
 
 
 @app.command("eval")
@@ -93,13 +93,13 @@ def eval_command(
     operator = _operator(config)
     spec = _load(job, operator)
     with importing():
-        from cluster.run.driver import RunOutcome, evaluate_model
+        from cluster.run.driver import evaluate_model
 
     if model is not None:
         spec = spec.model_copy(update={"model": model})
     with _placed(job):
         outcome = asyncio.run(evaluate_model(spec, file, samples, runs, address, operator))
-    raise typer.Exit(STOPPED if outcome is RunOutcome.STOPPED else 0)
+    raise typer.Exit(STOPPED if outcome == "stopped" else 0)
 
 
 @app.command("check")

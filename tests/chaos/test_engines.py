@@ -28,6 +28,7 @@ from tests.e2e.command import AGENT_RFT, marked, processes, processes_left
 from tests.support.fakes import tasks_of
 from tests.support.fakes_http import LOCAL
 from tests.support.paths import LEDGER
+from trainer.events import Event
 from trainer.spec.job_file import load_job
 from trainer.types import GroupRequest
 
@@ -66,10 +67,8 @@ async def test_five_hundred_rollouts_at_once_lose_nothing_to_a_burst_of_429_and_
             graders.remote(r, LOCAL),
         )
         worker = ray.remote(RolloutWorker).options(num_cpus=1, max_concurrency=1000)
-        events: list[str] = []
-        fleet = Fleet(
-            lambda _: worker.remote(config), 1, CANARY_LIMITS["float32"], r.limits, lambda _, text: events.append(text)
-        )
+        events: list[Event] = []
+        fleet = Fleet(lambda _: worker.remote(config), 1, CANARY_LIMITS["float32"], r.limits, events.append)
         await fleet.start()
         try:
             tasks = tasks_of(Path(job.training_file))[:63]

@@ -21,6 +21,7 @@ from actors.tools.actor import start_dispatchers
 from actors.weights.sync import WeightSync
 from tests.support.fakes_http import LOCAL
 from trainer.algorithm.advantage import advantages
+from trainer.events import Event
 from trainer.spec.job import AlgorithmSpec, JobSpec
 from trainer.types import Group, GroupRequest, Task, TrainSequence
 
@@ -47,7 +48,7 @@ class JobActors:
     ) -> None:
         reinforcement = job.reinforcement
         graders: Any = GraderPoolActor
-        self.events: list[str] = []
+        self.events: list[Event] = []
         self.workers: dict[int, Any] = {}
         self.dispatchers = start_dispatchers(reinforcement.tools, LOCAL, 1, options_of=beside)
         config = WorkerConfig(
@@ -64,10 +65,9 @@ class JobActors:
             self.workers[index] = worker.options(max_concurrency=1000, **engine_options(index)).remote(config)
             return self.workers[index]
 
-        def tell(level: str, text: str) -> None:
-            self.events.append(text)
-
-        self.fleet = Fleet(spawn, 2, CANARY_LIMITS["float32"], reinforcement.limits, tell, **fleet_options)
+        self.fleet = Fleet(
+            spawn, 2, CANARY_LIMITS["float32"], reinforcement.limits, self.events.append, **fleet_options
+        )
         self.learner: LearnerGroup
         self.sync: Any
         self._model = Path(job.model)

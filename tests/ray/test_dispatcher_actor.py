@@ -155,7 +155,7 @@ async def test_no_rollout_is_lost_with_a_dispatcher_that_died(local_ray: None) -
             return rollout(asked, request.sample)
 
         asked = GroupRequest(task("0"), 0, 0, size=8, purpose="train", temperature=1.0)
-        groups = Groups(run, RolloutLimits(max_rollout_retries=1), Holdback(0.5, lambda level, text: None))
+        groups = Groups(run, RolloutLimits(max_rollout_retries=1), Holdback(0.5, print), print)
         sampling = asyncio.create_task(groups.sample(asked))
         await until(lambda: server.open_now == first_calls, within_s=60)
         ray.kill(actor, no_restart=False)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from trainer.data.rows import read_tasks
+from trainer.events import Event, StepDone
 from trainer.types import (
     Discarded,
     Grade,
@@ -22,6 +23,8 @@ from trainer.types import (
     TrainSequence,
     Turn,
 )
+
+E = TypeVar("E", bound=Event)
 
 
 def task(name: str = "1", **item: Any) -> Task:
@@ -125,18 +128,22 @@ class FakeLearner:
 
 
 class FakeSink:
-    """Remembers what it was told."""
+    """Remembers the events and rollouts that a loop reports."""
 
     def __init__(self) -> None:
-        self.events: list[tuple[str, str]] = []
-        self.steps: list[dict[str, float]] = []
+        self.events: list[Event] = []
         self.kept: dict[str, list[Group]] = {}
 
-    def event(self, level: str, message: str, **data: Any) -> None:
-        self.events.append((level, message))
+    @property
+    def steps(self) -> list[dict[str, float]]:
+        """The metrics of each step."""
+        return [event.metrics for event in self.of(StepDone)]
 
-    def step(self, metrics: dict[str, float]) -> None:
-        self.steps.append(metrics)
+    def of(self, kind: type[E]) -> list[E]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+    def emit(self, event: Event) -> None:
+        self.events.append(event)
 
     def groups(self, name: str, groups: Sequence[Group]) -> None:
         self.kept[name] = list(groups)

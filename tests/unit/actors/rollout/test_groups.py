@@ -18,6 +18,7 @@ from tests.support.fakes import rollout, task
 from tests.support.fakes_http import until
 from trainer.algorithm.advantage import advantages
 from trainer.errors import EndpointRefused
+from trainer.events import EndpointDown, EndpointUp, Event
 from trainer.metrics import slow_rows_ratio
 from trainer.spec.job import RolloutLimits
 from trainer.types import Discarded, Group, GroupRequest, Purpose, Rollout
@@ -61,14 +62,15 @@ class Made:
 
     def __init__(self, run: Run, **limits: float) -> None:
         self.time = SharedTime()
-        self.events: list[tuple[str, str]] = []
+        self.events: list[Event] = []
+        self.discards: list[Event] = []
         self.holdback = Holdback(
             RolloutLimits(**limits).max_failure_rate,
-            lambda level, text: self.events.append((level, text)),
+            self.events.append,
             Timing(clock=lambda: self.time.now, sleep=self.time.sleep),
         )
         self.asked: list[RolloutRequest] = []
-        self.groups = Groups(self._counted(run), RolloutLimits(**limits), self.holdback)
+        self.groups = Groups(self._counted(run), RolloutLimits(**limits), self.holdback, self.discards.append)
 
     def _counted(self, run: Run) -> Run:
         async def counted(asked: RolloutRequest) -> Rollout | Discarded:
@@ -212,13 +214,15 @@ async def test_while_most_rollouts_fail_only_probes_start_and_the_event_names_th
     await until(lambda: len(probes()) > 8)
     assert probes()[:8] == [2, 6, 14, 30, 62, 122, 182, 242]
     assert made.holdback.holding
-    ((level, text),) = made.events
-    assert level == "warn"
-    assert f"{MIN_OUTCOMES} of the last {MIN_OUTCOMES} rollouts were discarded" in text
-    assert "by http://a" in text
+    (down_event,) = made.events
+    assert isinstance(down_event, EndpointDown)
+    assert (down_event.num_failed, down_event.num_rollouts) == (MIN_OUTCOMES, MIN_OUTCOMES)
+    assert down_event.endpoint == "http://a"
     down = False
     assert all(len(group.rollouts) == 8 for group in await asyncio.gather(*groups))
-    assert [level for level, _ in made.events] == ["warn", "info"]
+    assert made.events == [down_event, EndpointUp(endpoint="http://a")]
+    assert len(made.discards) == made.groups.account.discarded.total()
+    assert {(one.kind, one.quiet) for one in made.discards} == {("rollout_discarded", True)}
 
 
 async def test_a_failure_rate_below_the_limit_holds_nothing_back() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cluster.jobs.request import ApiJob, model_name, parse_api_job
-from cluster.records.run_folder import REDACTED
+from cluster.records.redact import REDACTED
 from trainer.errors import InvalidJob, UserError
 from trainer.spec.job import JobSpec
 from trainer.spec.operator import Operator
