@@ -38,7 +38,7 @@ from serve.inference.best_of import grader_pools
 from serve.routes import files, fine_tuning, graders, models
 from tests.support.api import TOKEN, FakeKeys
 from tests.support.fake_models import FakeModels, call, turn
-from tests.unit.serve.routes.test_fine_tuning import BODY
+from tests.support.jobs import BODY
 from trainer.spec.operator import NOTHING_ALLOWED, ServerLimits
 
 EXAMPLES = 12

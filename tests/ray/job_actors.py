@@ -19,11 +19,12 @@ from actors.rollout.fleet import CANARY_LIMITS, Fleet
 from actors.rollout.worker import RolloutWorker, WorkerConfig
 from actors.tools.actor import start_dispatchers
 from actors.weights.sync import WeightSync
+from tests.support.builders import group_request
 from tests.support.fakes_http import LOCAL
 from trainer.algorithm.advantage import advantages
 from trainer.events import Event
 from trainer.spec.job import AlgorithmSpec, JobSpec
-from trainer.types import Group, GroupRequest, Task, TrainSequence
+from trainer.types import Group, Task, TrainSequence
 
 MARKS = [
     pytest.mark.asyncio(loop_scope="module"),
@@ -85,7 +86,7 @@ class JobActors:
         self.fleet.connect(self.sync, self.learner.logprobs)
 
     async def sample(self, tasks: Sequence[Task], size: int = 8) -> list[Group]:
-        requests = [GroupRequest(task, 0, i, size, "train", TEMPERATURE) for i, task in enumerate(tasks)]
+        requests = [group_request(i, size, task=task, temperature=TEMPERATURE) for i, task in enumerate(tasks)]
         return list(await asyncio.gather(*(self.fleet.sample(request) for request in requests)))
 
     async def learn(self, groups: Sequence[Group], version: int) -> None:

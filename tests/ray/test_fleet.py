@@ -24,7 +24,7 @@ from actors.weights.broadcast_sync import BroadcastSync
 from actors.weights.sync import Published, WeightSync
 from examples.ledger.services import services
 from tests.ray.job_actors import MARKS, MAX_BUCKET_BYTES, JobActors
-from tests.support.fakes import tasks_of
+from tests.support.builders import tasks_of
 from tests.support.fakes_http import until
 from tests.support.paths import LEDGER
 from tests.support.shared_memory import left_behind

@@ -19,7 +19,7 @@ from cluster.ray_cluster.live_nodes import live_nodes
 from cluster.ray_cluster.seats import Seats
 from examples.ledger.services import services
 from tests.ray.job_actors import MARKS, JobActors
-from tests.support.fakes import tasks_of
+from tests.support.builders import tasks_of
 from tests.support.fakes_http import until
 from tests.support.paths import LEDGER
 from trainer.events import EngineJoined, EngineReplaced, EngineRestarted, EngineWaiting

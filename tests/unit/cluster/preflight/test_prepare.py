@@ -23,6 +23,7 @@ from cluster.preflight.examples import example_of
 from cluster.preflight.form_check import schema_mistake
 from cluster.preflight.prepare import Prepared, prepare
 from cluster.preflight.space import Free
+from tests.support.builders import EXACT
 from tests.support.fakes_http import LOCAL, Behaviour, FakeEndpoint, Received, hangs, says, unused_port
 from tests.support.paths import BASE
 from trainer.errors import InvalidJob, Problem
@@ -32,12 +33,6 @@ from trainer.spec.operator import NOTHING_ALLOWED, Operator
 SECRET = "sk-very-secret-4711"
 NODE = Node("a", cores=2.0)
 PLENTY = Free(disk_bytes=1 << 40, shm_bytes=1 << 34)
-EXACT = {
-    "type": "string_check",
-    "input": "{{sample.output_text}}",
-    "reference": "{{ item.reference_answer }}",
-    "operation": "eq",
-}
 PARAMETERS = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
 
 

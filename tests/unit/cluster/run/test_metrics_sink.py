@@ -8,10 +8,10 @@ import numpy as np
 from prometheus_client import generate_latest
 
 from cluster.run.metrics_sink import MetricsSink
+from tests.support.builders import group_request, rollout
 from tests.support.events import run_event
-from tests.support.fakes import rollout, task
 from trainer.events import EngineReplaced, PhaseBegan, StepDone
-from trainer.types import Group, GroupRequest, ToolCall, ToolResult, Turn
+from trainer.types import Group, ToolCall, ToolResult, Turn
 
 
 def samples(sink: MetricsSink) -> dict[str, float]:
@@ -40,7 +40,7 @@ def test_a_step_s_numbers_are_there_but_not_what_other_processes_tell(tmp_path: 
 
 def test_rollouts_are_told_apart_by_split(tmp_path: Path) -> None:
     sink = MetricsSink(None, tmp_path)
-    request = GroupRequest(task(), 0, 0, 2, "validation", 1.0)
+    request = group_request(0, 2, "validation")
     calls = (ToolCall("c1", "search", "{}"), ToolCall("c2", "search", "{}"))
     results = (ToolResult("c1", "one"), ToolResult("c2", "two"))
     turns = (Turn(2, 5, "call", calls, results), Turn(9, 12, "answer"))

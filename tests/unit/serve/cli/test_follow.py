@@ -10,14 +10,10 @@ from typing import Any
 
 import httpx
 import pytest
-from fastapi.testclient import TestClient
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
-from cluster.jobs.service import JobService
 from cluster.jobs.sink import StoreSink
-from cluster.stores.database import Base, Database
-from cluster.stores.job_store import JobStore
 from cluster.stores.job_tables import JobError
 from cluster.stores.model_registry import ModelRegistry
 from cluster.views.sentences import sentence
@@ -25,31 +21,21 @@ from serve.cli.api_client import NoAnswer, ask
 from serve.cli.client import CANCELLED
 from serve.cli.follow import AWAY_S, JsonLines, LiveSight, follow
 from serve.cli.main import app as cli
-from serve.http.app import create_app
 from serve.routes import fine_tuning
-from tests.support.api import TOKEN, FakeKeys
+from tests.support.api import TOKEN, sync_client_of
 from tests.support.events import stream_of
+from tests.support.jobs import BODY, StoredJobs, database_with_tables, job_service
 from tests.unit.cluster.conftest import Synthetic
-from tests.unit.cluster.jobs.test_request import FakeFiles, FakeModels
-from tests.unit.serve.cli.test_client import Reversed
-from tests.unit.serve.routes.test_fine_tuning import BODY
 from trainer.errors import RftError
 from trainer.events import Event, PhaseBegan
-from trainer.spec.operator import Operator
 
 
-class World:
+class World(StoredJobs):
     """A server with one job, whose driver writes through `sink`."""
 
     def __init__(self, folder: Path) -> None:
-        self.now = 1_000_000.0
-        self.database = Database.of_folder(folder)
-        Base.metadata.create_all(self.database.engine)
-        self.store = JobStore(self.database, lambda: self.now)
-        service = JobService(self.store, FakeModels(), FakeFiles(), Reversed(), Operator())
-        app = create_app([fine_tuning.make_router(service)], FakeKeys())
-        headers = {"Authorization": f"Bearer {TOKEN}"}
-        self.client = TestClient(app, base_url="http://server/v1", headers=headers)
+        super().__init__(database_with_tables(folder))
+        self.client = sync_client_of([fine_tuning.make_router(job_service(self.store))])
         self.job = ask(self.client, "POST", "/fine_tuning/jobs", json=BODY)
         self.id: str = self.job["id"]
 

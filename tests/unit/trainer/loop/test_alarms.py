@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.fakes import rollout, task
+from tests.support.builders import group_request, rollout
 from trainer.events import AlarmRaised
 from trainer.loop.alarms import Alarms
-from trainer.types import GroupRequest, Rollout
+from trainer.types import Rollout
 
-REQUEST = GroupRequest(task(), 0, 0, 8, "train", 1.0)
-ROLLOUTS: list[Rollout] = [rollout(REQUEST, i, grade=i / 8, sampled=3 + i) for i in range(8)]
+ROLLOUTS: list[Rollout] = [rollout(group_request(), i, grade=i / 8, sampled=3 + i) for i in range(8)]
 CALM = {"train_mean_grade": 0.5, "completion_tokens_mean": 50.0, "tool_calls_mean": 4.0}
 
 

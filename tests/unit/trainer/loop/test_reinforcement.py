@@ -11,29 +11,14 @@ from typing import Any
 
 import pytest
 
-from tests.support.fakes import FakeLearner, FakeRollouts, FakeSink, task
+from tests.support.builders import plan, task
+from tests.support.fakes import FakeLearner, FakeRollouts, FakeSink
 from trainer.errors import EndpointRefused, Halted
 from trainer.events import BatchStarved, EngineLearnerGap, Evaluated, JobResumed, UpdateSkipped
 from trainer.loop.checkpoint import Checkpoints
 from trainer.loop.reinforcement import Loop, LoopConfig
-from trainer.spec.job import AlgorithmSpec, Plan
+from trainer.spec.job import AlgorithmSpec
 from trainer.types import GroupRequest, StepReport
-
-
-def plan(**changes: Any) -> Plan:
-    values = {
-        "num_rows": 6,
-        "batch_size": 2,
-        "n_epochs": 2,
-        "group_size": 4,
-        "steps": 6,
-        "eval_interval": 2,
-        "eval_samples": 1,
-        "updates_per_batch": 1,
-        "learning_rate": 1e-3,
-        "max_thinking_tokens": None,
-    }
-    return Plan(**(values | changes))
 
 
 class Made:
