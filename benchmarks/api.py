@@ -28,7 +28,8 @@ from sqlalchemy import insert
 from cluster.stores.database import Database
 from cluster.stores.job_tables import EventRow, JobRow
 from cluster.stores.keys import KeyStore
-from serve.host.state import StateLocations, open_database
+from cluster.stores.migrate import open_database
+from serve.host.state import StateLocations
 
 CONFIG = "operator.yaml"
 NUM_JOBS, NUM_EVENTS, BUSY_JOB_EVENTS = 1_000, 100_000, 50_000
@@ -133,7 +134,7 @@ def main() -> None:
         folder = Path(name)
         StateLocations(folder, options.database).save()
         (folder / CONFIG).write_text("limits: {requests_per_minute: 10000000}\n")
-        database = open_database(StateLocations.of_folder(folder))
+        database = open_database(folder, options.database)
         fill(database)
         _, token = KeyStore(database).create("bench", ["read"])
         database.close()

@@ -12,6 +12,7 @@ import sys
 import time
 
 QUICK: list[list[str]] = [
+    ["cli"],
     ["learner"],
     ["loss_memory"],
     ["grader_pool"],
@@ -24,6 +25,7 @@ QUICK: list[list[str]] = [
     ["metrics", "--runs", "3", "--episodes", "256"],
 ]
 FULL: list[list[str]] = [
+    ["cli"],
     ["channel"],
     ["dispatcher", "--runs", "5"],
     ["api", "--seconds", "10"],

@@ -22,11 +22,12 @@ import ray
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from actors.engine.vllm_engine import EngineConfig, Layout
+from actors.engine.vllm_engine import EngineConfig
 from actors.rollout.episode import EpisodeSpec
 from actors.rollout.worker import WorkerConfig
 from actors.weights.checkpoint_weights import as_bytes
-from actors.weights.sync import MAX_BUCKET_BYTES, WeightSync
+from actors.weights.layout import MAX_BUCKET_BYTES, Layout
+from actors.weights.sync import WeightSync
 from benchmarks.common import Figure, report
 from benchmarks.worker import JOB, MeasuredWorker, Request
 from cluster.ray_cluster.session import ray_session

@@ -28,13 +28,11 @@ from actors.endpoints.gate import Gate, Permit, RequestEnd, Sockets
 from actors.endpoints.hedging import hedged
 from actors.endpoints.limits import AdaptiveLimit, Pace
 from actors.endpoints.stats import EndpointStats, merged
-from actors.endpoints.transport import MAX_BODY_BYTES, Wire, WireError
+from actors.endpoints.transport import Wire, WireError
 from actors.endpoints.url import endpoint_mistake, safe_url, scrub, secrets_of
 from actors.runtime.timing import REAL_TIMING, Timing
 from trainer.errors import Discard, EndpointRefused, UserError
 from trainer.spec.endpoints import Endpoint
-
-__all__ = ["MAX_BODY_BYTES", "REAL_TIMING", "REMEDIES", "EndpointClient", "HttpAnswer", "Timing", "cut", "status_text"]
 
 MAX_CALL_S = 600.0
 FIRST_WAIT_S = 0.5

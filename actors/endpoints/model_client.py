@@ -11,7 +11,8 @@ from typing import Any
 
 from pydantic import SecretStr
 
-from actors.endpoints.client import EndpointClient, Timing
+from actors.endpoints.client import EndpointClient
+from actors.runtime.timing import Timing
 from trainer.errors import Discard, EndpointRefused, GraderFailed
 from trainer.spec.operator import ModelEndpoint
 

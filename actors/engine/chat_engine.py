@@ -13,8 +13,9 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from actors.engine.structure import cut_result, turn_structure
+from actors.engine.tokenizer import load_tokenizer
 from actors.engine.vllm_engine import Engine, EngineConfig
-from actors.rollout.episode import cut_result, turn_structure
 from actors.runtime.calls import outcome_of
 from trainer.data.chat import THOUGHT_MARKS, Renderer
 from trainer.errors import EngineFailed, RftError
@@ -59,7 +60,6 @@ class ChatEngine:
         return await outcome_of(self._start())
 
     async def _start(self) -> None:
-        from transformers import AutoTokenizer
         from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
         from vllm.entrypoints.openai.models.protocol import BaseModelPath
         from vllm.entrypoints.openai.models.serving import OpenAIServingModels
@@ -67,7 +67,7 @@ class ChatEngine:
 
         from actors.engine import thoughts
 
-        tokenizer = AutoTokenizer.from_pretrained(self._config.model)
+        tokenizer = load_tokenizer(self._config.model)
         self._renderer = Renderer(tokenizer, **self._settings.template_arguments)
         thinks = self._renderer.end_of_thought is not None
         thoughts.register()

@@ -20,21 +20,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from actors.engine.plugin import TRANSPORT
+from actors.engine.sizes import GPU_MEMORY_SHARE, MIN_BATCHED_TOKENS, WAIT_INSIDE, cpu_cache_bytes, kv_bytes
 from actors.engine.slots import Slots
+from actors.weights.layout import Layout
 from actors.weights.shared_memory import SHM, SharedFile, remove_leftovers, unname_shared_memory
 from trainer.errors import EngineFailed
 
-MAX_CPU_CACHE_BYTES = 1 << 30
-GPU_MEMORY_SHARE = 0.85
-MIN_BATCHED_TOKENS = 8192
-"""Of one step of the engine; a longer context raises it."""
 CPU_EXECUTOR = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 """The model in the engine core's own process. vLLM's default on CPUs is a worker process, and polling for its answers
 takes half a core. Its short name "uni" is taken for a mistake there. Threads: OMP_NUM_THREADS, which Ray sets."""
 WARM_UP_TOKENS = 8
-WAIT_INSIDE = 4
-"""For so many slots one more request waits inside vLLM, to take a slot over at once. With turns of ten tokens, a tenth
-of the slots gets free in each step, and it takes a step or two until an agent's next request is there."""
 LIFE_POLL_S = 0.5
 LOG = Path("/proc/self/fd/2")
 """Where vLLM's processes write their last words, which are Ray's log file of the worker."""
@@ -70,22 +65,6 @@ class Completion:
     versions: NDArray[np.int32]
     stopped: bool
     model_s: float
-
-
-Layout = list[tuple[str, str, tuple[int, ...]]]
-"""A bucket's tensors back to back: name, torch dtype name, shape."""
-
-
-def kv_bytes(layers: int, kv_heads: int, head_dim: int, itemsize: int) -> int:
-    """Of one token in the cache: a key and a value for each layer."""
-    return 2 * layers * kv_heads * head_dim * itemsize
-
-
-def cpu_cache_bytes(max_num_seqs: int, context_length: int, token_bytes: int) -> int:
-    """Of an engine's key-value cache on CPUs: what all slots can fill, within a bound. vLLM writes to all of it at the
-    start, seconds a GiB.
-    """
-    return min(MAX_CPU_CACHE_BYTES, (max_num_seqs + max_num_seqs // WAIT_INSIDE) * context_length * token_bytes)
 
 
 class _Places(asyncio.Semaphore):

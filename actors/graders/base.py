@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
@@ -103,6 +104,14 @@ def error_name(error: RftError) -> str:
     if code in ERROR_NAMES:
         return str(code)
     return "unresponsive_reward_error" if error.details.get("kind") == "deadline" else "other_error"
+
+
+def total_tokens(grades: Iterable[Grade]) -> dict[str, int]:
+    """The judges' tokens of several grades, by model."""
+    total: Counter[str] = Counter()
+    for grade in grades:
+        total.update(grade.judge_tokens)
+    return dict(total)
 
 
 def _name(value: object) -> str:

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import assert_never
 
-from actors.endpoints.client import REAL_TIMING, Timing
 from actors.endpoints.model_client import CHAT, EMBEDDINGS, ModelClients, model_url, with_key
 from actors.endpoints.url import endpoint_mistake
 from actors.graders.base import Grader
@@ -22,6 +21,7 @@ from actors.graders.kinds.string_check import StringCheck
 from actors.graders.kinds.text_similarity import TextSimilarity
 from actors.graders.templates import template_problems
 from actors.grading.guarded import UNGATED
+from actors.runtime.timing import REAL_TIMING, Timing
 from trainer.errors import InvalidJob, Problem
 from trainer.spec.graders import (
     CodeCheckGrader,

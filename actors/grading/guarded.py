@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from actors.graders.base import Grader
-from actors.graders.kinds.multi import total_tokens
+from actors.graders.base import Grader, total_tokens
 from trainer.errors import RftError
 from trainer.spec.graders import GuardSpec
 from trainer.types import Grade

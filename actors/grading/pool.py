@@ -14,7 +14,7 @@ from typing import Any
 
 import ray
 
-from actors.endpoints.client import REAL_TIMING, Timing, process_stats
+from actors.endpoints.client import process_stats
 from actors.endpoints.model_client import ModelClients
 from actors.endpoints.stats import live_endpoint_metrics
 from actors.graders.base import Grader, finite_number
@@ -26,6 +26,7 @@ from actors.runtime.channel import Channel, Reachable
 from actors.runtime.exporter import MetricsAddress, start_telemetry
 from actors.runtime.in_flight import Doing
 from actors.runtime.process import lower_priority
+from actors.runtime.timing import REAL_TIMING, Timing
 from actors.runtime.watchdog import Watched, watched_helper
 from trainer.errors import GraderFailed, RftError
 from trainer.spec.graders import (

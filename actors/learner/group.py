@@ -23,7 +23,7 @@ from actors.runtime.exporter import start_telemetry
 from actors.runtime.in_flight import Doing
 from actors.runtime.recorder import Recorder
 from actors.runtime.watchdog import Watched
-from actors.weights.checkpoint_weights import TensorInfo
+from actors.weights.layout import TensorInfo
 from trainer.errors import LearnerFailed, RftError
 from trainer.model.batch import AnySequence, MicroBatch, WeightedSequence, pack, split_updates
 from trainer.types import StepReport

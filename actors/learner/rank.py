@@ -24,9 +24,11 @@ from torch import Tensor
 from torch import distributed as dist
 from transformers.utils.logging import disable_progress_bar
 
+from actors.learner.sizes import BUCKET_ELEMENTS, ranks_stage
 from actors.runtime.exporter import MetricsAddress
 from actors.weights.broadcast import SENDER, Broadcast
-from actors.weights.checkpoint_weights import CheckpointWeights, ParameterNames, TensorInfo, as_bytes
+from actors.weights.checkpoint_weights import CheckpointWeights, ParameterNames, as_bytes
+from actors.weights.layout import TensorInfo
 from trainer.algorithm import objective
 from trainer.algorithm.objective import Sums
 from trainer.algorithm.schedule import learning_rate
@@ -40,8 +42,6 @@ GRADIENT_NORM = 1.0
 BETAS = (0.9, 0.95)
 SKIPS_ALLOWED = 2
 """Updates in a row that a non-finite gradient may cost. One may be bad luck in bfloat16; three are a broken model."""
-BUCKET_ELEMENTS = 200_000_000
-"""Of DeepSpeed's gradient buckets, which it allocates in full: never more than the model has."""
 STATE, PROGRESS = "state", "learner.json"
 
 
@@ -69,11 +69,6 @@ class LearnerConfig:
     @property
     def stage(self) -> int:
         return ranks_stage(self.dtype == "bfloat16", self.zero_stage)
-
-
-def ranks_stage(in_bfloat16: bool, zero_stage: int) -> int:
-    """Without ZeRO, DeepSpeed would sum a bfloat16 model's gradients in bfloat16. Stage 1 sums them in float32."""
-    return max(1, zero_stage) if in_bfloat16 else zero_stage
 
 
 class LearnerRank:

@@ -20,6 +20,7 @@ from jsonschema.exceptions import best_match
 from jsonschema.protocols import Validator
 
 from actors.engine.parsing import TurnParser
+from actors.engine.structure import cut_result, turn_structure
 from actors.engine.vllm_engine import Completion
 from actors.graders.sample import sample_of
 from actors.runtime.in_flight import InFlight
@@ -29,8 +30,6 @@ from trainer.errors import Discard, RolloutTimeout, UserError
 from trainer.spec.job import RewardSpec, RolloutLimits
 from trainer.spec.json_schema import reference_mistake, validator_of
 from trainer.types import Discarded, Finish, Grade, Rollout, Task, ToolCall, ToolResult, Turn
-
-CUT_MARK = "\n[... {} tokens cut ...]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,34 +333,3 @@ class EpisodeRunner:
         """How many tokens of a turn are its thoughts, the closing `</think>` included."""
         end = self._renderer.end_of_thought
         return token_ids.index(end) + 1 if end is not None and end in token_ids else 0
-
-
-def cut_result(renderer: Renderer, output: str, limit: int) -> tuple[list[int], bool]:
-    """Tokens of a tool's output, at most `limit` and a mark behind them that the model sees; whether it was cut."""
-    ids = renderer.plain(output)
-    if len(ids) <= limit:
-        return ids, False
-    return ids[:limit] + renderer.plain(CUT_MARK.format(len(ids) - limit)), True
-
-
-def turn_structure(tools: Sequence[dict[str, Any]], response_schema: dict[str, Any] | None) -> str | None:
-    """Decoding is held to (tool calls or the response format's schema) where there is one."""
-    if response_schema is None:
-        return None
-    answer = {"type": "json_schema", "json_schema": response_schema}
-    tags = [_call_tag(tool) for tool in tools]
-    calls = {"type": "tags_with_separator", "tags": tags, "separator": "\n", "at_least_one": True}
-    return json.dumps(
-        {"type": "structural_tag", "format": {"type": "or", "elements": [calls, answer] if tags else [answer]}}
-    )
-
-
-def _call_tag(tool: dict[str, Any]) -> dict[str, Any]:
-    """Hermes' form of one call."""
-    function = tool["function"]
-    return {
-        "type": "tag",
-        "begin": f'<tool_call>\n{{"name": "{function["name"]}", "arguments": ',
-        "content": {"type": "json_schema", "json_schema": function.get("parameters") or {"type": "object"}},
-        "end": "}\n</tool_call>",
-    }

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, deque
 
-from actors.endpoints.client import REAL_TIMING, Timing
+from actors.runtime.timing import REAL_TIMING, Timing
 from trainer.errors import EngineFailed
 from trainer.events import EndpointDown, EndpointUp
 from trainer.protocols import Emit

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from actors.engine.parsing import VllmParser
-from actors.engine.vllm_engine import Engine, EngineConfig, Layout
+from actors.engine.tokenizer import load_tokenizer
+from actors.engine.vllm_engine import Engine, EngineConfig
 from actors.grading.pool import GraderPoolClient
 from actors.rollout.episode import EpisodeRunner, EpisodeSpec, RolloutRequest
 from actors.runtime.calls import outcome_of
@@ -21,6 +22,7 @@ from actors.runtime.exporter import MetricsAddress, start_telemetry
 from actors.runtime.in_flight import Doing
 from actors.runtime.process import importing, lower_priority
 from actors.tools.actor import DispatcherClient, OwnedSessions
+from actors.weights.layout import Layout
 from trainer.data.chat import Renderer
 from trainer.data.rollout_json import outcome_as_json, outcome_from_json, task_as_json, task_from_json
 from trainer.errors import EngineFailed, RftError
@@ -61,11 +63,9 @@ class RolloutWorker(Reachable):
             return await outcome_of(self._start())
 
     async def _start(self) -> None:
-        from transformers import AutoTokenizer
-
         await self._engine.start()
         lower_priority()  # its processes have started
-        tokenizer = AutoTokenizer.from_pretrained(self._config.engine.model)
+        tokenizer = load_tokenizer(self._config.engine.model)
         spec, owner = self._config.episode, self._config.owner
         dispatcher = DispatcherClient(*self._config.dispatchers)
         self._runner = EpisodeRunner(

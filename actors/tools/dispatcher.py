@@ -12,8 +12,10 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from actors.endpoints.client import REAL_TIMING, EndpointClient, HttpAnswer, Timing, cut, status_text
+from actors.endpoints.answer import HttpAnswer, cut, status_text
+from actors.endpoints.client import EndpointClient
 from actors.endpoints.gate import Sockets
+from actors.runtime.timing import REAL_TIMING, Timing
 from trainer.errors import ToolFailed
 from trainer.spec.endpoints import ToolSpec
 from trainer.spec.operator import NOTHING_ALLOWED, Operator

@@ -17,7 +17,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from actors.endpoints.client import REAL_TIMING, EndpointClient, HttpAnswer, Timing, status_text
+from actors.endpoints.answer import HttpAnswer, status_text
+from actors.endpoints.client import EndpointClient
+from actors.runtime.timing import REAL_TIMING, Timing
 from actors.tools.session_journal import SessionJournal
 from trainer.errors import EndpointRefused, RftError, ToolFailed
 from trainer.spec.endpoints import SessionSpec

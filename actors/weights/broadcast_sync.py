@@ -15,7 +15,8 @@ from collections.abc import Awaitable, Sequence
 from typing import Any, Protocol
 
 from actors.runtime.calls import ask
-from actors.weights.sync import MAX_BUCKET_BYTES, SYNC_TIMEOUT_S, Published, WeightSource, WeightSync
+from actors.weights.layout import MAX_BUCKET_BYTES
+from actors.weights.sync import SYNC_TIMEOUT_S, Published, WeightSource, WeightSync
 from trainer.errors import EngineFailed
 
 

@@ -20,8 +20,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
-TensorInfo = tuple[str, str, tuple[int, ...]]
-"""Name, dtype (such as "bfloat16") and shape."""
+from actors.weights.layout import TensorInfo, num_bytes
+
 ParameterNames = list[str]
 """Names of parameters as the model has them, which for experts are not those of the checkpoint."""
 
@@ -49,7 +49,7 @@ class CheckpointWeights:
         parts: list[ParameterNames] = []
         room = 0
         for name in self._tensors:
-            size = sum(_num_bytes(info) for info in self.describe([name]))
+            size = num_bytes(self.describe([name]))
             if size > room:
                 parts.append([])
                 room = max_bytes
@@ -134,8 +134,3 @@ def _copy_companions(source: Path, folder: Path, dtype: torch.dtype) -> None:
 def _shape(tensor: Tensor) -> tuple[int, ...]:
     """Under ZeRO-3 a parameter is empty between uses and remembers its shape."""
     return tuple(getattr(tensor, "ds_shape", tensor.shape))
-
-
-def _num_bytes(info: TensorInfo) -> int:
-    _, dtype, shape = info
-    return int(np.prod(shape, dtype=np.int64)) * int(getattr(torch, dtype).itemsize)

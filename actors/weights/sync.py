@@ -12,12 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from actors.engine.vllm_engine import Layout
 from actors.runtime.calls import ask
+from actors.weights.layout import MAX_BUCKET_BYTES, Layout, num_bytes
 from trainer.errors import EngineFailed
 
 SYNC_TIMEOUT_S = 600.0
-MAX_BUCKET_BYTES = 256 * 2**20
 
 
 class WeightSource(Protocol):
@@ -38,7 +37,7 @@ class Published:
 
     @property
     def num_bytes(self) -> int:
-        return sum(_num_bytes(layout) for _, layout in self.buckets)
+        return sum(num_bytes(layout) for _, layout in self.buckets)
 
 
 class WeightSync:
@@ -75,14 +74,3 @@ class WeightSync:
         except TimeoutError:
             return EngineFailed(f"an engine did not load version {published.version} within {SYNC_TIMEOUT_S:g} s")
         return pause
-
-
-def _num_bytes(layout: Layout) -> int:
-    sizes = {"float32": 4, "bfloat16": 2, "float16": 2}
-    total = 0
-    for _, dtype, shape in layout:
-        count = 1
-        for extent in shape:
-            count *= extent
-        total += count * sizes[dtype]
-    return total

@@ -8,9 +8,8 @@ engine has one transfer class for life, so this one knows both ways: who joins l
 
 from __future__ import annotations
 
-import math
 import mmap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +24,7 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 from vllm.platforms import current_platform
 
 from actors.weights.broadcast import Broadcast
+from actors.weights.layout import num_bytes
 
 
 @dataclass
@@ -74,7 +74,7 @@ class ShmWeightTransferEngine(WeightTransferEngine[ShmInitInfo, ShmUpdateInfo]):
         else:
             if self._broadcast is None:
                 raise RuntimeError("a broadcast without a group")
-            data = self._broadcast.receive(sum(_num_bytes(dtype, shape) for _, dtype, shape in update_info.tensors))
+            data = self._broadcast.receive(num_bytes(update_info.tensors))
         self.model.load_weights(_tensors(data, update_info.tensors))
 
     def finish_weight_update(self) -> None:
@@ -98,10 +98,6 @@ def _tensors(data: torch.Tensor, layout: list[list[Any]]) -> Iterator[tuple[str,
     """
     offset = 0
     for name, dtype, shape in layout:
-        size = _num_bytes(dtype, shape)
+        size = num_bytes([(name, dtype, shape)])
         yield name, data[offset : offset + size].view(getattr(torch, dtype)).reshape(shape)
         offset += size
-
-
-def _num_bytes(dtype: str, shape: Sequence[int]) -> int:
-    return math.prod(shape) * int(getattr(torch, dtype).itemsize)

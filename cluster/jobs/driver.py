@@ -26,10 +26,11 @@ from sqlalchemy.exc import OperationalError
 from actors.runtime.process import end_process
 from cluster.jobs.driver_settings import DriverSettings, Server
 from cluster.jobs.manager import PAUSING
-from cluster.jobs.problems import error_of, row_problems
+from cluster.jobs.problems import error_of
 from cluster.jobs.request import model_name
 from cluster.jobs.sink import StoreSink
 from cluster.jobs.wire_metrics import result_csv
+from cluster.preflight.limits import row_problems
 from cluster.preflight.prepare import prepare
 from cluster.ray_cluster.session import ray_session
 from cluster.records.redact import plain

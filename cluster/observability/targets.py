@@ -8,7 +8,7 @@ import ray
 
 from actors.runtime.exporter import metrics_port
 from cluster.observability.files import Cluster
-from cluster.ray_cluster.session import is_local, ray_session
+from cluster.ray_cluster.session import dashboard_address, is_local, ray_session
 
 
 def observed(address: str | None) -> Cluster:
@@ -22,9 +22,9 @@ def observed(address: str | None) -> Cluster:
         return Cluster(["127.0.0.1"], port=port)
     with ray_session(address):
         nodes = sorted({node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]})
-        dashboard = ray._private.worker.get_dashboard_url()
+        dashboard = dashboard_address()
     # With token authentication Prometheus would need a token for the discovery too: list today's nodes instead.
-    discoverable = bool(dashboard) and os.environ.get("RAY_AUTH_MODE") != "token"
+    discoverable = dashboard is not None and os.environ.get("RAY_AUTH_MODE") != "token"
     url = f"http://{dashboard}" if discoverable else None
     if is_local(address):
         return Cluster(["127.0.0.1"], url, port)

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from actors.engine.vllm_engine import GPU_MEMORY_SHARE, MIN_BATCHED_TOKENS, cpu_cache_bytes, kv_bytes
-from actors.learner.rank import BUCKET_ELEMENTS, ranks_stage
-from actors.weights.sync import MAX_BUCKET_BYTES
+from actors.engine.sizes import GPU_MEMORY_SHARE, MIN_BATCHED_TOKENS, cpu_cache_bytes, kv_bytes
+from actors.learner.sizes import BUCKET_ELEMENTS, ranks_stage
+from actors.weights.layout import MAX_BUCKET_BYTES
 from cluster.planning.model_shape import ModelShape
 from cluster.planning.nodes import GIB
-from trainer.model.logprobs import CHUNK_BYTES
+from trainer.model.sizes import CHUNK_BYTES
 from trainer.spec.job import ClusterSpec
 
 ENGINE_PROCESSES_BYTES = {"cpu": round(1.4 * GIB), "cuda": round(3.0 * GIB)}

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from safetensors import safe_open
+
+from actors.weights.layout import ITEMSIZES
+
+REQUIRED_KEYS = ("num_attention_heads", "num_hidden_layers", "hidden_size", "intermediate_size", "vocab_size")
+CONFIG_KEYS = (
+    *REQUIRED_KEYS,
+    *("num_key_value_heads", "head_dim", "num_experts_per_tok", "moe_intermediate_size"),
+    *("max_position_embeddings", "rope_parameters"),
+)
+"""All keys of config.json that are read here, but for the older names of two of them."""
+SCALED_LATER = ("linear", "dynamic")
+"""Kinds of rotary scaling whose factor is not yet in `max_position_embeddings`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,31 +47,59 @@ class ModelShape:
         return self.kv_heads * self.head_dim
 
 
-def shape_of(path: Path, config: Any) -> ModelShape:
-    """Of the model in a folder, `config` being its transformers configuration."""
-    text = config.get_text_config()
-    heads = text.num_attention_heads
-    experts = getattr(text, "num_experts_per_tok", None) or 1
-    width = (getattr(text, "moe_intermediate_size", None) if experts > 1 else None) or text.intermediate_size
+def read_config(path: Path) -> dict[str, Any]:
+    """The config.json of a model folder, of its language model where it has several parts.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it is not a JSON object.
+    """
+    config = json.loads((path / "config.json").read_text())
+    if not isinstance(config, dict):
+        raise ValueError("must be a JSON object")
+    text = config.get("text_config")
+    return text if isinstance(text, dict) else config
+
+
+def shape_of(path: Path, config: Mapping[str, Any]) -> ModelShape:
+    """The shape of the model in a folder with this `config` (see `read_config`).
+
+    Raises:
+        ValueError: the config lacks a size.
+    """
+    if missing := [key for key in REQUIRED_KEYS if not isinstance(config.get(key), int)]:
+        raise ValueError(f"{', '.join(missing)} must be an integer")
+    heads = config["num_attention_heads"]
+    experts = config.get("num_experts_per_tok") or 1
+    width = (config.get("moe_intermediate_size") if experts > 1 else None) or config["intermediate_size"]
     return ModelShape(
-        num_parameters=_num_parameters(path, text),
-        layers=text.num_hidden_layers,
-        hidden=text.hidden_size,
+        num_parameters=_num_parameters(path, config),
+        layers=config["num_hidden_layers"],
+        hidden=config["hidden_size"],
         heads=heads,
-        kv_heads=getattr(text, "num_key_value_heads", None) or heads,
-        head_dim=getattr(text, "head_dim", None) or text.hidden_size // heads,
+        kv_heads=config.get("num_key_value_heads") or heads,
+        head_dim=config.get("head_dim") or config["hidden_size"] // heads,
         intermediate=experts * width,
-        vocabulary=text.vocab_size,
+        vocabulary=config["vocab_size"],
     )
+
+
+def max_context(config: Mapping[str, Any]) -> int | None:
+    """In tokens; None if the model names no limit."""
+    limit: int | None = config.get("max_position_embeddings")
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if limit is not None and (rope.get("rope_type") or rope.get("type")) in SCALED_LATER:
+        limit = int(limit * rope.get("factor", 1.0))
+    return limit
 
 
 def weight_files(path: Path) -> list[Path]:
     return sorted([*path.glob("*.safetensors"), *path.glob("*.bin")])
 
 
-def _num_parameters(path: Path, config: Any) -> int:
+def _num_parameters(path: Path, config: Mapping[str, Any]) -> int:
     """What the headers of safetensors say; of other files their size, which is near enough."""
-    itemsize = getattr(config.dtype, "itemsize", 4)
+    itemsize = ITEMSIZES.get(str(config.get("dtype") or config.get("torch_dtype")), 4)
     total = 0
     for file in weight_files(path):
         if file.suffix == ".safetensors":

@@ -1,19 +1,16 @@
-"""The machines that a plan may use: those of a live cluster, those of a NODES.yaml, or this one alone."""
+"""The machines that a plan may use: those of a NODES.yaml, this one alone, or those of a live cluster (ray_cluster)."""
 
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
-from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import ray
+import psutil
 from pydantic import Field, field_validator
-from ray.exceptions import RayError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from trainer.errors import InvalidJob, Problem
 from trainer.spec.endpoints import Positive, Strict
@@ -21,7 +18,9 @@ from trainer.spec.reader import fill_in, read_source, validate
 
 GIB = 2**30
 ASK_TIMEOUT_S = 30.0
-HEAD = "node:__internal_head__"
+CGROUP = Path("/sys/fs/cgroup")
+MEMORY_LIMITS = ("memory.max", "memory/memory.limit_in_bytes")
+"""Of a container, in version 2 and in version 1 of Linux' control groups."""
 
 GibiBytes = Annotated[float, Field(gt=0)]
 
@@ -99,52 +98,21 @@ def _bytes(gib: float | None) -> int | None:
 
 def this_machine() -> Node:
     """What a local Ray would offer; none is started."""
-    gpu_memory = _gpu_memories()
+    gpu_memory = gpu_memories()
     cores = float(os.cpu_count() or 1)
-    return Node("this machine", cores, len(gpu_memory), _memory_here(), min(gpu_memory, default=None))
+    return Node("this machine", cores, len(gpu_memory), memory_here(), min(gpu_memory, default=None))
 
 
-def _memory_here() -> int:
-    """That of the container, where we are in one."""
-    return int(ray._common.utils.get_system_memory())
+def memory_here(cgroup: Path = CGROUP) -> int:
+    """In bytes: that of the container, where we are in one. As Ray counts it."""
+    limits = [psutil.virtual_memory().total]
+    for file in MEMORY_LIMITS:
+        with suppress(OSError, ValueError):  # there is none, or it says "max"
+            limits.append(int((cgroup / file).read_text()))
+    return min(limits)
 
 
-def live_nodes() -> list[Node]:
-    """Of the cluster that we are connected to, its head first. Each node with GPUs is asked for their memory, which Ray
-    does not know.
-    """
-    alive = sorted((node for node in ray.nodes() if node["Alive"]), key=lambda node: HEAD not in node["Resources"])
-    asked = {node["NodeID"]: _ask_gpu_memory(node["NodeID"]) for node in alive if node["Resources"].get("GPU")}
-    return [_live(node, asked.get(node["NodeID"])) for node in alive]
-
-
-def _live(node: Mapping[str, Any], gpu_memory: Any) -> Node:
-    resources, host = node["Resources"], node["NodeManagerHostname"]
-    # Of other machines Ray knows only what was free when it started there.
-    free = sum(resources.get(kind, 0.0) for kind in ("memory", "object_store_memory"))
-    return Node(
-        name=f"{host}-{node['NodeID'][:4]}",
-        cores=resources.get("CPU", 0.0),
-        gpus=resources.get("GPU", 0.0),
-        memory_bytes=_memory_here() if host == socket.gethostname() else int(free) or None,
-        gpu_memory_bytes=None if gpu_memory is None else _answer(gpu_memory),
-    )
-
-
-def _ask_gpu_memory(node_id: str) -> Any:
-    there = NodeAffinitySchedulingStrategy(node_id, soft=False)
-    # A process of its own: one that goes on to be an actor's must not have looked at GPUs before it is given one.
-    return ray.remote(_gpu_memories).options(num_cpus=0, max_calls=1, scheduling_strategy=there).remote()
-
-
-def _answer(ref: Any) -> int | None:
-    try:
-        return min(ray.get(ref, timeout=ASK_TIMEOUT_S), default=None)
-    except RayError:  # the node went, or is too busy to say
-        return None
-
-
-def _gpu_memories() -> list[int]:
+def gpu_memories() -> list[int]:
     """In bytes, of each GPU of this machine."""
     command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
     try:

@@ -11,10 +11,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from cluster.planning.model_folder import read_model
+from cluster.planning.context import context_of
+from cluster.planning.model_folder import read_folder
 from cluster.planning.nodes import Node
 from cluster.planning.placement import Assignment, ClusterPlan, plan_placement, size
-from cluster.preflight.prepare import context_of
 from trainer.errors import InvalidJob, Problem
 from trainer.spec.job_file import read_job
 
@@ -29,11 +29,11 @@ def plan_of_file(path: Path, nodes: Sequence[Node]) -> ClusterPlan:
     problems = [problem for problem in problems if problem.code != "missing_variable"]
     model = None
     if job is not None:
-        model, wrong = read_model(job)
+        model, wrong = read_folder(job.model)
         problems += wrong
     if job is None or model is None or problems:
         raise InvalidJob("the job cannot be planned", problems)
-    return plan_placement(job, nodes, model.shape, context_of(job, model))
+    return plan_placement(job, nodes, model.shape, context_of(job, model.max_context))
 
 
 def print_cluster_plan(console: Console, plan: ClusterPlan) -> None:

@@ -5,35 +5,30 @@ one session is opened and ended.
 from __future__ import annotations
 
 import asyncio
-import json
 import secrets
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 import aiohttp
 
 from actors.endpoints.address_guard import Guard
 from actors.endpoints.client import REMEDIES
-from actors.graders.sample import sample_of
 from actors.grading.factory import FIELD as GRADER
 from actors.grading.factory import HELD_OUT
 from actors.grading.pool import GraderPool
 from actors.tools.dispatcher import Dispatcher
 from actors.tools.sessions import SessionBook
+from cluster.preflight.examples import example_call, example_sample
+from cluster.preflight.form_check import SESSION, TOOLS
 from trainer.errors import Problem, RftError
 from trainer.spec.endpoints import SessionSpec, ToolSpec
 from trainer.spec.job import Reinforcement
 from trainer.spec.operator import Operator
-from trainer.types import Task, ToolCall, ToolSchema, Turn
+from trainer.types import Task, ToolSchema
 
-TOOLS = "method.reinforcement.tools"
-SESSION = "method.reinforcement.session"
 TRACE_ID = f"trace_dry_run_{secrets.token_hex(8)}"
 """Another one for each check: to a server that remembers calls by their keys, the same one would be an old call."""
 PROBE_TIMEOUT_S = 10.0
-MAX_DEPTH = 8
-"""Of an example: a schema may refer to itself."""
 CODES = {"refused": "endpoint_refused", "redirect": "wrong_path", "forbidden_address": "forbidden_address"}
 TOKEN_REMEDY = "put the token that it wants into `headers` (as ${NAME}, from the environment)"
 
@@ -87,7 +82,7 @@ async def _in_a_session(
 async def _try_tool(field: str, tool: ToolSpec, schema: ToolSchema, task: Task, operator: Operator) -> Problem | None:
     dispatcher = Dispatcher([tool], operator)
     try:
-        (result,) = await dispatcher.call_turn(TRACE_ID, task.item, [_example_call(schema)])
+        (result,) = await dispatcher.call_turn(TRACE_ID, task.item, [example_call(schema)])
     except RftError as error:
         return _failed(error, "tool_failed", f"{field}.server_url", f"{field}.headers", 'answer {"output": "..."}')
     finally:
@@ -150,68 +145,3 @@ async def _path_mistake(tool: ToolSpec, operator: Operator) -> str | None:
     if answers[0][0] == 404 and answers[0] == answers[1]:
         return "it answers as it does to a path that does not exist (HTTP 404)"
     return None
-
-
-# -- examples ----------------------------------------------------------------------------------------------------------
-
-
-def example_sample(reinforcement: Reinforcement, task: Task) -> dict[str, Any]:
-    """What a grader sees of a rollout that called each of the row's tools once and then answered."""
-    schema = reinforcement.response_format
-    answer = "" if schema is None else json.dumps(example_of(schema))
-    turns = [Turn(0, 0, "", calls=tuple(map(_example_call, task.tools)))] if task.tools else []
-    return sample_of(answer, [*turns, Turn(0, 0, answer)], "answer", wants_json=schema is not None)
-
-
-def _example_call(tool: ToolSchema) -> ToolCall:
-    function = tool["function"]
-    arguments = example_of(function.get("parameters") or {"type": "object"})
-    return ToolCall(f"call_dry_run_{function['name']}", function["name"], json.dumps(arguments))
-
-
-def example_of(schema: Any, root: Mapping[str, Any] | None = None, depth: int = 0) -> Any:
-    """A small value that fits a JSON schema: what it names as default, constant or choice, else required parts and
-    empty values. Patterns and formats are not looked at: a tool may call the value a mistake, an answer too.
-    """
-    if not isinstance(schema, dict) or depth > MAX_DEPTH:  # true and false are schemas
-        return None
-    root = schema if root is None else root
-    for key in ("default", "const"):
-        if key in schema:
-            return schema[key]
-    for key in ("enum", "examples"):
-        if schema.get(key):
-            return schema[key][0]
-    if "$ref" in schema:
-        return example_of(_referred(schema["$ref"], root), root, depth + 1)
-    if "allOf" in schema:
-        parts = [example_of(part, root, depth + 1) for part in schema["allOf"]]
-        objects = [part for part in parts if isinstance(part, dict)]
-        return {key: value for part in objects for key, value in part.items()} if objects else parts[0]
-    for key in ("anyOf", "oneOf"):
-        if schema.get(key):
-            return example_of(schema[key][0], root, depth + 1)
-    kind = schema.get("type", "object" if "properties" in schema else "string")
-    kind = kind[0] if isinstance(kind, list) else kind
-    if kind == "object":
-        properties = schema.get("properties", {})
-        return {name: example_of(properties.get(name, {}), root, depth + 1) for name in schema.get("required", [])}
-    if kind == "array":
-        return [example_of(schema.get("items", {}), root, depth + 1)] * schema.get("minItems", 0)
-    if kind in ("integer", "number"):
-        return _example_number(schema)
-    return {"boolean": False, "null": None}.get(kind, "x" * schema.get("minLength", 0))
-
-
-def _referred(reference: str, root: Mapping[str, Any]) -> Any:
-    """`#/$defs/name` within the schema; what it cannot follow fits anything."""
-    value: Any = root
-    for part in reference.removeprefix("#").split("/")[1:]:
-        value = value.get(part) if isinstance(value, dict) else None
-    return value
-
-
-def _example_number(schema: Mapping[str, Any]) -> Any:
-    step = schema.get("multipleOf", 1)
-    low = max(schema.get("minimum", 0), schema.get("exclusiveMinimum", -step) + step)
-    return low if low <= schema.get("maximum", low) else schema["maximum"]

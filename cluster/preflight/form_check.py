@@ -13,15 +13,17 @@ from referencing.exceptions import Unresolvable
 from actors.endpoints.address_guard import REMEDY as ADDRESS_REMEDY
 from actors.endpoints.address_guard import Guard
 from actors.endpoints.url import endpoint_mistake
-from actors.grading.factory import all_grader_problems, graders_of
-from cluster.preflight.dry_run import SESSION, TOOLS, example_of
-from trainer.errors import Problem
+from actors.grading.factory import all_grader_problems, grader_problems, graders_of
+from cluster.preflight.examples import example_of
+from trainer.errors import InvalidJob, Problem
 from trainer.spec.endpoints import Headers
-from trainer.spec.graders import EndpointGrader
+from trainer.spec.graders import EndpointGrader, GraderSpec, MultiGrader
 from trainer.spec.job import Reinforcement
 from trainer.spec.json_schema import reference_mistake, validator_of
 from trainer.spec.operator import Operator
 
+TOOLS = "method.reinforcement.tools"
+SESSION = "method.reinforcement.session"
 FILES = ("training_file", "validation_file", "test_file")
 """Fields of a job."""
 
@@ -62,6 +64,27 @@ def _called(reinforcement: Reinforcement) -> Iterator[tuple[str, str, Headers]]:
         for name, url in (("start_url", session.start_url), ("end_url", session.end_url)):
             if url is not None:
                 yield f"{SESSION}.{name}", url, session.headers
+
+
+def check_grader(spec: GraderSpec, operator: Operator) -> None:
+    """Raises:
+    InvalidJob: with the mistakes that show without calling anything.
+    """
+    problems = grader_problems(spec, operator, "grader")
+    guard = Guard(operator.allowed_networks)
+    for place, part in _parts(spec):
+        if isinstance(part, EndpointGrader) and not endpoint_mistake(part.url, {}):
+            mistake = guard.mistake(part.url)
+            if mistake is not None:
+                problems.append(Problem("forbidden_address", f"{place}.url", mistake, ADDRESS_REMEDY))
+    if problems:
+        raise InvalidJob("the grader has mistakes", problems)
+
+
+def _parts(spec: GraderSpec) -> Iterator[tuple[str, GraderSpec]]:
+    yield "grader", spec
+    if isinstance(spec, MultiGrader):
+        yield from ((f"grader.graders.{name}", part) for name, part in spec.graders.items())
 
 
 def schema_mistake(schema: Any) -> str | None:

@@ -4,31 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
-import os
-import re
-import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
 
 from actors.engine.parsing import tool_parser_names
-from actors.graders.templates import render
-from actors.grading.factory import graders_of, templates_of
+from actors.grading.factory import graders_of
 from actors.sandbox.start import REMEDY as SANDBOX_REMEDY
 from actors.sandbox.start import choose_way, sandbox_report
-from cluster.jobs.problems import resource_problems
-from cluster.planning.model_folder import ModelFolder, read_model
+from cluster.planning.context import context_of, context_problems
 from cluster.planning.nodes import Node
-from cluster.planning.placement import ClusterPlan, Placement, plan_placement, size
-from cluster.preflight.dry_run import TOOLS, dry_run_problems, example_sample
-from cluster.preflight.form_check import FILES, endpoint_problems, schema_mistake
+from cluster.planning.placement import ClusterPlan, Placement, plan_placement
+from cluster.preflight.dry_run import dry_run_problems
+from cluster.preflight.form_check import FILES, TOOLS
+from cluster.preflight.limits import resource_problems
+from cluster.preflight.model import LoadableModel, read_model
+from cluster.preflight.rows import length_problems, read_files, rows_of
+from cluster.preflight.space import Free, folder_problems, space_problems
+from cluster.preflight.static import invalid_job, method_problems
 from trainer.data.chat import Renderer
-from trainer.data.rows import read_tasks
-from trainer.errors import GraderFailed, InvalidJob, Problem, UserError
-from trainer.loop.checkpoint import KEEP_BEST
+from trainer.errors import Problem, UserError
 from trainer.spec.endpoints import ToolSpec
 from trainer.spec.graders import PythonGrader
 from trainer.spec.job import ClusterSpec, JobSpec, Plan, Reinforcement, resolve
@@ -36,18 +33,6 @@ from trainer.spec.operator import NOTHING_ALLOWED, Operator
 from trainer.types import Task
 
 DEFAULT_PARSER = ClusterSpec().tool_parser
-MAX_AUTO_CONTEXT = 16_384
-MIN_ANSWER_TOKENS = 16
-"""A prompt must leave at least so many tokens of the context to the answer."""
-SHOWN_PER_KIND = 20
-ROWS_AT_ONCE = 200
-"""After so many rows signals are looked at."""
-CHECKPOINT_BYTES_PER_PARAMETER = 16
-"""Measured: the weights for engines, and the optimizer's state with weights and two moments in float32."""
-MIN_FREE_DISK_BYTES = 64 << 20
-MANY_GPUS_SHM_BYTES = 256 << 20
-"""vLLM starts no engine on several GPUs with less in /dev/shm."""
-SHM = Path("/dev/shm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,35 +56,6 @@ class Prepared:
         return self.cluster.placement
 
 
-@dataclass(frozen=True, slots=True)
-class Free:
-    """What is free where the job will write. `shm_bytes` is None where there is no shared memory."""
-
-    disk_bytes: int
-    shm_bytes: int | None
-
-    @classmethod
-    def measured(cls, runs: Path) -> Free:
-        shm = shutil.disk_usage(SHM).free if SHM.is_dir() else None
-        return cls(shutil.disk_usage(_existing(runs)).free, shm)
-
-
-@dataclass(frozen=True, slots=True)
-class _JobRow:
-    """A row of one of the job's files; `field` is the file's name in the job."""
-
-    field: str
-    file: str
-    task: Task
-
-    def problem(self, code: str, part: str, message: str, remedy: str) -> Problem:
-        return Problem(code, f"{self.field}{part}", message, remedy, self.file, self.line)
-
-    @property
-    def line(self) -> int:
-        return int(self.task.row_id.partition("-")[0])
-
-
 async def prepare(
     job: JobSpec,
     nodes: Sequence[Node],
@@ -121,37 +77,34 @@ async def prepare(
     """
     problems = list(found)
     supervised = job.method.type == "supervised"
-    files: dict[str, list[Task]] = {}
-    for name in FILES:
-        files[name], bad = _read(job, name, conversations=supervised)
-        problems += bad
-    tasks = files["training_file"]
-    rows = [_JobRow(name, Path(getattr(job, name)).name, task) for name in FILES for task in files[name]]
+    files, bad = read_files(job)
+    problems += bad
+    tasks, rows = files["training_file"], rows_of(job, files)
     plan = resolve(job, len(tasks)) if tasks else None
     model, bad = read_model(job)
     problems += bad
-    context_length = context_of(job, model)
+    context_length = context_of(job, None if model is None else model.max_context)
     cluster = plan_placement(job, nodes, None if model is None else model.shape, context_length, learner=learner)
     if not supervised:
-        problems += _tool_problems(job.reinforcement, rows)
-        problems += endpoint_problems(job.reinforcement, operator)
-        problems += _value_problems(job.reinforcement, rows)
+        problems += method_problems(job.reinforcement, rows, operator)
         problems += await asyncio.to_thread(_sandbox_problems, job.reinforcement, operator)
         problems += _engine_problems(job)
     if model is not None:
-        problems += await _length_problems(rows, model, context_length, job)
+        problems += context_problems(context_length, model.max_context)
+        problems += await length_problems(rows, model.renderer, context_length, conversations=supervised)
     lacking = [] if operator.wait_for_nodes_s else cluster.lacking
     problems += [*cluster.problems, *lacking, *resource_problems(operator.jobs, cluster.placement.bundles)]
-    problems += _folder_problems(runs)
+    problems += folder_problems(runs)
     if model is not None and plan is not None:
-        space = free or Free.measured(runs)
-        problems += _space_problems(model, plan, cluster.placement, runs, space, alone=len(nodes) < 2)
+        space, one_node = free or Free.measured(runs), len(nodes) < 2
+        parameters = model.shape.num_parameters
+        problems += space_problems(parameters, plan, cluster.placement, runs, space, one_node=one_node)
     if dry_run and not supervised and not any(p.field.startswith("method.") for p in problems):
         bad_lines = {(p.file, p.line) for p in problems}
         good = [row.task for row in rows if (row.file, row.line) not in bad_lines]
         problems += await dry_run_problems(job.reinforcement, good, operator) if good else []
     if problems or model is None or plan is None:
-        raise InvalidJob(f"the job has {len(problems)} problem{'s' * (len(problems) != 1)}", _shortened(problems))
+        raise invalid_job(problems)
     return Prepared(
         job=job.model_copy(update={"model": str(model.path)}),
         plan=plan,
@@ -166,58 +119,6 @@ async def prepare(
             *_warnings(job, plan, model, files),
         ),
     )
-
-
-def _read(job: JobSpec, name: str, conversations: bool) -> tuple[list[Task], list[Problem]]:
-    path = getattr(job, name)
-    return read_tasks(Path(path), name, conversations=conversations) if path is not None else ([], [])
-
-
-# -- tools and graders -------------------------------------------------------------------------------------------------
-
-
-def _tool_problems(reinforcement: Reinforcement, rows: Sequence[_JobRow]) -> list[Problem]:
-    """Tools of rows that no entry of the job serves, and schemas that are none."""
-    problems = []
-    served = {tool.name for tool in reinforcement.tools}
-    mistakes: dict[str, str | None] = {}
-    for row in rows:
-        for i, tool in enumerate(row.task.tools):
-            function = tool["function"]
-            if function["name"] not in served:
-                message = f"the row's tool {function['name']!r} has no server"
-                remedy = f"add an entry with this name and its server_url to {TOOLS}"
-                problems.append(row.problem("tool_without_server", f".tools[{i}]", message, remedy))
-            schema = function.get("parameters")
-            key = json.dumps(schema, sort_keys=True)
-            if key not in mistakes:
-                mistakes[key] = schema_mistake(schema)
-            if (mistake := mistakes[key]) is not None:
-                remedy = "give a valid JSON schema (draft 2020-12) of type object"
-                problems.append(row.problem("invalid_schema", f".tools[{i}].function.parameters", mistake, remedy))
-    return problems
-
-
-def _value_problems(reinforcement: Reinforcement, rows: Sequence[_JobRow]) -> list[Problem]:
-    """Rows without a value that a grader's template takes from them: none of their rollouts could be graded."""
-    templates = [
-        (f"{field}.{name}", template)
-        for field, spec in graders_of(reinforcement)
-        for name, template in templates_of(spec)
-    ]
-    if not rows or not templates:
-        return []
-    sample = example_sample(reinforcement, rows[0].task)
-    problems = []
-    for row in rows:
-        for where, template in templates:
-            try:
-                render(template, where, item=row.task.item, sample=sample)
-            except GraderFailed as error:
-                if str(error.details["path"]).startswith("item"):
-                    remedy = "add the value to the row, or mend the grader's template"
-                    problems.append(row.problem("missing_value", "", error.message, remedy))
-    return problems
 
 
 def _sandbox_problems(reinforcement: Reinforcement, operator: Operator) -> list[Problem]:
@@ -245,106 +146,7 @@ def _engine_problems(job: JobSpec) -> list[Problem]:
     return [Problem("unknown_parser", "cluster.tool_parser", message, f"use one of {', '.join(names)}")]
 
 
-# -- lengths -----------------------------------------------------------------------------------------------------------
-
-
-def context_of(job: JobSpec, model: ModelFolder | None) -> int:
-    """What `auto` means for this model."""
-    wanted = job.cluster.context_length
-    if wanted != "auto":
-        return wanted
-    limit = None if model is None else model.max_context
-    return MAX_AUTO_CONTEXT if limit is None else min(limit, MAX_AUTO_CONTEXT)
-
-
-async def _length_problems(
-    rows: Sequence[_JobRow], model: ModelFolder, context_length: int, job: JobSpec
-) -> list[Problem]:
-    """Rows whose prompt (or conversation) does not fit, or that the template cannot render."""
-    problems = []
-    if model.max_context is not None and context_length > model.max_context:
-        message = f"is {context_length}, the model allows {model.max_context}"
-        remedy = f"give at most {model.max_context}, or auto"
-        problems.append(Problem("context_too_long", "cluster.context_length", message, remedy))
-    for i, row in enumerate(rows):
-        if i % ROWS_AT_ONCE == 0:
-            await asyncio.sleep(0)
-        messages, tools = row.task.messages, row.task.tools
-        try:
-            if job.method.type == "supervised":
-                length = len(model.renderer.conversation(messages, tools)[0])
-            else:
-                length = len(model.renderer.prompt(messages, tools)) + MIN_ANSWER_TOKENS
-        except Exception as error:  # noqa: BLE001 - a template is a program from outside: it may raise anything
-            message = f"the chat template cannot render the row: {type(error).__name__}: {error}"
-            problems.append(row.problem("unrenderable_row", ".messages", message, "mend the row"))
-            continue
-        if length > context_length:
-            message = f"the row takes {length} tokens, the context holds {context_length}"
-            remedy = "shorten the row or raise cluster.context_length"
-            problems.append(row.problem("row_too_long", ".messages", message, remedy))
-    return problems
-
-
-# -- disk and memory ---------------------------------------------------------------------------------------------------
-
-
-def _existing(path: Path) -> Path:
-    return next(folder for folder in (path, *path.resolve().parents) if folder.exists())
-
-
-def _folder_problems(runs: Path) -> list[Problem]:
-    place = _existing(runs)
-    if place.is_dir() and os.access(place, os.W_OK | os.X_OK):
-        return []
-    message = f"{place} is " + ("a folder that this user may not write to" if place.is_dir() else "no folder")
-    return [Problem("runs_not_writable", "--runs", message, "choose another folder with --runs")]
-
-
-def _space_problems(
-    model: ModelFolder, plan: Plan, placement: Placement, runs: Path, free: Free, *, alone: bool
-) -> list[Problem]:
-    """Disk for the checkpoints that are kept and the one being written; shared memory for what engines put there. A run
-    without a learner has neither checkpoints nor weights on their way.
-    """
-    problems = []
-    trains = placement.learner_ranks > 0
-    checkpoints = min(KEEP_BEST + 2, math.ceil(plan.steps / plan.eval_interval)) if trains else 0
-    disk = checkpoints * model.shape.num_parameters * CHECKPOINT_BYTES_PER_PARAMETER + MIN_FREE_DISK_BYTES
-    if free.disk_bytes < disk:
-        what = f"{checkpoints} checkpoint{'s' * (checkpoints > 1)}" if trains else "traces"
-        message = f"{size(free.disk_bytes)} are free on the disk of {runs}, {what} may take {size(disk)}"
-        problems.append(Problem("disk_full", "--runs", message, "free some space or choose another folder with --runs"))
-    # A copy of the weights in Ray's object store and one on its way into each engine. Other nodes cannot be seen.
-    shm = trains * (1 + placement.engines) * placement.bytes_per_weight * model.shape.num_parameters
-    shm += MANY_GPUS_SHM_BYTES if placement.engine_gpus > 1 else 0
-    if alone and (free.shm_bytes or 0) < shm:
-        there = "there is no shared memory" if free.shm_bytes is None else f"{size(free.shm_bytes)} are free"
-        message = f"{there} in {SHM}, copies of the weights take {size(shm)}"
-        remedy = f"enlarge {SHM} (in a container: --shm-size={math.ceil(shm / 2**30)}g)"
-        problems.append(Problem("no_shared_memory", "cluster", message, remedy))
-    return problems
-
-
-# -- the list ----------------------------------------------------------------------------------------------------------
-
-
-def _shortened(problems: Iterable[Problem]) -> list[Problem]:
-    """At most SHOWN_PER_KIND of one code and field, and a last one that counts the rest."""
-    shown: list[Problem] = []
-    counts: dict[tuple[str, str], int] = {}
-    for problem in problems:
-        key = (problem.code, re.sub(r"\d+", "", problem.field))
-        counts[key] = counts.get(key, 0) + 1
-        if counts[key] <= SHOWN_PER_KIND:
-            shown.append(problem)
-    for (code, where), count in counts.items():
-        if count > SHOWN_PER_KIND:
-            shown.append(Problem(code, where, f"and {count - SHOWN_PER_KIND} more of this kind", "mend them likewise"))
-    return shown
-
-
-def _warnings(job: JobSpec, plan: Plan, model: ModelFolder, files: Mapping[str, Sequence[Task]]) -> Iterator[str]:
+def _warnings(job: JobSpec, plan: Plan, model: LoadableModel, files: Mapping[str, Sequence[Task]]) -> Iterator[str]:
     """What is allowed but seldom meant."""
     trained = {json.dumps(task.messages, sort_keys=True) for task in files["training_file"]}
     for name in FILES[1:]:

@@ -24,7 +24,8 @@ import ray
 from ray.dashboard.utils import ray_address_to_api_server_url
 
 from actors.runtime.exporter import HOST as METRICS_HOST
-from cluster.planning.nodes import Node, live_nodes
+from cluster.planning.nodes import Node
+from cluster.ray_cluster.live_nodes import live_nodes
 from trainer.errors import InvalidJob, Problem, RftError
 
 CONNECT_TIMEOUT_S = 10.0
@@ -182,6 +183,12 @@ def job_server_of(address: str) -> str:
     """The URL of the job server of the cluster at `address`."""
     url: str = ray_address_to_api_server_url(address)
     return url
+
+
+def dashboard_address() -> str | None:
+    """host:port of the dashboard of the cluster that we are connected to, None if it has none."""
+    address: str | None = ray._private.worker.get_dashboard_url()
+    return address or None
 
 
 def begin_with_token() -> None:

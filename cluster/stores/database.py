@@ -12,8 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Engine, create_engine, event, text
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import DeclarativeBase, Session, sessionmaker
 
+DatabaseError = SQLAlchemyError
+"""Whatever a connection or a statement fails with."""
 SQLITE_BUSY_S = 30.0
 """How long a writer waits for another one: SQLite has one at a time."""
 

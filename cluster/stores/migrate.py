@@ -19,13 +19,16 @@ from pathlib import Path
 from alembic import command
 from alembic.config import Config
 from sqlalchemy import Connection, text
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError
 
 # The tables: modules that are imported here are in the history.
 import cluster.stores.file_store
 import cluster.stores.job_tables
 import cluster.stores.keys
 import cluster.stores.model_registry  # noqa: F401
-from cluster.stores.database import Database
+from cluster.stores.database import Database, DatabaseError
+from trainer.errors import UserError
 
 FOLDER = Path(__file__).parent / "migrations"
 _ALONE = threading.Lock()
@@ -41,6 +44,37 @@ def migrate(database: Database) -> None:
         if connection.dialect.name == "postgresql":
             connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": TABLES_LOCK})
         command.upgrade(_config(connection), "head")
+
+
+def open_database(folder: Path, url: str | None) -> Database:
+    """The database at `url`, or by default a file in `folder`, with all its tables.
+
+    Raises:
+        UserError: its URL is none, or nothing answers there.
+    """
+    database = Database.of_folder(folder.resolve()) if url is None else Database(_checked_url(url))
+    try:
+        migrate(database)
+    except DatabaseError as error:
+        # Not the error's whole text: it may hold the URL.
+        where = database.engine.url.render_as_string(hide_password=True)
+        why = type(error).__name__ if (cause := getattr(error, "orig", None)) is None else _first_line(str(cause))
+        raise UserError(f"the database {where} cannot be used: {why}") from None
+    return database
+
+
+def _checked_url(url: str) -> str:
+    try:
+        name = make_url(url).get_backend_name()
+    except ArgumentError:
+        raise UserError("--database is no URL; give postgresql://user:password@host/name") from None
+    if name not in ("postgresql", "sqlite"):
+        raise UserError(f"--database: {name} is not supported; give postgresql://user:password@host/name")
+    return url
+
+
+def _first_line(text: str) -> str:
+    return text.strip().partition("\n")[0]
 
 
 def write_revision(message: str) -> None:

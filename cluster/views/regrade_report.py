@@ -13,8 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from actors.graders.base import error_name
-from actors.graders.kinds.multi import total_tokens
+from actors.graders.base import error_name, total_tokens
 from cluster.views.live import safe_text
 from trainer.errors import RftError
 from trainer.types import Grade

@@ -95,10 +95,10 @@ def _existing(folder: Path, database: str | None) -> Path:
 @contextmanager
 def _keys(folder: Path, database: str | None) -> Iterator[KeyStore]:
     from cluster.stores.keys import KeyStore
-    from serve.host.state import StateLocations, open_database
+    from cluster.stores.migrate import open_database
+    from serve.host.state import StateLocations
 
-    locations = StateLocations.of_folder(folder) if database is None else StateLocations(folder, database)
-    opened = open_database(locations)
+    opened = open_database(folder, database or StateLocations.of_folder(folder).database)
     try:
         yield KeyStore(opened)
     finally:

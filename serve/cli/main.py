@@ -64,15 +64,16 @@ def train_command(
 ) -> None:
     """Check a job, then train."""
     operator = _operator(config)
+    if run_folder is not None and resume is not None:
+        raise typer.BadParameter("give --resume or --run-folder, not both")
+    spec = _load(job, operator)
     with importing():
         from cluster.run.driver import train, train_in
 
     if run_folder is None:
-        training = train(_load(job, runs, address, operator), runs, resume, address, operator)
-    elif resume is None:
-        training = train_in(_load(job, run_folder.parent, address, operator), run_folder, address, operator)
+        training = train(spec, runs, resume, address, operator)
     else:
-        raise typer.BadParameter("give --resume or --run-folder, not both")
+        training = train_in(spec, run_folder, address, operator)
     with _with_lines(job):
         outcome = asyncio.run(training)
     raise typer.Exit(STOPPED if outcome == "stopped" else 0)
@@ -92,10 +93,10 @@ def eval_command(
 ) -> None:
     """Grade a model on a file without training; all traces are saved."""
     operator = _operator(config)
+    spec = _load(job, operator)
     with importing():
         from cluster.run.driver import evaluate_model
 
-    spec = _load(job, runs, address, operator)
     if model is not None:
         spec = spec.model_copy(update={"model": model})
     with _with_lines(job):
@@ -109,10 +110,10 @@ def check_command(
 ) -> None:
     """Check a job without starting it; each tool and the grader are called once."""
     operator = _operator(config)
+    spec = _load(job, operator)
     with importing():
         from cluster.run.driver import check
 
-    spec = _load(job, runs, address, operator)
     with _with_lines(job):
         asyncio.run(check(spec, runs, address, operator))
 
@@ -127,11 +128,12 @@ def plan_command(
     """Show placement, memory use and what does not fit (exit code 2), without starting anything."""
     from cluster.planning.nodes import read_nodes, this_machine
     from cluster.planning.plan_view import plan_as_json, plan_of_file, print_cluster_plan
-    from cluster.ray_cluster.session import ray_session
 
     if cluster is not None:
         plan = plan_of_file(job, read_nodes(cluster))
     elif address is not None:
+        from cluster.ray_cluster.session import ray_session
+
         with ray_session(address) as nodes:
             plan = plan_of_file(job, nodes)
     else:
@@ -149,15 +151,16 @@ def _operator(config: Path | None) -> Operator:
     return load_operator(config)
 
 
-def _load(path: Path, runs: Path, address: str | None, operator: Operator) -> JobSpec:
-    """Returns the job of a file; if its form has mistakes, reports them together with everything else that is wrong."""
-    from cluster.run.driver import check
+def _load(path: Path, operator: Operator) -> JobSpec:
+    """The job of a file. If its form has mistakes, whatever else its files show is in the same list."""
     from trainer.spec.job_file import load_job, read_job
 
     job, problems = read_job(path)
     if problems and job is not None:
+        from cluster.preflight.static import invalid_job, static_problems
+
         with _with_lines(path):
-            asyncio.run(check(job, runs, address, operator, problems))
+            raise invalid_job([*problems, *static_problems(job, operator)])
     return load_job(path)
 
 

@@ -15,14 +15,11 @@ from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError, SQLAlchemyError
-
 from cluster.stores.blobs import Blobs, FolderBlobs, RemoteBlobs
-from cluster.stores.database import Database
+from cluster.stores.database import DatabaseError
 from cluster.stores.file_store import FileStore
 from cluster.stores.keys import KeyStore
-from cluster.stores.migrate import migrate
+from cluster.stores.migrate import open_database
 from cluster.stores.model_registry import ModelRegistry
 from cluster.stores.secrets import SecretBox
 from trainer.errors import UserError
@@ -77,9 +74,11 @@ class ServerState:
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.secrets = SecretBox.of_folder(folder)
-            self.database = open_database(locations)
-            cache = folder / "files"
-            blobs: Blobs = FolderBlobs(cache) if locations.files is None else RemoteBlobs(locations.files, cache)
+            self.database = open_database(folder, locations.database)
+            remote = locations.files is not None
+            blobs: Blobs = (
+                RemoteBlobs(str(locations.files), folder / "files") if remote else FolderBlobs(folder / "files")
+            )
             self.files = FileStore(self.database, blobs, folder, operator.limits.max_file_bytes)
         except OSError as error:
             raise UserError(f"the server's folder {folder} cannot be used: {error.strerror}") from None
@@ -106,41 +105,9 @@ class ServerState:
         while True:
             try:
                 await asyncio.to_thread(self.files.sweep)
-            except (OSError, SQLAlchemyError):
+            except (OSError, DatabaseError):
                 _log.exception("expired files could not be deleted; trying again in %g s", SWEEP_S)
             await asyncio.sleep(SWEEP_S)
 
     def close(self) -> None:
         self.database.close()
-
-
-def open_database(locations: StateLocations) -> Database:
-    """Returns the database, with its tables created and migrated.
-
-    Raises:
-        UserError: the URL is invalid, or the database cannot be reached.
-    """
-    url = locations.database
-    database = Database.of_folder(locations.folder.resolve()) if url is None else Database(_checked_url(url))
-    try:
-        migrate(database)
-    except SQLAlchemyError as error:
-        # Not the whole text of the error: it may contain the URL with its password.
-        where = database.engine.url.render_as_string(hide_password=True)
-        why = type(error).__name__ if (cause := getattr(error, "orig", None)) is None else _first_line(str(cause))
-        raise UserError(f"the database {where} cannot be used: {why}") from None
-    return database
-
-
-def _checked_url(url: str) -> str:
-    try:
-        name = make_url(url).get_backend_name()
-    except ArgumentError:
-        raise UserError("--database is not a valid URL; give postgresql://user:password@host/name") from None
-    if name not in ("postgresql", "sqlite"):
-        raise UserError(f"--database: {name} is not supported; give postgresql://user:password@host/name")
-    return url
-
-
-def _first_line(text: str) -> str:
-    return text.strip().partition("\n")[0]

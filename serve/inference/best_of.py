@@ -14,8 +14,8 @@ from pydantic import TypeAdapter, ValidationError
 from actors.graders.sample import sample_of
 from actors.grading.pool import GraderPool
 from actors.runtime.calls import outcome_of
+from cluster.preflight.form_check import check_grader
 from serve.http.errors import ApiError, of_user_error
-from serve.routes.graders import check_grader
 from trainer.errors import EndpointRefused, InvalidJob, RftError
 from trainer.spec.graders import GraderSpec
 from trainer.spec.operator import Operator

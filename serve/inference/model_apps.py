@@ -23,8 +23,8 @@ from ray.serve.schema import ApplicationStatus
 from actors.engine.chat_engine import ChatEngine, Refusal
 from actors.engine.vllm_engine import EngineConfig
 from actors.runtime.exporter import MetricsAddress, metrics_port, start_telemetry
-from cluster.planning.model_folder import max_context
-from cluster.preflight.prepare import MAX_AUTO_CONTEXT
+from cluster.planning.context import MAX_AUTO_CONTEXT
+from cluster.planning.model_shape import max_context, read_config
 from cluster.ray_cluster.session import is_local
 from cluster.stores.model_registry import ModelRecord
 from serve.inference.model_server import ANSWER_TIMEOUT_S, Answers, AppState, NotServed
@@ -88,11 +88,9 @@ def chat_engine(record: ModelRecord, resources: EngineResources) -> ServedEngine
     Raises:
         UserError: the folder does not contain a readable model.
     """
-    from transformers import AutoConfig  # takes seconds to import; only replicas need it
-
     try:
-        limit = max_context(AutoConfig.from_pretrained(record.folder, trust_remote_code=False))
-    except (OSError, ValueError) as error:
+        limit = max_context(read_config(Path(record.folder)))
+    except (OSError, ValueError, TypeError, AttributeError) as error:
         raise UserError(f"{Path(record.folder).name} is not a readable model") from error
     config = EngineConfig(
         model=record.folder,

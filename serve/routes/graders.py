@@ -9,27 +9,26 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Annotated, Any
 
 from fastapi import APIRouter
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
 
-from actors.endpoints.address_guard import REMEDY as ADDRESS_REMEDY
 from actors.endpoints.address_guard import Guard
 from actors.endpoints.url import endpoint_mistake, safe_url
 from actors.graders.base import wire_errors
 from actors.graders.sample import sample_of
-from actors.grading.factory import grader_problems
 from actors.grading.pool import GraderPool
 from actors.runtime.calls import outcome_of
 from actors.tools.dispatcher import Dispatcher
+from cluster.preflight.form_check import check_grader
 from cluster.records.redact import REDACTED
 from serve.http.auth import Writer
 from serve.http.errors import ApiError, of_user_error
 from serve.http.schemas import GraderRun, ToolOutput, ValidGrader, answers
-from trainer.errors import Discard, EndpointRefused, InvalidJob, Problem, RftError, UserError
+from trainer.errors import Discard, EndpointRefused, InvalidJob, RftError, UserError
 from trainer.spec.endpoints import ToolSpec
 from trainer.spec.graders import EndpointGrader, GraderSpec, LabelModelGrader, MultiGrader, ScoreModelGrader
 from trainer.spec.operator import Operator
@@ -128,29 +127,6 @@ def make_router(operator: Operator) -> APIRouter:
 
 
 # -- graders -----------------------------------------------------------------------------------------------------------
-
-
-def check_grader(spec: GraderSpec, operator: Operator) -> None:
-    """Checks a grader without running it or calling an endpoint.
-
-    Raises:
-        InvalidJob: the grader has mistakes.
-    """
-    problems = grader_problems(spec, operator, "grader")
-    guard = Guard(operator.allowed_networks)
-    for place, part in _parts(spec):
-        if isinstance(part, EndpointGrader) and not endpoint_mistake(part.url, {}):
-            mistake = guard.mistake(part.url)
-            if mistake is not None:
-                problems.append(Problem("forbidden_address", f"{place}.url", mistake, ADDRESS_REMEDY))
-    if problems:
-        raise InvalidJob("the grader has mistakes", problems)
-
-
-def _parts(spec: GraderSpec) -> Iterator[tuple[str, GraderSpec]]:
-    yield "grader", spec
-    if isinstance(spec, MultiGrader):
-        yield from ((f"grader.graders.{name}", part) for name, part in spec.graders.items())
 
 
 def shown_grader(spec: GraderSpec) -> dict[str, Any]:

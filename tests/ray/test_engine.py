@@ -16,8 +16,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from actors.engine.parsing import VllmParser
-from actors.engine.vllm_engine import MIN_BATCHED_TOKENS, SHM, Completion, Engine, EngineConfig, Layout
-from actors.rollout.episode import turn_structure
+from actors.engine.sizes import MIN_BATCHED_TOKENS
+from actors.engine.structure import turn_structure
+from actors.engine.vllm_engine import SHM, Completion, Engine, EngineConfig
+from actors.weights.layout import Layout
 from actors.weights.shared_memory import PREFIX
 from tests.support.paths import BASE
 from tests.support.shared_memory import left_behind

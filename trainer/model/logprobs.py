@@ -12,9 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-CHUNK_BYTES = {"cpu": 64 << 20, "cuda": 256 << 20}
-"""Of float32 logits; two such tensors live at once. A chunk of a large vocabulary needs rows enough (100 on a CPU, 400
-on a GPU) for its products to be bound by arithmetic and not by reading the weight."""
+from trainer.model.sizes import CHUNK_BYTES
 
 
 class TokenLogProbs(nn.Module):

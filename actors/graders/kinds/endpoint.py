@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from actors.endpoints.client import EndpointClient, HttpAnswer, Timing
+from actors.endpoints.answer import HttpAnswer
+from actors.endpoints.client import EndpointClient
 from actors.graders.base import finite_number
+from actors.runtime.timing import Timing
 from trainer.errors import GraderFailed
 from trainer.spec.graders import EndpointGrader
 from trainer.spec.operator import Operator

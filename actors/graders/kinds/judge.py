@@ -12,7 +12,7 @@ from typing import Any
 
 from async_lru import alru_cache
 
-from actors.endpoints.client import cut
+from actors.endpoints.answer import cut
 from actors.endpoints.model_client import ModelClient
 from actors.graders.base import finite_number
 from actors.graders.kinds.messages import chat_messages

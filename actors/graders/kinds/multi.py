@@ -5,11 +5,10 @@ part cannot read the sample and the spec says what such a sample is worth.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from actors.graders.base import Grader
+from actors.graders.base import Grader, total_tokens
 from actors.graders.kinds.expression import parse
 from actors.graders.templates import INVALID_VARIABLE
 from trainer.errors import GraderFailed
@@ -62,11 +61,3 @@ def cannot_read_sample(error: Exception) -> bool:
         return False
     code, path = error.details.get("code"), str(error.details.get("path"))
     return code == SAMPLE_PARSE_ERROR or (code == INVALID_VARIABLE and path.startswith("sample"))
-
-
-def total_tokens(grades: Iterable[Grade]) -> dict[str, int]:
-    """The judges' tokens of several grades, by model."""
-    total: Counter[str] = Counter()
-    for grade in grades:
-        total.update(grade.judge_tokens)
-    return dict(total)

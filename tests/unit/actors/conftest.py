@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from actors.endpoints.client import EndpointClient, Timing
+from actors.endpoints.client import EndpointClient
+from actors.runtime.timing import Timing
 from tests.support.fakes_http import LOCAL, FakeTime
 from trainer.errors import ToolFailed
 from trainer.spec.endpoints import Endpoint

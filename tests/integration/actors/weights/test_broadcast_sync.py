@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from actors.engine.vllm_engine import Layout
 from actors.learner.rank import free_port
 from actors.weights.broadcast import SENDER, Broadcast
 from actors.weights.broadcast_sync import BroadcastSync
+from actors.weights.layout import Layout
 from actors.weights.sync import Published
 from trainer.errors import EngineFailed, RftError
 

@@ -13,13 +13,6 @@ import pytest
 from tests.support.paths import ROOT
 
 
-def test_the_command_line_starts_without_what_only_some_commands_need() -> None:
-    heavy = {"ray", "torch", "transformers", "vllm", "deepspeed", "numpy", "sqlalchemy", "fastapi", "pydantic"}
-    code = "import sys, serve.cli.main; print(*sys.modules)"
-    loaded = subprocess.run([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
-    assert "httpx" in loaded.stdout.split() and not heavy & set(loaded.stdout.split())
-
-
 @pytest.fixture(scope="module")
 def shell(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[str]]:
     """What a line prints in a bash whose user has said `agent-rft --install-completion` and opened a new shell."""

@@ -10,8 +10,10 @@ import pytest
 from aiohttp import web
 
 from actors.endpoints.answer import retry_after_s
-from actors.endpoints.client import MAX_BODY_BYTES, EndpointClient, Timing
+from actors.endpoints.client import EndpointClient
+from actors.endpoints.transport import MAX_BODY_BYTES
 from actors.endpoints.url import endpoint_mistake, safe_url
+from actors.runtime.timing import Timing
 from tests.support.fakes_http import (
     LOCAL,
     FakeEndpoint,

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 from aiohttp import web
 
-from actors.endpoints.client import Timing
+from actors.runtime.timing import Timing
 from tests.support.fakes_http import FakeEndpoint, FakeTime, Received, one_by_one, until, unused_port
 from tests.unit.actors.conftest import Connect
 from trainer.errors import EndpointRefused, ToolFailed

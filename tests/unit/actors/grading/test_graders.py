@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from actors.endpoints.client import MAX_BODY_BYTES, Timing
+from actors.endpoints.transport import MAX_BODY_BYTES
 from actors.graders.base import finite_number, wire_errors
 from actors.graders.kinds.expression import expression_problems, parse
 from actors.graders.sample import sample_of
 from actors.grading.factory import grader_problems, make_grader
 from actors.grading.pool import GraderPool
+from actors.runtime.timing import Timing
 from tests.support.builders import grader_spec
 from tests.support.fakes_http import (
     LOCAL,

@@ -10,10 +10,10 @@ from collections.abc import Awaitable, Callable
 import numpy as np
 import pytest
 
-from actors.endpoints.client import Timing
 from actors.rollout.episode import RolloutRequest
 from actors.rollout.groups import Account, Groups
 from actors.rollout.holdback import MIN_OUTCOMES, Holdback
+from actors.runtime.timing import Timing
 from tests.support.builders import group, group_request, rollout
 from tests.support.fakes_http import until
 from trainer.algorithm.advantage import advantages

@@ -10,8 +10,9 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 from aiohttp import web
 
-from actors.endpoints.client import Timing, process_stats
+from actors.endpoints.client import process_stats
 from actors.endpoints.stats import endpoint_metrics, merged
+from actors.runtime.timing import Timing
 from actors.tools.actor import share_of
 from actors.tools.dispatcher import MAX_ERROR_CHARS, Dispatcher
 from tests.support.fakes_http import LOCAL, FakeEndpoint, FakeTime, Received, hangs, one_by_one, says, until

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from actors.endpoints.client import Timing
+from actors.runtime.timing import Timing
 from actors.tools.session_journal import SessionJournal
 from actors.tools.sessions import WARM_UP_STARTS, SessionBook
 from tests.support.fakes_http import LOCAL, Behaviour, FakeEndpoint, FakeTime, Received, hangs, says, until

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from cluster.jobs.problems import error_of, resource_problems, row_problems, wire_error
+from cluster.jobs.problems import error_of, wire_error
 from trainer.errors import EndpointRefused, Halted, InvalidJob, Problem
-from trainer.spec.operator import JobLimits
 
 
 def test_a_line_of_a_file_names_the_file_the_line_and_why() -> None:
@@ -23,28 +20,11 @@ def test_other_fields_keep_their_codes_and_what_is_the_servers_names_no_param() 
     assert (wire_error([full]).code, wire_error([full]).param) == ("disk_full", None)
 
 
-def test_a_files_number_of_rows_has_limits(tmp_path: Path) -> None:
-    training, validation = tmp_path / "train", tmp_path / "validation"
-    training.write_text('{"a": 1}\n\n' * 3)
-    validation.write_text("{}\n" * 5)
-    limits = JobLimits(min_training_rows=4, max_training_rows=10, max_validation_rows=4)
-    first, second = row_problems(limits, training, validation)
-    assert (first.code, first.field) == ("invalid_n_examples", "training_file") and "3 rows" in first.message
-    assert (second.code, second.field) == ("invalid_n_examples", "validation_file")
-    assert row_problems(JobLimits(min_training_rows=3, max_validation_rows=5), training, validation) == []
-    assert wire_error([first]).code == "invalid_n_examples"
+def test_a_broken_line_says_more_than_the_number_of_rows() -> None:
+    rows = Problem("invalid_n_examples", "training_file", "holds 3 rows", "add rows", "train")
+    assert wire_error([rows]).code == "invalid_n_examples"
     broken = Problem("broken_json", "training_file", "is no JSON", "mend it", "train", 2)
-    assert wire_error([first, broken]).code == "invalid_training_file", "a broken line says more than their number"
-
-
-def test_what_a_job_takes_has_the_operators_limits() -> None:
-    bundles = [{"CPU": 2.0, "GPU": 1.0}, {"CPU": 3.0, "GPU": 1.0}]
-    assert resource_problems(JobLimits(), bundles) == []
-    assert resource_problems(JobLimits(max_cores=5, max_gpus=2), bundles) == []
-    cores, gpus = resource_problems(JobLimits(max_cores=4, max_gpus=0), bundles)
-    assert cores.message == "the job wants 5 cores, but the operator lets a job take 4"
-    assert gpus.message == "the job wants 2 GPUs, but the operator lets a job take 0"
-    assert (cores.code, cores.field) == ("over_limit", "cluster") and "jobs.max_cores" in cores.remedy
+    assert wire_error([rows, broken]).code == "invalid_training_file", "a broken line says more than their number"
 
 
 def test_a_run_that_failed_says_whose_fault_it_was() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.planning.nodes import GIB, Node, read_nodes, this_machine
+from cluster.planning.nodes import GIB, Node, memory_here, read_nodes, this_machine
 from trainer.errors import InvalidJob
 
 
@@ -56,3 +56,12 @@ def test_this_machine_has_cores_and_memory() -> None:
     assert machine.cores >= 1
     assert machine.memory_bytes is not None
     assert machine.memory_bytes > GIB
+
+
+@pytest.mark.parametrize("file", ["memory.max", "memory/memory.limit_in_bytes"])
+def test_the_memory_of_a_container_is_its_limit(tmp_path: Path, file: str) -> None:
+    machine = memory_here(tmp_path)
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    for limit, memory in [("67108864", 64 << 20), ("max", machine), (str(2**63 - 4096), machine)]:
+        (tmp_path / file).write_text(f"{limit}\n")
+        assert memory_here(tmp_path) == memory

@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from cluster.planning.model_folder import read_model
+from cluster.planning.model_folder import read_folder
 from cluster.planning.nodes import GIB, Node
 from cluster.planning.plan_view import plan_as_json, plan_of_file, print_cluster_plan
 from tests.support.paths import LEDGER
 from trainer.errors import InvalidJob
-from trainer.spec.job_file import read_job
 
 TWO = [Node("head", cores=1, memory_bytes=8 * GIB), Node("worker", cores=1, memory_bytes=8 * GIB)]
 
@@ -48,9 +47,7 @@ def test_a_job_that_is_wrong_is_not_planned(tmp_path: Path) -> None:
 
 
 def test_parameters_are_counted_by_the_headers_of_the_weights() -> None:
-    job, _ = read_job(LEDGER / "job.yaml")
-    assert job is not None
-    model, problems = read_model(job)
+    model, problems = read_folder(str(LEDGER / "base"))
     assert problems == []
     assert model is not None
     assert (model.shape.num_parameters, model.shape.vocabulary, model.shape.query) == (560_608, 298, 160)

@@ -19,9 +19,10 @@ import pytest
 from aiohttp import web
 
 from cluster.planning.nodes import Node
-from cluster.preflight.dry_run import example_of
+from cluster.preflight.examples import example_of
 from cluster.preflight.form_check import schema_mistake
-from cluster.preflight.prepare import Free, Prepared, prepare
+from cluster.preflight.prepare import Prepared, prepare
+from cluster.preflight.space import Free
 from tests.support.builders import EXACT
 from tests.support.fakes_http import LOCAL, Behaviour, FakeEndpoint, Received, hangs, says, unused_port
 from tests.support.paths import BASE

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from cluster.stores.migrate import open_database
 from serve.cli.keys import app
-from serve.host.state import ServerState, StateLocations, open_database
+from serve.host.state import ServerState, StateLocations
 from trainer.errors import UserError
 from trainer.spec.operator import NOTHING_ALLOWED
 
@@ -58,7 +59,7 @@ def test_only_the_first_start_creates_a_key(tmp_path: Path) -> None:
 )
 def test_an_unusable_database_is_reported_without_its_password(url: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="database") as failed:
-        open_database(StateLocations(tmp_path, url))
+        open_database(tmp_path, url)
     assert "hunter2" not in str(failed.value) and "\n" not in str(failed.value)
 
 

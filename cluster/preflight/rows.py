@@ -1,0 +1,126 @@
+"""The rows of a job's files, checked against its tools, its graders and the context."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from actors.graders.templates import render
+from actors.grading.factory import graders_of, templates_of
+from cluster.preflight.examples import example_sample
+from cluster.preflight.form_check import FILES, TOOLS, schema_mistake
+from trainer.data.chat import Renderer
+from trainer.data.rows import read_tasks
+from trainer.errors import GraderFailed, Problem
+from trainer.spec.job import JobSpec, Reinforcement
+from trainer.types import Task
+
+MIN_ANSWER_TOKENS = 16
+"""A prompt must leave at least this many tokens of the context for the answer."""
+ROWS_AT_ONCE = 200
+"""Rows between two chances for the event loop to handle a signal."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobRow:
+    """A row of one of the job's files; `field` is the job field that names the file."""
+
+    field: str
+    file: str
+    task: Task
+
+    def problem(self, code: str, part: str, message: str, remedy: str) -> Problem:
+        return Problem(code, f"{self.field}{part}", message, remedy, self.file, self.line)
+
+    @property
+    def line(self) -> int:
+        return int(self.task.row_id.partition("-")[0])
+
+
+def read_files(job: JobSpec) -> tuple[dict[str, list[Task]], list[Problem]]:
+    """The valid rows of each file by its field in the job (none for a file that is not given), and the bad lines."""
+    files: dict[str, list[Task]] = {}
+    problems: list[Problem] = []
+    for name in FILES:
+        path, files[name] = getattr(job, name), []
+        if path is not None:
+            files[name], bad = read_tasks(Path(path), name, conversations=job.method.type == "supervised")
+            problems += bad
+    return files, problems
+
+
+def rows_of(job: JobSpec, files: Mapping[str, Sequence[Task]]) -> list[JobRow]:
+    """The rows of all files, in order."""
+    return [JobRow(name, Path(getattr(job, name)).name, task) for name, tasks in files.items() for task in tasks]
+
+
+def tool_problems(reinforcement: Reinforcement, rows: Sequence[JobRow]) -> list[Problem]:
+    """Rows that offer a tool without a server, or a tool whose schema is invalid."""
+    problems = []
+    served = {tool.name for tool in reinforcement.tools}
+    mistakes: dict[str, str | None] = {}
+    for row in rows:
+        for i, tool in enumerate(row.task.tools):
+            function = tool["function"]
+            if function["name"] not in served:
+                message = f"the row's tool {function['name']!r} has no server"
+                remedy = f"add an entry with this name and its server_url to {TOOLS}"
+                problems.append(row.problem("tool_without_server", f".tools[{i}]", message, remedy))
+            schema = function.get("parameters")
+            key = json.dumps(schema, sort_keys=True)
+            if key not in mistakes:
+                mistakes[key] = schema_mistake(schema)
+            if (mistake := mistakes[key]) is not None:
+                remedy = "give a valid JSON schema (draft 2020-12) of type object"
+                problems.append(row.problem("invalid_schema", f".tools[{i}].function.parameters", mistake, remedy))
+    return problems
+
+
+def value_problems(reinforcement: Reinforcement, rows: Sequence[JobRow]) -> list[Problem]:
+    """Rows that lack a value which a grader's template reads: none of their rollouts could be graded."""
+    templates = [
+        (f"{field}.{name}", template)
+        for field, spec in graders_of(reinforcement)
+        for name, template in templates_of(spec)
+    ]
+    if not rows or not templates:
+        return []
+    sample = example_sample(reinforcement, rows[0].task)
+    problems = []
+    for row in rows:
+        for where, template in templates:
+            try:
+                render(template, where, item=row.task.item, sample=sample)
+            except GraderFailed as error:
+                if str(error.details["path"]).startswith("item"):
+                    remedy = "add the value to the row, or fix the grader's template"
+                    problems.append(row.problem("missing_value", "", error.message, remedy))
+    return problems
+
+
+async def length_problems(
+    rows: Sequence[JobRow], renderer: Renderer, context_length: int, *, conversations: bool
+) -> list[Problem]:
+    """Rows whose prompt (with `conversations`: whole conversation) does not fit the context or cannot be rendered."""
+    problems = []
+    for i, row in enumerate(rows):
+        if i % ROWS_AT_ONCE == 0:
+            await asyncio.sleep(0)
+        messages, tools = row.task.messages, row.task.tools
+        try:
+            if conversations:
+                length = len(renderer.conversation(messages, tools)[0])
+            else:
+                length = len(renderer.prompt(messages, tools)) + MIN_ANSWER_TOKENS
+        except Exception as error:  # noqa: BLE001 - a template is the user's program and may raise anything
+            message = f"the chat template cannot render the row: {type(error).__name__}: {error}"
+            problems.append(row.problem("unrenderable_row", ".messages", message, "fix the row"))
+            continue
+        if length > context_length:
+            message = f"the row takes {length} tokens, the context holds {context_length}"
+            remedy = "shorten the row or raise cluster.context_length"
+            problems.append(row.problem("row_too_long", ".messages", message, remedy))
+    return problems

@@ -1,0 +1,75 @@
+"""The disk space and shared memory that a run needs where it writes."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from cluster.planning.placement import Placement, size
+from trainer.errors import Problem
+from trainer.loop.checkpoint import KEEP_BEST
+from trainer.spec.job import Plan
+
+CHECKPOINT_BYTES_PER_PARAMETER = 16
+"""Measured: the weights for engines, and the optimizer state (weights and two moments in float32)."""
+MIN_FREE_DISK_BYTES = 64 << 20
+MANY_GPUS_SHM_BYTES = 256 << 20
+"""vLLM does not start an engine on several GPUs with less than this in /dev/shm."""
+SHM = Path("/dev/shm")
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """Free bytes where the run will write. `shm_bytes` is None without shared memory."""
+
+    disk_bytes: int
+    shm_bytes: int | None
+
+    @classmethod
+    def measured(cls, runs: Path) -> Free:
+        shm = shutil.disk_usage(SHM).free if SHM.is_dir() else None
+        return cls(shutil.disk_usage(_existing(runs)).free, shm)
+
+
+def folder_problems(runs: Path) -> list[Problem]:
+    """A problem if run folders cannot be created in `runs`."""
+    folder = _existing(runs)
+    if folder.is_dir() and os.access(folder, os.W_OK | os.X_OK):
+        return []
+    message = f"{folder} is " + ("not writable for this user" if folder.is_dir() else "not a folder")
+    return [Problem("runs_not_writable", "--runs", message, "choose another folder with --runs")]
+
+
+def space_problems(
+    num_parameters: int, plan: Plan, placement: Placement, runs: Path, free: Free, *, one_node: bool
+) -> list[Problem]:
+    """Too little disk for checkpoints, or too little shared memory for copies of the weights.
+
+    Disk holds the checkpoints that are kept and the one being written. A run without a learner has neither checkpoints
+    nor weights to transfer. Shared memory is checked with `one_node` only: that of other nodes is not visible here.
+    """
+    problems = []
+    trains = placement.learner_ranks > 0
+    checkpoints = min(KEEP_BEST + 2, math.ceil(plan.steps / plan.eval_interval)) if trains else 0
+    disk = checkpoints * num_parameters * CHECKPOINT_BYTES_PER_PARAMETER + MIN_FREE_DISK_BYTES
+    if free.disk_bytes < disk:
+        what = f"{checkpoints} checkpoint{'s' * (checkpoints > 1)}" if trains else "traces"
+        message = f"{size(free.disk_bytes)} are free on the disk of {runs}, {what} may take {size(disk)}"
+        problems.append(Problem("disk_full", "--runs", message, "free some space or choose another folder with --runs"))
+    # One copy of the weights is in Ray's object store, and one on its way into each engine.
+    shm = trains * (1 + placement.engines) * placement.bytes_per_weight * num_parameters
+    shm += MANY_GPUS_SHM_BYTES if placement.engine_gpus > 1 else 0
+    if one_node and (free.shm_bytes or 0) < shm:
+        available = "there is no shared memory" if free.shm_bytes is None else f"{size(free.shm_bytes)} are free"
+        message = f"{available} in {SHM}, copies of the weights take {size(shm)}"
+        remedy = f"enlarge {SHM} (in a container: --shm-size={math.ceil(shm / 2**30)}g)"
+        problems.append(Problem("no_shared_memory", "cluster", message, remedy))
+    return problems
+
+
+def _existing(path: Path) -> Path:
+    """The path itself or its nearest parent that exists."""
+    return next(folder for folder in (path, *path.resolve().parents) if folder.exists())

@@ -1,0 +1,50 @@
+"""The machines of the cluster that we are connected to."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from cluster.planning.nodes import ASK_TIMEOUT_S, Node, gpu_memories, memory_here
+
+HEAD = "node:__internal_head__"
+
+
+def live_nodes() -> list[Node]:
+    """Of the cluster that we are connected to, its head first. Each node with GPUs is asked for their memory, which Ray
+    does not know.
+    """
+    alive = sorted((node for node in ray.nodes() if node["Alive"]), key=lambda node: HEAD not in node["Resources"])
+    asked = {node["NodeID"]: _ask_gpu_memory(node["NodeID"]) for node in alive if node["Resources"].get("GPU")}
+    return [_live(node, asked.get(node["NodeID"])) for node in alive]
+
+
+def _live(node: Mapping[str, Any], gpu_memory: Any) -> Node:
+    resources, host = node["Resources"], node["NodeManagerHostname"]
+    # Of other machines Ray knows only what was free when it started there.
+    free = sum(resources.get(kind, 0.0) for kind in ("memory", "object_store_memory"))
+    return Node(
+        name=f"{host}-{node['NodeID'][:4]}",
+        cores=resources.get("CPU", 0.0),
+        gpus=resources.get("GPU", 0.0),
+        memory_bytes=memory_here() if host == socket.gethostname() else int(free) or None,
+        gpu_memory_bytes=None if gpu_memory is None else _answer(gpu_memory),
+    )
+
+
+def _ask_gpu_memory(node_id: str) -> Any:
+    there = NodeAffinitySchedulingStrategy(node_id, soft=False)
+    # A process of its own: one that goes on to be an actor's must not have looked at GPUs before it is given one.
+    return ray.remote(gpu_memories).options(num_cpus=0, max_calls=1, scheduling_strategy=there).remote()
+
+
+def _answer(ref: Any) -> int | None:
+    try:
+        return min(ray.get(ref, timeout=ASK_TIMEOUT_S), default=None)
+    except RayError:  # the node went, or is too busy to say
+        return None

@@ -1,0 +1,63 @@
+"""Commands that start nothing load no library that takes seconds."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.paths import LEDGER, ROOT
+
+MODELS = {"torch", "transformers", "deepspeed", "vllm"}
+HEAVY = MODELS | {"ray", "sqlalchemy", "alembic", "fastapi"}
+SCRIPT = """
+import atexit, sys
+from pathlib import Path
+
+file = Path(sys.argv.pop(1))
+atexit.register(lambda: file.write_text("\\n".join(sys.modules)))
+from serve.cli.main import main
+main()
+"""
+
+
+def loaded_by(folder: Path, *arguments: str) -> tuple[set[str], subprocess.CompletedProcess[str]]:
+    """The modules that a command has loaded by its end, and what it wrote."""
+    file = folder / "modules"
+    command = [sys.executable, "-c", SCRIPT, str(file), *arguments]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return set(file.read_text().split()), done
+
+
+def test_help_loads_only_the_command_line(tmp_path: Path) -> None:
+    modules, done = loaded_by(tmp_path, "--help")
+    assert done.returncode == 0 and "checkpoints" in done.stdout
+    assert "httpx" in modules and not (HEAVY | {"pydantic", "numpy", "aiohttp"}) & modules
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_plan_loads_no_model_library_and_no_ray(tmp_path: Path, options: list[str]) -> None:
+    modules, done = loaded_by(tmp_path, "plan", str(LEDGER / "job.yaml"), *options)
+    assert "engine" in done.stdout
+    assert "cluster.planning.placement" in modules and not HEAVY & modules
+
+
+@pytest.mark.parametrize("command", ["check", "train", "eval"])
+def test_mistakes_in_a_jobs_form_are_reported_before_anything_heavy_is_loaded(tmp_path: Path, command: str) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"messages": [\n')
+    (tmp_path / "job.yaml").write_text(
+        f"modle: 1\nmodel: {LEDGER / 'base'}\ntraining_file: rows.jsonl\nmethod: {{type: supervised}}\n"
+    )
+    modules, done = loaded_by(tmp_path, command, str(tmp_path / "job.yaml"), "--runs", str(tmp_path))
+    assert done.returncode == 2 and "modle" in done.stdout
+    assert "training_file (rows.jsonl:1)" in done.stdout, "what its files show is in the same list"
+    assert not HEAVY & modules
+
+
+def test_a_job_file_that_is_not_yaml_loads_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text("model: [")
+    modules, done = loaded_by(tmp_path, "check", str(tmp_path / "job.yaml"))
+    assert done.returncode == 2 and "job.yaml" in done.stdout
+    assert not (HEAVY | {"aiohttp"}) & modules
