@@ -44,7 +44,7 @@ class JobService:
 
         Raises:
             InvalidJob: the request has mistakes.
-            KeyUsedTwice: its Idempotency-Key came with another request.
+            IdempotencyConflict: its Idempotency-Key came with another request.
         """
         found = parse_api_job(body, self._models, self._files, self._operator)
         request = found.request

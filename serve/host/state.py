@@ -86,14 +86,14 @@ class ServerState:
         """The text of a key that may do all, where the server has no key yet. Of two that start at a time, one gets
         it.
         """
-        with self.database.alone(FIRST_KEY_LOCK):
+        with self.database.exclusive(FIRST_KEY_LOCK):
             return None if self.keys.list() else self.keys.create(FIRST_KEY, ["admin"])[1]
 
     @asynccontextmanager
     async def deciding(self) -> AsyncIterator[None]:
         """One replica of the API at a time decides which models are served. Not to be cancelled."""
         with ExitStack() as stack:
-            await asyncio.to_thread(stack.enter_context, self.database.alone(MODELS_LOCK))
+            await asyncio.to_thread(stack.enter_context, self.database.exclusive(MODELS_LOCK))
             yield
 
     async def keep_clean(self) -> None:
