@@ -249,10 +249,10 @@ def serve_command(
     config: ConfigFile = None,
 ) -> None:
     """Serve OpenAI's API on this cluster until a signal. The first start prints an API key."""
-    from cluster.ray_cluster.session import begin_with_token
+    from cluster.ray_cluster.session import restart_with_token
 
     if address is None:
-        begin_with_token()  # before all else, which it would do twice
+        restart_with_token()  # before all else, which it would do twice
     operator = _operator(config)
     from serve.host.state import Places
     from serve.local import run_server
