@@ -56,7 +56,7 @@ def folder_warning(run: Path) -> str | None:
 
 
 class RayJobStatus:
-    """An EventSink that updates the status message of our own Ray job: `RUN: step 3 of 15, reward 0.420`."""
+    """An EventSink that keeps the status message of our own job: `RUN: step 3 of 15, reward 0.42`."""
 
     def __init__(self, run: str, total_steps: int) -> None:
         self._run = run
@@ -66,12 +66,12 @@ class RayJobStatus:
         self._writing: asyncio.Task[None] | None = None
 
     def phase(self, text: str) -> None:
-        self._show(text)
+        self._say(text)
 
     def step(self, metrics: dict[str, float]) -> None:
         numbers = [("reward", "train_mean_reward"), ("loss", "loss")]
-        shown = [f"{label} {metrics[name]:.3f}" for label, name in numbers if name in metrics][:1]
-        self._show(", ".join([f"step {metrics['step']:.0f} of {self._total_steps}", *shown]))
+        told = [f"{label} {metrics[name]:.3f}" for label, name in numbers if name in metrics][:1]
+        self._say(", ".join([f"step {metrics['step']:.0f} of {self._total_steps}", *told]))
 
     def event(self, level: Level, message: str, **data: Any) -> None:
         pass
@@ -80,12 +80,12 @@ class RayJobStatus:
         pass
 
     async def close(self) -> None:
-        """Stop writing, so that Ray's own final message is not overwritten."""
+        """What Ray says of the job's end must not be overwritten."""
         if self._writing is not None:
             self._writing.cancel()
             await asyncio.wait({self._writing})
 
-    def _show(self, text: str) -> None:
+    def _say(self, text: str) -> None:
         """Write the message; while another one is being written, the newest waits and replaces older ones."""
         if self._job is None:
             return

@@ -20,11 +20,11 @@ CLOSE_GRACE_S = 10.0
 
 
 class JobSessions:
-    """The sessions of one run; create it in the run's event loop. Messages for the user go to `tell`."""
+    """Of one run; made in its event loop. `tell` takes what the user should hear of."""
 
     def __init__(self, dispatcher: DispatcherClient, journals: Path, tell: Callable[[str], None]) -> None:
         self._dispatcher = dispatcher
-        self._where = f"sessions-*.jsonl in {journals} lists them, and resuming the run ends them"
+        self._where = f"sessions-*.jsonl in {journals} names them, and a resumed run ends them"
         self._tell = tell
         self._owners: dict[str, str] = {}
         self._incarnations = count(1)
@@ -47,10 +47,10 @@ class JobSessions:
                 left = await self._dispatcher.close_sessions("job_stopped")
                 await self._news()
         except (TimeoutError, ToolFailed, CannotStart) as error:
-            self._tell(f"tool sessions may still be open; {self._where}: {error}")
+            self._tell(f"sessions may still be open; {self._where}: {error}")
             return
         if left:
-            self._tell(f"{left} tool sessions could not be ended; {self._where}")
+            self._tell(f"{left} sessions could not be ended; {self._where}")
 
     async def _pass_on_news(self) -> None:
         while True:

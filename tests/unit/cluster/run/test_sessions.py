@@ -52,7 +52,7 @@ async def test_a_run_reports_sessions_that_it_could_not_end_and_where_they_are_l
     assert await closed(FakeDispatcher(), journal) == []
     news, left = await closed(FakeDispatcher(left=3), journal)
     assert news == "sessions cannot be ended"
-    assert "3 tool sessions" in left and str(journal) in left
+    assert "3 sessions" in left and str(journal) in left
     for error in (ToolFailed("its process was lost"), CannotStart("it cannot start")):
         (lost,) = await closed(FakeDispatcher(left=error), journal)
         assert "may still be open" in lost and str(journal) in lost
