@@ -1,4 +1,4 @@
-"""What is wrong with files, in the wire contract's codes."""
+"""The errors of failed jobs, with the codes of the API."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from trainer.errors import EndpointRefused, Halted, InvalidJob, Problem
 from trainer.spec.operator import JobLimits
 
 
-def test_a_line_of_a_file_names_the_file_the_line_and_why() -> None:
+def test_a_file_problem_names_the_file_the_line_and_the_reason() -> None:
     problem = Problem("invalid_row", "validation_file.messages", "has no role", "give one", "file-1", 7)
     error = wire_error([problem])
     assert (error.code, error.param) == ("invalid_validation_file", "validation_file")
     assert error.message == "validation_file.messages, line 7: has no role; give one"
 
 
-def test_other_fields_keep_their_codes_and_what_is_the_servers_names_no_param() -> None:
-    refused = Problem("endpoint_refused", "method.reinforcement.tools[0].headers", "answers 401", "mend the token")
+def test_other_problems_keep_their_codes_and_command_line_options_are_not_a_param() -> None:
+    refused = Problem("endpoint_refused", "method.reinforcement.tools[0].headers", "answers 401", "fix the token")
     assert (wire_error([refused]).code, wire_error([refused]).param) == ("endpoint_refused", refused.field)
     full = Problem("disk_full", "--runs", "1 MiB is free", "free some space")
     assert (wire_error([full]).code, wire_error([full]).param) == ("disk_full", None)
@@ -33,8 +33,8 @@ def test_a_files_number_of_rows_has_limits(tmp_path: Path) -> None:
     assert (second.code, second.field) == ("invalid_n_examples", "validation_file")
     assert row_problems(JobLimits(min_training_rows=3, max_validation_rows=5), training, validation) == []
     assert wire_error([first]).code == "invalid_n_examples"
-    broken = Problem("broken_json", "training_file", "is no JSON", "mend it", "train", 2)
-    assert wire_error([first, broken]).code == "invalid_training_file", "a broken line says more than their number"
+    broken = Problem("broken_json", "training_file", "is not valid JSON", "fix it", "train", 2)
+    assert wire_error([first, broken]).code == "invalid_training_file", "a broken line explains more than the row count"
 
 
 def test_what_a_job_takes_has_the_operators_limits() -> None:
@@ -47,7 +47,7 @@ def test_what_a_job_takes_has_the_operators_limits() -> None:
     assert (cores.code, cores.field) == ("over_limit", "cluster") and "jobs.max_cores" in cores.remedy
 
 
-def test_a_run_that_failed_says_whose_fault_it_was() -> None:
+def test_the_error_of_a_failed_run_tells_user_errors_from_training_failures() -> None:
     assert error_of(EndpointRefused("https://t.example/?k=secret answered 401")).code == "user_error"
     assert "secret" not in error_of(EndpointRefused("https://t.example/?k=secret answered 401")).message
     assert error_of(Halted("no signal")).code == "training_failed"
