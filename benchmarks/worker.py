@@ -28,7 +28,9 @@ from benchmarks.common import LOCAL
 from cluster.preflight.prepare import Prepared, prepare
 from cluster.ray_cluster.seats import Seats
 from cluster.ray_cluster.session import ray_session
+from cluster.views.sentences import sentence
 from examples.ledger.services import services
+from trainer.events import Event
 from trainer.spec.job_file import load_job
 
 JOB = Path(__file__).parents[1] / "examples" / "ledger" / "job.yaml"
@@ -183,9 +185,9 @@ async def _fleet(
         workers.append(actor.options(max_concurrency=10_000, **options).remote(config))
         return workers[-1]
 
-    def tell(level: str, text: str) -> None:
-        print(f"{level}: {text}")
+    def show(event: Event) -> None:
+        print(f"{event.level}: {sentence(event)}")
 
-    fleet = Fleet(spawn, 1, CANARY_LIMITS[dtype], reinforcement.limits, tell)
+    fleet = Fleet(spawn, 1, CANARY_LIMITS[dtype], reinforcement.limits, show)
     await fleet.start()
     return LedgerFleet(fleet, workers[0], prepared)

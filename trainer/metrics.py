@@ -63,6 +63,7 @@ METRICS: dict[str, Metric] = {
     "full_valid_ci95": Metric("", "half width of the 95 % confidence interval of full_valid_mean_grade, over rows"),
     "full_valid_n": Metric("rollouts", "graded validation rollouts"),
     "full_valid_tool_calls_mean": Metric("calls", "tool calls per validation rollout"),
+    "valid_reasoning_tokens_mean": Metric("tokens", "sampled tokens up to the end of thought per validation rollout"),
     "full_valid_loss": Metric("nats", "cross-entropy on the validation file (supervised jobs)"),
     # how it works
     "tool_calls_mean": Metric("calls", "tool calls per rollout"),
@@ -82,6 +83,7 @@ METRICS: dict[str, Metric] = {
     "finish/<reason>": _count("rollouts", "rollouts that ended by answer, max_steps, max_tokens or context"),
     "tool/<tool>/calls_mean": _file("calls", "calls of one tool per rollout"),
     "tool/<tool>/latency_s_mean": Metric("s", "latency of one tool's answers"),
+    "tool/<tool>/output_tokens_mean": _file("tokens", "length of one tool's outputs, shared out among a turn's calls"),
     "tool/<tool>/output_chars_mean": Metric("characters", "length of one tool's outputs"),
     "tool/<tool>/errors": _count("calls", "calls of one tool that were answered with an error"),
     "call_errors/<kind>": _count("calls", "calls refused or failed by the model's doing"),
@@ -289,4 +291,19 @@ def _tool_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
         metrics[f"tool/{name}/latency_s_mean"] = fmean(row[0] for row in rows)
         metrics[f"tool/{name}/output_chars_mean"] = fmean(row[1] for row in rows)
         metrics[f"tool/{name}/errors"] = float(sum(row[2] for row in rows))
-    return metrics
+    tokens: dict[str, list[float]] = {}
+    for name, num_tokens in (pair for r in rollouts for pair in _tool_tokens(r)):
+        tokens.setdefault(name, []).append(num_tokens)
+    return metrics | {f"tool/{name}/output_tokens_mean": fmean(counts) for name, counts in tokens.items()}
+
+
+def _tool_tokens(rollout: Rollout) -> list[tuple[str, float]]:
+    """(tool, tokens of its output): what stands between two turns, shared out among the calls by length."""
+    found = []
+    for turn, after in zip(rollout.turns, rollout.turns[1:], strict=False):
+        lengths = [len(result.output) for result in turn.results]
+        total = sum(lengths)
+        for call, length in zip(turn.calls, lengths, strict=True):
+            share = length / total if total else 1 / len(lengths)
+            found.append((call.name, share * max(0, after.start - turn.stop)))
+    return found

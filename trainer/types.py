@@ -6,7 +6,8 @@ sampled. Nothing here is ever changed after it was made; a new state is a new ob
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -213,3 +214,32 @@ class SyncReport:
     num_bytes: int
     fenced: tuple[str, ...] = ()
     canary_gap: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What the rollouts of a whole file came to. Rollouts that were never graded are in `discarded`, not in any mean.
+
+    `ci95` is the half width of the 95 % confidence interval of `grade` over rows (samples of one row are not
+    independent); NaN for a single row. `reasoning_tokens` is NaN in files of older runs.
+    """
+
+    num_rows: int
+    num_rollouts: int
+    discarded: int
+    grade: float
+    ci95: float
+    reward: float
+    pass_rate: float
+    pass_at_k: float
+    samples: int
+    tool_calls: float
+    turns: float
+    parallel_turn_share: float
+    completion_tokens: float
+    rollout_tokens: float
+    busy_s: float
+    reasoning_tokens: float = math.nan
+
+    def as_dict(self) -> dict[str, float]:
+        return asdict(self)

@@ -22,13 +22,15 @@ from numpy.typing import NDArray
 from actors.endpoints.stats import endpoint_metrics
 from actors.rollout.episode import RolloutRequest
 from actors.rollout.groups import Groups
-from actors.rollout.holdback import Holdback, OnEvent
+from actors.rollout.holdback import Holdback
 from actors.rollout.worker import RolloutWorkerClient
 from actors.runtime.calls import LOST, QUICK_S, UNREACHABLE, ask
 from actors.runtime.watchdog import Watched, pulse_of
 from actors.weights.shared_memory import remove_leftovers
 from actors.weights.sync import WeightSync
 from trainer.errors import Discard, EngineFailed, Halted
+from trainer.events import EngineJoined, EngineReplaced, EngineRestarted, EngineWaiting
+from trainer.protocols import Emit
 from trainer.spec.job import RolloutLimits
 from trainer.types import Discarded, Group, GroupRequest, Rollout, SyncReport
 
@@ -74,7 +76,7 @@ class _Seat:
 
 class Fleet:
     """Implements `trainer.protocols.Rollouts` over rollout workers. `spawn(i)` makes the actor of seat i, not started;
-    `on_event` hears of engines that are replaced and of rollouts that are held back, `on_lost` of each engine that
+    `emit` reports engines that are replaced and of rollouts that are held back, `on_lost` of each engine that
     is gone with all its rollouts; `endpoints` give the stats of endpoints by their names; `placed(i)` returns when the
     cluster has room for seat i.
     """
@@ -85,7 +87,7 @@ class Fleet:
         size: int,
         canary_limit: float,
         limits: RolloutLimits,
-        on_event: OnEvent,
+        emit: Emit,
         on_lost: Callable[[str], None] = lambda name: None,
         endpoints: Sequence[EndpointSource] = (),
         placed: Callable[[int], Awaitable[None]] = _has_room,
@@ -95,11 +97,11 @@ class Fleet:
         self._canary_limit = canary_limit
         self._sync: WeightSync | None = None
         self._canary: Canary | None = None
-        self._on_event = on_event
+        self._emit = emit
         self._on_lost = on_lost
         self._endpoints = endpoints
         self._rollout_s = limits.rollout_timeout_s + ROLLOUT_GRACE_S
-        self._groups = Groups(self._run, limits, Holdback(limits.max_failure_rate, on_event))
+        self._groups = Groups(self._run, limits, Holdback(limits.max_failure_rate, emit), emit)
         self._seats = [_Seat(i, None) for i in range(size)]
         self._changed = asyncio.Condition()
         self._collecting = asyncio.Lock()
@@ -117,7 +119,7 @@ class Fleet:
         """
         for seat in self._seats:
             if at_start is not None and seat.index not in at_start:
-                self._on_event("warn", f"{seat.name} has no place in the cluster yet; it joins when there is one")
+                self._emit(EngineWaiting(engine=seat.name))
                 self._in_background(self._refill(seat, "it joins"))
         await asyncio.gather(*(self._fill(s) for s in self._seats if at_start is None or s.index in at_start))
 
@@ -260,7 +262,7 @@ class Fleet:
             return
         seat.ready = False
         self._replacements += 1
-        self._on_event("warn", f"{seat.name} is being replaced: {why}")
+        self._emit(EngineReplaced(engine=seat.name, reason=why))
         self._on_lost(seat.name)
         ray.kill(worker)
         self._in_background(self._refill(seat, why))
@@ -284,9 +286,9 @@ class Fleet:
                         raise
                     self._replacements += 1  # its node may have been dying, of which Ray had not heard
                     why = error.message
-                    self._on_event("warn", f"{seat.name} is started once more: {why}")
+                    self._emit(EngineRestarted(engine=seat.name, reason=why))
                     ray.kill(seat.worker)
-            self._on_event("info", f"{seat.name} is there, with the weights of now")
+            self._emit(EngineJoined(engine=seat.name))
         except Exception as error:  # noqa: BLE001 - all who wait for an engine must hear of it
             async with self._changed:
                 self._failure = Halted(f"{seat.name} could not be started: {error}")

@@ -11,17 +11,21 @@ import asyncio
 import math
 import time
 from collections import Counter
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from actors.rollout.episode import RolloutRequest
 from actors.rollout.holdback import Holdback
 from trainer.errors import EngineFailed
+from trainer.events import RolloutDiscarded
+from trainer.protocols import Emit
 from trainer.spec.job import RolloutLimits
 from trainer.types import Discarded, Group, GroupRequest, Rollout
 
 STRAGGLER = "straggler"
+Discard = Callable[[Discarded], None]
+"""Takes an attempt that ended without a grade."""
 
 
 class RunRollout(Protocol):
@@ -67,10 +71,11 @@ class Account:
 class Groups:
     """Runs groups over `run`."""
 
-    def __init__(self, run: RunRollout, limits: RolloutLimits, holdback: Holdback) -> None:
+    def __init__(self, run: RunRollout, limits: RolloutLimits, holdback: Holdback, emit: Emit) -> None:
         self._run = run
         self._limits = limits
         self._holdback = holdback
+        self._emit = emit
         self.account = Account()
 
     async def sample(self, request: GroupRequest) -> Group:
@@ -85,10 +90,25 @@ class Groups:
     async def _sample(self, request: GroupRequest, attempt: int) -> Group:
         late: set[int] = set()
         discarded: list[Discarded] = []
+
+        def discard(lost: Discarded) -> None:
+            discarded.append(lost)
+            self._emit(
+                RolloutDiscarded(
+                    trace_id=lost.trace_id,
+                    row_id=lost.row_id,
+                    sample=lost.sample,
+                    purpose=request.purpose,
+                    reason=lost.reason,
+                    cause=lost.message,
+                    endpoint=lost.endpoint,
+                )
+            )
+
         tasks = [
             asyncio.create_task(
                 self._rollout(
-                    RolloutRequest(request.task, request.epoch, sample, attempt, request.temperature), discarded, late
+                    RolloutRequest(request.task, request.epoch, sample, attempt, request.temperature), discard, late
                 )
             )
             for sample in range(request.size)
@@ -120,16 +140,16 @@ class Groups:
                 break
         return pending
 
-    async def _rollout(self, request: RolloutRequest, discarded: list[Discarded], late: set[int]) -> Rollout | None:
-        """One place of a group: attempts until one is graded or none is left. Failed ones go into `discarded`."""
+    async def _rollout(self, request: RolloutRequest, discard: Discard, late: set[int]) -> Rollout | None:
+        """One place of a group: attempts until one is graded or none is left. Failed ones go to `discard`."""
         retries_left, engines_left = self._limits.max_rollout_retries, 1
         while True:
             probing = await self._holdback.enter()
-            outcome = await self._attempt(request, discarded, late)
+            outcome = await self._attempt(request, discard, late)
             self._holdback.observe(outcome, probing)
             if isinstance(outcome, Rollout):
                 return outcome
-            discarded.append(outcome)
+            discard(outcome)
             if outcome.reason == EngineFailed.reason and engines_left:
                 engines_left -= 1  # the same once more, on another engine or on the one that takes its place
             elif outcome.reason != EngineFailed.reason and retries_left:
@@ -138,9 +158,7 @@ class Groups:
             else:
                 return None
 
-    async def _attempt(
-        self, request: RolloutRequest, discarded: list[Discarded], late: set[int]
-    ) -> Rollout | Discarded:
+    async def _attempt(self, request: RolloutRequest, discard: Discard, late: set[int]) -> Rollout | Discarded:
         """One attempt, in the books."""
         account = self.account
         account.started += 1
@@ -151,7 +169,7 @@ class Groups:
             account.in_flight -= 1
             if request.sample in late:
                 why = "the group went on without it: its others had ended long before"
-                discarded.append(Discarded("", request.task.row_id, request.sample, STRAGGLER, why))
+                discard(Discarded("", request.task.row_id, request.sample, STRAGGLER, why))
                 account.discarded[STRAGGLER] += 1
             else:
                 account.cancelled += 1

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Callable
-from typing import Literal
 
 from actors.endpoints.client import REAL_TIMING, Timing
 from trainer.errors import EngineFailed
+from trainer.events import EndpointDown, EndpointUp
+from trainer.protocols import Emit
 from trainer.types import Discarded, Rollout
 
 WINDOW = 64
@@ -18,15 +18,14 @@ MIN_OUTCOMES = 16
 """Fewer say too little of the rate."""
 FIRST_PROBE_S, LONGEST_PROBE_S = 2.0, 60.0
 
-OnEvent = Callable[[Literal["info", "warn"], str], None]
-
 
 class Holdback:
     """Of one job. Engines that fail do not count: they are replaced, and rollouts wait for them anyway."""
 
-    def __init__(self, max_failure_rate: float, on_event: OnEvent, timing: Timing = REAL_TIMING) -> None:
+    def __init__(self, max_failure_rate: float, emit: Emit, timing: Timing = REAL_TIMING) -> None:
         self._max_failure_rate = max_failure_rate
-        self._on_event = on_event
+        self._emit = emit
+        self._endpoint = ""
         self._timing = timing
         self._latest: deque[Discarded | None] = deque(maxlen=WINDOW)
         self._open = asyncio.Event()
@@ -58,7 +57,7 @@ class Holdback:
             if probing and failed is None:
                 self._latest.clear()
                 self._open.set()
-                self._on_event("info", "a probe was graded: rollouts start again")
+                self._emit(EndpointUp(endpoint=self._endpoint))
             return
         self._latest.append(failed)
         failures = [failure for failure in self._latest if failure is not None]
@@ -71,10 +70,15 @@ class Holdback:
         self._probe_at = self._timing.clock() + self._probe_s
         (endpoint, count), *_ = Counter(f.endpoint or f.reason for f in failures).most_common(1)
         last = next(f.message for f in reversed(failures) if (f.endpoint or f.reason) == endpoint)
-        self._on_event(
-            "warn",
-            f"{len(failures)} of the last {len(self._latest)} rollouts were discarded, {count} of them by {endpoint}: "
-            f"new ones are held back until a probe is graded. The last one: {last}",
+        self._endpoint = endpoint
+        self._emit(
+            EndpointDown(
+                endpoint=endpoint,
+                num_by_endpoint=count,
+                num_failed=len(failures),
+                num_rollouts=len(self._latest),
+                cause=last,
+            )
         )
 
     async def _opened_within(self, seconds: float) -> None:

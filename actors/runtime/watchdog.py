@@ -16,11 +16,12 @@ from typing import Any
 
 import ray
 
-from actors.rollout.holdback import OnEvent
 from actors.runtime.calls import UNREACHABLE, ask
 from actors.runtime.in_flight import Doing
 from actors.runtime.timing import REAL_TIMING, Timing
 from trainer.errors import Discard, RftError
+from trainer.events import ActorAnswered, ActorSilent, RolloutsStalled, WorkStalled
+from trainer.protocols import Emit
 
 LOOK_EVERY_S = 5.0
 SILENT_S = 30.0
@@ -66,13 +67,13 @@ class Watchdog:
         self,
         watched: Callable[[], Sequence[Watched]],
         rollouts: Callable[[], tuple[int, int]] | None,
-        on_event: OnEvent,
+        emit: Emit,
         timing: Timing = REAL_TIMING,
         give_up_s: float = GIVE_UP_S,
     ) -> None:
         self._watched = watched
         self._rollouts = rollouts
-        self._on_event = on_event
+        self._emit = emit
         self._timing = timing
         self._give_up_s = give_up_s
         self._patients: dict[str, _Patient] = {}
@@ -130,7 +131,7 @@ class Watchdog:
             patient.doing = []
         else:
             if patient.named:
-                self._on_event("info", f"{name} answers again, after {patient.looks * LOOK_EVERY_S:.0f} s")
+                self._emit(ActorAnswered(actor=name, silent_s=patient.looks * LOOK_EVERY_S))
         patient.named = patient.given_up = False
         return True
 
@@ -138,24 +139,26 @@ class Watchdog:
         silent_s = patient.looks * LOOK_EVERY_S
         if silent_s >= SILENT_S and not patient.named:
             patient.named = True
-            self._on_event("warn", f"{one.name} has not answered for {silent_s:.0f} s{self._with(one, patient)}")
+            waiting = one.waits_here is not None
+            work = self._affected(one, patient)
+            self._emit(ActorSilent(actor=one.name, silent_s=silent_s, work=work, waiting=waiting))
         if silent_s >= self._give_up_s and not patient.given_up:
             patient.given_up = True
             await one.give_up(f"it has not answered for {silent_s:.0f} s")
 
-    def _with(self, one: Watched, patient: _Patient) -> str:
-        """What stands still with an actor."""
+    def _affected(self, one: Watched, patient: _Patient) -> tuple[str, ...]:
+        """The work that stands still with an actor: its own, or that of engines which waits for it."""
         if one.waits_here is None:
-            return _among(": last seen at", patient.doing)
+            return _longest(patient.doing)
         everywhere = [doing for other in self._patients.values() for doing in other.doing]
-        return _among("; for it waits", [doing for doing in everywhere if one.waits_here(doing)])
+        return _longest([doing for doing in everywhere if one.waits_here(doing)])
 
     def _look_for_stalls(self, watched: dict[str, Watched]) -> None:
         """Work that goes on and on while its actor answers."""
         places = [(name, doing) for name in watched for doing in self._patients[name].doing]
         for name, doing in places:
             if not doing.trace_id and self._too_long(doing.stage, doing.for_s):
-                self._on_event("warn", f"{name} has been at {doing.stage} for {doing.for_s:.0f} s")
+                self._emit(WorkStalled(actor=name, stage=doing.stage, for_s=doing.for_s))
         if self._rollouts is None:
             return
         ended, in_flight = self._rollouts()
@@ -164,8 +167,8 @@ class Watchdog:
         idle_s = self._idle_looks * LOOK_EVERY_S
         if self._too_long("rollouts", idle_s):
             longest = sorted((p for p in places if p[1].trace_id), key=lambda p: -p[1].for_s)[:TRACES_NAMED]
-            told = ", ".join(f"{doing} on {name}" for name, doing in longest) or "they wait for an engine"
-            self._on_event("warn", f"no rollout has ended for {idle_s:.0f} s, {in_flight} are in flight: {told}")
+            shown = tuple(f"{doing} on {name}" for name, doing in longest)
+            self._emit(RolloutsStalled(idle_s=idle_s, num_in_flight=in_flight, longest=shown))
 
     def _too_long(self, what: str, for_s: float) -> bool:
         if for_s < self._limits.get(what, STALLED_S):
@@ -193,6 +196,5 @@ def watched_helper(name: str, actor: Any, lost: type[Discard], waits_here: Calla
     return Watched(name, pulse_of(actor, name, lost), restart, actor, waits_here)
 
 
-def _among(opening: str, doing: Sequence[Doing]) -> str:
-    longest = sorted(doing, key=lambda one: -one.for_s)[:TRACES_NAMED]
-    return f"{opening} {', '.join(map(str, longest))}" if longest else ""
+def _longest(doing: Sequence[Doing]) -> tuple[str, ...]:
+    return tuple(str(one) for one in sorted(doing, key=lambda one: -one.for_s)[:TRACES_NAMED])

@@ -32,11 +32,13 @@ from cluster.jobs.sink import StoreSink
 from cluster.jobs.wire_metrics import result_csv
 from cluster.preflight.prepare import prepare
 from cluster.ray_cluster.session import ray_session
-from cluster.records.run_folder import RunFolder, plain
-from cluster.run.driver import RunOutcome, train_in
+from cluster.records.redact import plain
+from cluster.records.run_folder import RunFolder
+from cluster.run.driver import train_in
 from cluster.stores.job_states import IllegalMove, JobStatus
 from cluster.stores.job_tables import JobError, JobRecord
 from trainer.errors import InvalidJob, LearnerFailed, Problem, RftError
+from trainer.events import Outcome
 
 HEARTBEAT_S = 2.0
 LOST = 3
@@ -77,9 +79,9 @@ async def drive(server: Server, job_id: str, attempt: int) -> int:
     try:
         outcome = await training
         await asyncio.to_thread(sink.close)
-        if outcome is RunOutcome.DONE:
+        if outcome == "done":
             await asyncio.to_thread(_succeed, server, record, attempt, sink, folder)
-        return 0 if outcome is RunOutcome.DONE else _stopped(server, job_id, attempt)
+        return 0 if outcome == "done" else _stopped(server, job_id, attempt)
     except asyncio.CancelledError:
         return 0
     except LearnerFailed as error:
@@ -110,7 +112,7 @@ def _beat(
             return
 
 
-def _obey(training: asyncio.Task[RunOutcome], status: JobStatus | None) -> None:
+def _obey(training: asyncio.Task[Outcome], status: JobStatus | None) -> None:
     if status in PAUSING:
         os.kill(os.getpid(), signal.SIGTERM)  # the first one ends a run in good order: see cluster.run.signals
     else:

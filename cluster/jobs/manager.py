@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeVar
 
 from cluster.jobs.problems import describe, wire_error
-from cluster.records.run_folder import plain
+from cluster.records.redact import plain
 from cluster.stores.job_states import IllegalMove, JobStatus
 from cluster.stores.job_store import JobStore
 from cluster.stores.job_tables import JobError, JobRecord

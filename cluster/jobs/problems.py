@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cluster.preflight.form_check import FILES
-from cluster.records.run_folder import plain
+from cluster.records.redact import plain
 from cluster.stores.job_tables import JobError
 from trainer.errors import InvalidJob, Problem, RftError, UserError
 from trainer.spec.operator import JobLimits

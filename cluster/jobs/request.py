@@ -19,7 +19,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from cluster.preflight.form_check import FILES, endpoint_problems
-from cluster.records.run_folder import plain, public_job
+from cluster.records.redact import plain, public_job
 from trainer.errors import InvalidJob, Problem, UserError
 from trainer.spec.endpoints import Strict
 from trainer.spec.job import ClusterSpec, JobSpec, Method

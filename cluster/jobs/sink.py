@@ -6,10 +6,9 @@ credentials and queries, as in the run's folder. Checkpoints in the store are th
 
 from __future__ import annotations
 
-import re
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -18,16 +17,15 @@ from typing import Any
 
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
-from cluster.jobs.wire_metrics import checkpoint_metrics, data_of, message_of, training_facts, validation_facts
+from cluster.jobs.wire_metrics import checkpoint_metrics, message_of, wire_data
 from cluster.preflight.prepare import Prepared
-from cluster.records.run_folder import plain
 from cluster.stores.job_store import JobStore
 from cluster.stores.model_registry import ModelRegistry
 from trainer.errors import UserError
+from trainer.events import CheckpointSaved, JobEnded, JobResumed, PhaseBegan, RolloutDiscarded, StepDone
 from trainer.loop.checkpoint import Checkpoints
-from trainer.protocols import Level
+from trainer.run_events import RunEvent
 from trainer.spec.serving import ServeSettings
-from trainer.types import Group
 
 RETRY_FOR_S = 120.0
 """A database that restarts is waited for; what could not be written then is lost, and the training goes on."""
@@ -35,7 +33,7 @@ STEPS_FOR_ESTIMATE = 20
 
 
 class StoreSink:
-    """A Watch (cluster/run/driver.py) of one driver. `name` gives a model's name by step, None for the final one."""
+    """A Watch (cluster/run/watch.py) of one driver. `name` gives a model's name by step, None for the final one."""
 
     def __init__(
         self,
@@ -55,9 +53,8 @@ class StoreSink:
         self._checkpoints = Checkpoints(folder / "checkpoints")  # made once: it clears away what is half written
         self._name = name
         self._settings: ServeSettings | None = None
-        self._facts: dict[str, float] = {}
+        self._saved_step: int | None = None
         self._times: list[float] = []
-        self._phase = ""
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="job-sink")
 
     # -- Watch ---------------------------------------------------------------------------------------------------------
@@ -66,36 +63,32 @@ class StoreSink:
         arguments = prepared.renderer.template_arguments
         self._settings = ServeSettings.of(prepared.job, prepared.plan, prepared.context_length, arguments)
 
-    def phase(self, text: str) -> None:
-        if text != self._phase:
-            self.event("info", text, phase=True)  # so that who follows knows it from what happened
-        self._phase = text
-
-    def event(self, level: Level, message: str, **data: Any) -> None:
-        public = plain(data) or None
-        self._later(lambda: self._store.add_event(self._job_id, level, str(plain(message)), data=public))
-        if re.fullmatch(r"checkpoint step-\d+", message):
+    def event(self, event: RunEvent) -> None:
+        match event.event:
+            case StepDone(metrics=metrics):
+                self._step_done(event, metrics)
+                return
+            case JobEnded() | RolloutDiscarded() | PhaseBegan(quiet=True):
+                return  # the job's own state says how it ended; the others are too many for a list of events
+            case JobResumed(step=step):
+                self._saved_step = step
+        data = {"kind": event.kind, "version": event.version, "step": event.step, **event.data}
+        self._later(lambda: self._store.add_event(self._job_id, event.level, event.message, data=data))
+        if isinstance(event.event, CheckpointSaved):
+            self._saved_step = event.step
             self._later(lambda: self.sync_checkpoints({}))
 
-    def step(self, metrics: dict[str, float]) -> None:
-        data = data_of(metrics, self._facts)
-        self._facts = {}
-        message = message_of(metrics)
+    def _step_done(self, event: RunEvent, metrics: dict[str, float]) -> None:
+        data, message = wire_data(metrics), message_of(metrics)
         self._later(
             lambda: self._store.add_event(self._job_id, "info", message, type="metrics", data=data),
         )
-        if "time_eval_s" in metrics or "full_valid_loss" in metrics:
-            self._later(lambda: self.sync_checkpoints({int(metrics["step"]): checkpoint_metrics(data)}))
+        if event.step == self._saved_step:
+            self._later(lambda: self.sync_checkpoints({event.step: checkpoint_metrics(data)}))
         self._times = [*self._times, metrics.get("time_step_s", 0.0)][-STEPS_FOR_ESTIMATE:]
         left_s = (metrics["total_steps"] - metrics["step"]) * median(self._times)
         finish = time.time() + left_s
         self._later(lambda: self._store.note(self._job_id, self._attempt, estimated_finish=finish))
-
-    def groups(self, name: str, groups: Sequence[Group]) -> None:
-        if name.startswith("step-"):
-            self._facts |= training_facts(groups)
-        elif name.startswith("validation-"):
-            self._facts |= validation_facts(groups)
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 

@@ -10,10 +10,7 @@ import csv
 import io
 import math
 from collections.abc import Mapping, Sequence
-from statistics import fmean
 from typing import Any
-
-from trainer.types import Group, Rollout
 
 SHOWN = (
     ("train_mean_reward", "train mean reward"),
@@ -50,9 +47,9 @@ def message_of(metrics: Mapping[str, float]) -> str:
     return ", ".join([f"Step {metrics['step']:.0f}/{metrics['total_steps']:.0f}", *shown])
 
 
-def data_of(metrics: Mapping[str, float], of_groups: Mapping[str, float] | None = None) -> dict[str, Any]:
-    """A metrics event's data. `of_groups` is what `training_facts` and `validation_facts` said of the step."""
-    m = _finite(metrics) | _finite(of_groups or {})
+def wire_data(metrics: Mapping[str, float]) -> dict[str, Any]:
+    """A metrics event's data."""
+    m = _finite(metrics)
     rollouts = m.get("rollouts_graded")
     sampled = m.get("completion_tokens_mean")
     judges = _family(m, "judge_tokens/", "")
@@ -97,23 +94,6 @@ def checkpoint_metrics(data: Mapping[str, Any]) -> dict[str, float]:
     return {key: float(data[key]) for key in CHECKPOINT_KEYS if data.get(key) is not None}
 
 
-def training_facts(groups: Sequence[Group]) -> dict[str, float]:
-    """What a step's metrics lack: tokens that a tool's output took (`tool/<name>/output_tokens_mean`). The tokens
-    between two turns are shared out among the turn's calls by the length of their outputs.
-    """
-    tokens: dict[str, list[float]] = {}
-    for rollout in (rollout for group in groups for rollout in group.rollouts):
-        for name, count in _tool_tokens(rollout):
-            tokens.setdefault(name, []).append(count)
-    return {f"tool/{name}/output_tokens_mean": fmean(counts) for name, counts in tokens.items()}
-
-
-def validation_facts(groups: Sequence[Group]) -> dict[str, float]:
-    """What an evaluation lacks."""
-    rollouts = [rollout for group in groups for rollout in group.rollouts]
-    return {"valid_reasoning_tokens_mean": fmean(r.reasoning_tokens for r in rollouts)} if rollouts else {}
-
-
 def result_csv(steps: Sequence[Mapping[str, float]]) -> bytes:
     """result_files[0]: a line a step. Cells of what a step did not measure are empty."""
     supervised = bool(steps) and "train_mean_reward" not in steps[-1]
@@ -138,17 +118,6 @@ def _tools(m: Mapping[str, float]) -> dict[str, dict[str, float | None]]:
         }
         for name, calls in _family(m, "tool/", "/calls_mean").items()
     }
-
-
-def _tool_tokens(rollout: Rollout) -> list[tuple[str, float]]:
-    found = []
-    for turn, after in zip(rollout.turns, rollout.turns[1:], strict=False):
-        lengths = [len(result.output) for result in turn.results]
-        total = sum(lengths)
-        for call, length in zip(turn.calls, lengths, strict=True):
-            share = length / total if total else 1 / len(lengths)
-            found.append((call.name, share * max(0, after.start - turn.stop)))
-    return found
 
 
 def _family(m: Mapping[str, float], prefix: str, suffix: str) -> dict[str, float]:

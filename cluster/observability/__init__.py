@@ -1,1 +1,4 @@
-"""Dashboards and alerts over the metrics of `trainer.metrics`, as code, and the files that are made of them."""
+"""Dashboards and alerts over the metrics of `trainer.metrics`, and the Prometheus, Grafana and Kubernetes files.
+
+Nothing here records a metric, and no training or serving code may import it.
+"""

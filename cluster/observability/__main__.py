@@ -1,8 +1,17 @@
-"""`python -m cluster.observability k8s/monitoring` writes what is kept there."""
+"""`python -m cluster.observability` prints the alerts and dashboards as Kubernetes objects.
 
+It makes `k8s/monitoring/alerts-and-dashboards.yaml`, and with `--runbook` `k8s/monitoring/RUNBOOK.md`.
+"""
+
+import argparse
 import sys
-from pathlib import Path
 
-from cluster.observability.files import write_kubernetes
+from cluster.observability.alerts import runbook
+from cluster.observability.files import kubernetes_manifest
 
-write_kubernetes(Path(sys.argv[1]))
+parser = argparse.ArgumentParser(
+    prog="python -m cluster.observability",
+    description="Print the alerts (PrometheusRule) and dashboards (ConfigMap) as a Kubernetes manifest.",
+)
+parser.add_argument("--runbook", action="store_true", help="print RUNBOOK.md instead: what to do when an alert fires")
+sys.stdout.write(runbook() if parser.parse_args().runbook else kubernetes_manifest())

@@ -1,19 +1,20 @@
-"""What somebody should be told of, and what to do then. RUNBOOK.md is made from the same entries."""
+"""The alerts, each with what it means for a job and what to do; RUNBOOK.md is generated from the same entries."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from trainer.loop.reinforcement import GAP_WARNS_AT
+from trainer.loop.health import GAP_HALTS_AT, GAP_WARNS_AT
 
 RUNBOOK = "RUNBOOK.md"
 
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """`expr` in PromQL holds for `wait` before somebody hears of it; `meaning` says what it means for the job,
-    `runbook` what to do.
+    """Fires once the PromQL expression `expr` has been true for `wait` (a Prometheus duration such as `5m`).
+
+    `meaning` says what it means for the job, `runbook` what to do.
     """
 
     name: str
@@ -39,19 +40,19 @@ ALERTS = (
         f"{_rate('agent_rft_endpoint_failed_total', 5, _ENDPOINT)} / "
         f"({_rate('agent_rft_endpoint_calls_total', 5, _ENDPOINT)} > 0) > 0.2",
         "2m",
-        "{{ $labels.endpoint }} of {{ $labels.job }} fails {{ $value | humanizePercentage }} of its calls",
-        "Rollouts that need it are discarded and tried again: the job gets slower, what it learns stays right.",
-        "Endpoints dashboard, 'Errors a second': server_error and connection are the server's (its log, its process, "
-        "its URL), deadline and busy mean too little capacity (add some, lower max_concurrency, raise timeout_s).",
+        "{{ $value | humanizePercentage }} of calls to {{ $labels.endpoint }} of {{ $labels.job }} fail",
+        "Rollouts that need the endpoint are discarded and retried: the job gets slower, but learns nothing wrong.",
+        "Endpoints dashboard, 'Errors per second': for server_error and connection check the server's log, process and "
+        "URL; deadline and busy mean too little capacity (add some, lower max_concurrency or raise timeout_s).",
     ),
     Alert(
         "EndpointDown",
         "critical",
         "max by (job, endpoint) (agent_rft_endpoint_breaker) == 2",
         "1m",
-        "{{ $labels.endpoint }} of {{ $labels.job }} is down: only probes are sent",
-        "The job waits for it. Calls that reach their deadline are discarded, none is graded 0.",
-        "Start the server or mend its URL; the next probe that is answered (within a minute) lets the job go on.",
+        "{{ $labels.endpoint }} of {{ $labels.job }} is down: it only receives probes",
+        "The job waits for the endpoint. Rollouts whose calls reach their deadline are discarded, never graded 0.",
+        "Start the server or fix its URL. The job continues after the next probe that succeeds, within a minute.",
     ),
     Alert(
         "RolloutsDiscarded",
@@ -60,10 +61,10 @@ ALERTS = (
         f"({_rate('agent_rft_rollouts_total', 10)} > 0) > 0.3",
         "5m",
         "{{ $value | humanizePercentage }} of the rollouts of {{ $labels.job }} are discarded",
-        "Their time is lost. Above limits.max_failure_rate only probes are started.",
-        "Job dashboard, 'Rollouts a second, by how they ended': tool_failed and grader_failed lead to the Endpoints "
-        "dashboard, rollout_timeout to limits.rollout_timeout_s and slow tools, engine_failed to EngineReplaced. "
-        "`agent-rft traces RUN` shows the messages.",
+        "The time spent on them is lost. Above limits.max_failure_rate the job only starts probes.",
+        "Job dashboard, 'Rollouts per second by outcome': for tool_failed and grader_failed see the Endpoints "
+        "dashboard, for rollout_timeout check limits.rollout_timeout_s and slow tools, for engine_failed see "
+        "EngineReplaced. `agent-rft traces RUN` shows the error messages.",
     ),
     Alert(
         "NoProgress",
@@ -72,11 +73,11 @@ ALERTS = (
         '(sum by (job) (increase(agent_rft_rollouts_total{outcome="graded"}[15m])) > 0)) '
         "and on (job) agent_rft_disk_total_bytes",
         "5m",
-        "{{ $labels.job }} has taken no step and graded no rollout for a quarter of an hour",
-        "It waits for resources, its engines start, its endpoints are down, or it hangs.",
-        "The last lines of the job's events (`events.jsonl`, `agent-rft events list JOB`) say what it waits for. "
-        "Waiting for resources: `ray status`. An endpoint: EndpointDown. Nothing at all: end it with SIGTERM, which "
-        "takes a checkpoint, and resume.",
+        "{{ $labels.job }} has taken no step and graded no rollout for 15 minutes",
+        "The job is waiting for resources, its engines are starting, its endpoints are down, or it hangs.",
+        "The job's last events (`events.jsonl`, `agent-rft events list JOB`) say what it is waiting for. For resources "
+        "see `ray status`, for an endpoint EndpointDown. If they say nothing, stop the job with SIGTERM, which saves a "
+        "checkpoint, and resume it.",
     ),
     Alert(
         "RewardCollapse",
@@ -85,32 +86,32 @@ ALERTS = (
         "max_over_time(avg_over_time(agent_rft_train_mean_reward[15m])[6h:5m]) "
         "and max_over_time(avg_over_time(agent_rft_train_mean_reward[15m])[6h:5m]) > 0.1",
         "10m",
-        "the reward of {{ $labels.job }} fell to {{ $value | humanize }}, less than half of its best",
-        "The policy is getting worse, or the grader or a tool now says something else.",
-        "Compare grades and answers before and after (`agent-rft traces RUN --name step-N --worst 5`). If the "
-        "endpoints are right: pause, go on from the best checkpoint with a lower learning_rate_multiplier or with a "
-        "kl_coef above 0.",
+        "the reward of {{ $labels.job }} fell to {{ $value | humanize }}, less than half of its maximum",
+        "The policy is getting worse, or the grader or a tool has changed its answers.",
+        "Compare grades and tool results before and after the drop (`agent-rft traces RUN --name step-N --worst 5`). "
+        "If the endpoints are correct, pause the job and continue from the best checkpoint with a lower "
+        "learning_rate_multiplier or a kl_coef above 0.",
     ),
     Alert(
         "EntropyCollapse",
         "warning",
         "agent_rft_entropy < 0.1 * max_over_time(agent_rft_entropy[6h])",
         "10m",
-        "the entropy of {{ $labels.job }} fell to {{ $value | humanize }} nats, a tenth of what it was",
-        "Rollouts of a group become alike: soon there is nothing left to compare.",
-        "Learner dashboard. Where the reward still rises it is only near its end; else lower the learning rate, raise "
-        "the temperature or clip_high, or take harder rows.",
+        "the entropy of {{ $labels.job }} fell to {{ $value | humanize }} nats, less than a tenth of its maximum",
+        "The rollouts of a group become identical, so that soon there is no signal to train on.",
+        "See the Learner dashboard. If the reward still rises, the job is merely close to converging. Otherwise lower "
+        "the learning rate, raise the temperature or clip_high, or use harder rows.",
     ),
     Alert(
         "EngineLearnerDifference",
         "critical",
         " or ".join(f"max by (job) (agent_rft_{gap}_gap) > {GAP_WARNS_AT:g}" for gap in ("logprob", "canary")),
         "0m",
-        "engines and learner of {{ $labels.job }} differ by {{ $value | humanize }} nats on the same weights",
-        "Importance weights become noise. At 0.5 the job stops by itself.",
-        "Learner dashboard, 'Difference of log-probabilities'. Only after some updates: an engine missed weights "
-        "(events name it, it is replaced). From the first step on: dtype or the model's implementation in vLLM; try "
-        "float32.",
+        "with the same weights, engines and learner of {{ $labels.job }} differ by {{ $value | humanize }} nats",
+        f"Importance weights become noise. At {GAP_HALTS_AT:g} nats the job stops.",
+        "Learner dashboard, 'Log-probability gap'. If it appears only after some updates, an engine missed a weight "
+        "update (an event names it, and it is replaced). If it is there from the first step, suspect the dtype or "
+        "vLLM's implementation of the model; try float32.",
     ),
     Alert(
         "NoSignal",
@@ -119,20 +120,20 @@ ALERTS = (
         f"({_rate('agent_rft_groups_without_signal_total', 30)} + "
         f"{_rate('agent_rft_groups_trained_total', 30)} > 0) > 0.8",
         "10m",
-        "{{ $value | humanizePercentage }} of the groups of {{ $labels.job }} have equal rewards",
-        "The job starves: most rollouts are sampled for nothing. Three batches without any signal stop it.",
-        "Job dashboard, 'Groups a minute': all_right - the rows are too easy, take harder ones or stop; all_wrong - "
-        "too hard, begin with supervised training or easier rows; equal - the grader does not tell tries apart.",
+        "in {{ $value | humanizePercentage }} of the groups of {{ $labels.job }} all rewards are equal",
+        "Most rollouts are wasted, since such groups train nothing. After three batches without signal the job stops.",
+        "Job dashboard, 'Groups per minute'. all_right: the rows are too easy; use harder ones or stop. all_wrong: "
+        "they are too hard; use easier ones or supervised training first. equal: the grader makes no distinctions.",
     ),
     Alert(
         "LearnerStarves",
         "warning",
         f"{_rate('agent_rft_time_wait_seconds_sum', 30)} / ({_rate('agent_rft_time_step_seconds_sum', 30)} > 0) > 0.8",
         "15m",
-        "the learner of {{ $labels.job }} waits for rollouts {{ $value | humanizePercentage }} of its time",
-        "Training is right, but the learner's place in the cluster is mostly idle.",
-        "More engines (cluster.engines), faster tools, or max_staleness 2. Endpoints dashboard: calls that queue need "
-        "more max_concurrency; Fleet dashboard: slots that are all used need more engines.",
+        "the learner of {{ $labels.job }} waits for rollouts {{ $value | humanizePercentage }} of the time",
+        "Training is correct, but the learner's resources are mostly idle.",
+        "Use more engines (cluster.engines), faster tools, or max_staleness 2. If calls queue (Endpoints dashboard), "
+        "raise max_concurrency; if all slots are used (Fleet dashboard), add engines.",
     ),
     Alert(
         "EngineReplaced",
@@ -140,9 +141,9 @@ ALERTS = (
         "sum by (job) (increase(agent_rft_engine_replacements_total[15m])) > 0",
         "0m",
         "an engine of {{ $labels.job }} was replaced",
-        "Its rollouts begin anew. After three replacements an engine the job stops.",
-        "The events say why. Killed or out of memory: fewer max_num_seqs, or a larger node. Differs from the learner: "
-        "EngineLearnerDifference.",
+        "The rollouts of the engine start again. After more than three replacements per engine the job stops.",
+        "The job's events say why. If it was killed or out of memory, lower max_num_seqs or use a larger node. If it "
+        "differed from the learner, see EngineLearnerDifference.",
     ),
     Alert(
         "DiskFull",
@@ -150,9 +151,9 @@ ALERTS = (
         "agent_rft_disk_free_bytes / agent_rft_disk_total_bytes < 0.1 "
         "or (predict_linear(agent_rft_disk_free_bytes[1h], 4 * 3600) < 0 and delta(agent_rft_disk_free_bytes[1h]) < 0)",
         "5m",
-        "the disk with the run of {{ $labels.job }} is full, or will be within four hours",
-        "The next checkpoint fails and the job ends; the last good one still loads.",
-        "Remove older runs, or move them. Then resume.",
+        "the disk of the run folder of {{ $labels.job }} is nearly full, or will be full within four hours",
+        "The next checkpoint will fail and end the job; the last complete one still loads.",
+        "Delete or move older runs. If the job has ended, resume it.",
     ),
     Alert(
         "ServerErrors",
@@ -160,16 +161,16 @@ ALERTS = (
         'sum(rate(agent_rft_api_request_seconds_count{status=~"5.."}[5m])) / '
         "(sum(rate(agent_rft_api_request_seconds_count[5m])) > 0) > 0.05",
         "5m",
-        "the API answers {{ $value | humanizePercentage }} of its requests with an error of its own",
-        "Clients see 5xx.",
-        "The server's log has the cause beside the request id that the client got (`x-request-id`). 503: engines for a "
-        "model could not be started, or the database is away.",
+        "the API answers {{ $value | humanizePercentage }} of its requests with a server error",
+        "Clients receive 5xx responses.",
+        "The server's log has the cause next to the request id that the client received (`x-request-id`). 503 means "
+        "that engines for a model could not be started or that the database is unreachable.",
     ),
 )
 
 
 def rule_groups() -> dict[str, Any]:
-    """Prometheus's rule file; the same is the `spec` of a PrometheusRule."""
+    """Prometheus's rule file, which is also the `spec` of a PrometheusRule."""
     rules = [
         {
             "alert": alert.name,
@@ -184,8 +185,8 @@ def rule_groups() -> dict[str, Any]:
 
 
 def runbook() -> str:
-    """RUNBOOK.md."""
-    lines = ["# What to do when an alert fires", "", "Made from `cluster/observability/alerts.py`.", ""]
+    """The text of RUNBOOK.md."""
+    lines = ["# What to do when an alert fires", "", "Generated from `cluster/observability/alerts.py`.", ""]
     for alert in ALERTS:
         lines += [
             f"## {alert.name} ({alert.severity})",

@@ -1,4 +1,4 @@
-"""The files that Prometheus and Grafana read: for a pair that `docker compose` starts, or for one that is there."""
+"""The configuration of Prometheus and Grafana: files for `docker compose`, objects for Kubernetes."""
 
 from __future__ import annotations
 
@@ -26,8 +26,10 @@ RAY_DISCOVERY = "/api/prometheus/sd"
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """What is scraped. `ray` is the URL of its dashboard, which knows its nodes as they come and go (None: it tells
-    nobody); `nodes` are those that run our jobs (None: those that `ray` knows).
+    """The scrape targets of one Ray cluster.
+
+    `ray` is the URL of Ray's dashboard, from which Prometheus discovers nodes as they join and leave, or None.
+    `nodes` are the hosts that run our jobs; None means the nodes that `ray` reports. `port` serves our metrics there.
     """
 
     nodes: Sequence[str] | None
@@ -36,16 +38,19 @@ class Cluster:
 
 
 def prometheus_config(cluster: Cluster) -> dict[str, Any]:
-    """prometheus.yml. Ray says where its own metrics are, one address and more a node; ours are beside them."""
+    """The content of prometheus.yml.
+
+    Ray's service discovery lists the ports of Ray's own metrics, several per node. Ours are on `port` of these nodes.
+    """
     discovery = [{"url": f"{cluster.ray}{RAY_DISCOVERY}", "refresh_interval": "30s"}]
     ours: dict[str, Any] = {"job_name": "agent-rft", "honor_labels": True}
     if cluster.nodes is not None:
         ours["static_configs"] = [{"targets": [f"{node}:{cluster.port}" for node in cluster.nodes]}]
     else:
-        here = {"source_labels": ["__address__"], "regex": r"(.+):\d+", "replacement": f"${{1}}:{cluster.port}"}
+        on_our_port = {"source_labels": ["__address__"], "regex": r"(.+):\d+", "replacement": f"${{1}}:{cluster.port}"}
         ours["http_sd_configs"] = discovery
         ours["relabel_configs"] = [
-            here | {"target_label": "__address__"},
+            on_our_port | {"target_label": "__address__"},
             {"target_label": "job", "replacement": "agent-rft"},
         ]
     rays = [] if cluster.ray is None else [{"job_name": "ray", "http_sd_configs": discovery}]
@@ -57,7 +62,7 @@ def prometheus_config(cluster: Cluster) -> dict[str, Any]:
 
 
 def write_pair(out: Path, cluster: Cluster) -> None:
-    """Everything for a Prometheus and a Grafana of this cluster; what is there is replaced."""
+    """Writes the configuration of a Prometheus and a Grafana that watch this cluster, replacing existing files."""
     _write(out / "prometheus.yml", _yaml(prometheus_config(cluster)))
     _write(out / "alerts.yml", _yaml(rule_groups()))
     _write(out / RUNBOOK, runbook())
@@ -69,20 +74,28 @@ def write_pair(out: Path, cluster: Cluster) -> None:
     provisioning = out / "grafana" / "provisioning"
     _write(provisioning / "datasources" / "prometheus.yml", _yaml({"apiVersion": 1, "datasources": [source]}))
     _write(provisioning / "dashboards" / "agent-rft.yml", _yaml({"apiVersion": 1, "providers": [provider]}))
-    _write_dashboards(out / "grafana" / "dashboards")
+    for name, text in _dashboard_files().items():
+        _write(out / "grafana" / "dashboards" / name, text)
 
 
-def write_kubernetes(out: Path) -> None:
-    """What k8s/monitoring holds: dashboards, alerts for the Prometheus operator, the runbook."""
+def kubernetes_manifest() -> str:
+    """The alerts as a PrometheusRule and the dashboards as a ConfigMap, in one YAML stream.
+
+    The rule is for the Prometheus operator, the label `grafana_dashboard` for the sidecar of Grafana's Helm chart.
+    """
     rule = {"apiVersion": "monitoring.coreos.com/v1", "kind": "PrometheusRule", "metadata": {"name": "agent-rft"}}
-    _write(out / "alerts.yaml", _yaml(rule | {"spec": rule_groups()}))
-    _write(out / RUNBOOK, runbook())
-    _write_dashboards(out / "dashboards")
+    config_map = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": "agent-rft-dashboards", "labels": {"grafana_dashboard": "1"}},
+        "data": _dashboard_files(),
+    }
+    return "---\n".join([_yaml(rule | {"spec": rule_groups()}), _yaml(config_map)])
 
 
-def _write_dashboards(folder: Path) -> None:
-    for dashboard in DASHBOARDS:
-        _write(folder / f"{dashboard.name}.json", json.dumps(dashboard_json(dashboard), indent=1) + "\n")
+def _dashboard_files() -> dict[str, str]:
+    """Maps each dashboard's file name to its JSON."""
+    return {f"{each.name}.json": json.dumps(dashboard_json(each), indent=1) + "\n" for each in DASHBOARDS}
 
 
 def _write(path: Path, text: str) -> None:
@@ -91,16 +104,16 @@ def _write(path: Path, text: str) -> None:
 
 
 def _yaml(value: Mapping[str, Any]) -> str:
-    plain = json.loads(json.dumps(value))  # else what stands in it twice becomes an anchor
+    plain = json.loads(json.dumps(value))  # without shared objects, which would become YAML anchors
     return yaml.safe_dump(plain, sort_keys=False, width=1000)
 
 
 _COMPOSE = f"""\
-# docker compose up -d, then http://127.0.0.1:3000 (dashboards, folder agent-rft) and http://127.0.0.1:9090/alerts
+# docker compose up -d; dashboards are at http://127.0.0.1:3000 (folder agent-rft), alerts at http://127.0.0.1:9090/alerts
 services:
   prometheus:
     image: {PROMETHEUS_IMAGE}
-    network_mode: host  # metrics of local jobs are on the loopback only
+    network_mode: host  # local jobs serve metrics on the loopback interface only
     restart: unless-stopped
     command:
       - --config.file=/etc/prometheus/prometheus.yml
@@ -130,13 +143,14 @@ volumes:
 _README = """\
 # Prometheus and Grafana for agent-rft
 
-    docker compose up -d      # here; then http://127.0.0.1:3000, folder agent-rft
-    docker compose down       # keeps the data; -v removes it
+    docker compose up -d      # in this folder; then open http://127.0.0.1:3000, folder agent-rft
+    docker compose down       # keeps the data; -v deletes it
 
-Without containers: `prometheus --config.file=prometheus.yml` here, and Grafana with `grafana/provisioning` as its
-provisioning folder (the path in `dashboards/agent-rft.yml` is that of `grafana/dashboards`).
+Without containers: run `prometheus --config.file=prometheus.yml` in this folder, and Grafana with
+`grafana/provisioning` as its provisioning folder. In `grafana/provisioning/dashboards/agent-rft.yml`, set `path` to the
+absolute path of `grafana/dashboards`.
 
-For a Prometheus that is there: take over `scrape_configs` (`honor_labels: true` keeps our label `job`) and `alerts.yml`
-as a rule file; route alerts with its Alertmanager. For a Grafana that is there: import `grafana/dashboards/*.json`.
+With an existing Prometheus: copy `scrape_configs` (`honor_labels: true` keeps our label `job`), add `alerts.yml` as a
+rule file, and route the alerts with your Alertmanager. With an existing Grafana: import `grafana/dashboards/*.json`.
 RUNBOOK.md says what to do when an alert fires.
 """

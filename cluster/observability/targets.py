@@ -1,4 +1,4 @@
-"""What there is to observe: the nodes of a running cluster, or this machine."""
+"""Finds the scrape targets: the nodes of a running Ray cluster, or this machine."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from cluster.ray_cluster.session import is_local, ray_session
 
 
 def observed(address: str | None) -> Cluster:
-    """The cluster at `address`; without one, jobs of this machine.
+    """The scrape targets of the Ray cluster at `address`, or those of jobs on this machine if it is None.
 
     Raises:
-        InvalidJob: nothing answers there.
+        InvalidJob: No cluster answers at `address`.
     """
     port = metrics_port()
     if address is None:
@@ -23,9 +23,9 @@ def observed(address: str | None) -> Cluster:
     with ray_session(address):
         nodes = sorted({node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]})
         dashboard = ray._private.worker.get_dashboard_url()
-    # A cluster with tokens would want one of Prometheus too: then the nodes that are there now have to do.
-    tells = bool(dashboard) and os.environ.get("RAY_AUTH_MODE") != "token"
-    url = f"http://{dashboard}" if tells else None
+    # With token authentication Prometheus would need a token for the discovery too: list today's nodes instead.
+    discoverable = bool(dashboard) and os.environ.get("RAY_AUTH_MODE") != "token"
+    url = f"http://{dashboard}" if discoverable else None
     if is_local(address):
         return Cluster(["127.0.0.1"], url, port)
-    return Cluster(None if tells else nodes, url, port)
+    return Cluster(None if discoverable else nodes, url, port)

@@ -9,17 +9,16 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import ray
 from ray.dashboard.modules.job.common import JobInfoStorageClient, JobStatus
 from ray.exceptions import RayError
 
-from cluster.records.run_folder import plain
-from trainer.protocols import Level
-from trainer.types import Group
+from cluster.records.redact import plain
+from trainer.events import PhaseBegan, StepDone
+from trainer.run_events import RunEvent
 
 WRITE_TIMEOUT_S = 10
 NEEDED_TO_STOP_S = 60
@@ -56,31 +55,28 @@ def folder_warning(run: Path) -> str | None:
 
 
 class RayJobStatus:
-    """An EventSink that keeps the status message of our own job: `RUN: step 3 of 15, reward 0.42`."""
+    """A Sink that keeps the status message of our own Ray job: `RUN: step 3 of 15, reward 0.42`."""
 
-    def __init__(self, run: str, total_steps: int) -> None:
+    def __init__(self, run: str) -> None:
         self._run = run
-        self._total_steps = total_steps
         self._job = submission_id()
         self._text: str | None = None
         self._writing: asyncio.Task[None] | None = None
 
-    def phase(self, text: str) -> None:
-        self._say(text)
+    def event(self, event: RunEvent) -> None:
+        match event.event:
+            case PhaseBegan(quiet=False):
+                self._say(event.message)
+            case StepDone(metrics=metrics, total_steps=total_steps):
+                numbers = [("reward", "train_mean_reward"), ("loss", "loss")]
+                shown = [f"{label} {metrics[name]:.3f}" for label, name in numbers if name in metrics][:1]
+                self._say(", ".join([f"step {event.step} of {total_steps}", *shown]))
 
-    def step(self, metrics: dict[str, float]) -> None:
-        numbers = [("reward", "train_mean_reward"), ("loss", "loss")]
-        told = [f"{label} {metrics[name]:.3f}" for label, name in numbers if name in metrics][:1]
-        self._say(", ".join([f"step {metrics['step']:.0f} of {self._total_steps}", *told]))
+    def close(self) -> None:
+        """Does nothing; call `ended` to stop writing."""
 
-    def event(self, level: Level, message: str, **data: Any) -> None:
-        pass
-
-    def groups(self, name: str, groups: Sequence[Group]) -> None:
-        pass
-
-    async def close(self) -> None:
-        """What Ray says of the job's end must not be overwritten."""
+    async def ended(self) -> None:
+        """Stop writing, so that Ray's own final message is not overwritten."""
         if self._writing is not None:
             self._writing.cancel()
             await asyncio.wait({self._writing})

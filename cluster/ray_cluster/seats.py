@@ -74,7 +74,7 @@ class Seats:
             async with asyncio.timeout(timeout_s):
                 while not (await asyncio.wait({reserved}, timeout=NEWS_S))[0]:
                     if news != (news := self._missing()):
-                        tell(f"waiting for resources: {news}")
+                        tell(news)
         except TimeoutError:
             message = f"after {timeout_s:g} s: {self._missing()}"
             problem = Problem("no_free_resources", "cluster", message, "wait for other jobs to end, or add nodes")

@@ -1,7 +1,7 @@
 """The folder of one run: everything that a job leaves behind, readable while it runs and after it was killed.
 
     job.resolved.json      job and plan, without secrets
-    events.jsonl           {time, level, message, data}
+    events.jsonl           see `trainer.run_events`
     metrics.jsonl          one flat object a step, names of `trainer.metrics`
     evaluations.jsonl      {name, time, fields of Evaluation}
     rollouts/<name>.jsonl.zst   step-000001, validation-000000, test-before, ...
@@ -17,40 +17,22 @@ from __future__ import annotations
 
 import io
 import json
-import math
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
 
-import numpy as np
-import zstandard
-
-from trainer.data.rollout_json import outcome_as_json, outcome_from_json, task_from_json
-from trainer.loop.evaluate import Evaluation
-from trainer.protocols import Level
+from cluster.records.redact import plain, public_job
+from cluster.records.rollout_files import ROLLOUTS_SUFFIX, read_groups, write_groups
+from trainer.events import VALIDATION, Evaluated, StepDone
+from trainer.run_events import RunEvent, evaluation_of
 from trainer.spec.job import JobSpec, Plan
-from trainer.types import Discarded, Group, GroupRequest, Rollout
-
-ROLLOUTS_SUFFIX = ".jsonl.zst"
-REDACTED = "**********"
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """One line of events.jsonl; `time` is ISO 8601, UTC."""
-
-    time: str
-    level: Level
-    message: str
-    data: dict[str, Any]
+from trainer.types import Evaluation, Group
 
 
 def new_run_folder(root: Path, suffix: str | None) -> Path:
@@ -68,7 +50,7 @@ def new_run_folder(root: Path, suffix: str | None) -> Path:
 
 
 class RunFolder:
-    """Writes (an EventSink of the loop) and reads one run's folder. Writers call `close` at the end."""
+    """Writes (a Sink) and reads one run's folder. Writers call `close` at the end."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -90,20 +72,20 @@ class RunFolder:
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
-    def event(self, level: Level, message: str, **data: Any) -> None:
-        self._append("events.jsonl", {"time": _now(), "level": level, "message": message, "data": data})
-
-    def step(self, metrics: Mapping[str, float]) -> None:
-        self._append("metrics.jsonl", {name: float(value) for name, value in metrics.items()})
+    def event(self, event: RunEvent) -> None:
+        """Append it. A step's numbers go into metrics.jsonl, a graded test file's into evaluations.jsonl as well."""
+        line, happened = event.as_line(), event.event
+        if isinstance(happened, StepDone):
+            self._append("metrics.jsonl", event.data["metrics"])  # null where a number was not finite
+            line["data"] = {"total_steps": happened.total_steps, "metrics": {}}
+        if isinstance(happened, Evaluated) and happened.name != VALIDATION:
+            evaluation = {"name": happened.name, "time": line["time"]} | happened.evaluation.as_dict()
+            self._append("evaluations.jsonl", evaluation)
+        self._append("events.jsonl", line)
 
     def groups(self, name: str, groups: Sequence[Group]) -> None:
         path = self._rollouts(name)
         self._later(f"rollouts/{path.name}", lambda: write_groups(path, groups))
-
-    def write_evaluation(self, name: str, evaluation: Evaluation, groups: Sequence[Group]) -> None:
-        """Keep the numbers and the rollouts of one evaluated file (`test-before`, `test-after`)."""
-        self.groups(name, groups)
-        self._append("evaluations.jsonl", {"name": name, "time": _now()} | evaluation.as_dict())
 
     def write_job(self, job: JobSpec, plan: Plan, extra: Mapping[str, Any] | None = None) -> None:
         """Keep what the job came to, at once and without secrets. `extra`: versions, placement and the like.
@@ -153,8 +135,9 @@ class RunFolder:
             return {}
         return resolved
 
-    def events(self) -> list[Event]:
-        return [Event(**line) for line in _read_lines(self.path / "events.jsonl")]
+    def events(self) -> list[RunEvent]:
+        """All that happened, in order; those of runs from before events had kinds have only level, message and data."""
+        return [RunEvent.from_line(line) for line in _read_lines(self.path / "events.jsonl")]
 
     def metrics(self) -> list[dict[str, float]]:
         """One dict a step, by step; numbers that were not finite are left out."""
@@ -162,17 +145,22 @@ class RunFolder:
         return [{k: v for k, v in steps[step].items() if v is not None} for step in sorted(steps)]
 
     def lacks(self, metrics: Mapping[str, float]) -> bool:
-        """Whether these are of a step that was never told: the run was killed once its checkpoint was whole."""
-        return bool(metrics) and all(told["step"] != metrics["step"] for told in self.metrics())
+        """Whether a step is missing whose checkpoint is whole: the run was killed between the two."""
+        return bool(metrics) and all(step["step"] != metrics["step"] for step in self.metrics())
 
     def evaluations(self) -> dict[str, Evaluation]:
-        found = {line["name"]: evaluation_of(line) for line in _read_lines(self.path / "evaluations.jsonl")}
-        return {name: evaluation for name, evaluation in found.items() if evaluation is not None}
+        return {line["name"]: evaluation_of(line) for line in _read_lines(self.path / "evaluations.jsonl")}
 
     def validations(self) -> list[tuple[int, Evaluation]]:
-        """(step, what the validation file came to), by step; the baseline is step 0."""
-        found = {e.data["step"]: evaluation_of(e.data) for e in self.events() if "step" in e.data}
-        return [(int(step), v) for step, v in sorted(found.items()) if v is not None]
+        """(step, evaluation of the validation file), by step; the baseline is step 0."""
+        found: dict[int, Evaluation] = {}
+        for event in self.events():
+            if isinstance(event.event, Evaluated) and event.event.name == VALIDATION:
+                found[event.step] = event.event.evaluation
+            elif not event.kind and "step" in event.data:  # of a run from before events had kinds
+                with suppress(TypeError):
+                    found[int(event.data["step"])] = evaluation_of(event.data)
+        return sorted(found.items(), key=lambda pair: pair[0])
 
     def rollout_names(self) -> list[str]:
         """Names for `read_groups`, oldest file first."""
@@ -187,97 +175,6 @@ class RunFolder:
             FileNotFoundError: no rollouts of that name were written.
         """
         return read_groups(self._rollouts(name))
-
-
-def evaluation_of(data: Mapping[str, Any]) -> Evaluation | None:
-    """The evaluation in an event's data or a line of evaluations.jsonl, or None where there is none."""
-    names = [field.name for field in fields(Evaluation)]
-    if not all(name in data for name in names):
-        return None
-    values: dict[str, Any] = {name: math.nan if data[name] is None else data[name] for name in names}
-    return Evaluation(**values)
-
-
-# -- rollouts as lines -------------------------------------------------------------------------------------------------
-
-
-def write_groups(path: Path, groups: Sequence[Group]) -> None:
-    """A line for each group's request, followed by one for each of its rollouts."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".tmp")
-    with zstandard.ZstdCompressor().stream_writer(temporary.open("wb")) as file:
-        for group in groups:
-            for line in group_lines(group):
-                file.write(json.dumps(line, default=str).encode() + b"\n")
-    temporary.rename(path)
-
-
-def read_groups(path: Path) -> list[Group]:
-    """What `write_groups` wrote, bit by bit."""
-    found: list[tuple[GroupRequest, list[Rollout], list[Discarded]]] = []
-    with path.open("rb") as file:
-        stream = zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
-        for text in io.TextIOWrapper(stream, encoding="utf-8"):
-            line = json.loads(text)
-            if line["kind"] == "group":
-                del line["kind"]
-                found.append((GroupRequest(**line | {"task": task_from_json(line["task"])}), [], []))
-            elif isinstance(outcome := outcome_from_json(line), Rollout):
-                found[-1][1].append(outcome)
-            else:
-                found[-1][2].append(outcome)
-    return [Group(request, tuple(rollouts), tuple(discarded)) for request, rollouts, discarded in found]
-
-
-def group_lines(group: Group) -> Iterator[dict[str, Any]]:
-    """Kind `group` (the request with its whole row), then those of `trainer.data.rollout_json`."""
-    yield {"kind": "group"} | asdict(group.request)
-    yield from map(outcome_as_json, group.rollouts)
-    yield from map(outcome_as_json, group.discarded)
-
-
-# -- plain values ------------------------------------------------------------------------------------------------------
-
-
-def public_job(job: JobSpec, *, exclude_unset: bool = False) -> dict[str, Any]:
-    """The job without secrets. Keys of a tool that are unknown to us may hold any: their values are hidden too."""
-    public = job.model_dump(mode="json", exclude_unset=exclude_unset)
-    if job.method.reinforcement is not None:
-        tools = public["method"]["reinforcement"].get("tools", [])
-        for tool, shown in zip(job.reinforcement.tools, tools, strict=True):
-            shown |= dict.fromkeys(tool.model_extra or {}, REDACTED)
-    return public
-
-
-def plain(value: Any) -> Any:
-    """JSON values only: what is not finite becomes null, and a URL loses its credentials and its query."""
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [plain(item) for item in value]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if value is None or isinstance(value, bool | int):
-        return value
-    return _URL.sub(_without_credentials, str(value))
-
-
-_URL = re.compile(r"[a-z][a-z0-9+.-]*://[^\s'\"<>]+", re.IGNORECASE)
-
-
-def _without_credentials(url: re.Match[str]) -> str:
-    try:
-        parts = urlsplit(url.group())
-    except ValueError:
-        return REDACTED
-    host = f"{REDACTED}@{parts.netloc.rpartition('@')[2]}" if "@" in parts.netloc else parts.netloc
-    return urlunsplit((parts.scheme, host, parts.path, REDACTED if parts.query else "", ""))
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 def _append_line(path: Path, line: bytes) -> None:

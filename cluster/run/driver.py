@@ -7,7 +7,6 @@ import errno
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
-from enum import Enum
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -26,30 +25,39 @@ from cluster.preflight.prepare import Prepared, prepare
 from cluster.ray_cluster.job_status import RayJobStatus, folder_warning, stop_warning
 from cluster.ray_cluster.seats import Seats
 from cluster.ray_cluster.session import is_local, ray_session
+from cluster.records.redact import public_job
 from cluster.records.run_folder import RunFolder, new_run_folder
 from cluster.run.actor_configs import checking, job_digest, learner_config, print_plan, weight_sync, worker_config
 from cluster.run.metrics_sink import MetricsSink
+from cluster.run.plugins import RunInfo, load_plugins
 from cluster.run.sessions import JobSessions
 from cluster.run.signals import Signals
-from cluster.views.live import LiveView, Sinks, Watch, before_after_table
+from cluster.run.stream import EventStream
+from cluster.run.watch import Watch
+from cluster.views.live import LiveView, before_after_table
 from cluster.views.report import write_report
 from trainer.errors import Discard, InvalidJob, Problem, RftError, first_error
+from trainer.events import (
+    ComponentFailed,
+    Evaluated,
+    JobEnded,
+    JobStarted,
+    Notice,
+    Outcome,
+    Phase,
+    PhaseBegan,
+    StepDone,
+)
 from trainer.loop.checkpoint import Checkpoints, LoopState, check_same_job
-from trainer.loop.evaluate import Evaluation, evaluate
+from trainer.loop.evaluate import evaluate
 from trainer.loop.reinforcement import Loop, LoopConfig
 from trainer.loop.supervised import SupervisedLoop
-from trainer.protocols import Level
+from trainer.protocols import Sink
 from trainer.spec.job import JobSpec
 from trainer.spec.operator import Operator
-from trainer.types import Purpose, Task
+from trainer.types import Evaluation, Purpose, Task
 
 DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO}
-
-
-class RunOutcome(Enum):
-    DONE = "done"
-    STOPPED = "stopped"
-    FAILED = "failed"
 
 
 async def check(
@@ -67,7 +75,7 @@ async def check(
     console.print("[green]the job is ready to be trained[/]")
 
 
-async def train(job: JobSpec, runs: Path, resume: Path | None, address: str | None, operator: Operator) -> RunOutcome:
+async def train(job: JobSpec, runs: Path, resume: Path | None, address: str | None, operator: Operator) -> Outcome:
     """Train a job to its end, or until a signal.
 
     Raises:
@@ -80,7 +88,7 @@ async def train(job: JobSpec, runs: Path, resume: Path | None, address: str | No
 
 async def train_in(
     job: JobSpec, folder: Path, address: str | None, operator: Operator, watch: Watch | None = None
-) -> RunOutcome:
+) -> Outcome:
     """Train a job in a folder of its own, going on from its last checkpoint where an earlier start left one: whoever
     starts lost jobs anew says the same each time. A job that is watched is a server's, whose endpoints were tried
     before: one that fails now is a matter for retries.
@@ -96,7 +104,7 @@ async def train_in(
 
 async def evaluate_model(
     job: JobSpec, file: str, samples: int, runs: Path, address: str | None, operator: Operator
-) -> RunOutcome:
+) -> Outcome:
     """Grade a model on one of the job's files and keep every trace.
 
     Raises:
@@ -143,16 +151,15 @@ async def _run(
         except asyncio.CancelledError:
             if not signals.count:
                 raise
-            run.outcome = RunOutcome.STOPPED
-        except RftError as error:
-            run.outcome = RunOutcome.FAILED
-            folder.event("error", str(error))
-            raise
+            run.outcome = "stopped"
         except OSError as error:
+            run.failed(error)
             if error.errno not in DISK_ERRORS:
                 raise
-            run.outcome = RunOutcome.FAILED
             raise RftError(f"cannot write to {folder.path}: {error.strerror}") from error
+        except Exception as error:
+            run.failed(error)
+            raise
         finally:
             await asyncio.shield(run.close())
 
@@ -171,15 +178,17 @@ class _Run:
         console: Console,
         watch: Watch | None,
     ) -> None:
-        self.outcome = RunOutcome.DONE
+        self.outcome: Outcome = "done"
+        self._error = ""
         self._prepared = prepared
         self._operator = operator
         self._folder = folder
         self._view = view
-        self._watch = watch
         self._metrics = metrics
-        self._status = RayJobStatus(folder.path.name, prepared.plan.steps)
-        self._sink = Sinks(folder, view, metrics, self._status, *([] if watch is None else [watch]))
+        self._status = RayJobStatus(folder.path.name)
+        sinks: list[Sink] = [folder, view, metrics, self._status, *([] if watch is None else [watch])]
+        plugins = load_plugins(RunInfo(folder.path.name, folder.path, public_job(prepared.job)))
+        self._stream = EventStream(folder.path.name, sinks, [folder, metrics], plugins)
         self._signals = signals
         self._console = console
         self._seats: Seats | None = None
@@ -189,11 +198,17 @@ class _Run:
         self._helpers: list[Watched] = []
         self._watchdog: asyncio.Task[None] | None = None
         folder.write_job(prepared.job, prepared.plan, {"context_length": prepared.context_length})
+        self._stream.emit(JobStarted(method=prepared.job.method.type, total_steps=prepared.plan.steps), skip=view)
         for warning in prepared.warnings:
-            self._quietly("warn", warning)  # it was printed with the plan
+            self._stream.emit(Notice(text=warning), skip=view)  # it was printed with the plan
         for unsafe in () if watch is not None else (stop_warning(), folder_warning(folder.path)):
             if unsafe is not None:
-                self._sink.event("warn", unsafe)
+                self._stream.emit(Notice(text=unsafe))
+
+    def failed(self, error: Exception) -> None:
+        """The run ends by this error."""
+        self.outcome = "failed"
+        self._error = str(error) if isinstance(error, RftError) else f"{type(error).__name__}: {error}"
 
     async def train(self, resuming: bool) -> None:
         if self._prepared.job.method.type == "supervised":
@@ -212,9 +227,9 @@ class _Run:
         config = LoopConfig(
             prepared.plan, job.reinforcement.algorithm, job.seed, job.reinforcement.grader.pass_threshold, digest
         )
-        loop = Loop(config, prepared.tasks, prepared.validation, fleet, learner, checkpoints, self._sink)
+        loop = Loop(config, prepared.tasks, prepared.validation, fleet, learner, checkpoints, self._stream)
         await self._run_loop(loop, latest)
-        if prepared.test and self.outcome is RunOutcome.DONE:
+        if prepared.test and self.outcome == "done":
             after = await self._grade(fleet, prepared.test, "test", "test-after", prepared.plan.eval_samples)
             if before is not None:
                 self._view.stop()
@@ -234,7 +249,7 @@ class _Run:
             prepared.renderer,
             learner,
             checkpoints,
-            self._sink,
+            self._stream,
             digest,
         )
         await self._run_loop(loop, latest)
@@ -242,14 +257,16 @@ class _Run:
     async def _run_loop(self, loop: Loop | SupervisedLoop, latest: tuple[Path, LoopState] | None) -> None:
         """To its end or to a signal, from a checkpoint where there is one."""
         if latest is not None:
-            if self._folder.lacks(latest[1].metrics):
-                self._sink.step(latest[1].metrics)
             await loop.resume(*latest)
+            state = latest[1]
+            if self._folder.lacks(state.metrics):
+                total_steps = self._prepared.plan.steps
+                self._stream.emit(StepDone(step=state.step, total_steps=total_steps, metrics=state.metrics))
         self._phase("training")
         with self._signals.graceful(loop.stop):
             await loop.run()
         if self._signals.count:
-            self.outcome = RunOutcome.STOPPED
+            self.outcome = "stopped"
 
     async def evaluation(self, file: str, samples: int) -> None:
         prepared = self._prepared
@@ -271,7 +288,9 @@ class _Run:
             await self._learner.shutdown()
         if self._seats is not None:
             self._seats.release()
-        await self._status.close()
+        self._stream.emit(JobEnded(outcome=self.outcome, error=self._error))
+        await asyncio.to_thread(self._stream.close)
+        await self._status.ended()
         self._view.stop()
         self._metrics.close()
         self._folder.close()
@@ -283,22 +302,14 @@ class _Run:
             problems.append(f"the report is not written: {error.strerror}")
         for problem in problems:
             self._console.print(f"[yellow]warning[/] {escape(problem)}", soft_wrap=True, highlight=False)
-        if self.outcome is not RunOutcome.DONE and self._folder.checkpoints.is_dir():
+        if self.outcome != "done" and self._folder.checkpoints.is_dir():
             latest = Checkpoints(self._folder.checkpoints).latest()
             if latest is not None:
                 how = f"from {latest[0].name} with --resume {self._folder.path}"
                 self._console.print(f"to go on:   {how}", soft_wrap=True, highlight=False)
 
-    def _phase(self, text: str) -> None:
-        self._view.phase(text)
-        self._status.phase(text)
-        if self._watch is not None:
-            self._watch.phase(text)
-
-    def _quietly(self, level: Level, message: str) -> None:
-        self._folder.event(level, message)
-        if self._watch is not None:
-            self._watch.event(level, message)
+    def _phase(self, phase: Phase, detail: str = "") -> None:
+        self._stream.emit(PhaseBegan(phase=phase, detail=detail))
 
     def _checkpoints(self, resuming: bool) -> tuple[Checkpoints, tuple[Path, LoopState] | None, str]:
         """The run's checkpoints, the one to go on from, and the digest of the job.
@@ -321,9 +332,10 @@ class _Run:
         prepared, metrics, placement = self._prepared, self._metrics.place, self._prepared.placement
         engines, learner = placement.engines > 0, placement.learner_ranks > 0
         self._seats = seats = Seats(placement, self._folder.path.name)
-        self._phase("waiting for resources")
-        at_start = await seats.ready(self._phase, wait_for_nodes_s=self._operator.wait_for_nodes_s)
-        self._phase("starting " + " and ".join(["engines"] * engines + ["learner"] * learner))
+        self._phase("resources")
+        missing = partial(self._phase, "resources")
+        at_start = await seats.ready(missing, wait_for_nodes_s=self._operator.wait_for_nodes_s)
+        self._phase("actors", " and ".join(["engines"] * engines + ["learner"] * learner))
         fleet, learning = None, None
         try:
             async with asyncio.TaskGroup() as group:
@@ -342,7 +354,7 @@ class _Run:
             if fleet is not None:
                 fleet.connect(weight_sync(prepared, self._learner), self._learner.logprobs)
         progress = None if fleet is None else fleet.progress
-        self._watchdog = asyncio.create_task(Watchdog(self._watched, progress, self._sink.event).run())
+        self._watchdog = asyncio.create_task(Watchdog(self._watched, progress, self._stream.emit).run())
         self._watchdog.add_done_callback(self._watchdog_ended)
         return self._fleet, self._learner
 
@@ -356,7 +368,7 @@ class _Run:
 
     def _watchdog_ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:  # a bug: the job goes on without it
-            self._sink.event("error", f"the watchdog ended: {type(error).__name__}: {error}")
+            self._stream.emit(ComponentFailed(component="watchdog", error=f"{type(error).__name__}: {error}"))
 
     def _watched(self) -> list[Watched]:
         """The actors of this job as they are now."""
@@ -366,11 +378,11 @@ class _Run:
     def _make_fleet(self, seats: Seats) -> Fleet:
         prepared, metrics = self._prepared, self._metrics.place
         reinforcement = prepared.job.reinforcement
-        folder, tell = self._folder.path, partial(self._sink.event, "warn")
+        folder = self._folder.path
         tools, shards, session = reinforcement.tools, prepared.job.cluster.dispatchers, reinforcement.session
         dispatchers = start_dispatchers(tools, self._operator, shards, session, folder, seats.beside, metrics)
         if session is not None:
-            self._sessions = JobSessions(DispatcherClient(*dispatchers), folder, tell)
+            self._sessions = JobSessions(DispatcherClient(*dispatchers), folder, self._stream.emit)
         graders = (
             cast(Any, GraderPoolActor)
             .options(**seats.beside("grader-pool"))
@@ -392,19 +404,17 @@ class _Run:
 
         size, canary_limit = prepared.job.cluster.engines, CANARY_LIMITS[prepared.placement.dtype]
         endpoints = [DispatcherClient(*dispatchers).endpoint_stats, GraderPoolClient(graders).endpoint_stats]
-        placed, tell_all = seats.engine_placed, self._sink.event
-        return Fleet(spawn, size, canary_limit, reinforcement.limits, tell_all, lost, endpoints, placed)
+        emit, placed = self._stream.emit, seats.engine_placed
+        return Fleet(spawn, size, canary_limit, reinforcement.limits, emit, lost, endpoints, placed)
 
     async def _grade(
         self, fleet: Fleet, tasks: Sequence[Task], purpose: Purpose, name: str, samples: int
     ) -> Evaluation:
-        self._phase(f"grading {len(tasks)} rows ({name})")
+        self._phase("grading", f"{len(tasks)} rows ({name})")
         reinforcement = self._prepared.job.reinforcement
         evaluation, groups = await evaluate(
             fleet, tasks, purpose, samples, reinforcement.algorithm.temperature, reinforcement.grader.pass_threshold
         )
-        self._folder.write_evaluation(name, evaluation, groups)
-        self._metrics.groups(name, groups)
-        text = f"{name}: grade {evaluation.grade:.3f} ± {evaluation.ci95:.3f}, {evaluation.tool_calls:.2f} tool calls"
-        self._sink.event("info", f"{text} (n = {evaluation.num_rollouts})")
+        self._stream.groups(name, groups)
+        self._stream.emit(Evaluated(name=name, evaluation=evaluation))
         return evaluation

@@ -8,17 +8,17 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from actors.runtime.exporter import MetricsAddress, Telemetry
 from actors.runtime.recorder import Recorder
+from trainer.events import StepDone
 from trainer.metrics import METRICS, metric_of
-from trainer.protocols import Level
+from trainer.run_events import RunEvent
 from trainer.types import Group, Rollout
 
 
 class MetricsSink:
-    """An EventSink of the loop. Without a place it counts for nobody. Call `close` at the end."""
+    """A Sink. Without a place nothing is served. Call `close` at the end."""
 
     def __init__(self, place: MetricsAddress | None, folder: Path) -> None:
         """`folder` is the run's."""
@@ -42,10 +42,14 @@ class MetricsSink:
         """
         return cls(MetricsAddress.of(folder.name, local=local), folder)
 
-    def event(self, level: Level, message: str, **data: Any) -> None:
-        self.recorder.record(f"events/{level}")
+    def event(self, event: RunEvent) -> None:
+        happened = event.event
+        if happened is None or not happened.quiet:
+            self.recorder.record(f"events/{event.level}")
+        if isinstance(happened, StepDone):
+            self._step(happened.metrics)
 
-    def step(self, metrics: Mapping[str, float]) -> None:
+    def _step(self, metrics: Mapping[str, float]) -> None:
         for name, value in metrics.items():
             found = metric_of(name)
             if found is not None and not METRICS[found[0]].live:

@@ -6,13 +6,14 @@ The dispatcher opens and ends the sessions themselves (`actors/tools/sessions.py
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 
 from actors.tools.actor import DispatcherClient
 from actors.tools.sessions import CLOSE_S
 from trainer.errors import CannotStart, EngineFailed, ToolFailed
+from trainer.events import SessionProblem
+from trainer.protocols import Emit
 
 NEWS_EVERY_S = 10.0
 CLOSE_GRACE_S = 10.0
@@ -20,12 +21,12 @@ CLOSE_GRACE_S = 10.0
 
 
 class JobSessions:
-    """Of one run; made in its event loop. `tell` takes what the user should hear of."""
+    """The tool sessions of one run; create it in the run's event loop."""
 
-    def __init__(self, dispatcher: DispatcherClient, journals: Path, tell: Callable[[str], None]) -> None:
+    def __init__(self, dispatcher: DispatcherClient, journals: Path, emit: Emit) -> None:
         self._dispatcher = dispatcher
-        self._where = f"sessions-*.jsonl in {journals} names them, and a resumed run ends them"
-        self._tell = tell
+        self._where = f"sessions-*.jsonl in {journals} lists them, and resuming the run ends them"
+        self._emit = emit
         self._owners: dict[str, str] = {}
         self._incarnations = count(1)
         self._watch = asyncio.create_task(self._pass_on_news())
@@ -47,10 +48,10 @@ class JobSessions:
                 left = await self._dispatcher.close_sessions("job_stopped")
                 await self._news()
         except (TimeoutError, ToolFailed, CannotStart) as error:
-            self._tell(f"sessions may still be open; {self._where}: {error}")
+            self._emit(SessionProblem(detail=f"sessions may still be open; {self._where}: {error}"))
             return
         if left:
-            self._tell(f"{left} sessions could not be ended; {self._where}")
+            self._emit(SessionProblem(detail=f"{left} sessions could not be ended; {self._where}"))
 
     async def _pass_on_news(self) -> None:
         while True:
@@ -62,4 +63,4 @@ class JobSessions:
 
     async def _news(self) -> None:
         for text in await self._dispatcher.session_news():
-            self._tell(text)
+            self._emit(SessionProblem(detail=text))

@@ -38,7 +38,7 @@ from cluster.stores.job_tables import (
     JobRow,
     NewJob,
 )
-from trainer.protocols import Level
+from trainer.events import Level
 
 T = TypeVar("T")
 

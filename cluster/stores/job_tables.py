@@ -14,7 +14,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from cluster.stores.database import Base
 from cluster.stores.job_states import JobStatus
-from trainer.protocols import Level
+from trainer.events import Level
 
 EventType = Literal["message", "metrics"]
 Number = BigInteger().with_variant(Integer, "sqlite")

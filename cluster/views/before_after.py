@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Literal
 
-from trainer.loop.evaluate import Evaluation
-from trainer.types import Group
+from trainer.types import Evaluation, Group
 
 Verdict = Literal["better", "worse", "same"]
 

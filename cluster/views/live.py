@@ -14,7 +14,6 @@ from contextlib import suppress
 from itertools import pairwise
 from statistics import fmean, median
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol
 
 from rich import box
 from rich.console import Console, Group, RenderableType
@@ -25,14 +24,10 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-import trainer.types
-from cluster.records.run_folder import evaluation_of
 from cluster.views.before_after import compare
-from trainer.loop.evaluate import Evaluation
-from trainer.protocols import EventSink, Level
-
-if TYPE_CHECKING:  # a view starts in a moment, preflight with all that it checks with does not
-    from cluster.preflight.prepare import Prepared
+from trainer.events import Evaluated, JobEnded, PhaseBegan, RolloutDiscarded, StepDone
+from trainer.run_events import RunEvent
+from trainer.types import Evaluation
 
 TREND_WIDTH, PHASE_WIDTH = 30, 40
 LEVEL_STYLES = {"info": "dim", "warn": "yellow", "error": "bold red"}
@@ -67,37 +62,8 @@ def safe_text(text: str) -> str:
     return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", "�", text.replace("\r\n", "\n"))
 
 
-class Sinks:
-    """Fans out to several sinks."""
-
-    def __init__(self, *sinks: EventSink) -> None:
-        self._sinks = sinks
-
-    def event(self, level: Level, message: str, **data: Any) -> None:
-        for sink in self._sinks:
-            sink.event(level, message, **data)
-
-    def step(self, metrics: dict[str, float]) -> None:
-        for sink in self._sinks:
-            sink.step(metrics)
-
-    def groups(self, name: str, groups: Sequence[trainer.types.Group]) -> None:
-        for sink in self._sinks:
-            sink.groups(name, groups)
-
-
-class Watch(EventSink, Protocol):
-    """What else hears of a run. Calls return at once and never raise."""
-
-    def prepared(self, prepared: Prepared) -> None:
-        """The job passed its checks."""
-
-    def phase(self, text: str) -> None:
-        """What is going on between steps."""
-
-
 class LiveView:
-    """An EventSink and a context manager: within it a terminal shows the table; without a terminal it prints lines.
+    """A Sink and a context manager: within it a terminal shows the table; without a terminal it prints lines.
     `total_steps` is a guess that metrics set right; `clock` gives seconds.
     """
 
@@ -134,19 +100,30 @@ class LiveView:
         if not self._live.is_started:
             self._print(Text(f"{self._clock()}  {safe_text(text)}"))
 
-    # -- EventSink -----------------------------------------------------------------------------------------------------
+    # -- Sink ----------------------------------------------------------------------------------------------------------
 
-    def event(self, level: Level, message: str, **data: Any) -> None:
-        validation = evaluation_of(data)
-        if validation is not None:
-            self._ci95 = validation.ci95
-            step = int(data.get("step", self._step))
-            self._add(step, {"full_valid_mean_grade": validation.grade, "full_valid_mean_reward": validation.reward})
-            self._phase = f"step {self._step + 1}: rollouts and learning"
-        label = "" if level == "info" else f"{level}: "
-        self._print(Text(f"{self._clock()}  {label}{safe_text(message)}", style=LEVEL_STYLES[level]))
+    def event(self, event: RunEvent) -> None:
+        match event.event:
+            case StepDone(metrics=metrics):
+                self._step_done(metrics)
+            case PhaseBegan(quiet=quiet):
+                self._phase = event.message
+                if not quiet:
+                    self.phase(event.message)
+            case JobEnded() | RolloutDiscarded():
+                pass  # the command itself says how it ended; discarded rollouts are counted in the table
+            case Evaluated(name="validation", evaluation=found, step=step):
+                self._ci95 = found.ci95
+                grades = {"full_valid_mean_grade": found.grade, "full_valid_mean_reward": found.reward}
+                self._add(self._step if step is None else step, grades)
+                self._print_event(event)
+            case _:
+                self._print_event(event)
 
-    def step(self, metrics: dict[str, float]) -> None:
+    def close(self) -> None:
+        """See `stop`."""
+
+    def _step_done(self, metrics: dict[str, float]) -> None:
         self._last, self._step, self._stepped = dict(metrics), int(metrics["step"]), self._now()
         self._total_steps = int(metrics.get("total_steps", self._total_steps))
         self._add(self._step, metrics)
@@ -155,9 +132,9 @@ class LiveView:
         if not self._live.is_started:
             self._print(Text(self._line()))
 
-    def groups(self, name: str, groups: Sequence[trainer.types.Group]) -> None:
-        if name.startswith("step-"):  # the step is learned; if this stays for long, it is for the validation
-            self._phase = f"step {self._step + 1}: validation and checkpoint"
+    def _print_event(self, event: RunEvent) -> None:
+        label = "" if event.level == "info" else f"{event.level}: "
+        self._print(Text(f"{self._clock()}  {label}{safe_text(event.message)}", style=LEVEL_STYLES[event.level]))
 
     # -- what is shown -------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ import math
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,7 @@ from cluster.views.before_after import Change, compare, mean_grade, paired_chang
 from cluster.views.live import duration
 from cluster.views.report_charts import BEHAVIOUR, HEALTH, figures, quality
 from cluster.views.traces import call_note, cut, facts, said
-from trainer.loop.evaluate import Evaluation
-from trainer.types import Group, Rollout
+from trainer.types import Evaluation, Group, Rollout
 
 SHOWN_ROWS = 1000
 """A row with two traces takes about 10 kB: a file of this many rows still opens in a moment."""
@@ -85,7 +84,8 @@ def _template() -> Template:
     environment = Environment(
         loader=PackageLoader("cluster.views", ""), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
-    environment.globals |= {"said": said, "cut": cut, "facts": facts, "call_note": call_note, "tries": _tries}
+    environment.globals |= {"said": said, "cut": cut, "facts": facts, "call_note": call_note}
+    environment.globals |= {"tries": _tries, "clock": _clock}
     return environment.get_template("report.html")
 
 
@@ -123,7 +123,7 @@ def write_report(run: RunFolder | Path) -> Path:
         charts=[figure for _, made in sections for figure in made],
         rows=rows[:SHOWN_ROWS],
         num_rows=len(rows),
-        warnings=[event for event in events if event.level != "info"],
+        warnings=[event for event in events if event.level != "info" and not (event.event and event.event.quiet)],
         job=json.dumps(job, indent=2) if job else "",
     )
     temporary = run.report.with_suffix(".tmp")
@@ -202,8 +202,12 @@ def _totals(steps: Sequence[Mapping[str, float]]) -> str:
     return " · ".join(f"{count:,.0f} {what}{'' if round(count) == 1 else 's'}" for count, what in counts if count)
 
 
-def _took(times: Sequence[str]) -> str:
+def _clock(time: float) -> str:
+    return f"{datetime.fromtimestamp(time, UTC):%H:%M:%S}"
+
+
+def _took(times: Sequence[float]) -> str:
+    """When the first event was and how long it was to the last one; `times` in Unix seconds."""
     if not times:
         return ""
-    first, last = (datetime.fromisoformat(time) for time in (times[0], times[-1]))
-    return f"{first:%Y-%m-%d %H:%M} UTC · {duration((last - first).total_seconds())}"
+    return f"{datetime.fromtimestamp(times[0], UTC):%Y-%m-%d %H:%M} UTC · {duration(times[-1] - times[0])}"

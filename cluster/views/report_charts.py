@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import cycle
 from typing import Any, Literal
 
-from trainer.loop.evaluate import Evaluation
+from trainer.types import Evaluation
 
 Steps = Sequence[Mapping[str, float]]
 COLOURS = ("#4c78d8", "#e0803a", "#3aa36f", "#b05fc0", "#c9a227", "#d1495b", "#3aa6b9", "#8a8f98")

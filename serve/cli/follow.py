@@ -17,6 +17,8 @@ from rich.console import Console
 
 from cluster.views.live import LiveView
 from serve.cli.api_client import NoAnswer, ask, pages
+from trainer.events import StepDone, kind_of
+from trainer.run_events import stored
 
 POLL_S = 1.0
 AWAY_S = 300.0
@@ -52,19 +54,30 @@ class LiveSight:
     def __init__(self, job: dict[str, Any], console: Console) -> None:
         self._past: float | None = job["created_at"]
         self._latest = float(job["created_at"])
+        self._job_id = str(job["id"])
         self._status = ""
         self.view = LiveView(0, console, self._now)
         self._past = None
 
     def event(self, event: dict[str, Any]) -> None:
         self._past = self._latest = float(event["created_at"])
-        data = event["data"] or {}
+        data = dict(event["data"] or {})
         if event["type"] == "metrics":
-            self.view.step({name: float(value) for name, value in data.items() if isinstance(value, int | float)})
-        elif data.get("phase"):
-            self.view.phase(event["message"])
-        else:
-            self.view.event(event["level"], event["message"], **data)
+            metrics = {name: float(value) for name, value in data.items() if isinstance(value, int | float)}
+            data = {"total_steps": int(metrics["total_steps"]), "metrics": metrics, "step": int(metrics["step"])}
+            data |= {"kind": kind_of(StepDone), "version": StepDone.VERSION}
+        self.view.event(
+            stored(
+                self._job_id,
+                int(data.pop("step", 0)),
+                self._latest,
+                event["level"],
+                event["message"],
+                str(data.pop("kind", "")),
+                int(data.pop("version", 0)),
+                data,
+            )
+        )
         self._past = None
 
     def job(self, job: dict[str, Any]) -> None:

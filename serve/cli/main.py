@@ -65,7 +65,7 @@ def train_command(
     """Check a job, then train it."""
     operator = _operator(config)
     with importing():
-        from cluster.run.driver import RunOutcome, train, train_in
+        from cluster.run.driver import train, train_in
 
     if run_folder is None:
         training = train(_load(job, runs, address, operator), runs, resume, address, operator)
@@ -75,7 +75,7 @@ def train_command(
         raise typer.BadParameter("give --resume or --run-folder, not both")
     with _placed(job):
         outcome = asyncio.run(training)
-    raise typer.Exit(STOPPED if outcome is RunOutcome.STOPPED else 0)
+    raise typer.Exit(STOPPED if outcome == "stopped" else 0)
 
 
 @app.command("eval")
@@ -91,14 +91,14 @@ def eval_command(
     """Grade a model on a file without training; every trace is kept."""
     operator = _operator(config)
     with importing():
-        from cluster.run.driver import RunOutcome, evaluate_model
+        from cluster.run.driver import evaluate_model
 
     spec = _load(job, runs, address, operator)
     if model is not None:
         spec = spec.model_copy(update={"model": model})
     with _placed(job):
         outcome = asyncio.run(evaluate_model(spec, file, samples, runs, address, operator))
-    raise typer.Exit(STOPPED if outcome is RunOutcome.STOPPED else 0)
+    raise typer.Exit(STOPPED if outcome == "stopped" else 0)
 
 
 @app.command("check")

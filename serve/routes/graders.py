@@ -25,7 +25,7 @@ from actors.grading.factory import grader_problems
 from actors.grading.pool import GraderPool
 from actors.runtime.calls import outcome_of
 from actors.tools.dispatcher import Dispatcher
-from cluster.records.run_folder import REDACTED
+from cluster.records.redact import REDACTED
 from serve.http.auth import Writer
 from serve.http.errors import ApiError, of_user_error
 from serve.http.schemas import GraderRun, ToolOutput, ValidGrader, answers

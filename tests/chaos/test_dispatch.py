@@ -17,10 +17,11 @@ from actors.rollout.holdback import Holdback
 from tests.chaos.plan import Burst, Faults, Kind, Latency, Plan
 from tests.chaos.server import ChaosServer
 from tests.chaos.world import World, task
+from tests.support.builders import group_request
 from tests.support.fakes_http import until
 from trainer.algorithm.advantage import advantages
 from trainer.spec.job import RolloutLimits
-from trainer.types import Discarded, GroupRequest, Rollout
+from trainer.types import Discarded, Rollout
 
 SEARCH, GRADE = "tool/search", "grade"
 
@@ -108,10 +109,9 @@ async def test_a_grader_that_is_down_for_a_minute_costs_a_few_rollouts_at_most_a
     plan = Plan(endpoints={GRADE: Faults(bursts=(Burst("drop", from_s=0, for_s=60),))})
     async with ChaosServer(plan) as server, World(server, rollout_timeout_s=300) as world:
         limits = RolloutLimits(max_rollout_retries=1)
-        events: list[str] = []
-        holdback = Holdback(limits.max_failure_rate, lambda level, text: events.append(text))
-        groups = Groups(lambda asked: world.rollout(asked.task, asked.sample), limits, holdback)
-        requests = [GroupRequest(task(i, ""), 0, i, 8, "train", 1.0) for i in range(25)]
+        holdback = Holdback(limits.max_failure_rate, print)
+        groups = Groups(lambda asked: world.rollout(asked.task, asked.sample), limits, holdback, print)
+        requests = [group_request(i, task=task(i, "")) for i in range(25)]
         sampled = await asyncio.gather(*(groups.sample(request) for request in requests))
     assert {len(group.rollouts) for group in sampled} == {8}
     assert world.graded == 200

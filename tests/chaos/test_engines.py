@@ -25,11 +25,11 @@ from actors.tools.actor import start_dispatchers
 from tests.chaos.ledger import FaultyLedger, faulty_ledger
 from tests.chaos.plan import Burst, Faults, Latency, Plan
 from tests.e2e.command import AGENT_RFT, marked, processes, processes_left
-from tests.support.fakes import tasks_of
+from tests.support.builders import group_request, tasks_of
 from tests.support.fakes_http import LOCAL
 from tests.support.paths import LEDGER
+from trainer.events import Event
 from trainer.spec.job_file import load_job
-from trainer.types import GroupRequest
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::ResourceWarning"
@@ -66,14 +66,12 @@ async def test_five_hundred_rollouts_at_once_lose_nothing_to_a_burst_of_429_and_
             graders.remote(r, LOCAL),
         )
         worker = ray.remote(RolloutWorker).options(num_cpus=1, max_concurrency=1000)
-        events: list[str] = []
-        fleet = Fleet(
-            lambda _: worker.remote(config), 1, CANARY_LIMITS["float32"], r.limits, lambda _, text: events.append(text)
-        )
+        events: list[Event] = []
+        fleet = Fleet(lambda _: worker.remote(config), 1, CANARY_LIMITS["float32"], r.limits, events.append)
         await fleet.start()
         try:
             tasks = tasks_of(Path(job.training_file))[:63]
-            requests = [GroupRequest(task, 0, i, 8, "train", 1.0) for i, task in enumerate(tasks)]
+            requests = [group_request(i, task=task) for i, task in enumerate(tasks)]
             groups = await asyncio.gather(*(fleet.sample(request) for request in requests))
             counts = await fleet.counts()
         finally:

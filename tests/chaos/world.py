@@ -6,11 +6,11 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, cast
 
 import numpy as np
-from pydantic import TypeAdapter
 
 from actors.engine.parsing import ParsedTurn
 from actors.engine.vllm_engine import Completion
@@ -19,10 +19,10 @@ from actors.rollout.episode import EpisodeRunner, EpisodeSpec, RolloutRequest
 from actors.tools.dispatcher import Dispatcher
 from actors.tools.sessions import SessionBook
 from tests.chaos.server import ChaosServer
+from tests.support import builders
 from tests.support.fakes_http import LOCAL
 from trainer.data.chat import Renderer
 from trainer.spec.endpoints import SessionSpec, ToolSpec
-from trainer.spec.graders import GraderSpec
 from trainer.spec.job import RewardSpec, RolloutLimits
 from trainer.types import Discarded, Rollout, Task
 
@@ -58,8 +58,8 @@ def parse(text: str, tools: Sequence[dict[str, Any]]) -> ParsedTurn:
 def task(row: int, tool: str = "search") -> Task:
     """A row that calls `tool` once; without one it answers at once."""
     function = {"name": tool, "parameters": {"type": "object"}}
-    message = {"role": "user", "content": f"row {row} {tool}"}
-    return Task(f"{row}", (message,), ({"type": "function", "function": function},) if tool else (), {"row": row})
+    tools = [{"type": "function", "function": function}] if tool else []
+    return replace(builders.task(f"{row}", f"row {row} {tool}", tools), item={"row": row})
 
 
 async def generate(prompt: Sequence[int], *, seed: int, **options: Any) -> Completion:
@@ -93,7 +93,7 @@ class World:
             grader = {"type": "endpoint", "url": f"{server.url}/grade", **(grader or {})}
         urls = {"start_url": f"{server.url}/session/start", "end_url": f"{server.url}/session/end"}
         self.dispatcher = Dispatcher(specs, LOCAL)
-        self.graders = GraderPool(TypeAdapter(GraderSpec).validate_python(grader), operator=LOCAL)
+        self.graders = GraderPool(builders.grader_spec(**grader), operator=LOCAL)
         self.book = None
         if session is not None:
             self.book = SessionBook(SessionSpec.model_validate({**urls, **session}), operator=LOCAL)

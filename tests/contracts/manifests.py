@@ -1,28 +1,33 @@
-"""The manifests as kustomize renders them, and what KubeRay makes of them."""
+"""The manifests as kustomize renders them, and the Ray pods that KubeRay creates from them."""
 
 from __future__ import annotations
 
 import math
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import yaml
 
+from cluster.observability.files import kubernetes_manifest
 from tests.support.paths import ROOT
 
 K8S = ROOT / "k8s"
 OVERLAYS = ("laptop", "gpu", "production")
+GENERATED = Path("monitoring", "alerts-and-dashboards.yaml")
+"""Relative to k8s/; not in git."""
 KUBECTL = Path(sys.executable).with_name("kubectl")
 CLUSTERS = {"RayCluster": "spec", "RayJob": "spec.rayClusterSpec", "RayService": "spec.rayClusterConfig"}
 JOB_SECRETS = ("LEDGER_TOKEN", "TOOL_KEY")
-"""Variables that the overlays' job files name."""
+"""Variables that the overlays' job files refer to."""
 AGENT_PORT, METRICS_PORT, GCS_PORT = 52365, 8080, 6379
 
 Object = dict[str, Any]
@@ -30,8 +35,12 @@ Object = dict[str, Any]
 
 @cache
 def rendered(overlay: str) -> Sequence[Object]:
-    command = [KUBECTL, "kustomize", K8S / "overlays" / overlay]
-    text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    """The overlay's objects, built in a copy of k8s/ that also has the generated alerts and dashboards."""
+    with TemporaryDirectory() as folder:
+        copy = shutil.copytree(K8S, Path(folder, "k8s"))
+        (copy / GENERATED).write_text(kubernetes_manifest())
+        command = [KUBECTL, "kustomize", copy / "overlays" / overlay]
+        text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     return list(yaml.safe_load_all(text))
 
 
@@ -45,14 +54,14 @@ def one(overlay: str, kind: str, name: str | None = None) -> Object:
 
 
 def cluster_spec(owner: Object) -> Object:
-    """Of a RayCluster, a RayJob or a RayService."""
+    """The cluster spec inside a RayCluster, a RayJob or a RayService."""
     for key in CLUSTERS[owner["kind"]].split("."):
         owner = owner[key]
     return owner
 
 
 def image_environment() -> dict[str, str]:
-    """What the Dockerfile says, of both targets."""
+    """The environment variables that the Dockerfile sets, for both targets."""
     text = (K8S / "Dockerfile").read_text().replace("\\\n", " ")
     found: dict[str, str] = {}
     for line in re.findall(r"^ENV (.+)$", text, re.MULTILINE):
@@ -62,7 +71,7 @@ def image_environment() -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class RayPod:
-    """A pod of a cluster: `group` is head, engine or learner, `replicas` how many there are at first."""
+    """A pod of a cluster: `group` is head, engine or learner, `replicas` the initial number of pods."""
 
     group: str
     spec: Object
@@ -84,9 +93,10 @@ class RayPod:
     def gpus(self) -> int:
         return int(self.limits.get("nvidia.com/gpu", 0))
 
-    def ray_start(self, address: str | None, also: Mapping[str, str]) -> list[str]:
-        """The command that KubeRay starts in it, with options that KubeRay gives or leaves to Ray; `address` is the
-        head's, for a worker.
+    def ray_start(self, address: str | None, extra: Mapping[str, str]) -> list[str]:
+        """The container command as KubeRay builds it, with the options `extra` added.
+
+        `address` is the head's address for a worker, and None for the head.
         """
         options = {
             **self.parameters,
@@ -96,14 +106,14 @@ class RayPod:
             "memory": str(quantity(self.limits["memory"])),
         }
         options |= {"num-gpus": str(self.gpus)} if self.gpus else {}
-        options |= also
+        options |= extra
         words = ["--head"] if address is None else [f"--address={address}"]
         words += [f"--{name}" if value == "true" else f"--{name}={value}" for name, value in options.items()]
         return ["/bin/bash", "-c", "--", f"ulimit -n 65536; ray start {shlex.join(words)}"]
 
 
 def ray_pods(spec: Object) -> Iterator[RayPod]:
-    """Of a cluster's spec, the head first."""
+    """The pods of a cluster spec, the head first."""
     head = spec["headGroupSpec"]
     template = head["template"]
     yield RayPod("head", template["spec"], template["metadata"]["labels"], head["rayStartParams"])
@@ -119,7 +129,7 @@ def ray_pods(spec: Object) -> Iterator[RayPod]:
 
 
 def pod_specs(overlay: str) -> Iterator[tuple[str, Mapping[str, str], Object]]:
-    """(what it belongs to, labels, spec) of every pod."""
+    """(name of the owner, labels, spec) of every pod."""
     for found in rendered(overlay):
         name = f"{found['kind']} {found['metadata']['name']}"
         if found["kind"] in CLUSTERS:
@@ -131,12 +141,12 @@ def pod_specs(overlay: str) -> Iterator[tuple[str, Mapping[str, str], Object]]:
 
 
 def containers(spec: Object) -> list[Object]:
-    """Those that run before the others too."""
+    """All containers of a pod spec, init containers first."""
     return [*spec.get("initContainers", []), *spec["containers"]]
 
 
 def matches(selector: Mapping[str, str], labels: Mapping[str, str]) -> bool:
-    """Whether `matchLabels` choose a pod."""
+    """Whether `matchLabels` select a pod with these labels."""
     return selector.items() <= labels.items()
 
 
@@ -144,7 +154,7 @@ _UNITS = {"": 1, "m": 0.001, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 
 
 def quantity(text: str) -> int:
-    """Kubernetes' `4Gi` in bytes; `500m` cores are one."""
+    """A Kubernetes quantity as a number, rounded up: `4Gi` in bytes, `500m` cores as 1."""
     match = re.fullmatch(r"([\d.]+)(|m|[KMGT]i)", text)
     assert match is not None, text
     return math.ceil(float(match[1]) * _UNITS[match[2]])

@@ -1,4 +1,4 @@
-"""The image's Dockerfile: linted, and made of what is there."""
+"""The image's Dockerfile: it passes the linter, and the files and packages it uses exist."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DOCKERFILE = K8S / "Dockerfile"
 INSTRUCTIONS = DOCKERFILE.read_text().replace("\\\n", " ")
 
 
-def test_the_linter_has_nothing_to_say() -> None:
+def test_the_linter_reports_nothing() -> None:
     hadolint = Path(sys.executable).with_name("hadolint")
     found = subprocess.run([hadolint, "--no-color", DOCKERFILE], capture_output=True, text=True)
     assert found.returncode == 0, found.stdout
@@ -32,7 +32,7 @@ def test_bases_are_pinned_and_stages_exist() -> None:
     assert len(re.findall(r"^FROM", INSTRUCTIONS, re.MULTILINE)) == len(stages)
 
 
-def test_what_is_copied_is_there_and_sent_to_the_builder() -> None:
+def test_copied_paths_exist_and_are_sent_to_the_builder() -> None:
     allowed = set(re.findall(r"^!(\S+)$", (K8S / "Dockerfile.dockerignore").read_text(), re.MULTILINE))
     copied = {
         source
@@ -46,7 +46,7 @@ def test_what_is_copied_is_there_and_sent_to_the_builder() -> None:
     assert {pattern.rstrip("*") for pattern in packages["include"]} <= copied
 
 
-def test_nobody_is_root_in_it_and_it_looks_after_its_health() -> None:
+def test_the_image_does_not_run_as_root_and_has_a_health_check() -> None:
     for target in ("gpu", "cpu"):
         stage = INSTRUCTIONS.split(f" AS {target}\n")[1].split("\nFROM ")[0]
         users = re.findall(r"^USER (\S+)$", stage, re.MULTILINE)
@@ -57,7 +57,7 @@ def test_nobody_is_root_in_it_and_it_looks_after_its_health() -> None:
     assert check is not None and ":8000/health" in check[1]
 
 
-def test_what_runs_in_it_is_installed_and_nothing_that_only_tests_need() -> None:
+def test_the_image_installs_runtime_packages_and_no_test_packages() -> None:
     def names(file: str) -> set[str]:
         return set(re.findall(r"^([\w.-]+)==", (ROOT / "requirements" / file).read_text(), re.MULTILINE))
 

@@ -1,4 +1,4 @@
-"""Each overlay's job has room in its pods, by the plan that a job itself goes by, and is not lost with them."""
+"""Each overlay's job fits into its pods according to `agent-rft plan`, and survives the loss of its cluster."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ overlays = pytest.mark.parametrize("overlay", OVERLAYS)
 
 
 @overlays
-def test_memory_holds_what_ray_and_the_weights_take(overlay: str) -> None:
+def test_shared_memory_and_cpus_fit_the_pod_limits(overlay: str) -> None:
     for kind in CLUSTERS:
         for pod in ray_pods(cluster_spec(one(overlay, kind))):
             store = int(pod.parameters["object-store-memory"])
@@ -59,8 +59,8 @@ def test_memory_holds_what_ray_and_the_weights_take(overlay: str) -> None:
 
 
 @pytest.mark.parametrize(("overlay", "model"), [("laptop", None), ("gpu", QWEN3_2B), ("production", QWEN3_8B)])
-def test_the_plan_says_that_the_job_fits(overlay: str, model: Mapping[str, int] | None, tmp_path: Path) -> None:
-    """On nodes that have what the pods may take."""
+def test_the_job_fits_according_to_the_plan(overlay: str, model: Mapping[str, int] | None, tmp_path: Path) -> None:
+    """The nodes have exactly the resources of the pods."""
     pods = list(ray_pods(cluster_spec(one(overlay, "RayJob"))))
     nodes = [
         {
@@ -81,12 +81,12 @@ def test_the_plan_says_that_the_job_fits(overlay: str, model: Mapping[str, int] 
     plan = json.loads(planned.stdout)
     assert (planned.exit_code, plan["fits"]) == (0, True), plan["problems"]
     assert {place["role"] for place in plan["places"]} == {"engine", "learner rank"}
-    for place in plan["places"]:  # each in the group that is meant for it
+    for place in plan["places"]:  # each in its own worker group
         assert place["node"].startswith(place["role"].split()[0]), place
 
 
 def model_folder(folder: Path, sizes: Mapping[str, int]) -> Path:
-    """A Qwen3 of that size, with a hole for weights: a file of safetensors is read no further than its header."""
+    """A Qwen3 of that size with sparse weights: of a safetensors file only the header is read."""
     shutil.copytree(
         ROOT / "examples/ledger/base", folder, ignore=shutil.ignore_patterns("config.json", "*.safetensors")
     )
@@ -101,7 +101,7 @@ def model_folder(folder: Path, sizes: Mapping[str, int]) -> Path:
     return folder
 
 
-def test_a_job_is_retried_and_its_folder_outlives_the_cluster() -> None:
+def test_a_job_is_retried_and_its_run_folder_outlives_the_cluster() -> None:
     for overlay in OVERLAYS:
         spec = one(overlay, "RayJob")["spec"]
         assert spec["backoffLimit"] > 0 and spec["shutdownAfterJobFinishes"] is True

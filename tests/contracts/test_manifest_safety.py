@@ -1,4 +1,4 @@
-"""What the manifests' pods may do, whom they may talk to, and what may not end them."""
+"""The pods' privileges, the network policies, and the protection of training from evictions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ overlays = pytest.mark.parametrize("overlay", OVERLAYS)
 
 
 @overlays
-def test_no_container_may_more_than_it_needs(overlay: str) -> None:
+def test_pods_meet_the_restricted_security_standard(overlay: str) -> None:
     assert one(overlay, "Namespace")["metadata"]["labels"] == {"pod-security.kubernetes.io/enforce": "restricted"}
     user = re.findall(r"^USER (\d+):(\d+)$", (K8S / "Dockerfile").read_text(), re.MULTILINE)[-1]
     for name, _, spec in pod_specs(overlay):
@@ -39,7 +39,7 @@ def test_no_container_may_more_than_it_needs(overlay: str) -> None:
         assert context["seccompProfile"] == {"type": "RuntimeDefault"}
         assert not {"hostNetwork", "hostPID", "hostIPC"} & set(spec)
         assert all(set(volume) & {"emptyDir", "persistentVolumeClaim", "configMap"} for volume in spec["volumes"])
-        if not name.endswith("head"):  # the autoscaler's own account is the head's
+        if not name.endswith("head"):  # the head needs the autoscaler's service account
             assert spec["automountServiceAccountToken"] is False
         for container in containers(spec):
             check_restricted(container["securityContext"])
@@ -56,7 +56,7 @@ def check_restricted(context: Mapping[str, Any]) -> None:
 
 
 @overlays
-def test_ray_asks_for_a_token_and_secrets_of_the_server_are_the_servers(overlay: str) -> None:
+def test_ray_requires_a_token_and_only_the_server_gets_its_secrets(overlay: str) -> None:
     for kind in CLUSTERS:
         spec = cluster_spec(one(overlay, kind))
         assert spec["authOptions"] == {"mode": "token"}
@@ -66,7 +66,7 @@ def test_ray_asks_for_a_token_and_secrets_of_the_server_are_the_servers(overlay:
 
 
 @overlays
-def test_the_network_is_closed_but_for_what_is_named(overlay: str) -> None:
+def test_network_policies_deny_all_traffic_that_is_not_listed(overlay: str) -> None:
     policies = {policy["metadata"]["name"]: policy["spec"] for policy in of_kind(overlay, "NetworkPolicy")}
     assert policies["deny-all"] == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
     labels = [labels for _, labels, _ in pod_specs(overlay)]
@@ -74,13 +74,13 @@ def test_the_network_is_closed_but_for_what_is_named(overlay: str) -> None:
         selector = policy["podSelector"].get("matchLabels", {})
         assert any(matches(selector, of) for of in labels), name
         for rule in policy.get("egress", []):
-            assert rule["to"], f"{name}: to anywhere"
+            assert rule["to"], f"{name}: egress to anywhere"
             for block in (peer["ipBlock"] for peer in rule["to"] if "ipBlock" in peer):
                 excepted = [ipaddress.ip_network(text) for text in block.get("except", [])]
                 reached = METADATA in ipaddress.ip_network(block["cidr"])
                 assert not reached or any(METADATA in network for network in excepted), name
         for rule in policy.get("ingress", []):
-            assert rule["from"], f"{name}: from anywhere"
+            assert rule["from"], f"{name}: ingress from anywhere"
     for name in ("from-ingress", "from-kuberay"):
         allowed = {port["port"] for rule in policies[name]["ingress"] for port in rule["ports"]}
         assert allowed == ({8000} if name == "from-ingress" else {8000, 8265})
@@ -89,7 +89,7 @@ def test_the_network_is_closed_but_for_what_is_named(overlay: str) -> None:
 
 
 @overlays
-def test_a_drained_node_ends_no_training(overlay: str) -> None:
+def test_draining_a_node_evicts_no_training(overlay: str) -> None:
     budgets = {budget["metadata"]["name"]: budget["spec"] for budget in of_kind(overlay, "PodDisruptionBudget")}
     groups = {(pod.group, tuple(pod.labels.items())) for pod in ray_pods(cluster_spec(one(overlay, "RayJob")))}
     for group, labels in groups:

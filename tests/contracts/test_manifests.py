@@ -1,4 +1,4 @@
-"""Each overlay, built by kustomize: objects that Kubernetes and KubeRay take, and nothing in them that is not there."""
+"""Each overlay as kustomize builds it: Kubernetes and KubeRay accept the objects, and all that they refer to exists."""
 
 from __future__ import annotations
 
@@ -49,23 +49,23 @@ from trainer.spec.operator_file import load_operator
 
 KUBERNETES = ("1.31", "1.37")
 NO_SCHEMA = {"PodMonitor", "PrometheusRule"}
-"""Of Prometheus' operator."""
+"""Kinds of the Prometheus operator, without a schema here."""
 IMAGE = "/opt/agent-rft/"
 SECRETS = {"agent-rft", "agent-rft-server", "agent-rft-tls"}
 MAX_APPLIED_BYTES = 2**18
-"""`kubectl apply` keeps an object's text in an annotation, which may not be larger."""
-RAYS_OWN = {8265: "/api/gcs_healthz"}
-"""What the dashboard answers without a token, beside what every node's agent does."""
+"""`kubectl apply` stores the object in an annotation, whose size Kubernetes limits to this."""
+DASHBOARD_PATHS = {8265: "/api/gcs_healthz"}
+"""Health paths that the dashboard serves without a token, in addition to those of each node's agent."""
 
 overlays = pytest.mark.parametrize("overlay", OVERLAYS)
 
 
-# -- form --------------------------------------------------------------------------------------------------------------
+# -- schemas -----------------------------------------------------------------------------------------------------------
 
 
 @overlays
 @pytest.mark.parametrize("kubernetes", KUBERNETES)
-def test_kubernetes_takes_each_object(overlay: str, kubernetes: str) -> None:
+def test_kubernetes_accepts_each_object(overlay: str, kubernetes: str) -> None:
     known = [found for found in rendered(overlay) if found["kind"] not in NO_SCHEMA and found["kind"] not in CLUSTERS]
     assert len(known) > 10
     for found in known:
@@ -76,14 +76,14 @@ def test_kubernetes_takes_each_object(overlay: str, kubernetes: str) -> None:
 
 
 @overlays
-def test_kuberay_takes_each_cluster(overlay: str) -> None:
+def test_kuberay_accepts_each_cluster(overlay: str) -> None:
     found = [found for found in rendered(overlay) if found["kind"] in CLUSTERS]
     assert sorted(o["kind"] for o in found) == sorted(CLUSTERS)
     for cluster in found:
         kuberay(cluster["kind"]).validate(cluster)
 
 
-def test_an_unknown_key_and_a_wrong_type_are_found() -> None:
+def test_the_schemas_reject_unknown_keys_and_wrong_types() -> None:
     cluster = one("laptop", "RayCluster")
     for wrong in ({"headGroupSpecs": {}}, {"suspend": "yes"}):
         with pytest.raises(jsonschema.ValidationError):
@@ -97,7 +97,7 @@ def kuberay(kind: str) -> jsonschema.Draft202012Validator:
 
 
 def strict(schema: Any) -> Any:
-    """Where keys are named, no other one is allowed, as a cluster does it."""
+    """The schema with unknown keys forbidden wherever it lists properties, as a cluster enforces it."""
     if isinstance(schema, list):
         return [strict(item) for item in schema]
     if not isinstance(schema, dict):
@@ -110,7 +110,7 @@ def strict(schema: Any) -> Any:
 
 
 @overlays
-def test_three_clusters_have_the_same_pods(overlay: str) -> None:
+def test_the_three_clusters_have_the_same_pods(overlay: str) -> None:
     job, service, cluster = (cluster_spec(one(overlay, kind)) for kind in ("RayJob", "RayService", "RayCluster"))
     assert cluster.pop("suspend") is True
     for spec in (job, service):
@@ -120,11 +120,11 @@ def test_three_clusters_have_the_same_pods(overlay: str) -> None:
     cluster["suspend"] = True
 
 
-# -- what they name is there -------------------------------------------------------------------------------------------
+# -- references --------------------------------------------------------------------------------------------------------
 
 
 @overlays
-def test_each_command_is_one_that_the_image_has(overlay: str) -> None:
+def test_commands_exist_in_the_image(overlay: str) -> None:
     entrypoint = one(overlay, "RayJob")["spec"]["entrypoint"]
     name, command, *arguments = entrypoint.split()
     assert name == "agent-rft"
@@ -147,7 +147,7 @@ def test_each_command_is_one_that_the_image_has(overlay: str) -> None:
 
 
 @overlays
-def test_rays_options_are_options_of_ray_start(overlay: str) -> None:
+def test_ray_start_knows_its_options(overlay: str) -> None:
     known = {option for parameter in start.params for option in parameter.opts}
     for kind in CLUSTERS:
         for pod in ray_pods(cluster_spec(one(overlay, kind))):
@@ -157,14 +157,14 @@ def test_rays_options_are_options_of_ray_start(overlay: str) -> None:
 
 
 @overlays
-def test_images_are_of_this_version(overlay: str) -> None:
+def test_images_have_the_tag_of_this_version(overlay: str) -> None:
     kind = "cpu" if overlay == "laptop" else "gpu"
     images = {c["image"] for _, _, spec in pod_specs(overlay) for c in containers(spec)}
     assert images == {f"agent-rft:{version('agent-rft')}-{kind}"}
 
 
 @overlays
-def test_what_the_image_writes_lies_on_a_volume(overlay: str) -> None:
+def test_folders_that_the_image_writes_to_are_on_volumes(overlay: str) -> None:
     written = ("HOME", "HF_HOME", "VLLM_CACHE_ROOT", "AGENT_RFT_FOLDER")
     folders = [*(image_environment()[name] for name in written), "/tmp/ray", "/dev/shm"]
     for name, _, spec in pod_specs(overlay):
@@ -178,7 +178,7 @@ def test_what_the_image_writes_lies_on_a_volume(overlay: str) -> None:
 
 
 @overlays
-def test_configuration_is_what_the_code_reads(overlay: str, tmp_path: Path) -> None:
+def test_the_code_can_load_the_configuration(overlay: str, tmp_path: Path) -> None:
     data = one(overlay, "ConfigMap", "agent-rft")["data"]
     for name, text in data.items():
         (tmp_path / name).write_text(text)
@@ -198,7 +198,7 @@ def test_configuration_is_what_the_code_reads(overlay: str, tmp_path: Path) -> N
 
 
 @overlays
-def test_environment_variables_are_read_somewhere(overlay: str) -> None:
+def test_the_code_reads_each_environment_variable(overlay: str) -> None:
     folders = [ROOT / name for name in ("serve", "cluster", "actors", "trainer", "examples")]
     sources = "".join(path.read_text() for folder in folders for path in folder.rglob("*.py"))
     for _, _, spec in pod_specs(overlay):
@@ -211,23 +211,23 @@ def test_environment_variables_are_read_somewhere(overlay: str) -> None:
 
 
 @overlays
-def test_secrets_are_named_and_nowhere_written(overlay: str) -> None:
+def test_secrets_are_only_referenced_and_the_readme_creates_them(overlay: str) -> None:
     assert not of_kind(overlay, "Secret")
     text = json.dumps(rendered(overlay))
-    named = set(re.findall(r'"secretRef": {"name": "([\w-]+)"|"secretKeyRef": {"key": "\w+", "name": "([\w-]+)"', text))
-    flat = {name for pair in named for name in pair if name} | set(re.findall(r'"secretName": "([\w-]+)"', text))
+    pairs = set(re.findall(r'"secretRef": {"name": "([\w-]+)"|"secretKeyRef": {"key": "\w+", "name": "([\w-]+)"', text))
+    flat = {name for pair in pairs for name in pair if name} | set(re.findall(r'"secretName": "([\w-]+)"', text))
     assert flat <= SECRETS
-    told = (K8S / "README.md").read_text()
+    readme = (K8S / "README.md").read_text()
     for name in flat:
-        assert re.search(rf"create secret (generic|tls) {name}\b", told), f"README does not say how {name} is made"
+        assert re.search(rf"create secret (generic|tls) {name}\b", readme), f"README does not create {name}"
     variables = set(re.findall(r"\$\{(\w+)\}", one(overlay, "ConfigMap", "agent-rft")["data"]["job.yaml"]))
     for name in variables:
-        assert f"--from-literal={name}=" in told
+        assert f"--from-literal={name}=" in readme
 
 
 @overlays
-def test_serves_configuration_builds_the_application(overlay: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As Ray Serve builds it. Several replicas want PostgreSQL, which the Secret names."""
+def test_the_serve_configuration_builds_the_application(overlay: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Built as Ray Serve does it. Several replicas need PostgreSQL, whose URL the Secret provides."""
     monkeypatch.setenv("AGENT_RFT_DATABASE", "postgresql://user:password@host/name")
     config = ServeDeploySchema.model_validate(yaml.safe_load(one(overlay, "RayService")["spec"]["serveConfigV2"]))
     (application,) = config.applications
@@ -238,8 +238,8 @@ def test_serves_configuration_builds_the_application(overlay: str, monkeypatch: 
 
 
 @overlays
-def test_ports_are_those_that_something_listens_at(overlay: str) -> None:
-    listening = {METRICS_PORT, AGENT_PORT, *RAYS_OWN}
+def test_services_and_probes_use_ports_that_something_listens_on(overlay: str) -> None:
+    listening = {METRICS_PORT, AGENT_PORT, *DASHBOARD_PATHS}
     for kind in CLUSTERS:
         listening |= ports_of(one(overlay, kind))
     for _, _, spec in pod_specs(overlay):
@@ -251,7 +251,7 @@ def test_ports_are_those_that_something_listens_at(overlay: str) -> None:
                     assert action["tcpSocket"]["port"] in own
                 elif "httpGet" in action:
                     port, path = action["httpGet"]["port"], action["httpGet"]["path"]
-                    assert RAYS_OWN.get(port) == path or (port == AGENT_PORT and path in PUBLIC_EXACT_PATHS)
+                    assert DASHBOARD_PATHS.get(port) == path or (port == AGENT_PORT and path in PUBLIC_EXACT_PATHS)
     for service in of_kind(overlay, "Service"):
         pod = next(spec for _, labels, spec in pod_specs(overlay) if matches(service["spec"]["selector"], labels))
         names = {port["name"]: port["containerPort"] for c in containers(pod) for port in c["ports"]}
@@ -271,7 +271,7 @@ def test_dashboards_reach_grafana(name: str) -> None:
     assert json.loads(found["data"][f"{name}.json"])["uid"] == f"agent-rft-{name}"
 
 
-def test_prometheus_scrapes_ports_that_the_pods_have_and_may_reach_them() -> None:
+def test_prometheus_scrapes_ports_that_exist_and_that_it_may_reach() -> None:
     monitor = one("production", "PodMonitor")["spec"]
     (policy,) = [
         p["spec"] for p in of_kind("production", "NetworkPolicy") if p["metadata"]["name"] == "from-prometheus"
@@ -283,5 +283,5 @@ def test_prometheus_scrapes_ports_that_the_pods_have_and_may_reach_them() -> Non
             ports = {port["name"]: port["containerPort"] for port in pod.container["ports"]}
             assert {ports[endpoint["port"]] for endpoint in monitor["podMetricsEndpoints"]} == let_in
     (own,) = [endpoint for endpoint in monitor["podMetricsEndpoints"] if endpoint["port"] == "rft-metrics"]
-    assert own["honorLabels"] is True  # or Prometheus would put its own `job` over ours
+    assert own["honorLabels"] is True  # otherwise Prometheus overwrites our label `job`
     assert one("production", "PrometheusRule")["spec"]["groups"]

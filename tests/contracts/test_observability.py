@@ -1,4 +1,4 @@
-"""Dashboards and alerts ask for metrics that exist, what is kept of them is what the code gives, and alerts fire."""
+"""Dashboards and alerts query listed metrics only, the documents about them are current, and each alert fires."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -15,9 +16,10 @@ import pytest
 import yaml
 
 from actors.runtime.exporter import MetricsAddress, Telemetry
-from cluster.observability.alerts import ALERTS
+from cluster.observability.alerts import ALERTS, rule_groups
 from cluster.observability.dashboards.grafana import WIDTH, dashboard_json
-from cluster.observability.files import DASHBOARDS, RAY_DISCOVERY, Cluster, write_kubernetes, write_pair
+from cluster.observability.files import DASHBOARDS, RAY_DISCOVERY, Cluster, write_pair
+from tests.contracts.manifests import GENERATED, K8S
 from tests.support.fakes_http import unused_port
 from tests.support.paths import ROOT
 from tests.support.prometheus import binary, prometheus
@@ -27,42 +29,68 @@ SUFFIXES = {"gauge": ("",), "counter": ("_total",), "histogram": ("_bucket", "_s
 SAMPLES = {prometheus_name(name) + suffix for name, metric in METRICS.items() for suffix in SUFFIXES[metric.kind]}
 
 
-def asked(expr: str) -> set[str]:
+def metrics_in(expr: str) -> set[str]:
     return set(re.findall(r"\bagent_rft_\w+", expr))
 
 
 @pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda dashboard: dashboard.name)
-def test_each_metric_on_a_dashboard_is_in_the_list(dashboard: object) -> None:
+def test_dashboards_query_listed_metrics(dashboard: object) -> None:
     text = json.dumps(dashboard_json(dashboard))  # type: ignore[arg-type]
-    assert asked(text)
-    assert asked(text) <= SAMPLES
+    assert metrics_in(text)
+    assert metrics_in(text) <= SAMPLES
 
 
-def test_each_metric_of_an_alert_is_in_the_list_and_each_alert_says_what_to_do() -> None:
+def test_alerts_query_listed_metrics_and_have_a_runbook() -> None:
     for alert in ALERTS:
-        assert asked(alert.expr), alert.name
-        assert asked(alert.expr) <= SAMPLES, alert.name
+        assert metrics_in(alert.expr), alert.name
+        assert metrics_in(alert.expr) <= SAMPLES, alert.name
         assert len(alert.runbook) > 40, alert.name
 
 
-def test_panels_lie_beside_and_below_each_other() -> None:
+def test_runbooks_name_panels_that_exist() -> None:
+    panels = {board.title: {panel.title for _, row in board.rows for panel in row} for board in DASHBOARDS}
+    named = [found for alert in ALERTS for found in re.findall(r"(\w+) dashboard, '([^']+)'", alert.runbook)]
+    assert named
+    for board, panel in named:
+        assert panel in panels[f"agent-rft: {board}"]
+
+
+def test_panels_do_not_overlap() -> None:
     for dashboard in DASHBOARDS:
         panels = dashboard_json(dashboard)["panels"]
         assert len({panel["id"] for panel in panels}) == len(panels)
         taken = set()
-        for place in (panel["gridPos"] for panel in panels):
-            cells = {(place["x"] + x, place["y"] + y) for x in range(place["w"]) for y in range(place["h"])}
+        for grid in (panel["gridPos"] for panel in panels):
+            cells = {(grid["x"] + x, grid["y"] + y) for x in range(grid["w"]) for y in range(grid["h"])}
             assert not cells & taken
             assert all(x < WIDTH for x, _ in cells)
             taken |= cells
 
 
-def test_what_kubernetes_gets_is_what_the_code_gives(tmp_path: Path) -> None:
-    write_kubernetes(tmp_path)
-    kept = ROOT / "k8s" / "monitoring"
-    for path in sorted(path for path in tmp_path.rglob("*") if path.is_file()):
-        name = path.relative_to(tmp_path)
-        assert (kept / name).read_text() == path.read_text(), f"python -m cluster.observability {kept} writes {name}"
+def printed(*options: str) -> str:
+    command = [sys.executable, "-m", "cluster.observability", *options]
+    return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+
+
+def test_python_m_prints_the_rule_and_the_dashboards_as_kubernetes_objects() -> None:
+    rule, config_map = yaml.safe_load_all(printed())
+    assert (rule["kind"], rule["spec"]) == ("PrometheusRule", rule_groups())
+    assert config_map["kind"] == "ConfigMap"
+    kept = {name: json.loads(text) for name, text in config_map["data"].items()}
+    assert kept == {f"{dashboard.name}.json": dashboard_json(dashboard) for dashboard in DASHBOARDS}
+
+
+def test_the_documents_name_the_command_that_generates_what_monitoring_lacks_in_git() -> None:
+    command = f"python -m cluster.observability > k8s/{GENERATED}"
+    for document in ("README.md", "monitoring/kustomization.yaml"):
+        assert command in (K8S / document).read_text()
+    assert GENERATED.name in yaml.safe_load((K8S / "monitoring" / "kustomization.yaml").read_text())["resources"]
+    assert f"k8s/{GENERATED}" in (ROOT / ".gitignore").read_text().splitlines()
+
+
+def test_the_runbook_in_git_is_current() -> None:
+    kept = (K8S / "monitoring" / "RUNBOOK.md").read_text()
+    assert kept == printed("--runbook"), "python -m cluster.observability --runbook > k8s/monitoring/RUNBOOK.md"
 
 
 def promtool(*arguments: object) -> None:
@@ -71,7 +99,7 @@ def promtool(*arguments: object) -> None:
 
 
 @pytest.mark.parametrize("cluster", [Cluster(["10.0.0.1", "10.0.0.2"]), Cluster(None, "http://10.0.0.1:8265")])
-def test_prometheus_takes_what_observe_writes(tmp_path: Path, cluster: Cluster) -> None:
+def test_prometheus_accepts_the_files_of_observe(tmp_path: Path, cluster: Cluster) -> None:
     write_pair(tmp_path, cluster)
     promtool("check", "config", tmp_path / "prometheus.yml")
     for path in tmp_path.rglob("*.y*ml"):
@@ -79,7 +107,7 @@ def test_prometheus_takes_what_observe_writes(tmp_path: Path, cluster: Cluster) 
 
 
 class _Ray(BaseHTTPRequestHandler):
-    """Its service discovery: three addresses on one node."""
+    """Ray's service discovery, with three addresses on one node."""
 
     def do_GET(self) -> None:
         assert self.path == RAY_DISCOVERY
@@ -93,7 +121,7 @@ class _Ray(BaseHTTPRequestHandler):
         pass
 
 
-def test_a_real_prometheus_finds_our_port_on_each_node_that_ray_knows(tmp_path: Path) -> None:
+def test_prometheus_discovers_our_port_on_each_node_that_ray_lists(tmp_path: Path) -> None:
     port = unused_port()
     telemetry = Telemetry(MetricsAddress("a-job", "127.0.0.1", port), "driver", period_s=0.2)
     telemetry.recorder.record("train_mean_reward", 0.5)
@@ -117,7 +145,7 @@ def test_a_real_prometheus_finds_our_port_on_each_node_that_ray_knows(tmp_path: 
     assert [(s["metric"]["job"], s["metric"]["process"]) for s in found] == [("a-job", "driver")]
 
 
-def test_each_alert_fires_for_what_it_is_there_for_and_not_in_a_job_that_is_well(tmp_path: Path) -> None:
+def test_each_alert_fires_in_its_case_and_not_in_a_healthy_job(tmp_path: Path) -> None:
     write_pair(tmp_path, Cluster(["10.0.0.1"]))
     cases = Path(__file__).with_name("alerts.test.yaml")
     shutil.copy(cases, tmp_path)

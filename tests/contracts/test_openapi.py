@@ -1,5 +1,7 @@
-"""The OpenAPI page holds what the server does: Schemathesis makes requests from it, good ones and bad ones, and looks
-whether each answer is one that the page tells of. The app is the real one, with real stores; only models are fakes.
+"""The server matches its OpenAPI document.
+
+Schemathesis generates valid and invalid requests from the document and checks that it describes each response. App and
+stores are real, only the models are fakes.
 """
 
 from __future__ import annotations
@@ -36,15 +38,15 @@ from serve.inference.best_of import grader_pools
 from serve.routes import files, fine_tuning, graders, models
 from tests.support.api import TOKEN, FakeKeys
 from tests.support.fake_models import FakeModels, call, turn
-from tests.unit.serve.routes.test_fine_tuning import BODY
+from tests.support.jobs import BODY
 from trainer.spec.operator import NOTHING_ALLOWED, ServerLimits
 
 EXAMPLES = 12
-"""Of each route, good ones and bad ones each. All of it is to take less than half a minute."""
+"""Requests per operation, few enough that all operations take less than half a minute."""
 AUTHORIZATION = {"Authorization": f"Bearer {TOKEN}"}
 ALL = list(HealthCheck)
-NEVER = {"POST /v1/embeddings", "POST /v1/fine_tuning/alpha/tool/run"}
-"""What cannot succeed here: there is no such model, and no tool can be reached."""
+UNREACHABLE = {"POST /v1/embeddings", "POST /v1/fine_tuning/alpha/tool/run"}
+"""Operations that cannot succeed here: no embedding model exists, and no tool is reachable."""
 CHECKS: list[Any] = [
     not_a_server_error,
     status_code_conformance,
@@ -54,7 +56,7 @@ CHECKS: list[Any] = [
 
 
 class World:
-    """A server, with one of everything that an id can name."""
+    """A server with one object of each type that has an id."""
 
     def __init__(self, folder: Path) -> None:
         self.database = Database.of_folder(folder)
@@ -75,7 +77,7 @@ class World:
         self.schema = schemathesis.openapi.from_asgi("/openapi.json", self.app)
 
     def ids(self, status: JobStatus) -> dict[str, str]:
-        """Of a file, a job that has come to this status, and a tuned model; all new."""
+        """The ids of a new file, a new job in this status and a new tuned model."""
         with asgi.get_client(self.app) as client:
             client.headers.update(AUTHORIZATION)
             form: Any = {"files": {"file": ("a.jsonl", b"{}")}, "data": {"purpose": "fine-tune"}}
@@ -100,7 +102,7 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 
 def with_known(case: Any, ids: dict[str, str]) -> Any:
-    """The request about things that exist."""
+    """The request with the ids of existing objects and a valid body."""
     case.path_parameters = {name: ids[name] for name in case.path_parameters or {}}
     if case.operation.label == "POST /v1/fine_tuning/jobs":
         case.body, case.media_type = BODY | {"training_file": ids["file_id"]}, "application/json"
@@ -111,8 +113,8 @@ def with_known(case: Any, ids: dict[str, str]) -> Any:
     return case
 
 
-def ask(world: World, operation: Any) -> bool:
-    """Whether one of the requests succeeded. Each answer is held against the page."""
+def fuzz(world: World, operation: Any) -> bool:
+    """Returns whether any generated request succeeded; validates each response against the document."""
     ids = world.ids("paused" if operation.label.endswith("/resume") else "running")
     statuses = set[int]()
 
@@ -131,28 +133,28 @@ def ask(world: World, operation: Any) -> bool:
     return 200 in statuses
 
 
-def test_each_answer_is_one_that_the_page_tells_of(world: World, subtests: pytest.Subtests) -> None:
+def test_the_document_describes_each_response(world: World, subtests: pytest.Subtests) -> None:
     operations = [found.ok() for found in world.schema.get_all_operations()]
     succeeded = set()
     for operation in operations:
         with subtests.test(operation.label):
-            if ask(world, operation):
+            if fuzz(world, operation):
                 succeeded.add(operation.label)
-    assert {operation.label for operation in operations} - succeeded == NEVER
+    assert {operation.label for operation in operations} - succeeded == UNREACHABLE
 
 
 @pytest.mark.parametrize(
-    ("path", "asked"),
+    ("path", "fields"),
     [
         ("chat/completions", {"messages": [{"role": "user", "content": "what was debt?"}]}),
         ("responses", {"input": "x"}),
     ],
 )
 @pytest.mark.parametrize("stream", [True, False])
-def test_an_answer_in_events_is_on_the_page_like_a_whole_one(
-    world: World, path: str, asked: dict[str, Any], stream: bool
+def test_the_document_describes_streamed_and_whole_responses(
+    world: World, path: str, fields: dict[str, Any], stream: bool
 ) -> None:
-    body = {"model": "gpt-5", "stream": stream} | asked
+    body = {"model": "gpt-5", "stream": stream} | fields
     case = world.schema[f"/v1/{path}"]["POST"].Case(body=body, media_type="application/json")
     response = case.call(headers=AUTHORIZATION)
     assert response.status_code == 200

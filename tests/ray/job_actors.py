@@ -19,10 +19,12 @@ from actors.rollout.fleet import CANARY_LIMITS, Fleet
 from actors.rollout.worker import RolloutWorker, WorkerConfig
 from actors.tools.actor import start_dispatchers
 from actors.weights.sync import WeightSync
+from tests.support.builders import group_request
 from tests.support.fakes_http import LOCAL
 from trainer.algorithm.advantage import advantages
+from trainer.events import Event
 from trainer.spec.job import AlgorithmSpec, JobSpec
-from trainer.types import Group, GroupRequest, Task, TrainSequence
+from trainer.types import Group, Task, TrainSequence
 
 MARKS = [
     pytest.mark.asyncio(loop_scope="module"),
@@ -47,7 +49,7 @@ class JobActors:
     ) -> None:
         reinforcement = job.reinforcement
         graders: Any = GraderPoolActor
-        self.events: list[str] = []
+        self.events: list[Event] = []
         self.workers: dict[int, Any] = {}
         self.dispatchers = start_dispatchers(reinforcement.tools, LOCAL, 1, options_of=beside)
         config = WorkerConfig(
@@ -64,10 +66,9 @@ class JobActors:
             self.workers[index] = worker.options(max_concurrency=1000, **engine_options(index)).remote(config)
             return self.workers[index]
 
-        def tell(level: str, text: str) -> None:
-            self.events.append(text)
-
-        self.fleet = Fleet(spawn, 2, CANARY_LIMITS["float32"], reinforcement.limits, tell, **fleet_options)
+        self.fleet = Fleet(
+            spawn, 2, CANARY_LIMITS["float32"], reinforcement.limits, self.events.append, **fleet_options
+        )
         self.learner: LearnerGroup
         self.sync: Any
         self._model = Path(job.model)
@@ -85,7 +86,7 @@ class JobActors:
         self.fleet.connect(self.sync, self.learner.logprobs)
 
     async def sample(self, tasks: Sequence[Task], size: int = 8) -> list[Group]:
-        requests = [GroupRequest(task, 0, i, size, "train", TEMPERATURE) for i, task in enumerate(tasks)]
+        requests = [group_request(i, size, task=task, temperature=TEMPERATURE) for i, task in enumerate(tasks)]
         return list(await asyncio.gather(*(self.fleet.sample(request) for request in requests)))
 
     async def learn(self, groups: Sequence[Group], version: int) -> None:

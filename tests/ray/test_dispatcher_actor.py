@@ -16,12 +16,12 @@ from actors.rollout.episode import RolloutRequest
 from actors.rollout.groups import Groups
 from actors.rollout.holdback import Holdback
 from actors.tools.actor import DispatcherActor, DispatcherClient, OwnedSessions, start_dispatchers
-from tests.support.fakes import rollout, task
+from tests.support.builders import group_request, rollout
 from tests.support.fakes_http import LOCAL, FakeEndpoint, hangs, says, until
 from trainer.errors import CannotStart, EndpointRefused, GraderFailed, ToolFailed
 from trainer.spec.endpoints import SessionSpec, ToolSpec
 from trainer.spec.job import Reinforcement, RolloutLimits
-from trainer.types import Discarded, Grade, GroupRequest, Rollout, ToolCall
+from trainer.types import Discarded, Grade, Rollout, ToolCall
 
 SECRET = "sk-very-secret-4711"
 CALLS = [ToolCall("call_1", "search", "{}"), ToolCall("call_2", "search", "{}")]
@@ -154,8 +154,8 @@ async def test_no_rollout_is_lost_with_a_dispatcher_that_died(local_ray: None) -
                 return Discarded("", request.task.row_id, request.sample, failed.reason, failed.message)
             return rollout(asked, request.sample)
 
-        asked = GroupRequest(task("0"), 0, 0, size=8, purpose="train", temperature=1.0)
-        groups = Groups(run, RolloutLimits(max_rollout_retries=1), Holdback(0.5, lambda level, text: None))
+        asked = group_request()
+        groups = Groups(run, RolloutLimits(max_rollout_retries=1), Holdback(0.5, print), print)
         sampling = asyncio.create_task(groups.sample(asked))
         await until(lambda: server.open_now == first_calls, within_s=60)
         ray.kill(actor, no_restart=False)

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import signal
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
@@ -25,11 +24,12 @@ from actors.weights.broadcast_sync import BroadcastSync
 from actors.weights.sync import Published, WeightSync
 from examples.ledger.services import services
 from tests.ray.job_actors import MARKS, MAX_BUCKET_BYTES, JobActors
-from tests.support.fakes import tasks_of
+from tests.support.builders import tasks_of
 from tests.support.fakes_http import until
 from tests.support.paths import LEDGER
 from tests.support.shared_memory import left_behind
 from trainer.errors import LearnerFailed
+from trainer.events import ActorSilent, EngineReplaced, Event
 from trainer.spec.job import JobSpec
 from trainer.spec.job_file import load_job
 from trainer.types import Group, Task
@@ -135,7 +135,8 @@ async def test_an_engine_that_missed_a_bucket_is_fenced_off_and_replaced(actors:
     actors.sync.forget = True
     report = await actors.fleet.publish(2)
     assert report.fenced == ("engine-0",)
-    assert [text.split(":")[0] for text in actors.events] == ["engine-0 is being replaced"]
+    replaced = [event for event in actors.events if isinstance(event, EngineReplaced)]
+    assert [event.engine for event in replaced] == ["engine-0"]
     assert report.canary_gap < 1e-3
 
     groups = await actors.sample(tasks[:2])
@@ -168,22 +169,22 @@ async def test_processes_that_stand_still_are_named_within_a_minute_and_replaced
     def watched() -> list[Watched]:
         return [*actors.fleet.watched(), *watched_dispatchers(actors.dispatchers), *actors.learner.watched()]
 
-    def said(start: str) -> list[str]:
-        return [text for text in actors.events if re.match(start, text)]
+    def silent(name: str) -> bool:
+        """Whether an event names it with rollouts that stand still."""
+        found = [event for event in actors.events if isinstance(event, ActorSilent) and event.actor.startswith(name)]
+        return any("trace_" in " ".join(event.work) for event in found)
 
-    def tell(level: str, text: str) -> None:
-        actors.events.append(text)
-
-    silent = [rf"{name} has not answered for 30 s.* trace_" for name in (r"engine-\d", "the tool dispatcher")]
+    def all_named() -> bool:
+        return silent("engine-") and silent("the tool dispatcher")
 
     async def sample_until_named() -> list[Group]:
         """On a quick machine one round could end before anything stands still."""
         groups: list[Group] = []
-        while not all(map(said, silent)):
+        while not all_named():
             groups += await actors.sample(tasks * 4)
         return groups
 
-    dog = Watchdog(watched, actors.fleet.progress, tell, give_up_s=SILENT_S + 2 * LOOK_EVERY_S)
+    dog = Watchdog(watched, actors.fleet.progress, actors.events.append, give_up_s=SILENT_S + 2 * LOOK_EVERY_S)
     sampling = asyncio.create_task(sample_until_named())
     await until(lambda: actors.fleet.progress()[1] > 32, within_s=60)
     frozen = [freeze("ray::DispatcherActor")]
@@ -194,12 +195,13 @@ async def test_processes_that_stand_still_are_named_within_a_minute_and_replaced
     frozen.append(freeze("EngineCore"))
     actor = frozen[-1].parent()
     watching = asyncio.create_task(dog.run())
-    await until(lambda: all(map(said, silent)), within_s=60)
+    await until(all_named, within_s=60)
     groups = await sampling
     assert all(len(group.rollouts) >= 4 for group in groups)
     async with asyncio.timeout(180):
         await actors.fleet.all_ready()
-    assert len(said(r"engine-\d is being replaced: it has not answered")) == 1
+    (replaced,) = [event for event in actors.events if isinstance(event, EngineReplaced)]
+    assert replaced.reason.startswith("it has not answered")
     assert (await actors.fleet.publish(4)).fenced == ()
     assert await actors.versions() == [4, 4]
     await until(lambda: all(map(is_gone, [*frozen, actor])), within_s=20)
@@ -219,14 +221,15 @@ async def test_one_broadcast_brings_the_weights_to_both_engines(actors: JobActor
 
 
 async def test_a_learner_rank_that_stands_still_ends_the_job_and_is_named(actors: JobActors, tasks: list[Task]) -> None:
-    events: list[str] = []
+    events: list[Event] = []
     groups = await actors.sample(tasks[:4])
-    dog = Watchdog(actors.learner.watched, None, lambda level, text: events.append(text), give_up_s=SILENT_S)
+    dog = Watchdog(actors.learner.watched, None, events.append, give_up_s=SILENT_S)
     watching = asyncio.create_task(dog.run())
     frozen = freeze("ray::_RankProcess")
     with pytest.raises(LearnerFailed, match=r"learner rank \d of 2 failed in step: it has not answered for 30 s"):
         async with asyncio.timeout(60):
             await actors.learn(groups, version=6)
-    assert re.match(r"learner rank \d has not answered for 30 s", events[0])
+    assert isinstance(events[0], ActorSilent)
+    assert events[0].actor.startswith("learner rank ") and events[0].silent_s == SILENT_S
     await until(lambda: is_gone(frozen))
     watching.cancel()

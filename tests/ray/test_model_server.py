@@ -19,7 +19,6 @@ from actors.engine.parsing import VllmParser
 from actors.engine.vllm_engine import Engine, EngineConfig
 from actors.rollout.episode import EpisodeRunner, EpisodeSpec, RolloutRequest
 from actors.runtime.exporter import PORT
-from cluster.stores.database import Base, Database
 from cluster.stores.model_registry import ModelRegistry
 from cluster.stores.secrets import SecretBox
 from examples.ledger.tools import TOOLS
@@ -31,8 +30,9 @@ from serve.inference.model_apps import EngineResources, RayServeModels
 from serve.inference.model_server import ServedModels
 from serve.routes import models
 from tests.support.api import client_of, openai_of
-from tests.support.fakes import tasks_of
+from tests.support.builders import tasks_of
 from tests.support.fakes_http import until, unused_port
+from tests.support.jobs import database_with_tables
 from tests.support.paths import LEDGER
 from trainer.data.chat import Renderer
 from trainer.spec.job import RewardSpec, RolloutLimits
@@ -96,8 +96,7 @@ async def rollouts() -> list[tuple[Task, Rollout]]:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def client(rollouts: Any, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[openai.AsyncOpenAI]:
     folder = tmp_path_factory.mktemp("server")
-    database = Database.of_folder(folder)
-    Base.metadata.create_all(database.engine)
+    database = database_with_tables(folder)
     registry = ModelRegistry(database, {"gpt-5": BASE_MODEL})
     settings = ServeSettings(context_length=CONTEXT, max_completion_tokens=400, max_tool_output_tokens=12)
     registry.add(TUNED, BASE_MODEL, "gpt-5", "ftjob-1", settings)

@@ -19,9 +19,10 @@ from cluster.planning.placement import plan_placement
 from cluster.ray_cluster.seats import Seats
 from examples.ledger.services import services
 from tests.ray.job_actors import MARKS, JobActors
-from tests.support.fakes import tasks_of
+from tests.support.builders import tasks_of
 from tests.support.fakes_http import until
 from tests.support.paths import LEDGER
+from trainer.events import EngineJoined, EngineReplaced, EngineRestarted, EngineWaiting
 from trainer.spec.job import JobSpec
 from trainer.spec.job_file import load_job
 from trainer.types import Task
@@ -70,7 +71,7 @@ async def run(nodes: Cluster, job: JobSpec) -> AsyncIterator[JobActors]:
     seats = Seats(plan.placement, "run")
     waiting = asyncio.create_task(seats.ready(news.append, wait_for_nodes_s=60))
     await until(lambda: bool(news), within_s=20)
-    assert news == ["waiting for resources: 2 cores, 0 GPUs required, 1 cores, 0 GPUs free; not placed: learner rank 0"]
+    assert news == ["2 cores, 0 GPUs required, 1 cores, 0 GPUs free; not placed: learner rank 0"]
     nodes.add_node(num_cpus=1)
     at_start = await asyncio.wait_for(waiting, 30)
     assert at_start == [0]
@@ -102,12 +103,12 @@ async def test_engine_and_learner_are_on_different_nodes_and_weights_cross(run: 
 async def test_an_engine_joins_in_mid_run_with_the_weights_of_then(
     run: JobActors, nodes: Cluster, tasks: list[Task]
 ) -> None:
-    assert run.events == ["engine-1 has no place in the cluster yet; it joins when there is one"]
+    assert run.events == [EngineWaiting(engine="engine-1")]
     nodes.add_node(num_cpus=1)
     async with asyncio.timeout(180):
         await run.fleet.all_ready()
     assert await run.versions() == [1, 1]
-    assert run.events[-1] == "engine-1 is there, with the weights of now"
+    assert run.events[-1] == EngineJoined(engine="engine-1")
     assert node_of(run.workers[1]) not in {node_of(run.workers[0]), node_of(run.learner._actors[0])}
     await run.learn(await run.sample(tasks), version=1)
     report = await run.fleet.publish(2)
@@ -132,6 +133,6 @@ async def test_a_node_dies_and_its_engine_is_replaced_elsewhere(
         await run.fleet.all_ready()
     assert await run.versions() == [2, 2]
     assert node_of(run.workers[1]) != dying.node_id
-    told = [text.split(":")[0] for text in run.events]
-    assert {"engine-1 is being replaced", "engine-1 is started once more"} <= set(told)
-    assert told[-1] == "engine-1 is there, with the weights of now"
+    about_it = [event for event in run.events if getattr(event, "engine", "") == "engine-1"]
+    assert {EngineReplaced, EngineRestarted} <= set(map(type, about_it))
+    assert run.events[-1] == EngineJoined(engine="engine-1")

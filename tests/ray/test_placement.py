@@ -32,9 +32,7 @@ async def test_a_job_waits_for_its_places_and_says_for_what(local_ray: None) -> 
     second = Seats(BOTH_CORES, "second")
     waiting = asyncio.create_task(second.ready(news.append, timeout_s=60))
     await until(lambda: bool(news), within_s=3 * NEWS_S)
-    assert news == [
-        "waiting for resources: 2 cores, 0 GPUs required, 0 cores, 0 GPUs free; not placed: engine 0, learner rank 0"
-    ]
+    assert news == ["2 cores, 0 GPUs required, 0 cores, 0 GPUs free; not placed: engine 0, learner rank 0"]
     first.release()
     await waiting
 

@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import openai
 from fastapi import APIRouter
+from fastapi.testclient import TestClient
 
 from cluster.stores.keys import ApiKey, Scope
 from serve.http.app import create_app
@@ -34,6 +35,12 @@ def client_of(
     app = create_app(routers, FakeKeys(), limits=limits or ServerLimits(), **options)
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server", headers=headers)
+
+
+def sync_client_of(routers: Sequence[APIRouter]) -> TestClient:
+    """The same for the command line; paths begin after /v1."""
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    return TestClient(create_app(routers, FakeKeys()), base_url="http://server/v1", headers=headers)
 
 
 def openai_of(client: httpx.AsyncClient, token: str = TOKEN) -> openai.AsyncOpenAI:

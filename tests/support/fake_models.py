@@ -1,4 +1,4 @@
-"""A model server that says what it is told to, and keeps what it was asked."""
+"""For tests of the chat and responses routes: a model server that answers with given turns and records requests."""
 
 from __future__ import annotations
 

@@ -1,64 +1,17 @@
-"""Fakes that fulfil the protocols of the loop and the episode, for tests that need neither engine nor Ray."""
+"""The training loop's collaborators (rollouts, learner, sink) as fakes, for tests without an engine, a GPU or Ray."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
-import numpy as np
+from tests.support.builders import group
+from trainer.events import Event, StepDone
+from trainer.types import Group, GroupRequest, StepReport, SyncReport, TrainSequence
 
-from trainer.data.rows import read_tasks
-from trainer.types import (
-    Discarded,
-    Grade,
-    Group,
-    GroupRequest,
-    Rollout,
-    StepReport,
-    SyncReport,
-    Task,
-    TrainSequence,
-    Turn,
-)
-
-
-def task(name: str = "1", **item: Any) -> Task:
-    messages = ({"role": "user", "content": f"question {name}"},)
-    return Task(name, messages, (), {"messages": list(messages), **item})
-
-
-def tasks_of(path: Path) -> list[Task]:
-    """A data file's rows, all of which are good."""
-    tasks, problems = read_tasks(path, "training_file")
-    assert not problems
-    return tasks
-
-
-def rollout(
-    request: GroupRequest, sample: int = 0, grade: float = 1.0, version: int = 0, sampled: int = 3, **changes: Any
-) -> Rollout:
-    """A rollout of two prompt tokens and `sampled` sampled ones."""
-    length = 2 + sampled
-    mask = np.arange(length) >= 2
-    values: dict[str, Any] = {
-        "trace_id": f"trace_{request.purpose}_{request.index}_{sample}",
-        "row_id": request.task.row_id,
-        "epoch": request.epoch,
-        "sample": sample,
-        "attempt": request.attempt,
-        "token_ids": np.arange(length, dtype=np.int32),
-        "loss_mask": mask,
-        "logprobs": np.where(mask, -0.5, 0.0).astype(np.float32),
-        "versions": np.where(mask, version, -1).astype(np.int32),
-        "turns": (Turn(2, length, "text", model_s=0.1),),
-        "answer": "text",
-        "finish": "answer",
-        "grade": Grade(grade),
-        "reward": grade,
-    }
-    return Rollout(**(values | changes))
+E = TypeVar("E", bound=Event)
 
 
 class FakeRollouts:
@@ -85,12 +38,7 @@ class FakeRollouts:
                 await asyncio.sleep(0)
         finally:
             self.in_flight -= 1
-        grades = self._grades(request)
-        graded = tuple(rollout(request, i, g, version) for i, g in enumerate(grades) if g is not None)
-        lost = tuple(
-            Discarded("t", request.task.row_id, i, "tool_failed", "down") for i, g in enumerate(grades) if g is None
-        )
-        return Group(request, graded, lost)
+        return group(request, self._grades(request), version)
 
     async def counts(self) -> dict[str, float]:
         return {"account/started": float(len(self.requests))}
@@ -125,18 +73,22 @@ class FakeLearner:
 
 
 class FakeSink:
-    """Remembers what it was told."""
+    """Remembers the events and rollouts that a loop reports."""
 
     def __init__(self) -> None:
-        self.events: list[tuple[str, str]] = []
-        self.steps: list[dict[str, float]] = []
+        self.events: list[Event] = []
         self.kept: dict[str, list[Group]] = {}
 
-    def event(self, level: str, message: str, **data: Any) -> None:
-        self.events.append((level, message))
+    @property
+    def steps(self) -> list[dict[str, float]]:
+        """The metrics of each step."""
+        return [event.metrics for event in self.of(StepDone)]
 
-    def step(self, metrics: dict[str, float]) -> None:
-        self.steps.append(metrics)
+    def of(self, kind: type[E]) -> list[E]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+    def emit(self, event: Event) -> None:
+        self.events.append(event)
 
     def groups(self, name: str, groups: Sequence[Group]) -> None:
         self.kept[name] = list(groups)

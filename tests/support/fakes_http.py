@@ -1,4 +1,4 @@
-"""A real HTTP server on localhost whose behaviour a test hands in, and a clock that runs only while someone sleeps."""
+"""For tests of endpoint clients: a real HTTP server on localhost with a given behaviour, a fake clock, free ports."""
 
 from __future__ import annotations
 

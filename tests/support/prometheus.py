@@ -1,4 +1,4 @@
-"""A real Prometheus: Debian's, as `make test` puts it below build/, or one that is installed."""
+"""A real Prometheus: Debian's, which `make test` unpacks below build/, or an installed one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.paths import ROOT
 UNPACKED = ROOT / "build" / "prometheus" / "usr" / "bin"
 START_S = 30.0
 STEP_S = 0.5
-"""Half of the time between two scrapes here: what only one of them saw, as the end of a job, is in the answer."""
+"""Half of the scrape interval in these tests, so that a query also returns what a single scrape saw."""
 
 
 def binary(name: str) -> str:
@@ -33,19 +33,19 @@ def binary(name: str) -> str:
 
 @dataclass(frozen=True)
 class Prometheus:
-    """`url` is that of its API; questions are asked of all that it has seen."""
+    """A client of the API at `url`; queries cover everything since `start` (Unix time)."""
 
     url: str
-    begun: float
+    start: float
 
     def series(self, expr: str) -> list[dict[str, Any]]:
-        """What an expression gave at any time since the start. Fails where it is not valid."""
-        seen = {"start": self.begun, "end": time.time(), "step": STEP_S}
-        result: list[dict[str, Any]] = self._ask("query_range", query=expr, **seen)["result"]
+        """The series that the expression returned at any time since the start; fails if it is invalid."""
+        period = {"start": self.start, "end": time.time(), "step": STEP_S}
+        result: list[dict[str, Any]] = self._ask("query_range", query=expr, **period)["result"]
         return result
 
     def names(self) -> set[str]:
-        """Of all metrics."""
+        """The names of all metrics."""
         return set(self._ask("label/__name__/values"))
 
     def targets(self) -> list[dict[str, Any]]:
@@ -63,14 +63,14 @@ class Prometheus:
 
 @contextmanager
 def prometheus(config: Path, folder: Path) -> Iterator[Prometheus]:
-    """One that scrapes as `config` says, with its data in `folder`."""
+    """Runs a Prometheus with this configuration and its data in `folder`."""
     port = unused_port()
     options = [f"--config.file={config}", f"--storage.tsdb.path={folder}", f"--web.listen-address=127.0.0.1:{port}"]
-    begun = time.time()
+    start = time.time()
     with subprocess.Popen([binary("prometheus"), *options, "--log.level=error"]) as process:
         try:
             _wait_until_ready(port, process)
-            yield Prometheus(f"http://127.0.0.1:{port}", begun)
+            yield Prometheus(f"http://127.0.0.1:{port}", start)
         finally:
             process.terminate()
 
@@ -82,5 +82,5 @@ def _wait_until_ready(port: int, process: subprocess.Popen[bytes]) -> None:
             urllib.request.urlopen(f"http://127.0.0.1:{port}/-/ready", timeout=5).close()
             return
         except OSError:
-            assert process.poll() is None and time.monotonic() < deadline, "Prometheus does not start"
+            assert process.poll() is None and time.monotonic() < deadline, "Prometheus did not start"
             time.sleep(0.1)

@@ -17,7 +17,6 @@ import stat
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,6 +24,7 @@ from actors.graders.kinds.python import PythonGrade
 from actors.sandbox import launcher
 from actors.sandbox.seccomp import DENIED, SPECIAL
 from actors.sandbox.start import SandboxLimits, Way
+from tests.support.fakes_http import until
 from tests.support.paths import ROOT
 from trainer.errors import GraderFailed
 from trainer.spec.graders import PythonGrader
@@ -43,12 +43,6 @@ async def outcome(grader: PythonGrade, attack: str, item: dict[str, Any]) -> Out
     except GraderFailed as error:
         return {"message": error.message, **error.details}
     return {"value": grade.value}
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not holds():  # noqa: ASYNC110 - other processes raise no event here
-            await asyncio.sleep(0.01)
 
 
 async def run(way: Way, attacks: list[str], item: dict[str, Any]) -> dict[str, Outcome]:
@@ -75,7 +69,8 @@ async def run(way: Way, attacks: list[str], item: dict[str, Any]) -> dict[str, O
         one_by_one(patient_pool, [name for name in attacks if name not in ENDLESS]),
         *(attack(hurried_pool, name) for name in attacks if name in ENDLESS),
     )
-    await until(lambda: patient_pool.num_workers + hurried_pool.num_workers == 4)  # what was killed is there again
+    # what was killed is there again
+    await until(lambda: patient_pool.num_workers + hurried_pool.num_workers == 4, within_s=60)
     await asyncio.gather(patient_pool.close(), hurried_pool.close())
     return found
 

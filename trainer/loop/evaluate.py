@@ -5,43 +5,16 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from math import comb
 from statistics import fmean, stdev
 
 from trainer.errors import first_error
 from trainer.metrics import rollout_metrics
 from trainer.protocols import Rollouts
-from trainer.types import Discarded, Group, GroupRequest, Purpose, Rollout, Task
+from trainer.types import Discarded, Evaluation, Group, GroupRequest, Purpose, Rollout, Task
 
 GROUPS_AT_ONCE = 512
 """Bounds how many tasks wait in engines' queues; the engines bound what runs."""
-
-
-@dataclass(frozen=True, slots=True)
-class Evaluation:
-    """What a file's rollouts came to. `ci95` is the half width of the interval of `grade` over rows (samples of one row
-    are not independent); it is NaN for a single row. Never-graded rollouts are in `discarded`, not in any mean.
-    """
-
-    num_rows: int
-    num_rollouts: int
-    discarded: int
-    grade: float
-    ci95: float
-    reward: float
-    pass_rate: float
-    pass_at_k: float
-    samples: int
-    tool_calls: float
-    turns: float
-    parallel_turn_share: float
-    completion_tokens: float
-    rollout_tokens: float
-    busy_s: float
-
-    def as_dict(self) -> dict[str, float]:
-        return asdict(self)
 
 
 async def evaluate(
@@ -93,6 +66,7 @@ def summarize(groups: Sequence[Group], samples: int, pass_threshold: float) -> E
         completion_tokens=mean("completion_tokens_mean"),
         rollout_tokens=mean("rollout_tokens_mean"),
         busy_s=mean("rollout_busy_s_mean"),
+        reasoning_tokens=mean("reasoning_tokens_mean"),
     )
 
 

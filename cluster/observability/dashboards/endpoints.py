@@ -1,4 +1,4 @@
-"""How tools, graders, judges and session servers do."""
+"""Failures, latency and load of tools, graders, judges and session servers."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ ENDPOINTS_DASHBOARD = Dashboard(
                         ),
                     ),
                     "percentunit",
-                    about="Of those that ended without an answer, after all tries.",
+                    about="Share of calls that ended without an answer after all retries.",
                 ),
                 Panel(
-                    "Latency of answers",
+                    "Response latency",
                     tuple(
                         Query(
                             quantile(q, "agent_rft_endpoint_latency_seconds", "job, endpoint", ENDPOINT),
@@ -36,11 +36,11 @@ ENDPOINTS_DASHBOARD = Dashboard(
                     "s",
                 ),
                 Panel(
-                    "Calls a second",
+                    "Calls per second",
                     (Query(rate("agent_rft_endpoint_calls_total", "job, endpoint", ENDPOINT), "{{endpoint}} {{job}}"),),
                 ),
                 Panel(
-                    "Errors a second",
+                    "Errors per second",
                     (
                         Query(
                             rate("agent_rft_endpoint_errors_total", "job, endpoint, kind", ENDPOINT),
@@ -49,20 +49,20 @@ ENDPOINTS_DASHBOARD = Dashboard(
                     ),
                 ),
                 Panel(
-                    "Tries again, a second",
+                    "Retries per second",
                     tuple(
                         Query(
                             rate(f"agent_rft_endpoint_{what}_total", "job, endpoint", ENDPOINT),
                             f"{label} {{{{endpoint}}}} {{{{job}}}}",
                         )
                         for what, label in (
-                            *(("retries", "after failures"), ("waits", "after 429 and the like")),
-                            ("hedges", "beside a slow one"),
+                            *(("retries", "after failures"), ("waits", "after 408, 425, 429 or 503")),
+                            ("hedges", "hedges of slow requests"),
                         )
                     ),
                 ),
                 Panel(
-                    "Waiting for a turn",
+                    "Time in queue",
                     (
                         Query(
                             quantile(0.95, "agent_rft_endpoint_queue_seconds", "job, endpoint", ENDPOINT),
@@ -72,10 +72,11 @@ ENDPOINTS_DASHBOARD = Dashboard(
                     "s",
                 ),
                 Panel(
-                    "On the wire, and how many may be",
+                    "Requests in flight and limit",
                     (
                         Query(
-                            f"sum by (job, endpoint) (agent_rft_endpoint_in_flight{ENDPOINT})", "{{endpoint}} {{job}}"
+                            f"sum by (job, endpoint) (agent_rft_endpoint_in_flight{ENDPOINT})",
+                            "in flight {{endpoint}} {{job}}",
                         ),
                         Query(
                             f"sum by (job, endpoint) (agent_rft_endpoint_limit{ENDPOINT})", "limit {{endpoint}} {{job}}"
@@ -87,13 +88,13 @@ ENDPOINTS_DASHBOARD = Dashboard(
                     ),
                 ),
                 Panel(
-                    "Breaker",
+                    "Circuit breaker",
                     (Query(f"max by (job, endpoint) (agent_rft_endpoint_breaker{ENDPOINT})", "{{endpoint}} {{job}}"),),
                     "none",
-                    about="0 closed, 1 half open, 2 open: the endpoint is down and only probed.",
+                    about="0: closed, 1: half open, 2: open (the endpoint is down and only receives probes).",
                 ),
                 Panel(
-                    "Bytes a second",
+                    "Bytes per second",
                     (
                         Query(
                             rate("agent_rft_endpoint_bytes_out_total", "job, endpoint", ENDPOINT),
@@ -107,9 +108,9 @@ ENDPOINTS_DASHBOARD = Dashboard(
                     "Bps",
                 ),
                 Panel(
-                    "Answers that say no, by tool, a second",
+                    "Tool error responses per second",
                     (Query(rate("agent_rft_tool_errors_total", "job, tool"), "{{tool}} {{job}}"),),
-                    about="4xx: the model sees them.",
+                    about="4xx responses, which the model sees.",
                 ),
             ),
         ),
@@ -117,14 +118,15 @@ ENDPOINTS_DASHBOARD = Dashboard(
             "Grading",
             (
                 Panel(
-                    "From a finished rollout to its grade",
+                    "Grading time",
                     tuple(
                         Query(quantile(q, "agent_rft_grade_seconds"), f"p{q * 100:g} {{{{job}}}}") for q in (0.5, 0.95)
                     ),
                     "s",
+                    about="From the end of a rollout to its grade.",
                 ),
                 Panel(
-                    "Grades that were not given, a second",
+                    "Failed gradings per second",
                     (Query(rate("agent_rft_grade_errors_total", "job, kind"), "{{kind}} {{job}}"),),
                 ),
             ),

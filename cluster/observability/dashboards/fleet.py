@@ -1,4 +1,4 @@
-"""Engines, processes, nodes and the server."""
+"""Load and health of engines, processes, nodes and the API server."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ FLEET_DASHBOARD = Dashboard(
         (
             "Engines",
             (
-                Panel("Engines that take rollouts", (Query(f"sum by (job) (agent_rft_engine_ready{JOB})"),), "none"),
+                Panel("Ready engines", (Query(f"sum by (job) (agent_rft_engine_ready{JOB})"),), "none"),
                 Panel(
-                    "Slots",
+                    "Engine slots",
                     (
                         Query(f"agent_rft_engine_slots_used{JOB}", "used {{process}} {{job}}"),
-                        Query(f"agent_rft_engine_slots{JOB}", "there {{process}} {{job}}"),
+                        Query(f"agent_rft_engine_slots{JOB}", "total {{process}} {{job}}"),
                         Query(f"agent_rft_engine_waiting{JOB}", "waiting {{process}} {{job}}"),
                     ),
                 ),
                 Panel(
-                    "Sampled tokens a second",
+                    "Sampled tokens per second",
                     (Query(rate("agent_rft_engine_sampled_tokens_total", "job, process"), "{{process}} {{job}}"),),
                 ),
                 Panel(
-                    "Cache of keys and values",
+                    "KV cache",
                     (
                         Query(f"vllm:kv_cache_usage_perc{JOB}", "used {{process}} {{job}}"),
                         Query(
                             f"{rate('vllm:prefix_cache_hits_total', 'job, process')} / "
                             f"{rate('vllm:prefix_cache_queries_total', 'job, process')}",
-                            "hits {{process}} {{job}}",
+                            "prefix hits {{process}} {{job}}",
                         ),
                     ),
                     "percentunit",
-                    about="vLLM's own: share in use, and share of prompt tokens found in it.",
+                    about="Reported by vLLM: share in use, and share of prompt tokens found in the prefix cache.",
                 ),
                 Panel(
-                    "Rollouts under way",
+                    "Rollouts in flight",
                     (
                         Query(f"agent_rft_engine_rollouts{JOB}", "{{engine}} {{job}}"),
                         Query(f"agent_rft_rollouts_in_flight{JOB}", "all {{job}}"),
@@ -54,40 +54,45 @@ FLEET_DASHBOARD = Dashboard(
                     "none",
                 ),
                 Panel(
-                    "Pause of an update",
+                    "Generation pause per weight update",
                     (
                         Query(mean("agent_rft_engine_pause_seconds", "job, process"), "{{process}} {{job}}"),
-                        Query(mean("agent_rft_sync_pause_seconds"), "slowest {{job}}"),
+                        Query(mean("agent_rft_sync_pause_seconds"), "slowest engine {{job}}"),
                     ),
                     "s",
                 ),
                 Panel(
-                    "Replaced engines",
+                    "Engine replacements",
                     (Query(f"sum by (job) (agent_rft_engine_replacements_total{JOB})"),),
                     "none",
-                    about="Since the start: they died, or differed from the learner on the same weights.",
+                    about="Since the job started: engines that died, or differed from the learner on the same weights.",
                 ),
             ),
         ),
         (
             "Processes and nodes",
             (
-                Panel("Memory", (Query(f"process_resident_memory_bytes{JOB}", "{{process}} {{job}}"),), "bytes"),
                 Panel(
-                    "Cores in use",
+                    "Memory by process", (Query(f"process_resident_memory_bytes{JOB}", "{{process}} {{job}}"),), "bytes"
+                ),
+                Panel(
+                    "CPU cores in use by process",
                     (Query(f"rate(process_cpu_seconds_total{JOB}[$window])", "{{process}} {{job}}"),),
                 ),
                 Panel(
-                    "Cores of nodes in use",
+                    "CPU usage by node",
                     (Query("ray_node_cpu_utilization", "{{instance}}"),),
                     "percent",
-                    about="Ray's own.",
+                    about="Reported by Ray.",
                 ),
                 Panel(
-                    "Memory of nodes in use", (Query("ray_node_mem_used", "{{instance}}"),), "bytes", about="Ray's own."
+                    "Memory in use by node",
+                    (Query("ray_node_mem_used", "{{instance}}"),),
+                    "bytes",
+                    about="Reported by Ray.",
                 ),
                 Panel(
-                    "Free on the disk of the run",
+                    "Free disk space at the run folder",
                     (Query(f"agent_rft_disk_free_bytes{JOB} / agent_rft_disk_total_bytes{JOB}"),),
                     "percentunit",
                 ),
@@ -97,7 +102,7 @@ FLEET_DASHBOARD = Dashboard(
             "Server",
             (
                 Panel(
-                    "Requests a second",
+                    "Requests per second",
                     (
                         Query(
                             rate("agent_rft_api_request_seconds_count", "route, status", ""),
@@ -106,7 +111,7 @@ FLEET_DASHBOARD = Dashboard(
                     ),
                 ),
                 Panel(
-                    "Latency of requests",
+                    "Request latency",
                     (
                         Query(
                             quantile(0.95, "agent_rft_api_request_seconds", "route", ""),
@@ -117,7 +122,7 @@ FLEET_DASHBOARD = Dashboard(
                 ),
                 Panel("Jobs", (Query("max by (state) (agent_rft_api_jobs)", "{{state}}"),), "none"),
                 Panel(
-                    "Engines that serve models",
+                    "Healthy replicas of served models",
                     (
                         Query(
                             'sum by (application) (ray_serve_deployment_replica_healthy{application=~"agent-rft.*"})',
@@ -125,7 +130,7 @@ FLEET_DASHBOARD = Dashboard(
                         ),
                     ),
                     "none",
-                    about="Ray Serve's own: replicas of each served model, and of the API.",
+                    about="Reported by Ray Serve, for each served model and the API.",
                 ),
             ),
         ),

@@ -1,4 +1,7 @@
-"""Grafana's dashboard JSON, of what our dashboards need: rows of panels over one Prometheus, and variables."""
+"""Builds Grafana's dashboard JSON, as far as our dashboards need it: rows of panels over one Prometheus, and variables.
+
+https://grafana.com/docs/grafana/latest/dashboards/build-dashboards/view-dashboard-json-model/
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,14 @@ from typing import Any, Literal
 WIDTH, HEIGHT = 24, 8
 DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 WINDOWS = ("5m", "1m", "15m", "1h", "6h")
-"""Over which averages go; the first one is the default."""
+"""Choices of the variable `$window`, over which averages are taken; the first is the default."""
 SCHEMA_VERSION = 39
 TAG = "agent-rft"
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A PromQL expression and how its series are called."""
+    """A PromQL expression and the legend of its series, as a Grafana template over their labels."""
 
     expr: str
     legend: str = "{{job}}"
@@ -24,8 +27,10 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """`unit` is Grafana's (s, bytes, percentunit, short, none); `width` in 24ths of the page. A text panel has `text`
-    for its queries.
+    """One panel, drawn from `queries`, or from the Markdown `text` if its kind is `text`.
+
+    `unit` is Grafana's name of a unit (s, bytes, percentunit, short, none), `width` is in 24ths of the page, and
+    `about` is shown on hovering over the title.
     """
 
     title: str
@@ -40,7 +45,11 @@ class Panel:
 
 @dataclass(frozen=True, slots=True)
 class Dashboard:
-    """`variables` are names and the queries for their values, `annotations` names and expressions."""
+    """Titled rows of panels.
+
+    `variables` are pairs of a name and the query for its values. A legend in `annotations` names the marks on the time
+    axis.
+    """
 
     name: str
     title: str
@@ -50,13 +59,13 @@ class Dashboard:
 
     @property
     def expressions(self) -> list[str]:
-        """All that is asked of Prometheus."""
+        """All PromQL expressions of the dashboard."""
         panels = [panel for _, panels in self.rows for panel in panels]
         return [q.expr for panel in panels for q in panel.queries] + [q.expr for q in self.annotations]
 
 
 def dashboard_json(dashboard: Dashboard) -> dict[str, Any]:
-    """What Grafana provisions."""
+    """The dashboard in Grafana's JSON model, ready for provisioning."""
     return {
         "uid": f"agent-rft-{dashboard.name}",
         "title": dashboard.title,
@@ -87,7 +96,7 @@ def _variables(queries: Iterable[tuple[str, str]]) -> list[dict[str, Any]]:
         {
             "type": "custom",
             "name": "window",
-            "label": "averages over",
+            "label": "average over",
             "query": ",".join(WINDOWS),
             "options": windows,
             "current": windows[0],
@@ -104,7 +113,7 @@ def _variable(name: str, query: str) -> dict[str, Any]:
         "query": {"query": query, "refId": name},
         "definition": query,
         "refresh": 2,  # whenever the time range changes
-        "sort": 2,  # newest runs first: their names begin with the time
+        "sort": 2,  # newest runs first: their names start with the time
         "multi": True,
         "includeAll": True,
         "allValue": ".+",
@@ -125,24 +134,24 @@ def _annotation(query: Query, color: str) -> dict[str, Any]:
 
 
 def _laid_out(rows: Sequence[tuple[str, Sequence[Panel]]]) -> list[dict[str, Any]]:
-    """Rows and panels with their places, from left to right and down."""
+    """Row headers and panels with grid positions, filled from left to right and top to bottom."""
     placed: list[dict[str, Any]] = []
     y = 0
     for title, panels in rows:
         placed.append(
-            {"type": "row", "title": title, "collapsed": False, "panels": [], "gridPos": _place(0, y, WIDTH, 1)}
+            {"type": "row", "title": title, "collapsed": False, "panels": [], "gridPos": _position(0, y, WIDTH, 1)}
         )
         x, y = 0, y + 1
         for panel in panels:
             if x + panel.width > WIDTH:
                 x, y = 0, y + HEIGHT
-            placed.append(_panel(panel) | {"gridPos": _place(x, y, panel.width, HEIGHT)})
+            placed.append(_panel(panel) | {"gridPos": _position(x, y, panel.width, HEIGHT)})
             x += panel.width
         y += HEIGHT
     return [{"id": number, **panel} for number, panel in enumerate(placed, start=1)]
 
 
-def _place(x: int, y: int, w: int, h: int) -> dict[str, int]:
+def _position(x: int, y: int, w: int, h: int) -> dict[str, int]:
     return {"x": x, "y": y, "w": w, "h": h}
 
 
@@ -172,7 +181,7 @@ def _drawn(panel: Panel) -> dict[str, Any]:
     if panel.kind != "timeseries":
         return {}
     stacking = {"mode": "normal" if panel.stacked else "none"}
-    # A job that was paused leaves a gap; between two steps there is none.
+    # spanNulls is in ms: a paused job leaves a gap, successive steps do not.
     return {"lineWidth": 1, "fillOpacity": 30 if panel.stacked else 5, "spanNulls": 120_000, "stacking": stacking}
 
 

@@ -1,17 +1,17 @@
-"""How one job does: reward and latency first, then where its rollouts and its time go."""
+"""One job: reward and latency first, then the outcomes of its rollouts and the time of its steps."""
 
 from __future__ import annotations
 
 from cluster.observability.dashboards.grafana import Dashboard, Panel, Query
 from cluster.observability.dashboards.queries import ANNOTATIONS, JOB, JOBS, TRAIN, mean, quantile, rate
 
-TRACES = """Each point belongs to a **step** (the number on the left, at the same time), and a step's rollouts are kept
-with their tool calls and grades. On the machine of the run, or where its folder is mounted:
+TRACES = """Each point belongs to a **step** (the panel on the left shows its number at the same time), and the run
+folder keeps the rollouts of each step. On a machine that has the folder:
 
     agent-rft traces runs/$job --name step-000012 --worst 3
-    agent-rft traces runs/$job --trace trace_...      # all of one, with every call, its result and the grade
+    agent-rft traces runs/$job --trace trace_...      # one rollout with every call, its result and the grade
 
-A rollout's `trace_id` is in each request to your tools and grader, so their logs can be searched for it."""
+Each request to your tools and grader carries the `trace_id` of its rollout, so you can search their logs for it."""
 
 JOB_DASHBOARD = Dashboard(
     "job",
@@ -26,17 +26,17 @@ JOB_DASHBOARD = Dashboard(
                         Query(f"agent_rft_train_mean_reward{JOB}", "train {{job}}"),
                         Query(f"agent_rft_full_valid_mean_reward{JOB}", "validation {{job}}"),
                     ),
-                    about="What is trained on: the grade, less penalties.",
+                    about="What the policy is trained on: the grade minus penalties.",
                 ),
                 Panel(
-                    "Latency of a rollout",
+                    "Rollout latency",
                     (
                         Query(quantile(0.5, "agent_rft_rollout_wall_seconds", labels=TRAIN), "median {{job}}"),
                         Query(quantile(0.95, "agent_rft_rollout_wall_seconds", labels=TRAIN), "p95 {{job}}"),
                         Query(quantile(0.5, "agent_rft_rollout_busy_seconds", labels=TRAIN), "median busy {{job}}"),
                     ),
                     "s",
-                    about="Wall-clock; busy: model and tool time, without queues, retries and pauses.",
+                    about="Wall-clock time. Busy: model and tool time, without queues, retries and pauses.",
                 ),
                 Panel(
                     "Grade",
@@ -46,7 +46,7 @@ JOB_DASHBOARD = Dashboard(
                         Query(f"agent_rft_held_out_grade_mean{JOB}", "held out {{job}}"),
                         Query(f"agent_rft_grader_score_mean{JOB}", "{{grader}} {{job}}"),
                     ),
-                    about="A grade that rises while the held-out one falls is being hacked.",
+                    about="A grade that rises while the held-out grade falls indicates reward hacking.",
                 ),
                 Panel(
                     "Tool calls",
@@ -69,38 +69,38 @@ JOB_DASHBOARD = Dashboard(
             "Rollouts",
             (
                 Panel(
-                    "Rewards",
+                    "Reward distribution",
                     (Query(f"sum by (le) (increase(agent_rft_reward_bucket{TRAIN}[$window]))", "{{le}}"),),
                     kind="heatmap",
                 ),
                 Panel(
-                    "Rollouts a second, by how they ended",
+                    "Rollouts per second by outcome",
                     (Query(rate("agent_rft_rollouts_total", "job, outcome"), "{{outcome}} {{job}}"),),
                     stacked=True,
                 ),
                 Panel(
-                    "Tokens of a rollout",
+                    "Tokens per rollout",
                     (Query(mean("agent_rft_rollout_tokens", "job, kind", TRAIN), "{{kind}} {{job}}"),),
                     about="Completion includes reasoning.",
                 ),
                 Panel(
-                    "Answers, limits and the model's own mistakes, a second",
+                    "Finish reasons and invalid calls per second",
                     (
                         Query(rate("agent_rft_finish_total", "job, reason"), "{{reason}} {{job}}"),
                         Query(rate("agent_rft_call_errors_total", "job, kind"), "{{kind}} {{job}}"),
                     ),
                 ),
                 Panel(
-                    "Groups a minute",
+                    "Groups per minute",
                     (
                         Query("60 * " + rate("agent_rft_groups_trained_total"), "trained {{job}}"),
                         Query("60 * " + rate("agent_rft_groups_without_signal_total", "job, kind"), "{{kind}} {{job}}"),
                         Query("60 * " + rate("agent_rft_groups_lost_total"), "lost {{job}}"),
                     ),
-                    about="Groups whose rewards are all equal teach nothing and are replaced.",
+                    about="Groups whose rewards are all equal carry no signal and are replaced.",
                 ),
                 Panel(
-                    "Tokens a second",
+                    "Tokens per second",
                     (
                         Query(rate("agent_rft_engine_sampled_tokens_total"), "sampled {{job}}"),
                         Query(rate("agent_rft_trained_tokens_total"), "trained {{job}}"),
@@ -112,12 +112,12 @@ JOB_DASHBOARD = Dashboard(
             "Time",
             (
                 Panel(
-                    "A step's seconds",
+                    "Step time",
                     tuple(
                         Query(mean(f"agent_rft_time_{phase}_seconds"), f"{label} {{{{job}}}}")
                         for phase, label in (
-                            *(("wait", "waiting for rollouts"), ("learn", "learning"), ("sync", "publishing")),
-                            *(("eval", "validation"), ("checkpoint", "checkpoint"), ("step", "whole")),
+                            *(("wait", "waiting for rollouts"), ("learn", "learning"), ("sync", "weight sync")),
+                            *(("eval", "validation"), ("checkpoint", "checkpoint"), ("step", "total")),
                         )
                     ),
                     "s",
@@ -128,11 +128,11 @@ JOB_DASHBOARD = Dashboard(
                         Query(f"agent_rft_staleness_mean{JOB}", "mean {{job}}"),
                         Query(f"agent_rft_staleness_max{JOB}", "max {{job}}"),
                     ),
-                    about="Versions that a group's oldest token is behind the learner.",
+                    about="By how many policy versions a group's oldest token lags the learner.",
                 ),
                 Panel("Checkpoint size", (Query(mean("agent_rft_checkpoint_bytes")),), "bytes"),
                 Panel(
-                    "Events a minute",
+                    "Events per minute",
                     (Query("60 * " + rate("agent_rft_events_total", "job, level"), "{{level}} {{job}}"),),
                 ),
             ),

@@ -1,4 +1,4 @@
-"""What updates do to the model, and whether engines and learner agree."""
+"""Training metrics of the updates, and the agreement of engines and learner."""
 
 from __future__ import annotations
 
@@ -19,30 +19,32 @@ LEARNER_DASHBOARD = Dashboard(
                         Query(f"agent_rft_full_valid_loss{JOB}", "validation {{job}}"),
                     ),
                     "none",
-                    about="Validation: of supervised jobs.",
+                    about="Validation loss: supervised jobs only.",
                 ),
-                Panel("Entropy", (Query(f"agent_rft_entropy{JOB}"),), "none", about="Mean of trained tokens, in nats."),
+                Panel(
+                    "Entropy", (Query(f"agent_rft_entropy{JOB}"),), "none", about="Mean over trained tokens, in nats."
+                ),
                 Panel("Gradient norm", (Query(f"agent_rft_grad_norm{JOB}"),), "none", about="Before clipping to 1."),
                 Panel("Learning rate", (Query(f"agent_rft_learning_rate{JOB}"),), "sci"),
                 Panel(
-                    "Distance to the start model",
+                    "KL to the start model",
                     (Query(f"agent_rft_kl_start{JOB}"),),
                     "none",
-                    about="KL, where kl_coef is above 0.",
+                    about="Only if kl_coef is above 0.",
                 ),
                 Panel(
                     "Update applied",
                     (Query(f"agent_rft_update_applied{JOB}"),),
                     "none",
-                    about="0: the gradient was not finite.",
+                    about="0: skipped, because the gradient was not finite.",
                 ),
             ),
         ),
         (
-            "Engines against learner",
+            "Agreement of engines and learner",
             (
                 Panel(
-                    "Difference of log-probabilities",
+                    "Log-probability gap",
                     (
                         Query(f"agent_rft_logprob_gap{JOB}", "trained tokens {{job}}"),
                         Query(f"agent_rft_canary_gap{JOB}", "canary {{job}}"),
@@ -67,32 +69,33 @@ LEARNER_DASHBOARD = Dashboard(
                     "percentunit",
                 ),
                 Panel(
-                    "Publishing weights",
+                    "Weight sync time",
                     (
-                        Query(mean("agent_rft_sync_total_seconds"), "whole {{job}}"),
-                        Query(mean("agent_rft_sync_pause_seconds"), "generation stood still {{job}}"),
+                        Query(mean("agent_rft_sync_total_seconds"), "total {{job}}"),
+                        Query(mean("agent_rft_sync_pause_seconds"), "generation paused {{job}}"),
                     ),
                     "s",
                 ),
             ),
         ),
         (
-            "Work",
+            "Throughput",
             (
                 Panel(
-                    "Useful tokens of computed ones",
+                    "Padding efficiency",
                     (Query(f"agent_rft_padding_efficiency{JOB}"),),
                     "percentunit",
+                    about="Share of computed tokens that are not padding.",
                 ),
                 Panel(
-                    "Tokens a second",
+                    "Tokens per second",
                     (
                         Query(rate("agent_rft_trained_tokens_total"), "trained {{job}}"),
                         Query(rate("agent_rft_computed_tokens_total"), "computed {{job}}"),
                     ),
                 ),
                 Panel(
-                    "What ranks are busy with",
+                    "Time of learner ranks by call",
                     (Query(rate("agent_rft_rank_seconds_sum", "job, process, call"), "{{call}} {{process}} {{job}}"),),
                     "percentunit",
                     stacked=True,

@@ -1,4 +1,4 @@
-"""What the dashboards' expressions share. `$job`, `$endpoint` and `$window` are chosen on the page."""
+"""PromQL shared by the dashboards. The viewer chooses `$job`, `$endpoint` and `$window` on the page."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ANNOTATIONS = (
 
 
 def mean(name: str, by: str = "job", labels: str = JOB) -> str:
-    """Of a histogram, over the window."""
+    """The mean of a histogram's observations over the window, for each combination of the labels in `by`."""
     return f"sum by ({by}) (rate({name}_sum{labels}[$window])) / sum by ({by}) (rate({name}_count{labels}[$window]))"
 
 

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from cluster.records.run_folder import RunFolder
+from tests.support.events import stream_of
+from trainer.events import CheckpointSaved, Evaluated, StepDone
 from trainer.loop.evaluate import summarize
 from trainer.metrics import rollout_metrics
 from trainer.spec.job import JobSpec, resolve
@@ -115,13 +117,12 @@ class Synthetic:
         return JobSpec.model_validate({"model": "base", "training_file": "train.jsonl", "method": method} | changes)
 
     def play(self, sink, folder=None, steps=12, total=12, validation_every=4, test=True, rows=8, hostile=False):
-        """What a driver and the loop report, in their order. `folder` also gets the test file's evaluations."""
+        """What a driver and a loop report, in their order; with `folder` a test file is graded too."""
         if folder is not None:
             job = self.job(suffix="ledger")
             folder.write_job(job, resolve(job, 480), {"context_length": 2048})
         if test and folder is not None:
-            groups = self.groups(rows, 1, "test", 0, 0.0, hostile)
-            folder.write_evaluation("test-before", summarize(groups, 1, 1.0), groups)
+            self.evaluate(sink, "test-before", self.groups(rows, 1, "test", 0, 0.0, hostile), 0)
         if validation_every:
             self.validate(sink, 0, 0.0)
         for step in range(1, steps + 1):
@@ -131,30 +132,25 @@ class Synthetic:
             metrics = self.metrics(step, total, groups)
             if validation_every and step % validation_every == 0:
                 metrics |= self.validate(sink, step, skill) | {"time_eval_s": 3.0}
-                sink.event("info", f"checkpoint step-{step:06d}")
-            sink.step(metrics)
+                sink.emit(CheckpointSaved(step=step, path=f"checkpoints/step-{step:06d}", num_bytes=10))
+            sink.emit(StepDone(step=step, total_steps=total, metrics=metrics))
         if test and folder is not None and steps == total:
-            groups = self.groups(rows, 1, "test", total, 1.0, hostile)
-            folder.write_evaluation("test-after", summarize(groups, 1, 1.0), groups)
+            self.evaluate(sink, "test-after", self.groups(rows, 1, "test", total, 1.0, hostile), total)
 
     def validate(self, sink, step, skill):
-        groups = self.groups(8, 2, "validation", step, skill)
-        evaluation = summarize(groups, 2, 1.0)
-        sink.groups(f"validation-{step:06d}", groups)
-        text = f"grade {evaluation.grade:.3f} ± {evaluation.ci95:.3f}, reward {evaluation.reward:.3f}"
-        sink.event(
-            "info",
-            f"validation at step {step}: {text} (n = {evaluation.num_rollouts})",
-            step=step,
-            training_groups_in_flight=2,
-            **evaluation.as_dict(),
-        )
+        evaluation = self.evaluate(sink, "validation", self.groups(8, 2, "validation", step, skill), step)
         return {"full_valid_mean_reward": evaluation.reward, "full_valid_mean_grade": evaluation.grade}
+
+    def evaluate(self, sink, name, groups, step):
+        evaluation = summarize(groups, groups[0].request.size, 1.0)
+        sink.groups(f"{name}-{step:06d}" if name == "validation" else name, groups)
+        sink.emit(Evaluated(step=step, name=name, evaluation=evaluation, training_groups_in_flight=2))
+        return evaluation
 
     def run(self, path, **how) -> RunFolder:
         """A whole run on disk."""
         folder = RunFolder(path)
-        self.play(folder, folder, **how)
+        self.play(stream_of(folder, group_sinks=[folder]), folder, **how)
         folder.close()
         assert folder.problems == []
         return folder

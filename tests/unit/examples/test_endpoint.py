@@ -12,7 +12,7 @@ import uvicorn
 from actors.tools.dispatcher import Dispatcher
 from cluster.preflight.dry_run import dry_run_problems
 from examples.endpoint.server import app
-from tests.support.fakes import tasks_of
+from tests.support.builders import tasks_of
 from tests.support.fakes_http import LOCAL, until
 from tests.support.paths import ROOT
 from trainer.spec.job import Reinforcement

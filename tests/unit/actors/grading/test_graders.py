@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from pydantic import TypeAdapter
 
 from actors.endpoints.client import MAX_BODY_BYTES, Timing
 from actors.graders.base import finite_number, wire_errors
@@ -20,6 +19,7 @@ from actors.graders.kinds.expression import expression_problems, parse
 from actors.graders.sample import sample_of
 from actors.grading.factory import grader_problems, make_grader
 from actors.grading.pool import GraderPool
+from tests.support.builders import grader_spec
 from tests.support.fakes_http import (
     LOCAL,
     FakeEndpoint,
@@ -39,11 +39,6 @@ SECRET = "sk-very-secret-4711"
 ITEM = {"reference": "Paris", "weight": 2}
 SAMPLE = sample_of("It is Paris", (), "answer", wants_json=False)
 Pool = Callable[..., GraderPool]
-
-
-def spec(**values: Any) -> GraderSpec:
-    grader: GraderSpec = TypeAdapter(GraderSpec).validate_python(values)
-    return grader
 
 
 def check(
@@ -97,12 +92,12 @@ def test_finite_numbers_pass(value: float) -> None:
     ],
 )
 async def test_string_check(pool: Pool, operation: str, reference: str, grade: float) -> None:
-    assert (await pool(spec(**check(operation, reference))).grade(SAMPLE, ITEM, "t")).value == grade
+    assert (await pool(grader_spec(**check(operation, reference))).grade(SAMPLE, ITEM, "t")).value == grade
 
 
 async def test_a_row_without_the_templates_key_is_a_failure_and_not_a_zero(pool: Pool) -> None:
     with pytest.raises(GraderFailed, match=r"grader 'exact', reference.*item.gone") as failed:
-        await pool(spec(name="exact", **check(reference="{{ item.gone }}"))).grade(SAMPLE, ITEM, "t")
+        await pool(grader_spec(name="exact", **check(reference="{{ item.gone }}"))).grade(SAMPLE, ITEM, "t")
     assert failed.value.details["code"] == "invalid_variable_error"
 
 
@@ -111,7 +106,7 @@ async def test_a_row_without_the_templates_key_is_a_failure_and_not_a_zero(pool:
 
 async def test_an_endpoint_gets_sample_item_and_trace_id(pool: Pool) -> None:
     async with FakeEndpoint(says({"score": 0.25})) as server:
-        grader = spec(type="endpoint", name="quality", url=server.url, headers={"X-Key": SECRET})
+        grader = grader_spec(type="endpoint", name="quality", url=server.url, headers={"X-Key": SECRET})
         grade = await pool(grader).grade(SAMPLE, ITEM, "trace_1")
     assert grade.value == 0.25
     assert server.received[0].body == {"sample": SAMPLE, "item": ITEM, "trace_id": "trace_1"}
@@ -123,7 +118,7 @@ async def test_an_endpoint_gets_sample_item_and_trace_id(pool: Pool) -> None:
 )
 async def test_score_or_reward_is_taken(pool: Pool, body: object, grade: float) -> None:
     async with FakeEndpoint(says(body)) as server:
-        assert (await pool(spec(type="endpoint", url=server.url)).grade(SAMPLE, ITEM, "t")).value == grade
+        assert (await pool(grader_spec(type="endpoint", url=server.url)).grade(SAMPLE, ITEM, "t")).value == grade
 
 
 @pytest.mark.parametrize(
@@ -146,7 +141,7 @@ async def test_score_or_reward_is_taken(pool: Pool, body: object, grade: float) 
 async def test_an_answer_without_a_number_is_a_failure_that_says_so(pool: Pool, body: object, why: str) -> None:
     async with FakeEndpoint(says(body)) as server:
         with pytest.raises(GraderFailed) as failed:
-            await pool(spec(type="endpoint", name="quality", url=server.url)).grade(SAMPLE, ITEM, "t")
+            await pool(grader_spec(type="endpoint", name="quality", url=server.url)).grade(SAMPLE, ITEM, "t")
     assert why in str(failed.value)
     assert f"grader 'quality' (POST {server.url})" in str(failed.value)
     assert len(str(failed.value)) < 600
@@ -154,32 +149,32 @@ async def test_an_answer_without_a_number_is_a_failure_that_says_so(pool: Pool, 
 
 async def test_failures_of_a_graders_endpoint_are_retried(pool: Pool) -> None:
     async with FakeEndpoint(one_by_one([(500, ""), (429, ""), (500, ""), (500, ""), (200, {"score": 1})])) as server:
-        assert (await pool(spec(type="endpoint", url=server.url)).grade(SAMPLE, ITEM, "t")).value == 1.0
+        assert (await pool(grader_spec(type="endpoint", url=server.url)).grade(SAMPLE, ITEM, "t")).value == 1.0
 
 
 async def test_a_grader_that_is_not_there_is_a_failure_and_named(pool: Pool) -> None:
     url = f"http://127.0.0.1:{unused_port()}/"
     with pytest.raises(GraderFailed, match=rf"grader 'gone' \(POST {url}\) failed: no connection"):
-        await pool(spec(type="endpoint", name="gone", url=url)).grade(SAMPLE, ITEM, "t")
+        await pool(grader_spec(type="endpoint", name="gone", url=url)).grade(SAMPLE, ITEM, "t")
 
 
 async def test_a_4xx_of_a_grader_is_a_failure_and_not_retried(pool: Pool) -> None:
     async with FakeEndpoint(says({"detail": "no key 'answer' in item"}, 422)) as server:
         with pytest.raises(GraderFailed, match=r"HTTP 422.*no key 'answer' in item"):
-            await pool(spec(type="endpoint", url=server.url)).grade(SAMPLE, ITEM, "t")
+            await pool(grader_spec(type="endpoint", url=server.url)).grade(SAMPLE, ITEM, "t")
     assert len(server.received) == 1
 
 
 async def test_a_refusing_grader_stops_the_job_and_shows_no_secret(pool: Pool) -> None:
     async with FakeEndpoint(says(SECRET, 403)) as server:
         with pytest.raises(EndpointRefused, match="HTTP 403 Forbidden") as refused:
-            await pool(spec(type="endpoint", url=server.url, headers={"X-Key": SECRET})).grade(SAMPLE, ITEM, "t")
+            await pool(grader_spec(type="endpoint", url=server.url, headers={"X-Key": SECRET})).grade(SAMPLE, ITEM, "t")
     assert SECRET not in f"{refused.value!r}{refused.value.details}"
 
 
 async def test_a_hanging_endpoint_fails_at_its_deadline_and_leaves_nothing_open(pool: Pool) -> None:
     async with FakeEndpoint(hangs) as server:
-        grader = spec(type="endpoint", name="slow", url=server.url, timeout_s=0.1)
+        grader = grader_spec(type="endpoint", name="slow", url=server.url, timeout_s=0.1)
         with pytest.raises(GraderFailed, match=r"grader 'slow'.*no answer by the deadline of 0.1 s"):
             await pool(grader, timing=Timing()).grade(SAMPLE, ITEM, "t")
         await until(lambda: server.open_now == 0)
@@ -190,7 +185,7 @@ async def test_a_grader_that_is_hedged_is_asked_again_where_it_hangs(pool: Pool)
         return await (hangs if request.number == 1 else says({"score": 0.5}))(request)
 
     async with FakeEndpoint(behave) as server:
-        grader = spec(type="endpoint", url=server.url, hedge_after_s=0.02)
+        grader = grader_spec(type="endpoint", url=server.url, hedge_after_s=0.02)
         assert (await pool(grader, timing=Timing()).grade(SAMPLE, ITEM, "t")).value == 0.5
     first, second = server.received
     assert first.headers["Idempotency-Key"] == second.headers["Idempotency-Key"]
@@ -295,7 +290,7 @@ async def test_parts_of_a_multi_grader_run_side_by_side_and_are_kept(pool: Pool)
     async with FakeEndpoint(behave) as server:
         endpoint = {"type": "endpoint", "url": server.url}
         parts = {"exact": check(), "style": endpoint, "facts": endpoint}
-        grader = spec(type="multi", graders=parts, calculate_output="0.5 * exact + 0.25 * (style + facts)")
+        grader = grader_spec(type="multi", graders=parts, calculate_output="0.5 * exact + 0.25 * (style + facts)")
         grade = await pool(grader, timing=Timing()).grade(SAMPLE, ITEM, "trace_1")
     assert grade.value == 0.75
     assert grade.scores == {"exact": 1.0, "style": 0.5, "facts": 0.5}
@@ -306,7 +301,7 @@ async def test_parts_of_a_multi_grader_run_side_by_side_and_are_kept(pool: Pool)
 async def test_a_multi_grader_fails_with_its_part_and_cancels_the_others(pool: Pool) -> None:
     async with FakeEndpoint(hangs) as slow, FakeEndpoint(says({"score": None})) as broken:
         parts = {"slow": {"type": "endpoint", "url": slow.url}, "broken": {"type": "endpoint", "url": broken.url}}
-        grader = spec(type="multi", graders=parts, calculate_output="slow + broken")
+        grader = grader_spec(type="multi", graders=parts, calculate_output="slow + broken")
         with pytest.raises(GraderFailed, match=r"grader 'broken'.*null"):
             await pool(grader, timing=Timing()).grade(SAMPLE, ITEM, "t")
         await until(lambda: slow.open_now == 0)
@@ -314,7 +309,7 @@ async def test_a_multi_grader_fails_with_its_part_and_cancels_the_others(pool: P
 
 def with_json(**more: Any) -> GraderSpec:
     parts = {"exact": check(), "json": check(text="{{ sample.output_json.city }}")}
-    return spec(type="multi", graders=parts | more, calculate_output="(exact + json) / 2", invalid_grade=-0.25)
+    return grader_spec(type="multi", graders=parts | more, calculate_output="(exact + json) / 2", invalid_grade=-0.25)
 
 
 async def test_a_sample_that_a_part_cannot_read_gets_the_invalid_grade(pool: Pool) -> None:
@@ -344,13 +339,14 @@ async def test_a_template_may_take_what_came_of_a_call(pool: Pool) -> None:
     result = ToolResult("call_search", "Paris it is", latency_s=0.5)
     sample = sample_of("", [replace(turn("", "search"), results=(result,))], "answer", wants_json=False)
     text = "{{ sample.output_tools[0].output }} after {{ sample.output_tools[0].latency_s }} s"
-    assert (await pool(spec(**check("eq", "Paris it is after 0.5 s", text))).grade(sample, ITEM, "t")).value == 1.0
+    grader = grader_spec(**check("eq", "Paris it is after 0.5 s", text))
+    assert (await pool(grader).grade(sample, ITEM, "t")).value == 1.0
 
 
 @pytest.mark.parametrize(("length", "grade"), [(5, 1.0), (6, 0.0), (0, 1.0)])
 async def test_length(pool: Pool, length: int, grade: float) -> None:
     sample = sample_of("ä" * length, (), "answer", wants_json=False)
-    assert (await pool(spec(type="length", max_chars=5)).grade(sample, ITEM, "t")).value == grade
+    assert (await pool(grader_spec(type="length", max_chars=5)).grade(sample, ITEM, "t")).value == grade
 
 
 # -- errors in the words of the wire contract --------------------------------------------------------------------------
@@ -381,7 +377,7 @@ def test_mistakes_are_found_before_the_job_starts_with_their_fields() -> None:
         "min": check(),
         "remote": {"type": "endpoint", "url": "localhost/x"},
     }
-    grader = spec(type="multi", graders=parts, calculate_output="exact + other")
+    grader = grader_spec(type="multi", graders=parts, calculate_output="exact + other")
     problems = grader_problems(grader)
     base = "method.reinforcement.grader"
     assert [(problem.code, problem.field) for problem in problems] == [
@@ -398,8 +394,8 @@ def test_mistakes_are_found_before_the_job_starts_with_their_fields() -> None:
 
 def test_a_right_grader_has_no_problems() -> None:
     parts = {"exact": check(), "remote": {"type": "endpoint", "url": "http://localhost/x"}}
-    assert grader_problems(spec(type="multi", graders=parts, calculate_output="(exact + remote) / 2")) == []
-    assert grader_problems(spec(**check(reference="{{ row.x }}")), field="grader")[0].field == "grader.reference"
+    assert grader_problems(grader_spec(type="multi", graders=parts, calculate_output="(exact + remote) / 2")) == []
+    assert grader_problems(grader_spec(**check(reference="{{ row.x }}")), field="grader")[0].field == "grader.reference"
 
 
 # -- the pool ----------------------------------------------------------------------------------------------------------
@@ -435,20 +431,20 @@ class Says:
 async def test_a_grader_that_hangs_is_ended_at_the_pools_deadline(pool: Pool) -> None:
     hanging = Hanging()
     with pytest.raises(GraderFailed, match=r"grader 'exact' gave no grade within 0.05 s"):
-        await pool(spec(name="exact", **check()), grader=hanging, deadline_s=0.05).grade(SAMPLE, ITEM, "t")
+        await pool(grader_spec(name="exact", **check()), grader=hanging, deadline_s=0.05).grade(SAMPLE, ITEM, "t")
     assert hanging.cancelled
 
 
 @pytest.mark.parametrize("value", [math.nan, None, True])
 async def test_no_graders_value_passes_unless_it_is_a_finite_number(pool: Pool, value: Any) -> None:
     with pytest.raises(GraderFailed):
-        await pool(spec(**check()), grader=Says(value)).grade(SAMPLE, ITEM, "t")
+        await pool(grader_spec(**check()), grader=Says(value)).grade(SAMPLE, ITEM, "t")
 
 
 async def test_a_dry_run_gives_the_grade_or_the_error_as_a_value(pool: Pool) -> None:
-    assert (await pool(spec(**check())).dry_run(ITEM, "in Paris")) == Grade(1.0)
+    assert (await pool(grader_spec(**check())).dry_run(ITEM, "in Paris")) == Grade(1.0)
     async with FakeEndpoint(says("no", 401)) as server:
-        error = await pool(spec(type="endpoint", url=server.url)).dry_run(ITEM)
+        error = await pool(grader_spec(type="endpoint", url=server.url)).dry_run(ITEM)
     assert isinstance(error, EndpointRefused)
     assert type(pickle.loads(pickle.dumps(error))) is EndpointRefused
     assert server.received[0].body["sample"]["output_text"] == ""
@@ -460,7 +456,7 @@ async def test_grades_of_one_endpoint_stay_within_its_max_concurrency(pool: Pool
         return web.json_response({"score": 1.0})
 
     async with FakeEndpoint(behave) as server:
-        graders = pool(spec(type="endpoint", url=server.url, max_concurrency=2), timing=Timing())
+        graders = pool(grader_spec(type="endpoint", url=server.url, max_concurrency=2), timing=Timing())
         await asyncio.gather(*(graders.grade(SAMPLE, ITEM, f"trace_{i}") for i in range(8)))
     assert server.most_open == 2
 

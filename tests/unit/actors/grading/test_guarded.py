@@ -9,19 +9,18 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from pydantic import TypeAdapter
 
 from actors.graders.sample import sample_of
 from actors.grading.factory import all_grader_problems
 from actors.grading.pool import GraderPool
-from tests.support.fakes import rollout, task
+from tests.support.builders import grader_spec, group_request, rollout
 from tests.support.fakes_http import LOCAL, FakeEndpoint, FakeTime, Received, hangs, says, until
 from trainer.errors import GraderFailed, InvalidJob
 from trainer.metrics import metric_of, rollout_metrics
-from trainer.spec.graders import GraderSpec, GuardSpec
+from trainer.spec.graders import GuardSpec
 from trainer.spec.job import Reinforcement
 from trainer.spec.operator import ModelEndpoint, Operator
-from trainer.types import Grade, GroupRequest
+from trainer.types import Grade
 
 ITEM = {"reference": "Paris"}
 SAMPLE = sample_of("It is Paris, surely", (), "answer", wants_json=False)
@@ -29,11 +28,6 @@ PASSES = {"type": "string_check", "input": "a", "reference": "a", "operation": "
 FAILS = PASSES | {"reference": "b"}
 SHORT = {"type": "length", "max_chars": 10}
 Pool = Callable[..., GraderPool]
-
-
-def spec(values: dict[str, Any]) -> GraderSpec:
-    grader: GraderSpec = TypeAdapter(GraderSpec).validate_python(values)
-    return grader
 
 
 def guards(**by_name: dict[str, Any]) -> list[GuardSpec]:
@@ -45,10 +39,9 @@ async def pool() -> AsyncIterator[Pool]:
     made = []
 
     def make(grader: dict[str, Any], held_out: dict[str, Any] | None = None, **more: Any) -> GraderPool:
-        other = None if held_out is None else spec(held_out)
-        made.append(
-            GraderPool(spec(grader), held_out=other, **{"timing": FakeTime().timing(), "operator": LOCAL, **more})
-        )
+        other = None if held_out is None else grader_spec(**held_out)
+        options = {"timing": FakeTime().timing(), "operator": LOCAL, **more}
+        made.append(GraderPool(grader_spec(**grader), held_out=other, **options))
         return made[-1]
 
     yield make
@@ -161,14 +154,13 @@ async def test_a_held_out_grader_that_hangs_ends_by_its_own_deadline(pool: Pool)
 
 
 def test_guards_held_out_grades_and_judges_tokens_are_in_the_metrics() -> None:
-    request = GroupRequest(task(), 0, 0, 4, "train", 1.0)
     grades = [
         Grade(1.0, {"a": 0.5, "ungated": 1.0}, held_out=0.5, judge_tokens={"judge": 30}),
         Grade(0.0, {"a": 1.0, "ungated": 1.0}, guard="brief", held_out=1.0, judge_tokens={"judge": 10}),
         Grade(-1.0, {"ungated": 0.0}, guard="brief", held_out_error="down"),
         Grade(0.0, {}),  # an invalid_grade has no parts
     ]
-    metrics = rollout_metrics([replace(rollout(request, i), grade=g) for i, g in enumerate(grades)])
+    metrics = rollout_metrics([replace(rollout(group_request(), i), grade=g) for i, g in enumerate(grades)])
     assert metrics["guard/brief"] == 2
     assert metrics["grader/a/score_mean"] == 0.75
     assert metrics["grader/ungated/score_mean"] == pytest.approx(2 / 3)

@@ -16,11 +16,12 @@ from transformers import AutoTokenizer
 from actors.engine.parsing import ParsedTurn
 from actors.engine.vllm_engine import Completion
 from actors.rollout.episode import EpisodeRunner, EpisodeSpec, RolloutRequest, turn_seed
+from tests.support.builders import task
 from tests.support.paths import BASE
 from trainer.data.chat import Renderer
 from trainer.errors import EndpointRefused, EngineFailed, GraderFailed, ToolFailed, UserError
 from trainer.spec.job import RewardSpec, RolloutLimits
-from trainer.types import Discarded, Grade, Rollout, Task, ToolCall, ToolResult
+from trainer.types import Discarded, Grade, Rollout, ToolCall, ToolResult
 
 SCHEMA = {
     "type": "object",
@@ -29,7 +30,7 @@ SCHEMA = {
     "additionalProperties": False,
 }
 TOOLS = ({"type": "function", "function": {"name": "cat", "parameters": SCHEMA}},)
-TASK = Task("1-a", ({"role": "user", "content": "what was revenue of vorzen in 2015?"},), TOOLS, {"reference": "7"})
+TASK = task("1-a", "what was revenue of vorzen in 2015?", TOOLS, reference="7")
 
 
 @pytest.fixture(scope="module")

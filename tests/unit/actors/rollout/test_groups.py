@@ -14,23 +14,20 @@ from actors.endpoints.client import Timing
 from actors.rollout.episode import RolloutRequest
 from actors.rollout.groups import Account, Groups
 from actors.rollout.holdback import MIN_OUTCOMES, Holdback
-from tests.support.fakes import rollout, task
+from tests.support.builders import group, group_request, rollout
 from tests.support.fakes_http import until
 from trainer.algorithm.advantage import advantages
 from trainer.errors import EndpointRefused
+from trainer.events import EndpointDown, EndpointUp, Event
 from trainer.metrics import slow_rows_ratio
 from trainer.spec.job import RolloutLimits
-from trainer.types import Discarded, Group, GroupRequest, Purpose, Rollout
+from trainer.types import Discarded, Rollout
 
 Run = Callable[[RolloutRequest], Awaitable[Rollout | Discarded]]
 
 
-def request(size: int = 8, purpose: Purpose = "train", index: int = 0) -> GroupRequest:
-    return GroupRequest(task(str(index)), 0, index, size, purpose, 1.0)
-
-
 def graded(asked: RolloutRequest, grade: float = 1.0) -> Rollout:
-    return rollout(request(), asked.sample, grade)
+    return rollout(group_request(), asked.sample, grade)
 
 
 def failed(asked: RolloutRequest, reason: str = "tool_failed") -> Discarded:
@@ -61,14 +58,15 @@ class Made:
 
     def __init__(self, run: Run, **limits: float) -> None:
         self.time = SharedTime()
-        self.events: list[tuple[str, str]] = []
+        self.events: list[Event] = []
+        self.discards: list[Event] = []
         self.holdback = Holdback(
             RolloutLimits(**limits).max_failure_rate,
-            lambda level, text: self.events.append((level, text)),
+            self.events.append,
             Timing(clock=lambda: self.time.now, sleep=self.time.sleep),
         )
         self.asked: list[RolloutRequest] = []
-        self.groups = Groups(self._counted(run), RolloutLimits(**limits), self.holdback)
+        self.groups = Groups(self._counted(run), RolloutLimits(**limits), self.holdback, self.discards.append)
 
     def _counted(self, run: Run) -> Run:
         async def counted(asked: RolloutRequest) -> Rollout | Discarded:
@@ -88,7 +86,7 @@ async def test_a_discarded_rollout_is_tried_again_with_another_attempt_and_then_
         return failed(asked) if asked.sample < 2 and (asked.sample == 0 or asked.attempt == 0) else graded(asked)
 
     made = Made(run, max_rollout_retries=2)
-    group = await made.groups.sample(request())
+    group = await made.groups.sample(group_request())
     assert [r.sample for r in group.rollouts] == [1, 2, 3, 4, 5, 6, 7]
     assert [a.attempt for a in made.asked if a.sample == 0] == [0, 1, 2]
     assert [a.attempt for a in made.asked if a.sample == 1] == [0, 1]
@@ -100,7 +98,7 @@ async def test_the_advantages_of_a_group_are_those_of_its_survivors_alone() -> N
     async def run(asked: RolloutRequest) -> Rollout | Discarded:
         return failed(asked) if asked.sample % 2 else graded(asked, grade=asked.sample / 8)
 
-    group = await Made(run, max_rollout_retries=0, max_failure_rate=1).groups.sample(request())
+    group = await Made(run, max_rollout_retries=0, max_failure_rate=1).groups.sample(group_request())
     survivors = np.array([0, 2, 4, 6]) / 8
     assert advantages("grpo", group.rewards) == pytest.approx(advantages("grpo", survivors))
     assert len(group.discarded) == 4
@@ -111,7 +109,7 @@ async def test_a_group_with_too_few_survivors_is_sampled_anew_once() -> None:
         return graded(asked) if asked.sample < 3 or asked.attempt >= 2 else failed(asked)
 
     made = Made(run, max_rollout_retries=1, max_failure_rate=1)
-    group = await made.groups.sample(request())
+    group = await made.groups.sample(group_request())
     assert len(group.rollouts) == 8
     assert Counter(d.reason for d in group.discarded) == {"tool_failed": 10}
     assert {a.attempt for a in made.asked} == {0, 1, 2}
@@ -123,7 +121,7 @@ async def test_a_lost_engine_costs_no_retry() -> None:
         return failed(asked, "engine_failed") if first else graded(asked)
 
     made = Made(run, max_rollout_retries=0)
-    group = await made.groups.sample(request())
+    group = await made.groups.sample(group_request())
     assert len(group.rollouts) == 8
     assert {a.attempt for a in made.asked} == {0}
 
@@ -137,13 +135,13 @@ async def test_a_training_group_goes_on_without_its_slowest_and_a_validation_gro
         return graded(asked)
 
     made = Made(run, straggler_quorum=0.75, straggler_wait_s=0.05)
-    group = await made.groups.sample(request())
+    group = await made.groups.sample(group_request())
     assert len(group.rollouts) == 6
     assert [(d.sample, d.reason) for d in group.discarded] == [(6, "straggler"), (7, "straggler")]
     assert made.account.discarded == {"straggler": 2}
     assert made.account.in_flight == 0
 
-    validating = asyncio.create_task(made.groups.sample(request(purpose="validation")))
+    validating = asyncio.create_task(made.groups.sample(group_request(purpose="validation")))
     await until(lambda: made.account.in_flight == 2)
     await asyncio.sleep(0.1)  # twice the straggler's time
     assert not validating.done()
@@ -156,7 +154,7 @@ async def test_without_a_straggler_time_a_group_waits_for_all() -> None:
         await asyncio.sleep(0.1 if asked.sample == 7 else 0)
         return graded(asked)
 
-    assert len((await Made(run).groups.sample(request())).rollouts) == 8
+    assert len((await Made(run).groups.sample(group_request())).rollouts) == 8
 
 
 async def test_what_must_end_the_job_is_raised_at_once_and_cancels_the_others() -> None:
@@ -168,7 +166,7 @@ async def test_what_must_end_the_job_is_raised_at_once_and_cancels_the_others() 
 
     made = Made(run)
     with pytest.raises(EndpointRefused):
-        await made.groups.sample(request())
+        await made.groups.sample(group_request())
     assert made.account.cancelled == 8
     assert made.account.balances
 
@@ -182,11 +180,11 @@ async def test_the_books_balance_at_every_moment_whatever_is_cancelled() -> None
         return failed(asked) if chance.random() < 0.4 else graded(asked)
 
     made = Made(run, max_rollout_retries=2, max_failure_rate=1)
-    running = [asyncio.create_task(made.groups.sample(request(index=i))) for i in range(60)]
-    for group in running:
+    running = [asyncio.create_task(made.groups.sample(group_request(index=i))) for i in range(60)]
+    for sampling in running:
         if chance.random() < 0.3:
             await asyncio.sleep(0)
-            group.cancel()
+            sampling.cancel()
     await asyncio.gather(*running, return_exceptions=True)
     account = made.account
     assert account.balances
@@ -208,17 +206,19 @@ async def test_while_most_rollouts_fail_only_probes_start_and_the_event_names_th
         return failed(asked) if down else graded(asked)
 
     made = Made(run, max_rollout_retries=10, max_failure_rate=0.5)
-    groups = [asyncio.create_task(made.groups.sample(request(index=i))) for i in range(4)]
+    groups = [asyncio.create_task(made.groups.sample(group_request(index=i))) for i in range(4)]
     await until(lambda: len(probes()) > 8)
     assert probes()[:8] == [2, 6, 14, 30, 62, 122, 182, 242]
     assert made.holdback.holding
-    ((level, text),) = made.events
-    assert level == "warn"
-    assert f"{MIN_OUTCOMES} of the last {MIN_OUTCOMES} rollouts were discarded" in text
-    assert "by http://a" in text
+    (down_event,) = made.events
+    assert isinstance(down_event, EndpointDown)
+    assert (down_event.num_failed, down_event.num_rollouts) == (MIN_OUTCOMES, MIN_OUTCOMES)
+    assert down_event.endpoint == "http://a"
     down = False
     assert all(len(group.rollouts) == 8 for group in await asyncio.gather(*groups))
-    assert [level for level, _ in made.events] == ["warn", "info"]
+    assert made.events == [down_event, EndpointUp(endpoint="http://a")]
+    assert len(made.discards) == made.groups.account.discarded.total()
+    assert {(one.kind, one.quiet) for one in made.discards} == {("rollout_discarded", True)}
 
 
 async def test_a_failure_rate_below_the_limit_holds_nothing_back() -> None:
@@ -227,16 +227,13 @@ async def test_a_failure_rate_below_the_limit_holds_nothing_back() -> None:
 
     made = Made(run, max_failure_rate=0.5, max_rollout_retries=0)
     for index in range(20):
-        await made.groups.sample(request(index=index))
+        await made.groups.sample(group_request(index=index))
     assert not made.events
 
 
 def test_slow_rows_ratio_is_one_only_where_slow_rows_are_graded_as_often() -> None:
-    def group(index: int, survivors: int, wall_s: float) -> Group:
-        asked = request(index=index)
-        return Group(asked, tuple(rollout(asked, i) for i in range(survivors)), wall_s=wall_s)
-
-    assert slow_rows_ratio([group(i, 6, wall_s=i) for i in range(8)]) == pytest.approx(1.0)
-    cut = [group(i, 8 if i < 6 else 4, wall_s=i) for i in range(8)]
+    even = [group(group_request(i), [1.0] * 6, wall_s=i) for i in range(8)]
+    assert slow_rows_ratio(even) == pytest.approx(1.0)
+    cut = [group(group_request(i), [1.0] * (8 if i < 6 else 4), wall_s=i) for i in range(8)]
     assert slow_rows_ratio(cut) == pytest.approx(0.5 / (56 / 64))
     assert np.isnan(slow_rows_ratio(cut[:3]))

@@ -11,6 +11,7 @@ from actors.runtime.calls import LOST, UNREACHABLE
 from actors.runtime.in_flight import Doing, InFlight
 from actors.runtime.watchdog import GIVE_UP_S, LOOK_EVERY_S, SILENT_S, STALLED_S, Watchdog, Watched
 from trainer.errors import EngineFailed
+from trainer.events import ActorAnswered, ActorSilent, Event, RolloutsStalled, WorkStalled
 
 TO_SILENCE = round(SILENT_S / LOOK_EVERY_S)
 TO_GIVING_UP = round(GIVE_UP_S / LOOK_EVERY_S)
@@ -49,15 +50,15 @@ class Watch:
 
     def __init__(self, *actors: Actor) -> None:
         self.actors = list(actors)
-        self.events: list[tuple[str, str]] = []
+        self.events: list[Event] = []
         self.rollouts = 0, 0
         self.dog = Watchdog(
             lambda: [actor.watched() for actor in self.actors],
             lambda: self.rollouts,
-            lambda level, text: self.events.append((level, text)),
+            self.events.append,
         )
 
-    async def looks(self, count: int) -> list[tuple[str, str]]:
+    async def looks(self, count: int) -> list[Event]:
         """What is said in so many looks."""
         self.events.clear()
         for _ in range(count):
@@ -74,8 +75,8 @@ async def test_an_engine_that_does_not_answer_is_named_once_with_its_rollouts_an
     assert await watch.looks(100) == []
     engine.moves.clear()
     assert await watch.looks(TO_SILENCE) == []
-    said = "engine-0 has not answered for 30 s: last seen at grading trace_b for 7 s, sampling trace_a for 3 s"
-    assert await watch.looks(1) == [("warn", said)]
+    work = ("grading trace_b for 7 s", "sampling trace_a for 3 s")
+    assert await watch.looks(1) == [ActorSilent(actor="engine-0", silent_s=30.0, work=work)]
     assert await watch.looks(TO_GIVING_UP) == []
     assert (engine.given_up, other.given_up) == (["it has not answered for 180 s"], [])
 
@@ -86,7 +87,7 @@ async def test_one_that_answers_again_is_let_be() -> None:
     engine.moves.clear()
     await watch.looks(TO_SILENCE + 3)
     engine.moves.set()
-    assert await watch.looks(2) == [("info", "engine-0 answers again, after 45 s")]
+    assert await watch.looks(2) == [ActorAnswered(actor="engine-0", silent_s=45.0)]
     assert await watch.looks(2 * TO_GIVING_UP) == []
     assert engine.given_up == []
 
@@ -97,11 +98,11 @@ async def test_to_lose_the_connection_is_no_answer() -> None:
     assert await watch.looks(2) == []
     engine.reachable = False
     (said,) = await watch.looks(TO_SILENCE + 1)
-    assert said == ("warn", "engine-0 has not answered for 30 s: last seen at sampling trace_1 for 1 s")
+    assert said == ActorSilent(actor="engine-0", silent_s=30.0, work=("sampling trace_1 for 1 s",))
     await watch.looks(TO_GIVING_UP - TO_SILENCE)
     assert engine.given_up == ["it has not answered for 180 s"]
     engine.reachable = True
-    assert [level for level, _ in await watch.looks(2)] == ["info"]
+    assert list(map(type, await watch.looks(2))) == [ActorAnswered]
 
 
 async def test_with_a_helper_that_does_not_answer_the_rollouts_are_named_that_wait_for_it() -> None:
@@ -114,8 +115,9 @@ async def test_with_a_helper_that_does_not_answer_the_rollouts_are_named_that_wa
     ]
     watch = Watch(*engines, dispatcher := Actor("the tool dispatcher", waits_here=waits_here))
     dispatcher.moves.clear()
-    said = "has not answered for 30 s; for it waits tool calls trace_c for 41 s, tool calls trace_a for 40 s"
-    assert await watch.looks(TO_SILENCE + 2) == [("warn", f"the tool dispatcher {said}")]
+    work = ("tool calls trace_c for 41 s", "tool calls trace_a for 40 s")
+    silent = ActorSilent(actor="the tool dispatcher", silent_s=30.0, work=work, waiting=True)
+    assert await watch.looks(TO_SILENCE + 2) == [silent]
 
 
 async def test_the_one_that_took_its_place_is_not_blamed_for_the_silence_before() -> None:
@@ -145,10 +147,10 @@ async def test_rollouts_of_which_none_ends_are_named_and_again_only_after_twice_
     assert await watch.looks(2 * until_named) == []  # none is in flight
     watch.rollouts = 7, 2
     assert await watch.looks(until_named - 1) == []
-    stuck = "2 are in flight: sampling trace_b for 400 s on engine-0, grading trace_a for 320 s on engine-0"
-    assert await watch.looks(1) == [("warn", f"no rollout has ended for 300 s, {stuck}")]
+    longest = ("sampling trace_b for 400 s on engine-0", "grading trace_a for 320 s on engine-0")
+    assert await watch.looks(1) == [RolloutsStalled(idle_s=300.0, num_in_flight=2, longest=longest)]
     assert await watch.looks(until_named - 1) == []
-    assert await watch.looks(1) == [("warn", f"no rollout has ended for 600 s, {stuck}")]
+    assert await watch.looks(1) == [RolloutsStalled(idle_s=600.0, num_in_flight=2, longest=longest)]
     watch.rollouts = 8, 1
     assert await watch.looks(until_named + 1) == []  # rollouts here take that long
 
@@ -158,9 +160,9 @@ async def test_a_step_of_the_learner_that_goes_on_and_on_is_named() -> None:
     rank.doing = [Doing("", "step", STALLED_S - 1)]
     assert await watch.looks(2) == []
     rank.doing = [Doing("", "step", STALLED_S + 1)]
-    assert await watch.looks(3) == [("warn", "learner rank 0 has been at step for 301 s")]
+    assert await watch.looks(3) == [WorkStalled(actor="learner rank 0", stage="step", for_s=STALLED_S + 1)]
     rank.doing = [Doing("", "save", STALLED_S + 1)]
-    assert await watch.looks(3) == [("warn", "learner rank 0 has been at save for 301 s")]
+    assert await watch.looks(3) == [WorkStalled(actor="learner rank 0", stage="save", for_s=STALLED_S + 1)]
 
 
 async def test_after_its_end_it_asks_nobody_any_more() -> None:

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from cluster.jobs.manager import DriverState, JobManager, ManagerConfig
-from cluster.stores.database import Base, Database
+from cluster.stores.database import Database
 from cluster.stores.job_states import JobStatus
 from cluster.stores.job_store import JobStore
-from cluster.stores.job_tables import JobRecord, NewJob
+from cluster.stores.job_tables import JobRecord
+from tests.support.jobs import NEW_JOB, StoredJobs, database_with_tables
 from trainer.errors import Problem, RftError
 
 CONFIG = ManagerConfig(max_running=1, max_relaunches=2, lease_s=20, silent_s=20, hung_s=300, stop_grace_s=30)
@@ -61,13 +62,9 @@ class FakeCluster:
         self.drivers[handle] = DriverState("ended", output)
 
 
-class World:
+class World(StoredJobs):
     def __init__(self, folder: Path) -> None:
-        self.now = 1_000.0
-        self.url = f"sqlite:///{folder}/state.db"
-        self.database = Database(self.url)
-        Base.metadata.create_all(self.database.engine)
-        self.store = JobStore(self.database, lambda: self.now)
+        super().__init__(database_with_tables(folder))
         self.cluster = FakeCluster()
         self.manager = self.new_manager()
 
@@ -75,8 +72,7 @@ class World:
         return JobManager(self.store, self.cluster, CONFIG, lambda: self.now, name)
 
     def create(self) -> str:
-        new = NewJob("k", "gpt-5", "gpt-5", "file-1", None, None, {"type": "supervised"}, 1, None, None, "sealed", "d")
-        return self.store.create(replace(new))[0].id
+        return self.store.create(NEW_JOB)[0].id
 
     def job(self, job_id: str) -> JobRecord:
         return self.store.get(job_id)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from cluster.jobs.request import ApiJob, model_name, parse_api_job
-from cluster.records.run_folder import REDACTED
-from trainer.errors import InvalidJob, UserError
+from cluster.records.redact import REDACTED
+from tests.support.jobs import KnownFiles, KnownModels
+from trainer.errors import InvalidJob
 from trainer.spec.job import JobSpec
 from trainer.spec.operator import Operator
 
@@ -24,44 +24,10 @@ GRADER = {"type": "endpoint", "url": "https://grader.example/grade", "headers": 
 REINFORCEMENT = {"tools": [TOOL], "grader": GRADER, "hyperparameters": {"n_epochs": 2}, "response_format": None}
 
 
-@dataclass(frozen=True)
-class FakeModel:
-    folder: str
-    base: str
-
-
-MODELS = {
-    "gpt-5": FakeModel("/models/base", "gpt-5"),
-    "ft:gpt-5:org:x:abc:ckpt-step-5": FakeModel("/runs/abc/step-5", "gpt-5"),
-}
-
-
-class FakeModels:
-    def resolve(self, model_id: str) -> FakeModel:
-        if model_id not in MODELS:
-            raise UserError(f"The model '{model_id}' does not exist.")
-        return MODELS[model_id]
-
-
-@dataclass(frozen=True)
-class FakeFile:
-    purpose: str
-
-
-PURPOSES = {"file-1": "fine-tune", "file-2": "fine-tune", "file-3": "vision"}
-
-
-class FakeFiles:
-    def get(self, file_id: str) -> FakeFile:
-        if file_id not in PURPOSES:
-            raise UserError("no such file")
-        return FakeFile(PURPOSES[file_id])
-
-
 def parse(**changes: Any) -> ApiJob:
     method = {"type": "reinforcement", "reinforcement": REINFORCEMENT}
     body = {"model": "gpt-5", "training_file": "file-1", "method": method} | changes
-    return parse_api_job(body, FakeModels(), FakeFiles(), Operator())
+    return parse_api_job(body, KnownModels(), KnownFiles(), Operator())
 
 
 def reinforcement(**changes: Any) -> dict[str, Any]:

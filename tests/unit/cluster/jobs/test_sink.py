@@ -14,8 +14,9 @@ from cluster.stores.database import Base, Database
 from cluster.stores.job_store import JobStore
 from cluster.stores.job_tables import NewJob
 from cluster.stores.model_registry import ModelRecord, ModelRegistry
-from tests.unit.cluster.conftest import Synthetic
+from tests.support.events import stream_of
 from trainer.errors import UserError
+from trainer.events import CheckpointSaved, EngineReplaced, JobEnded, PhaseBegan, RolloutDiscarded, StepDone
 from trainer.loop.checkpoint import Checkpoints, LoopState
 
 
@@ -46,11 +47,13 @@ class World:
 
         state = LoopState(step, step, 0, [], 100 * step, reward, "digest")
         path = asyncio.run(Checkpoints(self.folder / "checkpoints").save(state, nothing))
-        self.sink.event("info", f"checkpoint {path.name}", path=str(path))
+        saved = CheckpointSaved(step=step, path=str(path), num_bytes=1, valid_reward=reward)
+        stream_of(self.sink).emit(saved)
 
     def step(self, step: int, reward: float) -> None:
         metrics = {"step": float(step), "total_steps": 10.0, "train_mean_reward": reward, "time_step_s": 5.0}
-        self.sink.step(metrics | {"full_valid_mean_reward": reward, "time_eval_s": 1.0})
+        metrics |= {"full_valid_mean_reward": reward, "tool/search/output_tokens_mean": 7.0}
+        stream_of(self.sink).emit(StepDone(step=step, total_steps=10, metrics=metrics))
 
 
 @pytest.fixture
@@ -82,13 +85,12 @@ def test_the_last_checkpoint_becomes_the_tuned_model(world: World) -> None:
 
 
 def test_a_step_is_a_metrics_event_and_moves_the_jobs_numbers(world: World) -> None:
-    world.sink.groups("step-000001", Synthetic().groups(2, 4, "train", 1, 0.5))
     world.save(1, 0.5)
     world.step(1, 0.5)
     world.sink.close()
     (metrics,) = [event for event in world.store.events(world.job_id)[0] if event.type == "metrics"]
     assert metrics.data is not None and metrics.data["train_mean_reward"] == 0.5
-    assert any(name.endswith("output_tokens_mean") for name in metrics.data)
+    assert metrics.data["tools"] == {} and metrics.data["tool/search/output_tokens_mean"] == 7.0
     job = world.store.get(world.job_id)
     assert job.trained_tokens == 100 and job.estimated_finish is not None
     assert job.failures == 0, "from a new checkpoint on, drivers that were lost before count no more"
@@ -129,11 +131,29 @@ def test_what_a_database_that_was_away_broke_off_is_done_once_it_is_back(world: 
 
 
 def test_no_secret_of_a_url_reaches_an_event(world: World) -> None:
-    world.sink.event(
-        "warn", "https://me:pw-secret@x.example/y?key=q-secret is slow", where="https://x.example/?k=q-secret"
-    )
-    world.sink.phase("waiting for resources: 2 cores are wanted, 1 is free")
-    world.sink.phase("waiting for resources: 2 cores are wanted, 1 is free")
+    stream = stream_of(world.sink)
+    stream.emit(EngineReplaced(engine="engine-0", reason="https://me:pw-secret@x.example/y?key=q-secret is slow"))
+    stream.emit(PhaseBegan(phase="resources", detail="2 cores are wanted, 1 is free"))
     world.sink.close()
     events, _ = world.store.events(world.job_id)
-    assert len(events) == 2 and "secret" not in str(events)
+    assert len(events) == 2 and "secret" not in str(events) and "x.example/y" in str(events)
+
+
+def test_a_supervised_job_without_validation_keeps_the_loss_with_its_checkpoints(world: World) -> None:
+    world.save(1, None)
+    metrics = {"step": 1.0, "total_steps": 2.0, "loss": 0.7, "time_step_s": 5.0}
+    stream_of(world.sink).emit(StepDone(step=1, total_steps=2, metrics=metrics))
+    world.sink.close()
+    (checkpoint,), _ = world.store.checkpoints(world.job_id)
+    assert checkpoint.metrics == {"step": 1.0, "train_loss": 0.7}
+
+
+def test_what_is_for_the_runs_folder_alone_is_no_event_of_the_api(world: World) -> None:
+    stream = stream_of(world.sink)
+    stream.emit(
+        RolloutDiscarded(trace_id="t", row_id="1", sample=0, purpose="train", reason="tool_failed", cause="HTTP 503")
+    )
+    stream.emit(PhaseBegan(phase="checkpoint"))
+    stream.emit(JobEnded(outcome="failed", error="said by the job's own state"))
+    world.sink.close()
+    assert world.store.events(world.job_id)[0] == []

@@ -9,13 +9,13 @@ import math
 
 from cluster.jobs.wire_metrics import (
     checkpoint_metrics,
-    data_of,
     message_of,
     result_csv,
-    training_facts,
-    validation_facts,
+    wire_data,
 )
 from tests.unit.cluster.conftest import Synthetic
+from trainer.loop.evaluate import summarize
+from trainer.metrics import rollout_metrics
 
 WIRE_KEYS = {
     "step", "total_steps", "train_mean_reward", "full_valid_mean_reward", "reasoning_tokens_mean",
@@ -49,7 +49,7 @@ def test_a_metrics_event_reads_as_the_contract_says() -> None:
 
 
 def test_its_data_hold_every_name_of_the_contract_and_what_was_not_measured_is_null() -> None:
-    data = data_of(STEP, {"tool/search/output_tokens_mean": 12.5, "valid_reasoning_tokens_mean": 3.0})
+    data = wire_data(STEP | {"tool/search/output_tokens_mean": 12.5, "valid_reasoning_tokens_mean": 3.0})
     assert data.keys() >= WIRE_KEYS
     assert (data["step"], data["total_steps"], data["full_valid_mean_reward"]) == (10, 20, None)
     assert data["scores"]["graders"] == [{"name": "exact", "train_reward_mean": 0.5}]
@@ -65,15 +65,14 @@ def test_its_data_hold_every_name_of_the_contract_and_what_was_not_measured_is_n
 
 
 def test_a_checkpoint_has_the_numbers_of_its_step() -> None:
-    data = data_of(STEP | {"full_valid_mean_reward": 0.68})
+    data = wire_data(STEP | {"full_valid_mean_reward": 0.68})
     assert checkpoint_metrics(data) == {"step": 10.0, "train_mean_reward": 0.42, "full_valid_mean_reward": 0.68}
 
 
 def test_tokens_of_tools_are_those_between_turns_shared_out_by_length() -> None:
     world = Synthetic()
     groups = world.groups(3, 4, "train", 1, 0.5)
-    facts = training_facts(groups)
-    assert facts and all(name.startswith("tool/") and value > 0 for name, value in facts.items())
+    metrics = rollout_metrics([rollout for group in groups for rollout in group.rollouts])
     total = sum(
         later.start - turn.stop
         for group in groups
@@ -84,8 +83,8 @@ def test_tokens_of_tools_are_those_between_turns_shared_out_by_length() -> None:
     for rollout in (rollout for group in groups for rollout in group.rollouts):
         for call in rollout.calls:
             calls[call.name] = calls.get(call.name, 0) + 1
-    assert math.isclose(sum(facts[f"tool/{name}/output_tokens_mean"] * n for name, n in calls.items()), total)
-    assert validation_facts(groups) == {"valid_reasoning_tokens_mean": 30.0} and validation_facts([]) == {}
+    assert math.isclose(sum(metrics[f"tool/{name}/output_tokens_mean"] * n for name, n in calls.items()), total)
+    assert summarize(groups, 4, 1.0).reasoning_tokens == 30.0
 
 
 def test_the_result_file_has_a_line_a_step_and_empty_cells_between_validations() -> None:

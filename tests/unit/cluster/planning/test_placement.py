@@ -11,6 +11,7 @@ from cluster.planning.memory import activation_bytes, engine_memory, kv_bytes_pe
 from cluster.planning.model_shape import ModelShape
 from cluster.planning.nodes import GIB, Node
 from cluster.planning.placement import ClusterPlan, assign, plan_placement
+from tests.support.builders import job
 from trainer.errors import Problem
 from trainer.spec.job import ClusterSpec, JobSpec
 
@@ -21,20 +22,12 @@ QWEN3_8B = ModelShape(
 )
 
 
-def job(method: dict[str, Any] | None = None, **cluster: Any) -> JobSpec:
-    grader = {"type": "string_check", "input": "", "reference": "", "operation": "eq"}
-    reinforcement = {"type": "reinforcement", "reinforcement": {"grader": grader}}
-    raw = {"model": "m", "training_file": "t", "method": method or reinforcement, "cluster": cluster}
-    return JobSpec.model_validate(raw)
-
-
 def plan(*nodes: Node, model: ModelShape | None = None, context: int = 16_384, **cluster: Any) -> ClusterPlan:
-    return plan_placement(job(**cluster), nodes, model, context)
+    return plan_placement(job(cluster=cluster), nodes, model, context)
 
 
-def on_policy() -> dict[str, Any]:
-    grader = {"type": "string_check", "input": "", "reference": "", "operation": "eq"}
-    return {"type": "reinforcement", "reinforcement": {"grader": grader, "algorithm": {"max_staleness": 0}}}
+def on_policy(**cluster: Any) -> JobSpec:
+    return job({"algorithm": {"max_staleness": 0}}, cluster=cluster)
 
 
 def codes(problems: tuple[Problem, ...]) -> list[str]:
@@ -67,7 +60,7 @@ def test_a_job_may_stay_on_cores_beside_gpus() -> None:
 
 
 def test_a_supervised_job_has_no_engines() -> None:
-    made = plan_placement(job({"type": "supervised"}), [replace(LAPTOP, cores=1)], None, 2048)
+    made = plan_placement(job(method={"type": "supervised"}), [replace(LAPTOP, cores=1)], None, 2048)
     assert made.lacking == ()
     assert [place.role for place in made.places] == ["learner rank"]
 
@@ -75,7 +68,7 @@ def test_a_supervised_job_has_no_engines() -> None:
 def test_a_run_that_only_grades_wants_room_for_engines_alone() -> None:
     one_core = replace(LAPTOP, cores=1)
     assert codes(plan(one_core).lacking) == ["too_few_resources"]
-    for spec in (job(), job(on_policy(), colocated=True)):
+    for spec in (job(), on_policy(colocated=True)):
         made = plan_placement(spec, [one_core], None, 2048, learner=False)
         assert made.lacking == made.problems == ()
         assert [place.role for place in made.places] == ["engine"]
@@ -156,16 +149,16 @@ def test_bfloat16_on_cores_is_refused_with_the_reason(node: Node, engine_gpus: o
 
 
 def test_colocated_engines_and_ranks_have_one_core_by_turns() -> None:
-    made = plan_placement(job(on_policy(), colocated=True), [replace(LAPTOP, cores=1)], None, 2048)
+    made = plan_placement(on_policy(colocated=True), [replace(LAPTOP, cores=1)], None, 2048)
     assert made.lacking == made.problems == ()
     assert made.placement.bundles == [{"CPU": 1.0}]
-    wide = plan_placement(job(on_policy(), colocated=True, engines=2, rank_cores=2), [LAPTOP], None, 2048)
+    wide = plan_placement(on_policy(colocated=True, engines=2, rank_cores=2), [LAPTOP], None, 2048)
     assert wide.placement.bundles == [{"CPU": 2.0}] * 2
     assert "wants 4 cores (2 x 2, shared by engines and learner ranks)" in wide.lacking[0].message
 
 
 def test_colocated_on_gpus_is_planned_and_refused() -> None:
-    made = plan_placement(job(on_policy(), colocated=True, engine_gpus=4, learner_ranks=4), [EIGHT_GPUS], None, 2048)
+    made = plan_placement(on_policy(colocated=True, engine_gpus=4, learner_ranks=4), [EIGHT_GPUS], None, 2048)
     assert made.placement.bundles == [{"CPU": 4.0, "GPU": 4.0}]
     assert [made.placement.bundle_of_rank(i) for i in range(4)] == [0, 0, 0, 0]
     assert codes(made.problems) == ["colocated_on_gpus"]
@@ -173,7 +166,7 @@ def test_colocated_on_gpus_is_planned_and_refused() -> None:
 
 def test_colocated_wants_a_job_that_never_samples_while_it_learns() -> None:
     assert codes(plan(LAPTOP, colocated=True).problems) == ["colocated_is_on_policy"]
-    supervised = plan_placement(job({"type": "supervised"}, colocated=True), [LAPTOP], None, 2048)
+    supervised = plan_placement(job(method={"type": "supervised"}, cluster={"colocated": True}), [LAPTOP], None, 2048)
     assert codes(supervised.problems) == ["colocated_without_engines"]
 
 

@@ -22,6 +22,7 @@ from cluster.planning.nodes import Node
 from cluster.preflight.dry_run import example_of
 from cluster.preflight.form_check import schema_mistake
 from cluster.preflight.prepare import Free, Prepared, prepare
+from tests.support.builders import EXACT
 from tests.support.fakes_http import LOCAL, Behaviour, FakeEndpoint, Received, hangs, says, unused_port
 from tests.support.paths import BASE
 from trainer.errors import InvalidJob, Problem
@@ -31,12 +32,6 @@ from trainer.spec.operator import NOTHING_ALLOWED, Operator
 SECRET = "sk-very-secret-4711"
 NODE = Node("a", cores=2.0)
 PLENTY = Free(disk_bytes=1 << 40, shm_bytes=1 << 34)
-EXACT = {
-    "type": "string_check",
-    "input": "{{sample.output_text}}",
-    "reference": "{{ item.reference_answer }}",
-    "operation": "eq",
-}
 PARAMETERS = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
 
 

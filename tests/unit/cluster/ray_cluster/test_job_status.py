@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 
 from cluster.ray_cluster.job_status import RayJobStatus, folder_warning, stop_warning, submission_id
+from tests.support.events import run_event
+from trainer.events import PhaseBegan, StepDone
 
 RAY_JOB = {"RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps({"metadata": {"job_submission_id": "ledger-7"}})}
 
@@ -25,10 +27,10 @@ def test_a_stop_that_kills_too_soon_is_warned_of_with_a_remedy() -> None:
 
 
 async def test_outside_a_ray_job_nothing_is_written() -> None:
-    status = RayJobStatus("run", 3)
-    status.phase("starting engines")
-    status.step({"step": 1.0})
-    await status.close()
+    status = RayJobStatus("run")
+    status.event(run_event(PhaseBegan(phase="actors", detail="engines")))
+    status.event(run_event(StepDone(step=1, total_steps=3, metrics={"step": 1.0})))
+    await status.ended()
 
 
 def test_a_run_folder_in_rays_copy_of_the_working_directory_is_warned_of(tmp_path: Path) -> None:

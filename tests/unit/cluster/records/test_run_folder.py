@@ -5,10 +5,20 @@ from dataclasses import asdict, fields
 import numpy as np
 import pytest
 
-from cluster.records.run_folder import Event, RunFolder, new_run_folder
+from cluster.records.run_folder import RunFolder, new_run_folder
+from tests.support.events import run_event
+from trainer.events import Evaluated, JobStarted, Notice, StepDone
 from trainer.loop.evaluate import summarize
 from trainer.spec.job import resolve
 from trainer.types import Group, Rollout
+
+
+def done(metrics):
+    return run_event(StepDone(step=int(metrics["step"]), total_steps=4, metrics=metrics))
+
+
+def notice(text):
+    return run_event(Notice(text=text))
 
 
 def same(a, b):
@@ -51,9 +61,9 @@ def test_a_loop_leaves_all_that_it_reported(tmp_path, synthetic):
 
 def test_numbers_that_are_not_finite_are_null_and_left_out(tmp_path, synthetic):
     run = RunFolder(tmp_path)
-    run.step({"step": 1.0, "loss": math.nan, "grad_norm": math.inf, "kl_start": 0.0})
+    run.event(done({"step": 1.0, "loss": math.nan, "grad_norm": math.inf, "kl_start": 0.0}))
     alone = synthetic.groups(1, 1, "test", 0, 0.0)
-    run.write_evaluation("test-before", summarize(alone, 1, 1.0), alone)
+    run.event(run_event(Evaluated(name="test-before", evaluation=summarize(alone, 1, 1.0))))
     run.close()
     assert json.loads((tmp_path / "metrics.jsonl").read_text())["loss"] is None
     assert run.metrics() == [{"step": 1.0, "kl_start": 0.0}]
@@ -62,28 +72,27 @@ def test_numbers_that_are_not_finite_are_null_and_left_out(tmp_path, synthetic):
 
 def test_a_killed_run_keeps_its_whole_lines_and_a_resumed_one_goes_on(tmp_path):
     run = RunFolder(tmp_path)
-    run.event("info", "first")
+    run.event(notice("first"))
     for step in (1.0, 2.0):
-        run.step({"step": step, "loss": step})
+        run.event(done({"step": step, "loss": step}))
     run.close()
     for name in ("events.jsonl", "metrics.jsonl"):
         with (tmp_path / name).open("a") as file:
             file.write('{"step": 3.0, "lo')
     assert [m["step"] for m in RunFolder(tmp_path).metrics()] == [1, 2]
     resumed = RunFolder(tmp_path)
-    resumed.event("warn", "second", engine=0)
-    resumed.step({"step": 2.0, "loss": 20.0})
-    resumed.step({"step": 3.0, "loss": 30.0})
+    resumed.event(notice("second"))
+    resumed.event(done({"step": 2.0, "loss": 20.0}))
+    resumed.event(done({"step": 3.0, "loss": 30.0}))
     resumed.close()
     assert [m["loss"] for m in resumed.metrics()] == [1, 20, 30]
-    first, second = resumed.events()
-    assert (first.message, first.level) == ("first", "info")
-    assert second == Event(second.time, "warn", "second", {"engine": 0})
+    first, second = (event for event in resumed.events() if event.kind == "notice")
+    assert (first, second) == (notice("first"), notice("second"))
 
 
 def test_a_step_that_a_killed_run_did_not_tell_of_is_known(tmp_path):
     run = RunFolder(tmp_path)
-    run.step({"step": 1.0})
+    run.event(done({"step": 1.0}))
     run.close()
     assert run.lacks({"step": 2.0, "loss": 0.5})
     assert not run.lacks({"step": 1.0, "loss": 0.5})
@@ -104,7 +113,7 @@ def test_secrets_are_in_no_file(tmp_path, synthetic):
     run = RunFolder(tmp_path)
     job = synthetic.job()
     run.write_job(job, resolve(job, 100), {"database": "postgresql://me:db-secret@host/runs"})
-    run.event("error", "GET https://me:event-secret@tools.example/a?key=other-secret answered 401")
+    run.event(notice("GET https://me:event-secret@tools.example/a?key=other-secret answered 401"))
     run.close()
     text = "".join(path.read_text() for path in tmp_path.rglob("*.json*"))
     assert "-secret" not in text
@@ -117,12 +126,12 @@ def test_a_full_disk_warns_once_and_is_told_at_the_end(tmp_path, synthetic, caps
     run = RunFolder(tmp_path)
     for step in (1.0, 2.0):
         run.groups("step-000001", synthetic.groups(1, 2, "train", 0, 0.0))
-        run.step({"step": step})
-    run.event("info", "still here")
+        run.event(done({"step": step}))
+    run.event(notice("still here"))
     run.close()
-    run.event("info", "too late")
+    run.event(notice("too late"))
     assert capsys.readouterr().err.count("warning") == 1
-    assert [event.message for event in run.events()] == ["still here"]
+    assert [event.message for event in run.events() if event.kind == "notice"] == ["still here"]
     problems = "\n".join(run.problems)
     assert "metrics.jsonl: 2 write(s) failed, first: [Errno 28] No space left on device" in problems
     assert "rollouts/step-000001.jsonl.zst: 2 write(s)" in problems and "events.jsonl: 1 write(s)" in problems
@@ -132,7 +141,7 @@ def test_writing_keeps_no_caller_waiting_and_keeps_the_order(tmp_path, synthetic
     run = RunFolder(tmp_path)
     groups = synthetic.groups(2, 2, "train", 0, 0.0)
     for i in range(50):
-        run.event("info", str(i))
+        run.event(notice(str(i)))
         run.groups(f"step-{i:06d}", groups)
     run.close()
     assert [event.message for event in run.events()] == [str(i) for i in range(50)]
@@ -144,6 +153,40 @@ def test_new_folders_sort_by_age_and_never_collide(tmp_path):
     assert len(set(paths)) == 3 and all(path.is_dir() for path in paths)
     assert paths[0].name[:8].isdigit() and "my-agent-v2" in paths[0].name
     assert "/" not in new_run_folder(tmp_path, None).relative_to(tmp_path).as_posix()
+
+
+OLDER = (
+    {"time": "2026-11-21T10:00:00.000+00:00", "level": "info", "message": "validation at step 4: grade 0.5", "data": {
+        "step": 4, "training_groups_in_flight": 2, "num_rows": 3, "num_rollouts": 6, "discarded": 0, "grade": 0.5,
+        "ci95": None, "reward": 0.4, "pass_rate": 0.5, "pass_at_k": 0.5, "samples": 2, "tool_calls": 3.0, "turns": 2.0,
+        "parallel_turn_share": 0.0, "completion_tokens": 20.0, "rollout_tokens": 90.0, "busy_s": 1.0}},
+    {"time": "2026-11-21T10:00:01.000+00:00", "level": "warn", "message": "engine-0 is lost", "data": {}},
+)  # fmt: skip
+
+
+def test_events_of_a_run_from_before_they_had_kinds_are_read_and_new_ones_appended(tmp_path):
+    (tmp_path / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in OLDER))
+    run = RunFolder(tmp_path)
+    run.event(run_event(JobStarted(method="reinforcement", total_steps=9)))
+    run.close()
+    first, second, third = run.events()
+    assert (second.level, second.message, second.kind, second.event) == (
+        "warn",
+        "engine-0 is lost",
+        "",
+        None,
+    )
+    assert third.event == JobStarted(step=0, method="reinforcement", total_steps=9)
+    ((step, evaluation),) = run.validations()
+    assert (step, evaluation.grade) == (4, 0.5) and math.isnan(evaluation.ci95)
+    assert first.time < second.time < third.time
+
+
+def test_an_event_of_a_later_version_is_shown_by_its_message(tmp_path):
+    line = run_event(Notice(text="as said")).as_line() | {"version": 9, "data": {"other": 1}}
+    (tmp_path / "events.jsonl").write_text(json.dumps(line) + "\n")
+    (event,) = RunFolder(tmp_path).events()
+    assert (event.event, event.message, event.data) == (None, "as said", {"other": 1})
 
 
 def test_an_empty_folder_reads_as_an_empty_run(tmp_path):

@@ -8,8 +8,10 @@ import numpy as np
 from prometheus_client import generate_latest
 
 from cluster.run.metrics_sink import MetricsSink
-from tests.support.fakes import rollout, task
-from trainer.types import Group, GroupRequest, ToolCall, ToolResult, Turn
+from tests.support.builders import group_request, rollout
+from tests.support.events import run_event
+from trainer.events import EngineReplaced, PhaseBegan, StepDone
+from trainer.types import Group, ToolCall, ToolResult, Turn
 
 
 def samples(sink: MetricsSink) -> dict[str, float]:
@@ -21,9 +23,11 @@ def test_a_step_s_numbers_are_there_but_not_what_other_processes_tell(tmp_path: 
     sink = MetricsSink(None, tmp_path)
     assert samples(sink)["agent_rft_time_step_seconds_count"] == 0.0
     step = {"step": 2.0, "train_mean_reward": 0.5, "finish/answer": 3.0, "time_step_s": 2.5, "judge_tokens/qwen": 40.0}
-    sink.step(step | {"endpoint/tool 'search'/calls": 9.0, "account/graded": 4.0, "of_a_later_version": 1.0})
-    sink.step(step)
-    sink.event("warn", "engine-0 is being replaced")
+    more = {"endpoint/tool 'search'/calls": 9.0, "account/graded": 4.0, "of_a_later_version": 1.0}
+    for metrics in (step | more, step):
+        sink.event(run_event(StepDone(step=2, total_steps=9, metrics=metrics)))
+    sink.event(run_event(EngineReplaced(engine="engine-0", reason="lost")))
+    sink.event(run_event(PhaseBegan(phase="validation")))
     found = samples(sink)
     assert found["agent_rft_train_mean_reward"] == 0.5
     assert found['agent_rft_finish_total{reason="answer"}'] == 6.0
@@ -36,7 +40,7 @@ def test_a_step_s_numbers_are_there_but_not_what_other_processes_tell(tmp_path: 
 
 def test_rollouts_are_told_apart_by_split(tmp_path: Path) -> None:
     sink = MetricsSink(None, tmp_path)
-    request = GroupRequest(task(), 0, 0, 2, "validation", 1.0)
+    request = group_request(0, 2, "validation")
     calls = (ToolCall("c1", "search", "{}"), ToolCall("c2", "search", "{}"))
     results = (ToolResult("c1", "one"), ToolResult("c2", "two"))
     turns = (Turn(2, 5, "call", calls, results), Turn(9, 12, "answer"))

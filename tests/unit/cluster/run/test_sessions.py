@@ -6,7 +6,9 @@ from pathlib import Path
 
 from actors.tools.actor import DispatcherClient
 from cluster.run.sessions import JobSessions
+from cluster.views.sentences import sentence
 from trainer.errors import CannotStart, RftError, ToolFailed
+from trainer.events import Event
 
 
 class FakeDispatcher(DispatcherClient):
@@ -29,10 +31,10 @@ class FakeDispatcher(DispatcherClient):
 
 
 async def closed(dispatcher: FakeDispatcher, journal: Path) -> list[str]:
-    told: list[str] = []
+    told: list[Event] = []
     await JobSessions(dispatcher, journal, told.append).close()
     assert dispatcher.closed == ["job_stopped"]
-    return told
+    return [sentence(event) for event in told]
 
 
 async def test_losing_an_engine_ends_its_own_sessions_and_not_those_of_its_successor(tmp_path: Path) -> None:

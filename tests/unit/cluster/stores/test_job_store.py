@@ -19,25 +19,11 @@ from cluster.stores.job_states import (
     UnknownCursor,
     UnknownJob,
 )
-from cluster.stores.job_store import JobStore
-from cluster.stores.job_tables import EventRow, JobError, NewJob
+from cluster.stores.job_tables import EventRow, JobError
 from cluster.stores.migrate import migrate
+from tests.support.jobs import NEW_JOB, StoredJobs
 from trainer.metrics import metric_of
 
-NEW = NewJob(
-    owner="key-1",
-    model="gpt-5",
-    base="gpt-5",
-    training_file="file-1",
-    validation_file=None,
-    test_file=None,
-    method={"type": "reinforcement", "reinforcement": {"hyperparameters": {}}},
-    seed=1,
-    suffix=None,
-    labels={"team": "a"},
-    sealed_spec="sealed",
-    digest="digest-1",
-)
 PATHS = {
     "validating_files": [],
     "queued": ["queued"],
@@ -49,14 +35,9 @@ PATHS = {
 }
 
 
-class World:
-    def __init__(self, database: Database) -> None:
-        self.now = 1_000.0
-        self.database = database
-        self.store = JobStore(self.database, lambda: self.now)
-
+class World(StoredJobs):
     def job(self, status: str = "validating_files") -> str:
-        job, _ = self.store.create(NEW)
+        job, _ = self.store.create(NEW_JOB)
         for to in PATHS[status]:
             self.store.move(job.id, to)  # type: ignore[arg-type]
         return job.id
@@ -105,28 +86,30 @@ def test_a_replaced_driver_cannot_end_the_job(world: World) -> None:
 
 
 def test_requests_with_the_same_idempotency_key_create_one_job(world: World) -> None:
-    first, new = world.store.create(NEW, idempotency_key="k")
+    first, new = world.store.create(NEW_JOB, idempotency_key="k")
     world.now += 1e6
-    again, new_again = world.store.create(NEW, idempotency_key="k")
+    again, new_again = world.store.create(NEW_JOB, idempotency_key="k")
     assert (new, new_again, again.id) == (True, False, first.id)
-    assert world.store.create(replace(NEW, owner="key-2"), idempotency_key="k")[1], "keys are separate for each owner"
+    assert world.store.create(replace(NEW_JOB, owner="key-2"), idempotency_key="k")[1], (
+        "keys are separate for each owner"
+    )
     with pytest.raises(IdempotencyConflict):
-        world.store.create(replace(NEW, digest="other"), idempotency_key="k")
+        world.store.create(replace(NEW_JOB, digest="other"), idempotency_key="k")
 
 
 def test_an_equal_request_is_a_retry_within_the_window_and_a_new_job_after_it(world: World) -> None:
-    first, _ = world.store.create(NEW)
+    first, _ = world.store.create(NEW_JOB)
     world.now += 9
-    assert world.store.create(NEW, retry_window_s=10)[0].id == first.id
-    assert world.store.create(replace(NEW, digest="other"), retry_window_s=10)[1]
-    assert world.store.create(replace(NEW, owner="key-2"), retry_window_s=10)[1]
+    assert world.store.create(NEW_JOB, retry_window_s=10)[0].id == first.id
+    assert world.store.create(replace(NEW_JOB, digest="other"), retry_window_s=10)[1]
+    assert world.store.create(replace(NEW_JOB, owner="key-2"), retry_window_s=10)[1]
     world.now += 2
-    assert world.store.create(NEW, retry_window_s=10)[1]
+    assert world.store.create(NEW_JOB, retry_window_s=10)[1]
 
 
 def test_concurrent_retries_create_one_job(world: World) -> None:
     with ThreadPoolExecutor(8) as threads:
-        made = list(threads.map(lambda _: world.store.create(NEW, retry_window_s=60), range(8)))
+        made = list(threads.map(lambda _: world.store.create(NEW_JOB, retry_window_s=60), range(8)))
     assert len({job.id for job, _ in made}) == 1 and sum(new for _, new in made) == 1
 
 
@@ -239,8 +222,8 @@ def test_a_page_of_events_is_read_through_an_index(tmp_path: Path) -> None:
 
 def test_jobs_are_filtered_by_labels_and_owner(world: World) -> None:
     first = world.job()
-    other = world.store.create(replace(NEW, owner="key-2", labels={"team": "b"}))[0].id
-    world.store.create(replace(NEW, owner="key-2", labels=None))
+    other = world.store.create(replace(NEW_JOB, owner="key-2", labels={"team": "b"}))[0].id
+    world.store.create(replace(NEW_JOB, owner="key-2", labels=None))
     assert [job.id for job in world.store.jobs(None, labels={"team": "b"})[0]] == [other]
     assert [job.id for job in world.store.jobs("key-1")[0]] == [first]
     with pytest.raises(UnknownJob):

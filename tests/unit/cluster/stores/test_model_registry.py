@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from cluster.stores.database import Base, Database
+from cluster.stores.database import Database
 from cluster.stores.model_registry import ModelRegistry, ProtectedModel, UnknownModel
+from tests.support.jobs import database_with_tables
 from trainer.spec.serving import ServeSettings
 
 ALIASES = {"gpt-5": "models/large", "Qwen/Qwen3-4B": "Qwen/Qwen3-4B"}
@@ -17,8 +18,7 @@ TUNED = "ft:gpt-5:org:ledger:abc123"
 
 @pytest.fixture
 def database(tmp_path: Path) -> Iterator[Database]:
-    database = Database.of_folder(tmp_path)
-    Base.metadata.create_all(database.engine)
+    database = database_with_tables(tmp_path)
     yield database
     database.close()
 

@@ -5,7 +5,9 @@ import re
 
 from rich.console import Console
 
-from cluster.views.live import LiveView, Sinks, before_after_table, duration, safe_text, trend
+from cluster.views.live import LiveView, before_after_table, duration, safe_text, trend
+from tests.support.events import run_event, stream_of
+from trainer.events import Notice, PhaseBegan, StepDone
 from trainer.loop.evaluate import summarize
 
 
@@ -19,13 +21,18 @@ def shown(view, width=100):
     return page.file.getvalue()
 
 
+def done(metrics):
+    return run_event(StepDone(step=int(metrics["step"]), total_steps=12, metrics=metrics))
+
+
 def test_a_log_gets_one_line_for_each_step_and_event(synthetic):
     page = console(False, 80)
     with LiveView(12, page) as view:
-        view.phase("starting engines")
-        synthetic.play(view, steps=4)
+        view.event(run_event(PhaseBegan(phase="actors", detail="engines")))
+        view.event(run_event(PhaseBegan(phase="validation")))
+        synthetic.play(stream_of(view), steps=4)
     lines = page.file.getvalue().splitlines()
-    assert len(lines) == 1 + 4 + 2 + 1  # phase, steps, validations, checkpoint: none is wrapped or drawn as a table
+    assert len(lines) == 1 + 4 + 2 + 1  # phase, steps, validations, checkpoint; nothing is wrapped or drawn as a table
     assert "starting engines" in lines[0] and "validation at step 0" in lines[1]
     for part in ("step 4/12", "valid grade 0.", "calls ", "parallel ", "1 tool_failed", "pause 0.", "left "):
         assert part in lines[-1]
@@ -33,7 +40,7 @@ def test_a_log_gets_one_line_for_each_step_and_event(synthetic):
 
 def test_the_table_shows_what_the_issue_asks_for(synthetic):
     view = LiveView(12, console(True))
-    synthetic.play(view, steps=5)
+    synthetic.play(stream_of(view), steps=5)
     text = shown(view)
     for part in (
         "step 5 of 12",
@@ -64,8 +71,8 @@ def test_before_the_first_step_the_phase_is_shown():
 def test_a_terminal_keeps_events_above_the_table(synthetic):
     page = console(True)
     with LiveView(3, page) as view:
-        view.event("warn", "search answered 503")
-        synthetic.play(view, steps=3, total=3)
+        view.event(run_event(Notice(text="search answered 503")))
+        synthetic.play(stream_of(view), steps=3, total=3)
     output = page.file.getvalue()
     assert "warn: search answered 503" in output and "step 3 of 3" in output
     assert "step 2/3:" not in output
@@ -75,14 +82,14 @@ def test_time_left_is_the_median_step_times_the_steps_left(synthetic):
     view = LiveView(10, console(True))
     assert view.left_s is None
     for step, seconds in enumerate((10.0, 12.0, 500.0), start=1):
-        view.step({"step": float(step), "time_step_s": seconds})
+        view.event(done({"step": float(step), "time_step_s": seconds}))
     assert 83 < view.left_s <= 84
 
 
 def test_steps_that_a_resumed_run_repeats_count_once():
     view = LiveView(12, console(True))
     for step in (1, 2, 3, 4, 5, 3, 4):  # it went on from the checkpoint of step 2
-        view.step({"step": float(step), "train_mean_grade": step / 10, "time_step_s": 1.0})
+        view.event(done({"step": float(step), "train_mean_grade": step / 10, "time_step_s": 1.0}))
     assert trend([1, 2, 3, 4]) + " " in shown(view)
     assert re.search(r"train grade +0.100 +0.400 ", shown(view))
 
@@ -91,13 +98,13 @@ def test_numbers_that_are_missing_or_not_finite_break_nothing(synthetic):
     for terminal in (True, False):
         page = console(terminal)
         view = LiveView(2, page)
-        view.step({"step": 1.0, "loss": math.nan, "train_mean_reward": 0.5})
+        view.event(done({"step": 1.0, "loss": math.nan, "train_mean_reward": 0.5}))
         assert "nan" not in shown(view) + page.file.getvalue()
 
 
 def test_text_from_outside_is_neither_markup_nor_control_code():
     page = console(False)
-    LiveView(1, page).event("error", "[bold]no[/bold] \x1b]0;title\x07 [/] \ud800")
+    LiveView(1, page).event(run_event(Notice(text="[bold]no[/bold] \x1b]0;title\x07 [/] \ud800")))
     assert "[bold]no[/bold]" in page.file.getvalue() and "\x1b" not in page.file.getvalue()
     assert safe_text("a\r\nb\tc\x9b") == "a\nb\tc�"
 
@@ -108,27 +115,8 @@ def test_a_closed_pipe_does_not_end_the_training():
     with open(write, "w") as file:
         view = LiveView(2, Console(file=file, force_terminal=False))
         for step in (1.0, 2.0):
-            view.step({"step": step, "train_mean_reward": 0.5})
+            view.event(done({"step": step, "train_mean_reward": 0.5}))
         os.dup2(os.open(os.devnull, os.O_WRONLY), write)  # so that closing the file finds a reader
-
-
-def test_sinks_fan_out_in_order(synthetic):
-    class Sink:
-        def __init__(self):
-            self.calls = []
-
-        def event(self, level, message, **data):
-            self.calls.append((level, message, data))
-
-        def step(self, metrics):
-            self.calls.append(metrics)
-
-        def groups(self, name, groups):
-            self.calls.append((name, len(groups)))
-
-    first, second = Sink(), Sink()
-    synthetic.play(Sinks(first, second), steps=2)
-    assert first.calls == second.calls and len(first.calls) == 2 + 2 * 2
 
 
 def test_before_and_after_with_absolute_and_relative_change(synthetic):
@@ -163,7 +151,7 @@ def test_a_clock_that_is_handed_in_and_steps_that_turn_out_to_be_more(synthetic)
     page = console(False)
     view = LiveView(0, page, lambda: now[0])
     now[0] += 61
-    view.step({"step": 1.0, "total_steps": 10.0, "time_step_s": 7.0})
+    view.event(done({"step": 1.0, "total_steps": 10.0, "time_step_s": 7.0}))
     assert page.file.getvalue().startswith("1:01  step 1/10") and view.left_s == 63
     now[0] += 4
     assert view.left_s == 59

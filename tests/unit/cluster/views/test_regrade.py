@@ -10,18 +10,13 @@ from typer.testing import CliRunner
 from cluster.views.regrade import grade_file, read_cases, read_grader
 from cluster.views.regrade_report import print_summary, summary_of
 from serve.cli.main import app
+from tests.support.builders import EXACT
 from tests.support.fakes_http import LOCAL, FakeEndpoint, says
 from trainer.errors import EndpointRefused, GraderFailed, InvalidJob, RftError, UserError
 from trainer.spec.operator import ModelEndpoint, Operator
 from trainer.types import Grade
 
 NONE = Operator()
-EXACT = {
-    "type": "string_check",
-    "input": "{{ sample.output_text }}",
-    "reference": "{{ item.reference_answer }}",
-    "operation": "eq",
-}
 
 
 @pytest.fixture

@@ -6,7 +6,8 @@ import pytest
 
 from cluster.records.run_folder import RunFolder
 from cluster.views.report import write_report
-from trainer.loop.evaluate import summarize
+from tests.support.events import run_event, stream_of
+from trainer.events import JobEnded, Notice, StepDone
 
 
 class Page(HTMLParser):
@@ -65,8 +66,9 @@ def test_it_needs_no_network(tmp_path, synthetic):
 def test_hostile_text_is_shown_and_never_run(tmp_path, synthetic):
     run = synthetic.run(tmp_path, hostile=True)
     run = RunFolder(tmp_path)
-    run.event("error", "<script>alert(2)</script>")
-    run.step({"step": 13.0, "total_steps": 13.0, "tool/</script><script>alert(3)//calls_mean": 1.0})
+    run.event(run_event(JobEnded(outcome="failed", error="<script>alert(2)</script>")))
+    metrics = {"step": 13.0, "total_steps": 13.0, "tool/</script><script>alert(3)//calls_mean": 1.0}
+    run.event(run_event(StepDone(step=13, total_steps=13, metrics=metrics)))
     run.close()
     page = Page(write_report(run))
     assert page.tags.count("script") == 2 and len(page.scripts) == 2
@@ -77,8 +79,8 @@ def test_hostile_text_is_shown_and_never_run(tmp_path, synthetic):
 
 def test_an_aborted_run_says_so_and_why(tmp_path, synthetic):
     run = RunFolder(tmp_path)
-    synthetic.play(run, run, steps=5)
-    run.event("error", "search answered 401")
+    synthetic.play(stream_of(run, group_sinks=[run]), run, steps=5)
+    run.event(run_event(JobEnded(outcome="failed", error="search answered 401")))
     run.close()
     page = Page(write_report(tmp_path))
     assert "5 of 12 steps are done" in page.text and "search answered 401" in page.text
@@ -102,7 +104,7 @@ def test_a_run_that_never_began(tmp_path):
 def test_a_model_that_was_only_graded(tmp_path, synthetic):
     run = RunFolder(tmp_path)
     groups = synthetic.groups(4, 3, "test", 0, 0.5)
-    run.write_evaluation("eval-test", summarize(groups, 3, 1.0), groups)
+    synthetic.evaluate(stream_of(run, group_sinks=[run]), "eval-test", groups, 0)
     run.close()
     page = Page(write_report(run))
     assert "eval-test" in page.text and "not come to its end" not in page.text
@@ -113,9 +115,9 @@ def test_rows_without_a_grade_and_lone_surrogates(tmp_path, synthetic):
     run = RunFolder(tmp_path)
     groups = synthetic.groups(2, 2, "test", 0, 0.0)
     lost = [type(g)(g.request, (), g.discarded) for g in groups]
-    run.write_evaluation("test-before", summarize(groups, 1, 1.0), groups)
-    run.write_evaluation("test-after", summarize(lost, 1, 1.0), lost)
-    run.event("warn", "odd \ud800 text")
+    for name, graded in (("test-before", groups), ("test-after", lost)):
+        synthetic.evaluate(stream_of(run, group_sinks=[run]), name, graded, 0)
+    run.event(run_event(Notice(text="odd \ud800 text")))
     run.close()
     page = Page(write_report(run))
     assert "search answered 503" in page.text and "discarded" in page.text and "odd" in page.text

@@ -8,22 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fastapi.testclient import TestClient
 from typer.testing import CliRunner, Result
 
-from cluster.jobs.service import JobService
 from cluster.stores.blobs import FolderBlobs
-from cluster.stores.database import Base, Database
 from cluster.stores.file_store import FileStore
 from cluster.stores.job_store import JobStore
 from serve.cli.api_client import client_of
 from serve.cli.main import app as cli
-from serve.http.app import create_app
 from serve.routes import files, fine_tuning
-from tests.support.api import TOKEN, FakeKeys
-from tests.unit.cluster.jobs.test_request import FakeFiles, FakeModels
+from tests.support.api import sync_client_of
+from tests.support.jobs import database_with_tables, job_service
 from trainer.errors import UserError
-from trainer.spec.operator import Operator
 
 JOB = """\
 model: gpt-5
@@ -36,16 +31,9 @@ method:
 Run = Callable[..., Result]
 
 
-class Reversed:
-    def seal(self, text: str) -> str:
-        return text[::-1]
-
-
 @pytest.fixture
 def store(tmp_path: Path) -> JobStore:
-    database = Database.of_folder(tmp_path / "state")
-    Base.metadata.create_all(database.engine)
-    return JobStore(database)
+    return JobStore(database_with_tables(tmp_path / "state"))
 
 
 @pytest.fixture
@@ -53,10 +41,7 @@ def run(tmp_path: Path, store: JobStore) -> Iterator[Run]:
     """`agent-rft` with a client of an app in this process."""
     database = store._database
     kept = FileStore(database, FolderBlobs(tmp_path / "files"), tmp_path, 10**6)
-    service = JobService(store, FakeModels(), FakeFiles(), Reversed(), Operator())
-    app = create_app([files.make_router(kept), fine_tuning.make_router(service)], FakeKeys())
-    headers = {"Authorization": f"Bearer {TOKEN}"}
-    with TestClient(app, base_url="http://server/v1", headers=headers) as client:
+    with sync_client_of([files.make_router(kept), fine_tuning.make_router(job_service(store))]) as client:
         yield lambda *arguments: CliRunner().invoke(cli, [str(a) for a in arguments], obj=client)
     database.close()
 

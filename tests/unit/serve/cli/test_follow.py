@@ -4,61 +4,51 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from fastapi.testclient import TestClient
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
-from cluster.jobs.service import JobService
 from cluster.jobs.sink import StoreSink
-from cluster.stores.database import Base, Database
-from cluster.stores.job_store import JobStore
 from cluster.stores.job_tables import JobError
 from cluster.stores.model_registry import ModelRegistry
+from cluster.views.sentences import sentence
 from serve.cli.api_client import NoAnswer, ask
 from serve.cli.client import CANCELLED
 from serve.cli.follow import AWAY_S, JsonLines, LiveSight, follow
 from serve.cli.main import app as cli
-from serve.http.app import create_app
 from serve.routes import fine_tuning
-from tests.support.api import TOKEN, FakeKeys
+from tests.support.api import TOKEN, sync_client_of
+from tests.support.events import stream_of
+from tests.support.jobs import BODY, StoredJobs, database_with_tables, job_service
 from tests.unit.cluster.conftest import Synthetic
-from tests.unit.cluster.jobs.test_request import FakeFiles, FakeModels
-from tests.unit.serve.cli.test_client import Reversed
-from tests.unit.serve.routes.test_fine_tuning import BODY
 from trainer.errors import RftError
-from trainer.spec.operator import Operator
+from trainer.events import Event, PhaseBegan
 
 
-class World:
+class World(StoredJobs):
     """A server with one job, whose driver writes through `sink`."""
 
     def __init__(self, folder: Path) -> None:
-        self.now = 1_000_000.0
-        self.database = Database.of_folder(folder)
-        Base.metadata.create_all(self.database.engine)
-        self.store = JobStore(self.database, lambda: self.now)
-        service = JobService(self.store, FakeModels(), FakeFiles(), Reversed(), Operator())
-        app = create_app([fine_tuning.make_router(service)], FakeKeys())
-        headers = {"Authorization": f"Bearer {TOKEN}"}
-        self.client = TestClient(app, base_url="http://server/v1", headers=headers)
+        super().__init__(database_with_tables(folder))
+        self.client = sync_client_of([fine_tuning.make_router(job_service(self.store))])
         self.job = ask(self.client, "POST", "/fine_tuning/jobs", json=BODY)
         self.id: str = self.job["id"]
 
-    def run(self, steps: int, total: int = 12) -> None:
+    def run(self, steps: int, total: int = 12, describe: Callable[[Event], str] = sentence) -> None:
         """The job gets its turn and does `steps` steps."""
         self.store.move(self.id, "queued")
         self.store.move(self.id, "running")
         self.store.next_attempt(self.id, 0, "handle", failures=0)
         registry = ModelRegistry(self.database, {})
         sink = StoreSink(self.store, registry, self.id, 1, "gpt-5", Path(self.id), lambda step: f"ft:{step}")
-        sink.phase("starting engines")
-        Synthetic().play(sink, steps=steps, total=total)
+        stream = stream_of(sink, describe=describe)
+        stream.emit(PhaseBegan(phase="actors", detail="engines"))
+        Synthetic().play(stream, steps=steps, total=total)
         sink.close()
 
     def command(self, *more: str) -> Result:
@@ -90,9 +80,11 @@ def test_without_a_terminal_a_job_comes_as_the_lines_of_the_main_job(world: Worl
     assert lines[-1] == f"{world.id} succeeded: ft:final"
 
 
-def test_on_a_terminal_it_is_the_main_jobs_table(world: World) -> None:
+@pytest.mark.parametrize("describe", [sentence, lambda event: event.kind], ids=["sentences", "kinds"])
+def test_on_a_terminal_it_is_the_main_jobs_table(world: World, describe: Callable[[Event], str]) -> None:
+    """Whatever the messages are: nothing goes by them."""
     world.now += 65
-    world.run(steps=5)
+    world.run(5, describe=describe)
     console = Console(file=io.StringIO(), force_terminal=False, width=100)
     sight = LiveSight(world.job, console)
     world.store.move(world.id, "succeeded", fine_tuned_model="ft:final")

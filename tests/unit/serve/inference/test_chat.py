@@ -11,7 +11,6 @@ import openai
 import pytest
 import pytest_asyncio
 
-from cluster.stores.database import Base, Database
 from cluster.stores.model_registry import ModelRegistry
 from cluster.stores.secrets import SecretBox
 from serve.inference import chat, responses
@@ -20,6 +19,7 @@ from serve.routes import models
 from tests.support.api import client_of, openai_of
 from tests.support.bad_requests import SECRET, Bad, check_refused
 from tests.support.fake_models import FakeModels, call, turn
+from tests.support.jobs import database_with_tables
 from trainer.spec.operator import NOTHING_ALLOWED
 
 BOX = SecretBox("MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE=")
@@ -114,8 +114,7 @@ async def test_a_key_that_may_only_read_calls_no_model() -> None:
 
 
 async def test_models_are_found_by_ids_with_colons_and_slashes_and_deleted(tmp_path: Path) -> None:
-    database = Database.of_folder(tmp_path)
-    Base.metadata.create_all(database.engine)
+    database = database_with_tables(tmp_path)
     registry = ModelRegistry(database, {"gpt-5": "base", "Qwen/Qwen3-4B": "Qwen/Qwen3-4B"})
     tuned = "ft:Qwen/Qwen3-4B:org:a/b:id:ckpt-step-5"
     registry.add(tuned, "folder", "Qwen/Qwen3-4B", "ftjob-1")

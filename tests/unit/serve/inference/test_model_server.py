@@ -11,11 +11,10 @@ from unittest import TestCase
 import pytest
 
 from actors.engine.chat_engine import Refusal
-from actors.runtime.timing import Timing
 from cluster.stores.model_registry import ModelRecord, UnknownModel
 from serve.http.errors import ApiError
 from serve.inference.model_server import START_TIMEOUT_S, Answers, NotServed, Served, ServedModels
-from tests.support.fakes_http import until
+from tests.support.fakes_http import FakeTime, until
 from trainer.errors import EngineFailed
 from trainer.spec.operator import EngineLimits
 from trainer.spec.serving import ServeSettings
@@ -26,8 +25,8 @@ class FakeHosting:
     when its last answer has ended. Answers wait for `answer`.
     """
 
-    def __init__(self, world: World) -> None:
-        self._world = world
+    def __init__(self, time: FakeTime) -> None:
+        self._time = time
         self.starts: Served = Served.RUNNING
         self.apps: dict[str, Served] = {}
         self.deployed: list[str] = []
@@ -50,7 +49,7 @@ class FakeHosting:
     async def deploy(self, name: str, record: ModelRecord) -> None:
         self.deployed.append(name)
         self.apps[name] = self.starts
-        self.used_at[name] = self._world.now
+        self.used_at[name] = self._time.now
 
     async def remove(self, name: str) -> None:
         self.removed.append(name)
@@ -59,7 +58,7 @@ class FakeHosting:
             del self.apps[name]
 
     async def idle_s(self, name: str) -> float | None:
-        return 0.0 if self.calls.get(name) else self._world.now - self.used_at[name]
+        return 0.0 if self.calls.get(name) else self._time.now - self.used_at[name]
 
     async def answer(self, name: str, body: Mapping[str, Any], *, stream: bool) -> Answers:
         if name not in self.apps:
@@ -79,7 +78,7 @@ class FakeHosting:
             yield
         finally:
             self.calls[name] -= 1
-            self.used_at[name] = self._world.now
+            self.used_at[name] = self._time.now
             if self.apps.get(name) is Served.STOPPING and not self.calls[name]:
                 del self.apps[name]
 
@@ -88,15 +87,10 @@ class World:
     """Served models on a fake hosting, and a clock that goes on while somebody waits for it."""
 
     def __init__(self, limits: EngineLimits) -> None:
-        self.now = 0.0
-        self.hosting = FakeHosting(self)
+        self.time = FakeTime()
+        self.hosting = FakeHosting(self.time)
         self.alone = 0
-        timing = Timing(clock=lambda: self.now, sleep=self._sleep)
-        self.served = ServedModels(self, self.hosting, limits, self._exclusive, timing)
-
-    async def _sleep(self, seconds: float) -> None:
-        self.now += seconds
-        await asyncio.sleep(0)
+        self.served = ServedModels(self, self.hosting, limits, self._exclusive, self.time.timing())
 
     @asynccontextmanager
     async def _exclusive(self) -> AsyncIterator[None]:
@@ -157,7 +151,7 @@ async def test_a_first_call_waits_with_a_deadline_and_a_later_one_finds_the_engi
 async def test_an_idle_model_makes_place_for_another_one_and_the_longest_idle_one_first() -> None:
     world = made(max_models=2)
     for name in ("a", "b", "a"):
-        world.now += 10
+        world.time.now += 10
         await world.ask(name)
     await world.ask("c")
     assert world.hosting.removed == ["b"]
@@ -183,9 +177,9 @@ async def test_a_model_that_is_idle_for_long_is_removed_and_comes_back() -> None
     await world.ask("a")
     looking = asyncio.create_task(world.served.run())
     await until(lambda: world.hosting.removed == ["a"], within_s=10)
-    assert world.now >= 60
+    assert world.time.now >= 60
     looking.cancel()
-    world.now += 10
+    world.time.now += 10
     await world.ask("a")
     assert world.hosting.deployed == ["a", "a"]
 
@@ -197,15 +191,15 @@ async def test_a_model_that_does_not_start_is_removed_by_whoever_sees_it_first()
     assert error.status == 503 and "did not start" in error.message
     assert world.hosting.removed == ["a"]
     world.hosting.starts = Served.RUNNING
-    world.now += 10
+    world.time.now += 10
     await world.ask("a")
 
     world.hosting.apps["hangs"] = Served.STARTING
-    began = world.now
+    began = world.time.now
     looking = asyncio.create_task(world.served.run())
     await until(lambda: "hangs" in world.hosting.removed, within_s=10)
     looking.cancel()
-    assert world.now - began > START_TIMEOUT_S
+    assert world.time.now - began > START_TIMEOUT_S
 
 
 async def test_looking_for_idle_models_outlives_what_ray_serve_raises() -> None:

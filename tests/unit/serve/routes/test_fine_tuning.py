@@ -10,48 +10,24 @@ from typing import Any
 import openai
 import pytest
 
-from cluster.jobs.service import JobService
-from cluster.stores.database import Base, Database
-from cluster.stores.job_store import JobStore
 from cluster.stores.job_tables import JobError
 from serve.routes.fine_tuning import make_router
 from tests.support.api import client_of, openai_of
 from tests.support.bad_requests import SECRET, Bad, check_refused
-from tests.unit.cluster.jobs.test_request import FakeFiles, FakeModels
+from tests.support.builders import EXACT
+from tests.support.jobs import BODY, TOOL, StoredJobs, database_with_tables, job_service
 from trainer.spec.operator import ModelEndpoint, Operator
 
 JOBS = "/v1/fine_tuning/jobs"
-TOOL = {
-    "name": "search",
-    "server_url": "https://tools.example/search",
-    "headers": {"Authorization": f"Bearer {SECRET}"},
-}
-STRING_CHECK = {"type": "string_check", "input": "{{sample.output_text}}", "reference": "{{item.a}}", "operation": "eq"}
-REINFORCEMENT = {"grader": STRING_CHECK, "tools": [TOOL]}
-BODY = {
-    "model": "gpt-5",
-    "training_file": "file-1",
-    "method": {"type": "reinforcement", "reinforcement": REINFORCEMENT},
-}
+REINFORCEMENT = BODY["method"]["reinforcement"]
 
 
-class Reversed:
-    """Seals so that a test can see it was sealed."""
-
-    def seal(self, text: str) -> str:
-        return text[::-1]
-
-
-class World:
+class World(StoredJobs):
     def __init__(self, folder: Path) -> None:
-        self.now = 1_000_000.0
-        self.database = Database.of_folder(folder)
-        Base.metadata.create_all(self.database.engine)
-        self.store = JobStore(self.database, lambda: self.now)
+        super().__init__(database_with_tables(folder))
         operator = Operator(models={"judge": ModelEndpoint(base_url="https://judge.example/v1")})
         self.woken = 0
-        service = JobService(self.store, FakeModels(), FakeFiles(), Reversed(), operator, self._wake)
-        self.http = client_of([make_router(service)])
+        self.http = client_of([make_router(job_service(self.store, operator, self._wake))])
         self.sdk = openai_of(self.http)
 
     def _wake(self) -> None:
@@ -222,7 +198,7 @@ def tool(what: str, param: str, **changes: Any) -> Bad:
 
 
 def multi(what: str, param: str, **changes: Any) -> Bad:
-    spec = {"type": "multi", "graders": {"a": STRING_CHECK}, "calculate_output": "a"} | changes
+    spec = {"type": "multi", "graders": {"a": EXACT}, "calculate_output": "a"} | changes
     return rft(what, f"grader{param}", grader=spec)
 
 
@@ -328,11 +304,11 @@ BAD_REQUESTS = [
     # graders
     grader("unknown grader", "", type="magic"),
     grader("grader without type", "", input="a"),
-    grader("unknown operation", ".operation", **STRING_CHECK | {"operation": "like_it"}),
+    grader("unknown operation", ".operation", **EXACT | {"operation": "like_it"}),
     grader("string check lacks input", ".input", type="string_check", reference="a", operation="eq"),
-    grader("template of another name", ".input", **STRING_CHECK | {"input": "{{ env.HOME }}"}),
-    grader("template with dunder", ".input", **STRING_CHECK | {"input": "{{ item.__class__ }}"}),
-    grader("template not closed", ".input", **STRING_CHECK | {"input": "{{ item.a "}),
+    grader("template of another name", ".input", **EXACT | {"input": "{{ env.HOME }}"}),
+    grader("template with dunder", ".input", **EXACT | {"input": "{{ item.__class__ }}"}),
+    grader("template not closed", ".input", **EXACT | {"input": "{{ item.a "}),
     grader("unknown metric", ".evaluation_metric", type="text_similarity", input="a", reference="b",
            evaluation_metric="x"),
     grader("python without source", ".source", type="python"),

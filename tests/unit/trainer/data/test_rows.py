@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.fakes import task, tasks_of
+from tests.support.builders import task, tasks_of
 from trainer.data.rows import RowOrder, read_tasks
 
 GOOD = {"messages": [{"role": "user", "content": "hi"}], "reference": 1}

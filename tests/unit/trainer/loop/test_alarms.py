@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.fakes import rollout, task
-from trainer.loop.alarms import Alarm, Alarms
-from trainer.types import GroupRequest, Rollout
+from tests.support.builders import group_request, rollout
+from trainer.events import AlarmRaised
+from trainer.loop.alarms import Alarms
+from trainer.types import Rollout
 
-REQUEST = GroupRequest(task(), 0, 0, 8, "train", 1.0)
-ROLLOUTS: list[Rollout] = [rollout(REQUEST, i, grade=i / 8, sampled=3 + i) for i in range(8)]
+ROLLOUTS: list[Rollout] = [rollout(group_request(), i, grade=i / 8, sampled=3 + i) for i in range(8)]
 CALM = {"train_mean_grade": 0.5, "completion_tokens_mean": 50.0, "tool_calls_mean": 4.0}
 
 
-def alarms_of(*steps: dict[str, float], total_steps: int = 100, calm_steps: int = 3) -> list[Alarm]:
+def alarms_of(*steps: dict[str, float], total_steps: int = 100, calm_steps: int = 3) -> list[AlarmRaised]:
     watched = Alarms(total_steps)
     shown = [CALM] * calm_steps + list(steps)
     return [
@@ -29,17 +29,17 @@ def test_what_an_agent_is_meant_to_learn_raises_no_alarm() -> None:
 
 
 @pytest.mark.parametrize(
-    ("metrics", "rule", "first"),
+    ("metrics", "metric", "first"),
     [
-        ({"completion_tokens_mean": 201.0}, "drift/completion_tokens_mean", 7),
-        ({"completion_tokens_mean": 12.0}, "drift/completion_tokens_mean", 0),
-        ({"tool_calls_mean": 0.0}, "drift/tool_calls_mean", 0),
-        ({"tool_calls_mean": 17.0}, "drift/tool_calls_mean", 0),
+        ({"completion_tokens_mean": 201.0}, "completion_tokens_mean", 7),
+        ({"completion_tokens_mean": 12.0}, "completion_tokens_mean", 0),
+        ({"tool_calls_mean": 0.0}, "tool_calls_mean", 0),
+        ({"tool_calls_mean": 17.0}, "tool_calls_mean", 0),
     ],
 )
-def test_a_drift_is_said_once_with_the_samples_that_show_it(metrics: dict[str, float], rule: str, first: int) -> None:
+def test_a_drift_is_said_once_with_the_samples_that_show_it(metrics: dict[str, float], metric: str, first: int) -> None:
     (alarm,) = alarms_of(metrics, metrics, CALM, metrics)
-    assert alarm.rule == rule
+    assert (alarm.rule, alarm.metric) == ("drift", metric)
     assert len(alarm.traces) == 5
     assert alarm.traces[0] == ROLLOUTS[first].trace_id
 
@@ -51,7 +51,8 @@ def test_a_grade_that_falls_while_the_trained_one_rises_is_said(name: str) -> No
         watched.look(CALM | {name: 0.8, "step": 1.0}, ROLLOUTS)
     assert watched.look(CALM | {name: 0.6, "step": 4.0}, ROLLOUTS) == []
     (alarm,) = watched.look(CALM | {name: 0.6, "train_mean_grade": 0.7, "step": 5.0}, ROLLOUTS)
-    assert alarm.message == f"{name} fell from 0.80 to 0.60 while the grade rose from 0.50 to 0.70"
+    assert (alarm.rule, alarm.metric, alarm.step) == ("diverged", name, 5)
+    assert (alarm.before, alarm.now, alarm.grade_rise) == pytest.approx((0.8, 0.6, 0.2))
     assert alarm.traces[0] == ROLLOUTS[7].trace_id
 
 

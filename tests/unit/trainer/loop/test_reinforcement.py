@@ -11,28 +11,14 @@ from typing import Any
 
 import pytest
 
-from tests.support.fakes import FakeLearner, FakeRollouts, FakeSink, task
+from tests.support.builders import plan, task
+from tests.support.fakes import FakeLearner, FakeRollouts, FakeSink
 from trainer.errors import EndpointRefused, Halted
+from trainer.events import BatchStarved, EngineLearnerGap, Evaluated, JobResumed, UpdateSkipped
 from trainer.loop.checkpoint import Checkpoints
 from trainer.loop.reinforcement import Loop, LoopConfig
-from trainer.spec.job import AlgorithmSpec, Plan
+from trainer.spec.job import AlgorithmSpec
 from trainer.types import GroupRequest, StepReport
-
-
-def plan(**changes: Any) -> Plan:
-    values = {
-        "num_rows": 6,
-        "batch_size": 2,
-        "n_epochs": 2,
-        "group_size": 4,
-        "steps": 6,
-        "eval_interval": 2,
-        "eval_samples": 1,
-        "updates_per_batch": 1,
-        "learning_rate": 1e-3,
-        "max_thinking_tokens": None,
-    }
-    return Plan(**(values | changes))
 
 
 class Made:
@@ -175,7 +161,8 @@ async def test_lasting_starvation_warns_then_stops(tmp_path: Path) -> None:
     made = Made(tmp_path, FakeRollouts(lambda request: [0.0] * 4), validate=False)
     with pytest.raises(Halted, match="too easy or too hard"):
         await made.loop.run()
-    assert [level for level, _ in made.sink.events] == ["warn"] * 3
+    assert [event.times for event in made.sink.of(BatchStarved)] == [1, 2, 3]
+    assert made.sink.of(BatchStarved)[0].without_signal == {"all_wrong": 4.0}
     assert made.learner.batches == []
 
 
@@ -196,7 +183,7 @@ async def test_a_skipped_update_publishes_nothing_and_is_said(tmp_path: Path) ->
     state = await made.loop.run()
     assert made.rollouts.published == [1, 2]
     assert (state.step, state.version) == (3, 2)
-    assert any("not finite" in message for _, message in made.sink.events)
+    assert [event.step for event in made.sink.of(UpdateSkipped)] == [2]
 
 
 async def test_engine_and_learner_that_disagree_stop_the_job(tmp_path: Path) -> None:
@@ -204,7 +191,7 @@ async def test_engine_and_learner_that_disagree_stop_the_job(tmp_path: Path) -> 
     made = Made(tmp_path, learner=learner, validate=False)
     with pytest.raises(Halted, match="disagree"):
         await made.loop.run()
-    assert any("differ by 0.200" in message for _, message in made.sink.events)
+    assert [event.gap_nats for event in made.sink.of(EngineLearnerGap)] == [0.2]
     assert len(learner.batches) == 2
 
 
@@ -214,6 +201,7 @@ async def test_validation_grades_the_whole_file_before_the_first_step_and_at_eac
     graded = [(version, r.task.row_id) for version, r in made.rollouts.requests if r.purpose == "validation"]
     assert graded == [(version, f"v{i}") for version in (0, 2, 4, 6) for i in range(3)]
     assert [metrics["step"] for metrics in made.sink.steps if "full_valid_n" in metrics] == [2.0, 4.0, 6.0]
+    assert [event.step for event in made.sink.of(Evaluated)] == [0, 2, 4, 6]
 
 
 async def test_the_best_three_checkpoints_and_the_last_are_kept(tmp_path: Path) -> None:
@@ -285,6 +273,7 @@ async def test_a_resumed_job_skips_no_row_and_sees_none_twice(tmp_path: Path) ->
     state = await second.loop.run()
     assert state.step == 12
     assert second.learner.loaded == [latest[0]]
+    assert [event.step for event in second.sink.of(JobResumed)] == [5]
     assert second.rollouts.published[0] == latest[1].version
     names = {**first.sink.kept, **second.sink.kept}
     trained = [group.request for name in sorted(names) for group in names[name]]

@@ -10,6 +10,7 @@ from typing import Any
 import pydantic
 import pytest
 
+from tests.support.builders import raw_job as raw
 from tests.support.paths import ROOT
 from trainer.errors import InvalidJob, Problem
 from trainer.spec import job as spec
@@ -17,13 +18,6 @@ from trainer.spec.endpoints import Endpoint
 from trainer.spec.graders import GraderBase
 from trainer.spec.job import JobSpec, resolve
 from trainer.spec.job_file import load_job, placed, read_job
-
-GRADER = {"type": "string_check", "input": "{{sample.output_text}}", "reference": "{{item.answer}}", "operation": "eq"}
-
-
-def raw(**reinforcement: Any) -> dict[str, Any]:
-    method = {"type": "reinforcement", "reinforcement": {"grader": GRADER, **reinforcement}}
-    return {"model": "org/model", "training_file": "train.jsonl", "method": method}
 
 
 def job_of(raw: Any, environment: dict[str, str] | None = None) -> JobSpec:

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from pydantic import TypeAdapter
 
 from actors.graders.base import wire_errors
 from actors.graders.sample import sample_of
 from actors.grading.factory import grader_problems
 from actors.grading.pool import GraderPool
+from tests.support.builders import grader_spec
 from tests.support.fakes_http import FakeEndpoint, FakeTime, Received, hangs, says, until
 from trainer.errors import EndpointRefused, GraderFailed, Problem
 from trainer.spec.graders import GraderSpec
@@ -28,9 +28,7 @@ Pool = Callable[..., GraderPool]
 
 def score(**changes: Any) -> GraderSpec:
     message = {"role": "user", "content": "Is {{ sample.output_text }} as good as {{item.reference}}?"}
-    values = {"type": "score_model", "name": "quality", "model": "judge", "input": [message]} | changes
-    grader: GraderSpec = TypeAdapter(GraderSpec).validate_python(values)
-    return grader
+    return grader_spec(**{"type": "score_model", "name": "quality", "model": "judge", "input": [message]} | changes)
 
 
 def label(**changes: Any) -> GraderSpec:
@@ -299,9 +297,7 @@ async def test_judges_of_one_model_share_its_limit(pool: Pool) -> None:
 
     judge = score().model_dump() | {"name": None}
     parts = {name: judge | {"input": [{"role": "user", "content": name}]} for name in ("a", "b", "c")}
-    spec = TypeAdapter(GraderSpec).validate_python(
-        {"type": "multi", "graders": parts, "calculate_output": "(a + b + c) / 3"}
-    )
+    spec = grader_spec(type="multi", graders=parts, calculate_output="(a + b + c) / 3")
     async with FakeEndpoint(behave) as server:
         graders = pool(spec, server.url, max_concurrency=1)
         grade = await graders.grade(SAMPLE, ITEM, "t")

@@ -1,0 +1,52 @@
+"""What may be shown: jobs without secrets, values as JSON without the credentials and queries of URLs."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+import numpy as np
+
+from trainer.spec.job import JobSpec
+
+REDACTED = "**********"
+
+
+def public_job(job: JobSpec, *, exclude_unset: bool = False) -> dict[str, Any]:
+    """The job without secrets. Keys of a tool that are unknown to us may hold any: their values are hidden too."""
+    public = job.model_dump(mode="json", exclude_unset=exclude_unset)
+    if job.method.reinforcement is not None:
+        tools = public["method"]["reinforcement"].get("tools", [])
+        for tool, shown in zip(job.reinforcement.tools, tools, strict=True):
+            shown |= dict.fromkeys(tool.model_extra or {}, REDACTED)
+    return public
+
+
+def plain(value: Any) -> Any:
+    """JSON values only: what is not finite becomes null, and a URL loses its credentials and its query."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(item) for item in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, bool | int):
+        return value
+    return _URL.sub(_without_credentials, str(value))
+
+
+_URL = re.compile(r"[a-z][a-z0-9+.-]*://[^\s'\"<>]+", re.IGNORECASE)
+
+
+def _without_credentials(url: re.Match[str]) -> str:
+    try:
+        parts = urlsplit(url.group())
+    except ValueError:
+        return REDACTED
+    host = f"{REDACTED}@{parts.netloc.rpartition('@')[2]}" if "@" in parts.netloc else parts.netloc
+    return urlunsplit((parts.scheme, host, parts.path, REDACTED if parts.query else "", ""))

@@ -1,0 +1,108 @@
+"""Sinks of third parties: installed packages add them by the entry point `agent_rft.sinks`.
+
+    [project.entry-points."agent_rft.sinks"]
+    my_tracker = "my_package:make_sink"      # make_sink(run: RunInfo) -> Sink
+
+Each runs on a thread of its own. One that raises, takes too long for one event or falls too far behind gets no more
+events; the run waits for none of them, but for a few seconds at its end.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Any
+
+from trainer.protocols import Sink
+from trainer.run_events import RunEvent
+
+GROUP = "agent_rft.sinks"
+MAX_WAITING = 1_000
+"""Events that a sink may be behind."""
+CALL_TIMEOUT_S = 30.0
+CLOSE_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class RunInfo:
+    """What a sink is made for. `job` is the resolved job without secrets; `folder` is the run's."""
+
+    name: str
+    folder: Path
+    job: Mapping[str, Any]
+
+
+class PluginSink:
+    """One sink behind a bounded queue. `failure` says why it was cut off; None while it works."""
+
+    def __init__(
+        self,
+        name: str,
+        make: Callable[[], Sink],
+        clock: Callable[[], float] = time.monotonic,
+        call_timeout_s: float = CALL_TIMEOUT_S,
+    ) -> None:
+        self.name = name
+        self.failure: str | None = None
+        self._make = make
+        self._clock = clock
+        self._call_timeout_s = call_timeout_s
+        self._waiting: queue.Queue[RunEvent | None] = queue.Queue(MAX_WAITING)
+        self._busy_since: float | None = None
+        self._thread = threading.Thread(target=self._work, daemon=True, name=f"sink-{name}")
+        self._thread.start()
+
+    def event(self, event: RunEvent) -> None:
+        """Hand over an event; returns at once."""
+        since = self._busy_since
+        if self.failure is None and since is not None and self._clock() - since > self._call_timeout_s:
+            self.failure = f"one call took longer than {self._call_timeout_s:g} s"
+        if self.failure is not None:
+            return
+        try:
+            self._waiting.put_nowait(event)
+        except queue.Full:
+            self.failure = f"it is {MAX_WAITING} events behind"
+
+    def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
+        """Let it take what waits and close it, for at most so long."""
+        try:
+            self._waiting.put_nowait(None)
+        except queue.Full:
+            self.failure = self.failure or f"it is {MAX_WAITING} events behind"
+            return
+        self._thread.join(timeout_s)
+        if self._thread.is_alive() and self.failure is None:
+            self.failure = f"it did not finish within {timeout_s:g} s"
+
+    def _work(self) -> None:
+        try:
+            self._busy_since = self._clock()
+            sink = self._make()
+            self._busy_since = None
+            while self.failure is None and (event := self._waiting.get()) is not None:
+                self._busy_since = self._clock()
+                sink.event(event)
+                self._busy_since = None
+            sink.close()
+        except BaseException as error:  # noqa: BLE001 - the code of others: it may raise anything, SystemExit too
+            self.failure = self.failure or f"{type(error).__name__}: {error}"
+
+
+def load_plugins(run: RunInfo, found: Iterable[EntryPoint] | None = None) -> list[PluginSink]:
+    """One for each installed entry point; loading and making it happens on its own thread too."""
+    points = entry_points(group=GROUP) if found is None else found
+
+    def maker(point: EntryPoint) -> Callable[[], Sink]:
+        def make() -> Sink:
+            sink: Sink = point.load()(run)
+            return sink
+
+        return make
+
+    return [PluginSink(point.name, maker(point)) for point in points]

@@ -1,0 +1,97 @@
+"""The spine of a run: every event is stamped with job, step and time, redacted, and handed to all sinks in order.
+
+    loop, fleet, watchdog, driver --emit--> EventStream --RunEvent--> run folder, live view, Prometheus, store, plugins
+
+No sink costs the run anything: one that raises is cut off, and what third parties add runs on threads of its own.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from cluster.records.redact import plain
+from cluster.run.plugins import PluginSink
+from cluster.views.sentences import sentence
+from trainer.events import Event, SinkCutOff
+from trainer.protocols import Sink
+from trainer.run_events import RunEvent, data_of, stored
+from trainer.types import Group
+
+
+class GroupSink(Protocol):
+    """Keeps or counts rollouts."""
+
+    def groups(self, name: str, groups: Sequence[Group]) -> None: ...
+
+
+class EventStream:
+    """An EventSink of the loop. Threads may emit at the same time.
+
+    `job` is its name; `clock` gives Unix seconds; `describe` makes the message, by which nothing goes.
+    """
+
+    def __init__(
+        self,
+        job: str,
+        sinks: Sequence[Sink],
+        group_sinks: Sequence[GroupSink] = (),
+        plugins: Sequence[PluginSink] = (),
+        clock: Callable[[], float] = time.time,
+        describe: Callable[[Event], str] = sentence,
+    ) -> None:
+        self._job = job
+        self._sinks = {type(sink).__name__: sink for sink in sinks}
+        self._group_sinks = group_sinks
+        self._plugins = list(plugins)
+        self._clock = clock
+        self._describe = describe
+        self._step = 0
+        self._lock = threading.RLock()
+
+    def emit(self, event: Event, *, skip: Sink | None = None) -> None:
+        """Hand an event to all sinks but `skip`. Returns at once and never raises."""
+        with self._lock:
+            self._step = self._step if event.step is None else event.step
+            self._hand_out(self._stamped(replace(event, step=self._step)), skip)
+
+    def groups(self, name: str, groups: Sequence[Group]) -> None:
+        for sink in self._group_sinks:
+            sink.groups(name, groups)
+
+    def close(self) -> None:
+        """Let the plugins finish, for a few seconds. The other sinks belong to whoever made them."""
+        for plugin in self._plugins:
+            plugin.close()
+        with self._lock:
+            self._report_cut_off()
+
+    def _stamped(self, event: Event) -> RunEvent:
+        """As it may be shown: URLs lose their credentials and queries, and what is not finite becomes null."""
+        message, data = str(plain(self._describe(event))), plain(data_of(event))
+        step = 0 if event.step is None else event.step
+        return stored(self._job, step, self._clock(), event.level, message, event.kind, event.VERSION, data)
+
+    def _hand_out(self, event: RunEvent, skip: Sink | None) -> None:
+        failed: list[SinkCutOff] = []
+        for name, sink in list(self._sinks.items()):
+            if sink is skip:
+                continue
+            try:
+                sink.event(event)
+            except Exception as error:  # noqa: BLE001 - a bug of one view must not end the training
+                del self._sinks[name]
+                failed.append(SinkCutOff(sink=name, reason=f"{type(error).__name__}: {error}"))
+        for plugin in self._plugins:
+            plugin.event(event)
+        for cut_off in failed:
+            self.emit(cut_off)
+        self._report_cut_off()
+
+    def _report_cut_off(self) -> None:
+        for plugin in [plugin for plugin in self._plugins if plugin.failure is not None]:
+            self._plugins.remove(plugin)
+            self.emit(SinkCutOff(sink=plugin.name, reason=str(plugin.failure)))

@@ -1,0 +1,125 @@
+"""The sentence of each event, as people read it in the live view, the API's events and events.jsonl."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from trainer import events as e
+
+PHASES: Mapping[e.Phase, str] = {
+    "resources": "waiting for resources",
+    "actors": "starting",
+    "grading": "grading",
+    "training": "training",
+    "validation": "grading the validation file",
+    "checkpoint": "writing a checkpoint",
+}
+
+
+def sentence(event: e.Event) -> str:
+    """One or two clauses in English, without a time and without a level."""
+    match event:
+        case e.JobStarted():
+            return f"{event.method} job with {event.total_steps} steps"
+        case e.JobResumed():
+            return f"resumed at step {event.step} of {event.total_steps}"
+        case e.PhaseBegan():
+            return _phase(event)
+        case e.StepDone():
+            return f"step {event.step} of {event.total_steps} is done"
+        case e.Evaluated():
+            return _evaluated(event)
+        case e.LossEvaluated():
+            return f"validation at step {event.step}: loss {event.loss:.4f} ({event.num_rows} rows)"
+        case e.CheckpointSaved():
+            return f"checkpoint step-{event.step:06d}"
+        case e.JobEnded():
+            return event.error or ("the job is done" if event.outcome == "done" else "the job was stopped")
+        case _:
+            return _trouble(event)
+
+
+def _phase(event: e.PhaseBegan) -> str:
+    name = PHASES[event.phase]
+    if not event.detail:
+        return name
+    return f"{name}: {event.detail}" if event.phase == "resources" else f"{name} {event.detail}"
+
+
+def _evaluated(event: e.Evaluated) -> str:
+    found = event.evaluation
+    grade, count = f"grade {found.grade:.3f} ± {found.ci95:.3f}", f"(n = {found.num_rollouts})"
+    if event.name == e.VALIDATION:
+        return f"validation at step {event.step}: {grade}, reward {found.reward:.3f} {count}"
+    return f"{event.name}: {grade}, {found.tool_calls:.2f} tool calls {count}"
+
+
+def _trouble(event: e.Event) -> str:
+    match event:
+        case e.UpdateSkipped():
+            return f"step {event.step}: the gradient was not finite, the update was skipped"
+        case e.BatchStarved():
+            counts = ", ".join(f"{n:.0f} {kind}" for kind, n in sorted(event.without_signal.items())) or "none"
+            return f"no group of a batch had a signal to learn from ({counts}; {event.num_lost} lost)"
+        case e.EngineLearnerGap():
+            return f"engine and learner differ by {event.gap_nats:.3f} nats on the same weights"
+        case e.AlarmRaised():
+            return f"step {event.step}: {_alarm(event)}; look at {', '.join(event.traces)}"
+        case e.RolloutDiscarded():
+            return f"a rollout of row {event.row_id} was discarded: {event.cause}"
+        case e.EndpointDown():
+            return (
+                f"{event.num_failed} of the last {event.num_rollouts} rollouts were discarded, {event.num_by_endpoint} "
+                f"of them by {event.endpoint}: new ones are held back until a probe is graded. Last error: "
+                f"{event.cause}"
+            )
+        case e.EndpointUp():
+            return "a probe was graded: rollouts start again"
+        case e.SessionProblem():
+            return event.detail
+        case e.SinkCutOff():
+            return f"the sink {event.sink} gets no more events: {event.reason}"
+        case e.Notice():
+            return event.text
+        case _:
+            return _actor(event)
+
+
+def _actor(event: e.Event) -> str:
+    match event:
+        case e.EngineWaiting():
+            return f"the cluster has no room for {event.engine} yet; it joins when there is room"
+        case e.EngineReplaced():
+            return f"{event.engine} is being replaced: {event.reason}"
+        case e.EngineRestarted():
+            return f"{event.engine} is started once more: {event.reason}"
+        case e.EngineJoined():
+            return f"{event.engine} takes rollouts, with the newest weights"
+        case e.ActorSilent():
+            work = f": {_list(event.work)}" if event.work else ""
+            what = ("; waiting for it" if event.waiting else "; last seen at") if work else ""
+            return f"{event.actor} has not answered for {event.silent_s:.0f} s{what}{work}"
+        case e.ActorAnswered():
+            return f"{event.actor} answers again, after {event.silent_s:.0f} s"
+        case e.WorkStalled():
+            return f"{event.actor} has been at {event.stage} for {event.for_s:.0f} s"
+        case e.RolloutsStalled():
+            longest = _list(event.longest) or "they wait for an engine"
+            return f"no rollout has ended for {event.idle_s:.0f} s, {event.num_in_flight} are in flight: {longest}"
+        case e.ComponentFailed():
+            return f"the {event.component} ended: {event.error}"
+    return event.kind.replace("_", " ")
+
+
+def _alarm(event: e.AlarmRaised) -> str:
+    if event.rule == "top_grade_soon":
+        return f"the mean grade went from {event.before:.2f} to {event.now:.2f} very soon: is the grader sound?"
+    if event.rule == "drift":
+        return f"{event.metric}: {event.now:.1f}, {event.before:.1f} at the start"
+    return (
+        f"{event.metric} fell from {event.before:.2f} to {event.now:.2f} while the grade rose by {event.grade_rise:.2f}"
+    )
+
+
+def _list(items: Sequence[str]) -> str:
+    return ", ".join(items)

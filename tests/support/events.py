@@ -1,0 +1,42 @@
+"""Events as sinks get them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from cluster.run.stream import EventStream, GroupSink
+from cluster.views.sentences import sentence
+from trainer.events import Event
+from trainer.protocols import Sink
+from trainer.run_events import RunEvent
+
+JOB = "job-7"
+NOW = 1_800_000_000.0
+
+
+class Recording:
+    """A Sink that keeps what it gets."""
+
+    def __init__(self) -> None:
+        self.events: list[RunEvent] = []
+
+    def event(self, event: RunEvent) -> None:
+        self.events.append(event)
+
+    def close(self) -> None:
+        pass
+
+
+def stream_of(
+    *sinks: Sink, group_sinks: Sequence[GroupSink] = (), describe: Callable[[Event], str] = sentence
+) -> EventStream:
+    """A stream whose clock stands still."""
+    return EventStream(JOB, sinks, group_sinks, clock=lambda: NOW, describe=describe)
+
+
+def run_event(event: Event) -> RunEvent:
+    """The event as a stream hands it out."""
+    recording = Recording()
+    stream_of(recording).emit(event)
+    (found,) = recording.events
+    return found

@@ -1,0 +1,91 @@
+"""What tests of jobs share: a job store with a clock set by hand, and a job service's models, files and sealer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+from cluster.jobs.service import JobService
+from cluster.stores.database import Base, Database
+from cluster.stores.job_store import JobStore
+from cluster.stores.job_tables import NewJob
+from tests.support.bad_requests import SECRET
+from tests.support.builders import raw_job
+from trainer.errors import UserError
+from trainer.spec.operator import NOTHING_ALLOWED, Operator
+
+NEW_JOB = NewJob(
+    owner="key-1",
+    model="gpt-5",
+    base="gpt-5",
+    training_file="file-1",
+    validation_file=None,
+    test_file=None,
+    method={"type": "reinforcement", "reinforcement": {"hyperparameters": {}}},
+    seed=1,
+    suffix=None,
+    labels={"team": "a"},
+    sealed_spec="sealed",
+    digest="digest-1",
+)
+TOOL = {
+    "name": "search",
+    "server_url": "https://tools.example/search",
+    "headers": {"Authorization": f"Bearer {SECRET}"},
+}
+BODY = raw_job(tools=[TOOL]) | {"model": "gpt-5", "training_file": "file-1"}
+"""A request for a job of a known model and file."""
+
+
+MODELS = {
+    "gpt-5": SimpleNamespace(folder="/models/base", base="gpt-5"),
+    "ft:gpt-5:org:x:abc:ckpt-step-5": SimpleNamespace(folder="/runs/abc/step-5", base="gpt-5"),
+}
+PURPOSES = {"file-1": "fine-tune", "file-2": "fine-tune", "file-3": "vision"}
+
+
+class KnownModels:
+    """A model registry with MODELS."""
+
+    def resolve(self, model_id: str) -> SimpleNamespace:
+        if model_id not in MODELS:
+            raise UserError(f"The model '{model_id}' does not exist.")
+        return MODELS[model_id]
+
+
+class KnownFiles:
+    """A file store with PURPOSES."""
+
+    def get(self, file_id: str) -> SimpleNamespace:
+        if file_id not in PURPOSES:
+            raise UserError("no such file")
+        return SimpleNamespace(purpose=PURPOSES[file_id])
+
+
+class ReversingSealer:
+    """Seals so that a test can see it was sealed."""
+
+    def seal(self, text: str) -> str:
+        return text[::-1]
+
+
+def job_service(
+    store: JobStore, operator: Operator = NOTHING_ALLOWED, wake: Callable[[], None] = lambda: None
+) -> JobService:
+    return JobService(store, KnownModels(), KnownFiles(), ReversingSealer(), operator, wake)
+
+
+def database_with_tables(folder: Path) -> Database:
+    database = Database.of_folder(folder)
+    Base.metadata.create_all(database.engine)
+    return database
+
+
+class StoredJobs:
+    """A job store; `now` is its clock."""
+
+    def __init__(self, database: Database) -> None:
+        self.now = 1_000.0
+        self.database = database
+        self.store = JobStore(database, lambda: self.now)

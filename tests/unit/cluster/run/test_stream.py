@@ -1,0 +1,174 @@
+"""The stream: one order for all sinks, nothing secret in them, and no sink that costs the run anything."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+
+from cluster.run.plugins import MAX_WAITING, PluginSink, RunInfo, load_plugins
+from cluster.run.stream import EventStream
+from tests.support.events import JOB, NOW, Recording, stream_of
+from trainer.events import EngineReplaced, Notice, PhaseBegan, SinkCutOff, StepDone
+from trainer.protocols import Sink
+from trainer.run_events import RunEvent
+
+STEP = StepDone(step=3, total_steps=9, metrics={"step": 3.0})
+
+
+def waited_for(condition: Callable[[], object]) -> bool:
+    deadline = time.monotonic() + 10
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.005)
+    return bool(condition())
+
+
+def test_events_are_stamped_with_job_step_and_time_and_reach_all_sinks_in_order() -> None:
+    first = Recording()
+
+    class Second(Recording):
+        pass
+
+    stream = stream_of(first, second := Second())
+    stream.emit(Notice(text="before"))
+    stream.emit(STEP)
+    stream.emit(Notice(text="after"))
+    assert first.events == second.events
+    assert [(e.job, e.step, e.time) for e in first.events] == [(JOB, 0, NOW), (JOB, 3, NOW), (JOB, 3, NOW)]
+    assert [event.message for event in first.events] == ["before", "step 3 of 9 is done", "after"]
+
+
+def test_sinks_get_events_after_redaction() -> None:
+    sink = Recording()
+    stream_of(sink).emit(EngineReplaced(engine="engine-0", reason="https://me:pw-secret@x.example/a?key=q-secret: 500"))
+    (event,) = sink.events
+    assert "secret" not in str(event) and "x.example/a" in event.message
+    assert isinstance(event.event, EngineReplaced) and "secret" not in event.event.reason
+
+
+def test_a_sink_that_raises_is_cut_off_with_a_warning_and_the_others_go_on() -> None:
+    class Broken(Recording):
+        def event(self, event: RunEvent) -> None:
+            raise ValueError("a bug")
+
+    stream = stream_of(Broken(), sink := Recording())
+    stream.emit(STEP)
+    stream.emit(PhaseBegan(phase="training"))
+    assert [event.event for event in sink.events] == [
+        STEP,
+        SinkCutOff(step=3, sink="Broken", reason="ValueError: a bug"),
+        PhaseBegan(step=3, phase="training"),
+    ]
+
+
+# -- sinks of third parties --------------------------------------------------------------------------------------------
+
+
+class Tracker(Recording):
+    """A third party's sink, made by an entry point."""
+
+    made: RunInfo
+    closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+TRACKER = Tracker()
+
+
+def make_tracker(run: RunInfo) -> Sink:
+    TRACKER.made = run
+    return TRACKER
+
+
+def test_an_installed_package_adds_a_sink_by_its_entry_point(tmp_path: Path) -> None:
+    info = RunInfo(JOB, tmp_path, {"model": "base"})
+    plugins = load_plugins(info, [EntryPoint("tracker", f"{__name__}:make_tracker", "agent_rft.sinks")])
+    stream = EventStream(JOB, [], plugins=plugins)
+    stream.emit(STEP)
+    stream.close()
+    assert [event.event for event in TRACKER.events] == [STEP]
+    assert TRACKER.made == info and TRACKER.closed
+
+
+def test_a_package_that_cannot_be_loaded_costs_a_warning(tmp_path: Path) -> None:
+    (plugin,) = load_plugins(RunInfo(JOB, tmp_path, {}), [EntryPoint("gone", "no_such_module:make", "agent_rft.sinks")])
+    assert waited_for(lambda: plugin.failure)
+    stream = EventStream(JOB, [sink := Recording()], plugins=[plugin])
+    stream.emit(STEP)
+    assert [type(event.event) for event in sink.events] == [StepDone, SinkCutOff]
+    assert "No module named 'no_such_module'" in sink.events[1].message
+
+
+class Misbehaving(Recording):
+    """Does `how` at its second event."""
+
+    def __init__(self, how: Callable[[], object]) -> None:
+        super().__init__()
+        self.how = how
+
+    def event(self, event: RunEvent) -> None:
+        super().event(event)
+        if len(self.events) == 2:
+            self.how()
+
+
+def exits() -> None:
+    raise SystemExit(1)
+
+
+def test_a_plugin_that_raises_gets_no_more_events() -> None:
+    bad = Misbehaving(exits)
+    plugin = PluginSink("bad", lambda: bad)
+    stream = EventStream(JOB, [sink := Recording()], plugins=[plugin])
+    stream.emit(STEP)
+    stream.emit(STEP)
+    assert waited_for(lambda: plugin.failure)
+    stream.emit(STEP)
+    stream.emit(STEP)
+    assert len(bad.events) == 2
+    assert [event.event for event in sink.events if isinstance(event.event, SinkCutOff)] == [
+        SinkCutOff(step=3, sink="bad", reason="SystemExit: 1")
+    ]
+
+
+@pytest.mark.parametrize("how", ["hangs", "is slow"])
+def test_a_plugin_that_hangs_or_is_slow_is_cut_off_and_keeps_nobody_waiting(how: str) -> None:
+    released = threading.Event()
+    now = [0.0]
+    bad = Misbehaving(released.wait)
+    plugin = PluginSink("bad", lambda: bad, clock=lambda: now[0])
+    stream = EventStream(JOB, [sink := Recording()], plugins=[plugin])
+    stream.emit(STEP)
+    stream.emit(STEP)
+    assert waited_for(lambda: len(bad.events) == 2)
+    if how == "hangs":
+        now[0] = 31.0
+        stream.emit(STEP)
+        said = "one call took longer than 30 s"
+    else:
+        for _ in range(MAX_WAITING + 1):
+            stream.emit(STEP)
+        said = f"it is {MAX_WAITING} events behind"
+    cut_off = [event.event for event in sink.events if isinstance(event.event, SinkCutOff)]
+    assert cut_off == [SinkCutOff(step=3, sink="bad", reason=said)]
+    stream.close()  # does not wait for it
+    released.set()
+    assert waited_for(lambda: not plugin._thread.is_alive())
+    assert len(bad.events) == 2
+
+
+def test_at_the_end_a_plugin_has_some_seconds_and_no_more() -> None:
+    released = threading.Event()
+    bad = Misbehaving(released.wait)
+    plugin = PluginSink("bad", lambda: bad)
+    for _ in range(2):
+        plugin.event(RunEvent(JOB, 0, NOW, "info", "m", "", 0, {}))
+    plugin.close(timeout_s=0.05)
+    assert plugin.failure == "it did not finish within 0.05 s"
+    released.set()

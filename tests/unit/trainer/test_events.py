@@ -1,0 +1,74 @@
+"""Each kind of event comes back from its JSON line as it was; what cannot be decoded is shown by its message."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import fields
+from typing import Any, get_type_hints
+
+import pytest
+
+from tests.support.events import JOB, run_event
+from trainer.events import KINDS, CheckpointSaved, Evaluated, Event, JobEnded, Notice, StepDone, kind_of
+from trainer.run_events import RunEvent, evaluation_of, stored
+from trainer.types import Evaluation
+
+EVALUATION = Evaluation(3, 6, 0, 0.5, math.nan, 0.4, 0.5, 0.5, 2, 3.0, 2.0, 0.0, 20.0, 90.0, 1.0)
+EXAMPLES: dict[Any, Any] = {
+    Evaluation: EVALUATION,
+    tuple[str, ...]: ("trace_1", "trace_2"),
+    dict[str, float]: {"loss": 0.5},
+    str: "text",
+    int: 3,
+    float: 0.25,
+    int | None: 3,
+    float | None: 0.5,
+}
+
+
+def example(kind: type[Event]) -> Event:
+    """An event of this kind with a value in each field."""
+    hints = get_type_hints(kind)
+    values = {f.name: EXAMPLES.get(hints[f.name], getattr(hints[f.name], "__args__", ("",))[0]) for f in fields(kind)}
+    return kind(**values)
+
+
+def through_json(event: RunEvent) -> RunEvent:
+    return RunEvent.from_line(json.loads(json.dumps(event.as_line(), allow_nan=False)))
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
+def test_every_kind_comes_back_from_its_line(kind: type[Event]) -> None:
+    event = run_event(example(kind))
+    back = through_json(event)
+    assert back == event
+    assert (back.job, back.step, back.kind, back.version) == (JOB, 3, kind_of(kind), kind.VERSION)
+    assert type(back.event) is kind
+    assert back.message and back.message != back.kind, "each kind has a sentence"
+
+
+def test_numbers_that_are_not_finite_are_null_in_a_line_and_come_back_as_none_measured() -> None:
+    event = through_json(run_event(StepDone(step=1, total_steps=2, metrics={"loss": math.nan, "step": 1.0})))
+    assert event.data["metrics"] == {"loss": None, "step": 1.0}
+    assert isinstance(event.event, StepDone) and event.event.metrics == {"step": 1.0}
+    evaluated = through_json(run_event(Evaluated(name="validation", evaluation=EVALUATION))).event
+    assert isinstance(evaluated, Evaluated) and math.isnan(evaluated.evaluation.ci95)
+
+
+def test_what_is_unknown_or_damaged_keeps_its_message() -> None:
+    line = run_event(Notice(text="as said")).as_line()
+    for change in ({"kind": "of_another_program"}, {"version": 2}, {"data": {"metrics": 7}}):
+        event = RunEvent.from_line(line | change)
+        assert (event.event, event.message, event.level) == (None, "as said", "warn")
+
+
+def test_a_field_that_a_later_version_added_with_a_default_may_be_missing() -> None:
+    event = stored("j", 4, 0.0, "info", "m", "checkpoint_saved", 1, {"path": "p", "num_bytes": 1}).event
+    assert event == CheckpointSaved(step=4, path="p", num_bytes=1)
+    without = {name: value for name, value in EVALUATION.as_dict().items() if name != "reasoning_tokens"}
+    assert math.isnan(evaluation_of(without).reasoning_tokens)
+
+
+def test_only_a_failed_job_ends_as_an_error() -> None:
+    assert [JobEnded(outcome=outcome).level for outcome in ("done", "stopped", "failed")] == ["info", "info", "error"]

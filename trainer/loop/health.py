@@ -1,0 +1,71 @@
+"""What is watched at each step: starvation, engines that differ from the learner, signs of reward hacking.
+
+Each check reports an event; the first two end the training where going on would learn from something wrong.
+"""
+
+from __future__ import annotations
+
+from trainer.errors import Halted
+from trainer.events import BatchStarved, EngineLearnerGap
+from trainer.loop.alarms import Alarms
+from trainer.loop.buffer import Batch
+from trainer.metrics import rollout_metrics
+from trainer.protocols import EventSink
+
+STARVED_BATCHES_ALLOWED = 3
+GAP_WARNS_AT, GAP_HALTS_AT = 0.1, 0.5
+"""Mean absolute log-probability difference, in nats, between engine and learner on equal weights. float32 gives 1e-6
+and bfloat16 about 0.02; above 0.1 something is off, at 0.5 the importance weights mean nothing."""
+RATIO_HALTS_AT = 4.0
+
+
+class Health:
+    """Watches the steps of a job of `total_steps`."""
+
+    def __init__(self, total_steps: int, sink: EventSink) -> None:
+        self._alarms = Alarms(total_steps)
+        self._sink = sink
+        self._starved = 0
+
+    def starved(self, batch: Batch, step: int) -> None:
+        """Report a batch without any group to train on; `step` is the last one that was done.
+
+        Raises:
+            Halted: it was the third in a row.
+        """
+        self._starved += 1
+        lost = rollout_metrics([], [d for g in batch.all_groups for d in g.discarded])
+        self._sink.groups(f"starved-{step + 1:06d}-{self._starved}", batch.all_groups)
+        self._sink.emit(
+            BatchStarved(
+                step=step,
+                times=self._starved,
+                num_lost=batch.num_lost,
+                without_signal={kind: float(n) for kind, n in batch.without_signal.items()},
+                discarded={n.partition("/")[2]: v for n, v in lost.items() if n.startswith("discarded/")},
+            )
+        )
+        if self._starved >= STARVED_BATCHES_ALLOWED:
+            raise Halted(
+                f"{self._starved} batches in a row had no group with a signal to learn from: all rewards of each group "
+                "were equal. The tasks are too easy or too hard for this model, the grader does not tell rollouts "
+                "apart, or the endpoints fail; look at the run's traces."
+            )
+
+    def check(self, batch: Batch, step: int, metrics: dict[str, float]) -> None:
+        """Look at a step that was taken, by its batch and metrics.
+
+        Raises:
+            Halted: engine and learner disagree on equal weights, so that importance weights are noise.
+        """
+        self._starved = 0
+        gap = max(metrics.get("logprob_gap", 0.0), metrics.get("canary_gap", 0.0))
+        ratio = metrics.get("logprob_gap_ratio", 1.0)
+        if gap >= GAP_HALTS_AT or not 1 / RATIO_HALTS_AT < ratio < RATIO_HALTS_AT:
+            raise Halted(
+                f"engine and learner disagree on the same weights: mean |difference| {gap:.3f} nats, ratio {ratio:.3f}"
+            )
+        if gap >= GAP_WARNS_AT:
+            self._sink.emit(EngineLearnerGap(step=step, gap_nats=gap))
+        for alarm in self._alarms.look(metrics, [r for group in batch.all_groups for r in group.rollouts]):
+            self._sink.emit(alarm)

@@ -1,0 +1,59 @@
+"""The validation file of a reinforcement job, graded on one frozen version between two steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trainer.events import VALIDATION, Evaluated, PhaseBegan
+from trainer.loop.evaluate import evaluate
+from trainer.protocols import EventSink, Rollouts
+from trainer.types import Evaluation, Task
+
+
+class Validation:
+    """`samples` rollouts for each task; nothing happens where there are no tasks."""
+
+    def __init__(
+        self,
+        rollouts: Rollouts,
+        tasks: Sequence[Task],
+        samples: int,
+        temperature: float,
+        pass_threshold: float,
+        sink: EventSink,
+    ) -> None:
+        self._rollouts = rollouts
+        self._tasks = tasks
+        self._samples = samples
+        self._temperature = temperature
+        self._pass_threshold = pass_threshold
+        self._sink = sink
+
+    async def run(self, step: int, groups_in_flight: int) -> Evaluation | None:
+        """Grade the file; `groups_in_flight` are training groups that share the engines with it."""
+        if not self._tasks:
+            return None
+        self._sink.emit(PhaseBegan(phase="validation", step=step))
+        evaluation, groups = await evaluate(
+            self._rollouts, self._tasks, "validation", self._samples, self._temperature, self._pass_threshold
+        )
+        self._sink.groups(f"validation-{step:06d}", groups)
+        self._sink.emit(
+            Evaluated(step=step, name=VALIDATION, evaluation=evaluation, training_groups_in_flight=groups_in_flight)
+        )
+        return evaluation
+
+
+def validation_metrics(evaluation: Evaluation | None) -> dict[str, float]:
+    """By the names of `trainer.metrics`; nothing where nothing was graded."""
+    if evaluation is None:
+        return {}
+    return {
+        "full_valid_mean_reward": evaluation.reward,
+        "full_valid_mean_grade": evaluation.grade,
+        "full_valid_pass_rate": evaluation.pass_rate,
+        "full_valid_ci95": evaluation.ci95,
+        "full_valid_n": float(evaluation.num_rollouts),
+        "full_valid_tool_calls_mean": evaluation.tool_calls,
+        "valid_reasoning_tokens_mean": evaluation.reasoning_tokens,
+    }
