@@ -256,10 +256,10 @@ def serve_command(
     config: ConfigFile = None,
 ) -> None:
     """Serve OpenAI's API on this cluster until stopped by a signal. The first start prints an API key."""
-    from cluster.ray_cluster.session import begin_with_token
+    from cluster.ray_cluster.session import restart_with_token
 
     if address is None:
-        begin_with_token()  # first, since it may start this process again
+        restart_with_token()  # first, since it may start this process again
     operator = _operator(config)
     from serve.host.state import StateLocations
     from serve.local import run_server

@@ -90,14 +90,14 @@ class ServerState:
 
         Of several servers that start at the same time on one database, only one creates the key.
         """
-        with self.database.alone(FIRST_KEY_LOCK):
+        with self.database.exclusive(FIRST_KEY_LOCK):
             return None if self.keys.list() else self.keys.create(FIRST_KEY, ["admin"])[1]
 
     @asynccontextmanager
     async def models_lock(self) -> AsyncIterator[None]:
         """Lets one replica of the API at a time decide which models are served; must not be cancelled."""
         with ExitStack() as stack:
-            await asyncio.to_thread(stack.enter_context, self.database.alone(MODELS_LOCK))
+            await asyncio.to_thread(stack.enter_context, self.database.exclusive(MODELS_LOCK))
             yield
 
     async def run_sweeps(self) -> None:

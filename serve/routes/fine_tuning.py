@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse
 
 from cluster.jobs.request import Described, WireJob
 from cluster.jobs.service import JobService
-from cluster.stores.job_states import IllegalMove, KeyUsedTwice, UnknownCursor, UnknownJob
+from cluster.stores.job_states import IdempotencyConflict, IllegalMove, UnknownCursor, UnknownJob
 from cluster.stores.job_tables import CheckpointRecord, EventRecord, JobRecord
 from serve.http.auth import Reader, Writer
 from serve.http.errors import ApiError, not_found
@@ -184,5 +184,5 @@ def _errors(job_id: str = "") -> Iterator[None]:
         raise ApiError(400, error.message, param="after", code="invalid_value") from None
     except IllegalMove as error:
         raise ApiError(400, error.message, code="invalid_job_state") from None
-    except KeyUsedTwice as error:
+    except IdempotencyConflict as error:
         raise ApiError(400, error.message, param="idempotency-key", code="idempotency_key_reused") from None

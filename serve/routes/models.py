@@ -6,7 +6,7 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from cluster.stores.model_registry import KeptModel, ModelRecord, ModelRegistry, UnknownModel
+from cluster.stores.model_registry import ModelRecord, ModelRegistry, ProtectedModel, UnknownModel
 from serve.http.auth import Reader, Writer
 from serve.http.errors import ApiError
 from serve.http.schemas import DeletedModel, ModelBody, ModelList, answers
@@ -35,7 +35,7 @@ def make_router(registry: ModelRegistry) -> APIRouter:
             registry.delete(model_id)
         except UnknownModel as error:
             raise _unknown(error) from None
-        except KeptModel as error:
+        except ProtectedModel as error:
             raise ApiError(403, error.message, param="model", code="model_not_deletable") from None
         return {"id": model_id, "object": "model", "deleted": True}
 

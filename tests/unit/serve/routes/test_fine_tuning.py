@@ -87,7 +87,7 @@ async def test_a_job_is_paused_resumed_and_cancelled(world: World) -> None:
     assert (await world.sdk.fine_tuning.jobs.resume(job.id)).status == "queued"
     cancelled = await world.sdk.fine_tuning.jobs.cancel(job.id)
     assert cancelled.status == "cancelled" and cancelled.finished_at == int(world.now)
-    with pytest.raises(openai.BadRequestError, match="that is an end"):
+    with pytest.raises(openai.BadRequestError, match="is a final state"):
         await world.sdk.fine_tuning.jobs.resume(job.id)
 
 
