@@ -162,12 +162,12 @@ def _load(path: Path, runs: Path, address: str | None, operator: Operator) -> Jo
 @contextmanager
 def _placed(job: Path) -> Iterator[None]:
     """Problems that are found behind the file, at an endpoint or in the model, get the line of their field, too."""
-    from trainer.spec.job_file import placed
+    from trainer.spec.job_file import with_lines
 
     try:
         yield
     except InvalidJob as error:
-        raise InvalidJob(error.message, placed(job, error.problems)) from error
+        raise InvalidJob(error.message, with_lines(job, error.problems)) from error
 
 
 @app.command("traces")
