@@ -65,7 +65,7 @@ class PlainModel(nn.Module):
             y = self.norm(x, p["post_attention_layernorm/weight"])
             gated = functional.silu(y @ p["mlp/gate_proj/weight"].T) * (y @ p["mlp/up_proj/weight"].T)
             x = x + gated @ p["mlp/down_proj/weight"].T
-        hidden = self.norm(x, w["norm/weight"])[batch.places]
+        hidden = self.norm(x, w["norm/weight"])[batch.logits_indices]
         scores = (hidden @ w["embed_tokens/weight"].T).log_softmax(-1)
         logprobs: Tensor = scores.gather(1, batch.targets[:, None])[:, 0]
         return logprobs
