@@ -41,8 +41,8 @@ SETTINGS: dict[str, Any] = {
 
 def steps_an_hour(folder: RunFolder) -> float:
     """Steps per hour over all steps but the first, without the time for validation and checkpoints."""
-    beside = ("time_eval_s", "time_checkpoint_s")
-    return 3600 / mean(m["time_step_s"] - sum(m.get(name, 0.0) for name in beside) for m in folder.metrics()[1:])
+    excluded = ("time_eval_s", "time_checkpoint_s")
+    return 3600 / mean(m["time_step_s"] - sum(m.get(name, 0.0) for name in excluded) for m in folder.metrics()[1:])
 
 
 def one(seed: int, steps: int, faulty: bool) -> tuple[float, float, dict[str, float]]:

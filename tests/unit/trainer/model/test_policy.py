@@ -76,9 +76,9 @@ def test_log_probabilities_equal_those_of_transformers_for_each_rollout_alone(fo
 def test_no_gradient_crosses_from_one_rollout_to_another(folder: Path) -> None:
     policy = load_policy(folder, torch.float32, temperature=1.0)
     alone = gradients(policy, batch_of(LENGTHS[0]), slice(None))
-    beside = gradients(policy, batch_of(*LENGTHS), slice(LENGTHS[0] - 1))
+    packed = gradients(policy, batch_of(*LENGTHS), slice(LENGTHS[0] - 1))
     for name, gradient in alone.items():
-        torch.testing.assert_close(gradient, beside[name], atol=1e-4, rtol=1e-4, msg=name)
+        torch.testing.assert_close(gradient, packed[name], atol=1e-4, rtol=1e-4, msg=name)
 
 
 def gradients(policy: Policy, batch: DeviceBatch, rows: slice) -> dict[str, torch.Tensor]:
