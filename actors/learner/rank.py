@@ -168,7 +168,7 @@ class LearnerRank:
     def _metrics(self, sums: Sums, batches: Sequence[MicroBatch], num_updates: int) -> dict[str, float]:
         counts = [
             sum(batch.num_trained for batch in batches),
-            sum(batch.num_places for batch in batches),
+            sum(batch.num_tokens for batch in batches),
             sum(batch.num_useful for batch in batches),
         ]
         names = sorted(sums)

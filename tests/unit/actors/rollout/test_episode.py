@@ -260,7 +260,7 @@ async def test_arguments_are_never_checked_by_a_schema_from_elsewhere(renderer: 
     elsewhere = {"properties": {"path": {"$ref": (tmp_path / "secret.json").as_uri()}}}
     tools = ({"type": "function", "function": {"name": "cat", "parameters": elsewhere}},)
     world = World(renderer, call("a"), "1")
-    with pytest.raises(UserError, match=r"tool 'cat'.*leads out of the schema"):
+    with pytest.raises(UserError, match=r"tool 'cat'.*points outside the schema"):
         await world.runner().run(replace(REQUEST, task=replace(TASK, tools=tools)))
     assert world.messages == []
 

@@ -277,14 +277,14 @@ async def test_no_schema_makes_us_fetch_a_url(case: Case, key: str) -> None:
         assert foreign.received == []
     fields = {problem.field for problem in problems if problem.code == "invalid_schema"}
     assert fields == {"method.reinforcement.response_format", "training_file.tools[0].function.parameters"}
-    assert all("leads out of the schema" in p.message for p in problems)
+    assert all("points outside the schema" in p.message for p in problems)
 
 
 def test_no_schema_shows_a_file(tmp_path: Path) -> None:
     secret = tmp_path / "credentials.json"
     secret.write_text('{"const": "sk-4711"}')
     mistake = str(schema_mistake({"$ref": secret.as_uri()}))
-    assert "leads out of the schema" in mistake and "4711" not in mistake
+    assert "points outside the schema" in mistake and "4711" not in mistake
     based = {"$id": secret.as_uri(), "$ref": "#/$defs/x", "$defs": {"x": {"type": "string"}}}
     assert schema_mistake(based) is None, "an id of its own changes nothing: the reference stays within"
 
