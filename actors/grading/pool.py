@@ -170,7 +170,7 @@ class GraderPoolActor(Reachable):
         self._recorder = start_telemetry(metrics, "grader-pool")
         self._recorder.begin("grade_s")
         self._recorder.add(lambda: live_endpoint_metrics(process_stats()))
-        self._reach_by({"grade": self._grade})
+        self._serve_methods({"grade": self._grade})
         gc.freeze()  # else full collections walk all that was imported
         lower_priority()
 

@@ -53,7 +53,7 @@ class RolloutWorker(Reachable):
         self._recorder = start_telemetry(config.metrics, config.name)
         self._recorder.begin("engine_pause_s")
         self._recorder.add(self._engine.live)
-        self._reach_by({"run": self._run})
+        self._serve_methods({"run": self._run})
 
     async def start(self) -> RftError | None:
         """Load the engine and what its episodes need."""

@@ -58,7 +58,7 @@ class DispatcherActor(Reachable):
         start_telemetry(metrics, name).add(lambda: live_endpoint_metrics(process_stats()))
         self._news: deque[str] = deque(maxlen=MAX_NEWS)
         self._sessions = None if session is None else SessionBook(session, journal, operator, tell=self._news.append)
-        self._reach_by({"call_turn": self._call_turn, "open_session": self._open_session})
+        self._serve_methods({"call_turn": self._call_turn, "open_session": self._open_session})
         gc.freeze()  # else full collections walk all that was imported
         lower_priority()
 

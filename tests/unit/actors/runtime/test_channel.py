@@ -236,7 +236,7 @@ async def test_a_connection_that_is_silent_for_minutes_is_kept_alive(channel: Ch
 
 async def test_an_actor_without_a_free_port_is_called_by_ray() -> None:
     callee = Reachable()
-    callee._reach_by({})
+    callee._serve_methods({})
     callee._listener._server = asyncio.get_running_loop().create_future()
     callee._listener._server.set_exception(OSError("no port is free"))
     assert await callee.address() is None
@@ -259,7 +259,7 @@ async def test_where_no_connection_leads_calls_go_by_ray(channel: Channel, actor
 
 async def test_where_the_actor_has_no_address_calls_go_by_ray_and_errors_cross_as_values(actor: FakeActor) -> None:
     callee = Reachable()
-    callee._reach_by(actor.listener.methods)
+    callee._serve_methods(actor.listener.methods)
     actor.address, actor.call = Remote(lambda: actor._give(None)), Remote(callee.call)
     channel = Channel(actor, "the tool dispatcher", ToolFailed)
     assert await channel.call("echo", 1) == (1,)
