@@ -90,8 +90,8 @@ def test_train_ends_before_it_starts_where_the_servers_refuse_the_token(
     assert done.returncode == 2, done.stdout
     assert "the job has 4 problems" in done.stdout
     assert done.stdout.count("[endpoint_refused]") == 4
-    assert f"{environment['LEDGER_TOOLS_URL']}/tools/cat) refused us with HTTP 401" in done.stdout
-    assert f"{environment['LEDGER_GRADER_URL']}/grade) refused us with HTTP 401" in done.stdout
+    assert f"{environment['LEDGER_TOOLS_URL']}/tools/cat) rejected the request with HTTP 401" in done.stdout
+    assert f"{environment['LEDGER_GRADER_URL']}/grade) rejected the request with HTTP 401" in done.stdout
     assert token not in done.stdout
     assert processes_left() == []
 

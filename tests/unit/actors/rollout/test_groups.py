@@ -162,7 +162,7 @@ async def test_without_a_straggler_time_a_group_waits_for_all() -> None:
 async def test_what_must_end_the_job_is_raised_at_once_and_cancels_the_others() -> None:
     async def run(asked: RolloutRequest) -> Rollout | Discarded:
         if asked.sample == 3:
-            raise EndpointRefused("tool 'a' refused us")
+            raise EndpointRefused("tool 'a' rejected the request")
         await asyncio.Event().wait()
         raise AssertionError
 

@@ -232,7 +232,7 @@ async def test_a_call_id_that_no_header_may_hold_is_sent_in_quoted_form(dispatch
 
 
 def test_a_tool_without_a_usable_url_is_the_users_mistake() -> None:
-    with pytest.raises(UserError, match="tool 'search': its URL must begin with"):
+    with pytest.raises(UserError, match="tool 'search': its URL must start with"):
         Dispatcher([tool("localhost:8000")])
 
 
