@@ -12,22 +12,22 @@ def test_the_first_that_waits_takes_over_the_slot_that_gets_free() -> None:
     with ExitStack() as first:
         running = first.enter_context(slots.take("a"))
         with slots.take("b") as second, slots.take("c") as third:
-            assert slots.behind == ["b", "c"]
-            entered = second.begun
+            assert slots.waiting == ["b", "c"]
+            entered = second.started
             first.close()
-            assert slots.behind == ["c"]
-            assert second.begun > entered
-            assert third.begun > running.begun
-        assert slots.behind == []
+            assert slots.waiting == ["c"]
+            assert second.started > entered
+            assert third.started > running.started
+        assert slots.waiting == []
 
 
 def test_a_slot_is_free_again_whoever_leaves_first() -> None:
     slots = Slots(1)
     with slots.take("a"):
         with slots.take("b"):
-            assert slots.behind == ["b"]
-        assert slots.behind == []
+            assert slots.waiting == ["b"]
+        assert slots.waiting == []
         with slots.take("c"):
-            assert slots.behind == ["c"]
+            assert slots.waiting == ["c"]
     with slots.take("d"):
-        assert slots.behind == []
+        assert slots.waiting == []
