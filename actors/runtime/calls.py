@@ -82,7 +82,7 @@ def kind_of(error: RayError) -> str:
 
 
 async def ask_helper(actor: Any, ref: Any, what: str, lost: type[Discard], timeout_s: float = DEADLINE_S) -> Any:
-    """`ask` for an actor that Ray restarts: a death is raised once the actor answers again, so that a retry can work."""
+    """`ask` for an actor that Ray restarts: a death is raised once the actor answers again, so a retry can work."""
     try:
         return await ask(ref, what, lost, timeout_s)
     except Discard as error:

@@ -53,7 +53,7 @@ class MetricsAddress:
 
     @classmethod
     def of(cls, job: str, *, local: bool, environment: Mapping[str, str] = os.environ) -> MetricsAddress | None:
-        """From the environment; by default DEFAULT_PORT, on loopback if the cluster is `local`. None if the port is 0."""
+        """From the environment; by default DEFAULT_PORT, on loopback if the cluster is `local`. None for port 0."""
         port = metrics_port(environment)
         host = environment.get(HOST) or ("127.0.0.1" if local else "0.0.0.0")
         return cls(job, host, port) if port else None

@@ -39,7 +39,7 @@ def lower_priority() -> None:
 
 
 def end_process(code: int) -> NoReturn:
-    """Exit without interpreter teardown, which takes two seconds; to be called once everything is closed and written."""
+    """Exit without interpreter teardown, which takes two seconds; to be called when everything is closed."""
     atexit._run_exitfuncs()
     with suppress(BrokenPipeError):  # the reader is gone
         sys.stdout.flush()
