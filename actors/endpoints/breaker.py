@@ -3,11 +3,12 @@
 It opens after MAX_FAILURES failures in a row, which do not happen by chance: at an endpoint that fails half of its
 calls at random, once in two million calls. Any answer that shows that the endpoint is up closes it:
 
-            MAX_FAILURES in a row               wait is over: send a probe
-    closed -----------------------> open <---------------------------------> half_open
-      ^                              |        the probe failed: wait longer      |
-      |          an answer           |                                           |
-      +------------------------------+-------------------------------------------+
+             MAX_FAILURES in a row         the wait is over: send a probe
+    closed ------------------------> open --------------------------------> half_open
+      ^                              |  ^                                    |  |
+      |                              |  +--- the probe failed: wait longer --+  |
+      |                              |                                          |
+      +------------------------------+----------------- an answer --------------+
 
 In `open`, the answer is that of a request sent before the breaker opened.
 """

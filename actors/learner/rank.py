@@ -269,7 +269,7 @@ class LearnerRank:
             (folder / PROGRESS).write_text(json.dumps(self._layout | {"step": self._step, "skipped": self._skipped}))
 
     def load(self, folder: Path) -> None:
-        """Restore weights, optimizer and schedule as of `save`. (There is no random state.)
+        """Restore weights, optimizer and schedule as of `save`; there is no random state.
 
         Raises:
             UserError: the folder was written with another number of ranks, ZeRO stage or dtype.

@@ -1,4 +1,4 @@
-"""Fakes that fulfil the protocols of the loop and the episode, for tests that need neither engine nor Ray."""
+"""Fakes that implement the protocols of the loop and the episode, for tests without engine and Ray."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def task(name: str = "1", **item: Any) -> Task:
 
 
 def tasks_of(path: Path) -> list[Task]:
-    """A data file's rows, all of which are good."""
+    """The rows of a data file, all of which must be valid."""
     tasks, problems = read_tasks(path, "training_file")
     assert not problems
     return tasks
@@ -62,7 +62,7 @@ def rollout(
 
 
 class FakeRollouts:
-    """Answers each group after `delay(request)` scheduler turns, with grades by `grades(request)`; None discards."""
+    """Returns each group after `delay(request)` steps of the event loop, with `grades(request)`; None discards."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class FakeRollouts:
 
 
 class FakeLearner:
-    """Counts steps; `report(step)` may say that an update was not applied."""
+    """Records its calls; `report(step)` makes the reports, and so may say that an update was not applied."""
 
     def __init__(self, report: Callable[[int], StepReport] | None = None) -> None:
         self.batches: list[tuple[int, list[TrainSequence]]] = []
@@ -125,7 +125,7 @@ class FakeLearner:
 
 
 class FakeSink:
-    """Remembers what it was told."""
+    """Records all events, steps and groups."""
 
     def __init__(self) -> None:
         self.events: list[tuple[str, str]] = []

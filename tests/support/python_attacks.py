@@ -1,9 +1,9 @@
-"""Runs `tests/support/hostile_grader.py` against one kind of sandbox and says what came of it, as one JSON object.
+"""Runs `tests/support/hostile_grader.py` against one kind of sandbox, and prints the outcomes as one JSON object.
 
     python -m tests.support.python_attacks bubblewrap|namespaces [--plain]
 
-It is a process of its own, with a secret in its environment, so that it may be another user: `--plain`, said by root,
-makes it one without any rights (in a mount namespace of its own, where the interpreter's folders are open to it).
+It is a separate process, with a secret in its environment, so that it can become another user: with `--plain`, root
+becomes a user without privileges (in a new mount namespace, where this user can read the interpreter's folders).
 """
 
 from __future__ import annotations
@@ -52,8 +52,9 @@ async def until(holds: Callable[[], bool]) -> None:
 
 
 async def run(way: Way, attacks: list[str], item: dict[str, Any]) -> dict[str, Outcome]:
-    """What came of each attack; under `beside`, what a grade that ran at the same time in the same pool and one after
-    it gave. Attacks that never end run beside all others.
+    """The outcome of each attack; `beside` has the grades of a concurrent and of a following honest run in the pool.
+
+    Attacks that never end run concurrently with all others.
     """
     spec = PythonGrader(type="python", source=HOSTILE)
     hurried = PythonGrader(type="python", source=HOSTILE, timeout_s=1.0)
@@ -75,14 +76,14 @@ async def run(way: Way, attacks: list[str], item: dict[str, Any]) -> dict[str, O
         one_by_one(patient_pool, [name for name in attacks if name not in ENDLESS]),
         *(attack(hurried_pool, name) for name in attacks if name in ENDLESS),
     )
-    await until(lambda: patient_pool.num_workers + hurried_pool.num_workers == 4)  # what was killed is there again
+    await until(lambda: patient_pool.num_workers + hurried_pool.num_workers == 4)  # killed workers have been replaced
     await asyncio.gather(patient_pool.close(), hurried_pool.close())
     return found
 
 
 def main() -> None:
     way = cast(Way, sys.argv[1])
-    assert way != "none", "they would harm the machine"
+    assert way != "none", "without a sandbox the attacks would harm the machine"
     if "--plain" in sys.argv and os.getuid() == 0:
         become_plain()
     attacks = json.loads(os.environ["ATTACKS"])
@@ -112,10 +113,10 @@ def main() -> None:
 
 
 def become_plain() -> None:
-    """A user without rights to whom the folders of Python, its packages and this project are open."""
+    """Become a user without privileges who can read the folders of Python, its packages and this project."""
     here = str(ROOT)
     paths = [here, sys.prefix, sys.base_prefix, sysconfig.get_paths()["purelib"]]
-    launcher.check(launcher.libc.unshare(launcher.CLONE_NEWNS), "a mount namespace")
+    launcher.check(launcher.libc.unshare(launcher.CLONE_NEWNS), "unshare the mount namespace")
     launcher.mount("none", "/", None, launcher.MS_REC | launcher.MS_PRIVATE)
     with tempfile.TemporaryDirectory() as folder:
         held = {path: os.path.join(folder, str(number)) for number, path in enumerate(dict.fromkeys(paths))}
