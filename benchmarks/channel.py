@@ -34,7 +34,7 @@ async def answer(*arguments: Any) -> Any:
 
 class Callee(Reachable):
     def __init__(self) -> None:
-        self._reach_by({"answer": answer})
+        self._serve_methods({"answer": answer})
 
     async def answer(self, *arguments: Any) -> Any:
         return await answer(*arguments)
