@@ -276,7 +276,7 @@ class Fleet:
         try:
             while True:
                 if self._replacements > REPLACEMENTS_ALLOWED * len(self._seats):
-                    raise Halted(f"{seat.name} was replaced too often; last because: {why}")
+                    raise Halted(f"{seat.name} was replaced too often; the last reason: {why}")
                 await self._place(seat)
                 try:
                     await self._fill(seat)
