@@ -4,20 +4,21 @@ PYTHON ?= python3
 EXTRA ?= cpu
 VENV := .venv
 BIN := $(VENV)/bin
-# A set-up counts only if it came to its end for exactly these lists and this interpreter; else the next run begins anew.
+# A set-up counts only if it finished for exactly these lists and this interpreter; else the next run starts over.
 STAMP := $(VENV)/.ready-$(EXTRA)-$(shell { cat requirements/$(EXTRA).txt requirements/dev.txt pyproject.toml; $(PYTHON) -VV; pwd; } | cksum | cut -d' ' -f1)
 LISTS := -r requirements/$(EXTRA).txt -r requirements/dev.txt
 PYTEST := $(BIN)/python -m pytest
 # Tests of whole jobs wait for one process after the other; those of one file share what they started. The order is that
 # of tests/conftest.py, long files first: pytest-xdist's own, by the number of tests, would keep them for the end.
 SIDE_BY_SIDE := -n 2 --dist loadfile --no-loadscope-reorder
+CHAOS := tests/chaos tests/integration/actors/sandbox/test_python_grader.py
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps
 
 # For the tests of metrics, dashboards and alerts: Debian's Prometheus, unpacked here, unless one is installed.
 PROMETHEUS := $(if $(shell command -v prometheus && command -v promtool),,build/prometheus/usr/bin/prometheus)
 FETCH := apt-get -qq -o APT::Sandbox::User=$$(id -un) download prometheus
 
-.PHONY: setup quickstart test unit chaos lint bench bench-full clean
+.PHONY: setup quickstart test unit chaos nightly lint words bench bench-full clean
 
 setup: $(STAMP)
 
@@ -42,19 +43,27 @@ $(PROMETHEUS):
 	touch $@
 
 test: setup $(PROMETHEUS)
-	$(PYTEST) $(SIDE_BY_SIDE) tests -m "not slow"
+	$(PYTEST) $(SIDE_BY_SIDE) tests -m "not nightly"
 
 unit: setup
 	$(PYTEST) $(SIDE_BY_SIDE) tests/unit
 
 chaos: setup
-	$(PYTEST) tests/chaos tests/integration/actors/sandbox/test_python_grader.py
+	$(PYTEST) $(CHAOS)
+
+# Pytest ends with 5 if no test outside of CHAOS is marked.
+nightly: setup $(PROMETHEUS) chaos bench-full
+	$(PYTEST) tests $(CHAOS:%=--ignore=%) -m nightly || [ $$? = 5 ]
 
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	git ls-files -z | xargs -0 $(BIN)/codespell
+
+words: setup
+	$(BIN)/python -m tests.lint.plain_words
 
 bench: setup
 	$(BIN)/python -m benchmarks.run

@@ -29,7 +29,7 @@ from cluster.stores.database import Database
 from cluster.stores.job_tables import EventRow, JobRow
 from cluster.stores.keys import KeyStore
 from cluster.stores.migrate import open_database
-from serve.host.state import Places
+from serve.host.state import StateLocations
 
 CONFIG = "operator.yaml"
 NUM_JOBS, NUM_EVENTS, BUSY_JOB_EVENTS = 1_000, 100_000, 50_000
@@ -132,7 +132,7 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        Places(folder, options.database).note()
+        StateLocations(folder, options.database).save()
         (folder / CONFIG).write_text("limits: {requests_per_minute: 10000000}\n")
         database = open_database(folder, options.database)
         fill(database)

@@ -1,11 +1,13 @@
-"""The API as an application of Ray Serve: `serve.deployment:build`, started by `agent-rft serve` and by what deploys
-Ray Serve's configurations (`import_path`, with `Settings` as `args`).
+"""The API as an application of Ray Serve, `serve.deployment:build`.
 
-Arguments are shown on Ray's dashboard and hold no secret: the database's URL and the key that seals secrets come from
-the environment of Ray's processes (AGENT_RFT_DATABASE, AGENT_RFT_FILES, AGENT_RFT_SECRET_KEY), or from the folder.
+`agent-rft serve` runs it, or a Ray Serve configuration names it as `import_path` with `Settings` as `args`.
 
-Requests come through Ray Serve's proxies, which cost three times what the API itself does; or, where one machine is all
-there is, the replica listens itself.
+Ray's dashboard shows these arguments, so they contain no secrets: the database's URL and the key that seals secrets
+come from the environment of Ray's processes (AGENT_RFT_DATABASE, AGENT_RFT_FILES, AGENT_RFT_SECRET_KEY) or from the
+folder.
+
+Requests arrive through Ray Serve's proxies, which take three times the CPU time of the API itself; on a single machine
+the replica listens itself instead.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from cluster.ray_cluster.session import is_local, job_server_of
 from cluster.stores.job_store import JobStore
 from serve.host.listener import STOP_S, listening
 from serve.host.services import Services
-from serve.host.state import Places, ServerState
+from serve.host.state import ServerState, StateLocations
 from serve.http.app import Lifespan, create_app
 from serve.inference.model_apps import EngineResources, RayServeModels
 from trainer.errors import UserError
@@ -39,14 +41,16 @@ from trainer.spec.operator_file import load_operator
 
 APP, DEPLOYMENT = "agent-rft", "api"
 MAX_REQUESTS = 1_000
-"""What one replica works on at a time; more of them wait in the proxy."""
+"""The requests that one replica works on at a time; the others wait in the proxy."""
 
 Background = Callable[[], Coroutine[Any, Any, None]]
 
 
 class Settings(BaseModel):
-    """`folder` and `config` (the operator's file) have the same path on every node. `replicas` of the API: several
-    want PostgreSQL. `listen`: the host and port at which a replica takes requests itself.
+    """The arguments of the application.
+
+    `folder` and `config` (the operator's file) have the same path on every node. More than one of the API's `replicas`
+    require PostgreSQL. `listen` is the host and port at which the replica listens itself.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -58,11 +62,13 @@ class Settings(BaseModel):
 
 
 def build(args: Settings) -> Application:
-    """Raises:
-    UserError: what was asked for cannot be.
+    """Returns the application for these settings.
+
+    Raises:
+        UserError: there are several replicas without PostgreSQL.
     """
-    if args.replicas > 1 and Places.of_folder(Path(args.folder)).database is None:
-        raise UserError("several replicas want PostgreSQL: give AGENT_RFT_DATABASE, or replicas: 1")
+    if args.replicas > 1 and StateLocations.of_folder(Path(args.folder)).database is None:
+        raise UserError("several replicas require PostgreSQL: set AGENT_RFT_DATABASE, or replicas: 1")
     deployment = ray_serve.deployment(Api).options(
         name=DEPLOYMENT,
         num_replicas=args.replicas,
@@ -75,22 +81,24 @@ def build(args: Settings) -> Application:
     return application
 
 
-build.__annotations__["args"] = Settings  # Ray Serve looks for the class itself, and checks what it is given against it
+build.__annotations__["args"] = Settings  # Ray Serve needs the class itself, not its name, to validate `args`
 
 
 @ray_serve.ingress()
 class Api:
-    """A replica."""
+    """One replica of the API."""
 
     def __init__(self, args: Settings) -> None:
-        """Raises:
-        RftError: the folder, the database or the operator's file cannot be used.
+        """Opens the server's state and connects the services to the cluster.
+
+        Raises:
+            RftError: the folder, the database or the operator's file cannot be used.
         """
         operator = load_operator(None if args.config is None else Path(args.config), Path(args.folder))
-        places = Places.of_folder(Path(args.folder))
-        state = ServerState(places, operator)
+        locations = StateLocations.of_folder(Path(args.folder))
+        state = ServerState(locations, operator)
         address = ray.get_runtime_context().gcs_address
-        settings = driver_settings(places, state.database.url, args.config, address)
+        settings = driver_settings(locations, state.database.url, args.config, address)
         hosting = RayServeModels(operator.engines, EngineResources.of(operator.engines, ray.cluster_resources()))
         launcher = RayLauncher(settings, job_server_of(address))
         replica = ray_serve.get_replica_context().rank.rank
@@ -100,7 +108,7 @@ class Api:
         self._listen = args.listen
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        """Ray Serve's: called once, after the constructor."""
+        """Returns the app; Ray Serve calls this once, after the constructor."""
         return app_of(*self._parts, listen=self._listen, behind_proxy=self._listen is None)
 
 
@@ -113,20 +121,23 @@ def app_of(
     listen: tuple[str, int] | None = None,
     behind_proxy: bool = False,
 ) -> FastAPI:
-    """The whole API on these stores and services, which end with it."""
+    """Returns the whole API on these stores and services, which it closes when it ends."""
     return create_app(
         services.routers,
         state.keys,
         limits=operator.limits,
-        lifespan=beside([state.keep_clean, services.run], state.close, listen),
+        lifespan=lifespan_of([state.run_sweeps, services.run], state.close, listen),
         recorder=recorder,
         behind_proxy=behind_proxy,
     )
 
 
-def beside(tasks: Sequence[Background], close: Callable[[], None], listen: tuple[str, int] | None = None) -> Lifespan:
-    """A lifespan in which `tasks` run until the app ends, and in which it takes requests at `listen`; `close` is called
-    when they have ended.
+def lifespan_of(
+    tasks: Sequence[Background], close: Callable[[], None], listen: tuple[str, int] | None = None
+) -> Lifespan:
+    """Returns a lifespan that runs `tasks` beside the app, and the app's own listener at `listen` if given.
+
+    When the app ends, the tasks are cancelled; `close` is called once all of them have ended.
     """
 
     @asynccontextmanager
@@ -147,8 +158,8 @@ def beside(tasks: Sequence[Background], close: Callable[[], None], listen: tuple
     return lifespan
 
 
-def driver_settings(places: Places, database: str, config: str | None, address: str) -> DriverSettings:
-    """What drivers of jobs need to know."""
-    folder = str(places.folder.resolve())
+def driver_settings(locations: StateLocations, database: str, config: str | None, address: str) -> DriverSettings:
+    """Returns the settings that the drivers of jobs need."""
+    folder = str(locations.folder.resolve())
     path = None if config is None else str(Path(config).resolve())
-    return DriverSettings(folder=folder, database=database, files=places.files, config=path, address=address)
+    return DriverSettings(folder=folder, database=database, files=locations.files, config=path, address=address)

@@ -1,5 +1,6 @@
-"""`agent-rft serve`: a cluster, Ray Serve on it with the API as an application, and an end in good order at the first
-signal. The address is taken before anything starts, so that a port in use is one clear message.
+"""`agent-rft serve`: starts or joins a Ray cluster, runs the API on Ray Serve and shuts down cleanly at a signal.
+
+The port is reserved before anything starts, so that a port in use is reported at once.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from ray.serve.schema import LoggingConfig
 
 from cluster.ray_cluster.session import end_leftover, job_cluster
 from cluster.run.signals import Signals
-from serve.host.listener import KEEP_ALIVE_S, held
-from serve.host.state import Places, ServerState
+from serve.host.listener import KEEP_ALIVE_S, reserved_port
+from serve.host.state import ServerState, StateLocations
 from trainer.errors import RftError
 from trainer.spec.operator import Operator
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def run_server(
-    places: Places,
+    locations: StateLocations,
     operator: Operator,
     host: str,
     port: int,
@@ -38,26 +39,28 @@ def run_server(
     tell: Callable[[str], None],
     config: Path | None = None,
 ) -> None:
-    """Serve until a signal. `tell` gets the lines for whoever starts the server; `config` is the operator's file, which
-    the API and drivers read again.
+    """Serves until SIGINT or SIGTERM.
+
+    `tell` receives the lines to show to the user; `config` is the operator's file, which the API and the drivers read
+    themselves.
 
     Raises:
-        RftError: why it cannot start.
+        RftError: the server cannot start.
     """
-    logging.getLogger("ray.serve").setLevel(logging.ERROR)  # it tells each step of each deployment
-    note = places.folder / "cluster.json"
+    logging.getLogger("ray.serve").setLevel(logging.ERROR)  # below that it logs each step of each deployment
+    note = locations.folder / "cluster.json"
     end_leftover(note)
-    # On a cluster that runs already, Ray Serve's proxy listens, elsewhere or here already.
-    with held(host, port) if address is None or port == 0 else nullcontext(port) as port:
-        state = ServerState(places, operator)
+    # On an existing cluster Ray Serve's proxy does the listening, possibly at this port already.
+    with reserved_port(host, port) if address is None or port == 0 else nullcontext(port) as port:
+        state = ServerState(locations, operator)
         try:
-            places.note()
+            locations.save()
             token = state.first_key()
         finally:
             state.close()
         if token is not None:
-            tell(f"API key, shown this once: {token}")
-        # What the API is made of takes as long to import as Ray takes to start.
+            tell(f"API key (shown only once): {token}")
+        # The API's modules take as long to import as Ray takes to start: both at the same time.
         with job_cluster(address, note, meanwhile=partial(import_module, "serve.deployment")):
             from serve.deployment import APP, Settings
             from serve.inference.model_apps import only_models_left, remove_models
@@ -70,23 +73,23 @@ def run_server(
                 found = _get_global_client(raise_if_no_controller_running=False) is not None
                 host, port = start_serve(ProxyLocation.HeadOnly, host, port)
             path = None if config is None else str(config.resolve())
-            deploy(Settings(folder=str(places.folder.resolve()), config=path, listen=listen))
+            deploy(Settings(folder=str(locations.folder.resolve()), config=path, listen=listen))
             shown = f"[{host}]" if ":" in host else host
             asyncio.run(_until_signal(lambda: tell(f"serving at http://{shown}:{port}/v1 (docs at /docs)")))
             if address is None:
-                ray_serve.delete(APP)  # answers that are under way; all else ends with the cluster
+                ray_serve.delete(APP)  # finishes the requests in progress; all else ends with the cluster
             else:
                 remove_models()
                 ray_serve.delete(APP)
-                if not found and only_models_left():  # a node waits 30 s for Ray Serve's actors before it ends
+                if not found and only_models_left():  # else a node that stops waits 30 s for Ray Serve's actors
                     ray_serve.shutdown()
 
 
 def start_serve(proxies: ProxyLocation, host: str = "127.0.0.1", port: int = 0) -> tuple[str, int]:
-    """Ray Serve; where its proxy listens, which is elsewhere if it ran before.
+    """Starts Ray Serve and returns its proxy's host and port, which differ from these if it was already running.
 
     Raises:
-        RftError: it did not start.
+        RftError: Ray Serve did not start.
     """
     try:
         ray_serve.start(
@@ -95,14 +98,16 @@ def start_serve(proxies: ProxyLocation, host: str = "127.0.0.1", port: int = 0) 
             logging_config=LoggingConfig(log_level="ERROR", enable_access_log=False),
         )
         options = _get_global_client().http_config
-    except Exception as error:  # Ray raises bare ones
+    except Exception as error:  # Ray raises plain ones
         raise RftError(f"Ray Serve did not start: {error}") from error
     return options.host, options.port
 
 
 def deploy(settings: Settings) -> None:
-    """Raises:
-    RftError: why the API is not served.
+    """Runs the API as an application of Ray Serve.
+
+    Raises:
+        RftError: the API did not start.
     """
     from serve.deployment import APP, build
 
@@ -113,7 +118,7 @@ def deploy(settings: Settings) -> None:
 
 
 async def _until_signal(ready: Callable[[], None]) -> None:
-    """`ready` is called when signals are ours: Ray's own handler of SIGTERM ends the process on the spot."""
+    """Waits for a signal; `ready` is called once our handlers replaced Ray's, which ends the process at once."""
     stopped = asyncio.Event()
     with Signals() as signals, signals.graceful(stopped.set):
         ready()

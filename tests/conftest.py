@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.logs import LogPlugin
+
 TESTS = Path(__file__).parent
 ORDER = ("e2e", "chaos", "ray", "contracts", "integration", "unit")
 """Folders by how long their longest files take; within one as collected. Files that take minutes begin first, so that
@@ -20,6 +22,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput"):
         # Else a worker takes six seconds to free its objects one by one. What registers later runs before.
         atexit.register(os._exit, 0)
+    config.pluginmanager.register(LogPlugin())
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

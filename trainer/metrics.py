@@ -1,4 +1,4 @@
-"""The one list of metrics: what every process records, what plots, tables and dashboards may ask for.
+"""The one list of metrics: what every process records, and how plots, tables, dashboards and the API show it.
 
 A name with a `<placeholder>` stands for a family (`tool/<tool>/errors` -> `tool/search/errors`). Prometheus gets it as
 `agent_rft_tool_errors_total{tool="search"}`: placeholders are labels, so their values must be few. Each sample has the
@@ -7,17 +7,10 @@ labels `job` and `process` beside its own.
 
 from __future__ import annotations
 
-import math
 import re
-import time
-from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from statistics import fmean
 from typing import Literal
-
-from trainer.types import Discarded, Grade, Group, Rollout
 
 Kind = Literal["gauge", "counter", "histogram", "file"]
 
@@ -31,17 +24,91 @@ BYTES = tuple(10.0**i for i in range(5, 13))
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """What Prometheus gets by `kind`: the last value, the sum of what is recorded, a histogram with these `buckets`, or
-    nothing (`file`: it is in metrics.jsonl only). Where `live`, the process that knows it records it as it happens, and
-    what a step's line may hold of it is for the file alone.
+    """One entry of the list: what it is, how it is written, and where it is shown.
+
+    `label` names it in tables, `short` (or `label`) in log lines; `form` formats a value, by default after its `unit`.
+    `chart` is the one of CHARTS that draws it, as `series` (of a family: the value of its placeholder). `message` is
+    its name in the message of the API's metrics events, where it is shown there; `csv`: it is one of the first columns
+    of the result file. `better`: more is (1), less is (-1), or neither.
+
+    Prometheus gets by `kind`: the last value, the sum of what is recorded, a histogram with these `buckets`, or nothing
+    (`file`: it is in metrics.jsonl only). Where `live`, the process that knows it records it as it happens, and what a
+    step's line holds of it is for the file alone.
     """
 
+    label: str
     unit: str
     help: str
     kind: Kind = "gauge"
     buckets: tuple[float, ...] = ()
     live: bool = False
+    short: str = ""
+    form: str = ""
+    chart: str = ""
+    series: str = ""
+    shown: Literal["", "live view"] = ""
+    message: str = ""
+    csv: bool = False
+    better: int = 0
 
+    @property
+    def pattern(self) -> str:
+        """How values are written, as `str.format` takes it."""
+        return self.form or FORMS.get(self.unit, "{:.3f}")
+
+    def format(self, value: float) -> str:
+        """The value with its unit, as tables show it."""
+        return self.pattern.format(value)
+
+
+LIVE: Literal["live view"] = "live view"
+FORMS = {
+    **dict.fromkeys(("tokens", "rollouts", "groups", "characters", "steps"), "{:,.0f}"),
+    **dict.fromkeys(("calls", "turns", "versions"), "{:.2f}"),
+    "share": "{:.0%}",
+    "s": "{:.2f} s",
+}
+"""How values of a unit are written; others with three digits after the point."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """Metrics that are drawn together, in the report's section on the agent or on the training."""
+
+    title: str
+    unit: str = ""
+    kind: Literal["lines", "area", "bars"] = "lines"
+    ticks: str = ""
+    scale: Literal["from zero", "fitted", "log"] = "from zero"
+    section: Literal["agent", "training"] = "agent"
+
+
+_training = partial(Chart, section="training")
+
+CHARTS: dict[str, Chart] = {
+    "tool_calls": Chart("Tool calls per rollout", "calls", "area"),
+    "tokens": Chart("Tokens per rollout", "tokens"),
+    "turns": Chart("Turns per rollout", "turns"),
+    "parallel": Chart("Turns with parallel calls", "of turns with calls", ticks=".0%"),
+    "rollout_time": Chart("Time per rollout", "s"),
+    "tool_latency": Chart("Latency of tools", "s"),
+    "grader_parts": Chart("Scores of the grader's parts"),
+    "held_out": Chart("Grades of the held-out grader"),
+    "guards": Chart("Rewards set by guards", "rollouts", "bars"),
+    "call_errors": Chart("Invalid and failed calls", "calls", "bars"),
+    "finish": Chart("How rollouts ended", "rollouts", "bars"),
+    "discarded": _training("Discarded rollouts", "rollouts", "bars"),
+    "groups": _training("Groups", "groups", "bars"),
+    "staleness": _training("Staleness", "versions"),
+    "sync": _training("Weight sync", "s"),
+    "gap": _training("Engine against learner, same weights", "nats", scale="log"),
+    "step_time": _training("Time per step", "s", "bars"),
+    "loss": _training("Loss", scale="fitted"),
+    "grad_norm": _training("Gradient norm"),
+    "entropy": _training("Entropy", "nats"),
+    "limited": _training("Truncated and clipped tokens", "of trained tokens", ticks=".1%"),
+}
+"""In the order of the report."""
 
 _count = partial(Metric, kind="counter")
 _spread = partial(Metric, kind="histogram")
@@ -50,144 +117,404 @@ _live = partial(Metric, live=True)
 
 METRICS: dict[str, Metric] = {
     # where the job is
-    "step": Metric("steps", "updates taken, counted from 1"),
-    "total_steps": Metric("steps", "updates planned"),
-    "version": Metric("", "policy version after the step"),
-    "elapsed_s": Metric("s", "since the loop began"),
+    "step": Metric("step", "steps", "updates taken, counted from 1"),
+    "total_steps": Metric("planned steps", "steps", "updates planned"),
+    "version": Metric("policy version", "", "policy version after the step"),
+    "elapsed_s": Metric("elapsed time", "s", "since the loop began"),
     # how well it does
-    "train_mean_reward": Metric("", "mean reward of the step's graded rollouts"),
-    "train_mean_grade": Metric("", "mean grade of the step's graded rollouts, without penalties"),
-    "full_valid_mean_reward": Metric("", "mean reward over the whole validation file"),
-    "full_valid_mean_grade": Metric("", "mean grade over the whole validation file"),
-    "full_valid_pass_rate": Metric("share", "validation rollouts whose grade reaches the grader's pass_threshold"),
-    "full_valid_ci95": Metric("", "half width of the 95 % confidence interval of full_valid_mean_grade, over rows"),
-    "full_valid_n": Metric("rollouts", "graded validation rollouts"),
-    "full_valid_tool_calls_mean": Metric("calls", "tool calls per validation rollout"),
-    "valid_reasoning_tokens_mean": Metric("tokens", "sampled tokens up to the end of thought per validation rollout"),
-    "full_valid_loss": Metric("nats", "cross-entropy on the validation file (supervised jobs)"),
+    "train_mean_reward": Metric(
+        "train reward",
+        "",
+        "mean reward of the step's graded rollouts",
+        short="reward",
+        shown=LIVE,
+        message="train mean reward",
+        csv=True,
+    ),
+    "full_valid_mean_reward": Metric(
+        "validation reward",
+        "",
+        "mean reward over the whole validation file",
+        short="valid reward",
+        shown=LIVE,
+        message="full validation mean reward",
+        csv=True,
+    ),
+    "train_mean_grade": Metric(
+        "train grade",
+        "",
+        "mean grade of the step's graded rollouts, without penalties",
+        short="grade",
+        shown=LIVE,
+        message="train mean grade",
+    ),
+    "full_valid_mean_grade": Metric(
+        "validation grade", "", "mean grade over the whole validation file", short="valid grade", shown=LIVE
+    ),
+    "full_valid_pass_rate": Metric(
+        "validation pass rate", "share", "validation rollouts whose grade reaches the grader's pass_threshold"
+    ),
+    "full_valid_ci95": Metric(
+        "95 % interval of the validation grade",
+        "",
+        "half width of the 95 % confidence interval of full_valid_mean_grade, over rows",
+    ),
+    "full_valid_n": Metric("validation rollouts", "rollouts", "graded validation rollouts"),
+    "full_valid_tool_calls_mean": Metric(
+        "tool calls per validation rollout", "calls", "tool calls per validation rollout"
+    ),
+    "valid_reasoning_tokens_mean": Metric(
+        "reasoning tokens per validation rollout",
+        "tokens",
+        "sampled tokens up to the end of thought per validation rollout",
+    ),
+    "full_valid_loss": Metric(
+        "validation loss",
+        "nats",
+        "cross-entropy on the validation file (supervised jobs)",
+        chart="loss",
+        series="validation",
+        shown=LIVE,
+        message="full validation loss",
+        form="{:.4f}",
+    ),
     # how it works
-    "tool_calls_mean": Metric("calls", "tool calls per rollout"),
-    "turns_mean": Metric("turns", "model turns per rollout"),
-    "parallel_turn_share": Metric("share", "turns with more than one call, of turns with calls"),
-    "completion_tokens_mean": Metric("tokens", "sampled tokens per rollout"),
-    "reasoning_tokens_mean": Metric("tokens", "sampled tokens up to the end of thought per rollout"),
-    "rollout_tokens_mean": Metric("tokens", "all tokens per rollout, prompt and tool results included"),
-    "rollout_busy_s_mean": Metric("s", "model and tool time per rollout, without queues, retries and pauses"),
-    "rollout_wall_s_mean": Metric("s", "wall-clock per rollout"),
-    "grade_latency_s_mean": Metric("s", "latency of the grader per rollout"),
-    "grader/<grader>/score_mean": Metric("", "mean score of one part of a multi grader; `ungated`: without guards"),
-    "guard/<guard>": _count("rollouts", "rollouts whose reward this guard set"),
-    "held_out_grade_mean": Metric("", "mean grade of the held-out grader, which nothing is trained on"),
-    "held_out_failures": _count("rollouts", "graded rollouts to which the held-out grader gave no grade"),
-    "judge_tokens/<model>": _count("tokens", "tokens spent on one judge model"),
-    "finish/<reason>": _count("rollouts", "rollouts that ended by answer, max_steps, max_tokens or context"),
-    "tool/<tool>/calls_mean": _file("calls", "calls of one tool per rollout"),
-    "tool/<tool>/latency_s_mean": Metric("s", "latency of one tool's answers"),
-    "tool/<tool>/output_tokens_mean": _file("tokens", "length of one tool's outputs, shared out among a turn's calls"),
-    "tool/<tool>/output_chars_mean": Metric("characters", "length of one tool's outputs"),
-    "tool/<tool>/errors": _count("calls", "calls of one tool that were answered with an error"),
-    "call_errors/<kind>": _count("calls", "calls refused or failed by the model's doing"),
+    "tool_calls_mean": Metric(
+        "tool calls per rollout",
+        "calls",
+        "tool calls per rollout",
+        short="calls",
+        shown=LIVE,
+        message="mean tool calls",
+    ),
+    "turns_mean": Metric(
+        "turns per rollout",
+        "turns",
+        "model turns per rollout",
+        chart="turns",
+        series="turns",
+        short="turns",
+        shown=LIVE,
+    ),
+    "parallel_turn_share": Metric(
+        "turns with parallel calls",
+        "share",
+        "turns with more than one call, of turns with calls",
+        chart="parallel",
+        series="parallel",
+        short="parallel",
+        shown=LIVE,
+    ),
+    "completion_tokens_mean": Metric(
+        "sampled tokens per rollout",
+        "tokens",
+        "sampled tokens per rollout",
+        chart="tokens",
+        series="sampled",
+        short="sampled",
+        shown=LIVE,
+        message="mean completion tokens",
+        csv=True,
+    ),
+    "reasoning_tokens_mean": Metric(
+        "reasoning tokens per rollout",
+        "tokens",
+        "sampled tokens up to the end of thought per rollout",
+        chart="tokens",
+        series="reasoning",
+        csv=True,
+    ),
+    "rollout_tokens_mean": Metric(
+        "all tokens per rollout",
+        "tokens",
+        "all tokens per rollout, prompt and tool results included",
+        chart="tokens",
+        series="all",
+        short="tokens",
+        shown=LIVE,
+    ),
+    "rollout_busy_s_mean": Metric(
+        "busy time per rollout",
+        "s",
+        "model and tool time per rollout, without queues, retries and pauses",
+        chart="rollout_time",
+        series="busy",
+        short="busy",
+        shown=LIVE,
+    ),
+    "rollout_wall_s_mean": Metric(
+        "wall-clock time per rollout", "s", "wall-clock per rollout", chart="rollout_time", series="wall"
+    ),
+    "grade_latency_s_mean": Metric(
+        "grading time per rollout", "s", "latency of the grader per rollout", chart="rollout_time", series="grader"
+    ),
+    "grader/<grader>/score_mean": Metric(
+        "score of a part of the grader",
+        "",
+        "mean score of one part of a multi grader; `ungated`: without guards",
+        chart="grader_parts",
+    ),
+    "guard/<guard>": _count(
+        "rewards set by a guard", "rollouts", "rollouts whose reward this guard set", chart="guards"
+    ),
+    "held_out_grade_mean": Metric(
+        "held-out grade",
+        "",
+        "mean grade of the held-out grader, which nothing is trained on",
+        chart="held_out",
+        series="held out",
+    ),
+    "held_out_failures": _count(
+        "failures of the held-out grader", "rollouts", "graded rollouts to which the held-out grader gave no grade"
+    ),
+    "judge_tokens/<model>": _count("tokens of a judge", "tokens", "tokens spent on one judge model"),
+    "finish/<reason>": _count(
+        "rollouts by how they ended",
+        "rollouts",
+        "rollouts that ended by answer, max_steps, max_tokens or context",
+        chart="finish",
+    ),
+    "tool/<tool>/calls_mean": _file(
+        "calls of a tool per rollout", "calls", "calls of one tool per rollout", chart="tool_calls"
+    ),
+    "tool/<tool>/latency_s_mean": Metric(
+        "latency of a tool", "s", "latency of one tool's answers", chart="tool_latency"
+    ),
+    "tool/<tool>/output_tokens_mean": _file(
+        "tokens of a tool's output", "tokens", "length of one tool's outputs, shared out among a turn's calls"
+    ),
+    "tool/<tool>/output_chars_mean": Metric("length of a tool's output", "characters", "length of one tool's outputs"),
+    "tool/<tool>/errors": _count("errors of a tool", "calls", "calls of one tool that were answered with an error"),
+    "call_errors/<kind>": _count(
+        "invalid calls", "calls", "calls refused or failed by the model's doing", chart="call_errors"
+    ),
     # what was lost
-    "rollouts_graded": _count("rollouts", "graded rollouts of the step's groups"),
-    "mean_unresponsive_rewards": Metric("share", "rollouts discarded, of all rollouts of the step's groups"),
-    "discarded/<reason>": _count("rollouts", "discarded rollouts by reason"),
-    "groups_trained": _count("groups", "groups that trained"),
-    "groups_without_signal/<kind>": _count("groups", "groups whose rewards are all equal: all_right, all_wrong, equal"),
-    "groups_lost": _count("groups", "groups with fewer than two survivors"),
+    "rollouts_graded": _count("graded rollouts", "rollouts", "graded rollouts of the step's groups"),
+    "mean_unresponsive_rewards": Metric(
+        "discarded rollouts",
+        "share",
+        "rollouts discarded, of all rollouts of the step's groups",
+        short="discarded",
+        shown=LIVE,
+        message="unresponsive rewards",
+        csv=True,
+    ),
+    "discarded/<reason>": _count(
+        "discarded rollouts by reason", "rollouts", "discarded rollouts by reason", chart="discarded"
+    ),
+    "groups_trained": _count("groups trained", "groups", "groups that trained", chart="groups", series="trained"),
+    "groups_without_signal/<kind>": _count(
+        "groups without signal",
+        "groups",
+        "groups whose rewards are all equal: all_right, all_wrong, equal",
+        chart="groups",
+    ),
+    "groups_lost": _count(
+        "groups lost", "groups", "groups with fewer than two survivors", chart="groups", series="lost"
+    ),
     "account/<state>": _file(
-        "rollouts", "attempts since the start: started = graded + discarded + cancelled + in_flight"
+        "attempts at rollouts",
+        "rollouts",
+        "attempts since the start: started = graded + discarded + cancelled + in_flight",
     ),
     "slow_rows_ratio": Metric(
-        "", "graded share of the rollouts of the slowest quarter of groups, of that of all: 1 is as often as quick rows"
+        "slow rows, relative",
+        "",
+        "graded share of the rollouts of the slowest quarter of groups, of that of all: 1 is as often as quick rows",
     ),
     # how fresh it is
-    "staleness_mean": Metric("versions", "learner's version minus that of a trained group's oldest token"),
-    "staleness_max": Metric("versions", "the largest of the step"),
-    "sync_pause_s": _spread("s", "generation stood still for the update (slowest engine)", buckets=SECONDS),
-    "sync_total_s": _spread("s", "from the learner's weights to all engines", buckets=SECONDS),
-    "sync_bytes": _spread("bytes", "weights sent to each engine", buckets=BYTES),
+    "staleness_mean": Metric(
+        "staleness in versions",
+        "versions",
+        "learner's version minus that of a trained group's oldest token",
+        chart="staleness",
+        series="mean",
+        short="stale",
+        shown=LIVE,
+    ),
+    "staleness_max": Metric(
+        "largest staleness", "versions", "the largest of the step", chart="staleness", series="largest"
+    ),
+    "sync_pause_s": _spread(
+        "pause per update",
+        "s",
+        "generation stood still for the update (slowest engine)",
+        buckets=SECONDS,
+        chart="sync",
+        series="pause",
+        short="pause",
+        shown=LIVE,
+    ),
+    "sync_total_s": _spread(
+        "weight sync time",
+        "s",
+        "from the learner's weights to all engines",
+        buckets=SECONDS,
+        chart="sync",
+        series="whole sync",
+    ),
+    "sync_bytes": _spread("bytes per weight sync", "bytes", "weights sent to each engine", buckets=BYTES),
     "canary_gap": Metric(
-        "nats", "mean absolute difference of log-probabilities, engines against learner, same weights"
+        "gap on the canary",
+        "nats",
+        "mean absolute difference of log-probabilities, engines against learner, same weights",
+        chart="gap",
+        series="canary",
     ),
     # the learner
-    "loss": Metric("", "the step's loss"),
-    "grad_norm": Metric("", "norm of the gradient before clipping"),
-    "learning_rate": Metric("", "of the update"),
-    "entropy": Metric("nats", "mean entropy of trained tokens' distributions"),
-    "importance_ratio_mean": Metric("", "mean ratio of learner's and engine's probabilities of trained tokens"),
-    "importance_capped_share": Metric("share", "trained tokens whose importance weight was truncated"),
-    "clipped_share": Metric("share", "trained tokens whose ratio was clipped"),
-    "kl_start": Metric("nats", "KL to the start model, where kl_coef is above 0"),
-    "logprob_gap": Metric("nats", "mean absolute log-probability difference on tokens of the learner's version"),
-    "logprob_gap_ratio": Metric("", "mean ratio on tokens of the learner's version"),
-    "logprob_gap_tokens": Metric("tokens", "how many tokens the two above were taken from"),
-    "trained_tokens": _count("tokens", "tokens in the loss"),
-    "computed_tokens": _count("tokens", "tokens that went through the model"),
-    "padding_efficiency": Metric("share", "useful tokens of computed tokens"),
-    "num_micro_batches": Metric("", "micro-batches per rank"),
-    "update_applied": Metric("", "0 where a non-finite gradient skipped the update"),
+    "loss": Metric(
+        "loss", "", "the step's loss", chart="loss", series="train", shown=LIVE, message="training loss", form="{:.4f}"
+    ),
+    "grad_norm": Metric(
+        "gradient norm", "", "norm of the gradient before clipping", chart="grad_norm", series="before clipping"
+    ),
+    "learning_rate": Metric("learning rate", "", "of the update"),
+    "entropy": Metric(
+        "entropy", "nats", "mean entropy of trained tokens' distributions", chart="entropy", series="entropy"
+    ),
+    "importance_ratio_mean": Metric(
+        "importance ratio", "", "mean ratio of learner's and engine's probabilities of trained tokens"
+    ),
+    "importance_capped_share": Metric(
+        "tokens with a truncated weight",
+        "share",
+        "trained tokens whose importance weight was truncated",
+        chart="limited",
+        series="weight truncated",
+    ),
+    "clipped_share": Metric(
+        "clipped tokens", "share", "trained tokens whose ratio was clipped", chart="limited", series="ratio clipped"
+    ),
+    "kl_start": Metric("KL to the start model", "nats", "KL to the start model, where kl_coef is above 0"),
+    "logprob_gap": Metric(
+        "log-probability gap",
+        "nats",
+        "mean absolute log-probability difference on tokens of the learner's version",
+        chart="gap",
+        series="trained tokens",
+    ),
+    "logprob_gap_ratio": Metric("ratio at equal versions", "", "mean ratio on tokens of the learner's version"),
+    "logprob_gap_tokens": Metric("tokens of the gap", "tokens", "how many tokens the two above were taken from"),
+    "trained_tokens": _count("trained tokens", "tokens", "tokens in the loss"),
+    "computed_tokens": _count("computed tokens", "tokens", "tokens that went through the model"),
+    "padding_efficiency": Metric("padding efficiency", "share", "useful tokens of computed tokens"),
+    "num_micro_batches": Metric("micro-batches per rank", "", "micro-batches per rank"),
+    "update_applied": Metric("update applied", "", "0 where a non-finite gradient skipped the update"),
     # where the time went
-    "time_wait_s": _spread("s", "the learner waited for rollouts", buckets=LONG_SECONDS),
-    "time_learn_s": _spread("s", "updates", buckets=LONG_SECONDS),
-    "time_sync_s": _spread("s", "publishing weights", buckets=LONG_SECONDS),
-    "time_eval_s": _spread("s", "validation", buckets=LONG_SECONDS),
-    "time_checkpoint_s": _spread("s", "writing the checkpoint", buckets=LONG_SECONDS),
-    "checkpoint_bytes": _spread("bytes", "of the checkpoint", buckets=BYTES),
-    "time_step_s": _spread("s", "the whole step, validation and checkpoint included", buckets=LONG_SECONDS),
+    "time_wait_s": _spread(
+        "waiting for rollouts",
+        "s",
+        "the learner waited for rollouts",
+        buckets=LONG_SECONDS,
+        chart="step_time",
+        series="waiting",
+    ),
+    "time_learn_s": _spread("learning", "s", "updates", buckets=LONG_SECONDS, chart="step_time", series="learning"),
+    "time_sync_s": _spread(
+        "weight sync", "s", "publishing weights", buckets=LONG_SECONDS, chart="step_time", series="weight sync"
+    ),
+    "time_eval_s": _spread(
+        "validation", "s", "validation", buckets=LONG_SECONDS, chart="step_time", series="validation"
+    ),
+    "time_checkpoint_s": _spread("checkpoint", "s", "writing the checkpoint", buckets=LONG_SECONDS),
+    "checkpoint_bytes": _spread("checkpoint size", "bytes", "of the checkpoint", buckets=BYTES),
+    "time_step_s": _spread(
+        "whole step", "s", "the whole step, validation and checkpoint included", buckets=LONG_SECONDS
+    ),
     # at each tool, grader, judge or session server, since the start; a line of the file has the sums of all processes
-    "endpoint/<endpoint>/calls": _live("calls", "asked for: answered, failed, cancelled or under way", "counter"),
-    "endpoint/<endpoint>/answered": _live("calls", "got an answer", "counter"),
-    "endpoint/<endpoint>/failed": _live("calls", "ended without one", "counter"),
-    "endpoint/<endpoint>/cancelled": _live("calls", "were given up by us", "counter"),
-    "endpoint/<endpoint>/errors/<kind>": _live("calls", "by what went wrong: server_error, deadline, ...", "counter"),
-    "endpoint/<endpoint>/retries": _live("requests", "sent again after a failure", "counter"),
-    "endpoint/<endpoint>/waits": _live("requests", "sent again after 408, 425, 429 or 503", "counter"),
-    "endpoint/<endpoint>/hedges": _live("requests", "sent a second time because the first took long", "counter"),
-    "endpoint/<endpoint>/bytes_out": _live("bytes", "sent", "counter"),
-    "endpoint/<endpoint>/bytes_in": _live("bytes", "received", "counter"),
-    "endpoint/<endpoint>/latency_s": _live("s", "of requests that were answered", "histogram", SECONDS),
-    "endpoint/<endpoint>/queue_s": _live("s", "requests waited for their turn", "histogram", SECONDS),
-    "endpoint/<endpoint>/latency_sum_s": _file("s", "of requests that were answered"),
-    "endpoint/<endpoint>/queue_sum_s": _file("s", "requests waited for their turn"),
-    "endpoint/<endpoint>/limit": _live("requests", "allowed at a time just now"),
-    "endpoint/<endpoint>/in_flight": _live("requests", "on the wire"),
-    "endpoint/<endpoint>/queued": _live("requests", "wait for their turn"),
-    "endpoint/<endpoint>/breaker": _live("", "0 closed, 1 half open, 2 open: only probes are sent"),
+    "endpoint/<endpoint>/calls": _live(
+        "calls", "calls", "asked for: answered, failed, cancelled or under way", "counter"
+    ),
+    "endpoint/<endpoint>/answered": _live("answered calls", "calls", "got an answer", "counter"),
+    "endpoint/<endpoint>/failed": _live("failed calls", "calls", "ended without one", "counter"),
+    "endpoint/<endpoint>/cancelled": _live("cancelled calls", "calls", "were given up by us", "counter"),
+    "endpoint/<endpoint>/errors/<kind>": _live(
+        "errors", "calls", "by what went wrong: server_error, deadline, ...", "counter"
+    ),
+    "endpoint/<endpoint>/retries": _live("retries after failures", "requests", "sent again after a failure", "counter"),
+    "endpoint/<endpoint>/waits": _live(
+        "waits after 408, 425, 429 or 503", "requests", "sent again after 408, 425, 429 or 503", "counter"
+    ),
+    "endpoint/<endpoint>/hedges": _live(
+        "hedges of slow requests", "requests", "sent a second time because the first took long", "counter"
+    ),
+    "endpoint/<endpoint>/bytes_out": _live("bytes sent", "bytes", "sent", "counter"),
+    "endpoint/<endpoint>/bytes_in": _live("bytes received", "bytes", "received", "counter"),
+    "endpoint/<endpoint>/latency_s": _live(
+        "response latency", "s", "of requests that were answered", "histogram", SECONDS
+    ),
+    "endpoint/<endpoint>/queue_s": _live("time in queue", "s", "requests waited for their turn", "histogram", SECONDS),
+    "endpoint/<endpoint>/latency_sum_s": _file("sum of response latencies", "s", "of requests that were answered"),
+    "endpoint/<endpoint>/queue_sum_s": _file("sum of times in queue", "s", "requests waited for their turn"),
+    "endpoint/<endpoint>/limit": _live("limit", "requests", "allowed at a time just now"),
+    "endpoint/<endpoint>/in_flight": _live("requests in flight", "requests", "on the wire"),
+    "endpoint/<endpoint>/queued": _live("requests queued", "requests", "wait for their turn"),
+    "endpoint/<endpoint>/breaker": _live("circuit breaker", "", "0 closed, 1 half open, 2 open: only probes are sent"),
     # rollouts, as they end or, where they are told apart by split (train, validation, test), when their step is taken
-    "rollouts_started": _live("rollouts", "attempts", "counter"),
+    "rollouts_started": _live("rollouts started", "rollouts", "attempts", "counter"),
     "rollouts/<outcome>": _live(
-        "rollouts", "attempts that ended: graded, cancelled, why they were discarded", "counter"
+        "rollouts by outcome", "rollouts", "attempts that ended: graded, cancelled, why they were discarded", "counter"
     ),
-    "rollouts_in_flight": _live("rollouts", "attempts under way"),
-    "reward/<split>": _live("", "of graded rollouts", "histogram", GRADES),
-    "grade/<split>": _live("", "of graded rollouts, without penalties", "histogram", GRADES),
-    "rollout_calls/<split>": _live("calls", "tool calls of a rollout", "histogram", CALLS),
-    "turn_calls/<split>": _live("calls", "tool calls of a turn", "histogram", CALLS),
+    "rollouts_in_flight": _live("rollouts in flight", "rollouts", "attempts under way"),
+    "reward/<split>": _live("reward", "", "of graded rollouts", "histogram", GRADES),
+    "grade/<split>": _live("grade", "", "of graded rollouts, without penalties", "histogram", GRADES),
+    "rollout_calls/<split>": _live("tool calls per rollout", "calls", "tool calls of a rollout", "histogram", CALLS),
+    "turn_calls/<split>": _live("tool calls per turn", "calls", "tool calls of a turn", "histogram", CALLS),
     "rollout_tokens/<split>/<kind>": _live(
-        "tokens", "of a rollout: prompt, completion (reasoning included), reasoning, tool", "histogram", TOKENS
+        "tokens per rollout",
+        "tokens",
+        "of a rollout: prompt, completion (reasoning included), reasoning, tool",
+        "histogram",
+        TOKENS,
     ),
-    "rollout_wall_s/<split>": _live("s", "wall-clock of a rollout", "histogram", LONG_SECONDS),
-    "rollout_busy_s/<split>": _live("s", "model and tool time of a rollout", "histogram", LONG_SECONDS),
-    "grade_s": _live("s", "from a finished rollout to its grade", "histogram", SECONDS),
-    "grade_errors/<kind>": _live("grades", "that were not given", "counter"),
+    "rollout_wall_s/<split>": _live("rollout latency", "s", "wall-clock of a rollout", "histogram", LONG_SECONDS),
+    "rollout_busy_s/<split>": _live(
+        "busy time per rollout", "s", "model and tool time of a rollout", "histogram", LONG_SECONDS
+    ),
+    "grade_s": _live("grading time", "s", "from a finished rollout to its grade", "histogram", SECONDS),
+    "grade_errors/<kind>": _live("failed gradings", "grades", "that were not given", "counter"),
     # the fleet and the ranks
-    "engine/<engine>/ready": _live("", "1: takes rollouts; 0: starts, or is replaced"),
-    "engine/<engine>/rollouts": _live("rollouts", "under way on it"),
-    "engine_replacements": _live("engines", "that died or differed from the learner", "counter"),
-    "engine_slots": _live("requests", "that an engine runs at once"),
-    "engine_slots_used": _live("requests", "that run"),
-    "engine_waiting": _live("requests", "that wait for a slot"),
-    "engine_sampled_tokens": _live("tokens", "sampled", "counter"),
-    "engine_version": _live("", "policy version of the engine's weights"),
-    "engine_pause_s": _live("s", "generation stood still for an update", "histogram", SECONDS),
-    "rank_s/<call>": _live("s", "a learner rank was at work: step, save, logprobs, ...", "histogram", LONG_SECONDS),
+    "engine/<engine>/ready": _live("engine ready", "", "1: takes rollouts; 0: starts, or is replaced"),
+    "engine/<engine>/rollouts": _live("rollouts on an engine", "rollouts", "under way on it"),
+    "engine_replacements": _live("engines replaced", "engines", "that died or differed from the learner", "counter"),
+    "engine_slots": _live("engine slots", "requests", "that an engine runs at once"),
+    "engine_slots_used": _live("engine slots in use", "requests", "that run"),
+    "engine_waiting": _live("requests waiting for a slot", "requests", "that wait for a slot"),
+    "engine_sampled_tokens": _live("sampled tokens", "tokens", "sampled", "counter"),
+    "engine_version": _live("policy version of an engine", "", "policy version of the engine's weights"),
+    "engine_pause_s": _live("pause of an engine", "s", "generation stood still for an update", "histogram", SECONDS),
+    "rank_s/<call>": _live(
+        "time of a learner rank",
+        "s",
+        "a learner rank was at work: step, save, logprobs, ...",
+        "histogram",
+        LONG_SECONDS,
+    ),
     # the job and the server
-    "events/<level>": _live("events", "told to the user: info, warn, error", "counter"),
-    "disk_free_bytes": _live("bytes", "free where the run's folder lies"),
-    "disk_total_bytes": _live("bytes", "there, used or free"),
-    "api_request_s/<status>/<method>/<route>": _live("s", "until an API answer ended", "histogram", SECONDS),
-    "api_jobs/<state>": _live("jobs", "of the server, by state"),
+    "events/<level>": _live("events", "events", "told to the user: info, warn, error", "counter"),
+    "disk_free_bytes": _live("free disk space", "bytes", "free where the run's folder lies"),
+    "disk_total_bytes": _live("disk size", "bytes", "there, used or free"),
+    "api_request_s/<status>/<method>/<route>": _live(
+        "API latency", "s", "until an API answer ended", "histogram", SECONDS
+    ),
+    "api_jobs/<state>": _live("API jobs", "jobs", "of the server, by state"),
 }
+
+EVALUATION: dict[str, Metric] = {
+    "grade": Metric("grade", "", "mean grade", better=1),
+    "reward": Metric("reward", "", "mean reward", better=1),
+    "pass_rate": Metric("pass rate", "share", "rollouts that pass", form="{:.1%}", better=1),
+    "pass_at_k": Metric("pass@k", "share", "rows of which one of k rollouts passes", form="{:.1%}", better=1),
+    "tool_calls": Metric("tool calls per rollout", "calls", "mean number", better=-1),
+    "turns": Metric("turns per rollout", "turns", "mean number", better=-1),
+    "parallel_turn_share": Metric("turns with parallel calls", "share", "of turns with calls", form="{:.1%}"),
+    "completion_tokens": Metric("sampled tokens per rollout", "tokens", "mean number", better=-1),
+    "rollout_tokens": Metric("all tokens per rollout", "tokens", "mean number", better=-1),
+    "busy_s": Metric("model and tool time per rollout", "s", "mean, without queues and retries", better=-1),
+    "num_rollouts": Metric("graded rollouts", "rollouts", "number"),
+    "discarded": Metric("discarded rollouts", "rollouts", "number", better=-1),
+}
+"""The fields of an Evaluation that before and after are compared by, in order."""
 
 _PLACEHOLDER = re.compile(r"<(\w+)>")
 _FAMILIES = {
@@ -210,100 +537,3 @@ def prometheus_name(entry: str) -> str:
     """`tool/<tool>/latency_s_mean` -> `agent_rft_tool_latency_seconds_mean`; a counter's samples end in `_total`."""
     plain = "_".join(part for part in entry.split("/") if not part.startswith("<"))
     return "agent_rft_" + re.sub(r"_s(?=_|$)", "_seconds", plain)
-
-
-def step_times(begun: float, run_begun: float) -> dict[str, float]:
-    """Of a step and a run that began then (`time.monotonic`), up to now."""
-    now = time.monotonic()
-    return {"time_step_s": now - begun, "elapsed_s": now - run_begun}
-
-
-def rollout_metrics(rollouts: Sequence[Rollout], discarded: Sequence[Discarded] = ()) -> dict[str, float]:
-    """Means and counts over graded rollouts; nothing where there is none."""
-    metrics: dict[str, float] = {f"discarded/{k}": float(n) for k, n in Counter(d.reason for d in discarded).items()}
-    total = len(rollouts) + len(discarded)
-    if total:
-        metrics["mean_unresponsive_rewards"] = len(discarded) / total
-    metrics["rollouts_graded"] = float(len(rollouts))
-    if not rollouts:
-        return metrics
-    calling = [turn for r in rollouts for turn in r.turns if turn.calls]
-    metrics |= {
-        "train_mean_reward": fmean(r.reward for r in rollouts),
-        "train_mean_grade": fmean(r.grade.value for r in rollouts),
-        "tool_calls_mean": fmean(len(r.calls) for r in rollouts),
-        "turns_mean": fmean(len(r.turns) for r in rollouts),
-        "parallel_turn_share": sum(len(t.calls) > 1 for t in calling) / len(calling) if calling else 0.0,
-        "completion_tokens_mean": fmean(r.num_sampled for r in rollouts),
-        "reasoning_tokens_mean": fmean(r.reasoning_tokens for r in rollouts),
-        "rollout_tokens_mean": fmean(len(r.token_ids) for r in rollouts),
-        "rollout_busy_s_mean": fmean(r.busy_s for r in rollouts),
-        "rollout_wall_s_mean": fmean(r.wall_s for r in rollouts),
-        "grade_latency_s_mean": fmean(r.grade.latency_s for r in rollouts),
-    }
-    for finish, count in Counter(r.finish for r in rollouts).items():
-        metrics[f"finish/{finish}"] = float(count)
-    return metrics | _grade_metrics([r.grade for r in rollouts]) | _tool_metrics(rollouts)
-
-
-def _grade_metrics(grades: Sequence[Grade]) -> dict[str, float]:
-    """What graders, guards and judges said. A sample that a grader could not read has no scores of its parts."""
-    metrics: dict[str, float] = {}
-    for part in dict.fromkeys(part for grade in grades for part in grade.scores):
-        metrics[f"grader/{part}/score_mean"] = fmean(g.scores[part] for g in grades if part in g.scores)
-    for guard, count in Counter(grade.guard for grade in grades if grade.guard is not None).items():
-        metrics[f"guard/{guard}"] = float(count)
-    held_out = [grade.held_out for grade in grades if grade.held_out is not None]
-    if held_out:
-        metrics["held_out_grade_mean"] = fmean(held_out)
-    if failures := sum(bool(grade.held_out_error) for grade in grades):
-        metrics["held_out_failures"] = float(failures)
-    for grade in grades:
-        for model, num_tokens in grade.judge_tokens.items():
-            metrics[f"judge_tokens/{model}"] = metrics.get(f"judge_tokens/{model}", 0.0) + num_tokens
-    return metrics
-
-
-def slow_rows_ratio(groups: Sequence[Group]) -> float:
-    """Whether slow rows are trained as often as the data set holds them: the share of the slowest quarter's rollouts
-    that was graded, divided by that share of all groups. NaN with fewer than four groups.
-    """
-    slow = sorted(groups, key=lambda group: group.wall_s)[-(len(groups) // 4) :] if len(groups) >= 4 else []
-
-    def share(some: Sequence[Group]) -> float:
-        return sum(len(group.rollouts) for group in some) / max(1, sum(group.request.size for group in some))
-
-    return share(slow) / share(groups) if slow and share(groups) else math.nan
-
-
-def _tool_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    metrics: dict[str, float] = {}
-    pairs = [pair for r in rollouts for pair in zip(r.calls, r.results, strict=True)]
-    for kind, count in Counter(result.error for _, result in pairs if result.error).items():
-        metrics[f"call_errors/{kind}"] = float(count)
-    answered: dict[str, list[tuple[float, int, bool]]] = {}
-    for call, result in pairs:
-        if result.error in (None, "tool_error"):
-            row = (result.latency_s, len(result.output), result.error is not None)
-            answered.setdefault(call.name, []).append(row)
-    for name, rows in answered.items():
-        metrics[f"tool/{name}/calls_mean"] = len(rows) / len(rollouts)
-        metrics[f"tool/{name}/latency_s_mean"] = fmean(row[0] for row in rows)
-        metrics[f"tool/{name}/output_chars_mean"] = fmean(row[1] for row in rows)
-        metrics[f"tool/{name}/errors"] = float(sum(row[2] for row in rows))
-    tokens: dict[str, list[float]] = {}
-    for name, num_tokens in (pair for r in rollouts for pair in _tool_tokens(r)):
-        tokens.setdefault(name, []).append(num_tokens)
-    return metrics | {f"tool/{name}/output_tokens_mean": fmean(counts) for name, counts in tokens.items()}
-
-
-def _tool_tokens(rollout: Rollout) -> list[tuple[str, float]]:
-    """(tool, tokens of its output): what stands between two turns, shared out among the calls by length."""
-    found = []
-    for turn, after in zip(rollout.turns, rollout.turns[1:], strict=False):
-        lengths = [len(result.output) for result in turn.results]
-        total = sum(lengths)
-        for call, length in zip(turn.calls, lengths, strict=True):
-            share = length / total if total else 1 / len(lengths)
-            found.append((call.name, share * max(0, after.start - turn.stop)))
-    return found

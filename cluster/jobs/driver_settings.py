@@ -1,7 +1,7 @@
-"""What a driver, which is a process of its own and maybe on another node, must know of the server that started it.
+"""The settings that a server passes to its drivers, which are separate processes, possibly on other nodes.
 
-It is written to a file that only the server's user may read: a command line is shown to everybody, and the database's
-URL may hold a password. The folder must be reachable under the same path on every node that runs drivers.
+They are written to a file that only the server's user can read, because command lines are visible to everyone and the
+database URL may contain a password. The folder must have the same path on every node that runs drivers.
 """
 
 from __future__ import annotations
@@ -31,8 +31,15 @@ RESULT_PURPOSE = "fine-tune-results"
 
 @dataclass(frozen=True, slots=True)
 class DriverSettings:
-    """`folder` is the server's. `files`: an fsspec URL, None: the folder's `files`. `config`: the operator's file.
-    `address`: of the Ray cluster, where the driver is not told it by Ray; None: a local one of its own.
+    """What a driver needs to open the server's state and connect to its cluster.
+
+    Attributes:
+        folder: The server's folder.
+        database: URL of the database.
+        files: An fsspec URL; None means the subfolder `files`.
+        config: Path of the operator's configuration file.
+        organization: Part of the ids of tuned models.
+        address: The Ray cluster, used if Ray does not set RAY_ADDRESS; None starts a local one.
     """
 
     folder: str
@@ -47,20 +54,21 @@ class DriverSettings:
         return Path(self.folder) / "runs"
 
     def ray_address(self) -> str | None:
-        """Ray tells its jobs by an environment variable."""
+        """The cluster's address; Ray passes it to its jobs as an environment variable."""
         return os.environ.get("RAY_ADDRESS") or self.address
 
     def blobs(self) -> Blobs:
+        """Where the bytes of files are stored."""
         folder = Path(self.folder) / "files"
         return FolderBlobs(folder) if self.files is None else RemoteBlobs(self.files, folder)
 
     def write(self) -> Path:
-        """The path of the file, in the server's folder."""
+        """Write the settings to a file in the server's folder, replacing it atomically; returns its path."""
         path = Path(self.folder) / SETTINGS_FILE
-        beside = path.with_suffix(f".{secrets.token_hex(8)}")
-        with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        temporary = path.with_suffix(f".{secrets.token_hex(8)}")
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             json.dump(asdict(self), file)
-        os.replace(beside, path)
+        os.replace(temporary, path)
         return path
 
     @classmethod
@@ -83,17 +91,17 @@ class Server:
         self._box = SecretBox.of_folder(folder)
 
     def spec(self, record: JobRecord) -> JobSpec:
-        """A job with its secrets and with paths for its files' ids.
+        """The job's decrypted specification, with the ids of its files replaced by paths.
 
         Raises:
-            UserError: a file is gone, or the secrets were sealed with another key.
+            UserError: A file no longer exists, or the secrets were encrypted with another key.
         """
         spec = JobSpec.model_validate_json(self._box.open(record.sealed_spec))
         ids = {name: getattr(spec, name) for name in ("training_file", "validation_file", "test_file")}
         return spec.model_copy(update={name: str(self.files.path(id)) for name, id in ids.items() if id is not None})
 
     def keep_result(self, filename: str, content: bytes) -> str:
-        """The id of a new file."""
+        """Store a result file; returns its id."""
 
         async def stream() -> AsyncIterator[bytes]:
             yield content

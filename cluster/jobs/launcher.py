@@ -1,4 +1,4 @@
-"""Drivers as jobs of Ray, and preflights as processes of this machine."""
+"""Runs drivers as Ray jobs, and validations as processes on this machine."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from trainer.errors import Problem, RftError
 
 T = TypeVar("T")
 
-LAST_WORDS_BYTES = 2_000
+MAX_OUTPUT_BYTES = 2_000
 ALIVE = (JobStatus.PENDING, JobStatus.RUNNING)
 
 
 class RayLauncher:
-    """A Launcher (cluster/jobs/manager.py). `dashboard` is the URL of the cluster's job server."""
+    """A Launcher (cluster/jobs/manager.py) on Ray. `dashboard` is the URL of the cluster's job server."""
 
     def __init__(self, settings: DriverSettings, dashboard: str) -> None:
         self._settings_file = settings.write()
@@ -49,8 +49,8 @@ class RayLauncher:
                 with suppress(ProcessLookupError):
                     process.kill()
             if code != 0 or not out.exists():
-                words = log.read_bytes()[-LAST_WORDS_BYTES:].decode(errors="replace").strip()
-                raise RftError(f"the check of the job ended with code {code}: {words}")
+                output = log.read_bytes()[-MAX_OUTPUT_BYTES:].decode(errors="replace").strip()
+                raise RftError(f"the validation process exited with code {code}: {output}")
             return [Problem(**problem) for problem in json.loads(out.read_text())]
 
     async def launch(self, job: JobRecord, handle: str) -> None:
@@ -59,7 +59,7 @@ class RayLauncher:
             await self._call(lambda client: client.submit_job(entrypoint=command, submission_id=handle))
         except RftError:
             if (await self.state(handle)).state == "unknown":
-                raise  # else it was submitted before
+                raise  # otherwise it was submitted by an earlier call
 
     async def state(self, handle: str) -> DriverState:
         try:
@@ -68,7 +68,7 @@ class RayLauncher:
             if "does not exist" not in str(error):
                 raise
             return DriverState("unknown")
-        return DriverState("alive") if info.status in ALIVE else DriverState("ended", _words(info.message))
+        return DriverState("alive") if info.status in ALIVE else DriverState("ended", _driver_output(info.message))
 
     async def stop(self, handle: str) -> None:
         await self._call(lambda client: client.stop_job(handle))
@@ -84,11 +84,11 @@ class RayLauncher:
             if self._client is None:
                 self._client = JobSubmissionClient(self._dashboard)
             return ask(self._client)
-        except Exception as error:  # Ray raises bare ones
-            raise RftError(f"the cluster's job server does not do it: {' '.join(str(error).split())}") from error
+        except Exception as error:  # Ray raises plain RuntimeErrors and more
+            raise RftError(f"a request to the cluster's job server failed: {' '.join(str(error).split())}") from error
 
 
-def _words(message: str | None) -> str:
-    """Without Ray's own preface to the end of a driver's output."""
+def _driver_output(message: str | None) -> str:
+    """The driver's last output, without the preface that Ray puts before it."""
     text = message or ""
     return text.partition("chars):")[2].strip() or text

@@ -1,9 +1,8 @@
-"""Brings every job to its end: validates it, starts its driver when its turn comes, and starts another one where a
-driver is lost.
+"""Runs every job to its end: validates it, starts its driver when it is next in the queue, and replaces lost drivers.
 
-Nothing is kept here that the store does not hold, so a manager may be killed at any moment: the next one, in this
-server or another, takes its jobs when their leases have run out. What a client asks for is the job's state: a driver
-whose job is no longer `running` ends by itself, and is ended where it does not.
+All state is in the store, so a manager may be killed at any moment: another one, in this server or a different one,
+takes over its jobs when their leases expire. Clients control a job through its state alone: the driver of a job that is
+no longer `running` exits by itself, and is stopped if it does not.
 """
 
 from __future__ import annotations
@@ -27,40 +26,54 @@ from trainer.errors import Problem, RftError
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
-MAX_WORDS_CHARS = 2_000
+MAX_OUTPUT_CHARS = 2_000
 PAUSING: tuple[JobStatus, ...] = ("paused", "queued")
-"""What a job with a driver is while that takes its checkpoint: a client may have resumed it meanwhile."""
+"""The states in which a driver may still be writing its checkpoint; queued if a client has resumed the job already."""
 
 
 @dataclass(frozen=True, slots=True)
 class DriverState:
-    """`unknown`: nobody can say, or nobody knows it. `words` are what a driver that ended said last."""
+    """The state of a driver and, if it ended, its last output.
+
+    `unknown` if the cluster does not answer or has no record of the driver.
+    """
 
     state: Literal["alive", "ended", "unknown"]
-    words: str = ""
+    output: str = ""
 
 
 class Launcher(Protocol):
-    """Runs drivers. Each call may raise RftError where what runs them does not answer."""
+    """Validates jobs and runs their drivers. Every call may raise RftError if the cluster does not answer."""
 
     async def validate(self, job: JobRecord) -> list[Problem]:
-        """What is wrong with a job's files, model and endpoints."""
+        """The problems of a job's files, model and endpoints."""
 
     async def launch(self, job: JobRecord, handle: str) -> None:
-        """Start the job's driver `job.attempt`. A second call with the same handle starts nothing."""
+        """Start the job's driver `job.attempt`. Idempotent for the same handle."""
 
     async def state(self, handle: str) -> DriverState: ...
 
     async def stop(self, handle: str) -> None:
-        """End a driver, whatever it does. Done twice, it is the same."""
+        """End a driver, whatever it is doing. Idempotent."""
 
 
 @dataclass(frozen=True, slots=True)
 class ManagerConfig:
-    """`max_relaunches` counts drivers lost since the last checkpoint. `lease_s`: how long the jobs of a server that
-    died wait for another one. `launch_s`: how long a cluster is asked to start a driver. Without a heartbeat for so
-    long a driver is lost: `silent_s`, where nobody knows it; `hung_s`, where it is alive. It has `stop_grace_s` to end
-    by itself, `pause_grace_s` to take its checkpoint.
+    """Limits and timeouts of a manager.
+
+    Attributes:
+        max_running: Jobs that run at the same time.
+        max_relaunches: Drivers that may be lost since the last checkpoint before the job fails.
+        poll_s: Time between two looks at the store.
+        lease_s: How long the jobs of a server that died wait until another one takes them over.
+        launch_s: How long starting a driver is retried before it counts as lost.
+        silent_s: Time without a heartbeat after which a driver is lost that the cluster has no record of.
+        hung_s: Time without a heartbeat after which a driver is lost that the cluster reports alive.
+        stop_grace_s: Time that a driver has to exit by itself when its job has ended.
+        pause_grace_s: Time that a driver has to write its checkpoint when its job is paused.
+        validation_s: Timeout of a validation.
+        call_s: Timeout of a call to the cluster.
+        max_validations: Validations that run at the same time.
     """
 
     max_running: int = 1
@@ -78,7 +91,7 @@ class ManagerConfig:
 
 
 class JobManager:
-    """One per server."""
+    """Manages the jobs of one server. `clock` returns Unix seconds; `name` identifies the manager in leases."""
 
     def __init__(
         self,
@@ -94,19 +107,21 @@ class JobManager:
         self._clock = clock
         self._name = name or f"manager-{secrets.token_hex(6)}"
         self._validating: dict[str, asyncio.Task[None]] = {}
-        self._told: set[str] = set()
-        self._unsent: dict[str, str] = {}
+        self._announced: set[str] = set()
+        """Queued jobs that have an event which says so."""
+        self._not_started: dict[str, str] = {}
+        """Driver handle -> why the cluster has not started it yet."""
         self._woken = asyncio.Event()
 
     async def run(self) -> None:
-        """Until cancelled. What goes wrong with the store or the cluster is tried again."""
+        """Run until cancelled. Failures of the store or the cluster are retried at the next tick."""
         try:
             while True:
                 self._woken.clear()
                 try:
                     await self.tick()
-                except Exception:  # the loop of a server outlives what a database or a cluster raises
-                    log.exception("jobs are looked after again in %g s", self._config.poll_s)
+                except Exception:  # the loop must survive whatever a database or a cluster raises
+                    log.exception("managing the jobs failed; retrying in %g s", self._config.poll_s)
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._woken.wait(), self._config.poll_s)
         finally:
@@ -115,22 +130,22 @@ class JobManager:
             await asyncio.gather(*self._validating.values(), return_exceptions=True)
 
     def wake(self) -> None:
-        """Something was asked for: look at once. To be called in the event loop."""
+        """Tick now instead of at the next poll. Must be called in the event loop."""
         self._woken.set()
 
     async def tick(self) -> None:
-        """Bring each job one step on."""
+        """Advance every job by one step."""
         await self._validate()
         await self._start()
         for job in await self._call(self._store.with_status, "running"):
-            if await self._mine(job):
+            if await self._lease(job):
                 await self._watch(job)
         for job in await self._call(self._store.with_driver):
-            if await self._mine(job):
+            if await self._lease(job):
                 await self._release(job)
 
     async def validated(self) -> None:
-        """When all validations that are under way have ended."""
+        """Wait until all validations in progress have ended."""
         await asyncio.gather(*self._validating.values())
 
     # -- before it runs ------------------------------------------------------------------------------------------------
@@ -139,29 +154,30 @@ class JobManager:
         for job_id, task in list(self._validating.items()):
             if task.done():
                 del self._validating[job_id]
-                task.result()  # what went wrong with the store; the job is validated again
+                task.result()  # raises if the store failed; the job is validated again
         for job in await self._call(self._store.with_status, "validating_files"):
             full = len(self._validating) >= self._config.max_validations
-            if (job.id in self._validating or not full) and await self._mine(job) and job.id not in self._validating:
+            if (job.id in self._validating or not full) and await self._lease(job) and job.id not in self._validating:
                 self._validating[job.id] = asyncio.create_task(self._validate_one(job))
 
     async def _validate_one(self, job: JobRecord) -> None:
-        await self._tell(job, "info", f"Validating training file: {job.training_file}")
+        await self._add_event(job, "info", f"Validating training file: {job.training_file}")
         try:
             async with asyncio.timeout(self._config.validation_s):
                 problems = await self._launcher.validate(job)
         except TimeoutError:
-            await self._fail(job, JobError("validation_failed", f"not validated after {self._config.validation_s:g} s"))
+            message = f"the validation did not finish within {self._config.validation_s:g} s"
+            await self._fail(job, JobError("validation_failed", message))
             return
         except RftError as error:
-            await self._fail(job, JobError("validation_failed", _last(str(error))))
+            await self._fail(job, JobError("validation_failed", _tail(str(error))))
             return
         for problem in problems:
-            await self._tell(job, "error", describe(problem))
+            await self._add_event(job, "error", describe(problem))
         if problems:
             await self._fail(job, wire_error(problems))
         elif await self._move(job, "queued"):
-            await self._tell(job, "info", "Files validated, moving job to queued state")
+            await self._add_event(job, "info", "Files validated, moving job to queued state")
         self.wake()
 
     async def _start(self) -> None:
@@ -170,14 +186,15 @@ class JobManager:
             job = await self._call(self._store.claim_next, self._name, config.max_running, config.lease_s)
             if job is None:
                 break
-            self._told.discard(job.id)
-            await self._tell(job, "info", "Fine-tuning job started" if job.attempt == 0 else "Fine-tuning job goes on")
+            self._announced.discard(job.id)
+            message = "Fine-tuning job started" if job.attempt == 0 else "Fine-tuning job continued"
+            await self._add_event(job, "info", message)
             await self._launch(job, failures=0)
         for job in await self._call(self._store.with_status, "queued"):
-            if job.id not in self._told:
-                self._told.add(job.id)
-                at_once = f"{config.max_running} job{'s' * (config.max_running > 1)} at a time"
-                await self._tell(job, "info", f"The job waits for its turn: this server runs {at_once}")
+            if job.id not in self._announced:
+                self._announced.add(job.id)
+                limit = f"{config.max_running} job{'s' * (config.max_running > 1)} at a time"
+                await self._add_event(job, "info", f"The job is waiting in the queue: this server runs {limit}")
 
     # -- while it runs -------------------------------------------------------------------------------------------------
 
@@ -188,54 +205,54 @@ class JobManager:
         await self._submit(await self._call(self._store.get, job.id), handle)
 
     async def _submit(self, job: JobRecord, handle: str) -> None:
-        """A cluster that is only starting, or that is away for a moment, is asked again at the next tick."""
+        """Submit a driver; retried at the next tick if the cluster is still starting or briefly unavailable."""
         try:
             async with asyncio.timeout(self._config.call_s):
                 await self._launcher.launch(job, handle)
-            self._unsent.pop(handle, None)
+            self._not_started.pop(handle, None)
         except (RftError, TimeoutError) as error:
-            why = _last(str(error)) or "it gives no answer"
-            if handle not in self._unsent:
-                await self._tell(job, "warn", f"the cluster does not start the driver yet: {why}")
-            self._unsent[handle] = why
+            why = _tail(str(error)) or "it does not answer"
+            if handle not in self._not_started:
+                await self._add_event(job, "warn", f"the cluster has not started the driver yet: {why}")
+            self._not_started[handle] = why
 
     async def _watch(self, job: JobRecord) -> None:
-        if job.handle is None or job.heartbeat_at is None:  # claimed by a manager that came no further
+        if job.handle is None or job.heartbeat_at is None:  # claimed by a manager that died before launching it
             await self._launch(job, job.failures)
             return
         silent_s = self._clock() - job.heartbeat_at
-        if (why := self._unsent.get(job.handle)) is not None:
+        if (why := self._not_started.get(job.handle)) is not None:
             if silent_s <= self._config.launch_s:
                 await self._submit(job, job.handle)
                 return
-            del self._unsent[job.handle]
+            del self._not_started[job.handle]
             await self._lost(job, why)
             return
         found = await self._state(job.handle)
         if found.state == "ended":
-            await self._lost(job, found.words)
+            await self._lost(job, found.output)
         elif found.state == "alive" and silent_s > self._config.hung_s:
             await self._stop(job.handle)
-            await self._lost(job, f"it gave no sign of life for {silent_s:.0f} s")
+            await self._lost(job, f"no heartbeat for {silent_s:.0f} s")
         elif found.state == "unknown" and silent_s > self._config.silent_s:
-            await self._lost(job, "it is gone, and with it the part of the cluster that it ran on")
+            await self._lost(job, f"no heartbeat for {silent_s:.0f} s, and the cluster has no record of it")
 
-    async def _lost(self, job: JobRecord, words: str) -> None:
-        """A driver has ended without saying what became of its job."""
+    async def _lost(self, job: JobRecord, reason: str) -> None:
+        """Replace a driver that ended without ending its job, or fail the job after too many of them."""
         job = await self._call(self._store.get, job.id)
         if job.status != "running":
             return
-        words = _last(job.last_words or words)
+        reason = _tail(job.last_words or reason)
         failures = job.failures + 1
         if failures > self._config.max_relaunches:
-            text = f"the job's driver was lost {failures} times; its last words: {words}"
+            text = f"the job's driver was lost {failures} times; last reason: {reason}"
             await self._fail(job, JobError("driver_lost", text))
             return
-        await self._tell(job, "warn", f"the job's driver was lost; another one goes on. Its last words: {words}")
+        await self._add_event(job, "warn", f"the job's driver was lost and is being replaced; reason: {reason}")
         await self._launch(job, failures)
 
     async def _release(self, job: JobRecord) -> None:
-        """A job that does not run shall have no driver."""
+        """Make sure that the driver of a job that is not running exits."""
         assert job.handle is not None
         found = await self._state(job.handle)
         since_s = self._clock() - job.moved_at
@@ -246,7 +263,7 @@ class JobManager:
         elif since_s > (self._config.pause_grace_s if job.status in PAUSING else self._config.stop_grace_s):
             await self._stop(job.handle)
 
-    # -- pieces --------------------------------------------------------------------------------------------------------
+    # -- helpers -------------------------------------------------------------------------------------------------------
 
     async def _state(self, handle: str) -> DriverState:
         try:
@@ -260,30 +277,30 @@ class JobManager:
             async with asyncio.timeout(self._config.call_s):
                 await self._launcher.stop(handle)
         except (RftError, TimeoutError) as error:
-            log.warning("the driver %s is not stopped: %s", handle, error)
+            log.warning("could not stop the driver %s: %s", handle, error)
 
     async def _fail(self, job: JobRecord, error: JobError) -> None:
         if await self._move(job, "failed", error=error):
-            await self._tell(job, "error", f"The job failed: {error.message}")
+            await self._add_event(job, "error", f"The job failed: {error.message}")
 
     async def _move(self, job: JobRecord, to: JobStatus, **changes: Any) -> bool:
-        """False where the job is elsewhere by now: somebody cancelled it, or its driver came to an end."""
+        """Change a job's state; False if it has changed already: it was cancelled, or its driver ended it."""
         try:
             await self._call(self._store.move, job.id, to, attempt=job.attempt, **changes)
         except IllegalMove:
             return False
         return True
 
-    async def _mine(self, job: JobRecord) -> bool:
+    async def _lease(self, job: JobRecord) -> bool:
         return await self._call(self._store.lease, job.id, self._name, self._config.lease_s)
 
-    async def _tell(self, job: JobRecord, level: Literal["info", "warn", "error"], message: str) -> None:
+    async def _add_event(self, job: JobRecord, level: Literal["info", "warn", "error"], message: str) -> None:
         await self._call(self._store.add_event, job.id, level, message)
 
     def _call(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> Awaitable[T]:
         return asyncio.to_thread(function, *args, **kwargs)
 
 
-def _last(words: str) -> str:
-    """The end of a text that came from a process, without what may be secret in its URLs."""
-    return str(plain(words.strip()))[-MAX_WORDS_CHARS:]
+def _tail(output: str) -> str:
+    """The end of a process's output, with secrets in URLs redacted."""
+    return str(plain(output.strip()))[-MAX_OUTPUT_CHARS:]

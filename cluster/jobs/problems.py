@@ -1,6 +1,4 @@
-"""What is wrong with a job -> the error of a failed job, in the wire contract's
-codes.
-"""
+"""Turns the problems of a job into the error of a failed job, with the codes of the API."""
 
 from __future__ import annotations
 
@@ -16,8 +14,9 @@ MAX_MESSAGE_CHARS = 2_000
 
 
 def wire_error(problems: Sequence[Problem]) -> JobError:
-    """The first problem names code and param; the message says how many more there are. A file's own problems go
-    before its number of rows, which may come of them.
+    """The error of a job that has these problems: code and param of the first, and how many more there are.
+
+    Other problems come before a wrong number of rows, which may be a consequence of them.
     """
     first = min(problems, key=lambda problem: problem.code == NUM_ROWS)
     code = first.code
@@ -30,13 +29,13 @@ def wire_error(problems: Sequence[Problem]) -> JobError:
 
 
 def describe(problem: Problem) -> str:
-    """`training_file, line 3: is no JSON: ...; write one JSON object a line`"""
+    """A problem as one line: `training_file, line 3: is not valid JSON: ...; write one JSON object per line`."""
     place = problem.field + ("" if problem.line is None else f", line {problem.line}")
     return str(plain(f"{place}: {problem.message}; {problem.remedy}"))
 
 
 def error_of(error: RftError) -> JobError:
-    """Why a job failed, once it ran."""
+    """The error of a job that failed while it ran."""
     if isinstance(error, InvalidJob) and error.problems:
         return wire_error(error.problems)
     code = "user_error" if isinstance(error, UserError) else "training_failed"

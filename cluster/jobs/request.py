@@ -1,7 +1,7 @@
-"""A request for a fine-tuning job, as the wire contract writes it -> JobSpec.
+"""Parses the body of POST /fine_tuning/jobs into a JobSpec.
 
-Every mistake of its form is a Problem whose field is the path in the request. Nothing is filled in from the server's
-environment, and a model is a name that the registry knows, never a path.
+Every mistake is reported as a Problem whose field is its path in the request. Nothing is filled in from the server's
+environment, and a model is an id in the registry, never a path.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FileId = Annotated[StrictStr, Field(min_length=1, max_length=128)]
 
 
 class Described:
-    """In an annotation: what is checked elsewhere is shown as `model` where the API is described."""
+    """Annotation of a dict that is validated elsewhere: the OpenAPI schema shows it as `model`."""
 
     def __init__(self, model: type[BaseModel]) -> None:
         self._model = model
@@ -44,7 +44,7 @@ class Described:
 
 
 class WireJob(Strict):
-    """The body of POST /fine_tuning/jobs. `test_file` and `cluster` are our own; `integrations` are ignored."""
+    """The body of POST /fine_tuning/jobs. `test_file` and `cluster` are extensions; `integrations` is ignored."""
 
     model: Annotated[StrictStr, Field(min_length=1, max_length=255)]
     training_file: FileId
@@ -62,7 +62,7 @@ class WireJob(Strict):
 
 
 class KnownModel(Protocol):
-    """What is needed of cluster.stores.model_registry.ModelRecord."""
+    """The part of cluster.stores.model_registry.ModelRecord that is needed here."""
 
     @property
     def folder(self) -> str: ...
@@ -71,28 +71,40 @@ class KnownModel(Protocol):
 
 
 class ModelCatalog(Protocol):
-    """What is needed of cluster.stores.model_registry.ModelRegistry. Raises UserError where there is no such model."""
+    """The part of cluster.stores.model_registry.ModelRegistry that is needed here."""
 
-    def resolve(self, model_id: str) -> KnownModel: ...
+    def resolve(self, model_id: str) -> KnownModel:
+        """The model of an id.
+
+        Raises:
+            UserError: There is no such model.
+        """
 
 
 class File(Protocol):
-    """What is needed of cluster.stores.file_store.FileRecord."""
+    """The part of cluster.stores.file_store.FileRecord that is needed here."""
 
     @property
     def purpose(self) -> str: ...
 
 
 class Files(Protocol):
-    """What is needed of cluster.stores.file_store.FileStore. Raises UserError where there is no such file."""
+    """The part of cluster.stores.file_store.FileStore that is needed here."""
 
-    def get(self, file_id: str) -> File: ...
+    def get(self, file_id: str) -> File:
+        """The record of a file.
+
+        Raises:
+            UserError: There is no such file.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class ApiJob:
-    """A request that passed. `spec` names files by their ids; `secret_spec` is its JSON with all secrets, `method` the
-    echo without any.
+    """A valid request.
+
+    `spec` refers to files by their ids. `secret_spec` is its JSON with all secrets; `method` is the part that responses
+    echo, without secrets.
     """
 
     request: WireJob
@@ -104,8 +116,10 @@ class ApiJob:
 
 
 def parse_api_job(body: Any, models: ModelCatalog, files: Files, operator: Operator) -> ApiJob:
-    """Raises:
-    InvalidJob: with what is wrong, as far as a request can be read without its files.
+    """Parse a request body and resolve its model; the contents of its files are not read.
+
+    Raises:
+        InvalidJob: The request is invalid, with all problems that were found.
     """
     request = _validated(WireJob, body)
     raw: dict[str, Any] = {
@@ -120,7 +134,7 @@ def parse_api_job(body: Any, models: ModelCatalog, files: Files, operator: Opera
     }
     raw = _without_nulls(raw)
     spec = _validated(JobSpec, raw)
-    found = [*_switches(raw["method"]), *_sizes(spec)]
+    found = [*_boolean_problems(raw["method"]), *_size_problems(spec)]
     if spec.method.type == "reinforcement":
         found += endpoint_problems(spec.reinforcement, operator)
     _refuse(found)
@@ -138,7 +152,7 @@ def parse_api_job(body: Any, models: ModelCatalog, files: Files, operator: Opera
 
 
 def echo_of(spec: JobSpec, method: Mapping[str, Any]) -> dict[str, Any]:
-    """`method` as the client gave it, with all hyperparameters and without secrets."""
+    """`method` as the client sent it, with defaults of all hyperparameters filled in and secrets redacted."""
     part = spec.method.type
     public: dict[str, Any] = plain(public_job(spec, exclude_unset=True))["method"]
     shown = public.setdefault(part, {})
@@ -151,22 +165,23 @@ def echo_of(spec: JobSpec, method: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def slug(text: str) -> str:
-    """`text` as a part of a model's name, in which `:` parts and `/` is no part of a path."""
+    """`text` as one part of a model id, without the separator `:` and without `/`."""
     return re.sub(r"[^\w.-]+", "-", text, flags=re.ASCII).strip("-.")
 
 
 def model_name(base: str, organization: str, suffix: str | None, job_id: str, step: int | None = None) -> str:
-    """`ft:{base}:{org}:{suffix}:{id}`, and a checkpoint's."""
+    """The id of a tuned model, `ft:{base}:{org}:{suffix}:{id}`, or of a checkpoint, `...:ckpt-step-{step}`."""
     name = f"ft:{base}:{slug(organization)}:{slug(suffix or '')}:{job_id.partition('-')[2]}"
     return name if step is None else f"{name}:ckpt-step-{step}"
 
 
-# -- its form ----------------------------------------------------------------------------------------------------------
+# -- the form of the request -------------------------------------------------------------------------------------------
 
 
 def _validated(model: Any, raw: Any) -> Any:
     if not isinstance(raw, dict):
-        raise InvalidJob("no job", [Problem("invalid_type", "body", "is no JSON object", "send an object")])
+        problem = Problem("invalid_type", "body", "must be a JSON object", "send an object")
+        raise InvalidJob("the request is invalid", [problem])
     value, problems = validate(model, raw, ParsedFile("body", raw, Lines(None)), Variables({}))
     _refuse([problem for _, problem in problems])
     return value
@@ -178,7 +193,7 @@ def _refuse(problems: list[Problem]) -> None:
 
 
 def _without_nulls(value: Any, key: str = "") -> Any:
-    """Without keys whose value is null, which clients write for what they leave out. A schema's nulls are values."""
+    """Without keys whose value is null, which clients send for omitted fields. Nulls in a JSON schema are kept."""
     if key == "response_format":
         return value
     if isinstance(value, dict):
@@ -189,60 +204,63 @@ def _without_nulls(value: Any, key: str = "") -> Any:
 
 
 def _method(request: WireJob) -> dict[str, Any]:
-    """The method; a request without one, or with hyperparameters of its own, is the older form of supervised jobs."""
+    """The method. A request without one, or with top-level hyperparameters, is the older form of a supervised job."""
     method = dict(request.method or {"type": "supervised"})
     if request.hyperparameters:
         supervised = method.get("supervised") or {}
         if method.get("type") != "supervised" or (isinstance(supervised, dict) and supervised.get("hyperparameters")):
-            remedy = "give them in method only"
-            raise InvalidJob("twice", [Problem("two_places", "hyperparameters", "stand beside method's", remedy)])
+            message = "is only for supervised jobs, and only if method has no hyperparameters"
+            problem = Problem("two_places", "hyperparameters", message, "give all hyperparameters in method")
+            raise InvalidJob("the request is invalid", [problem])
         for name in request.hyperparameters:
             if name not in LEGACY:
-                message = f"is none of {', '.join(LEGACY)}"
-                raise InvalidJob("unknown", [Problem("unknown_key", f"hyperparameters.{name}", message, "remove it")])
+                problem = Problem(
+                    "unknown_key", f"hyperparameters.{name}", f"must be one of {', '.join(LEGACY)}", "remove it"
+                )
+                raise InvalidJob("the request is invalid", [problem])
         if isinstance(supervised, dict):
             method["supervised"] = supervised | {"hyperparameters": request.hyperparameters}
     return method
 
 
-def _switches(method: Mapping[str, Any]) -> list[Problem]:
-    """True and false where a number belongs, which Python would take for 1 and 0."""
+def _boolean_problems(method: Mapping[str, Any]) -> list[Problem]:
+    """Booleans given as hyperparameters, which Python would accept as 1 and 0."""
     problems = []
     for part in ("reinforcement", "supervised"):
         values = (method.get(part) or {}).get("hyperparameters") or {}
         for name, value in values.items():
             if isinstance(value, bool):
                 field = f"method.{part}.hyperparameters.{name}"
-                problems.append(Problem("invalid_type", field, "is true or false", "give a number or auto"))
+                problems.append(Problem("invalid_type", field, "must not be a boolean", "give a number or auto"))
     return problems
 
 
-MOST = {"batch_size": 100_000, "n_epochs": 1_000, "eval_interval": 1_000_000, "eval_samples": 1_000}
-MOST_SCALE = 1_000.0
-"""Of a multiplier. Larger numbers are slips of the hand; some are too large for a plan to be computed."""
+MAX_VALUES = {"batch_size": 100_000, "n_epochs": 1_000, "eval_interval": 1_000_000, "eval_samples": 1_000}
+MAX_MULTIPLIER = 1_000.0
+"""For all other hyperparameters. Larger numbers are typing errors; some are too large for a plan to be computed."""
 
 
-def _sizes(spec: JobSpec) -> list[Problem]:
-    """Hyperparameters far beyond any use."""
+def _size_problems(spec: JobSpec) -> list[Problem]:
+    """Hyperparameters that are too large to be meant."""
     part = spec.method.type
     values = (spec.supervised if part == "supervised" else spec.reinforcement).hyperparameters.model_dump()
     problems = []
     for name, value in values.items():
-        most = MOST.get(name, MOST_SCALE)
+        most = MAX_VALUES.get(name, MAX_MULTIPLIER)
         if isinstance(value, int | float) and value > most:
             field = f"method.{part}.hyperparameters.{name}"
-            problems.append(Problem("too_large", field, f"is over {most:,}", "give a smaller number or auto"))
+            problems.append(Problem("too_large", field, f"must be at most {most:,}", "give a smaller number or auto"))
     return problems
 
 
-# -- what it names -----------------------------------------------------------------------------------------------------
+# -- the model and files it refers to ----------------------------------------------------------------------------------
 
 
 def _known_model(name: str, models: ModelCatalog) -> KnownModel:
     try:
         return models.resolve(name)
     except UserError as error:
-        message, remedy = str(plain(error.message)), "use a name of GET /v1/models"
+        message, remedy = str(plain(error.message)), "use an id from GET /v1/models"
         raise InvalidJob("unknown model", [Problem("model_not_found", "model", message, remedy)]) from error
 
 
@@ -255,6 +273,6 @@ def _file_problem(field: str, file_id: str | None, files: Files) -> Problem | No
         message = f"there is no file {file_id} on this server"
         return Problem("file_not_found", field, message, "upload it first: POST /v1/files with purpose fine-tune")
     if purpose not in TRAINING_PURPOSES:
-        message = f"the file {file_id} has the purpose {purpose}"
+        message = f"the file {file_id} has the purpose {purpose}, not fine-tune"
         return Problem("invalid_purpose", field, message, "upload it with purpose fine-tune")
     return None

@@ -1,4 +1,4 @@
-"""What clients ask of jobs: create, cancel, pause, resume. It only changes the store; the manager does the rest."""
+"""The operations of clients on jobs: create, cancel, pause, resume. They only change the store; the manager acts."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from cluster.stores.secrets import SecretBox
 from trainer.spec.operator import Operator
 
 RETRY_WINDOW_S = 600.0
-"""The official clients wait so long for an answer before they try again. They say which try a request is."""
+"""How long a marked retry matches the first request: OpenAI's clients time out after this time, and count retries."""
 UNMARKED_WINDOW_S = 10.0
-"""Of clients that do not: an equal request so soon after the first one is a retry, later it is another job."""
+"""For clients that do not count retries: an equal request within this time is a retry, later it is another job."""
 
 
 class JobService:
-    """`wake` tells the manager of this process, if there is one."""
+    """Jobs as clients see them. `wake` notifies the manager in this process, if there is one."""
 
     def __init__(
         self,
@@ -39,12 +39,13 @@ class JobService:
     def create(
         self, body: Any, owner: str, *, idempotency_key: str | None = None, retry: int | None = None
     ) -> JobRecord:
-        """A new job, or the one that this request made before. `retry` counts the client's tries of this request; None
-        where it does not say.
+        """Create a job, or return the one that this request created before.
+
+        `retry` is the client's number of this attempt, 0 for the first; None if the client does not send it.
 
         Raises:
-            InvalidJob: the request has mistakes.
-            KeyUsedTwice: its Idempotency-Key came with another request.
+            InvalidJob: The request has mistakes.
+            IdempotencyConflict: The Idempotency-Key was used with a different request.
         """
         found = parse_api_job(body, self._models, self._files, self._operator)
         request = found.request
@@ -70,33 +71,36 @@ class JobService:
         return job
 
     def cancel(self, job_id: str) -> JobRecord:
-        """The job ends, wherever it is; its driver ends at once.
+        """End a job in any state; its driver exits at once.
 
         Raises:
-            UnknownJob, IllegalMove
+            UnknownJob: The job does not exist.
+            IllegalMove: The job has ended.
         """
         job = self.store.move(job_id, "cancelled")
-        return self._told(job, "The job was cancelled")
+        return self._record(job, "The job was cancelled")
 
     def pause(self, job_id: str) -> JobRecord:
-        """The driver takes a checkpoint and gives its resources back.
+        """Make the driver write a checkpoint and release its resources.
 
         Raises:
-            UnknownJob, IllegalMove
+            UnknownJob: The job does not exist.
+            IllegalMove: The job is not running.
         """
         job = self.store.move(job_id, "paused", estimated_finish=None)
-        return self._told(job, "The job is being paused: it ends its step and takes a checkpoint")
+        return self._record(job, "The job is being paused: it finishes its step and writes a checkpoint")
 
     def resume(self, job_id: str) -> JobRecord:
-        """The job waits for its turn again, and then goes on from its last checkpoint.
+        """Queue a paused job again; it continues from its last checkpoint.
 
         Raises:
-            UnknownJob, IllegalMove
+            UnknownJob: The job does not exist.
+            IllegalMove: The job is not paused.
         """
         job = self.store.move(job_id, "queued")
-        return self._told(job, "The job was resumed and waits for its turn")
+        return self._record(job, "The job was resumed and is queued again")
 
-    def _told(self, job: JobRecord, message: str) -> JobRecord:
+    def _record(self, job: JobRecord, message: str) -> JobRecord:
         self.store.add_event(job.id, "info", message)
         self._wake()
         return job

@@ -12,25 +12,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-SHOWN = (
-    ("train_mean_reward", "train mean reward"),
-    ("full_valid_mean_reward", "full validation mean reward"),
-    ("train_mean_grade", "train mean grade"),
-    ("loss", "training loss"),
-    ("full_valid_loss", "full validation loss"),
-    ("tool_calls_mean", "mean tool calls"),
-    ("completion_tokens_mean", "mean completion tokens"),
-    ("mean_unresponsive_rewards", "unresponsive rewards"),
-)
-"""In a metrics event's message."""
-FIRST_COLUMNS = (
-    "step",
-    "train_mean_reward",
-    "full_valid_mean_reward",
-    "completion_tokens_mean",
-    "reasoning_tokens_mean",
-    "mean_unresponsive_rewards",
-)
+from trainer.metrics import METRICS
+
+SHOWN = {name: metric.message for name, metric in METRICS.items() if metric.message}
+"""In a metrics event's message, under these names."""
+FIRST_COLUMNS = ("step", *(name for name, metric in METRICS.items() if metric.csv))
 CHECKPOINT_KEYS = ("step", "train_mean_reward", "full_valid_mean_reward", "train_loss", "full_valid_loss")
 TIMES = (
     ("sampling", "time_wait_s"),
@@ -43,7 +29,7 @@ TIMES = (
 def message_of(metrics: Mapping[str, float]) -> str:
     """`Step 10/20, train mean reward=0.42, ...`"""
     finite = _finite(metrics)
-    shown = [f"{label}={finite[name]:.4g}" for name, label in SHOWN if name in finite]
+    shown = [f"{label}={finite[name]:.4g}" for name, label in SHOWN.items() if name in finite]
     return ", ".join([f"Step {metrics['step']:.0f}/{metrics['total_steps']:.0f}", *shown])
 
 

@@ -1,6 +1,7 @@
-"""Being a Ray job: what the cluster's dashboard and `ray job list` say of us, and how much time a stop leaves.
+"""The Ray job that this process runs in, if any: its status message, and how long `ray job stop` waits.
 
-Outside of a submitted job all of this does nothing. A cluster that does not take our words costs nothing but them.
+The message is shown by the dashboard and `ray job list`. Outside a submitted Ray job all of this does nothing, and a
+message that cannot be written is dropped.
 """
 
 from __future__ import annotations
@@ -22,20 +23,20 @@ from trainer.run_events import RunEvent
 WRITE_TIMEOUT_S = 10
 NEEDED_TO_STOP_S = 60
 RAYS_STOP_WAIT_S = 3
-"""What Ray gives a driver between SIGTERM and SIGKILL, unless the job's environment says otherwise."""
+"""Ray's default time between SIGTERM and SIGKILL when it stops a driver."""
 
 RAYS_COPIES = "working_dir_files"
 
 
 def submission_id(environment: Mapping[str, str] = os.environ) -> str | None:
-    """Of the Ray job whose entry point we are; None where we are none."""
+    """The submission id of the Ray job whose entry point this process is; None outside a Ray job."""
     config = json.loads(environment.get("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}"))
     found: str | None = config.get("metadata", {}).get("job_submission_id")
     return found
 
 
 def stop_warning(environment: Mapping[str, str] = os.environ) -> str | None:
-    """Said where `ray job stop` would kill us before our checkpoint is written."""
+    """A warning if `ray job stop` would kill this process before its checkpoint is written, else None."""
     wait_s = int(environment.get("RAY_JOB_STOP_WAIT_TIME_S", RAYS_STOP_WAIT_S))
     if submission_id(environment) is None or wait_s >= NEEDED_TO_STOP_S:
         return None
@@ -46,11 +47,11 @@ def stop_warning(environment: Mapping[str, str] = os.environ) -> str | None:
 
 
 def folder_warning(run: Path) -> str | None:
-    """Said of a run in the copy that Ray makes of `--working-dir`."""
+    """A warning if the run folder is in Ray's copy of `--working-dir`, else None."""
     if RAYS_COPIES not in run.resolve().parts:
         return None
-    remedy = "give --runs or --run-folder as a path from the root that outlasts it"
-    return f"the run's folder is in Ray's own copy of the working directory, which Ray deletes: {remedy}"
+    remedy = "give --runs or --run-folder as an absolute path outside of it"
+    return f"the run's folder is in Ray's copy of the working directory, which Ray deletes: {remedy}"
 
 
 class RayJobStatus:
@@ -72,16 +73,16 @@ class RayJobStatus:
                 self._say(", ".join([f"step {event.step} of {total_steps}", *shown]))
 
     def close(self) -> None:
-        """Nothing is kept back: see `ended`."""
+        """Does nothing; call `ended` to stop writing."""
 
     async def ended(self) -> None:
-        """What Ray says of the job's end must not be overwritten."""
+        """Stop writing, so that Ray's own final message is not overwritten."""
         if self._writing is not None:
             self._writing.cancel()
             await asyncio.wait({self._writing})
 
     def _say(self, text: str) -> None:
-        """Words that come while others are being written replace those that wait."""
+        """Write the message; while another one is being written, the newest waits and replaces older ones."""
         if self._job is None:
             return
         self._text = str(plain(f"{self._run}: {text}"))
@@ -89,11 +90,11 @@ class RayJobStatus:
             self._writing = asyncio.create_task(self._write(self._job))
 
     async def _write(self, job: str) -> None:
-        # There is no public way to change the message; this is what Ray's own supervisor of the job does.
+        # There is no public API to change the message; Ray's own job supervisor does the same.
         client = JobInfoStorageClient(ray._private.worker.global_worker.gcs_client)
         while self._text is not None:
             text, self._text = self._text, None
             try:
                 await client.put_status(job, JobStatus.RUNNING, message=text, timeout=WRITE_TIMEOUT_S)
-            except (RayError, RuntimeError):  # no answer, or the job is being ended
+            except (RayError, RuntimeError):  # no answer, or the job is being stopped
                 return

@@ -1,8 +1,8 @@
-"""A plan, applied: the reserved places of one job on a live Ray, and what a job that waits for them is told.
+"""Reserves the resources of one job on a live Ray cluster, as planned, and reports what a waiting job lacks.
 
-The first engine and all learner ranks get theirs together or not at all, so that two jobs never wait for each other.
-Each further engine has a reservation of its own: it joins when there is room. Ray takes a reservation that waits for a
-demand, so a cluster that grows by itself grows for it; when a node dies, its places are looked for anew elsewhere.
+The first engine and all learner ranks are reserved together or not at all, so two jobs never deadlock. Each further
+engine has a reservation of its own and joins when there is room. Ray counts a pending reservation as demand, so an
+autoscaling cluster grows for it; when a node dies, Ray reserves its resources again elsewhere.
 """
 
 from __future__ import annotations
@@ -28,12 +28,14 @@ from trainer.errors import InvalidJob, Problem
 PLACEMENT_TIMEOUT_S = 300.0
 NEWS_S = 5.0
 FURTHER_S = 2.0
-"""So long further engines are waited for once the first one has its place; where there is room they have theirs too."""
+"""How long to wait for further engines once the first is placed; if there is room, this is enough."""
 
 
 class Seats:
-    """Of one job. Made, it asks; `ready` waits; `release` gives all back, also what is still waited for. Names of its
-    actors begin with `run`, by which Ray's dashboard tells jobs apart.
+    """The reservations of one job: requested on construction, awaited by `ready`, returned by `release`.
+
+    `release` also cancels reservations that are still pending. The names of the job's actors start with `run`, which
+    tells jobs apart in Ray's dashboard.
     """
 
     def __init__(self, placement: Placement, run: str) -> None:
@@ -41,7 +43,7 @@ class Seats:
         self._run = run
         self._incarnations = Counter[int]()
         self._further = range(1, placement.engines) if not placement.colocated else range(0)
-        # Bundle i of the plan: which group has it, and at what index.
+        # Bundle of the plan -> (placement group, index within it).
         self._where: dict[int, tuple[int, int]] = {bundle: (n, 0) for n, bundle in enumerate(self._further, start=1)}
         together = [i for i in range(len(placement.bundles)) if i not in self._where]
         self._where |= {bundle: (0, n) for n, bundle in enumerate(together)}
@@ -53,16 +55,19 @@ class Seats:
         timeout_s: float = PLACEMENT_TIMEOUT_S,
         wait_for_nodes_s: float = 0.0,
     ) -> list[int]:
-        """Wait for the places that the job cannot do without, telling what is missing; the engines that have one.
+        """Wait until the first engine and all learner ranks are placed; returns the indices of the placed engines.
 
-        Places that no present node could hold are waited for as long as `wait_for_nodes_s`.
+        What is missing is reported to `tell`. With `wait_for_nodes_s`, also wait that long for bundles that no present
+        node can hold.
 
         Raises:
-            InvalidJob: they were not there in time; or no node can ever hold one, and none is waited for.
+            InvalidJob: The resources were not available in time; or a bundle fits on no present node, and
+                `wait_for_nodes_s` is 0.
         """
         if not wait_for_nodes_s and (too_large := self._too_large()):
-            remedy = "lower what each of them takes, or add larger nodes"
-            raise InvalidJob("the job has no place", [Problem("too_few_resources", "cluster", too_large, remedy)])
+            remedy = "lower the cores or GPUs of each engine and learner rank, or add larger nodes"
+            problem = Problem("too_few_resources", "cluster", too_large, remedy)
+            raise InvalidJob("the job does not fit on the cluster", [problem])
         timeout_s, news = max(timeout_s, wait_for_nodes_s), ""
         reserved = self._reserved(0)
         try:
@@ -73,15 +78,16 @@ class Seats:
         except TimeoutError:
             message = f"after {timeout_s:g} s: {self._missing()}"
             problem = Problem("no_free_resources", "cluster", message, "wait for other jobs to end, or add nodes")
-            raise InvalidJob("the job found no place", [problem]) from None
+            raise InvalidJob("the job's resources did not become available", [problem]) from None
         finally:
             reserved.cancel()
-        reserved.result()  # why Ray could not
+        reserved.result()  # raises if Ray could not reserve them
         return await self._engines_placed()
 
     async def _engines_placed(self) -> list[int]:
-        """Those that have a place now, or in a moment. Further ones are asked for only here: waiting beside the first
-        group, they would take its places from it.
+        """The engines that are placed within `FURTHER_S`.
+
+        Further engines are requested only here: pending at the same time, they would compete with the first group.
         """
         self._groups += [self._ask([bundle]) for bundle in self._further]
         waiting = {self._reserved(n): n for n in range(1, len(self._groups))}
@@ -93,12 +99,12 @@ class Seats:
         return [i for i in engines if self._where[self._placement.bundle_of_engine(i)][0] in ready]
 
     async def engine_placed(self, index: int) -> None:
-        """When engine `index` has a place, also one that was lost with its node and is found anew."""
+        """Wait until engine `index` is placed, or placed again after its node was lost."""
         group, _ = self._where[self._placement.bundle_of_engine(index)]
         await self._reserved(group)
 
     def engine(self, index: int) -> dict[str, Any]:
-        """Ray's options of an actor that takes this place now. Of a shared one Ray counts the cores as the engine's."""
+        """Ray's options for a new actor of engine `index`; cores that it shares with ranks count as the engine's."""
         placement = self._placement
         self._incarnations[index] += 1
         again = f" ({self._incarnations[index]})" if self._incarnations[index] > 1 else ""
@@ -110,7 +116,7 @@ class Seats:
         }
 
     def rank(self, index: int) -> dict[str, Any]:
-        """As `engine`."""
+        """Ray's options for the actor of learner rank `index`."""
         placement = self._placement
         return {
             "name": f"{self._run}:learner-rank-{index}",
@@ -120,7 +126,7 @@ class Seats:
         }
 
     def beside(self, name: str, index: int = 0) -> dict[str, Any]:
-        """Ray's options of an actor that reserves no core: on an engine's node, on any other where that is gone."""
+        """Ray's options for an actor that reserves nothing: on an engine's node, or elsewhere if that node is gone."""
         nodes = list(dict.fromkeys(filter(None, map(self._engine_node, range(self._placement.engines)))))
         options = {"name": f"{self._run}:{name}"}
         if not nodes:
@@ -141,7 +147,7 @@ class Seats:
         return PlacementGroupSchedulingStrategy(self._groups[group], placement_group_bundle_index=index)
 
     def _ask(self, bundles: Sequence[int]) -> PlacementGroup:
-        wanted, name = [self._placement.bundles[i] for i in bundles], f"{self._run}:places-{bundles[0]}"
+        wanted, name = [self._placement.bundles[i] for i in bundles], f"{self._run}:reservation-{bundles[0]}"
         return placement_group(wanted, strategy="PACK", name=name)
 
     def _reserved(self, group: int) -> asyncio.Future[Any]:
@@ -151,15 +157,15 @@ class Seats:
     # -- what is missing -----------------------------------------------------------------------------------------------
 
     def _needed(self) -> list[int]:
-        """The bundles that the job cannot do without."""
+        """The bundles that the job needs to start."""
         return [bundle for bundle, (group, _) in self._where.items() if group == 0]
 
     def _too_large(self) -> str | None:
-        """The first bundle that no present node holds, even with nothing else on it."""
+        """The first bundle that no present node can hold, even when idle."""
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         for index, bundle in enumerate(self._placement.bundles):
             if not any(holds(node, bundle) for node in nodes):
-                return f"{bundle_name(self._placement, index)} wants {text_of(bundle)}, but no single node has as much"
+                return f"{bundle_name(self._placement, index)} requires {text_of(bundle)}, more than any node has"
         return None
 
     def _missing(self) -> str:
@@ -168,11 +174,11 @@ class Seats:
         wanted = [self._placement.bundles[i] for i in needed]
         assigned = assign(wanted, free)
         without = [bundle_name(self._placement, i) for i, node in zip(needed, assigned, strict=True) if node is None]
-        text = f"{text_of(_total(wanted))} are wanted, {text_of(_total(free))} are free"
+        text = f"{text_of(_total(wanted))} required, {text_of(_total(free))} free"
         if without:
-            text += f"; without a place: {', '.join(without)}"
+            text += f"; not placed: {', '.join(without)}"
         too_large = self._too_large()
-        return text if too_large is None else f"{text}; {too_large}: a node must join"
+        return text if too_large is None else f"{text}; {too_large}: waiting for a larger one to join"
 
 
 def _total(bundles: Sequence[Bundle]) -> Bundle:

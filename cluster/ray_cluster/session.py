@@ -1,4 +1,4 @@
-"""Connecting to a Ray cluster, or starting a local one that ends with us."""
+"""Connects to a Ray cluster, or starts a local one that ends with this process."""
 
 from __future__ import annotations
 
@@ -33,34 +33,35 @@ START_TIMEOUT_S, KILL_TIMEOUT_S = 60.0, 5.0
 LAST_WORDS_BYTES = 2_000
 HOME_PREFIX = "rft-"
 MARK = "AGENT_RFT_CLUSTER"
-"""In the environment of each process of a local cluster: the cluster's folder."""
+"""Environment variable of every process of a local cluster; its value is the cluster's folder."""
 PR_SET_PDEATHSIG = 1
-ADDRESS_REMEDY = "give HOST:PORT of a running cluster, or leave --address and RAY_ADDRESS out for a local one"
+ADDRESS_REMEDY = "give HOST:PORT of a running cluster, or leave out --address and RAY_ADDRESS to start a local one"
 TOKEN_REMEDY = (
-    "give HOST:PORT of a running cluster; if it wants a token (`ray start` makes one that does where ~/.ray/auth_token "
-    "exists), set RAY_AUTH_MODE=token and have the same token here, in that file or in RAY_AUTH_TOKEN"
+    "give HOST:PORT of a running cluster; if it requires a token (clusters that `ray start` starts where "
+    "~/.ray/auth_token exists do), set RAY_AUTH_MODE=token and provide the token in that file or in RAY_AUTH_TOKEN"
 )
 NICENESS = "RAY_worker_niceness"
-"""Of Ray's workers, else 15: whatever else the machine does, tools and driver too, would go before the engines."""
+"""Niceness of Ray's workers. Ray's default, 15, would let every other process take precedence over the engines."""
 
 
 def is_local(address: str | None) -> bool:
-    """Whether the cluster at `address` is reached on this machine's own loopback: then it may be nobody else's."""
+    """Whether the cluster at `address` is reached only through this machine's loopback, as local ones (None) are."""
     return address is None or address.startswith(("127.", "localhost:"))
 
 
 @contextmanager
 def ray_session(address: str | None) -> Iterator[list[Node]]:
-    """The cluster's nodes. A local cluster has this machine's cores and GPUs and leaves no process behind.
+    """Connect to the cluster at `address`, or start a local one; yields the cluster's nodes.
+
+    A local cluster has this machine's cores and GPUs and leaves no process behind.
 
     Raises:
-        InvalidJob: nothing answers at `address`.
-        RftError: a local cluster did not start.
+        InvalidJob: No cluster answers at `address`.
+        RftError: The local cluster did not start.
     """
-    # Workers find our packages where the driver has them; a Ray job's working_dir is on the path already.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     logging.getLogger("ray").setLevel(logging.ERROR)
-    # `log_to_driver` leaves the raylet's own paragraphs on each process that died: we tell of those that matter.
+    # `log_to_driver=False` keeps the raylet's messages about each process that died; we report those that matter.
     ray._private.worker._worker_logs_enabled = False
     if address is None:
         os.environ.setdefault(NICENESS, "0")
@@ -78,7 +79,7 @@ def ray_session(address: str | None) -> Iterator[list[Node]]:
     except Exception as error:  # Ray raises bare ones
         if address is not None:
             raise _no_cluster(address, str(error), TOKEN_REMEDY) from error
-        raise RftError(f"Ray did not start on this machine: {error}") from error
+        raise RftError(f"Ray could not be started on this machine: {error}") from error
     try:
         yield live_nodes()
     finally:
@@ -89,33 +90,38 @@ def ray_session(address: str | None) -> Iterator[list[Node]]:
 def job_cluster(
     address: str | None, note: Path | None = None, meanwhile: Callable[[], object] = lambda: None
 ) -> Iterator[None]:
-    """A cluster that takes Ray jobs, to which we are connected. A local one ends with this process, however that ends,
-    and nobody without its token may use it (`begin_with_token`). `note`: a file that says whose it is, for
-    `end_leftover`. `meanwhile` is done while a local one starts.
+    """Connect to a cluster that accepts Ray jobs: the one at `address`, or a new local one.
+
+    A local cluster ends with this process, even if it is killed, and requires a token (`restart_with_token`).
+
+    Args:
+        address: HOST:PORT of a running cluster; None starts a local one.
+        note: File to record the owner of a local cluster in, for `end_leftover`.
+        meanwhile: Called while a local cluster starts.
 
     Raises:
-        InvalidJob: nothing answers at `address`.
-        RftError: a local cluster did not start.
+        InvalidJob: No cluster answers at `address`.
+        RftError: The local cluster did not start.
     """
     if address is not None:
         with ray_session(address):
             yield
         return
-    # `ray.init` would share the port of the node's agent, which takes jobs, with every other cluster of the machine.
+    # `ray.init` would use the machine's default port for the agent that accepts jobs, which other clusters use too.
     port, dashboard, agent = free_ports(3)
     options = [f"--port={port}", f"--dashboard-port={dashboard}", f"--dashboard-agent-listen-port={agent}"]
     options += ["--node-ip-address=127.0.0.1", "--dashboard-host=127.0.0.1", f"--num-cpus={os.cpu_count()}"]
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--disable-usage-stats"]
-    # A folder of its own: in Ray's common one it would leave word of itself, and others would take it for theirs.
+    # A separate folder: in Ray's shared one, other programs would find this cluster's address and connect to it.
     home = tempfile.TemporaryDirectory(prefix=HOME_PREFIX, ignore_cleanup_errors=True)
     with tempfile.TemporaryFile() as log, home as folder:
         options.append(f"--temp-dir={folder}")
-        # In a session of its own: Ctrl-C is for us, and the cluster is to be there until we have ended in good order.
+        # In a separate session, so that Ctrl-C reaches only us and the cluster lives until we have shut down.
         head = subprocess.Popen(
             [*command, *options],
             stdout=log,
             stderr=log,
-            # Its processes know their cluster by the machine's address, and would serve metrics to everybody.
+            # By default its processes would serve metrics on the machine's public address.
             env={METRICS_HOST: "127.0.0.1", NICENESS: "0", **os.environ, MARK: folder},
             start_new_session=True,
             preexec_fn=_end_with_parent,
@@ -132,14 +138,15 @@ def job_cluster(
 
 
 def end_leftover(note: Path) -> None:
-    """End what is left of a local cluster whose owner was killed, its folder included. Its processes are their own
-    masters by then: they are known by their environment. Ray takes up to a minute to end them, in which ports and
-    memory are not free yet.
+    """Kill the processes that a local cluster left when its owner was killed, and delete its folder.
+
+    They are orphans by then and are recognised by their environment (`MARK`). On their own they would take up to a
+    minute to end, and hold ports and memory until then.
     """
     try:
-        whose = json.loads(note.read_text())
-        owner, folder = _process(*whose["owner"]), Path(whose["folder"])
-    except (OSError, ValueError, TypeError, KeyError):  # there is none, or its owner was killed while it wrote
+        cluster = json.loads(note.read_text())
+        owner, folder = _process(*cluster["owner"]), Path(cluster["folder"])
+    except (OSError, ValueError, TypeError, KeyError):  # no note, or its owner was killed while writing it
         return
     if owner is None and folder.name.startswith(HOME_PREFIX):
         _kill([process for process in psutil.process_iter() if _cluster_of(process) == str(folder)])
@@ -149,7 +156,7 @@ def end_leftover(note: Path) -> None:
 def _cluster_of(process: psutil.Process) -> str | None:
     try:
         return process.environ().get(MARK)
-    except psutil.Error:  # it is gone, or somebody else's
+    except psutil.Error:  # it has exited, or belongs to another user
         return None
 
 
@@ -158,7 +165,7 @@ def _identity(pid: int) -> tuple[int, float]:
 
 
 def _process(pid: int, created: float) -> psutil.Process | None:
-    """The very process, or None where its number is free or somebody else's."""
+    """The process with this PID and creation time; None if it ended, even if its PID was reused."""
     with suppress(psutil.NoSuchProcess):
         process = psutil.Process(pid)
         if process.create_time() == created and process.status() != psutil.STATUS_ZOMBIE:
@@ -191,9 +198,10 @@ def dashboard_address() -> str | None:
     return address or None
 
 
-def begin_with_token() -> None:
-    """Run this program anew with a token for a cluster of its own, where it has none: Ray reads it when it is
-    imported, so that later is too late.
+def restart_with_token() -> None:
+    """Restart this program with a new token for its local cluster, unless it has one already.
+
+    Setting the variables in this process would be too late, because Ray reads them on import.
     """
     if "RAY_AUTH_TOKEN" not in os.environ:
         os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
@@ -209,12 +217,15 @@ def _wait_for_head(head: subprocess.Popen[bytes], port: int, log: IO[bytes]) -> 
         except OSError:
             time.sleep(0.1)
     log.seek(0)
-    raise RftError(f"Ray did not start on this machine: {log.read()[-LAST_WORDS_BYTES:].decode(errors='replace')}")
+    raise RftError(
+        f"Ray could not be started on this machine: {log.read()[-LAST_WORDS_BYTES:].decode(errors='replace')}"
+    )
 
 
 def _end(head: subprocess.Popen[bytes]) -> None:
-    """End a head and all that it started. Asked to, Ray takes most of a minute, in which it keeps ports and memory, and
-    it has nothing to keep.
+    """Kill a head node and all its child processes.
+
+    A graceful stop would take Ray most of a minute, during which it holds ports and memory; no state needs saving.
     """
     if head.poll() is None:
         process = psutil.Process(head.pid)
@@ -223,21 +234,21 @@ def _end(head: subprocess.Popen[bytes]) -> None:
 
 
 def free_ports(count: int) -> list[int]:
-    """Different ones, on which nobody listens."""
+    """`count` different ports of the loopback address that are free now."""
     with ExitStack() as stack:
         probes = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
         return [probe.getsockname()[1] for probe in probes]
 
 
 def _end_with_parent() -> None:
-    """In the child: SIGTERM when the parent is gone, killed ones included."""
+    """Run in the child: makes the kernel send SIGTERM when the parent ends, even if it is killed."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _look_for(address: str) -> None:
-    """Ray itself tries for two minutes, then ends the process."""
+    """Fail early if nothing listens at `address`; Ray itself would retry for two minutes, then exit the process."""
     host, colon, port = address.rpartition(":")
-    if not colon or not port.isdecimal():  # "auto", "local": Ray's own words
+    if not colon or not port.isdecimal():  # "auto", "local": keywords of Ray
         return
     try:
         socket.create_connection((host, int(port)), CONNECT_TIMEOUT_S).close()
@@ -246,4 +257,6 @@ def _look_for(address: str) -> None:
 
 
 def _no_cluster(address: str, why: str, remedy: str = ADDRESS_REMEDY) -> InvalidJob:
-    return InvalidJob("there is no cluster", [Problem("no_cluster", "--address", f"{address}: {why}", remedy)])
+    return InvalidJob(
+        "cannot connect to the Ray cluster", [Problem("no_cluster", "--address", f"{address}: {why}", remedy)]
+    )

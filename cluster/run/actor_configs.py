@@ -1,4 +1,4 @@
-"""What a prepared job means for the actors that run it."""
+"""Derives the configurations of the actors from a prepared job, and prints the plan."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from trainer.spec.job import AlgorithmSpec, JobSpec
 def worker_config(
     prepared: Prepared, dispatchers: Sequence[Any], graders: Any, metrics: MetricsAddress | None
 ) -> WorkerConfig:
-    """Of each rollout worker; `dispatchers` and `graders` are actors."""
+    """The configuration of every rollout worker; `dispatchers` and `graders` are Ray actors."""
     job, reinforcement = prepared.job, prepared.job.reinforcement
     return WorkerConfig(
         engine=EngineConfig(
@@ -61,7 +61,7 @@ def worker_config(
 
 
 def learner_config(prepared: Prepared, metrics: MetricsAddress | None) -> LearnerConfig:
-    """Of each learner rank."""
+    """The configuration of every learner rank."""
     job, plan = prepared.job, prepared.plan
     supervised = job.method.type == "supervised"
     optimizer = job.supervised.algorithm if supervised else job.reinforcement.algorithm
@@ -82,25 +82,25 @@ def learner_config(prepared: Prepared, metrics: MetricsAddress | None) -> Learne
 
 
 def weight_sync(prepared: Prepared, learner: LearnerGroup) -> WeightSync:
-    """How new weights reach the engines."""
+    """The weight sync for the job's `cluster.weight_transport`."""
     if prepared.job.cluster.weight_transport == "broadcast":
         return BroadcastSync(learner, max(1, prepared.placement.engine_gpus))
     return WeightSync(learner)
 
 
 def job_digest(job: JobSpec) -> str:
-    """Of all that must not change under a checkpoint: everything but the resources."""
+    """A digest of all settings that must be the same when a run resumes: everything but `cluster`."""
     text = json.dumps(job.model_dump(mode="json", exclude={"cluster"}), sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def checking() -> Status:
-    """On a terminal only: reading a model's files and calling endpoints takes a while."""
+    """A spinner, shown on a terminal only, for the time that reading model files and calling endpoints takes."""
     return Console(stderr=True).status("checking the job: its files, model, endpoints and the cluster")
 
 
 def print_plan(console: Console, prepared: Prepared) -> None:
-    """What was resolved, before anything starts."""
+    """Print what the job resolved to, before anything starts."""
     placement = prepared.placement
     say = partial(console.print, highlight=False, soft_wrap=True)
     say(f"[bold]{escape(prepared.job.model)}[/]")
@@ -110,13 +110,13 @@ def print_plan(console: Console, prepared: Prepared) -> None:
         ("engine(s)", placement.engines, placement.engine_cores, placement.engine_gpus),
         ("learner rank(s)", placement.learner_ranks, placement.rank_cores, placement.rank_gpus),
     )
-    places = [
+    resources = [
         f"{count} {name} x {cores} core(s)" + (f" and {gpus} GPU(s)" if gpus else "")
         for name, count, cores, gpus in parts
         if count
     ]
     context = f"context {prepared.context_length} tokens"
-    say(f"  {', '.join(places)}, {placement.dtype}, {context}")
+    say(f"  {', '.join(resources)}, {placement.dtype}, {context}")
     for place in prepared.cluster.places:
         if place.index == 0 and place.memory is not None:
             on_gpu = f"{size(place.memory.gpu_bytes)} of each of its GPUs and " if place.memory.gpu else ""

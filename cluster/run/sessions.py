@@ -1,6 +1,6 @@
-"""The driver's side of sessions: whose they are, what the user hears of them, and that none is left at the end.
+"""The driver's side of tool sessions: assigns their owners, reports trouble, and ends all of them with the run.
 
-They are opened and ended by the dispatcher's book (`actors/tools/sessions.py`), which outlives engines.
+The dispatcher opens and ends the sessions themselves (`actors/tools/sessions.py`); it outlives engines.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ from trainer.protocols import Emit
 
 NEWS_EVERY_S = 10.0
 CLOSE_GRACE_S = 10.0
-"""The book's own deadline comes first: it says how many are left."""
+"""Beyond the dispatcher's own deadline `CLOSE_S`, so that it can still report how many are left."""
 
 
 class JobSessions:
-    """Of one run; made in its event loop."""
+    """The tool sessions of one run; create it in the run's event loop."""
 
     def __init__(self, dispatcher: DispatcherClient, journals: Path, emit: Emit) -> None:
         self._dispatcher = dispatcher
-        self._where = f"sessions-*.jsonl in {journals} names them, and a resumed run ends them"
+        self._where = f"sessions-*.jsonl in {journals} lists them, and resuming the run ends them"
         self._emit = emit
         self._owners: dict[str, str] = {}
         self._incarnations = count(1)
         self._watch = asyncio.create_task(self._pass_on_news())
 
     def new_owner(self, engine: str) -> str:
-        """The name of an engine that takes this seat now."""
+        """A new owner name for the engine that starts under the name `engine`."""
         self._owners[engine] = f"{engine}/{next(self._incarnations)}"
         return self._owners[engine]
 
     def lost(self, engine: str) -> None:
-        """The engine in this seat is gone: its rollouts' sessions are ended."""
+        """End the sessions of the rollouts on an engine that is gone."""
         self._dispatcher.end_sessions_of(self._owners[engine], EngineFailed.reason)
 
     async def close(self) -> None:
-        """End all that is open; call it when no rollout runs any more."""
+        """End all open sessions. Call this when no rollout is running any more."""
         self._watch.cancel()
         try:
             async with asyncio.timeout(CLOSE_S + CLOSE_GRACE_S):
@@ -59,7 +59,7 @@ class JobSessions:
             try:
                 await self._news()
             except (ToolFailed, CannotStart):
-                continue  # it is being started anew, or the job ends
+                continue  # the dispatcher is restarting, or the job is ending
 
     async def _news(self) -> None:
         for text in await self._dispatcher.session_news():

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM: the first one ends in good order, the second at once."""
+"""SIGINT and SIGTERM: the first one stops a run gracefully, the second one at once."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from types import TracebackType
 from typing import Self
 
 STOPPED = 130
-"""The exit code of a run that a signal stopped."""
+"""The exit code of a run that was stopped by a signal."""
 
 
 class Signals:
-    """While entered, the first signal calls what `graceful` was given, or else cancels the task that entered; the
-    second ends the process. `count` says how many came.
+    """Handles signals while entered.
+
+    The first one calls the function given to `graceful`, or else cancels the task that entered; the second one ends the
+    process. `count` is the number of signals received.
     """
 
     def __init__(self) -> None:
@@ -46,12 +48,12 @@ class Signals:
     def _arrived(self) -> None:
         self.count += 1
         if self.count > 1:
-            print("stopped at once", file=sys.stderr)
-            import ray  # here, so that the command line has STOPPED without it
+            print("stopped immediately", file=sys.stderr)
+            import ray  # here, so that the command line can import STOPPED without Ray
 
             ray.shutdown()
             os._exit(STOPPED)
-        print("stopping in good order; once more to stop at once", file=sys.stderr)
+        print("stopping gracefully; send the signal again to stop immediately", file=sys.stderr)
         if self._graceful:
             self._graceful[-1]()
         elif self._task is not None:

@@ -1,7 +1,7 @@
-"""The database of a server: SQLite in one folder by default, PostgreSQL by URL. Tables stand with the code that owns
-them (`Base`); rows leave a session only as values of our own.
+"""The server's database: SQLite in the server's folder by default, or PostgreSQL by URL.
 
-Calls block for milliseconds; a server makes them in threads.
+Each table is defined next to the code that owns it, as a subclass of `Base`. ORM rows never leave a session; stores
+return their own frozen dataclasses. Calls block for milliseconds; a server makes them in threads.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from sqlalchemy.orm import DeclarativeBase, Session, sessionmaker
 DatabaseError = SQLAlchemyError
 """Whatever a connection or a statement fails with."""
 SQLITE_BUSY_S = 30.0
-"""How long a writer waits for another one: SQLite has one at a time."""
+"""How long a writer waits for another one; SQLite allows one writer at a time."""
 
 
 class Base(DeclarativeBase):
-    """Of all tables."""
+    """Base class of all tables."""
 
 
 class Database:
-    """`url` is SQLAlchemy's: `sqlite:///folder/state.db` or `postgresql+psycopg://...`."""
+    """A database at an SQLAlchemy URL: `sqlite:///folder/state.db` or `postgresql+psycopg://...`."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -35,19 +35,22 @@ class Database:
 
     @classmethod
     def of_folder(cls, folder: Path) -> Database:
-        """The default: a file in a server's folder."""
+        """The default database: the SQLite file `state.db` in the server's folder."""
         folder.mkdir(parents=True, exist_ok=True)
         return cls(f"sqlite:///{folder / 'state.db'}")
 
     @contextmanager
     def session(self) -> Iterator[Session]:
-        """One transaction: committed at the end of the block, rolled back where it raises."""
+        """One transaction, committed at the end of the block or rolled back if the block raises."""
         with self._sessions.begin() as session:
             yield session
 
     @contextmanager
-    def alone(self, lock: int) -> Iterator[None]:
-        """Of all servers on this database, one at a time is inside; SQLite has but one."""
+    def exclusive(self, lock: int) -> Iterator[None]:
+        """Admit one server at a time among all that share this database and the number `lock`.
+
+        PostgreSQL only (an advisory lock). A SQLite database belongs to a single server, so nothing is locked.
+        """
         if self.engine.dialect.name != "postgresql":
             yield
             return

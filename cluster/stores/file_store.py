@@ -1,8 +1,8 @@
-"""Files of the server: what clients uploaded and what jobs left. A file is there whole or not at all: it is written
-beside, moved into place, and listed last.
+"""Files of the server: what clients uploaded and what jobs produced.
 
-Files belong to all keys of a server, which is one organisation's. A file lies under its id; the name that a client gave
-it is text for people and leads to no path.
+A file exists completely or not at all: it is written to a temporary path, moved to its final path, and added to the
+database last. Files are visible to every API key, since a server belongs to one organisation. A file is stored under
+its id; the client's file name is for display only and never used as a path.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from trainer.errors import RftError, UserError
 
 MAX_NAME_CHARS = 255
 ABANDONED_S = 24 * 3600.0
-"""An upload of that age has no client any more: a server died under it."""
+"""Temporary files older than this belong to uploads whose server died."""
 
 
 class UnknownFile(UserError):
-    """There is no file of this id, or no longer."""
+    """No file has this id, or it has expired or been deleted."""
 
 
 class FileTooLarge(UserError):
-    """More bytes came than a file may have."""
+    """The upload exceeds the maximum file size."""
 
 
 class NoSpace(RftError):
@@ -45,7 +45,7 @@ class NoSpace(RftError):
 
 @dataclass(frozen=True, slots=True)
 class FileRecord:
-    """Times are whole seconds since 1970."""
+    """A stored file. Times are whole Unix seconds."""
 
     id: str
     filename: str
@@ -69,7 +69,7 @@ class FileRow(Base):
 
 @dataclass(slots=True)
 class Incoming:
-    """A file that is being written. Kept by FileStore.keep, else gone."""
+    """A file being written. It is discarded unless `FileStore.keep` is called."""
 
     id: str
     path: Path
@@ -78,9 +78,11 @@ class Incoming:
     num_bytes: int = field(default=0)
 
     async def write(self, data: bytes) -> None:
-        """Raises:
-        FileTooLarge: that would be more than `max_bytes`.
-        NoSpace: the disk is full.
+        """Append `data`.
+
+        Raises:
+            FileTooLarge: The file would exceed `max_bytes`.
+            NoSpace: The disk is full.
         """
         self.num_bytes += len(data)
         if self.num_bytes > self.max_bytes:
@@ -88,11 +90,11 @@ class Incoming:
         try:
             await asyncio.to_thread(self.file.write, data)
         except OSError as error:
-            raise _of_disk(error) from None
+            raise _disk_error(error) from None
 
 
 class FileStore:
-    """`folder` holds uploads under way, and `blobs` what is whole. `clock` gives seconds since 1970."""
+    """Stores files: `folder` holds uploads in progress, `blobs` finished files. `clock` returns Unix seconds."""
 
     def __init__(
         self,
@@ -113,7 +115,7 @@ class FileStore:
 
     @asynccontextmanager
     async def receive(self) -> AsyncIterator[Incoming]:
-        """A place to write a file to. What was not kept by the end of the block leaves nothing."""
+        """A new file to write to, deleted at the end of the block unless `keep` was called."""
         id = f"file-{secrets.token_urlsafe(18)}"
         path = self._incoming / id
         with path.open("xb") as file:
@@ -125,10 +127,10 @@ class FileStore:
     async def keep(
         self, incoming: Incoming, filename: str, purpose: str, expires_after_s: int | None = None
     ) -> FileRecord:
-        """The file that `incoming` came to.
+        """Store what was written to `incoming` as a file.
 
         Raises:
-            NoSpace: the disk is full.
+            NoSpace: The disk is full.
         """
         now = int(self._clock())
         record = FileRecord(
@@ -148,7 +150,7 @@ class FileStore:
             os.fsync(incoming.file.fileno())
             self._blobs.put(incoming.path, record.id)
         except OSError as error:
-            raise _of_disk(error) from None
+            raise _disk_error(error) from None
         try:
             with self._database.session() as session:
                 session.add(FileRow(**{name: getattr(record, name) for name in FileRecord.__slots__}))
@@ -159,11 +161,11 @@ class FileStore:
     async def create(
         self, stream: AsyncIterator[bytes], filename: str, purpose: str, expires_after_s: int | None = None
     ) -> FileRecord:
-        """A file with all that `stream` gives.
+        """Store everything that `stream` yields as one file.
 
         Raises:
-            FileTooLarge: it gives too much.
-            NoSpace: the disk is full.
+            FileTooLarge: The stream exceeds `max_bytes`.
+            NoSpace: The disk is full.
         """
         async with self.receive() as incoming:
             async for data in stream:
@@ -173,17 +175,19 @@ class FileStore:
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def get(self, id: str) -> FileRecord:
-        """Raises:
-        UnknownFile: there is none.
+        """The record of a file.
+
+        Raises:
+            UnknownFile: There is no file `id`.
         """
         with self._database.session() as session:
             return _record(self._row(session, id))
 
     def path(self, id: str) -> Path:
-        """Where it can be read on this machine.
+        """The path of the file on this machine.
 
         Raises:
-            UnknownFile: there is none.
+            UnknownFile: There is no file `id`.
         """
         self.get(id)
         try:
@@ -194,13 +198,13 @@ class FileStore:
     def list(
         self, *, after: str | None = None, limit: int = 10_000, newest_first: bool = True, purpose: str | None = None
     ) -> tuple[list[FileRecord], bool]:
-        """A page, and whether more come after it.
+        """A page of files, and whether more follow it.
 
         Raises:
-            UnknownFile: there is no file `after`.
+            UnknownFile: There is no file `after`.
         """
         number = FileRow.number
-        wanted = self._living().order_by(number.desc() if newest_first else number)
+        wanted = self._unexpired().order_by(number.desc() if newest_first else number)
         if purpose is not None:
             wanted = wanted.where(FileRow.purpose == purpose)
         with self._database.session() as session:
@@ -213,15 +217,17 @@ class FileStore:
     # -- deleting ------------------------------------------------------------------------------------------------------
 
     def delete(self, id: str) -> None:
-        """Raises:
-        UnknownFile: there is none.
+        """Delete a file.
+
+        Raises:
+            UnknownFile: There is no file `id`.
         """
         with self._database.session() as session:
             session.delete(self._row(session, id))
         self._blobs.delete(id)
 
     def sweep(self) -> None:
-        """Delete what has expired and what servers that died left of uploads."""
+        """Delete expired files, and what uploads left behind when their server died."""
         now = self._clock()
         with self._database.session() as session:
             expired = session.scalars(select(FileRow).where(FileRow.expires_at <= now)).all()
@@ -234,18 +240,18 @@ class FileStore:
                 if path.stat().st_mtime < now - ABANDONED_S:
                     path.unlink()
 
-    def _living(self) -> Select[FileRow]:
+    def _unexpired(self) -> Select[FileRow]:
         return select(FileRow).where(FileRow.expires_at.is_(None) | (FileRow.expires_at > self._clock()))
 
     def _row(self, session: Session, id: str) -> FileRow:
-        row: FileRow | None = session.scalar(self._living().where(FileRow.id == id))
+        row: FileRow | None = session.scalar(self._unexpired().where(FileRow.id == id))
         if row is None:
             raise UnknownFile(f"No such File object: {id[:100]}")
         return row
 
 
 def plain_name(filename: str) -> str:
-    """The last part of what a client calls a file, without characters that are none to read."""
+    """The last component of a client's file name, without unprintable characters; "file" if nothing remains."""
     last = filename.replace("\\", "/").rpartition("/")[2]
     kept = "".join(char for char in last if char.isprintable())[-MAX_NAME_CHARS:]
     return kept if kept.strip(". ") else "file"
@@ -255,5 +261,5 @@ def _record(row: FileRow) -> FileRecord:
     return FileRecord(**{name: getattr(row, name) for name in FileRecord.__slots__})
 
 
-def _of_disk(error: OSError) -> Exception:
+def _disk_error(error: OSError) -> Exception:
     return NoSpace("the server's disk is full") if error.errno in (errno.ENOSPC, errno.EDQUOT) else error

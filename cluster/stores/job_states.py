@@ -1,4 +1,16 @@
-"""The states of a job and the moves between them: one table, which every change of a job's state goes by."""
+"""The states of a job and the moves between them: `MOVES` is the only place that allows a change of state.
+
+    validating_files ---> queued ---> running ---> succeeded
+                            ^            |
+                     resume |            | pause
+                            +-- paused <-+
+
+    validating_files, queued, running          ---> failed
+    validating_files, queued, running, paused  ---> cancelled
+
+succeeded, failed and cancelled are terminal. A running job that loses its driver stays running while its manager starts
+another one.
+"""
 
 from __future__ import annotations
 
@@ -18,30 +30,32 @@ MOVES: dict[JobStatus, tuple[JobStatus, ...]] = {
     "failed": (),
     "cancelled": (),
 }
-ENDS: tuple[JobStatus, ...] = tuple(status for status, moves in MOVES.items() if not moves)
+TERMINAL: tuple[JobStatus, ...] = tuple(status for status, moves in MOVES.items() if not moves)
 
 
 class UnknownJob(RftError):
-    """There is no such job, or it is another key's."""
+    """The job does not exist, or it belongs to another API key."""
 
 
 class UnknownCursor(RftError):
-    """`after` names nothing of the list."""
+    """The cursor `after` is not an item of the list."""
 
 
 class IllegalMove(RftError):
-    """The table has no such move."""
+    """The job cannot change from its present state to the requested one."""
 
 
-class KeyUsedTwice(RftError):
-    """An Idempotency-Key came with another request before."""
+class IdempotencyConflict(RftError):
+    """The Idempotency-Key was already used with a different request."""
 
 
 def check_move(job_id: str, status: JobStatus, to: JobStatus) -> None:
-    """Raises:
-    IllegalMove: a job that is `status` cannot become `to`.
+    """Check that a job in state `status` may change to `to`.
+
+    Raises:
+        IllegalMove: `MOVES` does not allow it.
     """
     if to in MOVES[status]:
         return
-    can = " or ".join(MOVES[status]) or "nothing else: that is an end"
-    raise IllegalMove(f"the job {job_id} is {status} and cannot become {to}; it can become {can}")
+    allowed = f"it can become {' or '.join(MOVES[status])}" if MOVES[status] else f"{status} is a final state"
+    raise IllegalMove(f"the job {job_id} is {status} and cannot become {to}; {allowed}")

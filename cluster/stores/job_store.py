@@ -1,6 +1,6 @@
-"""Jobs, their events and checkpoints. The store is the truth of a job's life: what it says happened, whatever Ray says.
+"""Jobs, their events and checkpoints. The store is authoritative for a job's state, whatever Ray reports.
 
-Each change is one conditional statement, or begins with the lock that such a statement takes, so that two servers on
+Each change is one conditional statement, or starts by taking the lock that such a statement takes, so two servers on
 one database never both make it. Calls block for milliseconds; a server makes them in threads.
 """
 
@@ -18,11 +18,11 @@ from sqlalchemy.orm import Session, aliased
 
 from cluster.stores.database import Database
 from cluster.stores.job_states import (
-    ENDS,
     STATUSES,
+    TERMINAL,
+    IdempotencyConflict,
     IllegalMove,
     JobStatus,
-    KeyUsedTwice,
     UnknownCursor,
     UnknownJob,
     check_move,
@@ -43,11 +43,11 @@ from trainer.events import Level
 T = TypeVar("T")
 
 CREATE_LOCK = 0x6A6F6273
-"""PostgreSQL's advisory lock under which jobs are created: creation reads before it writes."""
+"""The PostgreSQL advisory lock held while a job is created, because creation reads before it writes."""
 
 
 class JobStore:
-    """`clock` gives Unix seconds."""
+    """The jobs of a database. `clock` returns Unix seconds."""
 
     def __init__(self, database: Database, clock: Callable[[], float] = time.time) -> None:
         self._database = database
@@ -58,18 +58,20 @@ class JobStore:
     def create(
         self, new: NewJob, *, idempotency_key: str | None = None, retry_window_s: float = 0.0
     ) -> tuple[JobRecord, bool]:
-        """The job and whether it is new: not where its Idempotency-Key was used before, nor where an equal request
-        of the same owner came within the last `retry_window_s`.
+        """The job of a request, and whether it was created now.
+
+        An existing job is returned if its Idempotency-Key was used before or, without a key, if the same owner sent
+        an equal request within the last `retry_window_s`.
 
         Raises:
-            KeyUsedTwice: the key came with another request.
+            IdempotencyConflict: The key was used with a different request.
         """
         now = self._clock()
         with self._database.session() as session:
             self._lock(session)
-            known = self._known(session, new, idempotency_key, now - retry_window_s if retry_window_s else None)
-            if known is not None:
-                return known, False
+            existing = self._existing(session, new, idempotency_key, now - retry_window_s if retry_window_s else None)
+            if existing is not None:
+                return existing, False
             row = JobRow(
                 **asdict(new),
                 id=_new_id("ftjob"),
@@ -85,12 +87,12 @@ class JobStore:
             session.flush()
             return _job(row), True
 
-    def _known(self, session: Session, new: NewJob, key: str | None, since: float | None) -> JobRecord | None:
+    def _existing(self, session: Session, new: NewJob, key: str | None, since: float | None) -> JobRecord | None:
         mine = select(JobRow).where(JobRow.owner == new.owner)
         if key is not None:
             row = session.scalar(mine.where(JobRow.idempotency_key == key))
             if row is not None and row.digest != new.digest:
-                raise KeyUsedTwice("this Idempotency-Key was used with another request")
+                raise IdempotencyConflict("this Idempotency-Key was already used with a different request")
             return None if row is None else _job(row)
         if since is None:
             return None
@@ -99,7 +101,7 @@ class JobStore:
         return None if row is None else _job(row)
 
     def _lock(self, session: Session) -> None:
-        """Until the transaction ends: SQLite's one writer is taken by a write, even by one that changes nothing."""
+        """Exclude other creators until the transaction ends; any write takes SQLite's lock, even one of no rows."""
         if session.get_bind().dialect.name == "postgresql":
             session.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": CREATE_LOCK})
         else:
@@ -108,8 +110,10 @@ class JobStore:
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def get(self, job_id: str, owner: str | None = None) -> JobRecord:
-        """Raises:
-        UnknownJob: there is none, or it is another owner's.
+        """The record of a job.
+
+        Raises:
+            UnknownJob: The job does not exist, or belongs to another owner.
         """
         with self._database.session() as session:
             return _job(_row(session, job_id, owner))
@@ -117,10 +121,10 @@ class JobStore:
     def jobs(
         self, owner: str | None, *, after: str | None = None, limit: int = 20, labels: Mapping[str, str] | None = None
     ) -> tuple[list[JobRecord], bool]:
-        """Newest first, and whether there are more. `owner` None: everybody's.
+        """A page of jobs, newest first, and whether more follow. With `owner` None, jobs of all owners.
 
         Raises:
-            UnknownCursor: `after` is no job of the owner's.
+            UnknownCursor: `after` is not a job of this owner.
         """
         mine = [] if owner is None else [JobRow.owner == owner]
         having = [JobRow.labels[key].as_string() == value for key, value in (labels or {}).items()]
@@ -129,17 +133,17 @@ class JobStore:
             return [_job(row) for row in rows], more
 
     def with_status(self, *statuses: JobStatus) -> list[JobRecord]:
-        """Oldest first."""
+        """The jobs in one of these states, oldest first."""
         return self._found(JobRow.status.in_(statuses))
 
     def live(self) -> dict[str, float]:
-        """Jobs by state, for a Recorder."""
+        """The number of jobs in each state, as metrics for a Recorder."""
         with self._database.session() as session:
             found = session.execute(select(JobRow.status, func.count()).group_by(JobRow.status))
             return {f"api_jobs/{status}": 0.0 for status in STATUSES} | {f"api_jobs/{s}": float(n) for s, n in found}
 
     def with_driver(self) -> list[JobRecord]:
-        """Jobs that no longer run and whose driver is not known to be gone."""
+        """The jobs that are no longer running but whose driver may still exist, oldest first."""
         return self._found(JobRow.handle.is_not(None), JobRow.status != "running")
 
     def _found(self, *conditions: ColumnElement[bool]) -> list[JobRecord]:
@@ -149,15 +153,15 @@ class JobStore:
     # -- moves ---------------------------------------------------------------------------------------------------------
 
     def move(self, job_id: str, to: JobStatus, *, attempt: int | None = None, **changes: Any) -> JobRecord:
-        """Change a job's state, and columns with it. With `attempt`, only where that is still the job's driver.
+        """Change a job's state and the columns in `changes`. With `attempt`, only if that is still the job's driver.
 
         Raises:
-            UnknownJob: there is none.
-            IllegalMove: the table has no such move, or another driver has the job.
+            UnknownJob: The job does not exist.
+            IllegalMove: `MOVES` does not allow it, or the driver `attempt` was replaced.
         """
         now = self._clock()
         values: dict[str, Any] = {"status": to, "moved_at": now} | changes
-        if to in ENDS:
+        if to in TERMINAL:
             values |= {"finished_at": now, "estimated_finish": None}
         if to == "queued":
             values |= {"queued_at": now, "failures": 0}
@@ -176,8 +180,9 @@ class JobStore:
                     return _job(row)
 
     def claim_next(self, manager: str, limit: int, lease_s: float) -> JobRecord | None:
-        """Make the job that waited longest `running` under the manager's lease. None where none waits, or where `limit`
-        jobs run (or a driver of theirs is not known to be gone).
+        """Move the job that has been queued longest to `running`, leased to `manager`.
+
+        Returns None if no job is queued, or if `limit` jobs already run or have a driver that may still exist.
         """
         now, other = self._clock(), aliased(JobRow)
         busy = select(func.count()).where(or_(other.status == "running", other.handle.is_not(None))).scalar_subquery()
@@ -189,7 +194,7 @@ class JobStore:
             .limit(1)
             .scalar_subquery()
         )
-        # One statement, and `status` stands in it: of two servers that saw the same queue, the second changes nothing.
+        # One statement conditional on `status`: of two servers that see the same queue, the second changes nothing.
         claimed = (
             update(JobRow)
             .where(JobRow.id == first, JobRow.status == "queued", busy < limit)
@@ -202,7 +207,7 @@ class JobStore:
             return None if job_id is None else _job(_row(session, job_id))
 
     def lease(self, job_id: str, manager: str, lease_s: float) -> bool:
-        """Take or renew the right to work on a job. False: another manager has it."""
+        """Take or renew the lease on a job. False if another manager holds it."""
         now = self._clock()
         free = or_(JobRow.manager == manager, JobRow.lease_until.is_(None), JobRow.lease_until < now)
         return self._update(JobRow.id == job_id, free, manager=manager, lease_until=now + lease_s)
@@ -210,8 +215,9 @@ class JobStore:
     # -- drivers -------------------------------------------------------------------------------------------------------
 
     def next_attempt(self, job_id: str, attempt: int, handle: str, *, failures: int) -> bool:
-        """Note that driver `attempt` + 1 is about to start under `handle`. False: the job no longer runs, or another
-        driver was started meanwhile.
+        """Record that driver `attempt` + 1 is about to start under `handle`.
+
+        False if the job is no longer running, or if another driver was started in the meantime.
         """
         same = JobRow.id == job_id, JobRow.status == "running", JobRow.attempt == attempt
         fresh = {"heartbeat_at": self._clock(), "last_words": None}
@@ -221,7 +227,10 @@ class JobStore:
         return self._update(JobRow.id == job_id, JobRow.handle == handle, JobRow.status != "running", handle=None)
 
     def heartbeat(self, job_id: str, attempt: int) -> JobStatus | None:
-        """What the driver `attempt` shall do, as the job's state; None: it was replaced and must end at once."""
+        """Record a heartbeat of driver `attempt` and return the job's state; None if the driver was replaced.
+
+        The state tells the driver what to do. A driver that was replaced must exit at once.
+        """
         with self._database.session() as session:
             same = JobRow.id == job_id, JobRow.attempt == attempt
             beat = update(JobRow).where(*same).values(heartbeat_at=self._clock()).returning(JobRow.status)
@@ -229,7 +238,10 @@ class JobStore:
             return status  # type: ignore[no-any-return]
 
     def note(self, job_id: str, attempt: int, **changes: Any) -> bool:
-        """Change columns of the driver `attempt`'s job: trained_tokens, estimated_finish, failures, last_words."""
+        """Set columns on behalf of driver `attempt`: trained_tokens, estimated_finish, failures, last_words.
+
+        False if the driver was replaced.
+        """
         return self._update(JobRow.id == job_id, JobRow.attempt == attempt, **changes)
 
     # -- events --------------------------------------------------------------------------------------------------------
@@ -243,7 +255,7 @@ class JobStore:
         type: EventType = "message",
         data: Mapping[str, Any] | None = None,
     ) -> EventRecord:
-        """`message` and `data` are public: no secret may stand in them."""
+        """Add an event to a job. `message` and `data` are public and must not contain secrets."""
         with self._database.session() as session:
             row = EventRow(
                 id=_new_id("ftevent"),
@@ -259,18 +271,18 @@ class JobStore:
             return _record(EventRecord, row)
 
     def events(self, job_id: str, *, after: str | None = None, limit: int = 20) -> tuple[list[EventRecord], bool]:
-        """Newest first, and whether there are more.
+        """A page of the job's events, newest first, and whether more follow.
 
         Raises:
-            UnknownJob: there is none.
-            UnknownCursor: `after` is no event of the job.
+            UnknownJob: The job does not exist.
+            UnknownCursor: `after` is not an event of the job.
         """
         return self._of_job(EventRecord, EventRow, job_id, after, limit)
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
     def add_checkpoint(self, job_id: str, step: int, model: str, metrics: Mapping[str, Any]) -> CheckpointRecord:
-        """Of a resumed run's repeated step, the later one counts."""
+        """Record a checkpoint; replaces an earlier one of the same step, which a resumed run repeats."""
         with self._database.session() as session:
             same = CheckpointRow.job_id == job_id, CheckpointRow.step == step
             session.execute(delete(CheckpointRow).where(*same))
@@ -293,16 +305,16 @@ class JobStore:
     def checkpoints(
         self, job_id: str, *, after: str | None = None, limit: int = 10
     ) -> tuple[list[CheckpointRecord], bool]:
-        """Newest first, and whether there are more.
+        """A page of the job's checkpoints, newest first, and whether more follow.
 
         Raises:
-            UnknownJob: there is none.
-            UnknownCursor: `after` is no checkpoint of the job.
+            UnknownJob: The job does not exist.
+            UnknownCursor: `after` is not a checkpoint of the job.
         """
         return self._of_job(CheckpointRecord, CheckpointRow, job_id, after, limit)
 
     def _of_job(self, kind: type[T], table: Any, job_id: str, after: str | None, limit: int) -> tuple[list[T], bool]:
-        """A page of a job's own. Only one that holds nothing needs to be told from one of a job that is none."""
+        """A page of a job's rows. Whether the job exists is checked only if the page is empty or the cursor unknown."""
         with self._database.session() as session:
             try:
                 rows, more = _page(session, _columns(kind, table), table, after, limit, [table.job_id == job_id])
@@ -334,12 +346,12 @@ def _changed(session: Session, statement: Any) -> bool:
 def _row(session: Session, job_id: str, owner: str | None = None) -> JobRow:
     row = session.scalar(select(JobRow).where(JobRow.id == job_id))
     if row is None or owner not in (None, row.owner):
-        raise UnknownJob(f"there is no fine-tuning job {job_id}")
+        raise UnknownJob(f"no fine-tuning job has the id {job_id}")
     return row
 
 
 def _columns(kind: type[Any], table: Any) -> Select[Any]:
-    """What makes a record, in its order: rows of columns cost half of what objects do, and listings are read often."""
+    """Select the columns of the record `kind`, in its order: half the cost of ORM objects, for frequent listings."""
     return select(*(getattr(table, field.name) for field in fields(kind)))
 
 
@@ -355,7 +367,7 @@ def _page(
     if after is not None:
         number = session.scalar(select(table.number).where(table.id == after, *mine))
         if number is None:
-            raise UnknownCursor(f"after: there is no {after} in this list")
+            raise UnknownCursor(f"after: {after} is not in this list")
         statement = statement.where(table.number < number)
     rows = list(session.execute(statement.order_by(table.number.desc()).limit(limit + 1)))
     return rows[:limit], len(rows) > limit
@@ -366,7 +378,7 @@ def _record(kind: type[T], row: Any) -> T:
 
 
 def _job(row: Any) -> JobRecord:
-    """Of a JobRow, or of a row of its columns."""
+    """The record of a JobRow, or of a row of its columns."""
     values: dict[str, Any] = {field.name: getattr(row, field.name) for field in fields(JobRecord)}
     values["error"] = None if row.error is None else JobError(**row.error)
     values["result_files"] = tuple(row.result_files)

@@ -1,7 +1,7 @@
-"""The tables of jobs, events and checkpoints, and the values that leave the store.
+"""The tables of jobs, events and checkpoints, and the records that the store returns.
 
-`number` is the order of creation and what listings go by: an index over it reads a page of 100,000 rows as fast as one
-of ten. Secrets stand in `sealed_spec` alone; all other columns may be shown.
+`number` is the order of creation and the sort key of listings: with an index on it, reading a page takes as long in a
+table of 100,000 rows as in one of ten. Only `sealed_spec` holds secrets, encrypted; all other columns may be shown.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class JobRow(Base):
     queued_at: Mapped[float | None] = mapped_column(Float)
     moved_at: Mapped[float] = mapped_column(Float)
     finished_at: Mapped[float | None] = mapped_column(Float)
-    # what was asked for
+    # the request
     model: Mapped[str] = mapped_column(Text)
     base: Mapped[str] = mapped_column(Text)
     training_file: Mapped[str] = mapped_column(String(128))
@@ -51,13 +51,13 @@ class JobRow(Base):
     sealed_spec: Mapped[str] = mapped_column(Text)
     idempotency_key: Mapped[str | None] = mapped_column(String(255))
     digest: Mapped[str] = mapped_column(String(64))
-    # what came of it
+    # the result
     error: Mapped[dict[str, Any] | None] = mapped_column(JSON)
     fine_tuned_model: Mapped[str | None] = mapped_column(Text)
     result_files: Mapped[list[str]] = mapped_column(JSON)
     trained_tokens: Mapped[int | None] = mapped_column(BigInteger)
     estimated_finish: Mapped[float | None] = mapped_column(Float)
-    # who works on it
+    # the manager and driver that run it
     manager: Mapped[str | None] = mapped_column(String(64))
     lease_until: Mapped[float | None] = mapped_column(Float)
     attempt: Mapped[int] = mapped_column(Integer)
@@ -102,7 +102,7 @@ class CheckpointRow(Base):
 
 @dataclass(frozen=True, slots=True)
 class JobError:
-    """Why a job failed, in the wire contract's form; `param` is the field at fault, if one is."""
+    """Why a job failed, in the API's form; `param` is the request field at fault, if any."""
 
     code: str
     message: str
@@ -111,8 +111,10 @@ class JobError:
 
 @dataclass(frozen=True, slots=True)
 class NewJob:
-    """A request that passed. `model` is the client's name of it, `base` the base model's; `method` holds no secret;
-    `sealed_spec` is the whole job. `digest` is the same for equal requests.
+    """A valid request for a job.
+
+    `model` is the model id that the client gave, `base` the id of its base model. `method` contains no secrets;
+    `sealed_spec` is the whole job, encrypted. Equal requests have equal `digest`s.
     """
 
     owner: str
@@ -131,8 +133,10 @@ class NewJob:
 
 @dataclass(frozen=True, slots=True)
 class JobRecord(NewJob):
-    """A job. Times are Unix seconds. `handle` names the latest driver until it is known to be gone; `attempt` counts
-    drivers; `failures` counts those that were lost since the last checkpoint.
+    """A job. Times are Unix seconds.
+
+    `handle` names the latest driver until it is known to be gone; `attempt` counts the drivers started so far;
+    `failures` counts the drivers lost since the last checkpoint.
     """
 
     id: str
@@ -166,7 +170,7 @@ class EventRecord:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRecord:
-    """A checkpoint that is kept; `model` is its deployable name."""
+    """A checkpoint that is kept; `model` is the model id under which it can be deployed."""
 
     id: str
     job_id: str

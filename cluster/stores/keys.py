@@ -1,8 +1,7 @@
-"""API keys: `sk-rft-<id>-<secret>`. The server keeps a key's hash only, so a stolen database opens nothing.
+"""API keys: `sk-rft-<id>-<secret>`. Only a hash of each key is stored, so a stolen database grants no access.
 
-The secret has 256 random bits. A plain SHA-256 of that cannot be guessed backwards, however fast it is computed: slow
-hashes are for passwords, which people choose. Keys are looked up by their id, which is no secret, and the hashes are
-compared in constant time.
+The secret has 256 random bits, so a plain SHA-256 cannot be brute-forced; slow hashes are for passwords that people
+choose. Keys are looked up by their id, which is not secret, and hashes are compared in constant time.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from trainer.errors import UserError
 
 Scope = Literal["read", "write", "admin"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
-"""Each one implies those before it."""
+"""Each scope includes those before it."""
 PREFIX = "sk-rft-"
 MAX_NAME_CHARS = 100
 _TOKEN = re.compile(rf"{PREFIX}([0-9a-f]{{16}})-([\w-]{{43}})", re.ASCII)
@@ -32,7 +31,7 @@ _TOKEN = re.compile(rf"{PREFIX}([0-9a-f]{{16}})-([\w-]{{43}})", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """A key without its secret. `requests_per_minute`: None is the server's default."""
+    """A key without its secret. With `requests_per_minute` None, the server's default rate limit applies."""
 
     id: str
     name: str
@@ -42,6 +41,7 @@ class ApiKey:
     requests_per_minute: int | None = None
 
     def may(self, scope: Scope) -> bool:
+        """Whether the key grants `scope`."""
         return any(SCOPES.index(own) >= SCOPES.index(scope) for own in self.scopes)
 
 
@@ -64,16 +64,17 @@ class KeyStore:
         self._database = database
 
     def create(self, name: str, scopes: Sequence[Scope], requests_per_minute: int | None = None) -> tuple[ApiKey, str]:
-        """A new key and its text, which is never to be had again.
+        """Create a key; returns it and its token, which cannot be retrieved later.
 
         Raises:
-            UserError: it has no scope or an unknown one, or its name is empty, too long or not printable.
+            UserError: There is no scope or an unknown one; the name is empty, too long or not printable; or the rate
+                limit is below 1.
         """
         unknown = [scope for scope in scopes if scope not in SCOPES]
         if unknown or not scopes:
-            raise UserError(f"a key needs scopes out of {', '.join(SCOPES)}")
+            raise UserError(f"scopes: a key needs at least one of {', '.join(SCOPES)}, and no others")
         if not name.isprintable() or not 1 <= len(name) <= MAX_NAME_CHARS:
-            raise UserError(f"a key's name has 1 to {MAX_NAME_CHARS} printable characters")
+            raise UserError(f"name: must be 1 to {MAX_NAME_CHARS} printable characters")
         if requests_per_minute is not None and requests_per_minute < 1:
             raise UserError("requests_per_minute must be at least 1")
         id = secrets.token_hex(8)
@@ -92,31 +93,31 @@ class KeyStore:
             return _key(row), token
 
     def find(self, token: str) -> ApiKey | None:
-        """The key of this text; None where there is none or it was revoked."""
+        """The key that `token` belongs to; None if there is none or it was revoked."""
         match = _TOKEN.fullmatch(token)
         if match is None:
             return None
         with self._database.session() as session:
             row = session.get(KeyRow, match[1])
-            # An unknown id is compared too, so that it takes as long as a known one.
+            # Compare for an unknown id too, so that it takes as long as for a known one.
             same = hmac.compare_digest(_hash(token), row.hash if row is not None else _hash(""))
             return _key(row) if row is not None and same and row.revoked_at is None else None
 
     def list(self) -> list[ApiKey]:
-        """All keys, the oldest first, revoked ones too."""
+        """All keys, including revoked ones, oldest first."""
         with self._database.session() as session:
             return [_key(row) for row in session.scalars(select(KeyRow).order_by(KeyRow.created_at, KeyRow.id))]
 
     def revoke(self, id: str) -> ApiKey:
-        """From now on the key opens nothing. Done twice, it is the same.
+        """Revoke a key. Idempotent.
 
         Raises:
-            UserError: there is no such key.
+            UserError: There is no such key.
         """
         with self._database.session() as session:
             row = session.get(KeyRow, id)
             if row is None:
-                raise UserError(f"there is no key {id!r}; `agent-rft keys list` shows all")
+                raise UserError(f"there is no key {id!r}; run `agent-rft keys list` to see all keys")
             row.revoked_at = row.revoked_at or int(time.time())
             return _key(row)
 

@@ -1,7 +1,7 @@
-"""The tables of a server's database, brought to what this version wants when a server or a command starts.
+"""Migrates a server's database to this version's schema; runs whenever a server or a command starts.
 
-`migrations/versions` is the history of the tables, and a test compares its end with the classes. Once a table has
-changed, write the next revision with
+`migrations/versions` holds the schema's history, and a test checks that it ends with the present table classes. After
+changing a table, write the next revision with
 
     python -m cluster.stores.migrate "what has changed"
 
@@ -22,7 +22,7 @@ from sqlalchemy import Connection, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
-# The tables: modules that are imported here are in the history.
+# Imported for their tables: migrations only cover modules that are imported here.
 import cluster.stores.file_store
 import cluster.stores.job_tables
 import cluster.stores.keys
@@ -31,16 +31,16 @@ from cluster.stores.database import Database, DatabaseError
 from trainer.errors import UserError
 
 FOLDER = Path(__file__).parent / "migrations"
-_ALONE = threading.Lock()
-"""Alembic has one context in a process."""
+_ALEMBIC_LOCK = threading.Lock()
+"""Alembic has one context per process."""
 TABLES_LOCK = 0x7461626C
-"""PostgreSQL's advisory lock of two servers that start at a time."""
+"""The PostgreSQL advisory lock held while migrating, for servers that start at the same time."""
 
 
 def migrate(database: Database) -> None:
-    """Make or change the tables. Done twice, it is the same; data stays."""
+    """Create the tables or upgrade them to the latest revision. Idempotent; data is preserved."""
     logging.getLogger("alembic").setLevel(logging.WARNING)
-    with _ALONE, database.engine.begin() as connection:
+    with _ALEMBIC_LOCK, database.engine.begin() as connection:
         if connection.dialect.name == "postgresql":
             connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": TABLES_LOCK})
         command.upgrade(_config(connection), "head")
@@ -78,7 +78,7 @@ def _first_line(text: str) -> str:
 
 
 def write_revision(message: str) -> None:
-    """Write the next revision of the history."""
+    """Write the next revision to `migrations/versions`."""
     with tempfile.TemporaryDirectory() as folder:
         database = Database.of_folder(Path(folder))
         migrate(database)

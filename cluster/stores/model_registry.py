@@ -1,8 +1,8 @@
-"""Which model ids exist, and how each is served: as it was trained. Base models are the operator's aliases and cannot
-be deleted; tuned models and checkpoints are rows of a table.
+"""The registry of model ids and of each model's serving settings, which are those of its training.
 
-An id is looked up, never taken for a path: a client reaches no folder that nobody gave a name. Calls block for
-milliseconds.
+Base models are aliases that the operator configures and cannot be deleted; tuned models and checkpoints are rows of a
+table. An id is only ever looked up, never used as a path, so clients cannot reach folders that were not registered.
+Calls block for milliseconds.
 """
 
 from __future__ import annotations
@@ -25,17 +25,19 @@ TUNED_OWNER = "organization"
 
 
 class UnknownModel(UserError):
-    """There is no model of this id, or no longer."""
+    """No model has this id, or it was deleted."""
 
 
-class KeptModel(UserError):
-    """The model may not be deleted."""
+class ProtectedModel(UserError):
+    """The model cannot be deleted, because it is a base model."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelRecord:
-    """`folder` is a folder or a Hugging Face name; `base` the id of the model that training began with; `created_at`
-    in seconds since 1970. A base model has no `job_id`.
+    """A model that can be deployed or trained.
+
+    `folder` is a local folder or a Hugging Face name, `base` the id of the base model, `created_at` in Unix seconds.
+    A base model has no `job_id`.
     """
 
     id: str
@@ -66,37 +68,39 @@ class _ModelRow(Base):
 
 
 class ModelRegistry:
-    """`aliases`: the operator's names of base models -> folder or Hugging Face name."""
+    """All models of a server. `aliases` maps the ids of base models to a folder or Hugging Face name."""
 
     def __init__(self, database: Database, aliases: Mapping[str, str], clock: Callable[[], float] = time.time) -> None:
         self._database = database
-        # Whole paths: drivers and engines are started elsewhere.
+        # Absolute paths, because drivers and engines run in other working directories.
         self._aliases = {name: str(Path(at).resolve()) if Path(at).is_dir() else at for name, at in aliases.items()}
         self._clock = clock
 
     def add(
         self, model_id: str, folder: Path | str, base: str, job_id: str, settings: ServeSettings | None = None
     ) -> ModelRecord:
-        """Make a tuned model or a checkpoint known. A job that was resumed may say the same again.
+        """Register a tuned model or a checkpoint; a job may register its own model again, which replaces it.
 
         Raises:
-            ValueError: the id is a base model's or another job's.
+            ValueError: The id belongs to a base model or to another job.
         """
         if model_id in self._aliases:
-            raise ValueError(f"{model_id} is the name of a base model")
+            raise ValueError(f"{model_id} is the id of a base model")
         with self._database.session() as session:
             row = session.get(_ModelRow, model_id)
             if row is None:
                 row = _ModelRow(id=model_id, job_id=job_id, created_at=int(self._clock()))
                 session.add(row)
             elif row.job_id != job_id:
-                raise ValueError(f"{model_id} is a model of {row.job_id}")
+                raise ValueError(f"{model_id} is a model of the job {row.job_id}")
             row.folder, row.base, row.settings = str(folder), base, asdict(settings or ServeSettings())
             return row.record()
 
     def resolve(self, model_id: str) -> ModelRecord:
-        """Raises:
-        UnknownModel: there is none of this id.
+        """The model of an id.
+
+        Raises:
+            UnknownModel: There is no model of this id.
         """
         if model_id in self._aliases:
             return self._base_model(model_id)
@@ -107,20 +111,20 @@ class ModelRegistry:
             return row.record()
 
     def list(self) -> list[ModelRecord]:
-        """All models: those of the operator, then the tuned ones, newest first."""
+        """All models: base models first, then tuned ones, newest first."""
         with self._database.session() as session:
             rows = session.scalars(select(_ModelRow).order_by(_ModelRow.created_at.desc(), _ModelRow.id.desc())).all()
             return [self._base_model(name) for name in self._aliases] + [row.record() for row in rows]
 
     def delete(self, model_id: str) -> None:
-        """Forget a tuned model. Its folder stays: it is also the checkpoint that its job may go on from.
+        """Delete a tuned model's entry. Its folder is kept, because its job may resume from that checkpoint.
 
         Raises:
-            UnknownModel: there is none of this id.
-            KeptModel: it is a base model.
+            UnknownModel: There is no model of this id.
+            ProtectedModel: It is a base model.
         """
         if model_id in self._aliases:
-            raise KeptModel(f"The model '{model_id}' is a base model of this server and cannot be deleted.")
+            raise ProtectedModel(f"The model '{model_id}' is a base model of this server and cannot be deleted.")
         with self._database.session() as session:
             row = session.get(_ModelRow, model_id)
             if row is None:
@@ -130,5 +134,5 @@ class ModelRegistry:
     def _base_model(self, name: str) -> ModelRecord:
         folder = self._aliases[name]
         config = Path(folder) / "config.json"
-        created = int(config.stat().st_mtime) if config.is_file() else 0  # in the cache of Hugging Face: nobody knows
+        created = int(config.stat().st_mtime) if config.is_file() else 0  # unknown for a Hugging Face name
         return ModelRecord(name, folder, name, None, created, ServeSettings())

@@ -8,25 +8,10 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Literal
 
+from trainer.metrics import EVALUATION, Metric
 from trainer.types import Evaluation, Group
 
 Verdict = Literal["better", "worse", "same"]
-
-COMPARED = (
-    ("grade", "grade", "{:.3f}", 1),
-    ("reward", "reward", "{:.3f}", 1),
-    ("pass_rate", "pass rate", "{:.1%}", 1),
-    ("pass_at_k", "pass@{k}", "{:.1%}", 1),
-    ("tool_calls", "tool calls per rollout", "{:.2f}", -1),
-    ("turns", "turns per rollout", "{:.2f}", -1),
-    ("parallel_turn_share", "turns with parallel calls", "{:.1%}", 0),
-    ("completion_tokens", "sampled tokens per rollout", "{:,.0f}", -1),
-    ("rollout_tokens", "all tokens per rollout", "{:,.0f}", -1),
-    ("busy_s", "model and tool time per rollout", "{:.2f} s", -1),
-    ("num_rollouts", "graded rollouts", "{:,.0f}", 0),
-    ("discarded", "discarded rollouts", "{:,.0f}", -1),
-)
-"""Field of Evaluation, label, format, and whether more is better (1), less is (-1), or neither (0)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,23 +29,24 @@ class Change:
 
 def compare(before: Evaluation, after: Evaluation) -> list[Change]:
     """One change for each number of an evaluation; the grade with its 95 % confidence interval."""
-    compared = [row for row in COMPARED if row[0] != "pass_at_k" or after.samples > 1]
-    return [_change(before, after, *row) for row in compared]
+    compared = {name: metric for name, metric in EVALUATION.items() if name != "pass_at_k" or after.samples > 1}
+    return [_change(before, after, name, metric) for name, metric in compared.items()]
 
 
-def _change(before: Evaluation, after: Evaluation, name: str, label: str, form: str, direction: int) -> Change:
+def _change(before: Evaluation, after: Evaluation, name: str, metric: Metric) -> Change:
     old, new = float(getattr(before, name)), float(getattr(after, name))
-    difference = new - old
-    points = form.endswith("%}")
+    difference, form = new - old, metric.pattern
+    points = metric.unit == "share"
     change = _number("{:+.1f} points", 100 * difference) if points else _number(form.replace(":", ":+"), difference)
     relative = _number("{:+.0%}", new / old - 1) if old else "–"
     verdict: Verdict = "same"
-    if direction * difference and math.isfinite(difference):
-        verdict = "better" if direction * difference > 0 else "worse"
+    if metric.better * difference and math.isfinite(difference):
+        verdict = "better" if metric.better * difference > 0 else "worse"
     ci95 = (before.ci95, after.ci95) if name == "grade" else (math.nan, math.nan)
     texts = [_number(form, value) for value in (old, new)]
     shown = [text if math.isnan(ci) else f"{text} ± {ci:.3f}" for text, ci in zip(texts, ci95, strict=True)]
-    return Change(name, label.format(k=after.samples), shown[0], shown[1], change, relative, verdict)
+    label = f"pass@{after.samples}" if name == "pass_at_k" else metric.label
+    return Change(name, label, shown[0], shown[1], change, relative, verdict)
 
 
 def _number(form: str, value: float) -> str:

@@ -26,35 +26,16 @@ from rich.text import Text
 
 from cluster.views.before_after import compare
 from trainer.events import Evaluated, JobEnded, PhaseBegan, RolloutDiscarded, StepDone
+from trainer.metrics import LIVE, METRICS
 from trainer.run_events import RunEvent
 from trainer.types import Evaluation
 
 TREND_WIDTH, PHASE_WIDTH = 30, 40
 LEVEL_STYLES = {"info": "dim", "warn": "yellow", "error": "bold red"}
-ROWS = (
-    ("train_mean_grade", "train grade", "grade", "{:.3f}"),
-    ("train_mean_reward", "train reward", "reward", "{:.3f}"),
-    ("full_valid_mean_grade", "validation grade", "valid grade", "{:.3f}"),
-    ("full_valid_mean_reward", "validation reward", "valid reward", "{:.3f}"),
-    ("tool_calls_mean", "tool calls per rollout", "calls", "{:.2f}"),
-    ("turns_mean", "turns per rollout", "turns", "{:.2f}"),
-    ("parallel_turn_share", "turns with parallel calls", "parallel", "{:.0%}"),
-    ("completion_tokens_mean", "sampled tokens per rollout", "sampled", "{:,.0f}"),
-    ("rollout_tokens_mean", "all tokens per rollout", "tokens", "{:,.0f}"),
-    ("rollout_busy_s_mean", "busy time per rollout", "busy", "{:.2f} s"),
-    ("mean_unresponsive_rewards", "discarded rollouts", "discarded", "{:.0%}"),
-    ("staleness_mean", "staleness in versions", "stale", "{:.2f}"),
-    ("sync_pause_s", "pause per update", "pause", "{:.2f} s"),
-    ("loss", "loss", "loss", "{:.4f}"),
-    ("full_valid_loss", "validation loss", "valid loss", "{:.4f}"),
-)
-"""Metric, label in the table, label in a log line, format."""
-PHASES = (
-    ("time_wait_s", "waiting", "cyan"),
-    ("time_learn_s", "learning", "magenta"),
-    ("time_sync_s", "publishing", "yellow"),
-    ("time_eval_s", "validation", "green"),
-)
+ROWS = {name: metric for name, metric in METRICS.items() if metric.shown == LIVE}
+"""Of the table and of log lines, in the order of the list."""
+PHASES = {name: metric.series for name, metric in METRICS.items() if metric.chart == "step_time"}
+PHASE_STYLES = ("cyan", "magenta", "yellow", "green")
 
 
 def safe_text(text: str) -> str:
@@ -155,10 +136,10 @@ class LiveView:
         table.add_column("now", justify="right", style="bold", no_wrap=True)
         table.add_column("over the steps", style="cyan", no_wrap=True, min_width=TREND_WIDTH)
         table.add_column("", style="dim", no_wrap=True, ratio=1)
-        for name, label, _, form in ROWS:
+        for name, metric in ROWS.items():
             if values := list(self._series.get(name, {}).values()):
-                ends = form.format(values[0]), form.format(values[-1])
-                table.add_row(label, *ends, trend(values), Text(self._note(name)))
+                ends = metric.format(values[0]), metric.format(values[-1])
+                table.add_row(metric.label, *ends, trend(values), Text(self._note(name)))
         parts: list[RenderableType] = [self._progress()]
         parts += [Text(), table] if table.row_count else []
         parts += [Text(), self._phases()] if self._last else []
@@ -189,7 +170,8 @@ class LiveView:
 
     def _phases(self) -> RenderableType:
         """Where the last step's time went: a bar in parts, and the seconds."""
-        times = [(self._last.get(name, 0.0), label, style) for name, label, style in PHASES]
+        styled = zip(PHASES.items(), PHASE_STYLES, strict=True)
+        times = [(self._last.get(name, 0.0), label, style) for (name, label), style in styled]
         rest = self._last.get("time_step_s", 0.0) - sum(seconds for seconds, _, _ in times)
         times = [*times, (max(0.0, rest), "other", "bright_black")]
         total = sum(seconds for seconds, _, _ in times) or 1.0
@@ -221,11 +203,12 @@ class LiveView:
         """One step as one line of a log."""
         m = self._last
         shown = [
-            f"{label} {form.format(m[name])}" + (f" ({note})" if (note := self._note(name)) else "")
-            for name, _, label, form in ROWS
+            f"{metric.short or metric.label} {metric.format(m[name])}"
+            + (f" ({note})" if (note := self._note(name)) else "")
+            for name, metric in ROWS.items()
             if math.isfinite(m.get(name, math.nan))
         ]
-        shown += [f"{label} {m[name]:.1f} s" for name, label, _ in PHASES if name in m]
+        shown += [f"{label} {m[name]:.1f} s" for name, label in PHASES.items() if name in m]
         shown += [f"left {duration(self.left_s)}"] if self.left_s else []
         return f"{self._clock()}  step {self._step}/{self._total_steps}: " + ", ".join(shown)
 

@@ -1,5 +1,6 @@
-"""Running a grader over rollouts that were recorded: what it says of them, where it fails, and how much it says
-differently when asked again. Trains nothing and starts no engine.
+"""Runs a grader over recorded rollouts, once or repeatedly, without training and without an engine.
+
+Repeated runs show how much the grader's answers vary.
 """
 
 from __future__ import annotations
@@ -28,17 +29,17 @@ from trainer.spec.operator import Operator
 from trainer.spec.reader import fill_in, read_source, validate
 from trainer.types import Grade
 
-AT_ONCE = 256
+MAX_CONCURRENT = 256
 SHOWN_PROBLEMS = 20
 _SECTION = "method.reinforcement."
-_LINE_REMEDY = 'give one JSON object a line: {"sample": {...} or the answer\'s text, "item": {...}}'
+_LINE_REMEDY = 'give one JSON object per line: {"sample": {...} or the answer\'s text, "item": {...}}'
 
 Regraded = Grade | RftError
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One rollout to grade, and what it was graded when it was recorded."""
+    """One rollout to grade; `recorded` is its grade from the recorded run, if any."""
 
     sample: dict[str, Any]
     item: dict[str, Any]
@@ -46,8 +47,8 @@ class Case:
     recorded: float | None = None
 
 
-class _Alone(RootModel[GraderSpec]):
-    """A file that holds nothing but a grader."""
+class _BareGrader(RootModel[GraderSpec]):
+    """A file that contains only a grader, without guards."""
 
 
 async def grade_file(
@@ -59,12 +60,16 @@ async def grade_file(
     repeat: int = 1,
     done: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[Reinforcement, list[Case], list[list[Regraded]]]:
-    """Grade all rollouts of `file` `repeat` times. Returns what the grader's file holds, the rollouts, and for each run
-    one outcome a rollout. `done` is told after each grade how many there are.
+    """Grade all rollouts of `file` `repeat` times.
+
+    After each grade, `done` is called with the number of grades so far and the total.
+
+    Returns:
+        The contents of the grader's file, the rollouts, and the outcomes `[run][rollout]`.
 
     Raises:
-        InvalidJob: the file or the grader has mistakes.
-        UserError: an endpoint answered 401 or 403, or a python grader has no sandbox here.
+        InvalidJob: The file or the grader has mistakes.
+        UserError: An endpoint answered 401 or 403, or this machine has no sandbox for a python grader.
     """
     reinforcement = read_grader(grader, operator)
     cases = read_cases(file, name)
@@ -72,18 +77,18 @@ async def grade_file(
     for number in range(repeat):
         so_far = number * len(cases)
 
-        def told(count: int, so_far: int = so_far) -> None:
+        def progress(count: int, so_far: int = so_far) -> None:
             done(so_far + count, repeat * len(cases))
 
-        # A pool and names of its own: else the second run would only get back answers that were kept from the first.
+        # A new pool and new trace ids, so that no run gets the cached answers of an earlier one.
         again = [replace(case, trace_id=f"{case.trace_id}_again_{number}") if number else case for case in cases]
-        runs.append(await grade_cases(again, GraderPool.of(reinforcement, operator), told))
+        runs.append(await grade_cases(again, GraderPool.of(reinforcement, operator), progress))
     return reinforcement, cases, runs
 
 
-async def grade_cases(cases: Sequence[Case], pool: GraderPool, told: Callable[[int], None]) -> list[Regraded]:
-    """One outcome a case, in their order; closes the pool."""
-    slots, count = asyncio.Semaphore(AT_ONCE), 0
+async def grade_cases(cases: Sequence[Case], pool: GraderPool, progress: Callable[[int], None]) -> list[Regraded]:
+    """One outcome per case, in the same order; closes the pool. `progress` is called with the number done so far."""
+    slots, count = asyncio.Semaphore(MAX_CONCURRENT), 0
 
     async def one(case: Case) -> Regraded:
         nonlocal count
@@ -91,7 +96,7 @@ async def grade_cases(cases: Sequence[Case], pool: GraderPool, told: Callable[[i
             outcome = await outcome_of(pool.grade(case.sample, case.item, case.trace_id))
         if isinstance(outcome, UserError):
             raise outcome
-        told(count := count + 1)
+        progress(count := count + 1)
         return outcome
 
     try:
@@ -108,11 +113,11 @@ async def grade_cases(cases: Sequence[Case], pool: GraderPool, told: Callable[[i
 
 
 def read_cases(path: Path, name: str | None = None) -> list[Case]:
-    """The rollouts of a run folder (`name`, else its newest file), of one of its files, or of a JSONL file.
+    """The rollouts of a run folder (the file `name`, or else the newest), of a rollout file, or of a JSONL file.
 
     Raises:
-        UserError: there are none.
-        InvalidJob: lines that hold none, each with its number.
+        UserError: The run folder or rollout file has no rollouts to grade, or cannot be read.
+        InvalidJob: A JSONL file is empty, cannot be read or has invalid lines, each with its number.
     """
     if path.is_dir():
         run = RunFolder(path)
@@ -130,14 +135,14 @@ def read_cases(path: Path, name: str | None = None) -> list[Case]:
         elif outcome is not None:
             problems.append(Problem("invalid_line", "line", outcome, _LINE_REMEDY, str(path), number))
     if problems:
-        raise InvalidJob(f"{path} has {len(problems)} wrong line(s)", problems[:SHOWN_PROBLEMS])
+        raise InvalidJob(f"{path} has {len(problems)} invalid line(s)", problems[:SHOWN_PROBLEMS])
     if not cases:
-        raise InvalidJob(f"{path} holds no rollouts")
+        raise InvalidJob(f"{path} contains no rollouts")
     return cases
 
 
 def _recorded(path: Path) -> list[Case]:
-    """The graded rollouts of a run's file; those that were discarded have no answer to grade."""
+    """The graded rollouts in a run's rollout file; discarded rollouts have no answer to grade."""
     try:
         groups, job = read_groups(path), RunFolder(path.parent.parent).job()
     except (zstandard.ZstdError, OSError, ValueError, KeyError, TypeError) as error:
@@ -155,16 +160,16 @@ def _recorded(path: Path) -> list[Case]:
         for rollout in group.rollouts
     ]
     if not cases:
-        raise UserError("no rollout there came to an answer that could be graded")
+        raise UserError(f"{path} has no rollouts with an answer to grade")
     return cases
 
 
 def _lines(path: Path) -> Iterator[Case | str | None]:
-    """For each line a case, what is wrong with it, or None for an empty one."""
+    """For each line its case, an error message, or None if it is empty."""
     try:
         texts = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
+        why = error.strerror if isinstance(error, OSError) else "it is not valid UTF-8"
         remedy = "give a run folder, or a JSONL file of {sample, item}"
         raise InvalidJob("nothing to grade", [Problem("unreadable_file", str(path), str(why), remedy)]) from None
     yield from (_case(text, f"trace_line_{number}") if text.strip() else None for number, text in enumerate(texts, 1))
@@ -174,16 +179,16 @@ def _case(text: str, trace_id: str) -> Case | str:
     try:
         line = json.loads(text)
     except (ValueError, RecursionError) as error:
-        return f"is no JSON: {error}"
+        return f"is not valid JSON: {error}"
     if not isinstance(line, dict):
-        return "is no JSON object"
+        return "is not a JSON object"
     sample, item = line.get("sample"), line.get("item", {})
     if isinstance(sample, str):
         sample = sample_of(sample, (), "answer", wants_json=True)
     if not isinstance(sample, dict):
-        return "has no `sample`, an object or the answer's text"
+        return "`sample` must be an object or the answer's text"
     if not isinstance(item, dict):
-        return "its `item` is no object"
+        return "`item` must be an object"
     return Case(sample, item, str(line.get("trace_id") or trace_id))
 
 
@@ -191,25 +196,25 @@ def _case(text: str, trace_id: str) -> Case | str:
 
 
 def read_grader(path: Path, operator: Operator, environment: Mapping[str, str] = os.environ) -> Reinforcement:
-    """What a file says of a grader: the grader alone, or with guards as in `method.reinforcement` of a job.
+    """The grader in a file: alone, or with guards as in `method.reinforcement` of a job.
 
     Raises:
-        InvalidJob: with all that is wrong with it.
+        InvalidJob: The grader is invalid, with all problems that were found.
     """
     source = read_source(path, "grader")
     if isinstance(source, Problem):
         raise InvalidJob("the grader cannot be used", [source])
     if not isinstance(source.raw, dict):
         raise InvalidJob(
-            "the grader cannot be used", [source.problem("grader_shape", (), "is no object", "add `type`")]
+            "the grader cannot be used", [source.problem("grader_shape", (), "must be an object", "add `type`")]
         )
     raw, variables, problems = fill_in(source, environment)
     reinforcement: Reinforcement | None = None
     if "grader" in raw:
         reinforcement, found = validate(Reinforcement, raw, source, variables)
     else:
-        alone, found = validate(_Alone, raw, source, variables)
-        reinforcement = None if alone is None else Reinforcement(grader=alone.root)
+        bare, found = validate(_BareGrader, raw, source, variables)
+        reinforcement = None if bare is None else Reinforcement(grader=bare.root)
     problems = source.duplicates() + problems + [problem for _, problem in found]
     if reinforcement is not None and not problems:
         problems = [

@@ -1,4 +1,4 @@
-"""What a grader said of many rollouts, as numbers and as a person reads them."""
+"""Summarises a grader's outcomes on many rollouts and prints the summary."""
 
 from __future__ import annotations
 
@@ -23,25 +23,28 @@ BINS = 10
 BAR_WIDTH = 40
 SHOWN_ERRORS = 3
 SAME = 1e-9
-"""Grades closer to each other than this are the same."""
+"""Grades that differ by less than this count as equal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """How two runs over the same rollouts differ, over all pairs of runs. `num_pairs` are those graded in both;
-    `came_or_went` had a grade in one of the two only.
+    """How grades of the same rollout differ between runs, over all pairs of runs.
+
+    `num_pairs` counts pairs with a grade in both runs, `num_one_graded` those with a grade in only one of them.
     """
 
     num_pairs: int
     mean_difference: float
     changed_share: float
-    came_or_went: int
+    num_one_graded: int
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Over all runs. `quantiles` go by QUANTILES; `bins` are (low, high, count); `errors` are (count, examples) by the
-    wire contract's names; `scores` are means by part; `guards` count by name.
+    """Statistics over all runs.
+
+    `quantiles` are those of QUANTILES; `bins` are (low, high, count); `errors` map the API's error names to (count,
+    examples); `scores` are means by part of a multi grader; `guards` count how often each guard tripped.
     """
 
     num_cases: int
@@ -61,7 +64,7 @@ class Summary:
 
 
 def summary_of(runs: Sequence[Sequence[Grade | RftError]], pass_threshold: float) -> Summary:
-    """The summary of runs over the same rollouts, each with one outcome a rollout."""
+    """The summary of `runs[run][rollout]`, all over the same rollouts."""
     outcomes = [outcome for run in runs for outcome in run]
     grades = [outcome for outcome in outcomes if isinstance(outcome, Grade)]
     values = np.array([grade.value for grade in grades], dtype=np.float64)
@@ -86,7 +89,7 @@ def summary_of(runs: Sequence[Sequence[Grade | RftError]], pass_threshold: float
 
 
 def print_summary(summary: Summary, recorded: Sequence[float], console: Console) -> None:
-    """`recorded` are the grades that the rollouts had before, as far as they are known."""
+    """Print a summary; `recorded` are the rollouts' earlier grades, where known."""
     total = summary.num_cases * summary.num_runs
     again = f" x {summary.num_runs} runs" if summary.num_runs > 1 else ""
     console.print(f"{summary.num_graded:,} grades of {summary.num_cases:,} rollouts{again}", highlight=False)
@@ -101,7 +104,7 @@ def print_summary(summary: Summary, recorded: Sequence[float], console: Console)
         console.print(
             f"noise: grades of the same rollout differ by {noise.mean_difference:.4g} on average; "
             f"{noise.changed_share:.1%} of {noise.num_pairs:,} pairs differ"
-            + (f"; {noise.came_or_went:,} failed in one of two runs" if noise.came_or_went else ""),
+            + (f"; {noise.num_one_graded:,} failed in one of two runs" if noise.num_one_graded else ""),
             highlight=False,
         )
 
@@ -133,7 +136,7 @@ def _noise(runs: Sequence[Sequence[Grade | RftError]]) -> Noise:
         num_pairs=len(both),
         mean_difference=fmean(differences) if differences else float("nan"),
         changed_share=fmean(d > SAME for d in differences) if differences else float("nan"),
-        came_or_went=sum(isinstance(a, Grade) is not isinstance(b, Grade) for a, b in pairs),
+        num_one_graded=sum(isinstance(a, Grade) is not isinstance(b, Grade) for a, b in pairs),
     )
 
 

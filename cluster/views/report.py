@@ -22,7 +22,7 @@ from plotly.offline import get_plotlyjs
 from cluster.records.run_folder import RunFolder
 from cluster.views.before_after import Change, compare, mean_grade, paired_change
 from cluster.views.live import duration
-from cluster.views.report_charts import BEHAVIOUR, HEALTH, figures, quality
+from cluster.views.report_charts import figures, quality
 from cluster.views.traces import call_note, cut, facts, said
 from trainer.types import Evaluation, Group, Rollout
 
@@ -103,8 +103,8 @@ def write_report(run: RunFolder | Path) -> Path:
     tests = [(at, evaluations[n]) for n, at in (("test-before", 0), ("test-after", last)) if n in evaluations]
     sections = (
         ("", quality(steps, validations, tests)),
-        ("How the agent works", figures(BEHAVIOUR, steps)),
-        ("How the training went", figures(HEALTH, steps)),
+        ("How the agent works", figures("agent", steps)),
+        ("How the training went", figures("training", steps)),
     )
     rows = [] if compared is None else _rows(compared)
     spec = job.get("job", {})

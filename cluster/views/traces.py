@@ -1,4 +1,4 @@
-"""Reading rollouts again: which ones, and as a person reads them. What was discarded is shown with its reason."""
+"""Selects recorded rollouts and prints them for people to read; discarded ones are shown with their reason."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from trainer.types import Discarded, Grade, Group, GroupRequest, Rollout, ToolRe
 
 LABEL_WIDTH = 10
 SHOWN_CHARS = 600
-"""Of one prompt message, tool result or turn; a whole one comes with `--json`."""
+"""Printed length of a prompt message, tool result or turn; `--json` prints them whole."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """One try and where it stands: `name` is that of the rollouts' file."""
+    """One rollout, complete or discarded, with its request and the name of its rollout file."""
 
     name: str
     request: GroupRequest
@@ -43,16 +43,16 @@ def select_traces(
 ) -> list[Trace]:
     """Traces of the file `name` in its order, or the `worst` or `best` by grade.
 
-    `row` is a row's id or its line number, `trace` the beginning of a trace id; without a file they are looked for
-    in all files. With nothing given, the traces are those of the newest file. Discarded rollouts have no grade: they
-    are among neither the worst nor the best.
+    `row` is a row's id or line number, `trace` the start of a trace id; without `name`, both are searched in all files.
+    With none of the three, the traces are those of the newest file. Discarded rollouts have no grade and are neither
+    among the worst nor the best.
 
     Raises:
-        UserError: there are no rollouts, or none of that name, row or trace.
+        UserError: There are no rollouts, or none of this name, row or trace.
     """
     names = run.rollout_names()
     if not names:
-        raise UserError(f"{run.path} holds no rollouts: give a run's folder, such as runs/20261121-...")
+        raise UserError(f"{run.path} contains no rollouts: give a run folder, such as runs/20261121-...")
     if name is not None and (counted := re.fullmatch(r"(step|validation)-(\d+)", name)):
         name = f"{counted[1]}-{int(counted[2]):06d}"
     if name is not None and name not in names:
@@ -70,7 +70,7 @@ def select_traces(
     ]
     if not found and (row is not None or trace is not None):
         which = " and ".join(f"{key} {value!r}" for key, value in (("row", row), ("trace", trace)) if value is not None)
-        raise UserError(f"{run.path} has no rollout of {which}" + (f" in {name}" if name else ""))
+        raise UserError(f"{run.path} has no rollout with {which}" + (f" in {name}" if name else ""))
     if worst is None and best is None:
         return found
     graded = [(entry.end.grade.value, entry) for entry in found if isinstance(entry.end, Rollout)]
@@ -85,7 +85,7 @@ def _traces(name: str, groups: Sequence[Group]) -> Iterator[Trace]:
 
 
 def trace_json(trace: Trace) -> str:
-    """One line with everything: the request, then the rollout as in the run folder."""
+    """One line of JSON with everything: the request, and the rollout as in the run folder."""
     end = trace.end
     alone = Group(trace.request, (end,)) if isinstance(end, Rollout) else Group(trace.request, (), (end,))
     _, line = group_lines(alone)
@@ -93,7 +93,7 @@ def trace_json(trace: Trace) -> str:
 
 
 def said(turn: Turn) -> tuple[str, str]:
-    """The thoughts and the text of a turn, without calls that are shown as such anyway."""
+    """The thoughts and the text of a turn, without tool calls unless they were malformed."""
     thought, _, text = turn.text.rpartition("</think>")
     if turn.calls and all(result.error != "malformed_call" for result in turn.results):
         text = re.sub(r"<tool_call>.*?(</tool_call>|$)", "", text, flags=re.DOTALL)
@@ -101,6 +101,7 @@ def said(turn: Turn) -> tuple[str, str]:
 
 
 def cut(text: str, limit: int = SHOWN_CHARS) -> str:
+    """The first `limit` characters of `text`, with a note of how many were left out."""
     left_out = len(text) - limit
     return text if left_out <= 0 else f"{text[:limit]} … [{left_out:,} more characters]"
 
@@ -122,14 +123,14 @@ def facts(rollout: Rollout) -> str:
 
 
 def _why(grade: Grade) -> str:
-    """What else is known of a grade: the guard that set it, what a judge said, the held-out grade."""
+    """What else is known about a grade: the guard that set it, the held-out grade, the judge's reason."""
     guard = f" set by the guard {grade.guard}" if grade.guard is not None else ""
     held_out = f", held out {grade.held_out:.3f}" if grade.held_out is not None else ""
     return guard + held_out + (f", because {grade.reason}" if grade.reason else "")
 
 
 def call_note(result: ToolResult) -> str:
-    """What is to be known of a call's result beside its text."""
+    """A tool call's latency, error, retries and truncation, in one line."""
     notes = [f"{result.latency_s:.2f} s", result.error or ""]
     notes += [f"{result.retries} retries"] if result.retries else []
     notes += ["cut for the model"] if result.truncated else []
@@ -137,7 +138,7 @@ def call_note(result: ToolResult) -> str:
 
 
 def print_traces(traces: Sequence[Trace], console: Console) -> None:
-    """Each trace from its prompt (once for a row's tries in succession) to its answer, long texts cut with a mark."""
+    """Print each trace from prompt to answer, cutting long texts; consecutive traces of a row share one prompt."""
     row = None
     for trace in traces:
         end = trace.end
@@ -171,7 +172,7 @@ def _print_rollout(console: Console, rollout: Rollout) -> None:
 
 
 def _say(console: Console, who: str, text: str, style: str, note: str = "") -> None:
-    """One line of the conversation, its text beside its label however many lines it takes."""
+    """Print one message: its label on the left, its text wrapped beside it."""
     line = Table.grid(padding=(0, 1))
     line.add_column(width=LABEL_WIDTH, justify="right", style="blue")
     line.add_column()

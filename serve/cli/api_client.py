@@ -1,7 +1,7 @@
-"""A server's API for the command line: where it is, one request, a list page by page, and errors in the server's words.
+"""A client of a server's API for the command line: single requests, paginated lists, and errors in the server's words.
 
-The server and the key come from options, else from the environment (AGENT_RFT_BASE_URL, AGENT_RFT_API_KEY; OpenAI's
-names do as well), else from a profile: `~/.config/agent-rft/profiles.yaml`, `NAME: {base_url: ..., api_key: ...}`.
+The server and the key come from options, else from the environment (AGENT_RFT_BASE_URL and AGENT_RFT_API_KEY, or
+OpenAI's names), else from a profile: `~/.config/agent-rft/profiles.yaml`, `NAME: {base_url: ..., api_key: ...}`.
 """
 
 from __future__ import annotations
@@ -21,19 +21,21 @@ PAGE = 100
 
 
 class NoAnswer(RftError):
-    """The server is not there, has an error of its own or is asked too often: the same request may succeed later."""
+    """The server is unreachable, failed or is rate limiting: the same request may succeed later."""
 
 
 def client_of(
     base_url: str | None, api_key: str | None, profile: str, environment: Mapping[str, str], profiles: Path
 ) -> httpx.Client:
-    """Raises:
-    UserError: no server or no key is named anywhere.
+    """Returns a client of the configured server.
+
+    Raises:
+        UserError: no server or no key is configured.
     """
     known = _profiles(profiles)
     chosen = known.get(profile) or {}
     if profile != "default" and not chosen:
-        raise UserError(f"there is no profile {profile!r} in {profiles}; it has {', '.join(known) or 'none'}")
+        raise UserError(f"no profile {profile!r} in {profiles}; existing profiles: {', '.join(known) or 'none'}")
 
     def found(given: str | None, name: str) -> str:
         for value in (given, environment.get(f"AGENT_RFT_{name}"), environment.get(f"OPENAI_{name}")):
@@ -41,16 +43,18 @@ def client_of(
                 return value
         if value := chosen.get(name.lower()):
             return str(value)
-        option = name.lower().replace("_", "-")
-        raise UserError(f"which server? give --{option}, AGENT_RFT_{name}, or {name.lower()} in {profiles}")
+        option, label = name.lower().replace("_", "-"), {"BASE_URL": "server", "API_KEY": "API key"}[name]
+        raise UserError(f"no {label} is configured: give --{option}, AGENT_RFT_{name}, or {name.lower()} in {profiles}")
 
     headers = {"Authorization": f"Bearer {found(api_key, 'API_KEY')}"}
     return httpx.Client(base_url=found(base_url, "BASE_URL"), headers=headers, timeout=TIMEOUT)
 
 
 def _profiles(path: Path) -> dict[str, dict[str, Any]]:
-    """Raises:
-    UserError: it cannot be read as profiles.
+    """Returns the profiles of a file by name; none if the file does not exist.
+
+    Raises:
+        UserError: the file is not a valid profiles file.
     """
     try:
         known = yaml.safe_load(path.read_text())
@@ -59,13 +63,16 @@ def _profiles(path: Path) -> dict[str, dict[str, Any]]:
     except (OSError, ValueError, yaml.YAMLError):
         known = "unreadable"
     if known is not None and not (isinstance(known, dict) and all(isinstance(v, dict) for v in known.values())):
-        raise UserError(f"{path} holds no profiles; write NAME: {{base_url: ..., api_key: ...}}")
+        raise UserError(f"{path} is not a valid profiles file; write NAME: {{base_url: ..., api_key: ...}}")
     return known or {}
 
 
 def ask(client: httpx.Client, method: str, path: str, **options: Any) -> dict[str, Any]:
-    """Raises:
-    NoAnswer, UserError
+    """Sends a request and returns the JSON body of its response.
+
+    Raises:
+        NoAnswer: the server is unreachable, failed or is rate limiting.
+        UserError: the request was refused.
     """
     try:
         answer = client.request(method, path, **options)
@@ -77,9 +84,11 @@ def ask(client: httpx.Client, method: str, path: str, **options: Any) -> dict[st
 
 
 def check(answer: httpx.Response) -> None:
-    """Raises:
-    NoAnswer: it may succeed later.
-    UserError: the request was refused; says what the server said.
+    """Checks that a request succeeded.
+
+    Raises:
+        NoAnswer: the same request may succeed later.
+        UserError: the request was refused; its text is the server's.
     """
     if answer.is_success:
         return
@@ -95,7 +104,7 @@ def check(answer: httpx.Response) -> None:
 
 
 def pages(client: httpx.Client, path: str, limit: int) -> Iterator[dict[str, Any]]:
-    """The first `limit` entries of a list, page by page."""
+    """Yields the first `limit` entries of a paginated list."""
     after: dict[str, Any] = {}
     while limit > 0:
         page = ask(client, "GET", path, params={"limit": min(limit, PAGE), **after})
@@ -107,7 +116,12 @@ def pages(client: httpx.Client, path: str, limit: int) -> Iterator[dict[str, Any
 
 
 def upload(client: httpx.Client, path: Path, purpose: str) -> dict[str, Any]:
-    """The file object of an uploaded file."""
+    """Uploads a file and returns its file object.
+
+    Raises:
+        NoAnswer: the server is unreachable, failed or is rate limiting.
+        UserError: the file cannot be read, or the upload was refused.
+    """
     try:
         with path.open("rb") as file:
             return ask(client, "POST", "/files", data={"purpose": purpose}, files={"file": (path.name, file)})

@@ -1,5 +1,6 @@
-"""`agent-rft files|jobs|events|checkpoints|models`: a server through its API, for people (tables) and for scripts
-(--json). Where it is: `serve.cli.api_client`.
+"""`agent-rft files|jobs|events|checkpoints|models`: a server's API on the command line, as tables or as JSON (--json).
+
+How the server is found: `serve.cli.api_client`.
 """
 
 from __future__ import annotations
@@ -22,22 +23,26 @@ from serve.cli.api_client import PROFILES, ask, check, client_of, pages, upload
 from trainer.errors import RftError, UserError
 
 CANCELLED = 3
-"""The exit code of following a job to its end that somebody cancelled."""
+"""The exit code of `jobs follow` if the job was cancelled."""
 FILE_KEYS = ("training_file", "validation_file", "test_file")
 MAX_LINE = 10_000
 TIMES = ("created_at", "created")
 
 files = typer.Typer(no_args_is_help=True, help="Files of a server.")
 jobs = typer.Typer(no_args_is_help=True, help="Fine-tuning jobs of a server.")
-events = typer.Typer(no_args_is_help=True, help="What happened to a job.")
-checkpoints = typer.Typer(no_args_is_help=True, help="What a job's training left to be used.")
+events = typer.Typer(no_args_is_help=True, help="Events of a job.")
+checkpoints = typer.Typer(no_args_is_help=True, help="Checkpoints of a job.")
 models = typer.Typer(no_args_is_help=True, help="Models of a server.")
 
-BaseUrl = Annotated[str | None, typer.Option(help="the server, https://host/v1 (else the environment, a profile)")]
-Key = Annotated[str | None, typer.Option("--api-key", help="better given by the environment or a profile")]
-Profile = Annotated[str, typer.Option(help="of profiles.yaml", envvar="AGENT_RFT_PROFILE")]
+BaseUrl = Annotated[
+    str | None, typer.Option(help="the server, https://host/v1 (default: from the environment or a profile)")
+]
+Key = Annotated[
+    str | None, typer.Option("--api-key", help="the key (default, and safer: from the environment or a profile)")
+]
+Profile = Annotated[str, typer.Option(help="a profile of profiles.yaml", envvar="AGENT_RFT_PROFILE")]
 AsJson = Annotated[bool, typer.Option("--json", help="one JSON object a line")]
-Limit = Annotated[int, typer.Option(min=1, help="newest first")]
+Limit = Annotated[int, typer.Option(min=1, help="how many to show, newest first")]
 JobIdArgument = Annotated[str, typer.Argument(help="ftjob-...")]
 
 
@@ -49,7 +54,7 @@ JobIdArgument = Annotated[str, typer.Argument(help="ftjob-...")]
 def connect(
     context: typer.Context, base_url: BaseUrl = None, api_key: Key = None, profile: Profile = "default"
 ) -> None:
-    """Find the server, unless a client is handed in."""
+    """Connect to the server, unless the caller passes a client."""
     if context.obj is None:
         context.obj = client_of(base_url, api_key, profile, os.environ, PROFILES.expanduser())
 
@@ -59,16 +64,16 @@ def connect(
 
 @files.command("upload")
 def upload_file(context: typer.Context, path: Path, purpose: str = "fine-tune", as_json: AsJson = False) -> None:
-    """Upload a file; its id is printed."""
+    """Upload a file and print its id."""
     _show(upload(context.obj, path, purpose), as_json, lambda made: made["id"])
 
 
 @files.command("list")
 def list_files(context: typer.Context, limit: Limit = 100, as_json: AsJson = False) -> None:
-    """All files."""
+    """List files."""
     rows = pages(context.obj, "/files", limit)
     _table(
-        rows, as_json, {"id": "id", "filename": "name", "purpose": "purpose", "bytes": "bytes", "created_at": "made"}
+        rows, as_json, {"id": "id", "filename": "name", "purpose": "purpose", "bytes": "bytes", "created_at": "created"}
     )
 
 
@@ -94,19 +99,21 @@ def delete_file(context: typer.Context, file_id: str) -> None:
 @jobs.command("create")
 def create_job(
     context: typer.Context,
-    request: Annotated[Path, typer.Argument(help="the API's request, YAML or JSON; ${NAME} is the environment's")],
-    follow: Annotated[bool, typer.Option(help="show it until it has ended")] = False,
+    request: Annotated[
+        Path, typer.Argument(help="the API request, YAML or JSON; ${NAME} is taken from the environment")
+    ],
+    follow: Annotated[bool, typer.Option(help="show the job's progress until it ends")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Begin a job. Files that are named by their path, seen from REQUEST, are uploaded first."""
-    from trainer.spec.reader import Variables  # pydantic is behind it, which other commands do without
+    """Create a job. Files given as paths, relative to REQUEST, are uploaded first."""
+    from trainer.spec.reader import Variables  # imports pydantic, which other commands do not need
 
     variables = Variables(os.environ)
     body = variables.fill_in(yaml.safe_load(request.read_text()), ())
     for _, name in variables.missing:
         raise UserError(f"${{{name}}} is not set: export {name}=... before the command")
     if not isinstance(body, dict):
-        raise UserError(f"{request} holds no request: give model, training_file and method")
+        raise UserError(f"{request} is not a valid request: give model, training_file and method")
     for key in FILE_KEYS:
         if isinstance(body.get(key), str) and (path := request.parent / body[key]).exists():
             body[key] = upload(context.obj, path, "fine-tune")["id"]
@@ -118,14 +125,14 @@ def create_job(
 
 @jobs.command("list")
 def list_jobs(context: typer.Context, limit: Limit = 20, as_json: AsJson = False) -> None:
-    """Jobs."""
-    names = {"id": "id", "status": "status", "model": "model", "fine_tuned_model": "tuned model", "created_at": "made"}
-    _table(pages(context.obj, "/fine_tuning/jobs", limit), as_json, names)
+    """List jobs."""
+    names = {"id": "id", "status": "status", "model": "model", "fine_tuned_model": "tuned model"}
+    _table(pages(context.obj, "/fine_tuning/jobs", limit), as_json, names | {"created_at": "created"})
 
 
 @jobs.command("get")
 def get_job(context: typer.Context, job_id: JobIdArgument, as_json: AsJson = False) -> None:
-    """One job."""
+    """Show one job."""
     job = ask(context.obj, "GET", f"/fine_tuning/jobs/{job_id}")
     if as_json:
         typer.echo(json.dumps(job))
@@ -141,38 +148,40 @@ def get_job(context: typer.Context, job_id: JobIdArgument, as_json: AsJson = Fal
 
 @jobs.command("follow")
 def follow_job(context: typer.Context, job_id: JobIdArgument, as_json: AsJson = False) -> None:
-    """Show a job as it goes on, from its beginning to its end. Exit code 0: succeeded, 1: failed, 3: cancelled."""
+    """Show the progress of a job from its start to its end. Exit code 0: succeeded, 1: failed, 3: cancelled."""
     _follow(context.obj, job_id, as_json)
 
 
-def _move(name: str) -> None:
+def _add_action(name: str) -> None:
     @jobs.command(name, help=f"{name.capitalize()} a job.")
-    def move(context: typer.Context, job_id: JobIdArgument) -> None:
+    def action(context: typer.Context, job_id: JobIdArgument) -> None:
         typer.echo(ask(context.obj, "POST", f"/fine_tuning/jobs/{job_id}/{name}")["status"])
 
 
 for _name in ("cancel", "pause", "resume"):
-    _move(_name)
+    _add_action(_name)
 
 
 def _follow(client: httpx.Client, job_id: str, as_json: bool) -> None:
-    """Raises:
-    RftError: the job failed.
-    Exit: it was cancelled.
+    """Shows a job's progress until it ends.
+
+    Raises:
+        RftError: the job failed.
+        Exit: the job was cancelled.
     """
-    from serve.cli.follow import JsonLines, LiveSight, follow  # numpy is behind it, which other commands do without
+    from serve.cli.follow import JsonProgress, LiveProgress, follow  # imports numpy, which other commands do not need
 
     console = Console()
     job = ask(client, "GET", f"/fine_tuning/jobs/{job_id}")
     try:
         if as_json:
-            job = follow(client, job, JsonLines())
+            job = follow(client, job, JsonProgress())
         else:
-            sight = LiveSight(job, console)
-            with sight.view:
-                job = follow(client, job, sight)
+            progress = LiveProgress(job, console)
+            with progress.view:
+                job = follow(client, job, progress)
     except KeyboardInterrupt:
-        typer.echo(f"{job_id} goes on; agent-rft jobs follow {job_id} shows it again", err=True)
+        typer.echo(f"{job_id} continues on the server; agent-rft jobs follow {job_id} shows it again", err=True)
         raise
     if job["status"] == "failed":
         raise RftError(f"{job_id} failed: {(job['error'] or {}).get('message')}")
@@ -188,16 +197,16 @@ def _follow(client: httpx.Client, job_id: str, as_json: bool) -> None:
 
 @events.command("list")
 def list_events(context: typer.Context, job_id: JobIdArgument, limit: Limit = 100, as_json: AsJson = False) -> None:
-    """A job's events."""
+    """List a job's events."""
     rows = pages(context.obj, f"/fine_tuning/jobs/{job_id}/events", limit)
-    _table(rows, as_json, {"created_at": "at", "level": "level", "message": "message"})
+    _table(rows, as_json, {"created_at": "time", "level": "level", "message": "message"})
 
 
 @checkpoints.command("list")
 def list_checkpoints(context: typer.Context, job_id: JobIdArgument, limit: Limit = 10, as_json: AsJson = False) -> None:
-    """A job's checkpoints: each is a model that answers under its name."""
+    """List a job's checkpoints. Each is a model that can be called by its name."""
     rows = pages(context.obj, f"/fine_tuning/jobs/{job_id}/checkpoints", limit)
-    _table(rows, as_json, {"step_number": "step", "fine_tuned_model_checkpoint": "model", "created_at": "made"})
+    _table(rows, as_json, {"step_number": "step", "fine_tuned_model_checkpoint": "model", "created_at": "created"})
 
 
 # -- models ------------------------------------------------------------------------------------------------------------
@@ -205,9 +214,9 @@ def list_checkpoints(context: typer.Context, job_id: JobIdArgument, limit: Limit
 
 @models.command("list")
 def list_models(context: typer.Context, as_json: AsJson = False) -> None:
-    """Base models, tuned ones and checkpoints."""
+    """List base models, tuned models and checkpoints."""
     rows = ask(context.obj, "GET", "/models")["data"]
-    _table(rows, as_json, {"id": "id", "owned_by": "owned by", "created": "made"})
+    _table(rows, as_json, {"id": "id", "owned_by": "owned by", "created": "created"})
 
 
 @models.command("delete")
@@ -216,7 +225,7 @@ def delete_model(context: typer.Context, model: str) -> None:
     typer.echo(ask(context.obj, "DELETE", f"/models/{model}")["id"])
 
 
-# -- what is shown -----------------------------------------------------------------------------------------------------
+# -- output ------------------------------------------------------------------------------------------------------------
 
 
 def _show(value: dict[str, Any], as_json: bool, short: Callable[[dict[str, Any]], str]) -> None:
@@ -230,10 +239,10 @@ def _table(rows: Iterable[dict[str, Any]], as_json: bool, names: Mapping[str, st
         return
     table = Table(*names.values(), box=None, header_style="bold", pad_edge=False)
     for row in rows:
-        # As text: names such as ft:on:a would else have emojis.
+        # Text, not markup: rich would turn parts of names such as ft:on:a into emojis.
         cells = (Text(_at(row[key]) if key in TIMES else str(row[key] or "")) for key in names)
         table.add_row(*cells)
-    # As wide as it is: ids and names are there to be copied, and a terminal breaks lines itself.
+    # Never wrapped here, so that ids and names can be copied; the terminal wraps long lines itself.
     Console(width=MAX_LINE).print(table)
 
 

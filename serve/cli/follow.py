@@ -1,7 +1,7 @@
-"""A server's job as it goes on, from its events alone: the live view of the main job, or a line of JSON for each.
+"""The progress of a server's job, from its events alone: the live view of `agent-rft train`, or JSON lines.
 
-Every event is shown once, in its order, at the time at which it happened. A server that is away for a while is waited
-for, since its jobs go on without it.
+Every event is shown once, in order, with the time at which it happened. A server that is unreachable is waited for, up
+to AWAY_S, since its jobs continue without it.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from trainer.run_events import stored
 
 POLL_S = 1.0
 AWAY_S = 300.0
-MOST_EVENTS = 100_000
+MAX_EVENTS = 100_000
 ENDED = ("succeeded", "failed", "cancelled")
 WAITING = {"validating_files": "checking the job", "queued": "waiting for its turn", "paused": "paused"}
-"""What a status means that no event of the driver's tells."""
+"""The phase to show for a status about which the driver sends no event."""
 
 
-class Sight(Protocol):
-    """Who is shown what happens."""
+class Progress(Protocol):
+    """Shows the progress of a job."""
 
     def event(self, event: dict[str, Any]) -> None: ...
 
     def job(self, job: dict[str, Any]) -> None:
-        """As it is after the events so far."""
+        """Shows the job's state after the events so far."""
 
 
-class JsonLines:
-    """JSON: a line for each event, and the job as the last one."""
+class JsonProgress:
+    """Prints one line of JSON for each event, and the job as the last line."""
 
     def event(self, event: dict[str, Any]) -> None:
         typer.echo(json.dumps(event))
@@ -48,8 +48,8 @@ class JsonLines:
             typer.echo(json.dumps(job))
 
 
-class LiveSight:
-    """The live view, whose clock is the server's while it is told of what happened before."""
+class LiveProgress:
+    """The live view; while past events are replayed, its clock shows the time of the event."""
 
     def __init__(self, job: dict[str, Any], console: Console) -> None:
         self._past: float | None = job["created_at"]
@@ -86,27 +86,27 @@ class LiveSight:
         self._status = job["status"]
 
     def _now(self) -> float:
-        # Never before the last event, also where this machine's clock is behind the server's.
+        # Never before the last event, even if this machine's clock is behind the server's.
         return max(time.time(), self._latest) if self._past is None else self._past
 
 
 def follow(
     client: httpx.Client,
     job: dict[str, Any],
-    sight: Sight,
+    progress: Progress,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> dict[str, Any]:
-    """The job as it ended.
+    """Shows a job's progress until it ends and returns the ended job.
 
     Raises:
-        NoAnswer: the server has been away for too long.
+        NoAnswer: the server was unreachable for more than AWAY_S.
     """
     path, last, seen = f"/fine_tuning/jobs/{job['id']}", "", clock()
     while True:
         try:
-            job = ask(client, "GET", path)  # before its events: of a job that has ended none is missed
-            new = list(_until(pages(client, f"{path}/events", MOST_EVENTS), last))
+            job = ask(client, "GET", path)  # before its events, so that no event of an ended job is missed
+            new = list(_until(pages(client, f"{path}/events", MAX_EVENTS), last))
         except NoAnswer:
             if clock() - seen > AWAY_S:
                 raise
@@ -115,15 +115,15 @@ def follow(
         seen = clock()
         for event in reversed(new):
             last = event["id"]
-            sight.event(event)
-        sight.job(job)
+            progress.event(event)
+        progress.job(job)
         if job["status"] in ENDED:
             return job
         sleep(POLL_S)
 
 
 def _until(events: Iterator[dict[str, Any]], last: str) -> Iterator[dict[str, Any]]:
-    """Those that came after the event `last`, newest first."""
+    """Yields the events after the event `last`, newest first."""
     for event in events:
         if event["id"] == last:
             return

@@ -1,6 +1,6 @@
-"""`agent-rft keys`: API keys, made and revoked in the server's folder or database, whether it runs or not.
+"""`agent-rft keys`: creates, lists and revokes API keys in the server's folder or database, running or not.
 
-Modules of the database are imported by the commands that open one: `--help` and completion do without.
+Each command imports the database's modules itself, so that `--help` and shell completion start without them.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ app = typer.Typer(no_args_is_help=True, help="API keys of a server.")
 
 Folder = Annotated[Path, typer.Option(help="the server's folder", envvar="AGENT_RFT_FOLDER")]
 DatabaseUrl = Annotated[
-    str | None, typer.Option(help="postgresql://... (else a file in the folder)", envvar="AGENT_RFT_DATABASE")
+    str | None, typer.Option(help="postgresql://... (default: a file in the folder)", envvar="AGENT_RFT_DATABASE")
 ]
 DEFAULT_FOLDER = Path("agent-rft-server")
 
 
 @app.command("create")
 def create_command(
-    name: Annotated[str, typer.Argument(help="who or what it is for")],
-    scope: Annotated[list[str] | None, typer.Option(help="read, write (reads too) or admin (may do all)")] = None,
-    requests_per_minute: Annotated[int | None, typer.Option(min=1, help="else the server's default")] = None,
+    name: Annotated[str, typer.Argument(help="who or what the key is for")],
+    scope: Annotated[list[str] | None, typer.Option(help="read, write (includes read) or admin (everything)")] = None,
+    requests_per_minute: Annotated[int | None, typer.Option(min=1, help="rate limit (default: the server's)")] = None,
     folder: Folder = DEFAULT_FOLDER,
     database: DatabaseUrl = None,
 ) -> None:
-    """Make a key. It is printed once; the server keeps only its hash."""
-    scopes: list[Scope] = scope or ["write"]  # type: ignore[assignment]  # KeyStore says which there are
+    """Create a key. It is printed once; the server stores only its hash."""
+    scopes: list[Scope] = scope or ["write"]  # type: ignore[assignment]  # KeyStore validates them
     with _keys(folder, database) as keys:
         key, token = keys.create(name, scopes, requests_per_minute)
     where = folder if database is None else "the database"
-    typer.echo(f"key {key.id} for {where}, scopes {', '.join(key.scopes)}; it is shown this once:", err=True)
+    typer.echo(f"key {key.id} for {where}, scopes {', '.join(key.scopes)}; shown only once:", err=True)
     typer.echo(token)
 
 
@@ -55,14 +55,14 @@ def list_command(
     folder: Folder = DEFAULT_FOLDER,
     database: DatabaseUrl = None,
 ) -> None:
-    """All keys, revoked ones too; their texts are nowhere."""
+    """List all keys, including revoked ones, but not their secret texts."""
     with _keys(_existing(folder, database), database) as keys:
         found = keys.list()
     if as_json:
         for key in found:
             typer.echo(json.dumps(asdict(key)))
         return
-    table = Table(Column("id", no_wrap=True), "name", "scopes", "requests a minute", "created", "revoked")
+    table = Table(Column("id", no_wrap=True), "name", "scopes", "requests per minute", "created", "revoked")
     for key in found:
         rate = str(key.requests_per_minute or "default")
         table.add_row(key.id, Text(key.name), ", ".join(key.scopes), rate, _time(key.created_at), _time(key.revoked_at))
@@ -71,22 +71,24 @@ def list_command(
 
 @app.command("revoke")
 def revoke_command(
-    id: Annotated[str, typer.Argument(help="of the list")],
+    id: Annotated[str, typer.Argument(help="the key's id, see `agent-rft keys list`")],
     folder: Folder = DEFAULT_FOLDER,
     database: DatabaseUrl = None,
 ) -> None:
-    """From now on the key opens nothing."""
+    """Revoke a key: from now on requests with it are refused."""
     with _keys(_existing(folder, database), database) as keys:
         key = keys.revoke(id)
     typer.echo(f"key {key.id} ({key.name}) is revoked")
 
 
 def _existing(folder: Path, database: str | None) -> Path:
-    """Raises:
-    UserError: no server has kept anything there; to look would make an empty one.
+    """Returns the folder if it exists; opening its database would create an empty one.
+
+    Raises:
+        UserError: the folder does not exist.
     """
     if database is None and not folder.is_dir():
-        raise UserError(f"there is no server's folder {folder}: name it with --folder or AGENT_RFT_FOLDER")
+        raise UserError(f"the server's folder {folder} does not exist: give it with --folder or AGENT_RFT_FOLDER")
     return folder
 
 
@@ -94,9 +96,9 @@ def _existing(folder: Path, database: str | None) -> Path:
 def _keys(folder: Path, database: str | None) -> Iterator[KeyStore]:
     from cluster.stores.keys import KeyStore
     from cluster.stores.migrate import open_database
-    from serve.host.state import Places
+    from serve.host.state import StateLocations
 
-    opened = open_database(folder, database or Places.of_folder(folder).database)
+    opened = open_database(folder, database or StateLocations.of_folder(folder).database)
     try:
         yield KeyStore(opened)
     finally:

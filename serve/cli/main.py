@@ -1,11 +1,11 @@
 """agent-rft: trains tool-using models on your own tools and grader.
 
-Exit codes: 0 done, 1 failed, 2 the job or the command line is wrong, 3 the followed job was cancelled, 130 stopped by a
+Exit codes: 0 success, 1 failure, 2 invalid job or command line, 3 the followed job was cancelled, 130 stopped by a
 signal.
 """
 
-# What a command needs of Ray, torch and the like it imports itself: --help, shell completion and the commands that only
-# speak to a server start without them, in a fraction of a second.
+# Each command imports Ray, torch and the like itself, so that --help, shell completion and the commands that only call
+# a server start without them, in a fraction of a second.
 
 from __future__ import annotations
 
@@ -41,28 +41,28 @@ app.add_typer(client_cli.checkpoints, name="checkpoints")
 app.add_typer(client_cli.models, name="models")
 
 JobFile = Annotated[Path, typer.Argument(help="the job, YAML or JSON")]
-ClusterAddress = Annotated[
-    str | None, typer.Option(help="Ray cluster (else RAY_ADDRESS, else a local one)", envvar="RAY_ADDRESS")
-]
+ClusterAddress = Annotated[str | None, typer.Option(help="Ray cluster (default: a local one)", envvar="RAY_ADDRESS")]
 ConfigFile = Annotated[
     Path | None,
-    typer.Option(help="the operator's configuration (else agent-rft.yaml here, if any)", envvar="AGENT_RFT_CONFIG"),
+    typer.Option(
+        help="the operator's configuration (default: agent-rft.yaml here, if it exists)", envvar="AGENT_RFT_CONFIG"
+    ),
 ]
-Runs = Annotated[Path, typer.Option(help="folder that gets the run's folder")]
+Runs = Annotated[Path, typer.Option(help="folder in which the run folder is created")]
 
 
 @app.command("train")
 def train_command(
     job: JobFile,
     runs: Runs = Path("runs"),
-    resume: Annotated[Path | None, typer.Option(help="go on with the last checkpoint of this run folder")] = None,
+    resume: Annotated[Path | None, typer.Option(help="resume from the last checkpoint of this run folder")] = None,
     run_folder: Annotated[
-        Path | None, typer.Option(help="train in this folder; from its last checkpoint where it has one")
+        Path | None, typer.Option(help="train in this folder, from its last checkpoint if it has one")
     ] = None,
     address: ClusterAddress = None,
     config: ConfigFile = None,
 ) -> None:
-    """Check a job, then train it."""
+    """Check a job, then train."""
     operator = _operator(config)
     if run_folder is not None and resume is not None:
         raise typer.BadParameter("give --resume or --run-folder, not both")
@@ -74,7 +74,7 @@ def train_command(
         training = train(spec, runs, resume, address, operator)
     else:
         training = train_in(spec, run_folder, address, operator)
-    with _placed(job):
+    with _with_lines(job):
         outcome = asyncio.run(training)
     raise typer.Exit(STOPPED if outcome == "stopped" else 0)
 
@@ -83,13 +83,15 @@ def train_command(
 def eval_command(
     job: JobFile,
     file: Annotated[str, typer.Option(help="training_file, validation_file or test_file of the job")] = "test_file",
-    model: Annotated[str | None, typer.Option(help="another model than the job's: a folder, a checkpoint")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="evaluate this folder or checkpoint instead of the job's model")
+    ] = None,
     samples: Annotated[int, typer.Option(min=1, help="rollouts per row")] = 1,
     runs: Runs = Path("runs"),
     address: ClusterAddress = None,
     config: ConfigFile = None,
 ) -> None:
-    """Grade a model on a file without training; every trace is kept."""
+    """Grade a model on a file without training; all traces are saved."""
     operator = _operator(config)
     spec = _load(job, operator)
     with importing():
@@ -97,7 +99,7 @@ def eval_command(
 
     if model is not None:
         spec = spec.model_copy(update={"model": model})
-    with _placed(job):
+    with _with_lines(job):
         outcome = asyncio.run(evaluate_model(spec, file, samples, runs, address, operator))
     raise typer.Exit(STOPPED if outcome == "stopped" else 0)
 
@@ -106,24 +108,24 @@ def eval_command(
 def check_command(
     job: JobFile, runs: Runs = Path("runs"), address: ClusterAddress = None, config: ConfigFile = None
 ) -> None:
-    """Find what is wrong with a job before anything is started; each tool and the grader is called once."""
+    """Check a job without starting it; each tool and the grader are called once."""
     operator = _operator(config)
     spec = _load(job, operator)
     with importing():
         from cluster.run.driver import check
 
-    with _placed(job):
+    with _with_lines(job):
         asyncio.run(check(spec, runs, address, operator))
 
 
 @app.command("plan")
 def plan_command(
     job: JobFile,
-    cluster: Annotated[Path | None, typer.Option(help="NODES.yaml: plan for these nodes instead")] = None,
+    cluster: Annotated[Path | None, typer.Option(help="NODES.yaml: plan for these nodes")] = None,
     address: ClusterAddress = None,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object")] = False,
 ) -> None:
-    """Say who would go where, what memory each takes, and what does not fit (exit code 2). Starts nothing."""
+    """Show placement, memory use and what does not fit (exit code 2), without starting anything."""
     from cluster.planning.nodes import read_nodes, this_machine
     from cluster.planning.plan_view import plan_as_json, plan_of_file, print_cluster_plan
 
@@ -157,14 +159,14 @@ def _load(path: Path, operator: Operator) -> JobSpec:
     if problems and job is not None:
         from cluster.preflight.static import invalid_job, static_problems
 
-        with _placed(path):
+        with _with_lines(path):
             raise invalid_job([*problems, *static_problems(job, operator)])
     return load_job(path)
 
 
 @contextmanager
-def _placed(job: Path) -> Iterator[None]:
-    """Problems that are found behind the file, at an endpoint or in the model, get the line of their field, too."""
+def _with_lines(job: Path) -> Iterator[None]:
+    """Adds the field's line in the file to problems found elsewhere, for example at an endpoint or in the model."""
     from trainer.spec.job_file import placed
 
     try:
@@ -179,11 +181,11 @@ def traces_command(
     name: Annotated[str | None, typer.Option(help="step-000001, validation-000005, test-before, ...")] = None,
     row: Annotated[str | None, typer.Option(help="only this row id")] = None,
     trace: Annotated[str | None, typer.Option(help="only this trace id")] = None,
-    best: Annotated[int | None, typer.Option(help="the K of the highest grade")] = None,
-    worst: Annotated[int | None, typer.Option(help="the K of the lowest grade")] = None,
+    best: Annotated[int | None, typer.Option(help="the K rollouts with the highest grades")] = None,
+    worst: Annotated[int | None, typer.Option(help="the K rollouts with the lowest grades")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object a line")] = False,
 ) -> None:
-    """Read the rollouts of a run: messages, tool calls, results, grades."""
+    """Show the rollouts of a run: messages, tool calls, results, grades."""
     from cluster.records.run_folder import RunFolder
     from cluster.views.traces import print_traces, select_traces, trace_json
 
@@ -198,12 +200,12 @@ def traces_command(
 @app.command("grade")
 def grade_command(
     file: Annotated[Path, typer.Argument(help="a run folder, or a JSONL file of {sample, item}")],
-    grader: Annotated[Path, typer.Option(help="the grader, YAML or JSON: alone, or as in method.reinforcement")],
-    name: Annotated[str | None, typer.Option(help="of a run folder: step-000001, test-before, ...")] = None,
-    repeat: Annotated[int, typer.Option(min=1, help="runs; from two on, their differences are shown")] = 1,
+    grader: Annotated[Path, typer.Option(help="the grader, YAML or JSON: on its own, or as in method.reinforcement")],
+    name: Annotated[str | None, typer.Option(help="for a run folder: step-000001, test-before, ...")] = None,
+    repeat: Annotated[int, typer.Option(min=1, help="number of runs; from two on, their differences are shown")] = 1,
     config: ConfigFile = None,
 ) -> None:
-    """Run a grader over recorded rollouts: its grades, its errors and, run twice, its noise."""
+    """Run a grader over recorded rollouts: its grades, its errors and, if repeated, its noise."""
     operator = _operator(config)
     from rich.progress import Progress
 
@@ -225,64 +227,67 @@ def grade_command(
     summary = summary_of(runs, reinforcement.grader.pass_threshold)
     print_summary(summary, [case.recorded for case in cases if case.recorded is not None], Console())
     if not summary.num_graded:
-        raise RftError("the grader gave no grade at all")
+        raise RftError("the grader failed on every rollout")
 
 
 @app.command("observe")
 def observe_command(
-    out: Annotated[Path, typer.Option(help="folder that gets the files; what is there is replaced")],
+    out: Annotated[Path, typer.Option(help="folder to write the files to; existing files are replaced")],
     address: ClusterAddress = None,
 ) -> None:
-    """Write what a Prometheus and a Grafana need for this cluster: scraping, alerts, dashboards, a compose file."""
+    """Write the Prometheus and Grafana setup for this cluster: scraping, alerts, dashboards, a compose file."""
     from cluster.observability.files import write_pair
     from cluster.observability.targets import observed
 
     write_pair(out, observed(address))
-    typer.echo(f"{out}: docker compose up -d in it, or see its README.md")
+    typer.echo(f"written to {out}: run docker compose up -d there, or see its README.md")
 
 
 @app.command("serve")
 def serve_command(
     folder: Folder = DEFAULT_FOLDER,
     database: DatabaseUrl = None,
-    files: Annotated[str | None, typer.Option(help="fsspec URL of uploaded files (else the folder)")] = None,
-    host: Annotated[str, typer.Option(help="address to listen at; 0.0.0.0 is all of this machine's")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free")] = 8000,
+    files: Annotated[str | None, typer.Option(help="fsspec URL for uploaded files (default: in the folder)")] = None,
+    host: Annotated[
+        str, typer.Option(help="address to listen at; 0.0.0.0: all addresses of this machine")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free port")] = 8000,
     address: ClusterAddress = None,
     config: ConfigFile = None,
 ) -> None:
-    """Serve OpenAI's API on this cluster until a signal. The first start prints an API key."""
-    from cluster.ray_cluster.session import begin_with_token
+    """Serve OpenAI's API on this cluster until stopped by a signal. The first start prints an API key."""
+    from cluster.ray_cluster.session import restart_with_token
 
     if address is None:
-        begin_with_token()  # before all else, which it would do twice
+        restart_with_token()  # first, since it may start this process again
     operator = _operator(config)
-    from serve.host.state import Places
+    from serve.host.state import StateLocations
     from serve.local import run_server
     from trainer.spec.operator_file import config_path
 
-    # Flushed: whoever started the server waits for these lines.
+    # Flushed: scripts that start the server wait for these lines.
     tell = partial(print, flush=True)
-    run_server(Places(folder, database, files), operator, host, port, address, tell, config_path(config))
+    locations = StateLocations(folder, database, files)
+    run_server(locations, operator, host, port, address, tell, config_path(config))
 
 
 def main() -> None:
-    """Entry point; errors made for the user are printed without a traceback."""
+    """Runs the command line; errors meant for the user are printed without a traceback."""
     code = 0
     try:
         app()
-    except SystemExit as end:  # every command ends so
+    except SystemExit as end:  # typer ends every command with it
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
     except (asyncio.CancelledError, KeyboardInterrupt):
         code = STOPPED
     except InvalidJob as error:
-        code = _told(error, 2)
+        code = _print_error(error, 2)
     except RftError as error:
-        code = _told(error, 1)
+        code = _print_error(error, 1)
     end_process(code)
 
 
-def _told(error: RftError, code: int) -> int:
+def _print_error(error: RftError, code: int) -> int:
     Console(stderr=True, emoji=False).print(f"[bold red]error[/] {escape(str(error))}", soft_wrap=True)
     return code
 

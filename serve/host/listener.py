@@ -1,5 +1,6 @@
-"""Where a server that has its machine to itself takes requests: a port that is held before anything starts, and the
-app's own process behind it.
+"""The listening socket of a server on one machine.
+
+`agent-rft serve` reserves the port before anything starts; the process of the API listens at it.
 """
 
 from __future__ import annotations
@@ -16,23 +17,23 @@ from trainer.errors import UserError
 
 BACKLOG = 2_048
 KEEP_ALIVE_S = 75
-"""Longer than clients and proxies keep a connection, so that it is never we who close it under a request."""
+"""Longer than clients and proxies keep a connection, so that the server never closes one as a request arrives."""
 STOP_S = 20.0
-"""How long answers that are under way may take once the application is to stop."""
+"""How long requests in progress may take once the application is stopping."""
 
 
 @contextmanager
-def held(host: str, port: int) -> Iterator[int]:
-    """The port, which nobody else can take meanwhile; the API's process listens at it by SO_REUSEPORT.
+def reserved_port(host: str, port: int) -> Iterator[int]:
+    """Reserves a port and gives its number; the API's process can still listen at it, by SO_REUSEPORT.
 
     Raises:
-        UserError: nobody can listen there.
+        UserError: the address cannot be listened at.
     """
     try:
-        with bound(host, port, socket.SO_REUSEADDR) as probe:
+        with bound_socket(host, port, socket.SO_REUSEADDR) as probe:
             probe.listen()
             port = probe.getsockname()[1]
-        holder = bound(host, port)
+        holder = bound_socket(host, port)
     except OSError as error:
         raise UserError(f"cannot listen at {host}:{port}: {error.strerror}; give another --port") from None
     with holder:
@@ -41,14 +42,15 @@ def held(host: str, port: int) -> Iterator[int]:
 
 @asynccontextmanager
 async def listening(app: FastAPI, host: str, port: int) -> AsyncIterator[None]:
-    """Serves `app` at an address, to the end of the answers that are under way. Who holds the port by SO_REUSEPORT and
-    does not listen, may keep it.
+    """Serves `app` at an address; at the end it finishes the requests in progress.
+
+    Another process may reserve the port by SO_REUSEPORT as long as it does not listen.
 
     Raises:
-        OSError: nobody can listen there.
+        OSError: the address cannot be listened at.
     """
-    with bound(host, port) as listener:
-        # Its connections have it from here: those that outlive a killed server keep nobody from this port.
+    with bound_socket(host, port) as listener:
+        # Connections inherit this option: those that outlive a killed server then do not block the port.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.listen(BACKLOG)
         config = uvicorn.Config(
@@ -69,11 +71,11 @@ async def listening(app: FastAPI, host: str, port: int) -> AsyncIterator[None]:
             await serving
 
 
-def bound(host: str, port: int, option: int = socket.SO_REUSEPORT) -> socket.socket:
-    """A socket with this option, at an address; it does not listen yet.
+def bound_socket(host: str, port: int, option: int = socket.SO_REUSEPORT) -> socket.socket:
+    """Returns a socket with this option, bound to an address but not listening yet.
 
     Raises:
-        OSError: nobody can listen there.
+        OSError: the address cannot be bound.
     """
     made = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     try:

@@ -1,4 +1,4 @@
-"""What stands behind the routes: jobs with their manager, models with their engines, on one cluster."""
+"""The services behind the routes: jobs with their manager, models with their engines, on one cluster."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from cluster.jobs.service import JobService
 from cluster.stores.job_store import JobStore
 from serve.host.state import ServerState
 from serve.inference import chat, responses
-from serve.inference.best_of import grader_pools
 from serve.inference.model_server import Hosting, ServedModels
 from serve.routes import files, fine_tuning, graders, models
 from trainer.spec.operator import Operator
 
 
 class Services:
-    """Made in no event loop; `run` is to be run in the one that serves."""
+    """Builds the routers and what they call; `run` must run in the event loop that serves them."""
 
     def __init__(self, state: ServerState, operator: Operator, launcher: Launcher, hosting: Hosting) -> None:
         registry = state.models
@@ -30,19 +29,18 @@ class Services:
             JobStore(state.database), registry, state.files, state.secrets, operator, wake=self._wake
         )
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._models = ServedModels(registry, hosting, operator.engines, state.deciding)
-        grading = grader_pools(operator)
+        self._models = ServedModels(registry, hosting, operator.engines, state.models_lock)
         self.routers: Sequence[APIRouter] = (
             files.make_router(state.files, operator.limits.max_uploads),
             fine_tuning.make_router(self._jobs),
             graders.make_router(operator),
             models.make_router(registry),
-            chat.make_router(self._models, grading),
-            responses.make_router(self._models, grading, state.secrets),
+            chat.make_router(self._models, operator),
+            responses.make_router(self._models, operator, state.secrets),
         )
 
     async def run(self) -> None:
-        """Look after jobs and served models until cancelled."""
+        """Manages jobs and served models until cancelled."""
         self._loop = asyncio.get_running_loop()
         try:
             await asyncio.gather(self._manager.run(), self._models.run())
@@ -50,7 +48,7 @@ class Services:
             self._loop = None
 
     def _wake(self) -> None:
-        """From any thread: a job was asked for."""
+        """Tells the manager, from any thread, that a job was created."""
         if self._loop is not None:
-            with suppress(RuntimeError):  # the loop was closed in this moment
+            with suppress(RuntimeError):  # the loop was closed in the meantime
                 self._loop.call_soon_threadsafe(self._manager.wake)

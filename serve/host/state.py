@@ -1,5 +1,6 @@
-"""What a server holds between two starts: its database, its files and its secret key, in one folder unless said
-otherwise.
+"""The state that a server keeps between starts: its database, its files and its secret key.
+
+All of it is in one folder, unless the database or the files are configured to be elsewhere.
 """
 
 from __future__ import annotations
@@ -27,15 +28,16 @@ from trainer.spec.operator import Operator
 SWEEP_S = 600.0
 FIRST_KEY = "first key"
 FIRST_KEY_LOCK, MODELS_LOCK = 0x6B657973, 0x6D6F6465
-PLACES_FILE = "places.json"
+LOCATIONS_FILE = "places.json"
 DATABASE_VARIABLE, FILES_VARIABLE = "AGENT_RFT_DATABASE", "AGENT_RFT_FILES"
 _log = logging.getLogger("agent_rft.serve")
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
-    """`database` is a URL of PostgreSQL's, or None for a file in `folder`; `files` an fsspec URL, or None for a folder
-    in it.
+class StateLocations:
+    """Where a server's state is.
+
+    `database` is a PostgreSQL URL, or None for a file in `folder`; `files` is an fsspec URL, or None for a subfolder.
     """
 
     folder: Path
@@ -43,36 +45,40 @@ class Places:
     files: str | None = None
 
     @classmethod
-    def of_folder(cls, folder: Path, environment: Mapping[str, str] = os.environ) -> Places:
-        """As the environment says, else as was noted in the folder."""
-        path = folder / PLACES_FILE
-        noted = json.loads(path.read_text()) if path.exists() else {}
-        database = environment.get(DATABASE_VARIABLE) or noted.get("database")
-        return cls(folder, database, environment.get(FILES_VARIABLE) or noted.get("files"))
+    def of_folder(cls, folder: Path, environment: Mapping[str, str] = os.environ) -> StateLocations:
+        """Reads the locations from the environment, else from the folder, where `save` wrote them."""
+        path = folder / LOCATIONS_FILE
+        saved = json.loads(path.read_text()) if path.exists() else {}
+        database = environment.get(DATABASE_VARIABLE) or saved.get("database")
+        return cls(folder, database, environment.get(FILES_VARIABLE) or saved.get("files"))
 
-    def note(self) -> None:
-        """In a file of the folder that only its owner may read: a URL may hold a password."""
-        path = self.folder / PLACES_FILE
-        beside = path.with_suffix(f".{secrets.token_hex(8)}")
-        with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+    def save(self) -> None:
+        """Writes the locations to the folder, readable only by its owner: a URL may contain a password."""
+        path = self.folder / LOCATIONS_FILE
+        temporary = path.with_suffix(f".{secrets.token_hex(8)}")
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             json.dump({"database": self.database, "files": self.files}, file)
-        os.replace(beside, path)
+        os.replace(temporary, path)
 
 
 class ServerState:
     """The stores of a server, opened."""
 
-    def __init__(self, places: Places, operator: Operator) -> None:
-        """Raises:
-        UserError: the folder, the database or the files' place cannot be used.
+    def __init__(self, locations: StateLocations, operator: Operator) -> None:
+        """Opens the stores and creates those that do not exist yet.
+
+        Raises:
+            UserError: the folder, the database or the location of the files cannot be used.
         """
-        self.folder = folder = places.folder
+        self.folder = folder = locations.folder
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.secrets = SecretBox.of_folder(folder)
-            self.database = open_database(folder, places.database)
-            remote = places.files is not None
-            blobs: Blobs = RemoteBlobs(str(places.files), folder / "files") if remote else FolderBlobs(folder / "files")
+            self.database = open_database(folder, locations.database)
+            remote = locations.files is not None
+            blobs: Blobs = (
+                RemoteBlobs(str(locations.files), folder / "files") if remote else FolderBlobs(folder / "files")
+            )
             self.files = FileStore(self.database, blobs, folder, operator.limits.max_file_bytes)
         except OSError as error:
             raise UserError(f"the server's folder {folder} cannot be used: {error.strerror}") from None
@@ -80,26 +86,27 @@ class ServerState:
         self.models = ModelRegistry(self.database, operator.aliases)
 
     def first_key(self) -> str | None:
-        """The text of a key that may do all, where the server has no key yet. Of two that start at a time, one gets
-        it.
+        """Creates an admin key and returns its token, or returns None if the server has a key already.
+
+        Of several servers that start at the same time on one database, only one creates the key.
         """
-        with self.database.alone(FIRST_KEY_LOCK):
+        with self.database.exclusive(FIRST_KEY_LOCK):
             return None if self.keys.list() else self.keys.create(FIRST_KEY, ["admin"])[1]
 
     @asynccontextmanager
-    async def deciding(self) -> AsyncIterator[None]:
-        """One replica of the API at a time decides which models are served. Not to be cancelled."""
+    async def models_lock(self) -> AsyncIterator[None]:
+        """Lets one replica of the API at a time decide which models are served; must not be cancelled."""
         with ExitStack() as stack:
-            await asyncio.to_thread(stack.enter_context, self.database.alone(MODELS_LOCK))
+            await asyncio.to_thread(stack.enter_context, self.database.exclusive(MODELS_LOCK))
             yield
 
-    async def keep_clean(self) -> None:
-        """Deletes what has expired, until cancelled."""
+    async def run_sweeps(self) -> None:
+        """Deletes expired files until cancelled."""
         while True:
             try:
                 await asyncio.to_thread(self.files.sweep)
             except (OSError, DatabaseError):
-                _log.exception("files that have expired could not be deleted; tried again in %g s", SWEEP_S)
+                _log.exception("expired files could not be deleted; trying again in %g s", SWEEP_S)
             await asyncio.sleep(SWEEP_S)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The API as one app: routers, the frame around them and the OpenAPI page. Nothing here knows where it runs."""
+"""The API as one FastAPI app: routers, the frame around them and the OpenAPI page, wherever it runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DEFAULT_LIMITS = ServerLimits()
 
 
 @asynccontextmanager
-async def _nothing(app: FastAPI) -> AsyncIterator[None]:
+async def _no_lifespan(app: FastAPI) -> AsyncIterator[None]:
     yield
 
 
@@ -29,18 +29,20 @@ def create_app(
     *,
     limits: ServerLimits = DEFAULT_LIMITS,
     rate: RateLimit | None = None,
-    lifespan: Lifespan = _nothing,
+    lifespan: Lifespan = _no_lifespan,
     recorder: Recorder | None = None,
     behind_proxy: bool = False,
 ) -> FastAPI:
-    """The app with `routers`, whose paths stand below `/v1`. `lifespan` is entered before the first request and left
-    after the last one; `recorder` hears of each. `behind_proxy`: of Ray Serve, which gives requests their ids, writes
-    them to responses, and cancels requests whose clients are gone.
+    """Returns an app that serves `routers` below `/v1`.
+
+    `lifespan` is entered before the first request and exited after the last one; `recorder` records each request.
+    `behind_proxy` is for Ray Serve's proxy, which assigns request ids, writes them to the responses and cancels the
+    requests of clients that disconnected.
     """
     app = FastAPI(
         title="agent-rft",
         version=version("agent-rft"),
-        description="Agent reinforcement fine-tuning on your own cluster, by OpenAI's API.",
+        description="Agent reinforcement fine-tuning on your own cluster, through OpenAI's API.",
         lifespan=lifespan,
         redirect_slashes=False,
         redoc_url=None,

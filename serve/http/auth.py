@@ -1,6 +1,6 @@
-"""Who may do what: `Authorization: Bearer sk-rft-...`, how fast a key may ask, and the scope that a route wants.
+"""Authentication by `Authorization: Bearer sk-rft-...`, a rate limit for each key, and the scopes of routes.
 
-The frame authenticates every request below `/v1` before anything of its body is read; routes only say their scope.
+The frame authenticates every request below `/v1` before it reads the body; a route only declares its scope.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from serve.http.errors import ApiError
 __all__ = ["Admin", "ApiKey", "Authenticator", "KeyFinder", "RateLimit", "Reader", "Scope", "Writer", "requires"]
 
 BURST_S = 10.0
-"""What a key does not use of its rate is kept for that long."""
-MAX_BUCKETS = 10_000
-KNOWN_S = 1.0
+"""A key may save up at most this long of unused rate."""
+MAX_CACHED_KEYS = 10_000
+KEY_CACHE_S = 1.0
+"""How long a key is cached, and so how long a revoked key may still work."""
 
 
 class KeyFinder(Protocol):
-    """What is needed of cluster.stores.keys.KeyStore."""
+    """The part of cluster.stores.keys.KeyStore that authentication needs."""
 
     def find(self, token: str) -> ApiKey | None: ...
 
@@ -40,7 +41,7 @@ class _Bucket:
 
 
 class RateLimit:
-    """A token bucket for each key, in this process."""
+    """A token bucket for each key, local to this process."""
 
     def __init__(self, requests_per_minute: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._default = requests_per_minute
@@ -48,14 +49,14 @@ class RateLimit:
         self._buckets: dict[str, _Bucket] = {}
 
     def wait_s(self, key: ApiKey) -> float:
-        """Takes a token and is 0; where there is none, how long until there is one."""
+        """Takes a token and returns 0, or returns the seconds until a token is available."""
         rate_per_s = (key.requests_per_minute or self._default) / 60
-        most, now = max(rate_per_s * BURST_S, 1.0), self._clock()
-        bucket = self._buckets.pop(key.id, None) or _Bucket(most, now)
-        self._buckets[key.id] = bucket  # at the end: the first one is the one that was used least recently
-        if len(self._buckets) > MAX_BUCKETS:
+        capacity, now = max(rate_per_s * BURST_S, 1.0), self._clock()
+        bucket = self._buckets.pop(key.id, None) or _Bucket(capacity, now)
+        self._buckets[key.id] = bucket  # reinserted at the end: the first entry is the least recently used
+        if len(self._buckets) > MAX_CACHED_KEYS:
             del self._buckets[next(iter(self._buckets))]
-        bucket.tokens = min(bucket.tokens + (now - bucket.at) * rate_per_s, most)
+        bucket.tokens = min(bucket.tokens + (now - bucket.at) * rate_per_s, capacity)
         bucket.at = now
         if bucket.tokens < 1:
             return (1 - bucket.tokens) / rate_per_s
@@ -64,56 +65,54 @@ class RateLimit:
 
 
 class Authenticator:
-    """Knows the key of a request and whether it may ask now. A key that was found is known for KNOWN_S: one that is
-    revoked opens nothing after that.
-    """
+    """Finds the key of a request and applies its rate limit."""
 
     def __init__(self, keys: KeyFinder, rate: RateLimit, clock: Callable[[], float] = time.monotonic) -> None:
         self._keys = keys
         self._rate = rate
         self._clock = clock
-        self._known: dict[bytes, tuple[ApiKey, float]] = {}
+        self._cache: dict[bytes, tuple[ApiKey, float]] = {}
 
     async def key_of(self, authorization: str) -> ApiKey:
-        """The key in an Authorization header.
+        """Returns the key that an Authorization header names.
 
         Raises:
-            ApiError: 401 or 429.
+            ApiError: 401 if the key is missing, invalid or revoked, 429 if it is over its rate limit.
         """
         scheme, _, token = authorization.partition(" ")
         if scheme.lower() != "bearer" or not token:
-            raise _unauthorized("You must give an API key: Authorization: Bearer sk-rft-...", "missing_api_key")
+            raise _unauthorized("Missing API key: send Authorization: Bearer sk-rft-...", "missing_api_key")
         key = await self._find(token.strip())
         if key is None:
-            raise _unauthorized("Incorrect API key: this server knows none such, or it was revoked.", "invalid_api_key")
+            raise _unauthorized("Invalid or revoked API key.", "invalid_api_key")
         wait_s = self._rate.wait_s(key)
         if wait_s > 0:
             headers = {"Retry-After": str(math.ceil(wait_s)), "Retry-After-Ms": str(math.ceil(wait_s * 1000))}
-            message = f"This key asks too often; try again in {wait_s:.1f} s."
+            message = f"The rate limit of this API key is exceeded; try again in {wait_s:.1f} s."
             raise ApiError(429, message, code="rate_limit_exceeded", type="rate_limit_error", headers=headers)
         return key
 
     async def _find(self, token: str) -> ApiKey | None:
         digest = hashlib.sha256(token.encode()).digest()
-        known = self._known.get(digest)
-        if known is not None and self._clock() < known[1]:
-            return known[0]
+        cached = self._cache.get(digest)
+        if cached is not None and self._clock() < cached[1]:
+            return cached[0]
         key = await run_in_threadpool(self._keys.find, token)
-        self._known.pop(digest, None)
+        self._cache.pop(digest, None)
         if key is not None:
-            self._known[digest] = key, self._clock() + KNOWN_S
-            if len(self._known) > MAX_BUCKETS:
-                del self._known[next(iter(self._known))]
+            self._cache[digest] = key, self._clock() + KEY_CACHE_S
+            if len(self._cache) > MAX_CACHED_KEYS:
+                del self._cache[next(iter(self._cache))]
         return key
 
 
 def requires(scope: Scope) -> Callable[..., Awaitable[ApiKey]]:
-    """A dependency: the key of the request, which has `scope`, else ApiError 403."""
+    """Returns a dependency that gives the request's key, or raises ApiError 403 if the key lacks `scope`."""
 
-    async def check(request: Request, _: Annotated[Any, Security(_described)]) -> ApiKey:
+    async def check(request: Request, _: Annotated[Any, Security(_bearer)]) -> ApiKey:
         key: ApiKey = request.state.api_key
         if not key.may(scope):
-            message = f"This key has the scopes {', '.join(key.scopes)}, but the route wants {scope}."
+            message = f"This API key has the scopes {', '.join(key.scopes)}; this route requires {scope}."
             raise ApiError(403, message, code="insufficient_scope", type="permission_error")
         return key
 
@@ -125,8 +124,8 @@ def _unauthorized(message: str, code: str) -> ApiError:
     return ApiError(401, message, code=code, type="authentication_error", headers=headers)
 
 
-_described = HTTPBearer(auto_error=False, description="An API key: sk-rft-...")
-"""For the OpenAPI page only."""
+_bearer = HTTPBearer(auto_error=False, description="An API key: sk-rft-...")
+"""Documents the scheme on the OpenAPI page; the frame does the authentication."""
 
 Reader = Annotated[ApiKey, Depends(requires("read"))]
 Writer = Annotated[ApiKey, Depends(requires("write"))]

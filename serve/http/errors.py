@@ -1,5 +1,6 @@
-"""Errors in the wire form: whatever goes wrong with a request, its answer is `{"error": {message, type, param, code}}`
-with a fitting status. No answer shows a value that a client sent, a traceback or a secret.
+"""Errors in the wire form: every failed request is answered with `{"error": {message, type, param, code}}`.
+
+The answer's status fits the error. It never contains a traceback or a secret.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ from trainer.spec.reader import field_name, place_of
 MAX_MESSAGE_CHARS = 2_000
 MAX_PARAM_CHARS = 200
 SHOWN_MISTAKES = 5
-INTERNAL = "The server had an error of its own while it answered this request. Its log has it under the request's id."
+INTERNAL = "Internal server error. The server's log has the details under the id of this request."
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _MESSAGES = {
-    404: "There is nothing at {method} {path}.",
-    405: "{path} takes no {method}.",
-    400: "The body of the request cannot be read.",
+    404: "Unknown URL: {method} {path}",
+    405: "{path} does not support {method}.",
+    400: "The request body cannot be read.",
 }
 
 
 class ErrorDetail(BaseModel):
-    """What went wrong; `param` names the part of the request, where it is one."""
+    """What went wrong; `param` names the field of the request that is wrong, if it is one."""
 
     message: str
     type: str
@@ -38,13 +39,13 @@ class ErrorDetail(BaseModel):
 
 
 class ErrorBody(BaseModel):
-    """The body of every answer that is no success."""
+    """The body of every error response."""
 
     error: ErrorDetail
 
 
 class ApiError(Exception):
-    """An answer that is no success, raised where it is found."""
+    """An error response, raised where the error is found."""
 
     def __init__(
         self,
@@ -66,12 +67,12 @@ class ApiError(Exception):
 
 
 def not_found(what: str, id: str, param: str) -> ApiError:
-    """The answer to an id that does not exist."""
+    """Returns the error for an id that does not exist."""
     return ApiError(404, f"No such {what}: {_cut(id, 100)}", param=param, code="not_found")
 
 
 def body_of(error: ApiError) -> dict[str, Any]:
-    """The wire form."""
+    """Returns an error in the wire form."""
     param = None if error.param is None else _cut(error.param, MAX_PARAM_CHARS)
     detail = {"message": _cut(error.message, MAX_MESSAGE_CHARS), "type": error.type, "param": param, "code": error.code}
     return {"error": detail}
@@ -82,12 +83,12 @@ def response_of(error: ApiError) -> JSONResponse:
 
 
 def internal_error() -> ApiError:
-    """The answer to what nobody foresaw."""
+    """Returns the error for an unexpected exception."""
     return ApiError(500, INTERNAL, type="server_error", code="internal_error")
 
 
 def install_handlers(app: FastAPI) -> None:
-    """Gives `app` the wire form for all errors but unforeseen ones, which are the frame's (`serve.http.frame`)."""
+    """Gives `app`'s errors the wire form, except unexpected exceptions, which `serve.http.frame` handles."""
 
     @app.exception_handler(ApiError)
     async def _api_error(request: Request, error: ApiError) -> JSONResponse:
@@ -107,7 +108,7 @@ def install_handlers(app: FastAPI) -> None:
 
 
 def of_user_error(error: UserError, param: str | None = None) -> ApiError:
-    """What the layers below say to the user, as it is; of an InvalidJob's problems the first one names the param."""
+    """Returns a UserError of the layers below as a 400; the first problem of an InvalidJob sets `param`."""
     if not isinstance(error, InvalidJob) or not error.problems:
         return ApiError(400, error.message, param=param, code="invalid_request")
     first = error.problems[0]
@@ -122,7 +123,7 @@ def _of_validation(errors: Sequence[Mapping[str, Any]], body: Any) -> ApiError:
         kind = str(error["type"])
         if kind == "json_invalid":
             why = error.get("ctx", {}).get("error", "")
-            return ApiError(400, f"The body is no JSON: {why}", code="invalid_json")
+            return ApiError(400, f"The request body is not valid JSON: {why}", code="invalid_json")
         raw = body if origin == "body" else dict.fromkeys(loc)
         place = place_of(loc, raw, missing=bool(loc) and kind == "missing")
         message = str(error["msg"]).removeprefix("Value error, ")

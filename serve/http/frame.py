@@ -1,8 +1,10 @@
-"""The frame around all routes: every request has an id, which its response carries; every request below `/v1` has a key
-before anything of its body is read; no body is larger than its limit or holds what cannot be stored; and what nobody
-foresaw is answered in the wire form too.
+"""The frame around all routes: request ids, authentication, limits on bodies, unexpected errors and metrics.
 
-Pure ASGI: responses go through as they come, streams too.
+Every request has an id, which its response carries. Every request below `/v1` is authenticated before its body is read.
+No body exceeds its size limit or contains values that cannot be stored. Unexpected exceptions are answered in the wire
+form too.
+
+Pure ASGI: responses, streams included, are passed on as they are produced.
 """
 
 from __future__ import annotations
@@ -25,19 +27,21 @@ from serve.http.errors import ApiError, internal_error, response_of
 from serve.http.json_body import body_mistake
 
 UPLOADS = "/v1/files"
-"""The one route whose body is no JSON; it bounds and reads its body itself."""
+"""The one route whose body is not JSON; it reads its body and limits its size itself."""
 GUARDED = "/v1/"
 READ_S = 120.0
+"""A request body must arrive within this time."""
 METHODS, OTHER = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}), "other"
 NO_ANSWER = 499
-"""The status, in metrics, of a request whose client went away before it was answered."""
+"""The status in metrics of a request whose client disconnected before the response started (nginx's code)."""
 _PLAIN_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 _log = logging.getLogger("agent_rft.serve")
 
 
 class Frame:
-    """Wraps an ASGI app. `behind_proxy`: it writes a request's id to its response, and cancels a request whose client
-    is gone.
+    """Wraps an ASGI app.
+
+    `behind_proxy`: a proxy writes the request's id to the response and cancels the request if its client disconnects.
     """
 
     def __init__(
@@ -62,7 +66,7 @@ class Frame:
         given = headers.get("x-request-id", "")
         request_id = given if _PLAIN_ID.fullmatch(given) else f"req_{secrets.token_hex(16)}"
         scope.setdefault("state", {})["request_id"] = request_id
-        begun, status, started, ended = time.monotonic(), NO_ANSWER, False, False
+        start, status, started, ended = time.monotonic(), NO_ANSWER, False, False
 
         async def send_with_id(message: Message) -> None:
             nonlocal started, status, ended
@@ -79,34 +83,34 @@ class Frame:
             if self._behind_proxy or not isinstance(admitted, _Replay):
                 await answer
             else:
-                await _while_there(answer, receive, lambda: ended)
+                await _until_disconnect(answer, receive, lambda: ended)
         except ApiError as error:
             await response_of(error)(scope, receive, send_with_id)
         except ClientDisconnect:
-            _log.info("%s: the client went away", request_id)
+            _log.info("%s: the client disconnected", request_id)
         except Exception:
-            # The one place that catches all: the client gets an answer without the cause, the log gets the cause.
+            # The only handler of unexpected exceptions: the cause goes to the log, not to the client.
             _log.exception("%s: %s %s failed", request_id, scope["method"], scope["path"])
             if started:
                 raise
             await response_of(internal_error())(scope, receive, send_with_id)
         finally:
             name = f"api_request_s/{status}/{_method(scope)}/{_route(scope)}"
-            self._recorder.record(name, time.monotonic() - begun)
+            self._recorder.record(name, time.monotonic() - start)
 
     async def _admit(self, scope: Scope, headers: Headers, receive: Receive) -> Receive:
-        """What the app may receive from.
+        """Checks the request and returns the channel from which the app receives its body.
 
         Raises:
             ApiError: the request is refused.
         """
         if b"\0" in unquote_to_bytes(scope["path"]) + unquote_to_bytes(scope["query_string"]):
-            raise ApiError(400, "The URL holds the character %00.", code="invalid_url")
+            raise ApiError(400, "The URL contains the character %00.", code="invalid_url")
         if not scope["path"].startswith(GUARDED):
             return receive
         scope["state"]["api_key"] = await self._authenticator.key_of(headers.get("authorization", ""))
         if headers.get("content-encoding", "identity").lower() != "identity":
-            message = "Bodies are never unpacked here: send it without Content-Encoding."
+            message = "Compressed request bodies are not supported: send the body without Content-Encoding."
             raise ApiError(415, message, code="unsupported_media_type")
         if scope["path"] == UPLOADS and scope["method"] == "POST":
             return receive
@@ -114,18 +118,19 @@ class Frame:
             async with asyncio.timeout(READ_S):
                 body = await _read(receive, self._max_body_bytes, headers.get("content-length", ""))
         except TimeoutError:
-            raise ApiError(408, f"The body did not come within {READ_S:g} s.", code="timeout") from None
+            raise ApiError(408, f"The request body did not arrive within {READ_S:g} s.", code="timeout") from None
         if body:
             _check_json(body, headers.get("content-type", ""))
         return _Replay(body, receive)
 
 
-async def _while_there(answer: Awaitable[None], receive: Receive, ended: Callable[[], bool]) -> None:
-    """To the end of `answer`, or until the client is gone before it has all of it: then nobody wants it any more. The
-    body has been read, so that all that may still come is word of that.
+async def _until_disconnect(answer: Awaitable[None], receive: Receive, ended: Callable[[], bool]) -> None:
+    """Awaits `answer`, and cancels it if the client disconnects before it has received the whole response.
+
+    The body has been read already: the only message that can still arrive is the disconnect.
 
     Raises:
-        ClientDisconnect: it is gone.
+        ClientDisconnect: the client disconnected.
     """
     work, gone = asyncio.ensure_future(answer), asyncio.ensure_future(receive())
     try:
@@ -144,14 +149,19 @@ def _method(scope: Scope) -> str:
 
 
 def _route(scope: Scope) -> str:
-    """The route's template; requests that reached none have no names of their own."""
+    """Returns the template of the matched route, or OTHER: clients must not be able to make up metric labels."""
     return str(getattr(scope.get("route"), "path", OTHER))
 
 
-async def _read(receive: Receive, limit_bytes: int, announced: str) -> bytes:
-    """The body. Raises ApiError where it is over the limit, ClientDisconnect where only a part came."""
-    too_large = ApiError(413, f"The body is over {limit_bytes:,} bytes.", code="too_large")
-    if announced.isdecimal() and int(announced[:20]) > limit_bytes:
+async def _read(receive: Receive, limit_bytes: int, content_length: str) -> bytes:
+    """Returns the whole body.
+
+    Raises:
+        ApiError: the body is over the limit.
+        ClientDisconnect: only a part of the body arrived.
+    """
+    too_large = ApiError(413, f"The request body is over the limit of {limit_bytes:,} bytes.", code="too_large")
+    if content_length.isdecimal() and int(content_length[:20]) > limit_bytes:
         raise too_large
     body = bytearray()
     while True:
@@ -169,15 +179,15 @@ def _check_json(body: bytes, content_type: str) -> None:
     kind = content_type.partition(";")[0].strip().lower()
     if kind != "application/json":
         raise ApiError(
-            415, "The body must be JSON: send Content-Type: application/json.", code="unsupported_media_type"
+            415, "The request body must be JSON: send Content-Type: application/json.", code="unsupported_media_type"
         )
     mistake = body_mistake(body)
     if mistake is not None:
-        raise ApiError(400, f"The body of the request cannot be parsed: {mistake}.", code="invalid_json")
+        raise ApiError(400, f"The request body cannot be parsed: {mistake}.", code="invalid_json")
 
 
 class _Replay:
-    """Gives a body that was read once more, then what else comes (that the client goes away)."""
+    """Replays a body that was already read, then passes on what the client sends next (its disconnect)."""
 
     def __init__(self, body: bytes, receive: Receive) -> None:
         self._body: bytes | None = body

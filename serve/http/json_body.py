@@ -1,4 +1,4 @@
-"""What a JSON body may hold: values that can be stored in any database and sent on to any endpoint."""
+"""The values that a JSON body may contain: those that any database can store and any endpoint accepts."""
 
 from __future__ import annotations
 
@@ -8,45 +8,51 @@ import re
 from typing import Any, NoReturn
 
 MAX_DEPTH = 100
-"""Far more than any schema needs, far less than what recursion over a value stands."""
+"""Far more than any schema needs, far less than the depth at which recursion over a value fails."""
 _SPECIAL = re.compile(rb"\\u(?:0000|[dD][89a-fA-F])")
 
 
+class _Unusable(ValueError):
+    """A value that JSON syntax allows and a body must not contain."""
+
+
 def body_mistake(body: bytes) -> str | None:
-    """Why a body cannot be used; None where it can. What is no JSON at all, numbers beyond a float, halves of surrogate
-    pairs and NUL characters (which neither UTF-8 nor PostgreSQL hold), and nests without end.
+    """Returns why a body cannot be used, or None if it can.
+
+    Refused are bodies that are not valid JSON, numbers beyond a float's range, lone surrogates (UTF-8 cannot encode
+    them), NUL characters (PostgreSQL cannot store them), and values nested more than MAX_DEPTH deep.
     """
     try:
-        value = json.loads(body, parse_constant=_no_number, parse_float=_finite)
+        value = json.loads(body, parse_constant=_refuse_constant, parse_float=_finite)
         if _SPECIAL.search(body):
             _check_texts(json.dumps(value, ensure_ascii=False))
     except UnicodeError:
-        return "it is no UTF-8 text"
+        return "it is not valid UTF-8"
     except RecursionError:
         return f"it is nested more than {MAX_DEPTH} deep"
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, _Unusable) as error:
         return str(error)
-    except ValueError as error:
-        return str(error) if str(error).startswith("it ") else "it holds a number with too many digits"
+    except ValueError:  # int() refuses more than 4,300 digits
+        return "it contains a number with too many digits"
     return f"it is nested more than {MAX_DEPTH} deep" if _is_deep(value) else None
 
 
-def _no_number(name: str) -> NoReturn:
-    raise ValueError(f"it holds {name}, which is no JSON")
+def _refuse_constant(name: str) -> NoReturn:
+    raise _Unusable(f"it contains {name}, which is not valid JSON")
 
 
 def _finite(text: str) -> float:
     number = float(text)
     if not math.isfinite(number):
-        raise ValueError("it holds a number that is too large")
+        raise _Unusable("it contains a number that is too large")
     return number
 
 
 def _check_texts(text: str) -> None:
-    """`text` is JSON with nothing escaped but what must be: a NUL is, a surrogate is not."""
+    """Checks JSON whose only escapes are the required ones: NUL characters are escaped, surrogates are not."""
     text.encode()
     if re.search(r"(?<!\\)(?:\\\\)*\\u0000", text):
-        raise ValueError("it holds the character \\u0000")
+        raise _Unusable("it contains the character \\u0000")
 
 
 def _is_deep(value: Any) -> bool:

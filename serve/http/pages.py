@@ -1,4 +1,4 @@
-"""Lists in pages: the newest first, `after` the id that the last page ended with."""
+"""Paginated lists, newest first: `after` is the last id of the previous page."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from fastapi.responses import JSONResponse
 
 @dataclass(frozen=True, slots=True)
 class PageQuery:
-    """What part of a list a request asks for."""
+    """The part of a list that a request asks for."""
 
     after: str | None
     limit: int
 
 
 def page_query(default: int, maximum: int) -> Callable[..., PageQuery]:
-    """A dependency that reads `after` and `limit` of a route: `Annotated[PageQuery, Depends(page_query(20, 100))]`."""
+    """Returns a dependency that reads `after` and `limit`: `Annotated[PageQuery, Depends(page_query(20, 100))]`."""
 
     def read(
         after: Annotated[str | None, Query(max_length=200)] = None,
@@ -27,14 +27,15 @@ def page_query(default: int, maximum: int) -> Callable[..., PageQuery]:
     ) -> PageQuery:
         return PageQuery(after, limit)
 
-    # Postponed annotations are looked up among a module's names, where `maximum` is none.
+    # Postponed annotations are resolved among the module's globals, which do not contain `maximum`.
     read.__annotations__["limit"] = Annotated[int, Query(ge=1, le=maximum)]
     return read
 
 
 def page(data: Sequence[Mapping[str, Any]], has_more: bool) -> JSONResponse:
-    """A page in the wire form. Clients go on with `after=<last_id>` while `has_more`. Made here: FastAPI would look at
-    each value again, which costs more than all the rest of a listing.
+    """Returns a page in the wire form; clients continue with `after=<last_id>` while `has_more` is true.
+
+    A finished response, since FastAPI would validate every value again, which costs more than the rest of a listing.
     """
     return JSONResponse(
         {

@@ -1,6 +1,7 @@
-"""What the API answers, for the OpenAPI page: every key of every answer, and none beside them.
+"""The schemas of all responses, for the OpenAPI page: every key of every response and no others.
 
-Answers are made elsewhere, as plain values; that they are these is held by a test which asks the whole API.
+The responses themselves are built elsewhere, as plain values; a contract test checks those of the whole API against
+these schemas.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ Responses = dict[int | str, dict[str, Any]]
 
 
 def answers(model: Any, *, streams: bool = False) -> Responses:
-    """`responses` of a route whose success is this model; `streams`: or server-sent events, where asked for."""
+    """Returns the `responses` of a route that answers with `model`, and if `streams` also with server-sent events."""
     described: dict[str, Any] = {"model": model}
     if streams:
         event = {"type": "object", "properties": {"event": {"type": "string"}, "data": {"type": "string"}}}
@@ -29,7 +30,7 @@ class ResponseBody(BaseModel):
 
 
 class Page(ResponseBody, Generic[T]):
-    """A part of a list. The next one is asked for with `after=<last_id>` while `has_more`."""
+    """A part of a list; request the next one with `after=<last_id>` while `has_more` is true."""
 
     object: Literal["list"]
     data: list[T]
@@ -63,7 +64,7 @@ class JobFailure(ResponseBody):
 
 
 class Job(ResponseBody):
-    """`method` is the request's, with all hyperparameters and without secrets."""
+    """`method` is the request's, with all hyperparameters filled in and without secrets."""
 
     id: str
     object: Literal["fine_tuning.job"]
@@ -89,7 +90,7 @@ class Job(ResponseBody):
 
 
 class JobEventBody(ResponseBody):
-    """The data of a `metrics` event are a step's numbers."""
+    """The `data` of a `metrics` event holds the metrics of one step."""
 
     id: str
     object: Literal["fine_tuning.job.event"]
@@ -101,7 +102,7 @@ class JobEventBody(ResponseBody):
 
 
 class Checkpoint(ResponseBody):
-    """`fine_tuned_model_checkpoint` is a model that answers under this name."""
+    """`fine_tuned_model_checkpoint` is the name under which the checkpoint is served as a model."""
 
     id: str
     object: Literal["fine_tuning.job.checkpoint"]
@@ -134,7 +135,7 @@ class DeletedModel(ResponseBody):
 
 
 class ValidGrader(ResponseBody):
-    """The grader as it was understood, without secrets."""
+    """The parsed grader, without secrets."""
 
     grader: dict[str, Any]
 
@@ -167,7 +168,7 @@ class GraderRunMetadata(ResponseBody):
 
 
 class GraderRun(ResponseBody):
-    """Where one of the errors is true, `reward` is no grade."""
+    """If one of `metadata.errors` is true, the grader failed and `reward` is not a grade."""
 
     reward: float
     sub_rewards: dict[str, Any]
@@ -176,7 +177,7 @@ class GraderRun(ResponseBody):
 
 
 class ToolOutput(ResponseBody):
-    """What a model would see of the call."""
+    """The result of a tool call as a model would see it."""
 
     type: Literal["function_call_output"]
     id: str
@@ -201,7 +202,7 @@ class AnswerCall(ResponseBody):
 
 
 class AnswerMessage(ResponseBody):
-    """`reasoning` is there where the model thought."""
+    """`reasoning` is present if the model produced any."""
 
     role: Literal["assistant"]
     content: str | None
@@ -235,7 +236,7 @@ class Usage(ResponseBody):
 
 
 class BestOf(ResponseBody):
-    """Of `n` samples with a `grader`: all scores, null where a grade failed, and the place of the best."""
+    """The scores of `n` samples (null if grading failed) and the index of the best one."""
 
     scores: list[float | None]
     best: int
@@ -291,7 +292,7 @@ class OutputCall(ResponseBody):
 
 
 class OutputReasoning(ResponseBody):
-    """`encrypted_content` is there where `include` asked for it."""
+    """`encrypted_content` is present if the request's `include` asked for it."""
 
     type: Literal["reasoning"]
     id: str
@@ -304,7 +305,7 @@ class IncompleteDetails(ResponseBody):
 
 
 class Response(ResponseBody):
-    """The request's settings are given back beside the output."""
+    """The output, and the settings of the request."""
 
     id: str
     object: Literal["response"]

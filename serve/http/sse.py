@@ -1,4 +1,4 @@
-"""Server-sent events: what goes wrong under way ends the stream with an error that clients raise."""
+"""Server-sent events: a failure in mid-stream ends the stream with an error event, which clients raise."""
 
 from __future__ import annotations
 
@@ -22,7 +22,11 @@ def event_stream(
     end: str = "",
     failed: Callable[[ApiError], Mapping[str, Any]] = body_of,
 ) -> StreamingResponse:
-    """`named`: each event says its `type` as its name. `end` is the last line; `failed` the event of an error."""
+    """Returns a streaming response of `events`.
+
+    With `named`, each event carries its `type` as its SSE event name. `end` is the data of the last line, if any;
+    `failed` makes the event for an error.
+    """
 
     async def lines() -> AsyncIterator[str]:
         try:
@@ -30,7 +34,7 @@ def event_stream(
                 yield _line(event, named)
         except ApiError as error:
             yield _line(failed(error), named)
-        except Exception:  # noqa: BLE001 - the answer has begun: its status cannot tell any more
+        except Exception:  # noqa: BLE001 - the response has started: its status can no longer report it
             _log.exception("a stream failed")
             yield _line(failed(internal_error()), named)
         if end:

@@ -1,4 +1,4 @@
-"""Multipart bodies as they come in: the file's bytes go on at once, and nothing but short fields is kept in memory."""
+"""Streaming parser of multipart forms: the file's bytes are passed on at once, only short fields stay in memory."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 MAX_FIELD_BYTES = 10_000
 MAX_PARTS = 20
 IDLE_S = 60.0
-"""How long a client may send nothing."""
+"""An upload that sends nothing for this long is ended."""
 
 
 @dataclass(slots=True)
 class UploadForm:
-    """What came beside the file's bytes."""
+    """A form's fields and the name of its file."""
 
     fields: dict[str, str] = field(default_factory=dict)
     filename: str | None = None
@@ -32,14 +32,14 @@ class UploadForm:
 async def read_form(
     stream: AsyncIterator[bytes], content_type: str, file_field: str, write: Callable[[bytes], Awaitable[None]]
 ) -> UploadForm:
-    """The form of a body, whose part `file_field` goes to `write` piece by piece.
+    """Parses a form and passes the content of its part `file_field` to `write`, piece by piece.
 
     Raises:
-        ApiError: it is no multipart form, or not all of one; a field is too long or stands twice.
+        ApiError: the body is not a complete multipart form, or a field is too long or duplicated.
     """
     kind, options = parse_options_header(content_type)
     if kind != b"multipart/form-data" or not options.get(b"boundary"):
-        message = "A file is sent as multipart/form-data, with the fields `file` and `purpose`."
+        message = "Send the file as multipart/form-data with the fields `file` and `purpose`."
         raise ApiError(415, message, code="unsupported_media_type")
     parts = _Parts(file_field)
     try:
@@ -52,16 +52,18 @@ async def read_form(
             parser.write(chunk)
             await write(parts.take())
     except FormParserError:
-        raise ApiError(400, "The body is no multipart form.", code="invalid_form") from None
+        raise ApiError(400, "The request body is not a valid multipart form.", code="invalid_form") from None
     except TimeoutError:
-        raise ApiError(408, f"Nothing more of the body came for {IDLE_S:g} s.", code="timeout") from None
+        raise ApiError(408, f"No data arrived for {IDLE_S:g} s.", code="timeout") from None
     if not parts.ended:
-        raise ApiError(400, "The body ends before its last part does.", code="invalid_form")
+        raise ApiError(
+            400, "The request body is incomplete: the form's closing boundary is missing.", code="invalid_form"
+        )
     return parts.form
 
 
 class _Parts:
-    """What the parser's callbacks come to."""
+    """Collects what the parser's callbacks deliver."""
 
     def __init__(self, file_field: str) -> None:
         self.form = UploadForm()
@@ -88,7 +90,7 @@ class _Parts:
         }
 
     def take(self) -> bytes:
-        """What came of the file since the last time."""
+        """Returns the bytes of the file that arrived since the last call."""
         data = b"".join(self._data)
         self._data.clear()
         return data
@@ -117,14 +119,14 @@ class _Parts:
         if not self._name:
             raise ApiError(400, "A part of the form has no name.", code="invalid_form")
         if self._name in self.form.fields or (self._name == self._file_field and self.form.filename is not None):
-            raise ApiError(400, "The field stands twice in the form.", param=self._name, code="invalid_form")
+            raise ApiError(400, "The form contains this field twice.", param=self._name, code="invalid_form")
         if self._name == self._file_field:
             if b"filename" not in options:
                 raise ApiError(400, "The field must be a file with a name.", param=self._name, code="invalid_value")
             try:
                 self.form.filename = options[b"filename"].decode()
             except UnicodeDecodeError:
-                message = "The file's name is no UTF-8 text."
+                message = "The file's name is not valid UTF-8."
                 raise ApiError(400, message, param=self._name, code="invalid_value") from None
 
     def _part_data(self, data: bytes, start: int, end: int) -> None:
@@ -140,7 +142,7 @@ class _Parts:
             try:
                 self.form.fields[self._name] = self._text.decode()
             except UnicodeDecodeError:
-                raise ApiError(400, "The field is no UTF-8 text.", param=self._name, code="invalid_value") from None
+                raise ApiError(400, "The field is not valid UTF-8.", param=self._name, code="invalid_value") from None
 
     def _end(self) -> None:
         self.ended = True

@@ -1,13 +1,13 @@
-"""Best of n: samples are graded by the code of training, the best one is returned, and all scores with it.
+"""Best of n: n samples are graded by the code that training uses; the best one is returned, with all scores.
 
-A failure is no grade: a sample whose grade failed has the score null and never wins.
+A sample whose grading failed has the score null and never wins.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -24,49 +24,30 @@ from trainer.types import Grade, ToolCall, Turn
 _GRADER: TypeAdapter[Any] = TypeAdapter(GraderSpec)
 
 
-class Grading(Protocol):
-    """What is needed of actors.grading.pool.GraderPool."""
+def read_grader(raw: Mapping[str, Any], operator: Operator) -> GraderPool:
+    """Returns the grader of a request, within what the operator allows.
 
-    async def grade(self, sample: dict[str, Any], item: dict[str, Any], trace_id: str) -> Grade: ...
-
-    async def close(self) -> None: ...
-
-
-class MakeGrading(Protocol):
-    def __call__(self, spec: Any) -> Grading:
-        """Raises:
-        InvalidJob: the grader has mistakes.
-        """
-
-
-def grader_pools(operator: Operator) -> MakeGrading:
-    """Graders within what the operator allows."""
-
-    def make(spec: Any) -> Grading:
-        check_grader(spec, operator)
-        return GraderPool(spec, operator=operator)
-
-    return make
-
-
-def read_grader(raw: Mapping[str, Any], make: MakeGrading) -> Grading:
-    """Raises:
-    ApiError: it is no grader.
+    Raises:
+        ApiError: the grader is invalid or not allowed.
     """
     try:
-        return make(_GRADER.validate_python(raw))
+        spec = _GRADER.validate_python(raw)
+        check_grader(spec, operator)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(["grader", *(str(part) for part in first["loc"][1:])])
         raise ApiError(400, f"{place}: {first['msg']}", param=place, code="invalid_grader") from None
     except InvalidJob as error:
         raise of_user_error(error, "grader") from None
+    return GraderPool(spec, operator=operator)
 
 
 async def best_of(
-    completion: Mapping[str, Any], grading: Grading, item: dict[str, Any] | None, wants_json: bool
+    completion: Mapping[str, Any], grader: GraderPool, item: dict[str, Any] | None, wants_json: bool
 ) -> dict[str, Any]:
-    """The completion with its best choice only. Its metadata hold `scores`, one for each choice, and `best`.
+    """Grades all choices, closes the grader and returns the completion with its best choice only.
+
+    Its `metadata` holds `scores`, one for each choice, and `best`, the index of the best choice.
 
     Raises:
         ApiError: no choice could be graded.
@@ -75,12 +56,12 @@ async def best_of(
     try:
         outcomes = await asyncio.gather(
             *(
-                outcome_of(grading.grade(_sample(choice, wants_json), item or {}, f"trace_{completion['id']}_{i}"))
+                outcome_of(grader.grade(_sample(choice, wants_json), item or {}, f"trace_{completion['id']}_{i}"))
                 for i, choice in enumerate(choices)
             )
         )
     finally:
-        await grading.close()
+        await grader.close()
     scores = [outcome.value if isinstance(outcome, Grade) else None for outcome in outcomes]
     graded = [i for i, score in enumerate(scores) if score is not None]
     if not graded:

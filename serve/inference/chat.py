@@ -1,4 +1,4 @@
-"""POST /chat/completions: a request is checked, then answered by a model server."""
+"""POST /chat/completions: validates a request and has a model server answer it."""
 
 from __future__ import annotations
 
@@ -12,37 +12,38 @@ from serve.http.auth import Writer
 from serve.http.errors import ApiError
 from serve.http.schemas import ChatCompletionBody, answers
 from serve.http.sse import event_stream
-from serve.inference.best_of import MakeGrading, best_of, read_grader
+from serve.inference.best_of import best_of, read_grader
 from serve.inference.chat_schema import ChatRequest
 from serve.inference.model_server import ModelServer
+from trainer.spec.operator import Operator
 
 
-def make_router(models: ModelServer, make_grading: MakeGrading) -> APIRouter:
+def make_router(models: ModelServer, operator: Operator) -> APIRouter:
     router = APIRouter(tags=["Chat"])
 
     @router.post("/chat/completions", response_model=None, responses=answers(ChatCompletionBody, streams=True))
     async def create(request: ChatRequest, key: Writer) -> Response:
-        """The model's next message."""
+        """Return the model's next message."""
         if request.stream:
             chunks = await models.stream(request.body())
             wants_usage = request.stream_options is not None and request.stream_options.include_usage
             return event_stream(chunks if wants_usage else _without_usage(chunks), end="[DONE]")
         if request.grader is None:
             return JSONResponse(await models.chat(request.body()))
-        grading = read_grader(request.grader, make_grading)
+        grader = read_grader(request.grader, operator)
         wants_json = request.response_format is not None and request.response_format.type != "text"
-        return JSONResponse(await best_of(await models.chat(request.body()), grading, request.item, wants_json))
+        return JSONResponse(await best_of(await models.chat(request.body()), grader, request.item, wants_json))
 
     @router.post("/embeddings", response_model=None)
     async def embed(body: dict[str, Any], key: Writer) -> Response:
-        """Not there: models here are trained to act."""
-        raise ApiError(400, "This server has no embedding models.", param="model", code="unsupported_endpoint")
+        """Not supported."""
+        raise ApiError(400, "This server does not serve embedding models.", param="model", code="unsupported_endpoint")
 
     return router
 
 
 async def _without_usage(chunks: AsyncIterator[Mapping[str, Any]]) -> AsyncIterator[Mapping[str, Any]]:
-    """The chunk that holds nothing but the usage is for those who asked for it."""
+    """Drops the chunk that carries only the usage, which clients get only if they asked for it."""
     async for chunk in chunks:
         if chunk.get("choices"):
             yield chunk

@@ -1,7 +1,7 @@
-"""Requests of chat completions: what a client may say, checked before any engine is asked.
+"""Requests of chat completions, validated before any engine is called.
 
-Keys of OpenAI's that say nothing to a model of one's own (`store`, `user`, ...) are taken and ignored; others are
-refused by name. `null` is the same as no key.
+OpenAI's keys that have no meaning here (`store`, `user`, ...) are accepted but ignored; other unknown keys are refused.
+`null` means the same as an absent key.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MAX_MESSAGES = 4096
 MAX_TOOLS = 128
 MAX_CHOICES = 128
 MAX_SCHEMA_DEPTH = 64
-"""Deeper ones take a grammar compiler down."""
+"""Deeper schemas crash grammar compilers."""
 IGNORED = {
     *("user", "store", "metadata", "service_tier", "safety_identifier", "verbosity", "modalities"),
     *("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"),
@@ -29,7 +29,7 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
 
 class ContentPart(BaseModel):
-    """Of a content list. Models here read text only."""
+    """One part of a content list: text, the only kind of content that is supported."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -51,7 +51,7 @@ def _text_of(value: str | list[ContentPart] | None) -> str | None:
 
 
 def text_or_list(value: Any) -> str:
-    """Which of two forms: a mistake in one of them is then not told of the other."""
+    """Returns which form was sent, so that errors are reported for that form only."""
     return "list" if isinstance(value, list) else "text"
 
 
@@ -62,15 +62,15 @@ Parts = Annotated[
     ],
     AfterValidator(_text_of),
 ]
-"""Text, or a list of text parts; reads as one text."""
+"""Text, or a list of text parts, which is joined to one text."""
 
 
 def _kind_of(message: Any) -> str:
     role = message.get("role") if isinstance(message, dict) else getattr(message, "role", None)
-    return role if role in ("assistant", "tool") else "spoken"
+    return role if role in ("assistant", "tool") else "plain"
 
 
-class SpokenMessage(BaseModel):
+class PlainMessage(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
     role: Literal["developer", "system", "user", "assistant", "tool"]
@@ -102,9 +102,9 @@ class AssistantMessage(BaseModel):
     tool_calls: list[Call] | None = None
 
     @model_validator(mode="after")
-    def _says_something(self) -> AssistantMessage:
+    def _is_not_empty(self) -> AssistantMessage:
         if self.content is None and not self.tool_calls and self.refusal is None:
-            raise ValueError("content is missing: it may be left out only where there are tool_calls")
+            raise ValueError("content is missing: it may be omitted only if there are tool_calls")
         return self
 
 
@@ -117,7 +117,7 @@ class ToolMessage(BaseModel):
 
 
 ChatMessage = Annotated[
-    Annotated[SpokenMessage, Tag("spoken")]
+    Annotated[PlainMessage, Tag("plain")]
     | Annotated[AssistantMessage, Tag("assistant")]
     | Annotated[ToolMessage, Tag("tool")],
     Discriminator(_kind_of),
@@ -150,7 +150,7 @@ FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
 
 
 class Function(BaseModel):
-    """A tool as the model sees it; what a client says beyond this is kept, as it was in training."""
+    """A tool as the model sees it; additional keys are kept, as in training."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -208,15 +208,15 @@ class StreamOptions(BaseModel):
     include_usage: bool | None = None
 
 
-def tools_are_named_once(tools: list[Tool]) -> list[Tool]:
-    twice = sorted(name for name, count in Counter(tool.function.name for tool in tools).items() if count > 1)
-    if twice:
-        raise ValueError(f"the names {', '.join(twice)} stand twice; each tool needs a name of its own")
+def check_unique_names(tools: list[Tool]) -> list[Tool]:
+    duplicates = sorted(name for name, count in Counter(tool.function.name for tool in tools).items() if count > 1)
+    if duplicates:
+        raise ValueError(f"duplicate tool names: {', '.join(duplicates)}; give each tool a unique name")
     return tools
 
 
 class Sampling(BaseModel):
-    """What chat completions and responses share."""
+    """The keys that chat completions and responses share."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -240,18 +240,21 @@ class Sampling(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _null_is_nothing(cls, body: Any) -> Any:
-        """But for what must be there: there it is a mistake."""
+    def _drop_nulls(cls, body: Any) -> Any:
+        """Drops null values, except those of required keys, where null is an error."""
         if not isinstance(body, dict):
             return body
         return {key: value for key, value in body.items() if value is not None or key in REQUIRED}
 
 
 class ChatRequest(Sampling):
-    """`grader` with `n`: the best of n samples is returned (see best_of.py); `item` is what its templates call item."""
+    """A chat completions request; with `grader` the best of `n` samples is returned, see best_of.py.
+
+    `item` is the value that the grader's templates call item.
+    """
 
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
-    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS), AfterValidator(tools_are_named_once)] | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS), AfterValidator(check_unique_names)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     response_format: ResponseFormat | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -273,16 +276,16 @@ class ChatRequest(Sampling):
     def _fits_together(self) -> ChatRequest:
         check_choice(self.tool_choice, self.tools)
         if self.top_logprobs and not self.logprobs:
-            raise ValueError("top_logprobs needs logprobs: true")
+            raise ValueError("top_logprobs requires logprobs: true")
         if self.stream_options is not None and not self.stream:
-            raise ValueError("stream_options needs stream: true")
+            raise ValueError("stream_options requires stream: true")
         if self.grader is not None and self.stream:
-            raise ValueError("with a grader the best of n whole answers is returned: leave stream out")
+            raise ValueError("stream cannot be combined with grader, which chooses among whole answers: omit stream")
         _check_turns(self.messages)
         return self
 
     def body(self) -> dict[str, Any]:
-        """For a ModelServer."""
+        """Returns the request for a ModelServer."""
         body = self.model_dump(exclude_none=True, exclude=NOT_FOR_MODELS, by_alias=True)
         if self.max_tokens is not None:
             body.setdefault("max_completion_tokens", self.max_tokens)
@@ -291,17 +294,21 @@ class ChatRequest(Sampling):
         return body
 
 
-def _check_turns(messages: Sequence[SpokenMessage | AssistantMessage | ToolMessage]) -> None:
-    """Each call has one result, directly behind its turn: templates tell results apart by their places only."""
+def _check_turns(messages: Sequence[PlainMessage | AssistantMessage | ToolMessage]) -> None:
+    """Checks that each call has one result, directly after its turn: templates match results by position only.
+
+    Raises:
+        ValueError: a result is missing, misplaced or duplicated.
+    """
     open_calls: list[str] = []
     for i, message in enumerate(messages):
         if isinstance(message, ToolMessage):
             if message.tool_call_id not in open_calls:
-                raise ValueError(f"messages[{i}].tool_call_id answers no open call of the turn before it")
+                raise ValueError(f"messages[{i}].tool_call_id does not match an unanswered call of the preceding turn")
             open_calls.remove(message.tool_call_id)
             continue
         if open_calls:
-            raise ValueError(f"messages[{i}]: the call {open_calls[0]!r} before it has no tool message")
+            raise ValueError(f"messages[{i}]: the preceding call {open_calls[0]!r} has no tool message")
         open_calls = [call.id for call in getattr(message, "tool_calls", None) or ()]
         if len(set(open_calls)) < len(open_calls):
             raise ValueError(f"messages[{i}].tool_calls: two calls have the same id")
@@ -310,11 +317,13 @@ def _check_turns(messages: Sequence[SpokenMessage | AssistantMessage | ToolMessa
 
 
 def check_choice(choice: str | NamedTool | None, tools: list[Tool] | None) -> None:
-    """Raises:
-    ValueError: what must be called is not there.
+    """Checks `tool_choice` against `tools`.
+
+    Raises:
+        ValueError: the tool that must be called does not exist.
     """
     names = {tool.function.name for tool in tools or ()}
     if isinstance(choice, NamedTool) and choice.function.name not in names:
-        raise ValueError(f"tool_choice names {choice.function.name!r}, which is none of tools")
+        raise ValueError(f"tool_choice names {choice.function.name!r}, which is not in tools")
     if choice == "required" and not names:
         raise ValueError("tool_choice is required, but there are no tools")

@@ -1,6 +1,7 @@
-"""Served models on Ray Serve: an application for each, whose replicas are engines; Ray Serve starts them where there is
-room, spreads requests over them, scales them with the load, replaces those that fail, and lets them end what they
-began before they stop.
+"""Served models on Ray Serve: one application for each model, whose replicas are engines.
+
+Ray Serve starts the engines where resources are free, spreads requests over them, scales them with the load, replaces
+those that fail, and lets them finish their requests before they stop.
 """
 
 from __future__ import annotations
@@ -26,26 +27,27 @@ from cluster.planning.context import MAX_AUTO_CONTEXT
 from cluster.planning.model_shape import max_context, read_config
 from cluster.ray_cluster.session import is_local
 from cluster.stores.model_registry import ModelRecord
-from serve.inference.model_server import ANSWER_TIMEOUT_S, Answers, NotServed, Served
+from serve.inference.model_server import ANSWER_TIMEOUT_S, Answers, AppState, NotServed
 from trainer.errors import EngineFailed, RftError, UserError
 from trainer.spec.operator import EngineLimits
 
 PREFIX = "agent-rft-model-"
 DEPLOYMENT = "engine"
 QUEUE = 4
-"""Requests that a replica takes, for each that it can work on: more of them wait for another replica."""
+"""A replica accepts this many times the requests that it can work on; the others wait for another replica."""
 UPSCALE_S = 15.0
 HEALTH_S = 5.0
 IDLE_TIMEOUT_S = 5.0
 STATES = {
-    ApplicationStatus.RUNNING: Served.RUNNING,
-    ApplicationStatus.DEPLOY_FAILED: Served.FAILED,
-    ApplicationStatus.DELETING: Served.STOPPING,
+    ApplicationStatus.RUNNING: AppState.RUNNING,
+    ApplicationStatus.DEPLOY_FAILED: AppState.FAILED,
+    ApplicationStatus.DELETING: AppState.STOPPING,
 }
+"""All other statuses, such as DEPLOYING and UNHEALTHY, count as STARTING."""
 
 
 class ServedEngine(Protocol):
-    """What is needed of actors.engine.chat_engine.ChatEngine."""
+    """The part of actors.engine.chat_engine.ChatEngine that a replica needs."""
 
     @property
     def failed(self) -> bool: ...
@@ -61,7 +63,7 @@ class ServedEngine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EngineResources:
-    """Of each engine. `dtype` as in training: float32 on CPUs, bfloat16 on GPUs."""
+    """The resources of each engine; `dtype` is that of training: float32 on CPUs, bfloat16 on GPUs."""
 
     cores: int
     gpus: int
@@ -81,13 +83,15 @@ MakeEngine = Callable[[ModelRecord, EngineResources], ServedEngine]
 
 
 def chat_engine(record: ModelRecord, resources: EngineResources) -> ServedEngine:
-    """Raises:
-    UserError: the folder holds no model.
+    """Returns the engine of a model, not started yet.
+
+    Raises:
+        UserError: the folder does not contain a readable model.
     """
     try:
         limit = max_context(read_config(Path(record.folder)))
     except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise UserError(f"{Path(record.folder).name} is no model that can be read") from error
+        raise UserError(f"{Path(record.folder).name} is not a readable model") from error
     config = EngineConfig(
         model=record.folder,
         dtype=resources.dtype,
@@ -101,13 +105,14 @@ def chat_engine(record: ModelRecord, resources: EngineResources) -> ServedEngine
 
 
 class EngineReplica:
-    """One engine, up from its first moment on. To Prometheus the model is a job and a replica one of its engines, and a
-    replacement has its labels.
+    """One engine, which runs as long as the replica exists.
+
+    In Prometheus the model is the job and the replica's rank numbers the engine, so a replacement keeps the labels.
     """
 
     async def __init__(self, make: MakeEngine, record: ModelRecord, resources: EngineResources) -> None:  # type: ignore[misc]
-        place = MetricsAddress.of(record.id, local=is_local(ray.get_runtime_context().gcs_address))
-        start_telemetry(place, f"engine-{ray_serve.get_replica_context().rank.rank}")
+        address = MetricsAddress.of(record.id, local=is_local(ray.get_runtime_context().gcs_address))
+        start_telemetry(address, f"engine-{ray_serve.get_replica_context().rank.rank}")
         self._engine = await asyncio.to_thread(make, record, resources)
         self._calls = 0
         error = await self._engine.start()
@@ -116,7 +121,7 @@ class EngineReplica:
         self._idle_since = time.monotonic()
 
     async def answer(self, body: dict[str, Any], stream: bool) -> AsyncGenerator[Any]:
-        """See model_server.Hosting. An RftError is yielded: Ray changes the class of one that is raised."""
+        """Yields what `Hosting.answer` does; an RftError is yielded too, since Ray changes the class of raised ones."""
         self._calls += 1
         try:
             yield None
@@ -133,7 +138,7 @@ class EngineReplica:
         return 0.0 if self._calls else time.monotonic() - self._idle_since
 
     def check_health(self) -> None:
-        """Ray Serve's: where it raises, the replica is replaced."""
+        """Raises if the engine died; Ray Serve then replaces the replica."""
         if self._engine.failed:
             raise EngineFailed("the engine died")
 
@@ -142,7 +147,7 @@ class EngineReplica:
 
 
 class RayServeModels:
-    """A Hosting (serve/inference/model_server.py) on the Ray Serve of the cluster that this process is part of."""
+    """The Hosting of serve.inference.model_server, on the Ray Serve of the cluster that this process belongs to."""
 
     def __init__(self, limits: EngineLimits, resources: EngineResources, make: MakeEngine = chat_engine) -> None:
         self._limits = limits
@@ -153,10 +158,10 @@ class RayServeModels:
         parts = repr((record.folder, record.settings, self._resources, self._limits.max_replicas))
         return f"{PREFIX}{hashlib.sha256(parts.encode()).hexdigest()[:16]}"
 
-    async def states(self) -> dict[str, Served]:
+    async def states(self) -> dict[str, AppState]:
         status = await asyncio.to_thread(ray_serve.status)
         apps = status.applications.items()
-        return {name: STATES.get(app.status, Served.STARTING) for name, app in apps if name.startswith(PREFIX)}
+        return {name: STATES.get(app.status, AppState.STARTING) for name, app in apps if name.startswith(PREFIX)}
 
     async def deploy(self, name: str, record: ModelRecord) -> None:
         resources = self._resources
@@ -183,7 +188,7 @@ class RayServeModels:
         await asyncio.to_thread(ray_serve.delete, name, _blocking=False)
 
     async def idle_s(self, name: str) -> float | None:
-        """The engine that was used last counts."""
+        """Returns the idle seconds of the engine that was used last, or None if no engine replies."""
         try:
             async with asyncio.timeout(IDLE_TIMEOUT_S):
                 found: list[float] = await _handle(name).broadcast("idle_s").results_async()
@@ -212,17 +217,17 @@ class RayServeModels:
 
 
 def remove_models() -> None:
-    """Of this cluster, all."""
+    """Removes all served models from this cluster."""
     for name in ray_serve.status().applications:
         if name.startswith(PREFIX):
             ray_serve.delete(name, _blocking=False)
 
 
 def only_models_left() -> bool:
-    """Whether no other application than models is on this cluster."""
+    """Whether this cluster runs no applications other than served models."""
     return all(name.startswith(PREFIX) for name in ray_serve.status().applications)
 
 
 def _handle(name: str) -> Any:
-    """Ray Serve keeps it: this costs nothing."""
+    """Returns the handle of an application; Ray Serve caches handles, so this is cheap."""
     return ray_serve.get_deployment_handle(DEPLOYMENT, name, _check_exists=False)

@@ -1,10 +1,22 @@
-"""Serves models: each is an application of Ray Serve that is deployed at the first call, shared by all calls and all
-replicas of the API, and removed when it is idle.
+"""Serves models on demand: each is an application of Ray Serve, shared by all calls and all replicas of the API.
 
-At most `max_models` are there. A call for another model waits until one of them is idle, which then makes place, the
-one that was used least recently first; a first call waits until an engine has started. Both end at a deadline with a
-503 that says when to come back. No engine stops under a call. Which applications there are is asked of Ray Serve, not
-remembered: whoever dies here, the next one goes on from what is.
+The life cycle of a model's application, see `AppState`:
+
+             first call              engine is up
+    (none) -------------> STARTING ---------------> RUNNING
+      ^                    |    |                      |
+      |       start failed |    | not up within        | idle for `idle_s`, or idle
+      |                    v    | START_TIMEOUT_S      | while another model waits
+      |                 FAILED  |                      |
+      |            noticed |    |                      |
+      |                    v    v                      |
+      +----------------- STOPPING <--------------------+
+       last answer sent
+
+At most `max_models` applications exist. A call for another model waits until one of them is idle and removes the one
+idle for longest; the first call for a model waits until an engine has started. Both give up after `first_call_wait_s`
+with a 503 and a Retry-After header. An application that is removed finishes its calls first. The states are read from
+Ray Serve, not remembered, so that any replica of the API can continue where another one died.
 """
 
 from __future__ import annotations
@@ -31,39 +43,39 @@ T = TypeVar("T")
 ANSWER_TIMEOUT_S = 600.0
 START_TIMEOUT_S = 600.0
 POLL_S = 0.25
-"""How often a call that waits looks again."""
+"""How often a waiting call reads the states again."""
 FRESH_S = 2.0
-"""For so long a model that was there is taken to be there still."""
-LEAST_IDLE_S = 1.0
-"""An engine that was used so short a time ago makes no place: a call may be on its way to it."""
-COME_BACK_S = 10
-"""After this a model that was not up in time, or had to make place, may be."""
+"""A model that was running this recently is taken to be running still."""
+MIN_IDLE_S = 1.0
+"""An engine that was used more recently is not removed for another model: a call may be on its way to it."""
+RETRY_AFTER_S = 10
+"""Sent with a 503 as Retry-After."""
 
 log = logging.getLogger("agent_rft.serve")
 
 
 class ModelServer(Protocol):
-    """What routers need. `body` is a chat completions request whose form was checked; `body["model"]` names the model.
+    """Answers validated chat completions requests, whose `body["model"]` names the model.
 
     Raises:
-        ApiError: there is no such model, no engine in time, or the model refuses the request.
+        ApiError: the model does not exist, has no engine in time, or refuses the request.
     """
 
     async def chat(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """The answer."""
+        """Returns the whole answer."""
 
     async def stream(self, body: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
-        """Its chunks. What is wrong with a request is raised here; what goes wrong later, by the iterator."""
+        """Returns the answer's chunks; a refused request is raised here, later failures by the iterator."""
 
 
 class ModelLookup(Protocol):
-    """What is needed of cluster.stores.model_registry.ModelRegistry."""
+    """The part of cluster.stores.model_registry.ModelRegistry that serving needs."""
 
     def resolve(self, model_id: str) -> ModelRecord: ...
 
 
-class Served(Enum):
-    """The life of a model's application."""
+class AppState(Enum):
+    """The state of a model's application."""
 
     STARTING = "starting"
     RUNNING = "running"
@@ -72,52 +84,55 @@ class Served(Enum):
 
 
 class NotServed(Exception):
-    """The application is gone, or was replaced a moment ago."""
+    """The application does not exist any more, or was just replaced."""
 
 
 Answers = AsyncGenerator[dict[str, Any] | Refusal | None]
 
 
 class Hosting(Protocol):
-    """Where applications run: see serve.inference.model_apps.RayServeModels."""
+    """Runs the applications, see serve.inference.model_apps.RayServeModels."""
 
     def name_of(self, record: ModelRecord) -> str:
-        """The application of a model: the same for two names of one model."""
+        """Returns the name of a model's application, which all aliases of the model share."""
 
-    async def states(self) -> dict[str, Served]:
-        """All applications of models."""
+    async def states(self) -> dict[str, AppState]:
+        """Returns the states of all applications of models, by name."""
 
     async def deploy(self, name: str, record: ModelRecord) -> None:
-        """Begin to start it."""
+        """Starts the application without waiting for it."""
 
     async def remove(self, name: str) -> None:
-        """Begin to stop it; answers that are under way come to their end."""
+        """Stops the application without waiting for it; it finishes the answers in progress."""
 
     async def idle_s(self, name: str) -> float | None:
-        """How long it has had no call; None where nobody can say."""
+        """Returns the seconds since the last call ended, or None if they are unknown."""
 
     def answer(self, name: str, body: Mapping[str, Any], *, stream: bool) -> Answers:
-        """None once an engine has taken the request, then the answer or its chunks. Closed, it ends the request.
+        """Yields None once an engine has accepted the request, then the answer or its chunks.
+
+        Closing the generator cancels the request.
 
         Raises:
-            NotServed, EngineFailed
+            NotServed: the application does not exist.
+            EngineFailed: the engine failed.
         """
 
 
 @dataclass(slots=True)
 class ServedModels:
-    """A ModelServer. `exclusive` lets one replica of the API at a time decide which models are there."""
+    """The ModelServer; `exclusive` lets one replica of the API at a time start and stop applications."""
 
     models: ModelLookup
     hosting: Hosting
     limits: EngineLimits = field(default_factory=EngineLimits)
     exclusive: Callable[[], AbstractAsyncContextManager[None]] = contextlib.nullcontext
     timing: Timing = REAL_TIMING
-    _states: dict[str, Served] = field(default_factory=dict)
+    _states: dict[str, AppState] = field(default_factory=dict)
     _seen_at: float = -math.inf
     _starting_since: dict[str, float] = field(default_factory=dict)
-    _deciding: asyncio.Lock = field(default_factory=asyncio.Lock)
-    _steps: set[asyncio.Task[Any]] = field(default_factory=set)
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _tasks: set[asyncio.Task[Any]] = field(default_factory=set)
 
     async def chat(self, body: Mapping[str, Any]) -> dict[str, Any]:
         async with self._answers(body, stream=False) as answers:
@@ -129,7 +144,7 @@ class ServedModels:
         try:
             first = await anext(chunks)
         except StopAsyncIteration:
-            raise _unavailable("The model ended its answer before it began.") from None
+            raise _unavailable("The model returned an empty answer.") from None
 
         async def whole() -> AsyncIterator[dict[str, Any]]:
             async with contextlib.aclosing(chunks):
@@ -149,35 +164,35 @@ class ServedModels:
                 yield {**_accepted(chunk), "model": body["model"]}
 
     async def run(self) -> None:
-        """Remove models that are idle for too long, until cancelled."""
+        """Removes idle models until cancelled."""
         while True:
             await self.timing.sleep(self.limits.idle_s / 10)
             try:
-                await self._decided(self._reap())
-            except Exception:  # whatever Ray Serve or the database raises: looked at again
-                log.exception("idle models were not removed; tried again")
+                await self._to_the_end(self._reap())
+            except Exception:  # of Ray Serve or the database: the next round tries again
+                log.exception("idle models were not removed; trying again")
 
     # -- a call --------------------------------------------------------------------------------------------------------
 
     @contextlib.asynccontextmanager
     async def _answers(self, body: Mapping[str, Any], *, stream: bool) -> AsyncIterator[Answers]:
-        """What an engine that has taken the request answers."""
+        """Gives the answers of an engine that has accepted the request."""
         try:
             record = await asyncio.to_thread(self.models.resolve, body["model"])
         except UnknownModel as error:
             raise ApiError(404, error.message, param="model", code="model_not_found") from None
         name = self.hosting.name_of(record)
         try:
-            answers = await self._begun(name, record, body, stream)
+            answers = await self._start_answer(name, record, body, stream)
             async with contextlib.aclosing(answers):
                 yield answers
         except NotServed:
             raise _unavailable("The model's engine was stopped.") from None
         except EngineFailed as error:
-            log.error("the engine of %s is lost: %s", body["model"], error)
+            log.error("the engine of %s failed: %s", body["model"], error)
             raise _unavailable("The model's engine failed.") from None
 
-    async def _begun(self, name: str, record: ModelRecord, body: Mapping[str, Any], stream: bool) -> Answers:
+    async def _start_answer(self, name: str, record: ModelRecord, body: Mapping[str, Any], stream: bool) -> Answers:
         try:
             async with asyncio.timeout(self.limits.first_call_wait_s):
                 while True:
@@ -192,43 +207,44 @@ class ServedModels:
         except TimeoutError:
             if name in self._states:
                 raise _unavailable("The model is being started.") from None
-            raise _unavailable(f"This server serves {self.limits.max_models} at a time, and all are in use.") from None
+            most = self.limits.max_models
+            raise _unavailable(f"This server serves at most {most} models at a time, and all are in use.") from None
 
     async def _wait_for_model(self, name: str, record: ModelRecord) -> None:
-        if self._states.get(name) is Served.RUNNING and self._age_s() < FRESH_S:
+        if self._states.get(name) is AppState.RUNNING and self._age_s() < FRESH_S:
             return
-        while await self._decided(self._decide(name, record)) is not Served.RUNNING:
+        while await self._to_the_end(self._advance(name, record)) is not AppState.RUNNING:
             await self.timing.sleep(POLL_S)
 
-    async def _decide(self, name: str, record: ModelRecord) -> Served | None:
-        """Bring the model one step on, unless another call looked a moment ago; its state."""
-        async with self._deciding:
+    async def _advance(self, name: str, record: ModelRecord) -> AppState | None:
+        """Advances the model's life cycle by one step, unless the states were just read, and returns its state."""
+        async with self._lock:
             if self._age_s() < POLL_S:
                 return self._states.get(name)
-            async with self._decision():
+            async with self._current_states():
                 state = self._states.get(name)
-                if state is Served.FAILED:
+                if state is AppState.FAILED:
                     await self._remove(name)
                     raise _unavailable("The model's engine did not start.")
                 if state is None and len(self._states) < self.limits.max_models:
                     await self.hosting.deploy(name, record)
-                    self._states[name] = Served.STARTING
-                elif state is None and Served.STOPPING not in self._states.values():
-                    await self._make_place()
+                    self._states[name] = AppState.STARTING
+                elif state is None and AppState.STOPPING not in self._states.values():
+                    await self._evict_idle()
                 return state
 
-    # -- which models are there ----------------------------------------------------------------------------------------
+    # -- which models are served ---------------------------------------------------------------------------------------
 
-    async def _decided(self, step: Coroutine[Any, Any, T]) -> T:
-        """A caller that goes away stops no decision halfway."""
+    async def _to_the_end(self, step: Coroutine[Any, Any, T]) -> T:
+        """Completes `step` even if the caller is cancelled: a half-done step would leave wrong states."""
         task = asyncio.ensure_future(step)
-        self._steps.add(task)
-        task.add_done_callback(self._steps.discard)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
         return await asyncio.shield(task)
 
     @contextlib.asynccontextmanager
-    async def _decision(self) -> AsyncIterator[None]:
-        """Nobody else changes meanwhile which models there are."""
+    async def _current_states(self) -> AsyncIterator[None]:
+        """Reads the states and keeps other replicas of the API from changing them meanwhile."""
         async with self.exclusive():
             self._states = await self.hosting.states()
             self._seen_at = self.timing.clock()
@@ -237,31 +253,31 @@ class ServedModels:
     def _age_s(self) -> float:
         return self.timing.clock() - self._seen_at
 
-    async def _make_place(self) -> None:
+    async def _evict_idle(self) -> None:
         found = await self._idle()
-        if found and max(found.values()) >= LEAST_IDLE_S:
+        if found and max(found.values()) >= MIN_IDLE_S:
             await self._remove(max(found, key=lambda name: found[name]))
 
     async def _idle(self) -> dict[str, float]:
-        """How long each running model has been idle."""
-        running = [name for name, state in self._states.items() if state is Served.RUNNING]
+        """Returns the idle seconds of each running model, as far as they are known."""
+        running = [name for name, state in self._states.items() if state is AppState.RUNNING]
         idle = await asyncio.gather(*(self.hosting.idle_s(name) for name in running))
         return {name: idle_s for name, idle_s in zip(running, idle, strict=True) if idle_s is not None}
 
     async def _remove(self, name: str) -> None:
         await self.hosting.remove(name)
-        self._states[name] = Served.STOPPING
+        self._states[name] = AppState.STOPPING
 
     async def _reap(self) -> None:
-        async with self._deciding, self._decision():
+        async with self._lock, self._current_states():
             now = self.timing.clock()
             for name, idle_s in (await self._idle()).items():
                 if idle_s >= self.limits.idle_s:
                     await self._remove(name)
-            waiting = [name for name, state in self._states.items() if state in (Served.STARTING, Served.FAILED)]
+            waiting = [name for name, state in self._states.items() if state in (AppState.STARTING, AppState.FAILED)]
             self._starting_since = {name: self._starting_since.get(name, now) for name in waiting}
             for name, since in self._starting_since.items():
-                if self._states[name] is Served.FAILED or now - since > START_TIMEOUT_S:
+                if self._states[name] is AppState.FAILED or now - since > START_TIMEOUT_S:
                     log.error("the model %s did not start and is removed", name)
                     await self._remove(name)
 
@@ -271,7 +287,7 @@ async def _next(answers: Answers) -> dict[str, Any] | Refusal:
         async with asyncio.timeout(ANSWER_TIMEOUT_S):
             answer = await anext(answers)
     except TimeoutError:
-        message = f"The model gave no answer within {ANSWER_TIMEOUT_S:g} s."
+        message = f"The model did not answer within {ANSWER_TIMEOUT_S:g} s."
         raise ApiError(504, message, code="timeout", type="server_error") from None
     assert answer is not None
     return answer
@@ -285,6 +301,6 @@ def _accepted(answer: dict[str, Any] | Refusal) -> dict[str, Any]:
 
 
 def _unavailable(why: str) -> ApiError:
-    message = f"{why} Please try again in {COME_BACK_S} s."
-    headers = {"Retry-After": str(COME_BACK_S)}
+    message = f"{why} Please try again in {RETRY_AFTER_S} s."
+    headers = {"Retry-After": str(RETRY_AFTER_S)}
     return ApiError(503, message, code="model_unavailable", type="server_error", headers=headers)

@@ -1,4 +1,4 @@
-"""POST /responses, over a model server's chat completions. Nothing is kept between requests."""
+"""POST /responses, on top of a model server's chat completions; nothing is stored between requests."""
 
 from __future__ import annotations
 
@@ -10,28 +10,29 @@ from serve.http.auth import Writer
 from serve.http.schemas import Response as ResponseAnswer
 from serve.http.schemas import answers
 from serve.http.sse import event_stream
-from serve.inference.best_of import MakeGrading, best_of, read_grader
+from serve.inference.best_of import best_of, read_grader
 from serve.inference.model_server import ModelServer
 from serve.inference.responses_chat import chat_body, new_id, response_of
 from serve.inference.responses_schema import ResponsesRequest
 from serve.inference.responses_stream import ResponseStream
+from trainer.spec.operator import Operator
 
 
-def make_router(models: ModelServer, make_grading: MakeGrading, sealer: SecretBox) -> APIRouter:
+def make_router(models: ModelServer, operator: Operator, sealer: SecretBox) -> APIRouter:
     router = APIRouter(tags=["Responses"])
 
     @router.post("/responses", response_model=None, responses=answers(ResponseAnswer, streams=True))
     async def create(request: ResponsesRequest, key: Writer) -> Response:
-        """The model's next turn: calls of tools, or a message."""
+        """Return the model's next turn: tool calls, or a message."""
         body = chat_body(request, sealer)
         if request.stream:
             chunks = await models.stream(body)
             stream = ResponseStream(request, sealer)
             return event_stream(stream.events(chunks), named=True, failed=stream.failed)
-        grading = None if request.grader is None else read_grader(request.grader, make_grading)
+        grader = None if request.grader is None else read_grader(request.grader, operator)
         completion = await models.chat(body)
-        if grading is not None:
-            completion = await best_of(completion, grading, request.item, request.wants_json)
+        if grader is not None:
+            completion = await best_of(completion, grader, request.item, request.wants_json)
         return JSONResponse(response_of(request, completion, sealer, new_id("resp")))
 
     return router

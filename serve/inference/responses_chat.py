@@ -1,7 +1,7 @@
-"""/responses as chat completions: input items -> messages, and a completion's choice -> output items.
+"""/responses on top of chat completions: converts input items to messages, and a completion's choice to output items.
 
-What clients' agent loops rely on: a response ends with a message or with calls, a preamble stands directly before its
-calls, and there is no reasoning item unless `reasoning` was asked for.
+Clients' agent loops rely on this: a response ends with a message or with calls, a preamble directly precedes its calls,
+and there is no reasoning item unless the request has `reasoning`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def new_id(prefix: str) -> str:
 
 
 def chat_body(request: ResponsesRequest, sealer: SecretBox) -> dict[str, Any]:
-    """The request for a ModelServer.
+    """Returns the request for a ModelServer.
 
     Raises:
         ApiError: an item does not fit those before it.
@@ -67,7 +67,7 @@ def _messages(request: ResponsesRequest, sealer: SecretBox) -> list[dict[str, An
 
 
 class _Turns:
-    """Items -> messages. Reasoning, a preamble and calls that follow each other are one turn of the assistant's."""
+    """Converts items to messages; reasoning, a preamble and calls in a row become one assistant message."""
 
     def __init__(self, sealer: SecretBox) -> None:
         self.messages: list[dict[str, Any]] = []
@@ -102,7 +102,7 @@ class _Turns:
     def ended(self) -> list[dict[str, Any]]:
         self._flush()
         if not self.messages:
-            raise ApiError(400, "input holds no message", param="input", code="invalid_value")
+            raise ApiError(400, "input contains no message", param="input", code="invalid_value")
         return self.messages
 
     def _answer(self, i: int, item: OutputItem) -> None:
@@ -125,9 +125,9 @@ class _Turns:
         try:
             return self._sealer.open(sealed)
         except UserError:
-            message = "The encrypted content of this reasoning item could not be verified: it is not of this server."
-            place = f"input[{i}].encrypted_content"
-            raise ApiError(400, message, param=place, code="invalid_encrypted_content") from None
+            message = "The encrypted content of this reasoning item could not be verified: this server did not make it."
+            param = f"input[{i}].encrypted_content"
+            raise ApiError(400, message, param=param, code="invalid_encrypted_content") from None
 
 
 # -- answers -----------------------------------------------------------------------------------------------------------
@@ -160,7 +160,7 @@ def call_item(call_id: str, name: str, arguments: str, item_id: str, status: str
 
 
 def output_items(request: ResponsesRequest, choice: Mapping[str, Any], sealer: SecretBox) -> list[dict[str, Any]]:
-    """Of one choice of a completion."""
+    """Returns the output items for one choice of a completion."""
     message = choice["message"]
     calls, text = message.get("tool_calls") or (), message.get("content") or ""
     items = []
@@ -177,7 +177,7 @@ def output_items(request: ResponsesRequest, choice: Mapping[str, Any], sealer: S
 def response_of(
     request: ResponsesRequest, completion: Mapping[str, Any], sealer: SecretBox, response_id: str
 ) -> dict[str, Any]:
-    """A whole completion as a response."""
+    """Returns the response for a whole completion."""
     choice = completion["choices"][0]
     response = new_response(request, response_id, int(time.time()))
     if "metadata" in completion:
@@ -188,7 +188,7 @@ def response_of(
 
 
 def new_response(request: ResponsesRequest, response_id: str, created_at: int) -> dict[str, Any]:
-    """A response that has just begun."""
+    """Returns a response that is in progress."""
     choice = request.tool_choice or "auto"
     text_format: dict[str, Any] = {"type": "text"}
     if request.text is not None and request.text.format is not None:
@@ -249,5 +249,5 @@ def ended_response(
 
 
 def _echoed(tool: dict[str, Any]) -> dict[str, Any]:
-    """Clients' types want these keys."""
+    """Fills in the keys that clients' types require."""
     return {**tool, "parameters": tool.get("parameters") or {}, "strict": bool(tool.get("strict"))}

@@ -1,7 +1,7 @@
-"""Requests of /responses: chat-style messages, echoed output items and tool outputs, which are all the state there is.
+"""Requests of /responses: chat-style messages, echoed output items and tool outputs; the server keeps no state.
 
-`null` is the same as no key. Keys of OpenAI's that say nothing here are ignored, those that would change the answer
-(a stored conversation, background) are refused.
+`null` means the same as an absent key. OpenAI's keys that have no meaning here are accepted but ignored; those that
+would change the answer (a stored conversation, background) are refused.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from serve.inference.chat_schema import (
     Sampling,
     Tool,
     check_choice,
+    check_unique_names,
     text_or_list,
-    tools_are_named_once,
 )
 
 ENCRYPTED = "reasoning.encrypted_content"
@@ -82,12 +82,12 @@ Item = Annotated[
 
 
 class FlatTool(Function):
-    """A tool in the form of /responses."""
+    """A tool in the flat form of /responses."""
 
     type: Literal["function"]
 
     def chat_form(self) -> Tool:
-        """As it stood in training's rows."""
+        """Returns the tool in the form of chat completions, which training rows have."""
         function = self.model_dump(exclude_none=True, exclude={"type"})
         return Tool(type="function", function=Function(**function))
 
@@ -107,7 +107,7 @@ class Reasoning(BaseModel):
 
 
 class Text(BaseModel):
-    """`format`: null, or OpenAI's flat form, which is turned into the one of chat completions."""
+    """`format` is OpenAI's flat form, which is converted to the form of chat completions."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -145,18 +145,19 @@ class ResponsesRequest(Sampling):
 
     @field_validator(*STATEFUL)
     @classmethod
-    def _has_no_state(cls, value: Any) -> Any:
+    def _refuse_state(cls, value: Any) -> Any:
         if value:
-            raise ValueError("this server keeps no responses: send the whole conversation as input, with store: false")
+            message = "this server does not store responses: send the whole conversation as input, with store: false"
+            raise ValueError(message)
         return value
 
     @model_validator(mode="after")
     def _fits_together(self) -> ResponsesRequest:
         check_choice(self.chat_choice, self.chat_tools)
         if self.grader is not None and self.stream:
-            raise ValueError("with a grader the best of n whole answers is returned: leave stream out")
+            raise ValueError("stream cannot be combined with grader, which chooses among whole answers: omit stream")
         if self.n > 1 and self.grader is None:
-            raise ValueError("n needs a grader, which chooses: a response holds one answer")
+            raise ValueError("n requires a grader, which chooses the one answer of the response")
         return self
 
     @property
@@ -167,7 +168,7 @@ class ResponsesRequest(Sampling):
 
     @property
     def chat_tools(self) -> list[Tool]:
-        return tools_are_named_once([tool.chat_form() for tool in self.tools or ()])
+        return check_unique_names([tool.chat_form() for tool in self.tools or ()])
 
     @property
     def chat_choice(self) -> Literal["none", "auto", "required"] | NamedTool | None:

@@ -1,6 +1,6 @@
-"""Chunks of a chat completion -> events of /responses, in the order that OpenAI's SDK wants.
+"""Converts the chunks of a chat completion to events of /responses, in the order that OpenAI's SDK expects.
 
-The items of the last event are those of the events before it, and hold what `responses_chat` promises.
+The last event contains the same items as the events before it; they keep what `responses_chat` promises.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ NO_USAGE = {
 
 @dataclass(slots=True)
 class _Open:
-    """The item that is being written."""
+    """The item that is being streamed."""
 
     kind: str
     id: str
@@ -46,7 +46,7 @@ class _Open:
 
 
 class ResponseStream:
-    """One response."""
+    """The event stream of one response."""
 
     def __init__(self, request: ResponsesRequest, sealer: SecretBox) -> None:
         self._request = request
@@ -55,14 +55,16 @@ class ResponseStream:
         self._items: list[dict[str, Any]] = []
         self._open: _Open | None = None
         self._blank = ""
-        """White space that may yet turn out to stand before a call, where it is no message."""
+        """White space held back: it is dropped if a call follows, and starts a message if text follows."""
         self._number = -1
         self._finish = "stop"
         self._usage: Mapping[str, Any] = NO_USAGE
 
     async def events(self, chunks: AsyncIterator[Mapping[str, Any]]) -> AsyncIterator[StreamEvent]:
-        """Raises:
-        ApiError: the model failed under way.
+        """Yields the events of the response.
+
+        Raises:
+            ApiError: the model failed in mid-stream.
         """
         for kind in ("response.created", "response.in_progress"):
             yield self._event(kind, response=self._response)
@@ -76,14 +78,14 @@ class ResponseStream:
             yield event
 
     def failed(self, error: ApiError) -> StreamEvent:
-        """The event that ends a stream which cannot go on."""
+        """Returns the event that ends a failed stream."""
         return self._event("error", message=error.message, code=error.code, param=error.param)
 
     def _event(self, kind: str, **values: Any) -> StreamEvent:
         self._number += 1
         return {"type": kind, "sequence_number": self._number, **values}
 
-    # -- what comes in -------------------------------------------------------------------------------------------------
+    # -- chunks --------------------------------------------------------------------------------------------------------
 
     def _delta(self, delta: Mapping[str, Any]) -> Iterator[StreamEvent]:
         if delta.get("reasoning") and self._request.reasoning is not None:
@@ -97,7 +99,7 @@ class ResponseStream:
 
     def _content(self, text: str) -> Iterator[StreamEvent]:
         if any(item["type"] == "function_call" for item in self._items) or self._is_open("call"):
-            return  # behind calls it would be taken for the final answer, and they would never be run
+            return  # after calls, clients would take it for the final answer and never run the calls
         if not self._is_open("message"):
             self._blank += text
             if not self._blank.strip():
@@ -124,7 +126,7 @@ class ResponseStream:
         return self._open is not None and self._open.kind == kind
 
     def _begin(self, kind: str, index: int = 0, call_id: str = "", name: str = "") -> Iterator[StreamEvent]:
-        """Open an item of this kind, where it is not the one that is open; each call is an item."""
+        """Opens an item of this kind, unless one is open already; each call is an item of its own."""
         if self._is_open(kind) and kind != "call":
             return
         yield from self._close()

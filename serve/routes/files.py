@@ -1,4 +1,4 @@
-"""/v1/files: uploads go to disk as they come in, downloads from it. All keys of a server see all files."""
+"""/v1/files: uploads and downloads, streamed to and from disk; every API key of a server sees all files."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from trainer.spec.operator import ServerLimits
 
 FilePurpose = Literal["assistants", "batch", "evals", "fine-tune", "user_data", "vision"]
 PURPOSES: tuple[FilePurpose, ...] = get_args(FilePurpose)
-LEAST_LIFE_S, LONGEST_LIFE_S = 3_600, 2_592_000
-BATCH_LIFE_S = LONGEST_LIFE_S
-"""Files of this purpose do not stay where nothing else is said."""
+MIN_LIFE_S, MAX_LIFE_S = 3_600, 2_592_000
+BATCH_LIFE_S = MAX_LIFE_S
+"""Batch files expire after this time by default; files of other purposes do not expire."""
 BUSY_S = "2"
 FORM_BYTES = 1_000_000
-"""What a form has beside its file."""
+"""An upper bound on the size of a form without its file."""
 EXPIRY_FIELDS = ("expires_after[anchor]", "expires_after[seconds]")
 FORM = {
     "type": "object",
@@ -36,11 +36,11 @@ FORM = {
         "file": {"type": "string", "format": "binary"},
         "purpose": {"type": "string", "enum": list(PURPOSES)},
         "expires_after[anchor]": {"type": "string", "enum": ["created_at"]},
-        "expires_after[seconds]": {"type": "integer", "minimum": LEAST_LIFE_S, "maximum": LONGEST_LIFE_S},
+        "expires_after[seconds]": {"type": "integer", "minimum": MIN_LIFE_S, "maximum": MAX_LIFE_S},
     },
 }
 UPLOAD = {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": FORM}}}}
-"""The body is read by hand, so the OpenAPI page has to be told of it."""
+"""Described by hand for the OpenAPI page, since the route parses the body itself."""
 BYTES = {"schema": {"type": "string", "format": "binary"}}
 CONTENT: Responses = {200: {"content": {"application/octet-stream": BYTES}}, "5XX": {"model": ErrorBody}}
 
@@ -48,8 +48,9 @@ Pages = Annotated[PageQuery, Depends(page_query(10_000, 10_000))]
 
 
 def make_router(files: FileStore, max_uploads: int = ServerLimits().max_uploads) -> APIRouter:
-    """`max_uploads` at a time: Ray Serve takes in a body as fast as it comes, and holds in memory what is not yet on
-    disk.
+    """Returns the routes of files, with at most `max_uploads` uploads at a time.
+
+    The bound is on memory: Ray Serve receives bodies as fast as they arrive and buffers what is not yet on disk.
     """
     router = APIRouter(prefix="/files", tags=["files"])
     uploads = asyncio.Semaphore(max_uploads)
@@ -58,7 +59,7 @@ def make_router(files: FileStore, max_uploads: int = ServerLimits().max_uploads)
     async def upload(request: Request, key: Writer) -> dict[str, Any]:
         """Upload a file of up to 512 MB (the operator's limit)."""
         if uploads.locked():
-            message = f"{max_uploads} uploads are under way; try again in a moment."
+            message = f"{max_uploads} uploads are already in progress; try again in a moment."
             raise ApiError(
                 429, message, code="too_many_uploads", type="rate_limit_error", headers={"Retry-After": BUSY_S}
             )
@@ -67,8 +68,8 @@ def make_router(files: FileStore, max_uploads: int = ServerLimits().max_uploads)
 
     async def receive(request: Request) -> dict[str, Any]:
         with _upload_errors():
-            announced = request.headers.get("content-length", "")
-            if announced.isdecimal() and int(announced[:20]) > files.max_bytes + FORM_BYTES:
+            length = request.headers.get("content-length", "")
+            if length.isdecimal() and int(length[:20]) > files.max_bytes + FORM_BYTES:
                 raise FileTooLarge(f"the file is over {files.max_bytes:,} bytes")
             async with files.receive() as incoming:
                 kind = request.headers.get("content-type", "")
@@ -96,7 +97,7 @@ def make_router(files: FileStore, max_uploads: int = ServerLimits().max_uploads)
 
     @router.get("/{file_id}/content", response_class=FileResponse, responses=CONTENT)
     async def get_content(file_id: str, key: Reader) -> FileResponse:
-        """The bytes, as they were uploaded."""
+        """Return the bytes of a file, as they were uploaded."""
         with _unknown("file_id"):
             record = await run_in_threadpool(files.get, file_id)
             path = await run_in_threadpool(files.path, file_id)
@@ -112,7 +113,7 @@ def make_router(files: FileStore, max_uploads: int = ServerLimits().max_uploads)
 
 
 def file_object(record: FileRecord) -> dict[str, Any]:
-    """The wire form."""
+    """Returns a file in the wire form."""
     return {
         "id": record.id,
         "object": "file",
@@ -127,11 +128,15 @@ def file_object(record: FileRecord) -> dict[str, Any]:
 
 
 def _checked(form: UploadForm, num_bytes: int) -> tuple[str, FilePurpose, int | None]:
-    """(filename, purpose, seconds until it expires) of an upload. Raises ApiError."""
+    """Returns the filename, the purpose and the seconds until expiry (None: never) of an upload.
+
+    Raises:
+        ApiError: a field is missing or invalid.
+    """
     if form.filename is None:
         raise ApiError(400, "The form has no file.", param="file", code="missing_required_parameter")
-    if _leads_elsewhere(form.filename):
-        message = "The file's name is a path that leads elsewhere, or holds control characters: give a plain name."
+    if _is_unsafe(form.filename):
+        message = "The file's name is an absolute path, contains .. or contains control characters: use a plain name."
         raise ApiError(400, message, param="file", code="invalid_filename")
     if num_bytes == 0:
         raise ApiError(400, "The file is empty.", param="file", code="empty_file")
@@ -148,19 +153,19 @@ def _checked(form: UploadForm, num_bytes: int) -> tuple[str, FilePurpose, int | 
         message = "The anchor of expires_after must be created_at."
         raise ApiError(400, message, param=EXPIRY_FIELDS[0], code="invalid_value")
     if seconds is None or not re.fullmatch(r"[0-9]{1,9}", seconds) or not _may_live(int(seconds)):
-        message = f"The seconds of expires_after must be a number from {LEAST_LIFE_S} to {LONGEST_LIFE_S}."
+        message = f"The seconds of expires_after must be a number from {MIN_LIFE_S} to {MAX_LIFE_S}."
         raise ApiError(400, message, param=EXPIRY_FIELDS[1], code="invalid_value")
     return form.filename, purpose, int(seconds)
 
 
-def _leads_elsewhere(name: str) -> bool:
-    """Names are never used as paths here. One that is made to be would be dangerous to whoever saves the file."""
+def _is_unsafe(name: str) -> bool:
+    """Whether a name would be dangerous as a path for clients that download the file; the server never uses it so."""
     absolute = re.match(r"[/\\]|[A-Za-z]:", name) is not None
     return absolute or ".." in re.split(r"[/\\]", name) or re.search(r"[\x00-\x1f\x7f]", name) is not None
 
 
 def _may_live(seconds: int) -> bool:
-    return LEAST_LIFE_S <= seconds <= LONGEST_LIFE_S
+    return MIN_LIFE_S <= seconds <= MAX_LIFE_S
 
 
 @contextmanager
@@ -168,9 +173,11 @@ def _upload_errors() -> Iterator[None]:
     try:
         yield
     except FileTooLarge as error:
-        raise ApiError(413, f"It is too large: {error.message}.", param="file", code="file_too_large") from None
+        raise ApiError(413, f"The file is too large: {error.message}.", param="file", code="file_too_large") from None
     except NoSpace as error:
-        raise ApiError(507, f"It cannot be stored: {error.message}.", code="no_space", type="server_error") from None
+        raise ApiError(
+            507, f"The file cannot be stored: {error.message}.", code="no_space", type="server_error"
+        ) from None
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""/v1/fine_tuning/jobs: create, list and follow jobs, change their course. All keys of a server see all jobs."""
+"""/v1/fine_tuning/jobs: create, list, follow and control jobs; every API key of a server sees all jobs."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from fastapi.responses import JSONResponse
 
 from cluster.jobs.request import Described, WireJob
 from cluster.jobs.service import JobService
-from cluster.stores.job_states import IllegalMove, KeyUsedTwice, UnknownCursor, UnknownJob
+from cluster.stores.job_states import IdempotencyConflict, IllegalMove, UnknownCursor, UnknownJob
 from cluster.stores.job_tables import CheckpointRecord, EventRecord, JobRecord
 from serve.http.auth import Reader, Writer
 from serve.http.errors import ApiError, not_found
 from serve.http.pages import PageQuery, page, page_query
 from serve.http.schemas import Checkpoint, Job, JobEventBody, Page, answers
 
-JOBS_PAGE, EVENTS_PAGE, CHECKPOINTS_PAGE, MOST = 20, 20, 10, 1_000
+JOBS_PAGE, EVENTS_PAGE, CHECKPOINTS_PAGE, MAX_PAGE = 20, 20, 10, 1_000
 MAX_FILTERS = 16
 
 JobBody = Annotated[dict[str, Any], Body(), Described(WireJob)]
-"""Checked below the API, where a job file is."""
+"""Validated by the job service, by the same code that validates job files."""
 JobIdPath = Annotated[str, Path(max_length=100)]
 IdempotencyKey = Annotated[str | None, Header(min_length=1, max_length=255)]
 Retry = Annotated[int | None, Header(alias="x-stainless-retry-count", ge=0, include_in_schema=False)]
-JobPages = Annotated[PageQuery, Depends(page_query(JOBS_PAGE, MOST))]
-EventPages = Annotated[PageQuery, Depends(page_query(EVENTS_PAGE, MOST))]
-CheckpointPages = Annotated[PageQuery, Depends(page_query(CHECKPOINTS_PAGE, MOST))]
+JobPages = Annotated[PageQuery, Depends(page_query(JOBS_PAGE, MAX_PAGE))]
+EventPages = Annotated[PageQuery, Depends(page_query(EVENTS_PAGE, MAX_PAGE))]
+CheckpointPages = Annotated[PageQuery, Depends(page_query(CHECKPOINTS_PAGE, MAX_PAGE))]
 
 
 def make_router(service: JobService, organization: str = "local") -> APIRouter:
-    """Routes are plain functions: they run in threads, where a database may be waited for."""
+    """Returns the routes of jobs: plain functions, so that they run in threads, where database calls may block."""
     router = APIRouter(prefix="/fine_tuning/jobs", tags=["fine-tuning"])
     store = service.store
 
@@ -43,13 +43,13 @@ def make_router(service: JobService, organization: str = "local") -> APIRouter:
         idempotency_key: IdempotencyKey = None,
         retry: Retry = None,
     ) -> dict[str, Any]:
-        """Begin a fine-tuning job. A request that is sent again does not begin a second one."""
+        """Create a fine-tuning job; a retried request does not create a second one."""
         with _errors():
             return job_object(service.create(body, key.id, idempotency_key=idempotency_key, retry=retry), organization)
 
     @router.get("", response_model=None, responses=answers(Page[Job]))
     def list_jobs(request: Request, key: Reader, pages: JobPages) -> JSONResponse:
-        """The newest first. `metadata[k]=v` picks those that carry it."""
+        """List jobs, newest first; `metadata[k]=v` selects the jobs with this metadata."""
         with _errors():
             found, more = store.jobs(None, after=pages.after, limit=pages.limit, labels=_labels(request))
         return page([job_object(job, organization) for job in found], more)
@@ -61,19 +61,19 @@ def make_router(service: JobService, organization: str = "local") -> APIRouter:
 
     @router.post("/{job_id}/cancel", response_model=None, responses=answers(Job))
     def cancel(job_id: JobIdPath, key: Writer) -> dict[str, Any]:
-        """End a job at once, wherever it is. Its checkpoints stay."""
+        """Cancel a job at once, in any state; its checkpoints are kept."""
         with _errors(job_id):
             return job_object(service.cancel(job_id), organization)
 
     @router.post("/{job_id}/pause", response_model=None, responses=answers(Job))
     def pause(job_id: JobIdPath, key: Writer) -> dict[str, Any]:
-        """Let a running job take a checkpoint and give its resources back."""
+        """Pause a running job: it saves a checkpoint and releases its resources."""
         with _errors(job_id):
             return job_object(service.pause(job_id), organization)
 
     @router.post("/{job_id}/resume", response_model=None, responses=answers(Job))
     def resume(job_id: JobIdPath, key: Writer) -> dict[str, Any]:
-        """Let a paused job wait for its turn and go on from its checkpoint."""
+        """Queue a paused job again; it resumes from its checkpoint."""
         with _errors(job_id):
             return job_object(service.resume(job_id), organization)
 
@@ -92,11 +92,11 @@ def make_router(service: JobService, organization: str = "local") -> APIRouter:
     return router
 
 
-# -- the wire's objects ------------------------------------------------------------------------------------------------
+# -- wire objects ------------------------------------------------------------------------------------------------------
 
 
 def job_object(job: JobRecord, organization: str) -> dict[str, Any]:
-    """Every key is there; clients' types want some of them even where they are null."""
+    """Returns a job in the wire form, with every key: clients' types require some even if they are null."""
     part = job.method["type"]
     return {
         "id": job.id,
@@ -153,21 +153,24 @@ def _seconds(time: float | None) -> int | None:
     return None if time is None else int(time)
 
 
-# -- what is asked -----------------------------------------------------------------------------------------------------
+# -- requests ----------------------------------------------------------------------------------------------------------
 
 
 def _labels(request: Request) -> dict[str, str]:
-    """`metadata[key]=value` of the query."""
+    """Returns the filters that the query gives as `metadata[key]=value`."""
     found = {
         name.removeprefix("metadata[").removesuffix("]"): value
         for name, value in request.query_params.items()
         if name.startswith("metadata[") and name.endswith("]")
     }
     if len(found) > MAX_FILTERS:
-        raise ApiError(400, f"At most {MAX_FILTERS} keys can be asked for", param="metadata", code="invalid_value")
+        raise ApiError(
+            400, f"At most {MAX_FILTERS} metadata keys can be filtered by.", param="metadata", code="invalid_value"
+        )
     for name, value in found.items():
         if not 1 <= len(name) <= 64 or len(value) > 512 or '"' in name or "\x00" in name + value:
-            raise ApiError(400, "This is no key and value of metadata", param="metadata", code="invalid_value")
+            message = "The metadata filter is invalid: keys have 1 to 64 characters and no quotes, values at most 512."
+            raise ApiError(400, message, param="metadata", code="invalid_value")
     return found
 
 
@@ -181,5 +184,5 @@ def _errors(job_id: str = "") -> Iterator[None]:
         raise ApiError(400, error.message, param="after", code="invalid_value") from None
     except IllegalMove as error:
         raise ApiError(400, error.message, code="invalid_job_state") from None
-    except KeyUsedTwice as error:
+    except IdempotencyConflict as error:
         raise ApiError(400, error.message, param="idempotency-key", code="idempotency_key_reused") from None

@@ -1,7 +1,7 @@
-"""/v1/fine_tuning/alpha: a grader or a tool tried once, by the code that training uses.
+"""/v1/fine_tuning/alpha: one trial run of a grader or a tool, by the code that training uses.
 
-What a grade that failed is answered with is the wire contract's: reward 0.0, and `metadata.errors` says that it is no
-grade. What only the client can mend (a mistake in the grader, a private URL, a refused token) is a 400.
+The wire contract defines the answer if grading fails: reward 0.0, with the failure in `metadata.errors`. What only the
+client can fix (a mistake in the grader, a private URL, a rejected token) is a 400.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Id = Annotated[str, Field(min_length=1, max_length=200)]
 
 
 def _without_nulls(grader: Any) -> Any:
-    """Clients send null for what they leave out."""
+    """Drops null values, which clients send for keys that they leave out."""
     if not isinstance(grader, dict):
         return grader
     given = {key: value for key, value in grader.items() if value is not None}
@@ -48,7 +48,7 @@ def _without_nulls(grader: Any) -> Any:
 
 
 class StrictBody(BaseModel):
-    """A request's body: unknown keys are refused."""
+    """A request body without unknown keys."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
@@ -58,7 +58,7 @@ class ValidateRequest(StrictBody):
 
 
 class RunRequest(ValidateRequest):
-    """`model_sample` is the answer's text; where it is JSON, graders have it as `sample.output_json` too."""
+    """`model_sample` is the text of the answer; if it is JSON, graders also get it as `sample.output_json`."""
 
     model_sample: str
     item: dict[str, Any] | None = None
@@ -66,7 +66,7 @@ class RunRequest(ValidateRequest):
 
 
 class ToolRequest(BaseModel):
-    """The body that a tool gets, with its address. Other keys are taken and not looked at."""
+    """The request that a tool receives, and the tool's address; other keys are accepted but ignored."""
 
     model_config = ConfigDict(extra="allow", allow_inf_nan=False)
 
@@ -80,16 +80,16 @@ class ToolRequest(BaseModel):
     item: dict[str, Any] | None = None
 
 
-class _Trials:
-    """So many at a time: each may hold a sandbox or a connection for minutes."""
+class _TrialSlots:
+    """Bounds the trials at a time: each may occupy a sandbox or a connection for minutes."""
 
-    def __init__(self, most: int) -> None:
-        self._free = most
+    def __init__(self, count: int) -> None:
+        self._free = count
 
     @asynccontextmanager
-    async def turn(self) -> AsyncIterator[None]:
+    async def acquire(self) -> AsyncIterator[None]:
         if not self._free:
-            message = "The server tries as many graders and tools as it may at a time; try again in a moment."
+            message = "Too many graders and tools are being tried at the same time; try again in a moment."
             headers = {"Retry-After": "1"}
             raise ApiError(429, message, code="too_many_trials", type="rate_limit_error", headers=headers)
         self._free -= 1
@@ -101,26 +101,26 @@ class _Trials:
 
 def make_router(operator: Operator) -> APIRouter:
     router = APIRouter(prefix="/fine_tuning/alpha", tags=["graders"])
-    trials = _Trials(operator.limits.max_trial_calls)
+    slots = _TrialSlots(operator.limits.max_trial_calls)
 
     @router.post("/graders/validate", response_model=None, responses=answers(ValidGrader))
     async def validate_grader(body: ValidateRequest, key: Writer) -> dict[str, Any]:
-        """The grader, if it has no mistakes that show without calling anything."""
+        """Check a grader without running it, and return it."""
         check_grader(body.grader, operator)
         return {"grader": shown_grader(body.grader)}
 
     @router.post("/graders/run", response_model=None, responses=answers(GraderRun))
     async def run_grader(body: RunRequest, key: Writer) -> dict[str, Any]:
-        """One grade of `model_sample`."""
+        """Grade `model_sample` once."""
         check_grader(body.grader, operator)
-        async with trials.turn():
+        async with slots.acquire():
             return await _run(body, operator)
 
     @router.post("/tool/run", response_model=None, responses=answers(ToolOutput))
     async def run_tool(body: ToolRequest, key: Writer) -> dict[str, Any]:
-        """One call of a tool: what the model would see of it."""
+        """Call a tool once and return what the model would see."""
         tool = _checked_tool(body, operator)
-        async with trials.turn():
+        async with slots.acquire():
             return await _call(body, tool, operator)
 
     return router
@@ -130,7 +130,7 @@ def make_router(operator: Operator) -> APIRouter:
 
 
 def shown_grader(spec: GraderSpec) -> dict[str, Any]:
-    """A grader as its job gave it, by the names of the wire contract, without its secrets."""
+    """Returns a grader as the client specified it, with the keys of the wire contract and without its secrets."""
     shown = spec.model_dump(mode="json", exclude_unset=True, exclude={"graders"})
     if isinstance(spec, EndpointGrader):
         shown["url"] = safe_url(spec.url)
@@ -144,10 +144,12 @@ def shown_grader(spec: GraderSpec) -> dict[str, Any]:
 
 
 async def _run(body: RunRequest, operator: Operator) -> dict[str, Any]:
-    """Raises:
-    ApiError: what only the client can mend.
+    """Grades once and returns the response.
+
+    Raises:
+        ApiError: the grading failed for a reason that only the client can fix.
     """
-    begun = time.monotonic()
+    start = time.monotonic()
     pool = GraderPool(body.grader, operator=operator)
     try:
         sample = sample_of(body.model_sample, (), "answer", wants_json=True)
@@ -157,11 +159,11 @@ async def _run(body: RunRequest, operator: Operator) -> dict[str, Any]:
         await pool.close()
     if isinstance(outcome, UserError):
         raise _of_endpoint(outcome, "grader")
-    return _run_response(body.grader, outcome, time.monotonic() - begun)
+    return _run_response(body.grader, outcome, time.monotonic() - start)
 
 
 def _run_response(spec: GraderSpec, outcome: Grade | RftError, execution_s: float) -> dict[str, Any]:
-    """Section 3 of the wire contract."""
+    """Returns the response to a grader run: section 3 of the wire contract."""
     failed = outcome if isinstance(outcome, RftError) else None
     grade = outcome if isinstance(outcome, Grade) else Grade(0.0)
     return {
@@ -197,8 +199,10 @@ def _checked_tool(body: ToolRequest, operator: Operator) -> ToolSpec:
 
 
 async def _call(body: ToolRequest, tool: ToolSpec, operator: Operator) -> dict[str, Any]:
-    """Raises:
-    ApiError: the call failed, or is refused.
+    """Calls the tool once and returns the response.
+
+    Raises:
+        ApiError: the call failed or was refused.
     """
     call_id = body.call_id or body.id or f"call_{secrets.token_hex(12)}"
     arguments = body.arguments if isinstance(body.arguments, str) else json.dumps(body.arguments)

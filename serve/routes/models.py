@@ -1,4 +1,4 @@
-"""GET and DELETE /models: which models there are. Ids hold `:`, and `/` as %2F."""
+"""GET and DELETE /models: the models that can be used. Their ids contain `:`, and `/` encoded as %2F."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from cluster.stores.model_registry import KeptModel, ModelRecord, ModelRegistry, UnknownModel
+from cluster.stores.model_registry import ModelRecord, ModelRegistry, ProtectedModel, UnknownModel
 from serve.http.auth import Reader, Writer
 from serve.http.errors import ApiError
 from serve.http.schemas import DeletedModel, ModelBody, ModelList, answers
@@ -17,32 +17,32 @@ def make_router(registry: ModelRegistry) -> APIRouter:
 
     @router.get("/models", response_model=None, responses=answers(ModelList))
     def list_models(key: Reader) -> dict[str, Any]:
-        """All of them: this list has no pages, as OpenAI's has none."""
+        """List all models; like OpenAI's, this list is not paginated."""
         return {"object": "list", "data": [_wire(record) for record in registry.list()]}
 
     @router.get("/models/{model_id:path}", response_model=None, responses=answers(ModelBody))
     def get_model(model_id: str, key: Reader) -> dict[str, Any]:
-        """One model."""
+        """Return one model."""
         try:
             return _wire(registry.resolve(model_id))
         except UnknownModel as error:
-            raise unknown(error) from None
+            raise _unknown(error) from None
 
     @router.delete("/models/{model_id:path}", response_model=None, responses=answers(DeletedModel))
     def delete_model(model_id: str, key: Writer) -> dict[str, Any]:
-        """Forget a tuned model or a checkpoint."""
+        """Delete a tuned model or a checkpoint."""
         try:
             registry.delete(model_id)
         except UnknownModel as error:
-            raise unknown(error) from None
-        except KeptModel as error:
+            raise _unknown(error) from None
+        except ProtectedModel as error:
             raise ApiError(403, error.message, param="model", code="model_not_deletable") from None
         return {"id": model_id, "object": "model", "deleted": True}
 
     return router
 
 
-def unknown(error: UnknownModel) -> ApiError:
+def _unknown(error: UnknownModel) -> ApiError:
     return ApiError(404, error.message, param="model", code="model_not_found")
 
 

@@ -18,7 +18,7 @@ Kind = Literal[
     "503",
     "404",
     "drop",  # closes without an answer
-    "reset",  # breaks off in mid-body
+    "reset",  # closes the connection half way through the body
     "hang",  # never answers
     "drip",  # a byte at a time
     "huge",  # more than anybody may send
@@ -64,8 +64,10 @@ class Burst:
 
 @dataclass(frozen=True)
 class Faults:
-    """Of one endpoint. `shares` of its requests, by kind; `sticky`: of its calls, so that trying again does not help.
-    `drip_s` is the pause after each byte.
+    """The faults of one endpoint.
+
+    `shares` gives the fraction of requests that get each kind of fault. With `sticky`, it is the fraction of calls
+    instead, and every retry of such a call gets the same fault. `drip_s` is the pause after each byte.
     """
 
     latency: Latency = Latency()
@@ -77,8 +79,9 @@ class Faults:
 
 @dataclass(frozen=True)
 class Plan:
-    """Faults by endpoint ("tool/search", "grade", "session/start", "session/end"). Calls are told apart by their ids,
-    or by their content, where ids are drawn anew in each run.
+    """Faults by endpoint ("tool/search", "grade", "session/start", "session/end").
+
+    Calls are identified by their ids, or by their content where each run draws new ids.
     """
 
     seed: int = 0

@@ -35,7 +35,7 @@ NOT_DONE = frozenset({"drop", "hang"})
 
 @dataclass
 class Seen:
-    """Of one endpoint. `attempts` by call; `faults` by kind; `answered`: calls that got what they asked for."""
+    """What one endpoint saw: `attempts` and good answers (`answered`) by call, and `faults` by kind."""
 
     attempts: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
@@ -194,7 +194,7 @@ class ChaosServer:
         return self._raw(request, f"HTTP/1.1 200 OK\r\nContent-Length: {length}\r\n\r\n{sent}".encode())
 
     def _raw(self, request: web.Request, data: bytes) -> web.StreamResponse:
-        """Write what no well-behaved server would and close; aiohttp's own answer goes nowhere."""
+        """Write `data` to the socket as it is and close it; aiohttp's own answer is discarded."""
         assert isinstance(request.transport, asyncio.Transport)
         if data:
             request.transport.write(data)

@@ -1,6 +1,6 @@
 """Thousands of rollouts against endpoints that fail. The engine is a fake; what stands between it and the endpoints -
 episode, dispatcher, grader pool, sessions - is real, and so is time. Where 3 s stand for 30 and 1 s for a minute, the
-whole time is in `make chaos`.
+whole time is in `make nightly`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ async def test_five_thousand_rollouts_that_start_at_once_all_end_graded_and_noth
 
 
 @pytest.mark.parametrize(
-    ("for_s", "as_date"), [(3.0, False), (3.0, True), pytest.param(30.0, False, marks=pytest.mark.slow)]
+    ("for_s", "as_date"), [(3.0, False), (3.0, True), pytest.param(30.0, False, marks=pytest.mark.nightly)]
 )
 async def test_seconds_of_429_lose_no_rollout_and_use_up_no_retry(for_s: float, as_date: bool) -> None:
     burst = Burst("429", from_s=0, for_s=for_s, retry_after_s=1, as_date=as_date)
@@ -103,7 +103,7 @@ async def test_a_grader_that_is_down_for_a_while_costs_no_rollout() -> None:
     assert server.record.of(GRADE).faults["drop"] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 async def test_a_grader_that_is_down_for_a_minute_costs_a_few_rollouts_at_most_and_no_group_its_members() -> None:
     """Behind the breaker the others wait; the few that were on their way are tried again under a new trace id."""
     plan = Plan(endpoints={GRADE: Faults(bursts=(Burst("drop", from_s=0, for_s=60),))})

@@ -34,7 +34,6 @@ from cluster.stores.model_registry import ModelRegistry
 from cluster.stores.secrets import SecretBox
 from serve.http.app import create_app
 from serve.inference import chat, responses
-from serve.inference.best_of import grader_pools
 from serve.routes import files, fine_tuning, graders, models
 from tests.support.api import TOKEN, FakeKeys
 from tests.support.fake_models import FakeModels, call, turn
@@ -63,15 +62,15 @@ class World:
         migrate(self.database)
         self.store, self.models = JobStore(self.database), ModelRegistry(self.database, {"gpt-5": "base"})
         kept = FileStore(self.database, FolderBlobs(folder / "files"), folder, 10**6)
-        box, grading = SecretBox.of_folder(folder, {}), grader_pools(NOTHING_ALLOWED)
+        box = SecretBox.of_folder(folder, {})
         fake = FakeModels(turn("I look.", call("call_a", "cat", "{}"), reasoning="hm"))
         routers = [
             files.make_router(kept),
             fine_tuning.make_router(JobService(self.store, self.models, kept, box, NOTHING_ALLOWED)),
             graders.make_router(NOTHING_ALLOWED),
             models.make_router(self.models),
-            chat.make_router(fake, grading),
-            responses.make_router(fake, grading, box),
+            chat.make_router(fake, NOTHING_ALLOWED),
+            responses.make_router(fake, NOTHING_ALLOWED, box),
         ]
         self.app = create_app(routers, FakeKeys(), limits=ServerLimits(requests_per_minute=10**6))
         self.schema = schemathesis.openapi.from_asgi("/openapi.json", self.app)

@@ -1,4 +1,4 @@
-"""Runs `agent-rft` as a user does, and finds what it left behind."""
+"""Runs `agent-rft` as a user does, and finds processes that it left behind."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tests.support.paths import LEDGER
 CONFIG = LEDGER / "agent-rft.yaml"
 AGENT_RFT = str(Path(sys.executable).with_name("agent-rft"))
 MARK = "AGENT_RFT_TEST"
-"""A variable in the environment of all that a test starts: what has it at the end was left behind."""
+"""An environment variable of every process that a test starts: those that run after it were left behind."""
 GRACE_S = 10.0
-"""vLLM's processes need a second to notice that their parent is gone."""
+"""vLLM's processes need a second to notice that their parent has ended."""
 
 
 def run(*arguments: str | Path, environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-    """`agent-rft` with these arguments, to its end; standard error goes where standard output goes."""
+    """Runs `agent-rft` with these arguments to its end; standard error goes to standard output."""
     return subprocess.run(
         [AGENT_RFT, *map(str, arguments)],
         env=marked(environment),
@@ -37,17 +37,17 @@ def marked(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def processes() -> Iterator[psutil.Process]:
-    """Living processes that this test process has started by way of `marked`, and theirs."""
+    """Yields the live processes that this test process started with `marked`, and their descendants."""
     for process in psutil.process_iter():
         try:
             if process.environ().get(MARK) == str(os.getpid()) and process.status() != psutil.STATUS_ZOMBIE:
                 yield process
         except psutil.Error:
-            continue  # gone meanwhile, or not ours to look at
+            continue  # it has ended, or belongs to another user
 
 
 def processes_left() -> list[str]:
-    """Names of those that are still there after a while."""
+    """Returns the command lines of the processes that still run after GRACE_S."""
     deadline = time.monotonic() + GRACE_S
     while (left := list(processes())) and time.monotonic() < deadline:
         time.sleep(0.5)
@@ -55,7 +55,7 @@ def processes_left() -> list[str]:
 
 
 def kill(name: str) -> None:
-    """Kill -9 the process of this name."""
+    """Kills the one process with this name by SIGKILL."""
     (found,) = [process for process in processes() if name in _name(process)]
     found.kill()
 

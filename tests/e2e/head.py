@@ -1,4 +1,4 @@
-"""A Ray cluster of its own, as an operator starts one: `ray start --head`."""
+"""A separate Ray cluster, started as an operator does: `ray start --head`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ START_S, STOP_S = 240.0, 60.0
 
 @dataclass(frozen=True)
 class Head:
-    """`address` is for drivers, `dashboard` the URL of the job server."""
+    """The head of a cluster: `address` for drivers, `dashboard` is the URL of the job server."""
 
     address: str
     dashboard: str
@@ -29,9 +29,9 @@ class Head:
 
 @contextmanager
 def head(log: Path, environment: Mapping[str, str], cores: int) -> Iterator[Head]:
-    """It ends with the context. What it says goes to `log`."""
-    # On Ray's usual ports another cluster of this machine might answer; in its usual folder it would leave word of
-    # itself.
+    """Runs a head until the context ends; its output goes to `log`."""
+    # Not Ray's default ports, where another cluster of this machine may listen, nor its default folder, which other
+    # clusters on this machine share.
     port, dashboard, agent, metrics, client = free_ports(5)
     home = Path(f"/tmp/rft-head-{os.getpid()}")
     command = [BIN / "ray", "start", "--head", "--block", f"--num-cpus={cores}", f"--port={port}"]
@@ -50,6 +50,6 @@ def head(log: Path, environment: Mapping[str, str], cores: int) -> Iterator[Head
         running.terminate()
         try:
             running.wait(STOP_S)
-        except subprocess.TimeoutExpired:  # it had not come up yet
+        except subprocess.TimeoutExpired:  # it was still starting
             os.killpg(running.pid, signal.SIGKILL)
         shutil.rmtree(home, ignore_errors=True)

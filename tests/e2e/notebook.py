@@ -1,4 +1,4 @@
-"""Runs a notebook's cells in their order, a few at a time, as somebody at Jupyter does."""
+"""Runs a notebook's cells in order, a few at a time, as a user of Jupyter does."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import pytest
 
 
 class Notebook:
-    """`names` is what the cells have made so far. Plain Python only: what begins with % or ! fails here."""
+    """A notebook in plain Python (no % or ! lines); `names` holds the variables that its cells have set so far."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         cells = json.loads(path.read_text())["cells"]
-        assert not any(cell.get("outputs") for cell in cells), "a notebook is kept without its outputs"
+        assert not any(cell.get("outputs") for cell in cells), "a notebook is committed without its outputs"
         self._cells = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
         self._done = 0
         self.names: dict[str, Any] = {}
 
     def run(self, environment: Mapping[str, str], until: str | None = None) -> None:
-        """The next cells, in the notebook's folder: all, or up to the one that makes the name `until`."""
+        """Runs the remaining cells in the notebook's folder, or those up to the cell that sets the name `until`."""
         with pytest.MonkeyPatch.context() as patch:
             patch.chdir(self._path.parent)
             for name, value in environment.items():

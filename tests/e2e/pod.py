@@ -1,8 +1,8 @@
 """A container as Kubernetes runs one, made of Linux namespaces: `python -m tests.e2e.pod`, a PodSpec on standard input.
 
-It sees a read-only root (the image: system libraries, the virtual environment, what the Dockerfile copies), its volumes
-and nothing else of the machine's files, has no other environment than its own, and is its user without any right. It
-shares the network with whoever starts it, who must be root, be it of a user namespace, in a mount and a PID namespace.
+It sees a read-only root (the image: system libraries, the virtual environment, what the Dockerfile copies) and its
+volumes, but no other files of the machine; it has only its own environment and runs as its user without privileges. It
+shares the network of its parent, which must be root (possibly of a user namespace) in its own mount and PID namespaces.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.support.paths import ROOT
 
 IMAGE = Path("/opt/agent-rft")
 SOURCES = ".sources"
-"""Where this checkout is, below IMAGE: the image has it as an installed package."""
+"""The folder of this checkout, below IMAGE; in the real image it is an installed package."""
 SYSTEM = ("bin", "lib", "lib32", "lib64", "sbin", "usr")
 DEVICES = ("full", "null", "random", "urandom", "zero")
 MS_RDONLY, MS_NOSUID, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 1, 2, 32, 4096, 16384, 1 << 18
@@ -34,7 +34,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True, slots=True)
 class Volume:
-    """`source` is a folder of this machine, None: memory of `size_bytes`."""
+    """A volume; `source` is a folder of this machine, or None for `size_bytes` of memory."""
 
     path: str
     source: str | None = None
@@ -44,7 +44,7 @@ class Volume:
 
 @dataclass(frozen=True, slots=True)
 class PodSpec:
-    """`hosts` are the names of services. `command` is looked for in the PATH of `environment`."""
+    """A container to run; `hosts` maps services to addresses, `command` is found in the PATH of `environment`."""
 
     command: Sequence[str]
     environment: Mapping[str, str]
@@ -72,7 +72,7 @@ def main() -> None:
         _show(Path("/", name), new / name)
     _etc(new / "etc", spec)
     interpreters = [path for path in (Path(sys.prefix), Path(sys.base_prefix)) if not path.is_relative_to("/usr")]
-    for path in interpreters:  # scripts call them by these paths
+    for path in interpreters:  # scripts refer to them by these paths
         _bind(path, new / path.relative_to("/"))
     image = new / IMAGE.relative_to("/")
     _bind(ROOT / "examples", image / "examples")
@@ -96,7 +96,7 @@ def main() -> None:
         if any(path.is_relative_to(volume.path) for volume in spec.volumes):
             _bind(path, new / path.relative_to("/"))
             _read_only(new / path.relative_to("/"))
-    os.chdir(new)  # and no chroot: in one, no user namespace can be made
+    os.chdir(new)  # not chroot, which would forbid creating user namespaces
     _check(libc.syscall(SYS_PIVOT_ROOT[os.uname().machine], b".", b"."))
     _check(libc.umount2(b".", MNT_DETACH))
     os.chdir(spec.folder)
@@ -107,7 +107,7 @@ def main() -> None:
 
 
 def _etc(new: Path, spec: PodSpec) -> None:
-    """This machine's, but for names of users and hosts. A volume may be mounted below it."""
+    """Fills /etc with this machine's entries, except users and hosts; a volume may be mounted below it."""
     new.mkdir()
     own = {
         "hosts": "".join(f"{address} {name}\n" for name, address in {"localhost": "127.0.0.1", **spec.hosts}.items()),
@@ -141,7 +141,7 @@ def _mount_volume(volume: Volume, new: Path, group: int) -> None:
         _mount("tmpfs", new, "tmpfs", MS_NOSUID, f"mode=1777,size={volume.size_bytes}")
         return
     if not volume.read_only and os.stat(volume.source).st_gid != group and _has_ids():
-        os.chown(volume.source, 0, group)  # as the pod's fsGroup does it
+        os.chown(volume.source, 0, group)  # as the pod's fsGroup does
         os.chmod(volume.source, 0o2775)
     _bind(Path(volume.source), new)
     if volume.read_only:
@@ -149,19 +149,19 @@ def _mount_volume(volume: Volume, new: Path, group: int) -> None:
 
 
 def _read_only(path: Path) -> None:
-    """With all that is mounted below it."""
+    """Makes a mount read-only, with all mounts below it."""
     attributes = (ctypes.c_uint64 * 4)(MOUNT_ATTR_RDONLY, 0, 0, 0)
     arguments = (AT_FDCWD, os.fsencode(path), AT_RECURSIVE, attributes, ctypes.sizeof(attributes))
     _check(libc.syscall(SYS_MOUNT_SETATTR, *arguments))
 
 
 def _become(user: int, group: int) -> None:
-    """That user, without any right and without a way to one."""
+    """Switches to this user, without privileges and without a way to gain any."""
     if _has_ids():
         os.setgroups([])
         os.setgid(group)
         os.setuid(user)
-    else:  # root of a user namespace that has one user: the same one, by another number
+    else:  # root of a user namespace with a single user: map that user to the wanted ids
         own_user, own_group = os.getuid(), os.getgid()
         _check(libc.unshare(CLONE_NEWUSER))
         Path("/proc/self/uid_map").write_text(f"{user} {own_user} 1")

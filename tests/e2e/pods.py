@@ -1,9 +1,10 @@
-"""What KubeRay does with a RayJob and a RayService, done by hand: `python -m tests.e2e.pods rayjob FOLDER`, as the root
-of network, mount and PID namespaces of its own. All pods are on one network here: each has an address of its own, and
-workers have other ports where KubeRay gives all the same.
+"""A stand-in for KubeRay, which runs a RayJob or a RayService: `python -m tests.e2e.pods rayjob FOLDER`.
 
-FOLDER/state is the volume, FOLDER/config the ConfigMap, FOLDER/secrets.json {Secret: {key: value}}; FOLDER/logs gets
-what the pods say.
+It must be root in its own network, mount and PID namespaces. All pods share that network: each has its own address, and
+workers have different ports where KubeRay gives all the same ones.
+
+FOLDER/state is the volume, FOLDER/config the ConfigMap, FOLDER/secrets.json {Secret: {key: value}}, and FOLDER/logs
+receives the output of the pods.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def main() -> None:
 
 
 def rayjob(pods: Pods, folder: Path) -> dict[str, Any]:
-    """The cluster is lost after the first checkpoint; the second one has the same command."""
+    """Kills the cluster after the first checkpoint and runs the same command on a second one."""
     job = one(OVERLAY, "RayJob")
     deployment = one(OVERLAY, "Deployment")["spec"]["template"]["spec"]
     container = deployment["containers"][0]
@@ -98,7 +99,7 @@ def rayservice(pods: Pods, folder: Path) -> dict[str, Any]:
 
 
 class Pods:
-    """Containers that run; all end with this process."""
+    """The running containers; all of them end with this process."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -106,7 +107,7 @@ class Pods:
         self._running: dict[str, subprocess.Popen[str]] = {}
 
     def start_cluster(self, spec: Any, name: str) -> None:
-        """Its head and its workers, as many as there are at first; each is ready as its probes say."""
+        """Starts the head and the initial workers, and waits until their probes succeed."""
         head, *workers = ray_pods(spec)
         nodes = [head, *(worker for worker in workers if worker.replicas)]
         assert all(worker.replicas == 1 for worker in nodes[1:])
@@ -114,7 +115,7 @@ class Pods:
             _until(ready, what)
 
     def _start_node(self, pod: RayPod, name: str, i: int) -> tuple[Callable[[], bool], str]:
-        """Whether it is ready, and its name."""
+        """Starts a node and returns a function that says whether it is ready, and the node's name."""
         address = f"{NETWORK}.{2 + i}"
         also = {
             "node-ip-address": address,
@@ -130,14 +131,14 @@ class Pods:
 
         def ready() -> bool:
             nonlocal running
-            if running.poll() is not None:  # Ray waits for itself for 30 s only; KubeRay makes another pod
+            if running.poll() is not None:  # Ray waits only 30 s for its own start; KubeRay then makes another pod
                 running = self.start(f"{name}-{pod.group}", pod.spec, command)
             return all(passes(probe) for probe in ("startupProbe", "readinessProbe") if probe in pod.container)
 
         return ready, f"{name}-{pod.group}"
 
     def start(self, name: str, spec: Any, command: Sequence[str]) -> subprocess.Popen[str]:
-        """A pod's first container with this command."""
+        """Starts a pod's first container with this command."""
         container, context = spec["containers"][0], spec["securityContext"]
         assert container["securityContext"]["readOnlyRootFilesystem"] and context["runAsNonRoot"]
         volumes = {volume["name"]: volume for volume in spec["volumes"]}
@@ -165,7 +166,7 @@ class Pods:
         return process
 
     def kill(self, cluster: str) -> None:
-        """Kill -9 of every process of a cluster: each pod's first one, with which Linux ends the others."""
+        """Kills a cluster by SIGKILL to each pod's init process, with which the kernel ends the pod's others."""
         for name, process in self._running.items():
             if name.startswith(cluster):
                 for child in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
@@ -195,11 +196,11 @@ class Pods:
         return Volume(path, size_bytes=quantity(volume["emptyDir"]["sizeLimit"]))
 
 
-# -- asking ------------------------------------------------------------------------------------------------------------
+# -- requests ----------------------------------------------------------------------------------------------------------
 
 
 def _submit(job: Any, name: str) -> None:
-    """As KubeRay does it in HTTPMode."""
+    """Submits a job as KubeRay does in HTTPMode."""
     code, text = _ask(
         "POST", f"{DASHBOARD}/api/jobs/", {"entrypoint": job["spec"]["entrypoint"], "submission_id": name}
     )
@@ -239,16 +240,16 @@ def _listens(address: str, port: int) -> bool:
     return True
 
 
-def _until(true: Callable[[], bool], what: str, why: Callable[[], object] = str) -> None:
+def _until(condition: Callable[[], bool], what: str, why: Callable[[], object] = str) -> None:
     deadline = time.monotonic() + WAIT_S
-    while not true():
+    while not condition():
         if time.monotonic() > deadline:
             sys.exit(f"{what}: not within {WAIT_S:g} s\n{why()}")
         time.sleep(0.2)
 
 
 def _network(addresses: Sequence[str]) -> None:
-    """The loopback device, which a new network namespace has but switched off, with these addresses too."""
+    """Turns on the loopback device, which is off in a new network namespace, and adds these addresses to it."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as device:
         fcntl.ioctl(device, SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", IFF_UP))
         for i, address in enumerate(addresses):

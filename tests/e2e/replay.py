@@ -1,4 +1,4 @@
-"""A script: the learner's losses on a run's recorded rollouts, to the last bit (`-m tests.e2e.replay RUN STEPS`)."""
+"""A script that prints the learner's exact losses on a run's recorded rollouts (`-m tests.e2e.replay RUN STEPS`)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""OpenAI's SDK against a server, by the example's notebook and script: upload, job, events, checkpoint, then the tuned
-model with its tools. The driver and the server are killed in mid-job, once each, and the job still succeeds.
+"""OpenAI's SDK against a server, by the example's notebook and script.
+
+They upload files, follow a job's events and checkpoints, and run the tuned model with its tools. The driver and the
+server are killed once each while the job runs, and the job still succeeds.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from tests.support.paths import LEDGER, ROOT
 EXAMPLES = ROOT / "examples"
 STEPS, ROWS = 6, 16
 MODEL = "gpt-5"
-"""As clients' code has it: an alias."""
+"""An alias, so that clients' code need not change."""
 DEADLINE_S = 480
 
 
@@ -50,16 +52,16 @@ class Server:
         self.process = subprocess.Popen(command, env=self._environment, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            if found := re.search(r"shown this once: (\S+)", line):
+            if found := re.search(r"API key .*: (\S+)", line):
                 self.key = found[1]
             if found := re.search(r"serving at (\S+)", line):
                 self.url = found[1]
-                self._port = self.url.removesuffix("/v1").rpartition(":")[2]  # where it comes back after its death
+                self._port = self.url.removesuffix("/v1").rpartition(":")[2]  # reused when it is started again
                 return
         raise AssertionError(f"the server ended with code {self.process.wait()}")
 
     def end(self, how: signal.Signals) -> int:
-        """Its exit code."""
+        """Sends the signal and returns the exit code."""
         self.process.send_signal(how)
         code = self.process.wait(60)
         assert self.process.stdout is not None
@@ -68,7 +70,7 @@ class Server:
 
     @property
     def variables(self) -> dict[str, str]:
-        """Of a client's environment."""
+        """The environment of a client."""
         return {**self._environment, "OPENAI_BASE_URL": self.url, "OPENAI_API_KEY": self.key}
 
     @property
@@ -102,12 +104,12 @@ def rows() -> list[dict[str, Any]]:
 
 
 def events_of(server: Server, job_id: str) -> list[str]:
-    """Messages, oldest first."""
+    """Returns the messages of a job's events, oldest first."""
     return [event.message for event in server.client.fine_tuning.jobs.list_events(job_id, limit=100)][::-1]
 
 
 def wait_for(server: Server, job_id: str, text: str) -> None:
-    """Until an event says it."""
+    """Waits until an event contains `text`."""
     deadline = time.monotonic() + DEADLINE_S
     while not any(text in message for message in events_of(server, job_id)):
         job = server.client.fine_tuning.jobs.retrieve(job_id)
@@ -117,7 +119,7 @@ def wait_for(server: Server, job_id: str, text: str) -> None:
 
 
 def kill_driver(job_id: str) -> None:
-    """Kill -9 the process that drives the job."""
+    """Kills the job's driver with SIGKILL."""
     drivers = [p for p in processes() if "cluster.jobs.driver" in p.cmdline() and job_id in p.cmdline()]
     assert drivers
     for driver in drivers:
@@ -132,7 +134,7 @@ def notebook() -> Notebook:
 
 @pytest.fixture(scope="module")
 def job(server: Server, servers: Servers, notebook: Notebook) -> Any:
-    """Begun by the notebook and trained to its end, over the death of its driver and of the server."""
+    """A job that the notebook created and that ended, although its driver and the server were killed."""
     notebook.run(server.variables, until="job")
     made = notebook.names["job"]
     assert servers.token not in made.model_dump_json(warnings=False)
@@ -146,7 +148,7 @@ def job(server: Server, servers: Servers, notebook: Notebook) -> Any:
 
 
 @pytest.mark.timeout(900)  # three starts of an engine and a learner
-def test_a_job_succeeds_though_its_driver_and_its_server_were_killed(
+def test_a_job_succeeds_although_its_driver_and_its_server_were_killed(
     server: Server, servers: Servers, job: Any
 ) -> None:
     assert (job.status, job.error) == ("succeeded", None)
@@ -161,13 +163,12 @@ def test_a_job_succeeds_though_its_driver_and_its_server_were_killed(
     result = client.files.content(job.result_files[0]).text
     steps = [line.split(",")[0] for line in result.splitlines()[1:]]
     assert steps == [str(step) for step in range(1, STEPS + 1)]
-    told = " ".join(events_of(server, job.id)) + result
-    assert servers.token not in told
+    assert servers.token not in " ".join(events_of(server, job.id)) + result
 
 
 @pytest.mark.parametrize("agent", [by_responses, by_chat], ids=["responses", "chat_completions"])
 @pytest.mark.timeout(600)
-def test_the_tuned_model_works_with_its_tools_as_well_as_the_job_reported(
+def test_the_tuned_model_uses_its_tools_as_well_as_the_job_reported(
     server: Server, servers: Servers, job: Any, rows: list[dict[str, Any]], agent: Any
 ) -> None:
     (last,) = (c for c in server.client.fine_tuning.jobs.checkpoints.list(job.id).data if c.step_number == STEPS)
@@ -178,7 +179,7 @@ def test_the_tuned_model_works_with_its_tools_as_well_as_the_job_reported(
 
 
 @pytest.mark.timeout(600)
-def test_the_notebook_goes_on_to_its_end(
+def test_the_notebook_runs_to_its_end(
     server: Server, job: Any, notebook: Notebook, capsys: pytest.CaptureFixture[str]
 ) -> None:
     notebook.run(server.variables)
@@ -188,7 +189,7 @@ def test_the_notebook_goes_on_to_its_end(
     assert len(notebook.names["grades"]) == ROWS and max(notebook.names["grades"]) == 1.0
 
 
-def test_the_script_begins_a_job_that_waits_and_is_cancelled(
+def test_the_script_creates_a_job_which_is_cancelled_while_it_waits(
     server: Server, servers: Servers, capsys: pytest.CaptureFixture[str]
 ) -> None:
     client = server.client
@@ -199,7 +200,7 @@ def test_the_script_begins_a_job_that_waits_and_is_cancelled(
     assert "info: The job was cancelled" in capsys.readouterr().out
 
 
-def test_no_secret_lies_in_the_servers_folder(server: Server, servers: Servers, job: Any) -> None:
+def test_the_servers_folder_contains_no_secret(server: Server, servers: Servers, job: Any) -> None:
     for path in server.folder.rglob("*"):
         if path.is_file() and os.access(path, os.R_OK):
             assert servers.token.encode() not in path.read_bytes(), path

@@ -1,4 +1,4 @@
-"""What a user sees of mistakes and of killed engines: one clear message or event, an exit code, nothing left behind."""
+"""What a user sees of mistakes and of killed engines: a clear message or event, an exit code, nothing left behind."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.paths import LEDGER, ROOT
 from tests.support.shared_memory import left_behind, unheld
 
 SECONDS = 60
-"""Within which a mistake is told, on a loaded machine."""
+"""A mistake must be reported within this time, on a loaded machine."""
 MANY_MISTAKES = """\
 model: /no/such/model
 training_file: rows.jsonl
@@ -45,7 +45,7 @@ def environment() -> Iterator[dict[str, str]]:
 
 
 def write_job(folder: Path, rows: int = 2, cluster: dict[str, Any] | None = None, **hyperparameters: Any) -> Path:
-    """The example's job on a few rows."""
+    """Writes the example's job with a few rows and returns its path."""
     job = yaml.safe_load((LEDGER / "job.yaml").read_text())
     job = {key: job[key] for key in ("training_file", "seed", "method")} | {"model": str(LEDGER / "base")}
     with (LEDGER / job["training_file"]).open() as file:
@@ -59,15 +59,15 @@ def write_job(folder: Path, rows: int = 2, cluster: dict[str, Any] | None = None
     return folder / "job.yaml"
 
 
-def test_check_tells_all_mistakes_in_one_list(tmp_path: Path, environment: dict[str, str]) -> None:
+def test_check_reports_all_mistakes_in_one_list(tmp_path: Path, environment: dict[str, str]) -> None:
     rows = ['{"messages": [', json.dumps({"messages": [{"role": "user", "content": "x"}], "right": "1"})]
     (tmp_path / "rows.jsonl").write_text("\n".join(rows))
     (tmp_path / "job.yaml").write_text(MANY_MISTAKES)
-    begun = time.monotonic()
+    start = time.monotonic()
     done = run("check", tmp_path / "job.yaml", "--runs", tmp_path / "runs", environment=environment)
     assert done.returncode == 2, done.stdout
-    assert time.monotonic() - begun < SECONDS
-    for said in (
+    assert time.monotonic() - start < SECONDS
+    for text in (
         "the job has 5 problems",
         f"method.reinforcement.algorithm.top_p ({tmp_path}/job.yaml:8)",
         f"method.reinforcement.api_key ({tmp_path}/job.yaml:9)",
@@ -75,16 +75,14 @@ def test_check_tells_all_mistakes_in_one_list(tmp_path: Path, environment: dict[
         "training_file (rows.jsonl:1): is no JSON",
         f"model ({tmp_path}/job.yaml:1): there is no folder /no/such/model",
     ):
-        assert said in done.stdout
+        assert text in done.stdout
     assert done.stdout.count("->") == 5
     assert environment["LEDGER_TOKEN"] not in done.stdout
     assert not (tmp_path / "runs").exists()
     assert processes_left() == []
 
 
-def test_train_ends_before_it_starts_where_the_servers_refuse_the_token(
-    tmp_path: Path, environment: dict[str, str]
-) -> None:
+def test_train_refuses_a_job_whose_token_the_endpoints_reject(tmp_path: Path, environment: dict[str, str]) -> None:
     token = "not-the-token-4711"
     done = run("train", write_job(tmp_path), "--runs", tmp_path, environment=environment | {"LEDGER_TOKEN": token})
     assert done.returncode == 2, done.stdout
@@ -96,22 +94,24 @@ def test_train_ends_before_it_starts_where_the_servers_refuse_the_token(
     assert processes_left() == []
 
 
-def test_train_refuses_a_job_that_wants_more_cores_than_there_are(tmp_path: Path, environment: dict[str, str]) -> None:
+def test_train_refuses_a_job_that_needs_more_cores_than_the_cluster_has(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
     job = write_job(tmp_path, cluster={"engines": 500, "engine_cores": 2})
     done = run("train", job, "--runs", tmp_path, environment=environment)
     assert done.returncode == 2, done.stdout
-    said = f"the job needs 1001 cores (engines 500 x 2, learner ranks 1 x 1), the cluster has {os.cpu_count()}"
-    assert said in done.stdout
+    text = f"the job needs 1001 cores (engines 500 x 2, learner ranks 1 x 1), the cluster has {os.cpu_count()}"
+    assert text in done.stdout
     assert processes_left() == []
 
 
-def test_an_address_where_no_cluster_is_ends_at_once(tmp_path: Path, environment: dict[str, str]) -> None:
+def test_an_address_without_a_cluster_is_reported_at_once(tmp_path: Path, environment: dict[str, str]) -> None:
     done = run("check", write_job(tmp_path), "--address", "127.0.0.1:1", environment=environment)
     assert done.returncode == 2, done.stdout
     assert "127.0.0.1:1: Connection refused [no_cluster]" in done.stdout
 
 
-def test_a_server_says_which_port_is_taken(tmp_path: Path, environment: dict[str, str]) -> None:
+def test_a_server_reports_which_port_is_in_use(tmp_path: Path, environment: dict[str, str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         arguments = ["--grader-port", str(port), "--ports-file", str(tmp_path / "ports.json")]
@@ -129,7 +129,7 @@ def test_a_server_says_which_port_is_taken(tmp_path: Path, environment: dict[str
 
 @pytest.mark.timeout(600)  # three engine starts
 def test_killed_engines_are_replaced_and_no_rollout_is_lost(tmp_path: Path, environment: dict[str, str]) -> None:
-    """First vLLM's process under the worker, then the worker above vLLM's process."""
+    """Kills vLLM's process below a rollout worker, then a rollout worker itself."""
     kills = {"step 1/8": "VLLM::EngineCore", "step 5/8": "ray::RolloutWorker"}
     job = write_job(tmp_path, batch_size=2, n_epochs=8, eval_interval=8)
     before = unheld()

@@ -1,5 +1,6 @@
-"""Jobs on a cluster that runs already, as its operators see them: by `ray job`, by Ray's dashboard, and by a real
-Prometheus that `agent-rft observe` has set up, for which there is what dashboards and alerts ask for.
+"""Jobs on an existing cluster as its operators see them: by `ray job`, by Ray's dashboard and by Prometheus.
+
+The Prometheus is a real one, set up by `agent-rft observe`; it must find every series that dashboards and alerts query.
 """
 
 from __future__ import annotations
@@ -46,10 +47,10 @@ FAULTS = Plan(
     },
 )
 ELSEWHERE = {"judge_tokens/<model>"}
-"""Judges have no part in these jobs: a unit test shows what they cost."""
+"""These jobs have no judges: a unit test covers their tokens."""
 STEPS = 2
-"""After so many the job is stopped: there has been a validation on the way."""
-SAID_S = 240.0
+"""The job is stopped after this many steps, one validation included."""
+STEPS_TIMEOUT_S = 240.0
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +73,7 @@ def cluster(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactor
 
 
 class RayJobs:
-    """`ray job`, as it is used from a folder of jobs, and what the dashboard knows."""
+    """`ray job`, run from a folder of jobs, and the dashboard's API."""
 
     def __init__(self, folder: Path, dashboard: str, environment: dict[str, str]) -> None:
         self._folder, self._dashboard, self._environment = folder, dashboard, environment
@@ -85,7 +86,7 @@ class RayJobs:
         return self.ray("submit", *options, "--", "agent-rft", *command)
 
     def ray(self, verb: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """`ray job VERB ...`"""
+        """Runs `ray job VERB ...`."""
         return subprocess.run(
             [BIN / "ray", "job", verb, "--address", self._dashboard, *arguments],
             env=self._environment,
@@ -98,17 +99,17 @@ class RayJobs:
         return self._get(f"jobs/{submission}")
 
     def actors(self, of: str = "") -> dict[str, str]:
-        """State by name, of actors whose name begins with `of`."""
+        """Returns the state by name of all actors whose name starts with `of`."""
         found = self._get("v0/actors?detail=1&limit=1000")["data"]["result"]["result"]
         return {actor["name"]: actor["state"] for actor in found if actor["name"] and actor["name"].startswith(of)}
 
     def until_at_step(self, submission: str, step: int) -> str:
-        """The job's status message, once it has taken so many."""
-        deadline = time.monotonic() + SAID_S
+        """Waits until the job has done `step` steps and returns its status message."""
+        deadline = time.monotonic() + STEPS_TIMEOUT_S
         while True:
             info = self.info(submission)
-            said = re.search(r"step (\d+)", info["message"])
-            if said and int(said[1]) >= step:
+            found = re.search(r"step (\d+)", info["message"])
+            if found and int(found[1]) >= step:
                 return str(info["message"])
             assert info["status"] in ("PENDING", "RUNNING"), self.ray("logs", submission).stdout
             assert time.monotonic() < deadline, info
@@ -121,7 +122,7 @@ class RayJobs:
 
 @pytest.fixture(scope="module")
 def jobs(cluster: Head, environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> tuple[RayJobs, Path]:
-    """With the folder that is submitted."""
+    """`ray job`, and the working directory that is submitted."""
     folder = tmp_path_factory.mktemp("jobs")
     shutil.copytree(LEDGER / "base", folder / "base")
     shutil.copy(CONFIG, folder)  # found in the working directory
@@ -129,7 +130,7 @@ def jobs(cluster: Head, environment: dict[str, str], tmp_path_factory: pytest.Te
 
 
 def write_reinforcement(folder: Path) -> None:
-    """The example's job with something of everything, engine and learner by turns on one core; it goes on for long."""
+    """Writes the example's job with every feature, colocated on one core; it takes far longer than the tests."""
     job = yaml.safe_load((LEDGER / "job.yaml").read_text())
     method = job["method"]["reinforcement"]
     endpoint = method["grader"]
@@ -153,7 +154,7 @@ def write_reinforcement(folder: Path) -> None:
 
 
 def write_supervised(folder: Path) -> None:
-    """Two steps on conversations."""
+    """Writes a supervised job of two steps."""
     rows = []
     for number in range(8):
         messages = [{"role": "user", "content": "ACME 2015"}, {"role": "assistant", "content": str(number)}]
@@ -166,7 +167,7 @@ def write_supervised(folder: Path) -> None:
 
 @contextmanager
 def api(folder: Path, address: str, environment: dict[str, str]) -> Iterator[Callable[[str], int]]:
-    """A server on the cluster; gives a function that asks for a path and returns the status."""
+    """Runs a server on the cluster; gives a function that requests a path and returns the status."""
     command = [AGENT_RFT, "serve", "--folder", str(folder), "--port", "0", "--address", address]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
@@ -191,12 +192,12 @@ def api(folder: Path, address: str, environment: dict[str, str]) -> Iterator[Cal
 
 
 @dataclass(frozen=True)
-class Story:
-    """What was seen of a server and of two jobs that ran side by side, one of which was stopped on its way."""
+class Observed:
+    """What was observed of a server and of two concurrent jobs, one of which was stopped before its end."""
 
-    seen: Prometheus
+    prometheus: Prometheus
     run: RunFolder
-    """Of the stopped one."""
+    """The run of the stopped job."""
     message: str
     actors: dict[str, str]
     log: str
@@ -208,12 +209,12 @@ class Story:
 
 
 @pytest.fixture(scope="module")
-def story(
+def observed(
     environment: dict[str, str],
     cluster: Head,
     jobs: tuple[RayJobs, Path],
     tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Story]:
+) -> Iterator[Observed]:
     folder = tmp_path_factory.mktemp("observed")
     ray_jobs, working = jobs
     observe = [AGENT_RFT, "observe", "--out", str(folder / "pair"), "--address", cluster.address]
@@ -243,25 +244,25 @@ def story(
             stopped = ray_jobs.ray("stop", "tune-1")
             assert stopped.returncode == 0, stopped.stdout + stopped.stderr
             left = processes_left()
-        yield Story(seen, RunFolder(run), message, actors, log, left)
+        yield Observed(seen, RunFolder(run), message, actors, log, left)
 
 
 @pytest.mark.timeout(900)
-def test_a_job_is_seen_and_stopped_by_rays_own_means(story: Story, jobs: tuple[RayJobs, Path]) -> None:
-    name, ray_jobs = story.run.path.name, jobs[0]
-    assert re.fullmatch(rf"{name}: step \d+ of 200, reward -?\d\.\d+", story.message)
+def test_a_job_is_watched_and_stopped_with_rays_own_tools(observed: Observed, jobs: tuple[RayJobs, Path]) -> None:
+    name, ray_jobs = observed.run.path.name, jobs[0]
+    assert re.fullmatch(rf"{name}: step \d+ of 200, reward -?\d\.\d+", observed.message)
     parts = ("engine-0", "learner-rank-0", "dispatcher-0", "grader-pool")
-    assert [story.actors[f"{name}:{part}"] for part in parts] == ["ALIVE"] * 4
-    assert "step 1/200" in story.log
+    assert [observed.actors[f"{name}:{part}"] for part in parts] == ["ALIVE"] * 4
+    assert "step 1/200" in observed.log
     assert ray_jobs.info("tune-1")["status"] == "STOPPED"
-    latest = Checkpoints(story.run.checkpoints).latest()
+    latest = Checkpoints(observed.run.checkpoints).latest()
     assert latest is not None
-    assert latest[1].step == story.steps >= STEPS
-    assert all(metrics["staleness_max"] == 0 for metrics in story.run.metrics())
-    assert story.left == []
+    assert latest[1].step == observed.steps >= STEPS
+    assert all(metrics["staleness_max"] == 0 for metrics in observed.run.metrics())
+    assert observed.left == []
 
 
-def test_a_job_that_is_wrong_ends_with_the_commands_exit_code_and_its_words(jobs: tuple[RayJobs, Path]) -> None:
+def test_an_invalid_job_ends_with_the_commands_exit_code_and_message(jobs: tuple[RayJobs, Path]) -> None:
     ray_jobs, _ = jobs
     failed = ray_jobs.submit("wrong-1", "train", "nowhere.yaml")
     assert failed.returncode == 1  # Ray's own
@@ -270,37 +271,37 @@ def test_a_job_that_is_wrong_ends_with_the_commands_exit_code_and_its_words(jobs
     assert "nowhere.yaml" in ray_jobs.ray("logs", "wrong-1").stdout
 
 
-def test_the_cluster_is_left_as_it_was(story: Story, jobs: tuple[RayJobs, Path]) -> None:
+def test_no_actor_is_left_on_the_cluster(observed: Observed, jobs: tuple[RayJobs, Path]) -> None:
     assert "ALIVE" not in jobs[0].actors().values()
 
 
-def test_each_metric_of_the_list_is_there(story: Story) -> None:
+def test_prometheus_has_each_listed_metric(observed: Observed) -> None:
     wanted = {name: prometheus_name(name) for name, metric in METRICS.items() if metric.kind != "file"}
     suffix = {"counter": "_total", "histogram": "_count", "gauge": ""}
-    names = story.seen.names()
+    names = observed.prometheus.names()
     missing = {name for name, shown in wanted.items() if shown + suffix[METRICS[name].kind] not in names}
     assert missing == ELSEWHERE
 
 
-def test_each_panel_shows_something_and_each_alert_has_what_it_asks_for(story: Story) -> None:
+def test_each_panel_shows_data_and_each_alert_has_its_metrics(observed: Observed) -> None:
     values = {"$job": ".+", "$endpoint": ".+", "$window": "1m"}
     empty = []
     for dashboard in DASHBOARDS:
         for expr in dashboard.expressions:
             for name, value in values.items():
                 expr = expr.replace(name, value)
-            if not story.seen.series(expr):
+            if not observed.prometheus.series(expr):
                 empty.append((dashboard.name, expr))
     assert empty == []
     for alert in ALERTS:
-        story.seen.series(alert.expr)
+        observed.prometheus.series(alert.expr)
         names = set(re.findall(r"agent_rft_\w+", alert.expr))
-        assert not {name for name in names if not story.seen.series(name)}, alert.name
+        assert not {name for name in names if not observed.prometheus.series(name)}, alert.name
 
 
-def test_metrics_agree_with_what_happened(story: Story, faulty: FaultyLedger) -> None:
+def test_metrics_agree_with_what_happened(observed: Observed, faulty: FaultyLedger) -> None:
     def last(expr: str) -> dict[str, float]:
-        found = story.seen.series(expr)
+        found = observed.prometheus.series(expr)
         return {",".join(f"{v}" for v in s["metric"].values()): float(s["values"][-1][1]) for s in found}
 
     record = faulty.record()["endpoints"]
@@ -310,21 +311,23 @@ def test_metrics_agree_with_what_happened(story: Story, faulty: FaultyLedger) ->
     ended = last("sum by (outcome) (agent_rft_rollouts_total)")
     assert ended["graded"] > 0
     assert ended["tool_failed"] + ended["grader_failed"] > 0
-    assert sum(ended.values()) == sum(last("agent_rft_rollouts_started_total").values())  # the end was seen
+    assert sum(ended.values()) == sum(
+        last("agent_rft_rollouts_started_total").values()
+    )  # the last scrape came after the jobs' end
     assert last("agent_rft_rollouts_in_flight").popitem()[1] == 0.0
-    version = last(f'max by (process) (agent_rft_version{{job="{story.run.path.name}"}})')
-    assert version == {"driver": story.steps}
+    version = last(f'max by (process) (agent_rft_version{{job="{observed.run.path.name}"}})')
+    assert version == {"driver": observed.steps}
 
 
-def test_labels_are_few_and_hold_nothing_that_is_secret(story: Story, environment: dict[str, str]) -> None:
-    for metric in (series["metric"] for series in story.seen.series('{__name__=~"agent_rft_.+"}')):
+def test_labels_are_few_and_contain_no_secrets(observed: Observed, environment: dict[str, str]) -> None:
+    for metric in (series["metric"] for series in observed.prometheus.series('{__name__=~"agent_rft_.+"}')):
         assert not re.search(r"trace_|call_[0-9a-f]{8}", " ".join(metric.values())), metric
         assert environment["LEDGER_TOKEN"] not in " ".join(metric.values())
-    assert len(story.seen.series('count by (__name__, job, process) ({__name__=~"agent_rft_.+"})')) < 500
-    assert {target["labels"]["job"] for target in story.seen.targets()} == {"agent-rft", "ray"}
+    assert len(observed.prometheus.series('count by (__name__, job, process) ({__name__=~"agent_rft_.+"})')) < 500
+    assert {target["labels"]["job"] for target in observed.prometheus.targets()} == {"agent-rft", "ray"}
 
 
-@pytest.mark.usefixtures("story")
+@pytest.mark.usefixtures("observed")
 def test_nothing_listens_once_the_jobs_have_ended(environment: dict[str, str]) -> None:
     with pytest.raises(OSError):
         urlopen(f"http://127.0.0.1:{environment['AGENT_RFT_METRICS_PORT']}/metrics", timeout=5)

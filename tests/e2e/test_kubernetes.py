@@ -1,5 +1,7 @@
-"""The manifests' entry points as Kubernetes runs them: not as root, on a read-only root file system, with the named
-volumes, the same environment and the same commands; as local processes.
+"""The entry points of the Kubernetes manifests, run as local processes as Kubernetes would run them.
+
+The processes are not root, have a read-only root file system, and the volumes, environment and commands of the
+manifests.
 """
 
 from __future__ import annotations
@@ -22,12 +24,12 @@ from tests.support.paths import LEDGER
 
 STEPS, BATCH = 3, 4
 TIMEOUT_S = 900
-"""Far more than it takes where two cores are free."""
+"""Far more than a scenario takes on two free cores."""
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """What the cluster's objects hold, with a job that is cut short."""
+    """The contents of the cluster's volume, ConfigMap and Secrets, with a shortened job."""
     for name in ("state", "config"):
         (tmp_path / name).mkdir()
         (tmp_path / name).chmod(0o777)
@@ -49,7 +51,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def in_namespaces(scenario: str, folder: Path) -> dict[str, Any]:
-    """What a scenario of tests.e2e.pods comes to. All that it starts ends with it."""
+    """Runs a scenario of tests.e2e.pods and returns its result; all processes that it starts end with it."""
     root = [] if os.getuid() == 0 else ["--user", "--map-root-user"]
     command = ["unshare", *root, "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
     ended = subprocess.run(
@@ -65,7 +67,7 @@ def in_namespaces(scenario: str, folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.timeout(TIMEOUT_S + 30)
-def test_a_job_whose_cluster_is_lost_goes_on_from_its_checkpoint(folder: Path) -> None:
+def test_a_job_whose_cluster_is_lost_resumes_from_its_checkpoint(folder: Path) -> None:
     found = in_namespaces("rayjob", folder)
     assert (found["first"], found.get("second")) == ("lost", "SUCCEEDED"), found["log"]
     run = RunFolder(folder / "state" / "runs" / "job")
@@ -78,7 +80,7 @@ def test_a_job_whose_cluster_is_lost_goes_on_from_its_checkpoint(folder: Path) -
 
 
 @pytest.mark.timeout(TIMEOUT_S + 30)
-def test_the_api_answers_to_a_key_only(folder: Path) -> None:
+def test_the_api_requires_a_key(folder: Path) -> None:
     found = in_namespaces("rayservice", folder)
     assert found["health"] == 200
     assert found["keys create"] == 0

@@ -1,4 +1,4 @@
-"""The main job through the command line, on real engines: it is stopped, goes on, learns, and leaves nothing."""
+"""The example's job through the command line, on real engines: it stops, resumes, learns and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def environment() -> Iterator[dict[str, str]]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The example's job, cut short."""
+    """A folder with a shortened version of the example's job."""
     folder = tmp_path_factory.mktemp("job")
     job = yaml.safe_load((LEDGER / "job.yaml").read_text())
     job |= {"model": str(LEDGER / "base"), "seed": 3}
@@ -44,7 +44,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_it_stops_with_a_checkpoint_goes_on_and_learns(folder: Path, environment: dict[str, str]) -> None:
+def test_a_job_stops_with_a_checkpoint_resumes_and_learns(folder: Path, environment: dict[str, str]) -> None:
     command = [AGENT_RFT, "train", str(folder / "job.yaml"), "--runs", str(folder / "runs")]
     with subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
@@ -55,7 +55,7 @@ def test_it_stops_with_a_checkpoint_goes_on_and_learns(folder: Path, environment
             output.append(line)
             if f"step 3/{STEPS}" in line:
                 break
-        # As a terminal does it: to the whole process group, Ray's and vLLM's processes included.
+        # As a terminal does: to the whole process group, including Ray's and vLLM's processes.
         os.killpg(first.pid, signal.SIGINT)
         stopped = time.monotonic()
         output.append(first.stdout.read())
@@ -84,7 +84,9 @@ def test_it_stops_with_a_checkpoint_goes_on_and_learns(folder: Path, environment
     assert after.tool_calls < 0.8 * before.tool_calls
 
 
-def test_the_run_folder_holds_what_a_person_looks_for(folder: Path, environment: dict[str, str]) -> None:
+def test_the_run_folder_has_every_row_once_readable_traces_and_no_secret(
+    folder: Path, environment: dict[str, str]
+) -> None:
     (run,) = (folder / "runs").iterdir()
     kept = RunFolder(run)
     seen = [g.request for i in range(STEPS) for g in kept.read_groups(f"step-{i + 1:06d}")]
@@ -103,7 +105,7 @@ def test_the_run_folder_holds_what_a_person_looks_for(folder: Path, environment:
     assert "test file" in (run / "report.html").read_text().lower()
 
 
-def test_recorded_rollouts_give_the_same_losses_to_the_last_bit(folder: Path) -> None:
+def test_recorded_rollouts_give_bitwise_equal_losses(folder: Path) -> None:
     (run,) = (folder / "runs").iterdir()
     command = [sys.executable, "-m", "tests.e2e.replay", str(run), "2"]
     started = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(2)]
@@ -114,7 +116,7 @@ def test_recorded_rollouts_give_the_same_losses_to_the_last_bit(folder: Path) ->
     assert twice[0] == twice[1]
 
 
-def test_a_checkpoint_is_a_model_for_everyone_and_eval_grades_it(folder: Path, environment: dict[str, str]) -> None:
+def test_eval_grades_a_checkpoint_as_a_model(folder: Path, environment: dict[str, str]) -> None:
     (run,) = (folder / "runs").iterdir()
     checkpoint = sorted((run / "checkpoints").iterdir())[-1]
     evaluated = subprocess.run(

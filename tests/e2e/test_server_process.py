@@ -1,6 +1,4 @@
-"""`agent-rft serve` as a process: its first key, the official SDK over a real socket, a second one on its port, and an
-end in good order.
-"""
+"""`agent-rft serve` as a process: its first key, requests over a real socket, a port in use, and a clean shutdown."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ START_S = 120.0
 
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[list[subprocess.Popen[str]]]:
-    """The processes that a test starts, which end with it."""
+    """A list for the processes that a test starts, which are ended after the test."""
     started: list[subprocess.Popen[str]] = []
     yield started
     for process in started:
@@ -36,7 +34,7 @@ def command(folder: Path, port: int) -> list[str]:
 
 
 def start(folder: Path, port: int = 0, metrics_port: int = 0) -> tuple[subprocess.Popen[str], str, str]:
-    """The process, the key that it printed (once a folder) and its URL."""
+    """Returns the process, the key that it printed (only at a folder's first start) and its URL."""
     environment = {**os.environ, "AGENT_RFT_METRICS_PORT": str(metrics_port)}
     environment.pop("AGENT_RFT_METRICS_HOST", None)
     process = subprocess.Popen(command(folder, port), stdout=subprocess.PIPE, text=True, env=environment)
@@ -73,6 +71,6 @@ def test_a_server_starts_serves_stops_and_starts_again(tmp_path: Path, serve: li
     assert process.wait(START_S) == 0
     process, no_key, url = start(tmp_path)
     serve.append(process)
-    assert no_key == ""  # the first one still opens
+    assert no_key == ""  # the first one is still valid
     client = openai.OpenAI(api_key=key, base_url=url, max_retries=0)
     assert [file.id for file in client.files.list()] == [made.id]

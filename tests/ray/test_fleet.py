@@ -1,6 +1,4 @@
-"""Two real engines and two learner ranks on a local Ray: groups, weight updates, an engine that missed a bucket, and
-processes that stand still.
-"""
+"""Two real engines and two learner ranks on a local Ray: groups, weight updates, a missed bucket, hung processes."""
 
 from __future__ import annotations
 
@@ -121,7 +119,7 @@ async def test_rollouts_are_spread_by_load_learned_from_and_the_new_weights_reac
 
 async def test_engines_and_learner_go_before_what_feeds_them(actors: JobActors) -> None:
     def nice(name: str) -> set[int]:
-        """Of the thread of each process that computes: Ray's own may have begun before it set its workers back."""
+        """The niceness of each process's busiest thread: Ray's own threads may have started before Ray set it."""
         busiest = [max(process.threads(), key=lambda thread: thread.user_time) for process in processes(name)]
         return {os.getpriority(os.PRIO_PROCESS, thread.id) for thread in busiest}
 
@@ -178,7 +176,7 @@ async def test_processes_that_stand_still_are_named_within_a_minute_and_replaced
         return silent("engine-") and silent("the tool dispatcher")
 
     async def sample_until_named() -> list[Group]:
-        """On a quick machine one round could end before anything stands still."""
+        """Sample until both are named: on a fast machine one round could end before anything hangs."""
         groups: list[Group] = []
         while not all_named():
             groups += await actors.sample(tasks * 4)

@@ -25,7 +25,6 @@ from examples.ledger.tools import TOOLS
 from examples.ledger.world import World
 from serve.http.schemas import ChatCompletionBody, Response
 from serve.inference import chat, responses
-from serve.inference.best_of import grader_pools
 from serve.inference.model_apps import EngineResources, RayServeModels
 from serve.inference.model_server import ServedModels
 from serve.routes import models
@@ -107,10 +106,10 @@ async def client(rollouts: Any, tmp_path_factory: pytest.TempPathFactory) -> Asy
     limits = EngineLimits(max_num_seqs=8, first_call_wait_s=280)
     hosting = RayServeModels(limits, EngineResources.of(limits, ray.cluster_resources()))
     served = ServedModels(registry, hosting, limits)
-    grading, box = grader_pools(NOTHING_ALLOWED), SecretBox.of_folder(folder, {})
+    box = SecretBox.of_folder(folder, {})
     routers = [
-        chat.make_router(served, grading),
-        responses.make_router(served, grading, box),
+        chat.make_router(served, NOTHING_ALLOWED),
+        responses.make_router(served, NOTHING_ALLOWED, box),
         models.make_router(registry),
     ]
     async with client_of(routers) as http:
@@ -312,7 +311,7 @@ async def test_a_responses_stream_has_its_events_in_order(client: Any, rollouts:
         *("created", "in_progress", "output_item.added", "function_call_arguments.delta"),
         *("function_call_arguments.done", "output_item.done", "completed"),
     ]
-    with pytest.raises(openai.BadRequestError, match="keeps no responses"):
+    with pytest.raises(openai.BadRequestError, match="does not store responses"):
         await client.responses.create(previous_response_id="resp_1", **request)
 
 

@@ -71,7 +71,7 @@ async def run(nodes: Cluster, job: JobSpec) -> AsyncIterator[JobActors]:
     seats = Seats(plan.placement, "run")
     waiting = asyncio.create_task(seats.ready(news.append, wait_for_nodes_s=60))
     await until(lambda: bool(news), within_s=20)
-    assert news == ["2 cores, 0 GPUs are wanted, 1 cores, 0 GPUs are free; without a place: learner rank 0"]
+    assert news == ["2 cores, 0 GPUs required, 1 cores, 0 GPUs free; not placed: learner rank 0"]
     nodes.add_node(num_cpus=1)
     at_start = await asyncio.wait_for(waiting, 30)
     assert at_start == [0]

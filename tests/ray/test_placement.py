@@ -1,4 +1,4 @@
-"""Places on a real Ray: a job that waits says for what, and does not wait for ever."""
+"""Placement on a real Ray: a waiting job says what it waits for, and gives up in the end."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ async def test_a_job_waits_for_its_places_and_says_for_what(local_ray: None) -> 
     second = Seats(BOTH_CORES, "second")
     waiting = asyncio.create_task(second.ready(news.append, timeout_s=60))
     await until(lambda: bool(news), within_s=3 * NEWS_S)
-    assert news == ["2 cores, 0 GPUs are wanted, 0 cores, 0 GPUs are free; without a place: engine 0, learner rank 0"]
+    assert news == ["2 cores, 0 GPUs required, 0 cores, 0 GPUs free; not placed: engine 0, learner rank 0"]
     first.release()
     await waiting
 
     third = Seats(BOTH_CORES, "third")
-    with pytest.raises(InvalidJob, match=r"after 0.1 s: 2 cores, 0 GPUs are wanted, 0 cores.* \[no_free_resources\]"):
+    with pytest.raises(InvalidJob, match=r"after 0.1 s: 2 cores, 0 GPUs required, 0 cores.* \[no_free_resources\]"):
         await third.ready(news.append, timeout_s=0.1)
     second.release()
     third.release()
@@ -58,13 +58,15 @@ async def test_an_engine_without_a_place_joins_when_another_job_ends(local_ray: 
 async def test_what_no_single_node_holds_is_not_waited_for(local_ray: None) -> None:
     large = Seats(replace(BOTH_CORES, engine_cores=7), "large")
     async with asyncio.timeout(NEWS_S):
-        with pytest.raises(InvalidJob, match="engine 0 wants 7 cores, 0 GPUs, but no single node has as much"):
+        with pytest.raises(InvalidJob, match="engine 0 requires 7 cores, 0 GPUs, more than any node has"):
             await large.ready(print)
     large.release()
 
 
 async def test_a_cluster_that_may_grow_is_waited_for_with_what_must_join(local_ray: None) -> None:
     large, news = Seats(replace(BOTH_CORES, engine_cores=7), "large"), list[str]()
-    with pytest.raises(InvalidJob, match=r"after 0.2 s: 8 cores.*engine 0 wants 7 cores.*: a node must join"):
+    with pytest.raises(
+        InvalidJob, match=r"after 0.2 s: 8 cores.*engine 0 requires 7 cores.*: waiting for a larger one to join"
+    ):
         await large.ready(news.append, timeout_s=0.1, wait_for_nodes_s=0.2)
     large.release()

@@ -1,4 +1,4 @@
-"""A server in this process for tests of routes: a client that speaks to the app itself, without a network."""
+"""Clients of an app in this process, without a network, for tests of routes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TOKEN = "sk-rft-of-a-test"
 
 
 class FakeKeys:
-    """Keys by their text: `sk-rft-read`, `sk-rft-write`, and TOKEN, which may do all."""
+    """API keys by their text: `sk-rft-read`, `sk-rft-write`, and TOKEN, an admin's."""
 
     def __init__(self) -> None:
         scopes: dict[str, Scope] = {"sk-rft-read": "read", "sk-rft-write": "write", TOKEN: "admin"}
@@ -31,7 +31,7 @@ class FakeKeys:
 def client_of(
     routers: Sequence[APIRouter], token: str = TOKEN, limits: ServerLimits | None = None, **options: Any
 ) -> httpx.AsyncClient:
-    """A client of an app with these routers; paths begin with /v1."""
+    """Returns a client of an app with these routers; paths start with /v1."""
     app = create_app(routers, FakeKeys(), limits=limits or ServerLimits(), **options)
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server", headers=headers)
@@ -44,5 +44,5 @@ def sync_client_of(routers: Sequence[APIRouter]) -> TestClient:
 
 
 def openai_of(client: httpx.AsyncClient, token: str = TOKEN) -> openai.AsyncOpenAI:
-    """The official SDK on the same app. No retries: a test sees the first answer."""
+    """Returns the official SDK on the same app, without retries: a test sees the first answer."""
     return openai.AsyncOpenAI(api_key=token, base_url="http://server/v1", http_client=client, max_retries=0)

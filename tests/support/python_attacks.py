@@ -1,4 +1,4 @@
-"""Runs `tests/support/hostile_grader.py` against one kind of sandbox and says what came of it, as one JSON object.
+"""Runs `tests/support/hostile_grader.py` against one kind of sandbox and prints the outcomes as one JSON object.
 
     python -m tests.support.python_attacks bubblewrap|namespaces [--plain]
 
@@ -46,8 +46,10 @@ async def outcome(grader: PythonGrade, attack: str, item: dict[str, Any]) -> Out
 
 
 async def run(way: Way, attacks: list[str], item: dict[str, Any]) -> dict[str, Outcome]:
-    """What came of each attack; under `beside`, what a grade that ran at the same time in the same pool and one after
-    it gave. Attacks that never end run beside all others.
+    """The outcome of each attack.
+
+    `beside` holds two harmless grades: one that ran at the same time in the same pool, and one after it. Attacks that
+    never end run at the same time as all others.
     """
     spec = PythonGrader(type="python", source=HOSTILE)
     hurried = PythonGrader(type="python", source=HOSTILE, timeout_s=1.0)

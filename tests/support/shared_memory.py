@@ -17,7 +17,7 @@ GRACE_S = 10.0
 
 
 def left_behind(before: Set[str] = frozenset()) -> set[str]:
-    """Segments of engines that no living process holds for a while now, without those that were there `before`."""
+    """Engines' segments that no living process has held for GRACE_S, without those in `before`."""
     deadline = time.monotonic() + GRACE_S
     left = unheld() - before
     while left and time.monotonic() < deadline:
@@ -27,7 +27,7 @@ def left_behind(before: Set[str] = frozenset()) -> set[str]:
 
 
 def unheld() -> set[str]:
-    """Segments of engines that no living process holds just now."""
+    """Engines' segments that no living process currently holds."""
     there = {path.name for prefix in (PREFIX, "psm_") for path in SHM.glob(f"{prefix}*")}
     for pid in psutil.pids() if there else ():
         with suppress(OSError):  # it has ended

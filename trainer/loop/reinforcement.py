@@ -24,9 +24,8 @@ from trainer.loop.buffer import TRAIN, Batch, Buffer
 from trainer.loop.checkpoint import Checkpoints, LoopState
 from trainer.loop.health import Health
 from trainer.loop.saving import Progress, rows_of
-from trainer.loop.step_metrics import step_metrics
+from trainer.loop.step_metrics import step_metrics, step_times
 from trainer.loop.validation import Validation, validation_metrics
-from trainer.metrics import step_times
 from trainer.protocols import EventSink, Learner, Rollouts
 from trainer.spec.job import AlgorithmSpec, Plan
 from trainer.types import Evaluation, Group, GroupRequest, Task, TrainSequence

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import time
+from collections import Counter
+from collections.abc import Sequence
+from statistics import fmean
 
 from trainer.loop.buffer import Batch
 from trainer.loop.checkpoint import LoopState
-from trainer.metrics import rollout_metrics, slow_rows_ratio
-from trainer.types import SyncReport
+from trainer.types import Discarded, Grade, Group, Rollout, SyncReport
 
 
 def step_metrics(
@@ -37,3 +40,100 @@ def step_metrics(
             "canary_gap": sync.canary_gap,
         }
     return metrics
+
+
+def step_times(begun: float, run_begun: float) -> dict[str, float]:
+    """Of a step and a run that began then (`time.monotonic`), up to now."""
+    now = time.monotonic()
+    return {"time_step_s": now - begun, "elapsed_s": now - run_begun}
+
+
+def rollout_metrics(rollouts: Sequence[Rollout], discarded: Sequence[Discarded] = ()) -> dict[str, float]:
+    """Means and counts over graded rollouts; nothing where there is none."""
+    metrics: dict[str, float] = {f"discarded/{k}": float(n) for k, n in Counter(d.reason for d in discarded).items()}
+    total = len(rollouts) + len(discarded)
+    if total:
+        metrics["mean_unresponsive_rewards"] = len(discarded) / total
+    metrics["rollouts_graded"] = float(len(rollouts))
+    if not rollouts:
+        return metrics
+    calling = [turn for r in rollouts for turn in r.turns if turn.calls]
+    metrics |= {
+        "train_mean_reward": fmean(r.reward for r in rollouts),
+        "train_mean_grade": fmean(r.grade.value for r in rollouts),
+        "tool_calls_mean": fmean(len(r.calls) for r in rollouts),
+        "turns_mean": fmean(len(r.turns) for r in rollouts),
+        "parallel_turn_share": sum(len(t.calls) > 1 for t in calling) / len(calling) if calling else 0.0,
+        "completion_tokens_mean": fmean(r.num_sampled for r in rollouts),
+        "reasoning_tokens_mean": fmean(r.reasoning_tokens for r in rollouts),
+        "rollout_tokens_mean": fmean(len(r.token_ids) for r in rollouts),
+        "rollout_busy_s_mean": fmean(r.busy_s for r in rollouts),
+        "rollout_wall_s_mean": fmean(r.wall_s for r in rollouts),
+        "grade_latency_s_mean": fmean(r.grade.latency_s for r in rollouts),
+    }
+    for finish, count in Counter(r.finish for r in rollouts).items():
+        metrics[f"finish/{finish}"] = float(count)
+    return metrics | _grade_metrics([r.grade for r in rollouts]) | _tool_metrics(rollouts)
+
+
+def _grade_metrics(grades: Sequence[Grade]) -> dict[str, float]:
+    """What graders, guards and judges said. A sample that a grader could not read has no scores of its parts."""
+    metrics: dict[str, float] = {}
+    for part in dict.fromkeys(part for grade in grades for part in grade.scores):
+        metrics[f"grader/{part}/score_mean"] = fmean(g.scores[part] for g in grades if part in g.scores)
+    for guard, count in Counter(grade.guard for grade in grades if grade.guard is not None).items():
+        metrics[f"guard/{guard}"] = float(count)
+    held_out = [grade.held_out for grade in grades if grade.held_out is not None]
+    if held_out:
+        metrics["held_out_grade_mean"] = fmean(held_out)
+    if failures := sum(bool(grade.held_out_error) for grade in grades):
+        metrics["held_out_failures"] = float(failures)
+    for grade in grades:
+        for model, num_tokens in grade.judge_tokens.items():
+            metrics[f"judge_tokens/{model}"] = metrics.get(f"judge_tokens/{model}", 0.0) + num_tokens
+    return metrics
+
+
+def slow_rows_ratio(groups: Sequence[Group]) -> float:
+    """Whether slow rows are trained as often as the data set holds them: the share of the slowest quarter's rollouts
+    that was graded, divided by that share of all groups. NaN with fewer than four groups.
+    """
+    slow = sorted(groups, key=lambda group: group.wall_s)[-(len(groups) // 4) :] if len(groups) >= 4 else []
+
+    def share(some: Sequence[Group]) -> float:
+        return sum(len(group.rollouts) for group in some) / max(1, sum(group.request.size for group in some))
+
+    return share(slow) / share(groups) if slow and share(groups) else math.nan
+
+
+def _tool_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    metrics: dict[str, float] = {}
+    pairs = [pair for r in rollouts for pair in zip(r.calls, r.results, strict=True)]
+    for kind, count in Counter(result.error for _, result in pairs if result.error).items():
+        metrics[f"call_errors/{kind}"] = float(count)
+    answered: dict[str, list[tuple[float, int, bool]]] = {}
+    for call, result in pairs:
+        if result.error in (None, "tool_error"):
+            row = (result.latency_s, len(result.output), result.error is not None)
+            answered.setdefault(call.name, []).append(row)
+    for name, rows in answered.items():
+        metrics[f"tool/{name}/calls_mean"] = len(rows) / len(rollouts)
+        metrics[f"tool/{name}/latency_s_mean"] = fmean(row[0] for row in rows)
+        metrics[f"tool/{name}/output_chars_mean"] = fmean(row[1] for row in rows)
+        metrics[f"tool/{name}/errors"] = float(sum(row[2] for row in rows))
+    tokens: dict[str, list[float]] = {}
+    for name, num_tokens in (pair for r in rollouts for pair in _tool_tokens(r)):
+        tokens.setdefault(name, []).append(num_tokens)
+    return metrics | {f"tool/{name}/output_tokens_mean": fmean(counts) for name, counts in tokens.items()}
+
+
+def _tool_tokens(rollout: Rollout) -> list[tuple[str, float]]:
+    """(tool, tokens of its output): what stands between two turns, shared out among the calls by length."""
+    found = []
+    for turn, after in zip(rollout.turns, rollout.turns[1:], strict=False):
+        lengths = [len(result.output) for result in turn.results]
+        total = sum(lengths)
+        for call, length in zip(turn.calls, lengths, strict=True):
+            share = length / total if total else 1 / len(lengths)
+            found.append((call.name, share * max(0, after.start - turn.stop)))
+    return found

@@ -1,4 +1,4 @@
-"""Alembic's entry: runs in the transaction that `cluster.stores.migrate` has begun."""
+"""Alembic's entry point; runs in the transaction that `cluster.stores.migrate` opened."""
 
 from alembic import context
 
@@ -7,7 +7,7 @@ from cluster.stores.database import Base
 context.configure(
     connection=context.config.attributes["connection"],
     target_metadata=Base.metadata,
-    render_as_batch=True,  # SQLite changes a table by making it anew
+    render_as_batch=True,  # SQLite alters a table by recreating it
 )
 with context.begin_transaction():
     context.run_migrations()

@@ -231,7 +231,7 @@ def attacked() -> dict[str, Future[dict[str, Any]]]:
 
 
 def outcomes(sandbox: str) -> dict[str, Any]:
-    """Of all attacks on a sandbox, in one process of its own that has secrets."""
+    """The outcome of each attack on a sandbox, from a separate process that has secrets."""
     way, user = sandbox.split("-")
     command = [
         sys.executable,

@@ -1,4 +1,4 @@
-"""The check of the tool parser, which imports the real vLLM."""
+"""Checks that ask the real vLLM, whose import takes longer than all other checks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trainer.spec.operator import NOTHING_ALLOWED
 
 
 def write_job(folder: Path, tool_parser: str) -> Path:
-    """A job that calls no endpoint."""
+    """A job without tools or endpoints."""
     (folder / "train.jsonl").write_text(json.dumps(row() | {"tools": []}) + "\n")
     method = {"type": "reinforcement", "reinforcement": {"grader": EXACT}}
     job = {"model": str(BASE), "training_file": "train.jsonl", "method": method}
@@ -23,9 +23,9 @@ def write_job(folder: Path, tool_parser: str) -> Path:
     return folder / "job.json"
 
 
-# Warnings of vLLM and its dependencies at import.
+# Warnings that vLLM and its dependencies raise on import.
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-async def test_the_tool_parser_must_be_one_of_vllms(tmp_path: Path) -> None:
+async def test_the_tool_parser_must_be_one_that_vllm_has(tmp_path: Path) -> None:
     async def check(tool_parser: str) -> None:
         job = load_job(write_job(tmp_path, tool_parser), {})
         await prepare(job, [NODE], tmp_path / "runs", NOTHING_ALLOWED, free=PLENTY)

@@ -1,4 +1,4 @@
-"""What the stores do on SQLite they do on PostgreSQL: their tests once more, with the fixtures of this folder."""
+"""The stores behave on PostgreSQL as on SQLite: runs their unit tests with the fixtures of tests/integration."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.unit.cluster.stores.test_keys import *  # noqa: F403
 from tests.unit.cluster.stores.test_migrate import *  # noqa: F403
 
 
-def test_two_servers_that_start_at_a_time_make_the_tables_once(postgresql_url: str) -> None:
+def test_servers_that_start_at_the_same_time_create_the_tables_once(postgresql_url: str) -> None:
     databases = [Database(postgresql_url) for _ in range(4)]
     with ThreadPoolExecutor(len(databases)) as threads:
         list(threads.map(migrate, databases))

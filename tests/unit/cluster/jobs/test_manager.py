@@ -1,4 +1,4 @@
-"""The manager, over a cluster that only remembers and a clock that is set by hand."""
+"""The job manager, with a fake cluster and a clock that is set by hand."""
 
 from __future__ import annotations
 
@@ -18,18 +18,20 @@ from tests.support.jobs import NEW_JOB, StoredJobs, database_with_tables
 from trainer.errors import Problem, RftError
 
 CONFIG = ManagerConfig(max_running=1, max_relaunches=2, lease_s=20, silent_s=20, hung_s=300, stop_grace_s=30)
-BAD_LINE = Problem("broken_json", "training_file", "is no JSON: line 3", "write one JSON object a line", "file-1", 3)
+BAD_LINE = Problem(
+    "broken_json", "training_file", "is not valid JSON: line 3", "write one JSON object per line", "file-1", 3
+)
 
 
 class FakeCluster:
-    """Drivers by their handles; `words` of those that ended."""
+    """A Launcher that only keeps the state of each driver, by handle."""
 
     def __init__(self) -> None:
         self.drivers: dict[str, DriverState] = {}
         self.problems: list[Problem] = []
         self.validated: list[str] = []
         self.stopped: list[str] = []
-        self.away: RftError | None = None
+        self.unavailable: RftError | None = None
         self.launched = asyncio.Event()
         self.hold = asyncio.Event()
         self.hold.set()
@@ -37,27 +39,27 @@ class FakeCluster:
     async def validate(self, job: JobRecord) -> list[Problem]:
         self.validated.append(job.id)
         await self.hold.wait()
-        if self.away is not None:
-            raise self.away
+        if self.unavailable is not None:
+            raise self.unavailable
         return self.problems
 
     async def launch(self, job: JobRecord, handle: str) -> None:
-        if self.away is not None:
-            raise self.away
+        if self.unavailable is not None:
+            raise self.unavailable
         self.drivers.setdefault(handle, DriverState("alive"))
         self.launched.set()
 
     async def state(self, handle: str) -> DriverState:
-        if self.away is not None:
-            raise self.away
+        if self.unavailable is not None:
+            raise self.unavailable
         return self.drivers.get(handle, DriverState("unknown"))
 
     async def stop(self, handle: str) -> None:
         self.stopped.append(handle)
         self.end(handle)
 
-    def end(self, handle: str, words: str = "") -> None:
-        self.drivers[handle] = DriverState("ended", words)
+    def end(self, handle: str, output: str = "") -> None:
+        self.drivers[handle] = DriverState("ended", output)
 
 
 class World(StoredJobs):
@@ -85,7 +87,7 @@ class World(StoredJobs):
         await manager.validated()
 
     async def queued(self, count: int = 1) -> list[str]:
-        """New jobs that wait for the next tick."""
+        """New jobs that the next tick may start."""
         self.cluster.hold.clear()
         ids = [self.create() for _ in range(count)]
         await self.manager.tick()
@@ -111,27 +113,27 @@ async def world(tmp_path: Path) -> Iterator[World]:
     world.database.close()
 
 
-# -- the usual way -----------------------------------------------------------------------------------------------------
+# -- the normal course -------------------------------------------------------------------------------------------------
 
 
-async def test_a_job_is_validated_waits_its_turn_runs_and_its_driver_ends_it(world: World) -> None:
+async def test_a_job_is_validated_queued_run_and_ended_by_its_driver(world: World) -> None:
     first, second = await world.queued(2)
     assert [world.job(i).status for i in (first, second)] == ["queued"] * 2
     await world.tick()
     assert [world.job(i).status for i in (first, second)] == ["running", "queued"]
     assert list(world.cluster.drivers) == [f"{first}-1"]
-    assert "The job waits for its turn: this server runs 1 job at a time" in world.messages(second)
+    assert "The job is waiting in the queue: this server runs 1 job at a time" in world.messages(second)
     world.store.move(first, "succeeded", attempt=1, fine_tuned_model="ft:a")
     await world.tick()
-    assert world.job(second).status == "queued", "the first one's driver still closes down"
+    assert world.job(second).status == "queued", "the first one's driver is still shutting down"
     world.cluster.end(f"{first}-1")
     await world.tick()
     await world.tick()
     assert (world.job(first).handle, world.job(second).status) == (None, "running")
-    assert world.messages(second).count("The job waits for its turn: this server runs 1 job at a time") == 1
+    assert world.messages(second).count("The job is waiting in the queue: this server runs 1 job at a time") == 1
 
 
-async def test_a_file_that_is_wrong_fails_the_job_with_the_contracts_code_and_the_line(world: World) -> None:
+async def test_an_invalid_file_fails_the_job_with_the_apis_code_and_the_line(world: World) -> None:
     world.cluster.problems = [BAD_LINE, replace(BAD_LINE, line=9)]
     job_id = world.create()
     await world.tick()
@@ -143,18 +145,18 @@ async def test_a_file_that_is_wrong_fails_the_job_with_the_contracts_code_and_th
     assert not world.cluster.drivers
 
 
-async def test_a_check_that_breaks_fails_the_job_with_what_it_said(world: World) -> None:
-    world.cluster.away = RftError("the check ended with code 1: MemoryError")
+async def test_a_crashed_validation_fails_the_job_with_its_output(world: World) -> None:
+    world.cluster.unavailable = RftError("the validation process exited with code 1: MemoryError")
     job_id = world.create()
     await world.tick()
     error = world.job(job_id).error
     assert error is not None and error.code == "validation_failed" and "MemoryError" in error.message
 
 
-# -- what clients ask --------------------------------------------------------------------------------------------------
+# -- requests of clients -----------------------------------------------------------------------------------------------
 
 
-async def test_a_job_cancelled_while_it_is_validated_stays_cancelled(world: World) -> None:
+async def test_a_job_cancelled_during_validation_stays_cancelled(world: World) -> None:
     world.cluster.hold.clear()
     job_id = world.create()
     await world.manager.tick()
@@ -165,7 +167,7 @@ async def test_a_job_cancelled_while_it_is_validated_stays_cancelled(world: Worl
     assert world.job(job_id).status == "cancelled" and not world.cluster.drivers
 
 
-async def test_the_driver_of_a_cancelled_job_hears_of_it_and_is_stopped_where_it_does_not_end(world: World) -> None:
+async def test_the_driver_of_a_cancelled_job_learns_of_it_and_is_stopped_if_it_does_not_exit(world: World) -> None:
     job_id = await world.started()
     world.store.move(job_id, "cancelled")
     assert world.beat(job_id) == "cancelled"
@@ -177,13 +179,13 @@ async def test_the_driver_of_a_cancelled_job_hears_of_it_and_is_stopped_where_it
     assert world.job(job_id).handle is None
 
 
-async def test_a_paused_job_goes_on_with_a_new_driver_once_the_old_one_is_gone(world: World) -> None:
+async def test_a_resumed_job_gets_a_new_driver_once_the_old_one_is_gone(world: World) -> None:
     job_id = await world.started()
     world.store.move(job_id, "paused")
     assert world.beat(job_id) == "paused"
     world.store.move(job_id, "queued")
     await world.tick(later_s=60)
-    assert world.job(job_id).status == "queued", "two drivers would write one folder"
+    assert world.job(job_id).status == "queued", "two drivers would write to one folder"
     assert world.cluster.stopped == []
     world.cluster.end(f"{job_id}-1")
     await world.tick()
@@ -191,10 +193,10 @@ async def test_a_paused_job_goes_on_with_a_new_driver_once_the_old_one_is_gone(w
     assert world.job(job_id).status == "running" and world.cluster.drivers[f"{job_id}-2"].state == "alive"
 
 
-# -- drivers that are lost ---------------------------------------------------------------------------------------------
+# -- lost drivers ------------------------------------------------------------------------------------------------------
 
 
-async def test_a_lost_driver_is_replaced_and_too_many_fail_the_job_with_their_last_words(world: World) -> None:
+async def test_a_lost_driver_is_replaced_and_too_many_fail_the_job_with_the_last_output(world: World) -> None:
     job_id = await world.started()
     for attempt in (1, 2):
         world.cluster.end(f"{job_id}-{attempt}", "Killed: https://tool.example/x?token=secret-1")
@@ -210,7 +212,7 @@ async def test_a_lost_driver_is_replaced_and_too_many_fail_the_job_with_their_la
     assert world.now - 1_000 < 60
 
 
-async def test_a_checkpoint_makes_up_for_drivers_that_were_lost_before(world: World) -> None:
+async def test_a_checkpoint_resets_the_count_of_lost_drivers(world: World) -> None:
     job_id = await world.started()
     for attempt in range(1, 8):
         world.store.note(job_id, attempt, failures=0)  # as the driver does at each new checkpoint
@@ -219,7 +221,7 @@ async def test_a_checkpoint_makes_up_for_drivers_that_were_lost_before(world: Wo
         assert world.job(job_id).status == "running"
 
 
-async def test_a_driver_that_ended_well_before_it_was_missed_is_no_lost_one(world: World) -> None:
+async def test_a_driver_that_ended_its_job_is_not_lost(world: World) -> None:
     job_id = await world.started()
     world.store.move(job_id, "succeeded", attempt=1)
     world.cluster.end(f"{job_id}-1")
@@ -227,9 +229,9 @@ async def test_a_driver_that_ended_well_before_it_was_missed_is_no_lost_one(worl
     assert world.job(job_id).status == "succeeded" and len(world.cluster.drivers) == 1
 
 
-async def test_a_driver_that_nobody_knows_is_lost_once_it_is_silent(world: World) -> None:
+async def test_a_driver_the_cluster_has_no_record_of_is_lost_once_its_heartbeats_stop(world: World) -> None:
     job_id = await world.started()
-    del world.cluster.drivers[f"{job_id}-1"]  # the cluster was started anew
+    del world.cluster.drivers[f"{job_id}-1"]  # as after a restart of the cluster
     await world.tick(later_s=15)
     assert list(world.cluster.drivers) == []
     world.beat(job_id)
@@ -239,7 +241,7 @@ async def test_a_driver_that_nobody_knows_is_lost_once_it_is_silent(world: World
     assert list(world.cluster.drivers) == [f"{job_id}-2"]
 
 
-async def test_a_driver_that_hangs_is_stopped_and_replaced(world: World) -> None:
+async def test_a_hung_driver_is_stopped_and_replaced(world: World) -> None:
     job_id = await world.started()
     await world.tick(later_s=299)
     assert world.cluster.stopped == []
@@ -247,21 +249,21 @@ async def test_a_driver_that_hangs_is_stopped_and_replaced(world: World) -> None
     assert world.cluster.stopped == [f"{job_id}-1"] and world.cluster.drivers[f"{job_id}-2"].state == "alive"
 
 
-async def test_a_cluster_that_is_away_for_a_moment_costs_nothing(world: World) -> None:
+async def test_a_cluster_that_is_briefly_unavailable_does_not_count_as_a_failure(world: World) -> None:
     (job_id,) = await world.queued()
-    world.cluster.away = RftError("no agent yet")
+    world.cluster.unavailable = RftError("no agent yet")
     await world.tick()
     await world.tick(later_s=30)
     assert world.job(job_id).status == "running"
     assert sum("no agent yet" in message for message in world.messages(job_id)) == 1
-    world.cluster.away = None
+    world.cluster.unavailable = None
     await world.tick()
     assert list(world.cluster.drivers) == [f"{job_id}-1"] and world.job(job_id).failures == 0
 
 
-async def test_a_cluster_that_never_starts_a_driver_fails_the_job_with_its_words(world: World) -> None:
+async def test_a_cluster_that_never_starts_a_driver_fails_the_job_with_its_error(world: World) -> None:
     (job_id,) = await world.queued()
-    world.cluster.away = RftError("no agent")
+    world.cluster.unavailable = RftError("no agent")
     for _ in range(12):
         await world.tick(later_s=31)
     error = world.job(job_id).error
@@ -271,18 +273,18 @@ async def test_a_cluster_that_never_starts_a_driver_fails_the_job_with_its_words
 # -- servers that die --------------------------------------------------------------------------------------------------
 
 
-async def test_a_server_that_starts_looks_after_what_runs_and_restarts_what_does_not(world: World) -> None:
+async def test_a_new_manager_keeps_live_drivers_and_replaces_lost_ones(world: World) -> None:
     job_id = await world.started()
-    anew = world.new_manager("second")
+    second = world.new_manager("second")
     world.beat(job_id)
-    await world.tick(later_s=21, manager=anew)
+    await world.tick(later_s=21, manager=second)
     assert list(world.cluster.drivers) == [f"{job_id}-1"]
     world.cluster.end(f"{job_id}-1", "Killed")
-    await world.tick(manager=anew)
+    await world.tick(manager=second)
     assert world.cluster.drivers[f"{job_id}-2"].state == "alive"
 
 
-async def test_a_job_claimed_by_a_server_that_died_before_it_launched_is_launched_by_the_next(world: World) -> None:
+async def test_a_job_claimed_by_a_server_that_died_is_launched_by_the_next(world: World) -> None:
     (job_id,) = await world.queued()
     assert world.store.claim_next("dead", 1, 20) is not None
     await world.tick()
@@ -309,7 +311,7 @@ async def test_two_servers_on_one_database_run_each_job_once(world: World) -> No
     assert sorted(world.cluster.validated) == sorted(ids)
 
 
-async def test_the_managers_loop_outlives_a_database_that_is_away(world: World) -> None:
+async def test_the_managers_loop_survives_an_unavailable_database(world: World) -> None:
     world.create()
     broken = Database("sqlite:////nowhere/at/all.db")
     manager = JobManager(JobStore(broken), world.cluster, replace(CONFIG, poll_s=0.001))

@@ -1,4 +1,4 @@
-"""Requests as clients write them -> JobSpec, and echoes without secrets."""
+"""Requests are parsed into a JobSpec and echoed without secrets."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def reinforcement(**changes: Any) -> dict[str, Any]:
 
 
 def refused(**changes: Any) -> tuple[str, str]:
-    """Code and field of the first problem."""
+    """The code and field of the first problem that parsing raises."""
     with pytest.raises(InvalidJob) as caught:
         parse(**changes)
     return caught.value.problems[0].code, caught.value.problems[0].field
 
 
-def test_a_request_becomes_the_job_that_a_file_would_have_described() -> None:
+def test_a_request_becomes_the_same_job_as_a_job_file() -> None:
     job = parse(validation_file="file-2", seed=3, suffix="x", cluster={"engines": 2}, metadata={"a": "b"})
     spec = job.spec
     assert (spec.model, spec.training_file, spec.validation_file) == ("/models/base", "file-1", "file-2")
@@ -51,12 +51,12 @@ def test_a_request_becomes_the_job_that_a_file_would_have_described() -> None:
     assert JobSpec.model_validate_json(job.secret_spec) == spec
 
 
-def test_a_checkpoint_of_an_earlier_job_is_trained_on_and_keeps_its_base() -> None:
+def test_training_from_an_earlier_jobs_checkpoint_keeps_its_base_model() -> None:
     job = parse(model="ft:gpt-5:org:x:abc:ckpt-step-5")
     assert (job.spec.model, job.base) == ("/runs/abc/step-5", "gpt-5")
 
 
-def test_nulls_stand_for_what_is_left_out() -> None:
+def test_null_fields_count_as_omitted() -> None:
     nulls = dict.fromkeys(("validation_file", "seed", "suffix", "metadata", "integrations", "hyperparameters"))
     hyperparameters = {"batch_size": None, "n_epochs": "auto", "reasoning_effort": None}
     grader = {"type": "string_check", "name": None, "input": "a", "reference": "b", "operation": "eq"}
@@ -67,7 +67,7 @@ def test_nulls_stand_for_what_is_left_out() -> None:
     assert spec.reinforcement.tools == () and spec.reinforcement.hyperparameters.batch_size == "auto"
 
 
-def test_nulls_within_a_schema_are_values() -> None:
+def test_nulls_in_a_schema_are_kept() -> None:
     schema = {"type": "object", "properties": {"a": {"enum": ["x", None]}}}
     for form in (
         {"type": "json_schema", "json_schema": {"name": "answer", "strict": True, "schema": schema}},
@@ -78,7 +78,7 @@ def test_nulls_within_a_schema_are_values() -> None:
         assert job.method["reinforcement"]["response_format"] == form
 
 
-def test_the_older_form_of_supervised_jobs_is_understood() -> None:
+def test_the_older_form_of_supervised_jobs_is_accepted() -> None:
     for changes in (
         {"method": None, "hyperparameters": {"n_epochs": 3}},
         {"method": {"type": "supervised"}, "hyperparameters": {"n_epochs": 3}},
@@ -89,7 +89,7 @@ def test_the_older_form_of_supervised_jobs_is_understood() -> None:
         assert job.method["supervised"]["hyperparameters"]["n_epochs"] == 3
 
 
-def test_the_echo_shows_what_was_asked_with_all_hyperparameters_and_no_secret() -> None:
+def test_the_echo_shows_the_request_with_all_hyperparameters_and_no_secrets() -> None:
     method = parse().method
     assert "secret-" not in json.dumps(method)
     shown = method["reinforcement"]
@@ -98,22 +98,22 @@ def test_the_echo_shows_what_was_asked_with_all_hyperparameters_and_no_secret() 
     assert shown["hyperparameters"]["n_epochs"] == 2 and shown["hyperparameters"]["batch_size"] == "auto"
 
 
-def test_a_seed_is_drawn_where_none_is_given_and_equal_requests_stay_equal() -> None:
+def test_a_missing_seed_is_drawn_at_random_and_does_not_change_the_digest() -> None:
     one, two = parse(), parse()
     assert one.spec.seed != two.spec.seed and one.digest == two.digest != parse(suffix="x").digest
 
 
-def test_the_servers_environment_is_not_filled_in() -> None:
+def test_the_servers_environment_variables_are_not_substituted() -> None:
     job = parse(method=reinforcement(tools=[TOOL | {"headers": {"A": "${HOME}"}}]))
     assert job.spec.reinforcement.tools[0].headers["A"].get_secret_value() == "${HOME}"
 
 
-def test_names_of_tuned_models_hold_no_part_that_would_split_them() -> None:
+def test_the_parts_of_a_model_id_contain_no_separators() -> None:
     assert model_name("gpt-5", "org", "my: suffix/1", "ftjob-abc") == "ft:gpt-5:org:my-suffix-1:abc"
     assert model_name("Qwen/Qwen3-4B", "org", None, "ftjob-abc", 10) == "ft:Qwen/Qwen3-4B:org::abc:ckpt-step-10"
 
 
-def test_what_is_wrong_is_named_by_its_path_in_the_request() -> None:
+def test_a_problem_is_reported_with_its_path_in_the_request() -> None:
     assert refused(model="gpt-6") == ("model_not_found", "model")
     assert refused(training_file="file-9") == ("file_not_found", "training_file")
     assert refused(validation_file="file-3") == ("invalid_purpose", "validation_file")

@@ -1,4 +1,4 @@
-"""A Ray job knows that it is one, and says when a stop would come too soon for its checkpoint."""
+"""A process recognises that it runs as a Ray job, and warns if a stop would not leave time for its checkpoint."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_only_a_submitted_job_has_a_submission_id() -> None:
     assert submission_id({}) is None
 
 
-def test_a_stop_that_kills_too_soon_is_said_with_the_remedy() -> None:
+def test_a_stop_that_kills_too_soon_is_warned_of_with_a_remedy() -> None:
     warning = stop_warning(RAY_JOB)
     assert warning is not None
     assert "after 3 s" in warning
@@ -26,14 +26,14 @@ def test_a_stop_that_kills_too_soon_is_said_with_the_remedy() -> None:
     assert stop_warning({}) is None
 
 
-async def test_outside_of_a_ray_job_nothing_is_written() -> None:
+async def test_outside_a_ray_job_nothing_is_written() -> None:
     status = RayJobStatus("run")
     status.event(run_event(PhaseBegan(phase="actors", detail="engines")))
     status.event(run_event(StepDone(step=1, total_steps=3, metrics={"step": 1.0})))
     await status.ended()
 
 
-def test_a_run_in_rays_own_copy_of_the_working_directory_is_warned_of(tmp_path: Path) -> None:
+def test_a_run_folder_in_rays_copy_of_the_working_directory_is_warned_of(tmp_path: Path) -> None:
     copy = tmp_path / "runtime_resources" / "working_dir_files" / "_ray_pkg_1" / "runs" / "mine"
     assert "--runs" in str(folder_warning(copy))
     assert folder_warning(tmp_path / "runs" / "mine") is None

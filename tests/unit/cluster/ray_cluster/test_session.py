@@ -14,10 +14,10 @@ from cluster.ray_cluster.session import MARK, end_leftover
 
 @pytest.fixture
 def orphan(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """It stands for a process of the cluster whose folder is `rft-x`."""
+    """A process that stands in for one of the cluster whose folder is `rft-x`."""
     environment = {MARK: str(tmp_path / "rft-x")}
     with subprocess.Popen(["/bin/cat"], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        # Popen returns a moment before the system shows the new program's environment; a program that answers has it.
+        # Popen returns before /proc shows the new program's environment; once the program answers, it is there.
         process.stdin.write(b"there?\n")
         process.stdin.flush()
         process.stdout.readline()
@@ -25,36 +25,38 @@ def orphan(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
-def leave(note: Path, owner_created: float, folder: Path) -> None:
+def write_note(note: Path, owner_created: float, folder: Path) -> None:
     folder.mkdir()
     note.write_text(json.dumps({"owner": [os.getpid(), owner_created], "folder": str(folder)}))
 
 
-def test_what_a_killed_server_left_is_ended_and_its_folder_goes(
+def test_what_a_killed_server_left_is_killed_and_its_folder_deleted(
     tmp_path: Path, orphan: subprocess.Popen[bytes]
 ) -> None:
-    leave(tmp_path / "note", 1.0, tmp_path / "rft-x")  # a process of our number, but of another time
+    write_note(tmp_path / "note", 1.0, tmp_path / "rft-x")  # our own PID, but another creation time
     end_leftover(tmp_path / "note")
     assert not psutil.pid_exists(orphan.pid)
     assert not (tmp_path / "rft-x").exists()
 
 
-def test_nothing_is_taken_from_an_owner_that_lives(tmp_path: Path, orphan: subprocess.Popen[bytes]) -> None:
-    leave(tmp_path / "note", psutil.Process().create_time(), tmp_path / "rft-x")
+def test_the_cluster_of_a_live_owner_is_left_alone(tmp_path: Path, orphan: subprocess.Popen[bytes]) -> None:
+    write_note(tmp_path / "note", psutil.Process().create_time(), tmp_path / "rft-x")
     end_leftover(tmp_path / "note")
     assert orphan.poll() is None and (tmp_path / "rft-x").exists()
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1, 2]", '{"owner": [1]}'])
-def test_a_note_that_was_not_finished_is_none(tmp_path: Path, text: str) -> None:
+def test_a_missing_or_incomplete_note_is_ignored(tmp_path: Path, text: str) -> None:
     end_leftover(tmp_path / "no note")
     (tmp_path / "note").write_text(text)
     end_leftover(tmp_path / "note")
 
 
-def test_other_clusters_and_folders_that_are_none_stay(tmp_path: Path, orphan: subprocess.Popen[bytes]) -> None:
+def test_other_clusters_and_folders_that_are_not_a_clusters_are_left_alone(
+    tmp_path: Path, orphan: subprocess.Popen[bytes]
+) -> None:
     for name in ("rft-y", "home"):
-        leave(tmp_path / "note", 1.0, tmp_path / name)
+        write_note(tmp_path / "note", 1.0, tmp_path / name)
         end_leftover(tmp_path / "note")
     assert orphan.poll() is None
     assert (tmp_path / "home").exists()

@@ -1,4 +1,4 @@
-"""The driver's side of sessions, over a dispatcher that only remembers."""
+"""The driver's side of tool sessions, with a fake dispatcher that records its calls."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def closed(dispatcher: FakeDispatcher, journal: Path) -> list[str]:
     return [sentence(event) for event in told]
 
 
-async def test_an_engine_that_is_lost_loses_its_own_sessions_and_not_those_of_its_successor(tmp_path: Path) -> None:
+async def test_losing_an_engine_ends_its_own_sessions_and_not_those_of_its_successor(tmp_path: Path) -> None:
     dispatcher = FakeDispatcher()
     sessions = JobSessions(dispatcher, tmp_path / "sessions.jsonl", print)
     first, other = sessions.new_owner("engine-0"), sessions.new_owner("engine-1")
@@ -49,7 +49,7 @@ async def test_an_engine_that_is_lost_loses_its_own_sessions_and_not_those_of_it
     assert len({first, other, second}) == 3
 
 
-async def test_a_run_that_ends_tells_of_sessions_that_it_could_not_end_and_where_they_stand(tmp_path: Path) -> None:
+async def test_a_run_reports_sessions_that_it_could_not_end_and_where_they_are_listed(tmp_path: Path) -> None:
     journal = tmp_path / "sessions.jsonl"
     assert await closed(FakeDispatcher(), journal) == []
     news, left = await closed(FakeDispatcher(left=3), journal)

@@ -1,4 +1,4 @@
-"""Files at rest, in a folder or far away: whole or not at all, listed page by page on both databases."""
+"""The file store, with local and remote blobs: files exist completely or not at all and are listed in pages."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from trainer.errors import UserError
 Make = Callable[[Path], Blobs]
 
 
-def near(folder: Path) -> Blobs:
+def local(folder: Path) -> Blobs:
     return FolderBlobs(folder / "files")
 
 
-def far(folder: Path) -> Blobs:
-    return RemoteBlobs(f"file://{folder / 'far'}", folder / "cache")
+def remote(folder: Path) -> Blobs:
+    return RemoteBlobs(f"file://{folder / 'remote'}", folder / "cache")
 
 
 async def stream(*pieces: bytes) -> AsyncIterator[bytes]:
@@ -34,8 +34,8 @@ def left_in(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("file-*") if path.is_file()]
 
 
-@pytest.mark.parametrize("make", [near, far])
-async def test_a_file_is_kept_read_and_deleted(any_database: Database, tmp_path: Path, make: Make) -> None:
+@pytest.mark.parametrize("make", [local, remote])
+async def test_a_file_is_stored_read_and_deleted(any_database: Database, tmp_path: Path, make: Make) -> None:
     store = FileStore(any_database, make(tmp_path), tmp_path)
     record = await store.create(stream(b"one ", b"two"), "a/b.csv", "fine-tune-results")
     assert (record.filename, record.num_bytes, record.purpose) == ("b.csv", 7, "fine-tune-results")
@@ -47,20 +47,20 @@ async def test_a_file_is_kept_read_and_deleted(any_database: Database, tmp_path:
     assert left_in(tmp_path) == []
 
 
-async def test_a_file_far_away_is_read_by_another_server(any_database: Database, tmp_path: Path) -> None:
-    record = await FileStore(any_database, far(tmp_path), tmp_path).create(stream(b"x"), "a", "evals")
-    elsewhere = RemoteBlobs(f"file://{tmp_path / 'far'}", tmp_path / "another-cache")
+async def test_a_remote_file_can_be_read_by_another_server(any_database: Database, tmp_path: Path) -> None:
+    record = await FileStore(any_database, remote(tmp_path), tmp_path).create(stream(b"x"), "a", "evals")
+    elsewhere = RemoteBlobs(f"file://{tmp_path / 'remote'}", tmp_path / "another-cache")
     assert FileStore(any_database, elsewhere, tmp_path).path(record.id).read_bytes() == b"x"
 
 
 @pytest.mark.parametrize("url", ["nowhere://bucket", "git-nothing://"])
-def test_a_place_that_nobody_knows_is_the_operators_mistake(url: str, tmp_path: Path) -> None:
+def test_an_unsupported_url_is_a_user_error(url: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="--files"):
         RemoteBlobs(url, tmp_path)
 
 
-async def test_a_stream_that_breaks_or_is_too_long_leaves_nothing(any_database: Database, tmp_path: Path) -> None:
-    store = FileStore(any_database, near(tmp_path), tmp_path, max_bytes=10)
+async def test_an_upload_that_breaks_or_is_too_large_leaves_nothing(any_database: Database, tmp_path: Path) -> None:
+    store = FileStore(any_database, local(tmp_path), tmp_path, max_bytes=10)
 
     async def broken() -> AsyncIterator[bytes]:
         yield b"half"
@@ -74,8 +74,8 @@ async def test_a_stream_that_breaks_or_is_too_long_leaves_nothing(any_database: 
     assert left_in(tmp_path) == []
 
 
-async def test_a_file_that_cannot_be_listed_is_not_kept(any_database: Database, tmp_path: Path) -> None:
-    store = FileStore(any_database, near(tmp_path), tmp_path)
+async def test_a_file_whose_row_cannot_be_inserted_is_not_kept(any_database: Database, tmp_path: Path) -> None:
+    store = FileStore(any_database, local(tmp_path), tmp_path)
     async with store.receive() as incoming:
         await incoming.write(b"x")
         with pytest.raises(IntegrityError):
@@ -83,8 +83,8 @@ async def test_a_file_that_cannot_be_listed_is_not_kept(any_database: Database, 
     assert left_in(tmp_path) == []
 
 
-async def test_pages_hold_under_deletion(any_database: Database, tmp_path: Path) -> None:
-    store = FileStore(any_database, near(tmp_path), tmp_path)
+async def test_pages_stay_correct_when_files_are_deleted(any_database: Database, tmp_path: Path) -> None:
+    store = FileStore(any_database, local(tmp_path), tmp_path)
     made = [await store.create(stream(b"x"), str(number), "evals") for number in range(6)]
     first, more = store.list(limit=2)
     assert [record.filename for record in first] == ["5", "4"] and more
@@ -97,8 +97,8 @@ async def test_pages_hold_under_deletion(any_database: Database, tmp_path: Path)
         store.list(after=made[3].id)
 
 
-async def test_uploads_side_by_side_do_not_disturb_each_other(any_database: Database, tmp_path: Path) -> None:
-    store = FileStore(any_database, near(tmp_path), tmp_path)
+async def test_concurrent_uploads_do_not_mix(any_database: Database, tmp_path: Path) -> None:
+    store = FileStore(any_database, local(tmp_path), tmp_path)
     contents = [bytes([number]) * 1000 for number in range(16)]
     made = await asyncio.gather(*(store.create(stream(content), "a", "evals") for content in contents))
     assert [store.path(record.id).read_bytes() for record in made] == contents

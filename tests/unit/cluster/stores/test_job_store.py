@@ -1,4 +1,4 @@
-"""The store: a job's moves, claims that only one server makes, retries that make no second job, pages."""
+"""The job store: moves between states, claims by exactly one server, retries that create no second job, pages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,15 @@ import pytest
 from sqlalchemy import event, insert
 
 from cluster.stores.database import Database
-from cluster.stores.job_states import ENDS, MOVES, STATUSES, IllegalMove, KeyUsedTwice, UnknownCursor, UnknownJob
+from cluster.stores.job_states import (
+    MOVES,
+    STATUSES,
+    TERMINAL,
+    IdempotencyConflict,
+    IllegalMove,
+    UnknownCursor,
+    UnknownJob,
+)
 from cluster.stores.job_tables import EventRow, JobError
 from cluster.stores.migrate import migrate
 from tests.support.jobs import NEW_JOB, StoredJobs
@@ -44,7 +52,7 @@ def world(any_database: Database) -> World:
 
 
 @pytest.mark.parametrize("before", STATUSES)
-def test_a_job_moves_as_the_table_says_and_no_other_way(world: World, before: str) -> None:
+def test_a_job_can_only_make_the_moves_of_the_table(world: World, before: str) -> None:
     for to in STATUSES:
         job_id = world.job(before)
         if to in MOVES[before]:
@@ -55,16 +63,16 @@ def test_a_job_moves_as_the_table_says_and_no_other_way(world: World, before: st
             assert world.store.get(job_id).status == before
 
 
-def test_a_job_that_ended_says_when_and_why(world: World) -> None:
+def test_a_failed_job_records_when_and_why(world: World) -> None:
     job_id = world.job("running")
     world.now = 2_000.0
-    error = JobError("invalid_training_file", "line 3: is no JSON", "training_file")
+    error = JobError("invalid_training_file", "line 3: is not valid JSON", "training_file")
     job = world.store.move(job_id, "failed", error=error)
     assert (job.finished_at, job.error) == (2_000.0, error)
-    assert set(ENDS) == {"succeeded", "failed", "cancelled"}
+    assert set(TERMINAL) == {"succeeded", "failed", "cancelled"}
 
 
-def test_a_driver_that_was_replaced_cannot_end_the_job(world: World) -> None:
+def test_a_replaced_driver_cannot_end_the_job(world: World) -> None:
     job_id = world.job("running")
     assert world.store.next_attempt(job_id, 0, "first", failures=0)
     assert world.store.next_attempt(job_id, 1, "second", failures=1)
@@ -77,17 +85,19 @@ def test_a_driver_that_was_replaced_cannot_end_the_job(world: World) -> None:
 # -- creation ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_request_with_the_same_idempotency_key_makes_one_job(world: World) -> None:
+def test_requests_with_the_same_idempotency_key_create_one_job(world: World) -> None:
     first, new = world.store.create(NEW_JOB, idempotency_key="k")
     world.now += 1e6
     again, new_again = world.store.create(NEW_JOB, idempotency_key="k")
     assert (new, new_again, again.id) == (True, False, first.id)
-    assert world.store.create(replace(NEW_JOB, owner="key-2"), idempotency_key="k")[1], "keys are each owner's own"
-    with pytest.raises(KeyUsedTwice):
+    assert world.store.create(replace(NEW_JOB, owner="key-2"), idempotency_key="k")[1], (
+        "keys are separate for each owner"
+    )
+    with pytest.raises(IdempotencyConflict):
         world.store.create(replace(NEW_JOB, digest="other"), idempotency_key="k")
 
 
-def test_an_equal_request_within_the_window_is_a_retry_and_later_another_job(world: World) -> None:
+def test_an_equal_request_is_a_retry_within_the_window_and_a_new_job_after_it(world: World) -> None:
     first, _ = world.store.create(NEW_JOB)
     world.now += 9
     assert world.store.create(NEW_JOB, retry_window_s=10)[0].id == first.id
@@ -97,7 +107,7 @@ def test_an_equal_request_within_the_window_is_a_retry_and_later_another_job(wor
     assert world.store.create(NEW_JOB, retry_window_s=10)[1]
 
 
-def test_retries_that_arrive_together_make_one_job(world: World) -> None:
+def test_concurrent_retries_create_one_job(world: World) -> None:
     with ThreadPoolExecutor(8) as threads:
         made = list(threads.map(lambda _: world.store.create(NEW_JOB, retry_window_s=60), range(8)))
     assert len({job.id for job, _ in made}) == 1 and sum(new for _, new in made) == 1
@@ -115,7 +125,7 @@ def test_jobs_start_in_the_order_they_were_queued_up_to_the_limit(world: World) 
     assert [job and job.id for job in claimed] == [ids[1], ids[0], None]
 
 
-def test_a_paused_job_that_goes_on_waits_behind_the_others(world: World) -> None:
+def test_a_resumed_job_queues_behind_the_others(world: World) -> None:
     paused = world.job("paused")
     world.now += 1
     waiting = world.job("queued")
@@ -125,7 +135,7 @@ def test_a_paused_job_that_goes_on_waits_behind_the_others(world: World) -> None
     assert first is not None and first.id == waiting
 
 
-def test_a_job_whose_last_driver_may_still_work_is_not_started_and_takes_a_place(world: World) -> None:
+def test_a_job_whose_old_driver_may_still_run_is_not_started_and_counts_as_running(world: World) -> None:
     job_id = world.job("running")
     world.store.next_attempt(job_id, 0, "driver", failures=0)
     world.store.move(job_id, "paused")
@@ -139,14 +149,14 @@ def test_a_job_whose_last_driver_may_still_work_is_not_started_and_takes_a_place
     assert second is not None and second.id == job_id
 
 
-def test_servers_that_claim_at_the_same_time_start_each_job_once(world: World) -> None:
+def test_concurrent_claims_start_each_job_once(world: World) -> None:
     ids = {world.job("queued") for _ in range(12)}
     with ThreadPoolExecutor(8) as threads:
         claimed = [job for job in threads.map(lambda i: world.store.claim_next(f"m{i}", 5, 10), range(24)) if job]
     assert len(claimed) == 5 and len({job.id for job in claimed} & ids) == 5
 
 
-def test_a_lease_is_one_managers_until_it_runs_out(world: World) -> None:
+def test_a_lease_belongs_to_one_manager_until_it_expires(world: World) -> None:
     job_id = world.job("running")
     assert world.store.lease(job_id, "a", 10) and not world.store.lease(job_id, "b", 10)
     world.now += 8
@@ -160,7 +170,7 @@ def test_a_lease_is_one_managers_until_it_runs_out(world: World) -> None:
 # -- pages -------------------------------------------------------------------------------------------------------------
 
 
-def test_pages_go_from_the_newest_to_the_oldest_and_say_when_they_end(world: World) -> None:
+def test_pages_go_from_newest_to_oldest_and_tell_whether_more_follow(world: World) -> None:
     job_id, other = world.job(), world.job()
     sent = [world.store.add_event(job_id, "info", f"event {i}").id for i in range(5)]
     world.store.add_event(other, "info", "another job's")
@@ -177,7 +187,7 @@ def test_pages_go_from_the_newest_to_the_oldest_and_say_when_they_end(world: Wor
         world.store.jobs(None, after="ftjob-none")
 
 
-def test_jobs_are_counted_by_state_those_of_no_job_too(world: World) -> None:
+def test_jobs_are_counted_for_every_state_including_empty_ones(world: World) -> None:
     world.job("running")
     for _ in range(2):
         world.job("queued")
@@ -187,7 +197,7 @@ def test_jobs_are_counted_by_state_those_of_no_job_too(world: World) -> None:
     assert {"api_jobs/paused", "api_jobs/failed"} <= counts.keys() and set(counts.values()) == {0.0}
 
 
-def test_a_page_of_many_events_reads_only_its_own_rows(tmp_path: Path) -> None:
+def test_a_page_of_events_is_read_through_an_index(tmp_path: Path) -> None:
     world = World(Database.of_folder(tmp_path))
     migrate(world.database)
     job_id = world.job()
@@ -210,7 +220,7 @@ def test_a_page_of_many_events_reads_only_its_own_rows(tmp_path: Path) -> None:
     world.database.close()
 
 
-def test_jobs_are_found_by_their_labels_and_owner(world: World) -> None:
+def test_jobs_are_filtered_by_labels_and_owner(world: World) -> None:
     first = world.job()
     other = world.store.create(replace(NEW_JOB, owner="key-2", labels={"team": "b"}))[0].id
     world.store.create(replace(NEW_JOB, owner="key-2", labels=None))
@@ -220,7 +230,7 @@ def test_jobs_are_found_by_their_labels_and_owner(world: World) -> None:
         world.store.get(first, "key-2")
 
 
-def test_of_a_step_that_was_repeated_the_later_checkpoint_counts(world: World) -> None:
+def test_a_repeated_steps_checkpoint_replaces_the_earlier_one(world: World) -> None:
     job_id = world.job()
     world.store.add_checkpoint(job_id, 1, "ft:a", {"step": 1.0})
     world.store.add_checkpoint(job_id, 2, "ft:b", {"step": 2.0})

@@ -1,4 +1,4 @@
-"""API keys at rest: what a stolen database gives away, and what a key opens."""
+"""API keys: what a stolen database reveals, and what a key grants."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cluster.stores.keys import KeyRow, KeyStore, Scope
 from trainer.errors import UserError
 
 
-def test_a_key_is_found_by_its_text_alone_and_kept_as_a_hash(any_database: Database) -> None:
+def test_a_key_is_found_by_its_token_and_stored_only_as_a_hash(any_database: Database) -> None:
     keys = KeyStore(any_database)
     key, token = keys.create("ci", ["write"], requests_per_minute=5)
     assert token.startswith("sk-rft-") and keys.find(token) == key
@@ -22,7 +22,7 @@ def test_a_key_is_found_by_its_text_alone_and_kept_as_a_hash(any_database: Datab
 
 
 @pytest.mark.parametrize("change", [lambda t: t[:-1] + ("A" if t[-1] != "A" else "B"), lambda t: t + "x", lambda t: ""])
-def test_another_text_finds_nothing(any_database: Database, change: object) -> None:
+def test_a_changed_token_finds_no_key(any_database: Database, change: object) -> None:
     keys = KeyStore(any_database)
     _, token = keys.create("ci", ["read"])
     assert callable(change) and keys.find(change(token)) is None
@@ -30,7 +30,7 @@ def test_another_text_finds_nothing(any_database: Database, change: object) -> N
     assert keys.find(token[:23] + other[23:]) is None  # the id of one, the secret of the other
 
 
-def test_a_revoked_key_opens_nothing_and_stays_in_the_list(any_database: Database) -> None:
+def test_a_revoked_key_is_not_found_but_stays_in_the_list(any_database: Database) -> None:
     keys = KeyStore(any_database)
     key, token = keys.create("left", ["read"])
     stays, _ = keys.create("stays", ["read"])
@@ -45,13 +45,13 @@ def test_a_revoked_key_opens_nothing_and_stays_in_the_list(any_database: Databas
 @pytest.mark.parametrize(
     ("name", "scopes"), [("", ["read"]), ("x" * 101, ["read"]), ("a\nb", ["read"]), ("a", []), ("a", ["root"])]
 )
-def test_a_key_needs_a_readable_name_and_known_scopes(any_database: Database, name: str, scopes: list[Scope]) -> None:
+def test_a_key_needs_a_printable_name_and_known_scopes(any_database: Database, name: str, scopes: list[Scope]) -> None:
     with pytest.raises(UserError):
         KeyStore(any_database).create(name, scopes)
     assert KeyStore(any_database).list() == []
 
 
-def test_scopes_imply_lesser_ones(any_database: Database) -> None:
+def test_a_scope_includes_the_lesser_ones(any_database: Database) -> None:
     scopes: list[Scope] = ["read", "write", "admin"]
     keys = {scope: KeyStore(any_database).create(scope, [scope])[0] for scope in scopes}
     may = {name: [scope for scope in scopes if key.may(scope)] for name, key in keys.items()}

@@ -1,4 +1,4 @@
-"""Which models exist: by their ids only, with what they were trained with, also after a restart."""
+"""The model registry: models are found by id only, with their training's settings, also after a restart."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cluster.stores.database import Database
-from cluster.stores.model_registry import KeptModel, ModelRegistry, UnknownModel
+from cluster.stores.model_registry import ModelRegistry, ProtectedModel, UnknownModel
 from tests.support.jobs import database_with_tables
 from trainer.spec.serving import ServeSettings
 
@@ -29,14 +29,12 @@ def registry(database: Database) -> ModelRegistry:
 
 
 @pytest.mark.parametrize("name", ALIASES)
-def test_a_base_model_is_the_operators_folder(registry: ModelRegistry, name: str) -> None:
+def test_a_base_model_resolves_to_the_folder_the_operator_configured(registry: ModelRegistry, name: str) -> None:
     record = registry.resolve(name)
     assert (record.id, record.folder, record.job_id, record.owned_by) == (name, ALIASES[name], None, "system")
 
 
-def test_a_tuned_model_is_served_with_what_it_was_trained_with_also_after_a_restart(
-    registry: ModelRegistry, database: Database
-) -> None:
+def test_a_tuned_model_keeps_its_training_settings_after_a_restart(registry: ModelRegistry, database: Database) -> None:
     settings = ServeSettings("llama3_json", 4096, 512, 100, 2048, 0.7, {"enable_thinking": True})
     added = registry.add(TUNED, Path("runs/a/checkpoints/final"), "gpt-5", "ftjob-1", settings)
     found = ModelRegistry(database, ALIASES).resolve(TUNED)
@@ -45,21 +43,21 @@ def test_a_tuned_model_is_served_with_what_it_was_trained_with_also_after_a_rest
     assert found.folder == "runs/a/checkpoints/final"
 
 
-def test_newest_tuned_models_come_first_behind_the_base_models(registry: ModelRegistry) -> None:
+def test_the_list_has_base_models_first_then_tuned_models_newest_first(registry: ModelRegistry) -> None:
     for step in (1, 2):
         registry.add(f"{TUNED}:ckpt-step-{step}", f"c{step}", "gpt-5", "ftjob-1")
     ids = [record.id for record in registry.list()]
     assert ids == [*ALIASES, f"{TUNED}:ckpt-step-2", f"{TUNED}:ckpt-step-1"]
 
 
-def test_a_resumed_job_may_add_its_model_again_and_keeps_its_date(registry: ModelRegistry) -> None:
+def test_a_resumed_job_may_add_its_model_again_and_the_creation_date_stays(registry: ModelRegistry) -> None:
     first = registry.add(TUNED, "old", "gpt-5", "ftjob-1")
     again = registry.add(TUNED, "new", "gpt-5", "ftjob-1")
     assert (again.folder, again.created_at) == ("new", first.created_at)
     assert len(registry.list()) == len(ALIASES) + 1
 
 
-def test_no_job_takes_a_name_that_is_not_its_own(registry: ModelRegistry) -> None:
+def test_a_job_cannot_take_the_id_of_another_jobs_model_or_of_a_base_model(registry: ModelRegistry) -> None:
     registry.add(TUNED, "a", "gpt-5", "ftjob-1")
     with pytest.raises(ValueError, match="ftjob-1"):
         registry.add(TUNED, "b", "gpt-5", "ftjob-2")
@@ -76,18 +74,18 @@ def test_a_deleted_model_is_unknown(registry: ModelRegistry) -> None:
 
 
 def test_base_models_cannot_be_deleted(registry: ModelRegistry) -> None:
-    with pytest.raises(KeptModel):
+    with pytest.raises(ProtectedModel):
         registry.delete("gpt-5")
     assert registry.resolve("gpt-5")
 
 
 @pytest.mark.parametrize("name", ["models/large", "../models/large", "/etc", "", "gpt-5:", "GPT-5", "a" * 5000, "\x01"])
-def test_a_path_is_no_model(registry: ModelRegistry, name: str) -> None:
+def test_a_path_is_not_a_model_id(registry: ModelRegistry, name: str) -> None:
     with pytest.raises(UnknownModel):
         registry.resolve(name)
 
 
-def test_a_folder_is_found_wherever_an_engine_is_started(
+def test_a_relative_folder_resolves_to_an_absolute_path(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

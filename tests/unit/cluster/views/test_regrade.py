@@ -21,7 +21,7 @@ NONE = Operator()
 
 @pytest.fixture
 def write(tmp_path):
-    """Writes a file: text as it is, a list as JSON lines, all else as JSON."""
+    """A function that writes a file: text unchanged, a list as JSON lines, anything else as JSON."""
 
     def file(name, content):
         lines = [json.dumps(line) for line in content] if isinstance(content, list) else [json.dumps(content)]
@@ -41,10 +41,10 @@ def printed(summary, recorded=()):
     return console.file.getvalue()
 
 
-# -- a run's rollouts --------------------------------------------------------------------------------------------------
+# -- the rollouts of a run ---------------------------------------------------------------------------------------------
 
 
-async def test_recorded_rollouts_are_graded_with_their_rows_and_calls(tmp_path, synthetic, write):
+async def test_recorded_rollouts_are_graded_with_their_rows_and_tool_calls(tmp_path, synthetic, write):
     synthetic.run(tmp_path / "run", steps=2, total=2, validation_every=0)
     parts = {
         "exact": EXACT,
@@ -59,7 +59,7 @@ async def test_recorded_rollouts_are_graded_with_their_rows_and_calls(tmp_path, 
     assert "mean of the recorded grades" in printed(summary, [case.recorded for case in cases])
 
 
-def test_the_newest_file_is_taken_and_one_file_may_be_named(tmp_path, synthetic):
+def test_the_newest_file_is_read_unless_one_is_named(tmp_path, synthetic):
     run = synthetic.run(tmp_path / "run", steps=2, total=2, validation_every=0)
     newest = read_cases(run.path)
     assert len(newest) == 8  # test-after
@@ -77,7 +77,7 @@ def test_the_newest_file_is_taken_and_one_file_may_be_named(tmp_path, synthetic)
 # -- lines -------------------------------------------------------------------------------------------------------------
 
 
-async def test_lines_of_samples_are_graded_and_failures_are_counted_by_kind(write):
+async def test_lines_are_graded_and_failures_are_counted_by_kind(write):
     lines = [*rows("Paris", "Rome"), {"sample": "Paris", "item": {"reference_answer": "Paris"}}, {"sample": "x"}]
     _, cases, (outcomes,) = await grade_file(write("s.jsonl", lines), write("g.json", EXACT), NONE)
     assert [o.value if isinstance(o, Grade) else o.details["code"] for o in outcomes] == [
@@ -92,17 +92,17 @@ async def test_lines_of_samples_are_graded_and_failures_are_counted_by_kind(writ
     assert "invalid_variable_error" in text and "item.reference_answer" in text and "25.0%" in text
 
 
-def test_wrong_lines_are_named_by_number(write):
+def test_invalid_lines_are_reported_with_their_numbers(write):
     text = '{"sample": "a"}\n\nno json\n[1]\n{"item": {}}\n{"sample": "a", "item": 7}\n'
-    with pytest.raises(InvalidJob, match="4 wrong line") as wrong:
+    with pytest.raises(InvalidJob, match="4 invalid line") as wrong:
         read_cases(write("s.jsonl", text))
     assert [(p.line, p.message.split(":")[0]) for p in wrong.value.problems] == [
-        (3, "is no JSON"),
-        (4, "is no JSON object"),
-        (5, "has no `sample`, an object or the answer's text"),
-        (6, "its `item` is no object"),
+        (3, "is not valid JSON"),
+        (4, "is not a JSON object"),
+        (5, "`sample` must be an object or the answer's text"),
+        (6, "`item` must be an object"),
     ]
-    with pytest.raises(InvalidJob, match="holds no rollouts"):
+    with pytest.raises(InvalidJob, match="contains no rollouts"):
         read_cases(write("empty.jsonl", "\n"))
     with pytest.raises(InvalidJob, match="No such file"):
         read_cases(write("s.jsonl", "").with_name("gone.jsonl"))
@@ -124,7 +124,7 @@ def test_wrong_lines_are_named_by_number(write):
         ('{"type": }', "grader", 1),
     ],
 )
-def test_mistakes_of_a_graders_file_name_field_and_line(write, content, field, line):
+def test_problems_of_a_grader_file_name_the_field_and_line(write, content, field, line):
     path = write("g.json", content)
     with pytest.raises(InvalidJob) as wrong:
         read_grader(path, NONE, {})
@@ -132,7 +132,7 @@ def test_mistakes_of_a_graders_file_name_field_and_line(write, content, field, l
     assert (problem.field, problem.line, problem.file) == (field, line, str(path))
 
 
-def test_a_file_may_hold_guards_and_secrets_from_the_environment(write):
+def test_a_grader_file_may_have_guards_and_secrets_from_the_environment(write):
     held_out = {"type": "endpoint", "url": "http://x/", "headers": {"Key": "${KEY}"}}
     guards = [{"name": "short", "grader": {"type": "length", "max_chars": 9}}]
     path = write("g.json", {"grader": EXACT, "guards": guards, "held_out_grader": held_out})
@@ -144,7 +144,7 @@ def test_a_file_may_hold_guards_and_secrets_from_the_environment(write):
 # -- runs --------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_second_run_asks_judges_and_endpoints_anew_so_that_noise_shows(write):
+async def test_a_second_run_calls_judges_and_endpoints_again_so_that_noise_is_measured(write):
     rng = random.Random(1)
     keys = set()
 
@@ -159,18 +159,22 @@ async def test_a_second_run_asks_judges_and_endpoints_anew_so_that_noise_shows(w
         grader = write("g.json", {"type": "multi", "graders": parts, "calculate_output": "judge + remote"})
         operator = LOCAL.model_copy(update={"models": {"judge": ModelEndpoint(base_url=server.url)}})
         lines = [{"sample": "a", "item": {"n": n}} for n in range(40)]
-        told = []
+        progress = []
         _, _, runs = await grade_file(
-            write("s.jsonl", lines), grader, operator, repeat=2, done=lambda count, total: told.append((count, total))
+            write("s.jsonl", lines),
+            grader,
+            operator,
+            repeat=2,
+            done=lambda count, total: progress.append((count, total)),
         )
     assert len(server.received) == len(keys) == 160
     noise = summary_of(runs, 1.0).noise
     assert noise.num_pairs == 40 and 0 < noise.changed_share < 1
     assert noise.mean_difference == pytest.approx(0.5 * noise.changed_share)
-    assert told[-1] == (80, 80)
+    assert progress[-1] == (80, 80)
 
 
-async def test_an_endpoint_that_refuses_ends_the_run(write):
+async def test_an_endpoint_that_refuses_access_ends_the_run(write):
     async with FakeEndpoint(says("no", 401)) as server:
         grader = write("g.json", {"type": "endpoint", "url": server.url})
         with pytest.raises(EndpointRefused):
@@ -195,14 +199,14 @@ def test_a_summary_of_known_grades():
         "other_error": 1,
     }
     noise = summary.noise
-    assert (noise.num_pairs, noise.changed_share, noise.came_or_went) == (3, 1 / 3, 2)
+    assert (noise.num_pairs, noise.changed_share, noise.num_one_graded) == (3, 1 / 3, 2)
     assert noise.mean_difference == pytest.approx(0.5 / 3)
     text = printed(summary)
     for part in ("mean of part", "guard brief tripped", "held-out", "tokens of m", "differ by 0.1667", "33.3% of 3"):
         assert part in text
 
 
-def test_all_grades_alike_and_no_grade_at_all_can_be_printed():
+def test_equal_grades_and_no_grades_can_be_printed():
     assert summary_of([[Grade(1.0)] * 3], 1.0).bins == ((1.0, 1.0, 3),)
     text = printed(summary_of([[GraderFailed("[red]x\x1b[31m")]], 1.0))
     assert "0 grades of 1" in text and "[red]x" in text and "\x1b" not in text
@@ -218,7 +222,7 @@ def test_the_command_prints_the_grades(write):
     assert "4 grades of 2 rollouts x 2 runs" in result.output and "0.0% of 2 pairs differ" in result.output
 
 
-def test_the_command_fails_where_no_grade_came_and_where_its_input_is_wrong(write):
+def test_the_command_fails_without_any_grade_and_on_invalid_input(write):
     grader = write("g.json", EXACT)
     failed = CliRunner().invoke(app, ["grade", str(write("s.jsonl", [{"sample": "x"}])), "--grader", str(grader)])
     assert type(failed.exception) is RftError  # exit code 1

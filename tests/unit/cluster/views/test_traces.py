@@ -22,7 +22,7 @@ def printed(traces):
     return console.file.getvalue()
 
 
-def test_a_step_a_name_and_the_newest_file(run):
+def test_traces_are_selected_by_step_or_name_and_default_to_the_newest_file(run):
     assert {t.name for t in select_traces(run, name="step-000002")} == {"step-000002"}
     assert {t.name for t in select_traces(run, name="validation-000003")} == {"validation-000003"}
     assert {t.name for t in select_traces(run, name="step-2")} == {"step-000002"}
@@ -30,7 +30,7 @@ def test_a_step_a_name_and_the_newest_file(run):
     assert len(select_traces(run, name="step-000001")) == 6 * 4
 
 
-def test_a_row_and_a_trace_are_found_in_all_files(run):
+def test_a_row_or_a_trace_is_searched_in_all_files(run):
     by_line, by_id = (select_traces(run, row=row) for row in ("1", "1-00000001"))
     assert [t.end.trace_id for t in by_line] == [t.end.trace_id for t in by_id]
     assert len({t.name for t in by_line}) == 2 + 2 + 3
@@ -39,7 +39,7 @@ def test_a_row_and_a_trace_are_found_in_all_files(run):
     assert found.end.trace_id == wanted and found.name == "step-000002"
 
 
-def test_worst_and_best_by_grade_without_the_discarded(run):
+def test_worst_and_best_go_by_grade_and_skip_discarded_rollouts(run):
     worst, best = select_traces(run, name="step-000003", worst=4), select_traces(run, name="step-000003", best=4)
     assert len(worst) == len(best) == 4
     assert max(t.end.grade.value for t in worst) <= min(t.end.grade.value for t in best)
@@ -47,7 +47,7 @@ def test_worst_and_best_by_grade_without_the_discarded(run):
     assert len(everything) == 23 and all(isinstance(t.end, Rollout) for t in everything)
 
 
-def test_an_unknown_name_says_which_there_are(run, tmp_path):
+def test_an_unknown_name_is_refused_with_the_known_ones(run, tmp_path):
     with pytest.raises(UserError, match=r"step-000009.*test-before"):
         select_traces(run, name="step-000009")
 
@@ -71,19 +71,19 @@ def test_a_trace_is_printed_from_prompt_to_answer(run):
         assert part in text or part.replace("search", rollout.calls[0].name) in text, part
 
 
-def test_a_discarded_try_shows_its_reason(run):
+def test_a_discarded_rollout_shows_its_reason(run):
     text = printed(select_traces(run, name="step-000003", row="1"))
     assert "tool_failed: search answered 503" in text
-    assert text.count("what was net income") == 1  # the prompt stands once for the tries of one row
+    assert text.count("what was net income") == 1  # rollouts of one row share the prompt
 
 
-def test_text_of_models_and_tools_cannot_steer_the_terminal(tmp_path, synthetic):
+def test_text_from_models_and_tools_cannot_control_the_terminal(tmp_path, synthetic):
     run = synthetic.run(tmp_path, steps=1, total=1, hostile=True)
     text = printed(select_traces(run, name="test-after"))
     assert "\x1b" not in text and "[bold]red[/bold]" in text
 
 
-def test_json_holds_the_whole_try(run):
+def test_json_contains_the_whole_rollout(run):
     rollout, lost = (json.loads(trace_json(t)) for t in select_traces(run, name="step-000003", row="1")[-2:])
     assert (
         rollout["name"] == "step-000003" and rollout["kind"] == "rollout" and rollout["turns"] and rollout["token_ids"]
@@ -92,7 +92,7 @@ def test_json_holds_the_whole_try(run):
     assert lost["kind"] == "discarded" and lost["reason"] == "tool_failed"
 
 
-def test_what_was_said_leaves_out_calls_that_are_shown_anyway():
+def test_the_text_of_a_turn_leaves_out_tool_calls_unless_malformed():
     turn = Turn(0, 9, "<think>\nhm\n</think>\nLooking.\n<tool_call>\n{}\n</tool_call>", (ToolCall("c", "cat", "{}"),))
     assert said(replace(turn, results=(ToolResult("c", "x"),))) == ("hm", "Looking.")
     broken = replace(turn, results=(ToolResult("c", "x", "malformed_call"),))
@@ -100,8 +100,8 @@ def test_what_was_said_leaves_out_calls_that_are_shown_anyway():
     assert said(Turn(0, 9, "42")) == ("", "42")
 
 
-def test_nothing_found_is_said_and_no_success(run, tmp_path):
-    with pytest.raises(UserError, match="holds no rollouts: give a run's folder"):
+def test_finding_nothing_is_an_error(run, tmp_path):
+    with pytest.raises(UserError, match="contains no rollouts: give a run folder"):
         select_traces(RunFolder(tmp_path / "typo"))
-    with pytest.raises(UserError, match="no rollout of trace 'trace_x' in step-000001"):
+    with pytest.raises(UserError, match="no rollout with trace 'trace_x' in step-000001"):
         select_traces(run, name="step-000001", trace="trace_x")

@@ -1,4 +1,4 @@
-"""The command line as a client, against the app itself."""
+"""The command line as a client of an app in this process."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def store(tmp_path: Path) -> JobStore:
 
 @pytest.fixture
 def run(tmp_path: Path, store: JobStore) -> Iterator[Run]:
-    """`agent-rft` with a client of an app in this process."""
+    """Returns a function that runs `agent-rft` with a client of an app in this process."""
     database = store._database
     kept = FileStore(database, FolderBlobs(tmp_path / "files"), tmp_path, 10**6)
     with sync_client_of([files.make_router(kept), fine_tuning.make_router(job_service(store))]) as client:
@@ -46,7 +46,7 @@ def run(tmp_path: Path, store: JobStore) -> Iterator[Run]:
     database.close()
 
 
-def test_a_file_goes_up_is_listed_comes_back_and_goes(run: Run, tmp_path: Path) -> None:
+def test_a_file_is_uploaded_listed_downloaded_and_deleted(run: Run, tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text('{"a": 1}\n')
     file_id = run("files", "upload", tmp_path / "rows.jsonl").output.strip()
     assert file_id.startswith("file-")
@@ -59,7 +59,7 @@ def test_a_file_goes_up_is_listed_comes_back_and_goes(run: Run, tmp_path: Path) 
     assert run("files", "list", "--json").output == ""
 
 
-def test_a_job_is_made_seen_and_cancelled(run: Run, tmp_path: Path) -> None:
+def test_a_job_is_created_shown_and_cancelled(run: Run, tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(JOB.format(file="file-1"))
     made = run("jobs", "create", tmp_path / "job.yaml")
     job_id = made.output.strip()
@@ -72,7 +72,7 @@ def test_a_job_is_made_seen_and_cancelled(run: Run, tmp_path: Path) -> None:
     assert events[-1]["message"].startswith("Created fine-tuning job")
 
 
-def test_what_a_job_left_is_listed(run: Run, store: JobStore, tmp_path: Path) -> None:
+def test_checkpoints_and_events_of_a_job_are_listed(run: Run, store: JobStore, tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(JOB.format(file="file-1"))
     job_id = run("jobs", "create", tmp_path / "job.yaml").output.strip()
     for step in range(1, 131):
@@ -83,7 +83,7 @@ def test_what_a_job_left_is_listed(run: Run, store: JobStore, tmp_path: Path) ->
     assert "Created fine-tuning job" in run("events", "list", job_id).output
 
 
-def test_what_the_server_refuses_is_told_with_its_field(run: Run, tmp_path: Path) -> None:
+def test_a_refused_request_is_reported_with_its_field(run: Run, tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(JOB.format(file="file-1").replace("gpt-5", "unknown-model"))
     refused = run("jobs", "create", tmp_path / "job.yaml")
     assert isinstance(refused.exception, UserError)
@@ -92,7 +92,7 @@ def test_what_the_server_refuses_is_told_with_its_field(run: Run, tmp_path: Path
     assert "HTTP 404" in str(missing.exception)
 
 
-def test_a_variable_of_a_request_that_is_not_set_is_named(run: Run, tmp_path: Path) -> None:
+def test_an_unset_variable_of_a_request_is_named(run: Run, tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(JOB.format(file="file-1").replace("gpt-5", "${NOT_SET_HERE}"))
     refused = run("jobs", "create", tmp_path / "job.yaml")
     assert "${NOT_SET_HERE} is not set" in str(refused.exception)
@@ -119,5 +119,5 @@ def test_the_server_is_found_by_options_then_environment_then_profile(tmp_path: 
     with pytest.raises(UserError, match="no profile 'none'"):
         found(None, None, "none", {})
     profiles.write_text("default: http://server/v1\n")
-    with pytest.raises(UserError, match="holds no profiles"):
+    with pytest.raises(UserError, match="not a valid profiles file"):
         found(None, None, "default", {})

@@ -1,4 +1,4 @@
-"""`agent-rft jobs follow`: what a driver told the store is what the live view shows, each thing once, to the end."""
+"""`agent-rft jobs follow` shows every event that a driver wrote to the store, once, until the job ends."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cluster.stores.model_registry import ModelRegistry
 from cluster.views.sentences import sentence
 from serve.cli.api_client import NoAnswer, ask
 from serve.cli.client import CANCELLED
-from serve.cli.follow import AWAY_S, JsonLines, LiveSight, follow
+from serve.cli.follow import AWAY_S, JsonProgress, LiveProgress, follow
 from serve.cli.main import app as cli
 from serve.routes import fine_tuning
 from tests.support.api import TOKEN, sync_client_of
@@ -64,7 +64,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     world.database.close()
 
 
-def test_without_a_terminal_a_job_comes_as_the_lines_of_the_main_job(world: World) -> None:
+def test_without_a_terminal_a_job_is_shown_in_the_lines_of_the_train_command(world: World) -> None:
     world.now += 65
     world.run(steps=12)
     world.store.move(world.id, "succeeded", fine_tuned_model="ft:final")
@@ -86,36 +86,38 @@ def test_on_a_terminal_it_is_the_main_jobs_table(world: World, describe: Callabl
     world.now += 65
     world.run(5, describe=describe)
     console = Console(file=io.StringIO(), force_terminal=False, width=100)
-    sight = LiveSight(world.job, console)
+    progress = LiveProgress(world.job, console)
     world.store.move(world.id, "succeeded", fine_tuned_model="ft:final")
-    follow(world.client, world.job, sight)
+    follow(world.client, world.job, progress)
     page = Console(file=io.StringIO(), width=100)
-    page.print(sight.view.render())
+    page.print(progress.view.render())
     shown = page.file.getvalue()  # type: ignore[attr-defined]
     for part in ("step 5 of 12", "step 6: rollouts and learning", "validation reward", "± ", "waiting", "pause per"):
         assert part in shown, part
 
 
-def test_json_is_a_line_an_event_and_the_job_as_the_last_one(world: World) -> None:
+def test_json_output_has_a_line_for_each_event_and_ends_with_the_job(world: World) -> None:
     for i in range(250):
         world.store.add_event(world.id, "info", f"[bold]note {i}")
-    world.store.move(world.id, "failed", error=JobError("invalid_training_file", "line 3 is no JSON", "training_file"))
+    world.store.move(
+        world.id, "failed", error=JobError("invalid_training_file", "line 3 is not valid JSON", "training_file")
+    )
     followed = world.command("--json")
     *events, job = map(json.loads, followed.stdout.splitlines())
     assert [event["message"] for event in events[1:]] == [f"[bold]note {i}" for i in range(250)]
     assert (job["id"], job["status"]) == (world.id, "failed")
     assert isinstance(followed.exception, RftError)
-    assert str(followed.exception) == f"{world.id} failed: line 3 is no JSON"
+    assert str(followed.exception) == f"{world.id} failed: line 3 is not valid JSON"
 
 
-def test_the_exit_code_tells_how_a_job_ended(world: World) -> None:
+def test_the_exit_code_says_how_a_job_ended(world: World) -> None:
     world.store.move(world.id, "cancelled")
     followed = world.command()
     assert followed.exit_code == CANCELLED and f"{world.id} cancelled" in followed.output
 
 
 class Flaky(httpx.BaseTransport):
-    """A server that answers only now and then; what it has to tell grows with each answer."""
+    """A server that answers only some requests; every answer about the job adds an event."""
 
     def __init__(self, world: World, answers: list[bool]) -> None:
         self.world, self.answers, self.notes = world, answers, 0
@@ -138,23 +140,23 @@ def flaky(world: World, answers: list[bool]) -> httpx.Client:
     return httpx.Client(transport=Flaky(world, answers), base_url="http://server/v1", headers=headers)
 
 
-def test_a_server_that_starts_again_is_waited_for_and_nothing_is_told_twice(
+def test_an_unreachable_server_is_waited_for_and_no_event_is_shown_twice(
     world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
     slept: list[float] = []
     client = flaky(world, [True, True, False, True, False, False, True, True, True, True])
-    job = follow(client, world.job, JsonLines(), sleep=slept.append)
+    job = follow(client, world.job, JsonProgress(), sleep=slept.append)
     assert job["status"] == "cancelled" and slept
-    told: list[Any] = [json.loads(line)["message"] for line in capsys.readouterr().out.splitlines()[1:-1]]
-    assert told == ["note 1", "note 2", "note 3"] or told == [f"note {i}" for i in range(1, len(told) + 1)]
+    shown: list[Any] = [json.loads(line)["message"] for line in capsys.readouterr().out.splitlines()[1:-1]]
+    assert shown == [f"note {i}" for i in range(1, len(shown) + 1)]
 
 
-def test_a_server_that_stays_away_ends_the_following(world: World) -> None:
+def test_following_fails_if_the_server_stays_unreachable(world: World) -> None:
     now = [0.0]
 
     def sleep(seconds: float) -> None:
         now[0] += seconds
 
     with pytest.raises(NoAnswer, match="does not answer: refused"):
-        follow(flaky(world, [True, True]), world.job, JsonLines(), clock=lambda: now[0], sleep=sleep)
+        follow(flaky(world, [True, True]), world.job, JsonProgress(), clock=lambda: now[0], sleep=sleep)
     assert AWAY_S < now[0] < AWAY_S + 10

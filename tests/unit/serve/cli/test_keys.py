@@ -1,4 +1,4 @@
-"""`agent-rft keys` and what a server's state is made of."""
+"""`agent-rft keys` and the state of a server."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 
 from cluster.stores.migrate import open_database
 from serve.cli.keys import app
-from serve.host.state import Places, ServerState
+from serve.host.state import ServerState, StateLocations
 from trainer.errors import UserError
 from trainer.spec.operator import NOTHING_ALLOWED
 
@@ -19,11 +19,11 @@ def keys(folder: Path, *arguments: str) -> Result:
     return CliRunner().invoke(app, [*arguments, "--folder", str(folder)])
 
 
-def test_a_key_is_made_listed_and_revoked(tmp_path: Path) -> None:
+def test_a_key_is_created_listed_and_revoked(tmp_path: Path) -> None:
     made = keys(tmp_path, "create", "ci", "--scope", "read", "--requests-per-minute", "7")
     token = made.stdout.strip()
-    assert token.startswith("sk-rft-") and "\n" not in token  # so that a script can take it
-    state = ServerState(Places(tmp_path), NOTHING_ALLOWED)
+    assert token.startswith("sk-rft-") and "\n" not in token  # scripts read it
+    state = ServerState(StateLocations(tmp_path), NOTHING_ALLOWED)
     key = state.keys.find(token)
     assert key is not None and (key.name, key.scopes, key.requests_per_minute) == ("ci", ("read",), 7)
     listed = keys(tmp_path, "list", "--json").stdout
@@ -34,19 +34,19 @@ def test_a_key_is_made_listed_and_revoked(tmp_path: Path) -> None:
     state.close()
 
 
-def test_a_scope_that_is_none_and_an_unknown_key_are_mistakes(tmp_path: Path) -> None:
+def test_unknown_scopes_and_unknown_keys_are_refused(tmp_path: Path) -> None:
     assert isinstance(keys(tmp_path, "create", "ci", "--scope", "root").exception, UserError)
     assert isinstance(keys(tmp_path, "revoke", "nobody").exception, UserError)
 
 
-def test_a_folder_that_is_none_is_named_and_not_made(tmp_path: Path) -> None:
+def test_a_folder_that_does_not_exist_is_reported_and_not_created(tmp_path: Path) -> None:
     for command in (["list"], ["revoke", "x"]):
         assert "--folder" in str(keys(tmp_path / "typo", *command).exception)
     assert not (tmp_path / "typo").exists()
 
 
-def test_the_first_start_makes_a_key_and_later_ones_none(tmp_path: Path) -> None:
-    state = ServerState(Places(tmp_path), NOTHING_ALLOWED)
+def test_only_the_first_start_creates_a_key(tmp_path: Path) -> None:
+    state = ServerState(StateLocations(tmp_path), NOTHING_ALLOWED)
     token = state.first_key()
     assert token is not None and state.first_key() is None
     key = state.keys.find(token)
@@ -57,13 +57,13 @@ def test_the_first_start_makes_a_key_and_later_ones_none(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     "url", ["no url", "mysql://u:hunter2@h/d", "postgresql://u:hunter2@127.0.0.1:1/d?connect_timeout=2"]
 )
-def test_a_database_that_cannot_be_used_is_said_without_its_password(url: str, tmp_path: Path) -> None:
+def test_an_unusable_database_is_reported_without_its_password(url: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="database") as failed:
         open_database(tmp_path, url)
     assert "hunter2" not in str(failed.value) and "\n" not in str(failed.value)
 
 
-def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot be used: Not a directory"):
-        ServerState(Places(tmp_path / "file" / "folder"), NOTHING_ALLOWED)
+        ServerState(StateLocations(tmp_path / "file" / "folder"), NOTHING_ALLOWED)

@@ -1,4 +1,4 @@
-"""The command line: where the operator's configuration is taken from, and what options go together."""
+"""The command line: where the operator's configuration comes from, and which options exclude each other."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_the_operators_configuration_is_read_before_the_job(command: str, tmp_pa
         assert (problem.field, problem.file, problem.line) == ("allowed_network", str(config), 2)
 
 
-def test_the_option_comes_before_the_environment(tmp_path: Path) -> None:
+def test_the_option_overrides_the_environment(tmp_path: Path) -> None:
     environment = {"AGENT_RFT_CONFIG": str(tmp_path / "none.yaml")}
     (tmp_path / "operator.yaml").write_text("")
     arguments = ["check", str(tmp_path / "job.yaml"), "--config", str(tmp_path / "operator.yaml")]
@@ -35,7 +35,7 @@ def test_the_option_comes_before_the_environment(tmp_path: Path) -> None:
     assert [problem.code for problem in error.problems] == ["unreadable_job"]
 
 
-def test_a_run_goes_on_in_one_way_only(tmp_path: Path) -> None:
+def test_resume_and_run_folder_exclude_each_other(tmp_path: Path) -> None:
     arguments = ["train", str(tmp_path / "job.yaml"), "--resume", "runs/a", "--run-folder", "runs/b"]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 2

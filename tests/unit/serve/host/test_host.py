@@ -1,4 +1,4 @@
-"""The whole API as one app, what runs beside it, where it finds its state, and the port."""
+"""The whole API as one app: its background tasks, the locations of its state, and its port."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from pydantic import ValidationError
 from ray.serve._private.api import call_user_app_builder_with_args_if_necessary
 
 from cluster.stores.database import Database
-from serve.deployment import app_of, beside, build
-from serve.host.listener import held, listening
+from serve.deployment import app_of, build, lifespan_of
+from serve.host.listener import listening, reserved_port
 from serve.host.services import Services
-from serve.host.state import Places, ServerState
+from serve.host.state import ServerState, StateLocations
 from serve.http.app import create_app
-from serve.http.auth import KNOWN_S
+from serve.http.auth import KEY_CACHE_S
 from tests.support.api import TOKEN, FakeKeys, openai_of
 from trainer.errors import UserError
 from trainer.spec.operator import NOTHING_ALLOWED
@@ -28,18 +28,18 @@ from trainer.spec.operator import NOTHING_ALLOWED
 
 @pytest.fixture
 def state(tmp_path: Path) -> Iterator[ServerState]:
-    state = ServerState(Places(tmp_path), NOTHING_ALLOWED)
+    state = ServerState(StateLocations(tmp_path), NOTHING_ALLOWED)
     yield state
     state.close()
 
 
 def app(state: ServerState) -> FastAPI:
-    """The whole API; its lifespan, in which jobs and models are looked after, is not entered."""
+    """Returns the whole API; tests do not enter its lifespan, which manages jobs and models."""
     nothing: Any = None
     return app_of(state, Services(state, NOTHING_ALLOWED, nothing, nothing), NOTHING_ALLOWED)
 
 
-async def test_the_first_key_opens_the_whole_api(state: ServerState) -> None:
+async def test_the_first_key_has_access_to_the_whole_api_until_it_is_revoked(state: ServerState) -> None:
     token = state.first_key()
     assert token is not None
     transport = httpx.ASGITransport(app(state))
@@ -47,11 +47,11 @@ async def test_the_first_key_opens_the_whole_api(state: ServerState) -> None:
         made = await openai_of(client, token).files.create(file=("a.jsonl", b"{}"), purpose="fine-tune")
         assert [file.id async for file in openai_of(client, token).files.list()] == [made.id]
         state.keys.revoke(token.split("-")[2])
-        await asyncio.sleep(KNOWN_S)
+        await asyncio.sleep(KEY_CACHE_S)
         assert (await client.get("/v1/files", headers={"Authorization": f"Bearer {token}"})).status_code == 401
 
 
-def test_the_openapi_page_tells_of_every_route_and_its_errors(state: ServerState) -> None:
+def test_the_openapi_page_describes_every_route_with_its_errors(state: ServerState) -> None:
     described = app(state).openapi()
     upload = described["paths"]["/v1/files"]["post"]
     assert set(upload["requestBody"]["content"]["multipart/form-data"]["schema"]["required"]) == {"file", "purpose"}
@@ -61,26 +61,26 @@ def test_the_openapi_page_tells_of_every_route_and_its_errors(state: ServerState
             assert route["security"] == [{"HTTPBearer": []}]
 
 
-async def test_what_runs_beside_an_app_ends_with_it(state: ServerState) -> None:
-    ended, begun = asyncio.Event(), asyncio.Event()
+async def test_background_tasks_end_with_the_app(state: ServerState) -> None:
+    ended, started = asyncio.Event(), asyncio.Event()
 
     async def works() -> None:
-        begun.set()
+        started.set()
         try:
             await asyncio.Event().wait()
         finally:
             ended.set()
 
     closed: list[bool] = []
-    async with beside([works], lambda: closed.append(ended.is_set()))(FastAPI()):
+    async with lifespan_of([works], lambda: closed.append(ended.is_set()))(FastAPI()):
         async with asyncio.timeout(10):
-            await begun.wait()
+            await started.wait()
         assert not ended.is_set()
-    assert closed == [True], "stores are closed when nobody uses them any more"
+    assert closed == [True], "stores are closed after the tasks that use them have ended"
 
 
 def slow_app(asked: asyncio.Event, answers: asyncio.Event, cancelled: asyncio.Event) -> FastAPI:
-    """`/v1/slow` says that it was asked, waits, and says where it was cancelled."""
+    """Returns an app whose `/v1/slow` sets `asked`, waits for `answers`, and sets `cancelled` if it is cancelled."""
     routes = APIRouter()
 
     @routes.post("/slow")
@@ -100,29 +100,29 @@ def client_at(port: int) -> httpx.AsyncClient:
     return httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", headers={"Authorization": f"Bearer {TOKEN}"})
 
 
-async def test_an_app_listens_at_a_port_that_is_held_and_ends_when_its_last_answer_has_gone_out() -> None:
+async def test_an_app_listens_at_a_reserved_port_and_finishes_its_requests_before_it_ends() -> None:
     asked, answers, cancelled = asyncio.Event(), asyncio.Event(), asyncio.Event()
     app = slow_app(asked, answers, cancelled)
-    with held("127.0.0.1", 0) as port:
+    with reserved_port("127.0.0.1", 0) as port:
         async with client_at(port) as client, asyncio.timeout(20):
             async with listening(app, "127.0.0.1", port):
                 asking = asyncio.create_task(client.post("/v1/slow"))
                 await asked.wait()
-                asyncio.get_running_loop().call_later(0.05, answers.set)  # while it ends
+                asyncio.get_running_loop().call_later(0.05, answers.set)  # while it is stopping
             assert answers.is_set()
             answer = await asking
             assert answer.json() == "at last" and answer.headers["x-request-id"].startswith("req_")
             with pytest.raises(httpx.ConnectError):
                 await client.get("/health")
         assert not cancelled.is_set()
-    with held("127.0.0.1", port):  # by the next server, while connections of the last one are still dying
+    with reserved_port("127.0.0.1", port):  # by the next server, while connections of the last one are still closing
         pass
 
 
-async def test_a_request_whose_client_is_gone_is_cancelled() -> None:
+async def test_a_request_is_cancelled_when_its_client_disconnects() -> None:
     asked, answers, cancelled = asyncio.Event(), asyncio.Event(), asyncio.Event()
     app = slow_app(asked, answers, cancelled)
-    with held("127.0.0.1", 0) as port:
+    with reserved_port("127.0.0.1", 0) as port:
         async with client_at(port) as client, listening(app, "127.0.0.1", port), asyncio.timeout(20):
             asking = asyncio.create_task(client.post("/v1/slow"))
             await asked.wait()
@@ -132,8 +132,8 @@ async def test_a_request_whose_client_is_gone_is_cancelled() -> None:
             assert (await client.post("/v1/slow")).json() == "at last"
 
 
-def test_a_port_in_use_is_one_clear_message_and_a_port_is_held_until_the_api_has_it() -> None:
-    with held("127.0.0.1", 0) as port, socket.socket() as proxy:
+def test_a_port_in_use_is_reported_and_a_reserved_port_can_only_be_shared() -> None:
+    with reserved_port("127.0.0.1", 0) as port, socket.socket() as proxy:
         with pytest.raises(OSError, match="Address already in use"):
             socket.create_server(("127.0.0.1", port))
         proxy.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -141,66 +141,68 @@ def test_a_port_in_use_is_one_clear_message_and_a_port_is_held_until_the_api_has
         proxy.listen()
         with (
             pytest.raises(UserError, match=f"cannot listen at 127.0.0.1:{port}: Address already in use"),
-            held("127.0.0.1", port),
+            reserved_port("127.0.0.1", port),
         ):
             pass
         socket.create_connection(("127.0.0.1", port), 1).close()
 
 
-def test_a_host_that_is_none_is_one_clear_message() -> None:
-    with pytest.raises(UserError, match=r"cannot listen at nowhere\.invalid:1"), held("nowhere.invalid", 1):
+def test_an_unknown_host_is_reported() -> None:
+    with pytest.raises(UserError, match=r"cannot listen at nowhere\.invalid:1"), reserved_port("nowhere.invalid", 1):
         pass
 
 
-def test_where_the_state_is_comes_from_the_environment_or_the_folder_and_is_for_its_owner(tmp_path: Path) -> None:
-    assert Places.of_folder(tmp_path, {}) == Places(tmp_path)
-    noted = Places(tmp_path, "postgresql://user:hunter2@host/name", "s3://bucket")
-    noted.note()
-    assert Places.of_folder(tmp_path, {}) == noted
+def test_state_locations_come_from_the_environment_or_a_file_that_only_its_owner_reads(tmp_path: Path) -> None:
+    assert StateLocations.of_folder(tmp_path, {}) == StateLocations(tmp_path)
+    saved = StateLocations(tmp_path, "postgresql://user:hunter2@host/name", "s3://bucket")
+    saved.save()
+    assert StateLocations.of_folder(tmp_path, {}) == saved
     assert (tmp_path / "places.json").stat().st_mode & 0o777 == 0o600
-    Places(tmp_path).note()
-    assert Places.of_folder(tmp_path, {}) == Places(tmp_path)
-    told = {"AGENT_RFT_DATABASE": "postgresql://other", "AGENT_RFT_FILES": "gs://bucket"}
-    assert Places.of_folder(tmp_path, told) == Places(tmp_path, "postgresql://other", "gs://bucket")
+    StateLocations(tmp_path).save()
+    assert StateLocations.of_folder(tmp_path, {}) == StateLocations(tmp_path)
+    environment = {"AGENT_RFT_DATABASE": "postgresql://other", "AGENT_RFT_FILES": "gs://bucket"}
+    assert StateLocations.of_folder(tmp_path, environment) == StateLocations(
+        tmp_path, "postgresql://other", "gs://bucket"
+    )
 
 
-async def test_of_several_servers_on_one_database_one_makes_the_first_key_and_one_at_a_time_decides(
+async def test_of_several_servers_on_one_database_one_creates_the_first_key_and_one_at_a_time_holds_the_models_lock(
     any_database: Database, tmp_path: Path
 ) -> None:
     if any_database.engine.dialect.name == "sqlite":
-        several = [ServerState(Places(tmp_path), NOTHING_ALLOWED)]
+        several = [ServerState(StateLocations(tmp_path), NOTHING_ALLOWED)]
     else:
-        places = [Places(tmp_path / name, any_database.url) for name in "abc"]
-        several = [ServerState(each, NOTHING_ALLOWED) for each in places]
+        locations = [StateLocations(tmp_path / name, any_database.url) for name in "abc"]
+        several = [ServerState(each, NOTHING_ALLOWED) for each in locations]
     tokens = await asyncio.gather(*(asyncio.to_thread(state.first_key) for state in several))
     assert len([token for token in tokens if token is not None]) == 1
 
     inside = [0, 0]
 
-    async def decide(state: ServerState) -> None:
-        async with state.deciding():
+    async def hold(state: ServerState) -> None:
+        async with state.models_lock():
             inside[0] += 1
             inside[1] = max(inside)
             await asyncio.sleep(0.05)
             inside[0] -= 1
 
-    await asyncio.gather(*map(decide, several))
+    await asyncio.gather(*map(hold, several))
     assert inside == [0, 1]
     for state in several:
         state.close()
 
 
-def test_an_application_takes_what_is_no_secret_and_refuses_what_it_does_not_know(tmp_path: Path) -> None:
+def test_an_application_refuses_unknown_arguments_and_contains_no_secrets(tmp_path: Path) -> None:
     def deployed(**args: Any) -> Any:
-        """As Ray Serve does with the arguments of a configuration."""
+        """Builds the application as Ray Serve does from a configuration's arguments."""
         return call_user_app_builder_with_args_if_necessary(build, args)._bound_deployment
 
     with pytest.raises(ValidationError, match="database"):
         deployed(folder="state", database="postgresql://user:hunter2@host/name")
     assert deployed(folder=str(tmp_path)).num_replicas == 1
-    with pytest.raises(UserError, match="several replicas want PostgreSQL"):
+    with pytest.raises(UserError, match="several replicas require PostgreSQL"):
         deployed(folder=str(tmp_path), replicas=2)
-    Places(tmp_path, "postgresql://user:hunter2@host/name").note()
+    StateLocations(tmp_path, "postgresql://user:hunter2@host/name").save()
     deployment = deployed(folder=str(tmp_path), replicas=2)
     assert deployment.num_replicas == 2
     assert "hunter2" not in repr(deployment.init_args)

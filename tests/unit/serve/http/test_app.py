@@ -1,4 +1,4 @@
-"""The frame around all routes: ids, keys, limits, and every error in the wire form."""
+"""The frame around all routes: request ids, keys, limits, and every error in the wire form."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def router() -> APIRouter:
 
     @routes.get("/mistaken")
     async def mistaken(key: Reader) -> None:
-        raise InvalidJob("no", [Problem("invalid_template", "grader.input", "is wrong", "mend it")])
+        raise InvalidJob("no", [Problem("invalid_template", "grader.input", "is wrong", "fix it")])
 
     @routes.get("/stream")
     async def stream(key: Reader) -> StreamingResponse:
@@ -60,14 +60,14 @@ def router() -> APIRouter:
 
 
 def error_of(response: httpx.Response) -> dict[str, Any]:
-    """The error, whose response has the wire form."""
+    """Returns the error of a response, after a check of its wire form."""
     (error,) = response.json().values()
     assert set(error) == {"message", "type", "param", "code"} and error["message"] and error["type"]
     assert response.headers["x-request-id"]
     return dict(error)
 
 
-async def test_each_response_has_an_id_and_a_clients_own_sane_one_is_kept() -> None:
+async def test_each_response_has_an_id_and_a_valid_id_of_the_client_is_kept() -> None:
     async with client_of([router()]) as client:
         first, second = [(await client.get("/v1/things")).headers["x-request-id"] for _ in range(2)]
         assert first != second and first.startswith("req_")
@@ -78,7 +78,7 @@ async def test_each_response_has_an_id_and_a_clients_own_sane_one_is_kept() -> N
         assert (await client.get("/v1/stream")).text == "ab"
 
 
-async def test_requests_are_measured_by_their_route_and_never_by_what_a_client_made_up() -> None:
+async def test_requests_are_measured_by_route_and_clients_cannot_make_up_labels() -> None:
     recorder = Recorder()
     async with client_of([router()], recorder=recorder) as client:
         await client.get("/v1/things")
@@ -99,7 +99,7 @@ async def test_requests_are_measured_by_their_route_and_never_by_what_a_client_m
     }
 
 
-async def test_pages_tell_where_to_go_on() -> None:
+async def test_a_page_says_where_the_next_one_starts() -> None:
     async with client_of([router()]) as client:
         answer = (await client.get("/v1/things", params={"after": "4"})).json()
     assert answer == {
@@ -134,7 +134,7 @@ async def test_pages_tell_where_to_go_on() -> None:
         ("POST", "/v1/things", {"content": b'{"count": 1}'}, 415, None, "unsupported_media_type"),
     ],
 )
-async def test_what_is_wrong_with_a_request_is_said_in_the_wire_form(
+async def test_an_invalid_request_is_answered_with_an_error_in_the_wire_form(
     method: str, path: str, options: dict[str, Any], status: int, param: str | None, code: str
 ) -> None:
     async with client_of([router()]) as client:
@@ -147,42 +147,42 @@ async def test_what_is_wrong_with_a_request_is_said_in_the_wire_form(
     ("body", "why"),
     [
         (b"{", "Expecting property name"),
-        (b'{"count": NaN}', "NaN, which is no JSON"),
+        (b'{"count": NaN}', "NaN, which is not valid JSON"),
         (b'{"count": 1e999}', "too large"),
         (b'{"count": ' + b"1" * 5000 + b"}", "too many digits"),
-        (b'{"note": "\xff"}', "no UTF-8"),
-        (b'{"note": "\\ud800"}', "no UTF-8"),
+        (b'{"note": "\xff"}', "not valid UTF-8"),
+        (b'{"note": "\\ud800"}', "not valid UTF-8"),
         (b'{"note": "a\\u0000b"}', "the character"),
         (b"[" * 100_000, "nested more than 100 deep"),
         (b'{"note": ' + b"[" * 200 + b"]" * 200 + b"}", "nested more than 100 deep"),
     ],
 )
-async def test_a_body_that_cannot_be_used_is_refused_whatever_the_route(body: bytes, why: str) -> None:
+async def test_an_unusable_body_is_refused_on_every_route(body: bytes, why: str) -> None:
     async with client_of([router()]) as client:
         response = await client.post("/v1/things", content=body, headers={"Content-Type": "application/json"})
     assert response.status_code == 400 and why in error_of(response)["message"]
 
 
-async def test_texts_of_all_languages_and_escapes_are_taken() -> None:
+async def test_text_in_any_language_and_escapes_are_accepted() -> None:
     body = b'{"count": 1, "note": "\\ud83d\\ude00 \\\\u0000 \xc3\xa4"}'
     async with client_of([router()]) as client:
         response = await client.post("/v1/things", content=body, headers={"Content-Type": "application/json"})
     assert response.json() == {"count": 1, "note": "😀 \\u0000 ä"}
 
 
-@pytest.mark.parametrize("announced", [True, False])
-async def test_a_body_over_the_limit_is_413_announced_or_not(announced: bool) -> None:
+@pytest.mark.parametrize("has_length", [True, False])
+async def test_a_body_over_the_limit_is_a_413_with_or_without_a_content_length(has_length: bool) -> None:
     async def chunks() -> Any:
         for _ in range(100):
             yield b" " * 100
 
-    content: Any = b" " * 10_000 if announced else chunks()
+    content: Any = b" " * 10_000 if has_length else chunks()
     async with client_of([router()], limits=ServerLimits(max_body_bytes=1000)) as client:
         response = await client.post("/v1/things", content=content, headers={"Content-Type": "application/json"})
     assert response.status_code == 413 and error_of(response)["code"] == "too_large"
 
 
-async def test_an_error_that_nobody_foresaw_shows_nothing_and_is_in_the_log() -> None:
+async def test_an_unexpected_error_is_logged_and_shows_the_client_nothing() -> None:
     async with client_of([router()]) as client:
         with TestCase().assertLogs("agent_rft.serve") as logged:
             response = await client.get("/v1/broken", headers={"x-request-id": "mine"})
@@ -202,7 +202,9 @@ async def test_an_error_that_nobody_foresaw_shows_nothing_and_is_in_the_log() ->
         ("Bearer " + "x" * 5000, "invalid_api_key"),
     ],
 )
-async def test_without_a_key_nothing_is_told_not_even_what_exists(authorization: str | None, code: str) -> None:
+async def test_without_a_key_nothing_is_revealed_not_even_which_routes_exist(
+    authorization: str | None, code: str
+) -> None:
     headers = {} if authorization is None else {"Authorization": authorization}
     async with client_of([router()], token="") as client:
         for path in ("/v1/things", "/v1/nowhere"):
@@ -212,7 +214,7 @@ async def test_without_a_key_nothing_is_told_not_even_what_exists(authorization:
             assert "sk-rft-unknown" not in response.text
 
 
-async def test_a_key_may_what_its_scope_says_and_what_lesser_ones_say() -> None:
+async def test_a_scope_includes_the_lesser_scopes() -> None:
     statuses = {}
     for token in ("sk-rft-read", "sk-rft-write", TOKEN):
         async with client_of([router()], token) as client:
@@ -226,7 +228,7 @@ async def test_a_key_may_what_its_scope_says_and_what_lesser_ones_say() -> None:
     assert statuses == {"sk-rft-read": [200, 403, 403], "sk-rft-write": [200, 200, 403], TOKEN: [200, 200, 404]}
 
 
-async def test_a_key_that_asks_too_often_is_told_when_to_come_back() -> None:
+async def test_a_key_over_its_rate_limit_is_told_when_to_retry() -> None:
     now = [0.0]
     rate = RateLimit(requests_per_minute=12, clock=lambda: now[0])
     async with client_of([router()], rate=rate) as client:
@@ -237,14 +239,14 @@ async def test_a_key_that_asks_too_often_is_told_when_to_come_back() -> None:
         assert (await client.get("/v1/things")).status_code == 200
 
 
-def test_keys_have_rates_of_their_own() -> None:
+def test_each_key_has_its_own_rate() -> None:
     rate = RateLimit(requests_per_minute=6, clock=lambda: 0.0)
     slow, fast = ApiKey("a", "a", ("read",), 0), ApiKey("b", "b", ("read",), 0, requests_per_minute=60)
     assert [rate.wait_s(slow) > 0 for _ in range(2)] == [False, True]
     assert [rate.wait_s(fast) > 0 for _ in range(11)] == [False] * 10 + [True]
 
 
-async def test_health_and_the_openapi_page_need_no_key_and_headers_of_clients_are_taken() -> None:
+async def test_health_and_the_openapi_page_need_no_key_and_openai_headers_are_accepted() -> None:
     async with client_of([router()], token="") as client:
         assert (await client.get("/health")).json() == {"status": "ok"}
         assert "swagger" in (await client.get("/docs")).text

@@ -1,4 +1,4 @@
-"""Chat completions and models through the official SDK, and requests that no model should ever see."""
+"""Chat completions and models through the official SDK, and bad requests that must not reach a model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import pytest_asyncio
 from cluster.stores.model_registry import ModelRegistry
 from cluster.stores.secrets import SecretBox
 from serve.inference import chat, responses
-from serve.inference.best_of import grader_pools
 from serve.routes import models
 from tests.support.api import client_of, openai_of
 from tests.support.bad_requests import SECRET, Bad, check_refused
@@ -32,8 +31,9 @@ CHECK = {"type": "string_check", "input": "{{sample.output_text}}", "reference":
 
 
 def http(fake: FakeModels, *more: Any, token: str = "sk-rft-of-a-test") -> httpx.AsyncClient:
-    grading = grader_pools(NOTHING_ALLOWED)
-    return client_of([chat.make_router(fake, grading), responses.make_router(fake, grading, BOX), *more], token)
+    return client_of(
+        [chat.make_router(fake, NOTHING_ALLOWED), responses.make_router(fake, NOTHING_ALLOWED, BOX), *more], token
+    )
 
 
 def sdk(fake: FakeModels) -> openai.AsyncOpenAI:
@@ -53,7 +53,7 @@ async def test_a_tool_loop_sends_calls_and_results_to_the_model() -> None:
     assert fake.bodies[1]["tools"] == [TOOL]
 
 
-async def test_a_stream_is_read_by_the_sdk_and_tells_its_usage_where_asked() -> None:
+async def test_the_sdk_reads_a_stream_which_contains_the_usage_if_asked_for() -> None:
     client = sdk(FakeModels(turn("I look.", CALL)))
     for wanted in (True, False):
         options: Any = {"stream_options": {"include_usage": True}} if wanted else {}
@@ -67,7 +67,7 @@ async def test_a_stream_is_read_by_the_sdk_and_tells_its_usage_where_asked() -> 
         assert all(chunk.choices for chunk in chunks) is not wanted
 
 
-async def test_what_fails_in_a_stream_is_raised_by_the_sdk() -> None:
+async def test_the_sdk_raises_a_failure_in_mid_stream() -> None:
     stream = await sdk(FakeModels(turn("a long answer"), breaks_after=2)).chat.completions.create(
         model="gpt-5", messages=[USER], stream=True
     )
@@ -75,7 +75,7 @@ async def test_what_fails_in_a_stream_is_raised_by_the_sdk() -> None:
         [chunk async for chunk in stream]
 
 
-async def test_nulls_and_parts_and_harmless_keys_are_taken() -> None:
+async def test_nulls_text_parts_and_ignored_keys_are_accepted() -> None:
     fake = FakeModels(turn("ok"))
     nulls: Any = dict.fromkeys(["tools", "tool_choice", "response_format", "stop", "seed", "stream", "n"])
     parts: Any = {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}
@@ -97,7 +97,7 @@ async def test_the_best_of_n_is_returned_with_all_scores() -> None:
     assert answer.metadata == {"scores": [0.0, 1.0, 0.0], "best": 1}
 
 
-async def test_without_one_grade_there_is_no_best() -> None:
+async def test_best_of_n_fails_if_no_sample_can_be_graded() -> None:
     broken = {**CHECK, "input": "{{item.nothing}}"}
     with pytest.raises(openai.APIStatusError) as raised:
         await sdk(FakeModels(turn("a"))).chat.completions.create(
@@ -106,7 +106,7 @@ async def test_without_one_grade_there_is_no_best() -> None:
     assert raised.value.status_code == 502 and raised.value.param == "grader"
 
 
-async def test_a_key_that_may_only_read_calls_no_model() -> None:
+async def test_a_read_only_key_cannot_call_a_model() -> None:
     async with http(FakeModels(turn("x")), token="sk-rft-read") as client:
         for path in ("chat/completions", "responses"):
             response = await client.post(f"/v1/{path}", json={"model": "m", "messages": [USER]})
@@ -161,36 +161,37 @@ BAD = [
     bad_chat("a number for a model", "model", model=5),
     bad_chat("no messages", "messages", messages=None),
     bad_chat("empty messages", "messages", messages=[]),
-    bad_chat("messages that are a text", "messages", messages="hi"),
-    bad_chat("a message that is a text", "messages[0]", messages=["hi"]),
+    bad_chat("messages that are a string", "messages", messages="hi"),
+    bad_chat("a message that is a string", "messages[0]", messages=["hi"]),
     bad_chat("too many messages", "messages", messages=[USER] * 5000),
     bad_chat("an unknown role", "messages[0].role", messages=[{"role": "robot", "content": "hi"}]),
     bad_chat("a message without content", "messages[0].content", messages=[{"role": "user"}]),
-    bad_chat("a user's null", "messages[0].content", messages=[{"role": "user", "content": None}]),
-    bad_chat("an assistant without anything", "messages[0]", messages=[{"role": "assistant"}]),
-    bad_chat("a tool's message without a call", None, messages=[USER, RESULT]),
-    bad_chat("a tool's message without an id", "messages[0].tool_call_id", messages=[{**RESULT, "tool_call_id": ""}]),
+    bad_chat("a user message that is null", "messages[0].content", messages=[{"role": "user", "content": None}]),
+    bad_chat("an empty assistant message", "messages[0]", messages=[{"role": "assistant"}]),
+    bad_chat("a tool message without a call", None, messages=[USER, RESULT]),
+    bad_chat("a tool message without an id", "messages[0].tool_call_id", messages=[{**RESULT, "tool_call_id": ""}]),
     bad_chat("a call without a result", None, messages=[USER, TURN]),
     bad_chat("a call whose result is late", None, messages=[USER, TURN, USER, RESULT]),
     bad_chat("a call that is answered twice", None, messages=[USER, TURN, RESULT, RESULT]),
-    bad_chat("two calls of the same id", None, messages=[USER, {**TURN, "tool_calls": [CALL, CALL]}, RESULT]),
-    bad_chat("arguments that are no text", "messages[0].tool_calls[0].function.arguments",
+    bad_chat("two calls with the same id", None, messages=[USER, {**TURN, "tool_calls": [CALL, CALL]}, RESULT]),
+    bad_chat("arguments that are not a string", "messages[0].tool_calls[0].function.arguments",
              messages=[{**TURN, "tool_calls": [{"id": "a", "function": {"name": "x", "arguments": {}}}]}]),
     bad_chat("tools that are an object", "tools", tools={}),
     bad_chat("a tool without a function", "tools[0].function", tools=[{"type": "function"}]),
     bad_chat("a built-in tool", "tools[0].type", tools=[{"type": "web_search", "function": {"name": "a"}}]),
-    bad_chat("a tool's name with blanks", "tools[0].function.name",
+    bad_chat("a tool name with spaces", "tools[0].function.name",
              tools=[{"type": "function", "function": {"name": "a b"}}]),
-    bad_chat("a tool's name that is markup", "tools[0].function.name",
+    bad_chat("a tool name that is markup", "tools[0].function.name",
              tools=[{"type": "function", "function": {"name": '"<tool_call>'}}]),
-    bad_chat("two tools of one name", "tools", tools=[TOOL, TOOL]),
+    bad_chat("two tools with the same name", "tools", tools=[TOOL, TOOL]),
     bad_chat("too many tools", "tools", tools=[TOOL] * 129),
-    bad_chat("a choice of no tool", None, tool_choice={"type": "function", "function": {"name": "x"}}, tools=[TOOL]),
-    bad_chat("a choice that is required of nothing", None, tool_choice="required"),
+    bad_chat("a choice of an unknown tool", None, tools=[TOOL],
+             tool_choice={"type": "function", "function": {"name": "x"}}),
+    bad_chat("a required choice without tools", None, tool_choice="required"),
     bad_chat("a format without a schema", "response_format", response_format={"type": "json_schema"}),
-    bad_chat("a schema that is a text", "response_format.json_schema.schema",
+    bad_chat("a schema that is a string", "response_format.json_schema.schema",
              response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": "x"}}),
-    bad_chat("a schema without end", "response_format.json_schema.schema",
+    bad_chat("a schema nested too deep", "response_format.json_schema.schema",
              response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": nested(40)}}),
     bad_chat("a schema that refers to a file", "response_format.json_schema.schema",
              response_format={"type": "json_schema", "json_schema": {"schema": {"$ref": "file:///etc/passwd"}}}),
@@ -199,15 +200,15 @@ BAD = [
     bad_chat("an unknown format", "response_format.type", response_format={"type": "xml"}),
     bad_chat("a temperature below 0", "temperature", temperature=-1),
     bad_chat("a temperature over 2", "temperature", temperature=2.1),
-    bad_chat("a temperature that is a text", "temperature", temperature="hot"),
+    bad_chat("a temperature that is a string", "temperature", temperature="hot"),
     bad_chat("top_p of 0", "top_p", top_p=0),
     bad_chat("n of 0", "n", n=0),
     bad_chat("n of a million", "n", n=1_000_000),
-    bad_chat("no tokens", "max_tokens", max_tokens=0),
-    bad_chat("less than no tokens", "max_completion_tokens", max_completion_tokens=-5),
-    bad_chat("too many stops", "stop", stop=["a"] * 5),
+    bad_chat("zero tokens", "max_tokens", max_tokens=0),
+    bad_chat("a negative number of tokens", "max_completion_tokens", max_completion_tokens=-5),
+    bad_chat("too many stop strings", "stop", stop=["a"] * 5),
     bad_chat("too many log-probabilities", "top_logprobs", logprobs=True, top_logprobs=21),
-    bad_chat("log-probabilities that were not asked for", None, top_logprobs=2),
+    bad_chat("top_logprobs without logprobs", None, top_logprobs=2),
     bad_chat("a bias out of range", "logit_bias.5", logit_bias={"5": 101}),
     bad_chat("a penalty out of range", "presence_penalty", presence_penalty=3),
     bad_chat("a seed that is too large", "seed", seed=2**70),
@@ -215,7 +216,7 @@ BAD = [
     bad_chat("stream options without a stream", None, stream_options={"include_usage": True}),
     bad_chat("a stream with a grader", None, stream=True, grader=CHECK),
     bad_chat("an unknown key", "temprature", temprature=1),
-    bad_chat("a template of one's own", "chat_template", chat_template="{{ 1 }}"),
+    bad_chat("a custom chat template", "chat_template", chat_template="{{ 1 }}"),
     bad_chat("vLLM's own arguments", "kv_transfer_params", kv_transfer_params={"prompt_token_ids": [1]}),
     bad_chat("an image", "messages[0].content[0].type",
              messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://a"}}]}]),
@@ -224,14 +225,14 @@ BAD = [
         bad_chat(f"a grader at {url}", "grader.url", grader={"type": "endpoint", "url": url, "headers": {"X": SECRET}})
         for url in ("http://127.0.0.1:1/grade", "http://169.254.169.254/", "http://[::1]/", "file:///etc/passwd")
     ),
-    bad_chat("a grader whose header is injected", "grader.url",
+    bad_chat("a grader with header injection", "grader.url",
              grader={"type": "endpoint", "url": "http://example.com", "headers": {"X": f"{SECRET}\r\nHost: evil"}}),
     bad_chat("a grader with __class__", "grader.input", grader={**CHECK, "input": "{{ item.__class__ }}"}),
     bad_chat("a grader that divides by zero", "grader.calculate_output",
              grader={"type": "multi", "graders": {"a": CHECK}, "calculate_output": "a / 0"}),
-    bad_chat("a grader that explodes", "grader.calculate_output",
+    bad_chat("a grader with a huge power", "grader.calculate_output",
              grader={"type": "multi", "graders": {"a": CHECK}, "calculate_output": "9^9^9^9"}),
-    bad_chat("a grader without its keys", "grader.input", grader={"type": "string_check"}),
+    bad_chat("a grader without its required keys", "grader.input", grader={"type": "string_check"}),
     bad_response("no model", "model", model=None),
     bad_response("no input", "input", input=None),
     bad_response("an empty input", "input", input=[]),
@@ -240,22 +241,22 @@ BAD = [
     bad_response("an unknown item", "input[0]", input=[{"type": "item_reference", "id": "a"}]),
     bad_response("an output without its call", "input[0].call_id", input=[OUTPUT]),
     bad_response("a call without its output", "input", input=[{"role": "user", "content": "a"}, MADE]),
-    bad_response("an output that came twice", "input[2].call_id", input=[MADE, OUTPUT, OUTPUT]),
+    bad_response("a duplicate output", "input[2].call_id", input=[MADE, OUTPUT, OUTPUT]),
     bad_response("reasoning alone", "input", input=[{"type": "reasoning", "summary": []}]),
-    bad_response("reasoning that was sealed nowhere", "input[0].encrypted_content",
+    bad_response("reasoning that this server did not seal", "input[0].encrypted_content",
                  input=[{"type": "reasoning", "summary": [], "encrypted_content": "gAAAAé"}, USER]),
     bad_response("a chat-form tool", "tools[0].name", tools=[TOOL]),
     bad_response("a built-in tool", "tools[0].type", tools=[{"type": "web_search", "name": "a"}]),
-    bad_response("two tools of one name", None, tools=[FLAT, FLAT]),
-    bad_response("a choice of no tool", None, tools=[FLAT], tool_choice={"type": "function", "name": "x"}),
-    bad_response("an earlier response", "previous_response_id", previous_response_id="resp_1"),
+    bad_response("two tools with the same name", None, tools=[FLAT, FLAT]),
+    bad_response("a choice of an unknown tool", None, tools=[FLAT], tool_choice={"type": "function", "name": "x"}),
+    bad_response("a previous response", "previous_response_id", previous_response_id="resp_1"),
     bad_response("a conversation", "conversation", conversation="conv_1"),
-    bad_response("the background", "background", background=True),
+    bad_response("background", "background", background=True),
     bad_response("a schema format without a schema", "text.format.schema",
                  text={"format": {"type": "json_schema", "name": "a"}}),
     bad_response("an unknown format", "text.format.type", text={"format": {"type": "xml"}}),
     bad_response("an unknown effort", "reasoning.effort", reasoning={"effort": "extreme"}),
-    bad_response("no tokens", "max_output_tokens", max_output_tokens=0),
+    bad_response("zero tokens", "max_output_tokens", max_output_tokens=0),
     bad_response("metadata of numbers", "metadata.a", metadata={"a": 1}),
     bad_response("n without a grader", None, n=2),
     bad_response("log-probabilities", "top_logprobs", top_logprobs=2),
@@ -275,7 +276,9 @@ async def client_and_model() -> AsyncIterator[tuple[httpx.AsyncClient, FakeModel
 
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("bad", BAD, ids=str)
-async def test_a_bad_request_reaches_no_model(bad: Bad, client_and_model: tuple[httpx.AsyncClient, FakeModels]) -> None:
+async def test_a_bad_request_does_not_reach_a_model(
+    bad: Bad, client_and_model: tuple[httpx.AsyncClient, FakeModels]
+) -> None:
     client, fake = client_and_model
     await check_refused(bad, client)
     assert not fake.bodies

@@ -1,4 +1,4 @@
-"""Models on demand: shared, bounded, removed when idle, and never waited for without an end."""
+"""Models on demand: shared, limited in number, removed when idle, and never waited for without a deadline."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from actors.engine.chat_engine import Refusal
 from cluster.stores.model_registry import ModelRecord, UnknownModel
 from serve.http.errors import ApiError
-from serve.inference.model_server import START_TIMEOUT_S, Answers, NotServed, Served, ServedModels
+from serve.inference.model_server import START_TIMEOUT_S, Answers, AppState, NotServed, ServedModels
 from tests.support.fakes_http import FakeTime, until
 from trainer.errors import EngineFailed
 from trainer.spec.operator import EngineLimits
@@ -21,14 +21,15 @@ from trainer.spec.serving import ServeSettings
 
 
 class FakeHosting:
-    """Applications by their models' folders. Started ones are up at once where `starts` says so; a removed one is gone
-    when its last answer has ended. Answers wait for `answer`.
+    """Applications named by their models' folders, whose answers wait for `answer_now`.
+
+    A deployed application is in the state `starts` at once; a removed one disappears when its last answer has ended.
     """
 
     def __init__(self, time: FakeTime) -> None:
         self._time = time
-        self.starts: Served = Served.RUNNING
-        self.apps: dict[str, Served] = {}
+        self.starts: AppState = AppState.RUNNING
+        self.apps: dict[str, AppState] = {}
         self.deployed: list[str] = []
         self.removed: list[str] = []
         self.used_at: dict[str, float] = {}
@@ -42,7 +43,7 @@ class FakeHosting:
     def name_of(self, record: ModelRecord) -> str:
         return record.folder
 
-    async def states(self) -> dict[str, Served]:
+    async def states(self) -> dict[str, AppState]:
         self.asked += 1
         return dict(self.apps)
 
@@ -53,7 +54,7 @@ class FakeHosting:
 
     async def remove(self, name: str) -> None:
         self.removed.append(name)
-        self.apps[name] = Served.STOPPING
+        self.apps[name] = AppState.STOPPING
         if not self.calls.get(name):
             del self.apps[name]
 
@@ -79,12 +80,12 @@ class FakeHosting:
         finally:
             self.calls[name] -= 1
             self.used_at[name] = self._time.now
-            if self.apps.get(name) is Served.STOPPING and not self.calls[name]:
+            if self.apps.get(name) is AppState.STOPPING and not self.calls[name]:
                 del self.apps[name]
 
 
 class World:
-    """Served models on a fake hosting, and a clock that goes on while somebody waits for it."""
+    """AppState models on a fake hosting, and a clock that only `sleep` and tests advance."""
 
     def __init__(self, limits: EngineLimits) -> None:
         self.time = FakeTime()
@@ -110,7 +111,7 @@ class World:
         return asyncio.create_task(self.served.chat({"model": model, "messages": []}))
 
 
-def made(**limits: Any) -> World:
+def make_world(**limits: Any) -> World:
     return World(EngineLimits(**limits))
 
 
@@ -120,36 +121,36 @@ async def refused(task: asyncio.Task[Any]) -> ApiError:
     return raised.value
 
 
-async def test_calls_at_a_time_share_one_model_and_so_do_two_names_of_it() -> None:
-    world = made()
+async def test_concurrent_calls_and_aliases_share_one_model() -> None:
+    world = make_world()
     answers = await asyncio.gather(*(world.ask(name) for name in ["a", "a", "alias-of-a"] * 5))
     assert world.hosting.deployed == ["a"]
     assert answers[0] == {"id": "1", "model": "a"} and answers[2]["model"] == "alias-of-a"
     asked = world.hosting.asked
     await world.ask("a")
-    assert world.hosting.asked == asked, "a model that was there a moment ago costs no question"
+    assert world.hosting.asked == asked, "the states are not read again for a model that was just running"
 
 
-async def test_an_unknown_model_is_a_404_that_starts_nothing() -> None:
-    world = made()
+async def test_an_unknown_model_is_a_404_and_starts_nothing() -> None:
+    world = make_world()
     error = await refused(world.ask("unknown"))
     assert (error.status, error.code, error.param) == (404, "model_not_found", "model")
     assert not world.hosting.deployed
 
 
-async def test_a_first_call_waits_with_a_deadline_and_a_later_one_finds_the_engine_started() -> None:
-    world = made(first_call_wait_s=0.05)
-    world.hosting.starts = Served.STARTING
+async def test_a_first_call_waits_until_a_deadline_and_a_later_one_finds_the_engine_started() -> None:
+    world = make_world(first_call_wait_s=0.05)
+    world.hosting.starts = AppState.STARTING
     error = await refused(world.ask("a"))
     assert (error.status, error.code) == (503, "model_unavailable") and "being started" in error.message
     assert int(error.headers["Retry-After"]) > 0
-    world.hosting.apps["a"] = Served.RUNNING
+    world.hosting.apps["a"] = AppState.RUNNING
     assert (await world.ask("a"))["id"] == "1"
     assert world.hosting.deployed == ["a"]
 
 
-async def test_an_idle_model_makes_place_for_another_one_and_the_longest_idle_one_first() -> None:
-    world = made(max_models=2)
+async def test_the_longest_idle_model_is_removed_for_another_one() -> None:
+    world = make_world(max_models=2)
     for name in ("a", "b", "a"):
         world.time.now += 10
         await world.ask(name)
@@ -158,8 +159,8 @@ async def test_an_idle_model_makes_place_for_another_one_and_the_longest_idle_on
     assert set(world.hosting.apps) == {"a", "c"}
 
 
-async def test_a_call_for_another_model_waits_for_a_busy_one_but_not_for_ever() -> None:
-    world = made(first_call_wait_s=0.1)
+async def test_a_call_for_another_model_waits_for_a_busy_one_until_a_deadline() -> None:
+    world = make_world(first_call_wait_s=0.1)
     await world.ask("a")
     world.hosting.answer_now.clear()
     busy = world.ask("a")
@@ -172,57 +173,57 @@ async def test_a_call_for_another_model_waits_for_a_busy_one_but_not_for_ever() 
     assert (await world.ask("b"))["model"] == "b"
 
 
-async def test_a_model_that_is_idle_for_long_is_removed_and_comes_back() -> None:
-    world = made(idle_s=60)
+async def test_an_idle_model_is_removed_and_deployed_again_by_the_next_call() -> None:
+    world = make_world(idle_s=60)
     await world.ask("a")
-    looking = asyncio.create_task(world.served.run())
+    running = asyncio.create_task(world.served.run())
     await until(lambda: world.hosting.removed == ["a"], within_s=10)
     assert world.time.now >= 60
-    looking.cancel()
+    running.cancel()
     world.time.now += 10
     await world.ask("a")
     assert world.hosting.deployed == ["a", "a"]
 
 
-async def test_a_model_that_does_not_start_is_removed_by_whoever_sees_it_first() -> None:
-    world = made(idle_s=10)
-    world.hosting.starts = Served.FAILED
+async def test_a_model_that_does_not_start_is_removed_by_a_call_or_in_the_background() -> None:
+    world = make_world(idle_s=10)
+    world.hosting.starts = AppState.FAILED
     error = await refused(world.ask("a"))
     assert error.status == 503 and "did not start" in error.message
     assert world.hosting.removed == ["a"]
-    world.hosting.starts = Served.RUNNING
+    world.hosting.starts = AppState.RUNNING
     world.time.now += 10
     await world.ask("a")
 
-    world.hosting.apps["hangs"] = Served.STARTING
+    world.hosting.apps["hangs"] = AppState.STARTING
     began = world.time.now
-    looking = asyncio.create_task(world.served.run())
+    running = asyncio.create_task(world.served.run())
     await until(lambda: "hangs" in world.hosting.removed, within_s=10)
-    looking.cancel()
+    running.cancel()
     assert world.time.now - began > START_TIMEOUT_S
 
 
-async def test_looking_for_idle_models_outlives_what_ray_serve_raises() -> None:
-    world = made(idle_s=60)
+async def test_idle_models_are_still_removed_after_ray_serve_raised() -> None:
+    world = make_world(idle_s=60)
     await world.ask("a")
     good, fails = world.hosting.states, True
 
-    async def states() -> dict[str, Served]:
+    async def states() -> dict[str, AppState]:
         if fails:
             raise RuntimeError("the controller is restarting")
         return await good()
 
     world.hosting.states = states  # type: ignore[method-assign]
     with TestCase().assertLogs("agent_rft.serve") as logged:
-        looking = asyncio.create_task(world.served.run())
+        running = asyncio.create_task(world.served.run())
         await until(lambda: any("not removed" in line for line in logged.output), within_s=10)
     fails = False
     await until(lambda: world.hosting.removed == ["a"], within_s=10)
-    looking.cancel()
+    running.cancel()
 
 
-async def test_an_engine_that_died_is_a_503_without_its_reasons() -> None:
-    world = made()
+async def test_a_failed_engine_is_a_503_that_hides_the_cause() -> None:
+    world = make_world()
     await world.ask("a")
     world.hosting.fails = EngineFailed("CUDA out of memory in /secret/path")
     error = await refused(world.ask("a"))
@@ -231,8 +232,8 @@ async def test_an_engine_that_died_is_a_503_without_its_reasons() -> None:
     assert (await world.ask("a"))["id"] == "1"
 
 
-async def test_a_model_that_another_server_removed_comes_back_for_the_call_that_misses_it() -> None:
-    world = made()
+async def test_a_model_that_another_server_removed_is_deployed_again_by_the_next_call() -> None:
+    world = make_world()
     await world.ask("a")
     del world.hosting.apps["a"]
     assert (await world.ask("a"))["id"] == "1"
@@ -240,8 +241,8 @@ async def test_a_model_that_another_server_removed_comes_back_for_the_call_that_
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-async def test_what_the_engine_refuses_is_the_clients_mistake(streamed: bool) -> None:
-    world = made()
+async def test_a_request_that_the_engine_refuses_is_the_clients_error(streamed: bool) -> None:
+    world = make_world()
     await world.ask("a")
     world.hosting.answers = [Refusal(400, "too long", "messages", "context_length_exceeded")]
     body = {"model": "a", "messages": []}
@@ -251,8 +252,8 @@ async def test_what_the_engine_refuses_is_the_clients_mistake(streamed: bool) ->
     assert not world.hosting.removed
 
 
-async def test_a_stream_holds_its_engine_to_its_end_and_lets_go_when_the_client_leaves() -> None:
-    world = made(first_call_wait_s=0.1)
+async def test_a_stream_keeps_its_engine_until_it_ends_or_the_client_disconnects() -> None:
+    world = make_world(first_call_wait_s=0.1)
     await world.ask("a")
     world.hosting.answers = [{"n": 1}, {"n": 2}]
     chunks: Any = await world.served.stream({"model": "a", "messages": []})
@@ -263,20 +264,20 @@ async def test_a_stream_holds_its_engine_to_its_end_and_lets_go_when_the_client_
     assert (await world.ask("b"))["model"] == "b"
 
 
-async def test_a_caller_that_leaves_stops_no_decision_halfway() -> None:
-    world = made()
-    begun, go_on = asyncio.Event(), asyncio.Event()
+async def test_a_deployment_is_completed_even_if_its_caller_is_cancelled() -> None:
+    world = make_world()
+    started, go_on = asyncio.Event(), asyncio.Event()
     good = world.hosting.deploy
 
     async def deploy(name: str, record: ModelRecord) -> None:
-        begun.set()
+        started.set()
         await go_on.wait()
         await good(name, record)
 
     world.hosting.deploy = deploy  # type: ignore[method-assign]
-    leaves = world.ask("a")
-    await begun.wait()
-    leaves.cancel()
+    cancelled = world.ask("a")
+    await started.wait()
+    cancelled.cancel()
     go_on.set()
     await until(lambda: world.hosting.deployed == ["a"], within_s=10)
     assert not world.alone

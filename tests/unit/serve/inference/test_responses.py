@@ -1,4 +1,4 @@
-"""/responses through the official SDK: the items that agent loops live on, and echoed items as the only state."""
+"""/responses through the official SDK: the items that agent loops rely on, and echoed items as the only state."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pytest
 
 from cluster.stores.secrets import SecretBox
 from serve.http.errors import ApiError
-from serve.inference.best_of import grader_pools
 from serve.inference.responses import make_router
 from tests.support.api import client_of, openai_of
 from tests.support.fake_models import FakeModels, call, turn
@@ -23,7 +22,7 @@ CALLS = (call("call_a", "cat", '{"path": "a"}'), call("call_b", "cat", '{"path":
 
 
 def sdk(models: FakeModels) -> openai.AsyncOpenAI:
-    return openai_of(client_of([make_router(models, grader_pools(NOTHING_ALLOWED), BOX)]))
+    return openai_of(client_of([make_router(models, NOTHING_ALLOWED, BOX)]))
 
 
 def kinds(items: Any) -> list[str]:
@@ -43,7 +42,7 @@ async def test_an_answer_is_one_message_with_its_usage() -> None:
     assert models.bodies[0]["messages"] == INPUT
 
 
-async def test_parallel_calls_have_ids_and_a_preamble_stands_directly_before_them() -> None:
+async def test_parallel_calls_have_ids_and_directly_follow_their_preamble() -> None:
     models = FakeModels(turn("I look.", *CALLS, reasoning="hm"))
     response = await sdk(models).responses.create(model="gpt-5", input=INPUT, tools=[TOOL], reasoning={"effort": "low"})
     assert kinds(response.output) == ["reasoning", "message", "function_call", "function_call"]
@@ -58,7 +57,7 @@ async def test_parallel_calls_have_ids_and_a_preamble_stands_directly_before_the
 
 
 @pytest.mark.parametrize("content", [None, "", "\n\n"])
-async def test_a_response_never_has_neither_message_nor_call(content: str | None) -> None:
+async def test_a_response_without_calls_always_has_a_message(content: str | None) -> None:
     response = await sdk(FakeModels(turn(content, reasoning="hm"))).responses.create(
         model="gpt-5", input="hi", reasoning={"effort": "high"}
     )
@@ -66,7 +65,7 @@ async def test_a_response_never_has_neither_message_nor_call(content: str | None
 
 
 @pytest.mark.parametrize("content", [None, "\n"])
-async def test_white_space_before_calls_is_no_message(content: str | None) -> None:
+async def test_white_space_before_calls_does_not_become_a_message(content: str | None) -> None:
     client = sdk(FakeModels(turn(content, *CALLS)))
     response = await client.responses.create(model="gpt-5", input="hi", tools=[TOOL])
     assert kinds(response.output) == ["function_call", "function_call"]
@@ -74,14 +73,14 @@ async def test_white_space_before_calls_is_no_message(content: str | None) -> No
         assert kinds((await stream.get_final_response()).output) == ["function_call", "function_call"]
 
 
-async def test_a_tool_loop_runs_on_echoed_items_only_and_gives_the_thoughts_back() -> None:
+async def test_a_tool_loop_needs_only_echoed_items_which_return_the_reasoning() -> None:
     models = FakeModels(turn("I look.", *CALLS, reasoning="the user wants debt"), turn("12"))
     client, items = sdk(models), list(INPUT)
     common: Any = {"model": "gpt-5", "tools": [TOOL], "store": False, "include": ["reasoning.encrypted_content"]}
     first = await client.responses.create(input=items, reasoning={"effort": "medium"}, **common)
     assert "wants debt" not in first.model_dump_json()
     items += first.output
-    for item in reversed(first.output):  # tools end in any order
+    for item in reversed(first.output):  # tools finish in any order
         if item.type == "function_call":
             items.append({"type": "function_call_output", "call_id": item.call_id, "output": f"out {item.call_id}"})
     last = await client.responses.create(input=items, reasoning={"effort": "medium"}, **common)
@@ -96,7 +95,7 @@ async def test_a_tool_loop_runs_on_echoed_items_only_and_gives_the_thoughts_back
     assert {m["tool_call_id"]: m["content"] for m in sent[3:]} == {"call_a": "out call_a", "call_b": "out call_b"}
 
 
-async def test_nulls_are_no_values() -> None:
+async def test_nulls_mean_absent_keys() -> None:
     models = FakeModels(turn("ok"))
     body: Any = dict.fromkeys(
         ["tools", "tool_choice", "reasoning", "temperature", "instructions", "include", "previous_response_id"]
@@ -105,7 +104,7 @@ async def test_nulls_are_no_values() -> None:
     assert models.bodies[0].keys() == {"model", "messages", "n", "stream"}
 
 
-async def test_a_json_schema_reaches_the_model_in_the_form_of_chat() -> None:
+async def test_a_json_schema_reaches_the_model_in_the_form_of_chat_completions() -> None:
     models = FakeModels(turn('{"a": 1}'))
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     text: Any = {"format": {"type": "json_schema", "name": "answer", "strict": True, "schema": schema}}
@@ -115,7 +114,7 @@ async def test_a_json_schema_reaches_the_model_in_the_form_of_chat() -> None:
     assert response.text is not None and response.text.format is not None and response.text.format.type == "json_schema"
 
 
-async def test_an_answer_that_was_cut_is_incomplete() -> None:
+async def test_a_truncated_answer_is_incomplete() -> None:
     response = await sdk(FakeModels(turn("4", finish="length"))).responses.create(model="gpt-5", input="hi")
     assert response.status == "incomplete"
     assert response.incomplete_details is not None and response.incomplete_details.reason == "max_output_tokens"
@@ -132,7 +131,7 @@ STREAMS = [
 
 
 @pytest.mark.parametrize("choice", STREAMS)
-async def test_a_stream_ends_with_what_would_have_come_without_one(choice: dict[str, Any]) -> None:
+async def test_a_stream_ends_with_the_response_of_the_same_request_without_streaming(choice: dict[str, Any]) -> None:
     client = sdk(FakeModels(choice))
     common: Any = {"model": "gpt-5", "input": "hi", "tools": [TOOL], "reasoning": {"effort": "low"}}
     common["include"] = ["reasoning.encrypted_content"]
@@ -162,21 +161,21 @@ async def test_the_sdks_own_accumulator_reads_a_stream_of_text_and_calls() -> No
     assert [json.loads(arguments[i]) for i in (1, 2)] == [{"path": "a"}, {"path": "b"}]
 
 
-async def test_no_thought_is_streamed_that_was_not_asked_for() -> None:
+async def test_reasoning_is_streamed_only_if_asked_for() -> None:
     events = await sdk(FakeModels(turn("42", reasoning="secret thought"))).responses.create(
         model="gpt-5", input="hi", stream=True
     )
     assert "thought" not in "".join([event.model_dump_json() async for event in events])
 
 
-async def test_what_fails_under_way_is_raised_by_the_sdk() -> None:
+async def test_a_failure_in_mid_stream_is_an_error_event() -> None:
     models = FakeModels(turn("a long answer"), breaks_after=3)
     events = await sdk(models).responses.create(model="gpt-5", input="hi", stream=True)
     seen: Any = [event async for event in events]
     assert seen[-1].type == "error" and seen[-1].code == "model_unavailable"
 
 
-async def test_what_fails_at_once_has_its_status_also_in_a_stream() -> None:
+async def test_a_failure_before_the_first_chunk_has_its_status_even_in_a_stream() -> None:
     error = ApiError(503, "later", code="model_unavailable", headers={"Retry-After": "7"})
     for stream in (False, True):
         with pytest.raises(openai.InternalServerError) as raised:
@@ -185,7 +184,7 @@ async def test_what_fails_at_once_has_its_status_also_in_a_stream() -> None:
         assert raised.value.response.headers["retry-after"] == "7"
 
 
-async def test_reasoning_of_another_server_is_a_clean_400() -> None:
+async def test_reasoning_sealed_by_another_server_is_refused() -> None:
     item: Any = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "gAAAA-of-openai"}
     with pytest.raises(openai.BadRequestError) as raised:
         await sdk(FakeModels(turn("x"))).responses.create(model="gpt-5", input=[*INPUT, item])
@@ -203,7 +202,7 @@ async def test_the_best_of_n_responses_is_returned_with_all_scores() -> None:
 
 
 def plain(response: Any) -> Any:
-    """Without ids, times and seals, which differ from one response to the next."""
+    """Returns a response without what differs each time: ids, times and the sealing of reasoning."""
     dumped = response.model_dump()
     for name in ("id", "created_at", "completed_at"):
         dumped.pop(name)

@@ -1,5 +1,6 @@
-"""Bad requests for the frame, files, graders and tools: each a 4xx in the wire form that names the param. Other routers
-have tables of their own beside this one.
+"""Bad requests for the frame, files, graders and tools: each is a 4xx in the wire form that names the param.
+
+The other routers' tables are in their own test modules.
 """
 
 from __future__ import annotations
@@ -102,8 +103,8 @@ UPLOADS = [
         )
     ),
     upload("a file name of broken UTF-8", FILE.replace(b"a.jsonl", b"\xff\xfe.jsonl") + PURPOSE + END, "file"),
-    upload("600 MB as announced", FILE, "file", 413, FORM_TYPE | {"Content-Length": "629145600"}),
-    upload("5,000 digits of bytes", FILE, "file", 413, FORM_TYPE | {"Content-Length": "9" * 5000}),
+    upload("a Content-Length of 600 MB", FILE, "file", 413, FORM_TYPE | {"Content-Length": "629145600"}),
+    upload("a Content-Length of 5,000 digits", FILE, "file", 413, FORM_TYPE | {"Content-Length": "9" * 5000}),
     upload("a zip bomb", BOMB, None, 415, FORM_TYPE | {"Content-Encoding": "gzip"}),
     upload("a file without a name", part('name="file"', b"x") + PURPOSE + END, "file"),
     upload("an empty file", part('name="file"; filename="a"', b"") + PURPOSE + END, "file"),
@@ -123,7 +124,7 @@ UPLOADS = [
     upload("expiry too soon", expiry(b"created_at", b"3599"), SECONDS),
     upload("expiry too late", expiry(b"created_at", b"2592001"), SECONDS),
     upload("expiry of a fraction", expiry(b"created_at", b"3600.5"), SECONDS),
-    upload("expiry of other digits", expiry(b"created_at", "３６００".encode()), SECONDS),
+    upload("expiry in other digits", expiry(b"created_at", "３６００".encode()), SECONDS),
     upload("expiry of 5,000 digits", expiry(b"created_at", b"9" * 5000), SECONDS),
 ]
 FILES = [
@@ -163,7 +164,7 @@ def multi(expression: Any, **parts: Any) -> dict[str, Any]:
 
 GRADERS = [
     bad_grader("null", None, "grader"),
-    bad_grader("a text", "string_check", "grader"),
+    bad_grader("a string", "string_check", "grader"),
     bad_grader("a list", [EXACT], "grader"),
     bad_grader("no type", without(EXACT, "type"), "grader"),
     bad_grader("an unknown type", {"type": "oracle"}, "grader"),
@@ -174,7 +175,7 @@ GRADERS = [
     bad_grader("an unknown operation", EXACT | {"operation": "approximately"}, "grader.operation"),
     bad_grader("an unknown key", EXACT | {"weight": 1}, "grader.weight"),
     bad_grader("an unknown key that is a secret", EXACT | {"api_key": SECRET}, "grader.api_key"),
-    bad_grader("a template of another name", EXACT | {"input": "{{ config.key }}"}, "grader.input"),
+    bad_grader("a template with an unknown name", EXACT | {"input": "{{ config.key }}"}, "grader.input"),
     bad_grader("__class__ in a template", EXACT | {"input": "{{ sample.__class__.__init__ }}"}, "grader.input"),
     bad_grader("a call in a template", EXACT | {"input": "{{ item.keys() }}"}, "grader.input"),
     bad_grader("a template that is not closed", EXACT | {"reference": "{{ item.x"}, "grader.reference"),
@@ -182,17 +183,17 @@ GRADERS = [
     bad_grader("an unknown metric", SIMILARITY | {"evaluation_metric": "vibes"}, "grader.evaluation_metric"),
     bad_grader("cosine without a model", SIMILARITY | {"evaluation_metric": "cosine"}, "grader.model"),
     bad_grader("python without a source", {"type": "python"}, "grader.source"),
-    bad_grader("python that is none", {"type": "python", "source": "def grade("}, "grader.source"),
+    bad_grader("python with a syntax error", {"type": "python", "source": "def grade("}, "grader.source"),
     bad_grader("python without grade", {"type": "python", "source": "x = 1"}, "grader.source"),
     bad_grader("python with another grade", {"type": "python", "source": "def grade(): pass"}, "grader.source"),
     bad_grader("python of 300 kB", {"type": "python", "source": PYTHON + "#" * 300_000}, "grader.source"),
     bad_grader("python for an hour", {"type": "python", "source": PYTHON, "timeout_s": 3600}, "grader.timeout_s"),
-    bad_grader("python nested without end", {"type": "python", "source": "(" * 100_000}, "grader.source"),
-    bad_grader("a judge that nobody knows", JUDGE, "grader.model"),
+    bad_grader("python nested too deep", {"type": "python", "source": "(" * 100_000}, "grader.source"),
+    bad_grader("an unknown judge", JUDGE, "grader.model"),
     bad_grader("a judge without messages", JUDGE | {"input": []}, "grader.input"),
-    bad_grader("a judge whose message is a text", JUDGE | {"input": ["x"]}, "grader.input[0]"),
-    bad_grader("a range that falls", JUDGE | {"range": [1, 0]}, "grader.range"),
-    bad_grader("a range of texts", JUDGE | {"range": ["a", "b"]}, "grader.range[0]"),
+    bad_grader("a judge whose message is a string", JUDGE | {"input": ["x"]}, "grader.input[0]"),
+    bad_grader("a descending range", JUDGE | {"range": [1, 0]}, "grader.range"),
+    bad_grader("a range of strings", JUDGE | {"range": ["a", "b"]}, "grader.range[0]"),
     bad_grader(
         "no labels",
         without(JUDGE, "range") | {"type": "label_model", "labels": [], "passing_labels": ["a"]},
@@ -242,18 +243,18 @@ GRADERS = [
     bad_grader(
         "an endpoint in a part", multi("a", a={"type": "endpoint", "url": "http://10.0.0.1"}), "grader.graders.a.url"
     ),
-    bad_grader("an endpoint by file", {"type": "endpoint", "url": "file:///etc/passwd"}, "grader.url"),
-    bad_grader("an endpoint nowhere", {"type": "endpoint", "url": "http://"}, "grader.url"),
+    bad_grader("an endpoint with a file URL", {"type": "endpoint", "url": "file:///etc/passwd"}, "grader.url"),
+    bad_grader("an endpoint without a host", {"type": "endpoint", "url": "http://"}, "grader.url"),
     bad_grader("a header with a line break", REMOTE | {"headers": {"X": f"{SECRET}\r\nY: z"}}, "grader.url"),
-    bad_grader("a header's name", REMOTE | {"headers": {"X y": SECRET}}, "grader.url"),
-    bad_grader("a header that is ours", REMOTE | {"headers": {"Content-Length": "1"}}, "grader.url"),
+    bad_grader("an invalid header name", REMOTE | {"headers": {"X y": SECRET}}, "grader.url"),
+    bad_grader("a reserved header", REMOTE | {"headers": {"Content-Length": "1"}}, "grader.url"),
     bad_grader("a header that is a list", REMOTE | {"headers": {"X": [SECRET]}}, "grader.headers.X"),
 ]
 RUNS = [
     Bad("run: nothing", "POST", RUN, "grader", options={"json": {}}),
     Bad("run: a zip bomb", "POST", RUN, None, 415, {"content": BOMB, "headers": ZIPPED}),
     Bad(
-        "run: a zip bomb that is not said to be one",
+        "run: a zip bomb without Content-Encoding",
         "POST",
         RUN,
         None,
@@ -270,7 +271,7 @@ RUNS = [
             ("a sample that is null", {"model_sample": None}, "model_sample"),
             ("a sample that is an object", {"model_sample": {}}, "model_sample"),
             ("an item that is a list", {"item": []}, "item"),
-            ("an item that is a text", {"item": "x"}, "item"),
+            ("an item that is a string", {"item": "x"}, "item"),
             ("a trace id that is a number", {"trace_id": 1}, "trace_id"),
             ("a trace id of 1,000", {"trace_id": "x" * 1000}, "trace_id"),
             ("an unknown key", {"temperature": 1}, "temperature"),
@@ -295,11 +296,11 @@ TOOLS = [
         ("a URL that cannot be read", CALL | {"server_url": "http://[::1"}, "server_url"),
         ("a port out of range", CALL | {"server_url": "http://example.com:99999/"}, "server_url"),
         *((f"a tool at {host}", CALL | {"server_url": f"http://{host}:1/"}, "server_url") for host in PRIVATE),
-        ("headers that are a text", CALL | {"headers": SECRET}, "headers"),
+        ("headers that are a string", CALL | {"headers": SECRET}, "headers"),
         ("a header that is a number", CALL | {"headers": {"X": 7}}, "headers.X"),
         ("a header with a line break", CALL | {"headers": {"X": f"{SECRET}\r\nX-Evil: 1"}}, "headers"),
-        ("a header's name with a line break", CALL | {"headers": {"X\r\nY": SECRET}}, "headers"),
-        ("a header that is ours", CALL | {"headers": {"Transfer-Encoding": "chunked"}}, "headers"),
+        ("a header name with a line break", CALL | {"headers": {"X\r\nY": SECRET}}, "headers"),
+        ("a reserved header", CALL | {"headers": {"Transfer-Encoding": "chunked"}}, "headers"),
         ("two credentials", CALL | {"server_url": f"http://user:{SECRET}@example.com"}, "headers"),
         ("arguments that are a list", CALL | {"arguments": [1]}, "arguments"),
         ("an id that is a number", CALL | {"call_id": 7}, "call_id"),
@@ -311,7 +312,7 @@ TOOLS = [
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def client(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[httpx.AsyncClient]:
-    """One app for all: what is refused leaves nothing."""
+    """A client of one app for all requests, which must leave nothing behind."""
     folder = tmp_path_factory.mktemp("server")
     database = Database.of_folder(folder)
     migrate(database)

@@ -1,4 +1,4 @@
-"""Files through the official SDK and by hand: whole or not at all, and no name leads anywhere."""
+"""Files through the official SDK and by hand: stored whole or not at all, with names that are never used as paths."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HOUR_S = 3600
 
 
 class World:
-    """A server with files in a folder and a clock that stands still."""
+    """A server with files in a folder, and a clock that only tests move."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -46,17 +46,17 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
 
 
 def form(*parts: tuple[str, bytes], end: bytes = b"--x--\r\n") -> dict[str, Any]:
-    """A body as it goes over the wire: (what stands after form-data, content) a part."""
+    """Returns a multipart body; each part is (its parameters after `form-data;`, its content)."""
     body = b"".join(
         b"--x\r\nContent-Disposition: form-data; %s\r\n\r\n%s\r\n" % (name.encode(), content) for name, content in parts
     )
     return {"content": body + end, "headers": {"Content-Type": "multipart/form-data; boundary=x"}}
 
 
-async def test_more_uploads_than_the_operator_allows_are_told_to_come_back(world: World) -> None:
+async def test_more_uploads_than_the_operator_allows_are_told_to_retry(world: World) -> None:
     arrived, go_on = asyncio.Event(), asyncio.Event()
 
-    async def slowly() -> AsyncIterator[bytes]:
+    async def slow_body() -> AsyncIterator[bytes]:
         yield form()["content"][:0]
         arrived.set()
         await go_on.wait()
@@ -64,7 +64,7 @@ async def test_more_uploads_than_the_operator_allows_are_told_to_come_back(world
 
     async with client_of([make_router(world.store, max_uploads=1)]) as http:
         headers = form()["headers"]
-        first = asyncio.create_task(http.post("/v1/files", content=slowly(), headers=headers))
+        first = asyncio.create_task(http.post("/v1/files", content=slow_body(), headers=headers))
         await arrived.wait()
         second = await http.post("/v1/files", **form(('name="purpose"', b"fine-tune")))
         assert second.status_code == 429 and second.json()["error"]["code"] == "too_many_uploads"
@@ -75,7 +75,7 @@ async def test_more_uploads_than_the_operator_allows_are_told_to_come_back(world
         assert (await http.post("/v1/files", **again)).status_code == 200
 
 
-async def test_the_sdk_uploads_reads_lists_and_deletes(world: World) -> None:
+async def test_the_sdk_uploads_downloads_lists_and_deletes(world: World) -> None:
     content = bytes(range(256)) * 4000
     made = await world.sdk.files.create(file=("rows.jsonl", content), purpose="fine-tune")
     assert (made.object, made.filename, made.bytes, made.purpose) == ("file", "rows.jsonl", len(content), "fine-tune")
@@ -92,7 +92,7 @@ async def test_the_sdk_uploads_reads_lists_and_deletes(world: World) -> None:
     assert world.on_disk() == []
 
 
-async def test_lists_go_page_by_page_in_both_orders_and_by_purpose(world: World) -> None:
+async def test_files_are_listed_in_pages_in_both_orders_and_by_purpose(world: World) -> None:
     names = [f"{number}.jsonl" for number in range(7)]
     for name in names:
         await world.sdk.files.create(file=(name, b"x"), purpose="evals" if name == "3.jsonl" else "fine-tune")
@@ -103,7 +103,7 @@ async def test_lists_go_page_by_page_in_both_orders_and_by_purpose(world: World)
     assert first["has_more"] is False and first["last_id"] == first["data"][-1]["id"]
 
 
-async def test_a_file_goes_when_its_time_is_over(world: World) -> None:
+async def test_a_file_is_deleted_when_it_expires(world: World) -> None:
     expiry: Any = {"anchor": "created_at", "seconds": HOUR_S}
     made = await world.sdk.files.create(file=("a", b"x"), purpose="user_data", expires_after=expiry)
     assert made.expires_at == made.created_at + HOUR_S
@@ -116,12 +116,12 @@ async def test_a_file_goes_when_its_time_is_over(world: World) -> None:
     assert world.on_disk() == [stays.id]
 
 
-async def test_what_a_server_that_died_left_of_an_upload_is_swept(world: World) -> None:
+async def test_the_remains_of_an_upload_to_a_dead_server_are_swept(world: World) -> None:
     left = world.folder / "incoming" / "file-left"
     left.write_bytes(b"half")
     world.now = left.stat().st_mtime + 3600
     world.store.sweep()
-    assert left.exists()  # it may be another server's, still under way
+    assert left.exists()  # it may be an upload in progress at another server
     world.now += 2 * 24 * 3600
     world.store.sweep()
     assert not left.exists()
@@ -139,7 +139,7 @@ async def test_what_a_server_that_died_left_of_an_upload_is_swept(world: World) 
         ('a\\"; filename=\\"b', 'a"; filename="b'),
     ],
 )
-async def test_a_name_is_text_and_leads_nowhere(world: World, given: str, kept: str) -> None:
+async def test_a_file_name_is_sanitized_and_never_used_as_a_path(world: World, given: str, kept: str) -> None:
     body = form((f'name="file"; filename="{given}"', b"content"), ('name="purpose"', b"user_data"))
     made = (await world.http.post("/v1/files", **body)).json()
     assert made["filename"] == kept
@@ -157,45 +157,45 @@ async def test_the_order_of_the_fields_does_not_matter(world: World) -> None:
 
 
 class Chunks:
-    """A body that comes in pieces, and says how much was taken of it."""
+    """A body in pieces, which counts how many were read."""
 
     def __init__(self, pieces: int, end: bytes) -> None:
-        self.pieces, self.end, self.taken = pieces, end, 0
+        self.pieces, self.end, self.num_read = pieces, end, 0
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         start = form(('name="purpose"', b"evals"), end=b"")["content"]
         yield start + b'--x\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
         for _ in range(self.pieces):
-            self.taken += 1
+            self.num_read += 1
             yield b"y" * 65536
         yield self.end
 
 
-async def test_a_file_over_the_limit_is_refused_while_it_comes(world: World) -> None:
+async def test_a_file_over_the_limit_is_refused_during_the_upload(world: World) -> None:
     body = Chunks(10_000, b"\r\n--x--\r\n")
     answer = await world.http.post("/v1/files", content=body, headers=form()["headers"])
     assert answer.status_code == 413 and answer.json()["error"]["param"] == "file"
-    assert body.taken < 100 and world.on_disk() == []
+    assert body.num_read < 100 and world.on_disk() == []
 
 
-async def test_a_body_that_is_announced_as_too_large_is_not_read(world: World) -> None:
+async def test_a_body_with_a_content_length_over_the_limit_is_not_read(world: World) -> None:
     body = Chunks(10_000, b"")
     headers = form()["headers"] | {"Content-Length": str(600 * 2**20)}
     answer = await world.http.post("/v1/files", content=body, headers=headers)
     assert answer.status_code == 413 and answer.json()["error"]["code"] == "file_too_large"
-    assert body.taken == 0
+    assert body.num_read == 0
 
 
-async def test_half_an_upload_leaves_nothing(world: World) -> None:
+async def test_an_incomplete_upload_leaves_nothing(world: World) -> None:
     answer = await world.http.post("/v1/files", content=Chunks(3, b""), headers=form()["headers"])
     assert answer.status_code == 400 and answer.json()["error"]["code"] == "invalid_form"
     assert world.on_disk() == []
     assert (await world.http.get("/v1/files")).json()["data"] == []
 
 
-async def test_a_client_that_goes_away_in_the_middle_leaves_nothing(world: World) -> None:
-    begin = Chunks(1, b"").__aiter__()
-    pieces = [{"type": "http.request", "body": await anext(begin), "more_body": True}, {"type": "http.disconnect"}]
+async def test_a_client_that_disconnects_in_mid_upload_leaves_nothing(world: World) -> None:
+    body = Chunks(1, b"").__aiter__()
+    pieces = [{"type": "http.request", "body": await anext(body), "more_body": True}, {"type": "http.disconnect"}]
     sent = []
 
     async def receive() -> Any:

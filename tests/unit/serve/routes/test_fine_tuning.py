@@ -1,4 +1,4 @@
-"""Jobs through the official SDK and by hand; and what is wrong with requests."""
+"""Jobs through the official SDK and by hand, and bad requests."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def test_the_sdk_creates_a_job_and_reads_it_back(world: World) -> None:
     assert [found.id async for found in world.sdk.fine_tuning.jobs.list()] == [job.id]
 
 
-async def test_the_sdk_follows_events_and_checkpoints_over_all_pages(world: World) -> None:
+async def test_the_sdk_lists_events_and_checkpoints_over_all_pages(world: World) -> None:
     job = await world.sdk.fine_tuning.jobs.create(**BODY)  # type: ignore[arg-type]
     for step in range(1, 31):
         world.store.add_event(job.id, "info", f"Step {step}/30", type="metrics", data={"step": step})
@@ -87,13 +87,15 @@ async def test_a_job_is_paused_resumed_and_cancelled(world: World) -> None:
     assert (await world.sdk.fine_tuning.jobs.resume(job.id)).status == "queued"
     cancelled = await world.sdk.fine_tuning.jobs.cancel(job.id)
     assert cancelled.status == "cancelled" and cancelled.finished_at == int(world.now)
-    with pytest.raises(openai.BadRequestError, match="that is an end"):
+    with pytest.raises(openai.BadRequestError, match="is a final state"):
         await world.sdk.fine_tuning.jobs.resume(job.id)
 
 
-async def test_a_job_that_failed_says_why(world: World) -> None:
+async def test_a_failed_job_has_an_error_that_says_why(world: World) -> None:
     job = await world.sdk.fine_tuning.jobs.create(**BODY)  # type: ignore[arg-type]
-    world.store.move(job.id, "failed", error=JobError("invalid_training_file", "line 3: is no JSON", "training_file"))
+    world.store.move(
+        job.id, "failed", error=JobError("invalid_training_file", "line 3: is not valid JSON", "training_file")
+    )
     error = (await world.sdk.fine_tuning.jobs.retrieve(job.id)).error
     assert error is not None and (error.code, error.param) == ("invalid_training_file", "training_file")
 
@@ -101,7 +103,7 @@ async def test_a_job_that_failed_says_why(world: World) -> None:
 # -- shapes ------------------------------------------------------------------------------------------------------------
 
 
-async def test_every_key_of_a_job_is_there(world: World) -> None:
+async def test_a_job_has_every_key(world: World) -> None:
     job = await world.create()
     assert set(job) >= {
         "id", "object", "created_at", "finished_at", "model", "fine_tuned_model", "status", "error", "hyperparameters",
@@ -111,7 +113,7 @@ async def test_every_key_of_a_job_is_there(world: World) -> None:
     assert job["id"].startswith("ftjob-") and job["result_files"] == [] and job["error"] is None
 
 
-async def test_secrets_are_in_no_answer_and_not_in_the_clear_in_the_database(world: World, tmp_path: Path) -> None:
+async def test_secrets_are_in_no_answer_and_not_in_plain_text_in_the_database(world: World, tmp_path: Path) -> None:
     job = await world.create()
     listed = (await world.http.get(JOBS)).text + (await world.http.get(f"{JOBS}/{job['id']}/events")).text
     assert SECRET not in json.dumps(job) + listed
@@ -129,7 +131,7 @@ async def test_jobs_are_found_by_metadata(world: World) -> None:
 # -- retries -----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_request_that_the_sdk_sends_again_makes_no_second_job(world: World) -> None:
+async def test_a_request_that_the_sdk_retries_creates_no_second_job(world: World) -> None:
     first = await world.create({"x-stainless-retry-count": "0"})
     world.now += 300
     again = await world.create({"x-stainless-retry-count": "1"})
@@ -138,7 +140,7 @@ async def test_a_request_that_the_sdk_sends_again_makes_no_second_job(world: Wor
     assert other["id"] != first["id"], "the same job twice on purpose"
 
 
-async def test_a_client_that_does_not_count_its_tries_has_a_short_window(world: World) -> None:
+async def test_a_client_that_does_not_count_its_retries_has_a_short_window(world: World) -> None:
     first = await world.create()
     world.now += 5
     assert (await world.create())["id"] == first["id"]
@@ -146,7 +148,7 @@ async def test_a_client_that_does_not_count_its_tries_has_a_short_window(world: 
     assert (await world.create())["id"] != first["id"]
 
 
-async def test_an_idempotency_key_makes_one_job(world: World) -> None:
+async def test_an_idempotency_key_creates_one_job(world: World) -> None:
     first = await world.create({"Idempotency-Key": "k"})
     world.now += 1e6
     assert (await world.create({"Idempotency-Key": "k"}))["id"] == first["id"]
@@ -162,7 +164,7 @@ async def test_an_idempotency_key_makes_one_job(world: World) -> None:
     )
 
 
-async def test_an_idempotency_key_is_its_api_keys_own(world: World) -> None:
+async def test_idempotency_keys_of_different_api_keys_are_independent(world: World) -> None:
     first = await world.create({"Idempotency-Key": "k"})
     other = {"Idempotency-Key": "k", "Authorization": "Bearer sk-rft-write"}
     assert (await world.create(other))["id"] != first["id"]
@@ -244,7 +246,7 @@ BAD_REQUESTS = [
     create("cluster unknown key", "cluster.gpus", cluster={"gpus": 8}),
     create("cluster a number", "cluster", cluster=8),
     create("cluster engines 0", "cluster.engines", cluster={"engines": 0}),
-    create("hyperparameters beside a method", "hyperparameters", hyperparameters={"n_epochs": 3}),
+    create("top-level hyperparameters with a method", "hyperparameters", hyperparameters={"n_epochs": 3}),
     create("older hyperparameter unknown", "hyperparameters.lr", method=None, hyperparameters={"lr": 3}),
     create("older hyperparameter wrong", "method.supervised.hyperparameters.n_epochs", method=None,
            hyperparameters={"n_epochs": 0}),
@@ -268,7 +270,7 @@ BAD_REQUESTS = [
     rft("response_format without schema", "response_format", response_format={"type": "json_schema"}),
     rft("response_format no schema", "response_format",
         response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "banana"}}}),
-    rft("response_format refers to nowhere", "response_format",
+    rft("response_format with a dangling reference", "response_format",
         response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": {"$ref": "#/none"}}}),
     rft("response_format refers to a file", "response_format",
         response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": {"$ref": "file:///etc/passwd"}}}),
@@ -281,18 +283,18 @@ BAD_REQUESTS = [
     rft("hyperparameters a list", "hyperparameters", hyperparameters=[1]),
     # tools
     rft("tools an object", "tools", tools={"search": TOOL}),
-    rft("tools of one name", "tools", tools=[TOOL, TOOL]),
+    rft("two tools with the same name", "tools", tools=[TOOL, TOOL]),
     tool("tool without name", ".name", name=...),
     tool("tool without server", ".server_url", server_url=...),
     tool("tool's server a number", ".server_url", server_url=5),
-    tool("tool's server no URL", ".server_url", server_url="tools.example"),
+    tool("tool server that is not a URL", ".server_url", server_url="tools.example"),
     tool("tool's server a file", ".server_url", server_url="file:///etc/passwd"),
     tool("tool's server private", ".server_url", server_url="http://10.0.0.1/search"),
     tool("tool's server the cloud's metadata", ".server_url", server_url="http://169.254.169.254/latest"),
     tool("tool's server loopback in disguise", ".server_url", server_url="http://[::ffff:127.0.0.1]/x"),
     tool("tool's server with a strange port", ".server_url", server_url="http://tools.example:99999/x"),
     tool("header injection", ".server_url", headers={"X": f"{SECRET}\r\nHost: evil.example"}),
-    tool("header's name injection", ".server_url", headers={"X\r\nHost": SECRET}),
+    tool("header name injection", ".server_url", headers={"X\r\nHost": SECRET}),
     tool("headers a text", ".headers", headers=SECRET),
     tool("header a list", ".headers.X", headers={"X": [SECRET]}),
     tool("timeout too long", ".timeout_s", timeout_s=10_000),
@@ -313,21 +315,21 @@ BAD_REQUESTS = [
            evaluation_metric="x"),
     grader("python without source", ".source", type="python"),
     grader("python too long", ".source", type="python", source="#" * 300_000),
-    grader("python no code", ".source", type="python", source="def grade(:"),
+    grader("python with a syntax error", ".source", type="python", source="def grade(:"),
     grader("python without grade", ".source", type="python", source="x = 1"),
     grader("judge unknown", ".model", **JUDGE | {"model": "gpt-none"}),
     grader("judge without input", ".input", **JUDGE | {"input": []}),
-    grader("judge's range falls", ".range", **JUDGE | {"range": [1, 0]}),
+    grader("judge with a descending range", ".range", **JUDGE | {"range": [1, 0]}),
     grader("endpoint without URL", ".url", type="endpoint"),
     grader("endpoint private", ".url", type="endpoint", url="http://127.0.0.1:9/grade", headers={"X": SECRET}),
     grader("endpoint ftp", ".url", type="endpoint", url="ftp://grader.example"),
     multi("multi without graders", ".graders", graders={}),
     multi("multi in multi", ".graders.a", graders={"a": {"type": "multi", "graders": {}, "calculate_output": "1"}}),
     multi("expression of unknown names", ".calculate_output", calculate_output="a + b"),
-    multi("expression no expression", ".calculate_output", calculate_output="a +"),
+    multi("expression with a syntax error", ".calculate_output", calculate_output="a +"),
     multi("expression with dunder", ".calculate_output", calculate_output="a.__class__"),
     multi("expression that calls", ".calculate_output", calculate_output="open('/etc/passwd')"),
-    multi("expression that explodes", ".calculate_output", calculate_output="9^9^9^9^9"),
+    multi("expression with a huge power", ".calculate_output", calculate_output="9^9^9^9^9"),
     multi("expression divides by zero", ".calculate_output", calculate_output="a / 0"),
     rft("guard without grader", "guards[0].grader", guards=[{"name": "g"}]),
     # the other routes
@@ -336,7 +338,7 @@ BAD_REQUESTS = [
         for method, path in [("GET", ""), ("POST", "/cancel"), ("POST", "/pause"), ("POST", "/resume"),
                              ("GET", "/events"), ("GET", "/checkpoints")]
     ),
-    Bad("a job's id that is none", "GET", f"{JOBS}/" + "x" * 101, "job_id"),
+    Bad("a job id that is too long", "GET", f"{JOBS}/" + "x" * 101, "job_id"),
     Bad("limit 0", "GET", f"{JOBS}?limit=0", "limit"),
     Bad("limit too large", "GET", f"{JOBS}?limit=100000", "limit"),
     Bad("limit a text", "GET", f"{JOBS}?limit=all", "limit"),
@@ -357,13 +359,13 @@ def one_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 
 @pytest.mark.parametrize("bad", BAD_REQUESTS, ids=str)
-async def test_a_bad_request_is_refused_and_makes_no_job(bad: Bad, one_world: World) -> None:
+async def test_a_bad_request_is_refused_and_creates_no_job(bad: Bad, one_world: World) -> None:
     await check_refused(bad, one_world.http)
     assert one_world.store.jobs(None) == ([], False)
 
 
 @pytest.mark.parametrize("path", ["", "/cancel", "/pause", "/resume"])
-async def test_a_key_that_may_only_read_changes_nothing(world: World, path: str) -> None:
+async def test_a_read_only_key_cannot_change_anything(world: World, path: str) -> None:
     job = await world.create()
     headers = {"Authorization": "Bearer sk-rft-read"}
     target = JOBS + (f"/{job['id']}{path}" if path else "")

@@ -1,4 +1,4 @@
-"""Trying graders and tools through the API: the wire contract's answers, by the code that training uses."""
+"""Trial runs of graders and tools through the API, which answers as the wire contract says."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def test_parts_of_a_multi_grader_are_sub_rewards_and_json_answers_are_pars
     assert answer["reward"] == 0.25 and answer["sub_rewards"] == {"a": 0.0, "b": 1.0} == answer["metadata"]["scores"]
 
 
-async def test_nulls_are_as_if_nothing_was_said() -> None:
+async def test_nulls_mean_absent_keys() -> None:
     grader = EXACT | {"name": None, "pass_threshold": None}
     answer = await run(grader=grader, model_sample="", item=None, trace_id=None)
     assert answer["metadata"]["errors"]["invalid_variable_error"]  # there is no item.answer
@@ -74,23 +74,23 @@ async def test_nulls_are_as_if_nothing_was_said() -> None:
         ({"type": "multi", "graders": {"a": EXACT}, "calculate_output": "log(a)"}, "formula_parse_error"),
     ],
 )
-async def test_a_grade_that_failed_says_why_and_names_no_reward(grader: dict[str, Any], error: str) -> None:
+async def test_a_failed_grade_has_reward_0_and_exactly_one_error(grader: dict[str, Any], error: str) -> None:
     answer = await run(grader=grader, model_sample="x", item={"answer": "y"})
     assert answer["reward"] == 0.0
     assert [name for name, value in answer["metadata"]["errors"].items() if value is True] == [error]
 
 
-async def test_a_python_grader_runs_in_its_sandbox_and_its_mistake_is_shown() -> None:
-    source = "def grade(sample, item):\n    return len(sample['output_text']) / item['most']\n"
+async def test_a_python_grader_is_run_and_its_exception_is_shown() -> None:
+    source = "def grade(sample, item):\n    return len(sample['output_text']) / item['max']\n"
     body = {"grader": {"type": "python", "source": source}, "model_sample": "abc"}
     operator = LOCAL.model_copy(update={"unsandboxed_python": True})
-    assert (await run(operator, **body, item={"most": 4}))["reward"] == 0.75
-    errors = (await run(operator, **body, item={"most": 0}))["metadata"]["errors"]
+    assert (await run(operator, **body, item={"max": 4}))["reward"] == 0.75
+    errors = (await run(operator, **body, item={"max": 0}))["metadata"]["errors"]
     assert errors["python_grader_runtime_error"] is True
     assert "ZeroDivisionError" in errors["python_grader_runtime_error_details"]
 
 
-async def test_a_judge_is_the_operators_and_its_tokens_are_counted() -> None:
+async def test_a_judge_uses_the_operators_model_and_its_tokens_are_counted() -> None:
     verdict = '{"steps": [], "result": 0.5}'
     reply = {"choices": [{"message": {"content": verdict}}], "usage": {"total_tokens": 7}}
     grader = {"type": "score_model", "model": "gpt-judge", "input": [{"role": "user", "content": "grade it"}]}
@@ -102,7 +102,7 @@ async def test_a_judge_is_the_operators_and_its_tokens_are_counted() -> None:
     assert answer["metadata"]["token_usage"] == 7 and answer["metadata"]["sampled_model_name"] == "gpt-judge"
 
 
-async def test_an_endpoint_grader_gets_the_sample_with_its_headers_which_are_not_shown_again() -> None:
+async def test_an_endpoint_grader_receives_the_sample_and_its_headers_which_are_never_shown() -> None:
     async with FakeEndpoint(says({"score": 0.25})) as endpoint:
         grader = {
             "type": "endpoint",
@@ -121,7 +121,7 @@ async def test_an_endpoint_grader_gets_the_sample_with_its_headers_which_are_not
     assert SECRET not in shown.text and echoed["headers"] == {"X-Key": "**********"} and echoed["rate_limit"] == 9
 
 
-async def test_an_endpoint_that_refuses_us_is_the_clients_to_mend() -> None:
+async def test_an_endpoint_that_refuses_the_call_is_a_400() -> None:
     async with FakeEndpoint(says({"error": SECRET}, status=401)) as endpoint:
         grader = {"type": "endpoint", "url": endpoint.url, "headers": {"Authorization": f"Bearer {SECRET}"}}
         body = {"grader": grader, "model_sample": "x"}
@@ -132,7 +132,7 @@ async def test_an_endpoint_that_refuses_us_is_the_clients_to_mend() -> None:
     assert SECRET not in refused.text
 
 
-async def test_a_tool_is_called_as_in_training_and_its_output_is_on_top() -> None:
+async def test_a_tool_is_called_as_in_training() -> None:
     async with FakeEndpoint(says({"output": {"balance": 5}})) as tool:
         body = {
             "type": "function_call",
@@ -156,14 +156,14 @@ async def test_a_tool_is_called_as_in_training_and_its_output_is_on_top() -> Non
     assert {key: received.body[key] for key in sent} == {key: body[key] for key in sent}
 
 
-async def test_what_a_tool_says_against_a_call_is_shown_as_the_model_would_see_it() -> None:
+async def test_a_tools_error_is_shown_as_the_model_would_see_it() -> None:
     async with FakeEndpoint(says("no such account", status=404)) as tool, client_of([make_router(LOCAL)]) as client:
         body = {"name": "balance", "arguments": {"account": 8}, "server_url": tool.url}
         answer = (await client.post("/v1/fine_tuning/alpha/tool/run", json=body)).json()
     assert answer["error"] == "tool_error" and answer["output"] == "Error: HTTP 404 Not Found. no such account"
 
 
-async def test_a_tool_without_an_output_is_a_failed_dependency_that_names_it() -> None:
+async def test_a_tool_that_returns_no_output_is_a_424_that_names_the_tool() -> None:
     async with FakeEndpoint(says({"nothing": SECRET})) as tool, client_of([make_router(LOCAL)]) as client:
         body = {"name": "balance", "server_url": f"{tool.url}?key={SECRET}"}
         useless = await client.post("/v1/fine_tuning/alpha/tool/run", json=body)
@@ -171,11 +171,11 @@ async def test_a_tool_without_an_output_is_a_failed_dependency_that_names_it() -
     assert SECRET not in useless.text and "tool 'balance'" in useless.text
 
 
-async def test_so_many_trials_at_a_time_and_no_more() -> None:
-    begun, go_on = asyncio.Event(), asyncio.Event()
+async def test_the_number_of_concurrent_trials_is_limited() -> None:
+    started, go_on = asyncio.Event(), asyncio.Event()
 
     async def waits(request: Any) -> Any:
-        begun.set()
+        started.set()
         await go_on.wait()
         return await says({"output": "done"})(request)
 
@@ -183,7 +183,7 @@ async def test_so_many_trials_at_a_time_and_no_more() -> None:
     async with FakeEndpoint(waits) as tool, client_of([make_router(operator)]) as client:
         body = {"name": "slow", "server_url": tool.url}
         first = asyncio.create_task(client.post("/v1/fine_tuning/alpha/tool/run", json=body))
-        await begun.wait()
+        await started.wait()
         second = await client.post("/v1/fine_tuning/alpha/tool/run", json=body)
         assert second.status_code == 429 and second.headers["retry-after"] == "1"
         go_on.set()
