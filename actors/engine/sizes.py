@@ -1,4 +1,4 @@
-"""How much an engine reserves: plain numbers, which planning reads without loading vLLM."""
+"""The sizes of an engine's memory, without vLLM: planning computes with them too."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def tasks(job: JobSpec) -> list[Task]:
 async def run(nodes: Cluster, job: JobSpec) -> AsyncIterator[JobActors]:
     """A job with two engines and one learner rank, which starts once a missing node has joined."""
     plan, news = plan_placement(job, live_nodes(), None, 1024), list[str]()
-    assert plan.lacking[0].message.startswith("the job wants 3 cores (engines 2 x 1, learner ranks 1 x 1)")
+    assert plan.lacking[0].message.startswith("the job needs 3 cores (engines 2 x 1, learner ranks 1 x 1)")
     seats = Seats(plan.placement, "run")
     waiting = asyncio.create_task(seats.ready(news.append, wait_for_nodes_s=60))
     await until(lambda: bool(news), within_s=20)

@@ -1,4 +1,4 @@
-"""How much the model's head computes at a time: plain numbers, which planning reads without loading torch."""
+"""The sizes of the head's memory, without torch: planning computes with them too."""
 
 from __future__ import annotations
 
