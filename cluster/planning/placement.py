@@ -94,7 +94,7 @@ class ClusterPlan:
 
     placement: Placement
     nodes: tuple[Node, ...]
-    places: tuple[Assignment, ...]
+    assignments: tuple[Assignment, ...]
     host_bytes: tuple[int, ...]
     """Memory used on each node; that of driver, dispatchers and graders is counted on the first."""
     lacking: tuple[Problem, ...]
@@ -113,10 +113,10 @@ def plan_placement(
     assigned = assign(placement.bundles, [node.resources for node in nodes])
     if not lacking:
         lacking += _unassigned(placement, nodes, assigned)
-    places = tuple(_places(job, placement, nodes, assigned, model, context_length))
-    host_bytes = _host_bytes(job, placement, nodes, places, model)
-    problems = [*_setting_problems(job, placement), *_memory_problems(job, places, nodes, host_bytes)]
-    return ClusterPlan(placement, tuple(nodes), places, host_bytes, tuple(lacking), tuple(problems))
+    assignments = tuple(_assignments(job, placement, nodes, assigned, model, context_length))
+    host_bytes = _host_bytes(job, placement, nodes, assignments, model)
+    problems = [*_setting_problems(job, placement), *_memory_problems(job, assignments, nodes, host_bytes)]
+    return ClusterPlan(placement, tuple(nodes), assignments, host_bytes, tuple(lacking), tuple(problems))
 
 
 def _placement(job: JobSpec, nodes: Sequence[Node], learner: bool) -> Placement:
@@ -161,7 +161,7 @@ def holds(node: Mapping[str, float], bundle: Bundle) -> bool:
     return all(node.get(kind, 0.0) >= amount for kind, amount in bundle.items())
 
 
-def _places(
+def _assignments(
     job: JobSpec,
     placement: Placement,
     nodes: Sequence[Node],
@@ -202,15 +202,19 @@ def _places(
 
 
 def _host_bytes(
-    job: JobSpec, placement: Placement, nodes: Sequence[Node], places: Sequence[Assignment], model: ModelShape | None
+    job: JobSpec,
+    placement: Placement,
+    nodes: Sequence[Node],
+    assignments: Sequence[Assignment],
+    model: ModelShape | None,
 ) -> tuple[int, ...]:
     used = [0] * len(nodes)
-    for place in places:
-        if place.node is not None and place.memory is not None:
-            used[nodes.index(place.node)] += place.memory.host_bytes
-            if (place.role, place.index) == ("learner rank", 0) and placement.engines and model is not None:
+    for assignment in assignments:
+        if assignment.node is not None and assignment.memory is not None:
+            used[nodes.index(assignment.node)] += assignment.memory.host_bytes
+            if (assignment.role, assignment.index) == ("learner rank", 0) and placement.engines and model is not None:
                 # The latest weights stay in the object store for engines that start later.
-                used[nodes.index(place.node)] += model.num_parameters * placement.bytes_per_weight
+                used[nodes.index(assignment.node)] += model.num_parameters * placement.bytes_per_weight
     if nodes:
         used[0] += DRIVER_BYTES
         if placement.engines:
@@ -282,14 +286,18 @@ def _setting_problems(job: JobSpec, placement: Placement) -> Iterator[Problem]:
 
 
 def _memory_problems(
-    job: JobSpec, places: Sequence[Assignment], nodes: Sequence[Node], host_bytes: Sequence[int]
+    job: JobSpec, assignments: Sequence[Assignment], nodes: Sequence[Node], host_bytes: Sequence[int]
 ) -> Iterator[Problem]:
-    engine = next((place for place in places if place.role == "engine"), None)
+    engine = next((assignment for assignment in assignments if assignment.role == "engine"), None)
     if engine is not None and engine.memory is not None and (engine.memory.num_sequences or 0.0) < 1.0:
         yield _no_cache(engine, engine.memory)
     for role in ("engine", "learner rank"):
-        for place in places:
-            if place.role == role and place.memory is not None and (problem := _gpu_problem(job, place, place.memory)):
+        for assignment in assignments:
+            if (
+                assignment.role == role
+                and assignment.memory is not None
+                and (problem := _gpu_problem(job, assignment, assignment.memory))
+            ):
                 yield problem
                 break  # the others are equal
     for node, used in zip(nodes, host_bytes, strict=True):
@@ -306,15 +314,15 @@ def _no_cache(engine: Assignment, memory: Memory) -> Problem:
     return Problem("no_room_for_context", "cluster.context_length", message, remedy)
 
 
-def _gpu_problem(job: JobSpec, place: Assignment, memory: Memory) -> Problem | None:
-    available = None if place.node is None else place.node.gpu_memory_bytes
+def _gpu_problem(job: JobSpec, assignment: Assignment, memory: Memory) -> Problem | None:
+    available = None if assignment.node is None else assignment.node.gpu_memory_bytes
     if available is None or memory.gpu_bytes <= available:
         return None
     largest = sorted(memory.gpu, key=lambda part: -memory.gpu[part])[:2]
     parts = ", ".join(f"{part} {size(memory.gpu[part])}" for part in largest)
-    who = f"{place.role} {place.index}"
+    who = f"{assignment.role} {assignment.index}"
     message = f"{who} needs {size(memory.gpu_bytes)} of memory on a GPU ({parts}), which has {size(available)}"
-    if place.role == "engine":
+    if assignment.role == "engine":
         remedy = "raise cluster.engine_gpus (tensor parallel), or lower context_length"
     elif "activations" in largest:
         remedy = "lower cluster.micro_batch_tokens or context_length"

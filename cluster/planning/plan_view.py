@@ -38,7 +38,7 @@ def plan_of_file(path: Path, nodes: Sequence[Node]) -> ClusterPlan:
 
 def print_cluster_plan(console: Console, plan: ClusterPlan) -> None:
     """Print the memory of an engine and a rank, the assignment to nodes, notes on scheduling, and what does not fit."""
-    firsts = [place for place in plan.places if place.index == 0 and place.memory is not None]
+    firsts = [assignment for assignment in plan.assignments if assignment.index == 0 and assignment.memory is not None]
     if firsts:
         console.print(_memory_table(firsts))
     console.print(_node_table(plan))
@@ -53,11 +53,11 @@ def print_cluster_plan(console: Console, plan: ClusterPlan) -> None:
 def _memory_table(firsts: Sequence[Assignment]) -> Table:
     """A row per part of memory, a column per kind of actor and of memory; actors of one kind are equal."""
     columns: dict[str, Mapping[str, int]] = {}
-    for place in firsts:
-        assert place.memory is not None
-        if place.memory.gpu:
-            columns[f"{place.role}: each GPU"] = place.memory.gpu
-        columns[f"{place.role}: its node"] = place.memory.host
+    for assignment in firsts:
+        assert assignment.memory is not None
+        if assignment.memory.gpu:
+            columns[f"{assignment.role}: each GPU"] = assignment.memory.gpu
+        columns[f"{assignment.role}: its node"] = assignment.memory.host
     table = Table("memory", box=SIMPLE_HEAD)
     for column in columns:
         table.add_column(column, justify="right")
@@ -76,23 +76,23 @@ def _node_table(plan: ClusterPlan) -> Table:
     for node, used in zip(plan.nodes, plan.host_bytes, strict=True):
         gpu = _known(node.gpu_memory_bytes) if node.gpus else ""
         resources = f"{node.cores:g}", f"{node.gpus:g}", gpu, _known(node.memory_bytes), size(used)
-        table.add_row(escape(node.name), *resources, _who(p for p in plan.places if p.node is node))
-    if unplaced := [place for place in plan.places if place.node is None]:
+        table.add_row(escape(node.name), *resources, _who(p for p in plan.assignments if p.node is node))
+    if unplaced := [assignment for assignment in plan.assignments if assignment.node is None]:
         table.add_row("[red]not placed[/]", *[""] * 5, _who(unplaced))
     return table
 
 
-def _who(places: Iterable[Assignment]) -> str:
+def _who(assignments: Iterable[Assignment]) -> str:
     """Actors as text, such as `engine 0, 1; learner rank 0`."""
     indices: dict[str, list[str]] = {}
-    for place in places:
-        indices.setdefault(place.role, []).append(str(place.index))
+    for assignment in assignments:
+        indices.setdefault(assignment.role, []).append(str(assignment.index))
     return "; ".join(f"{role} {', '.join(numbers)}" for role, numbers in indices.items())
 
 
 def _notes(plan: ClusterPlan) -> list[str]:
     placement, notes = plan.placement, []
-    sequences = [place.memory.num_sequences for place in plan.places if place.memory is not None]
+    sequences = [assignment.memory.num_sequences for assignment in plan.assignments if assignment.memory is not None]
     if cached := [number for number in sequences if number is not None]:
         notes.append(f"an engine's cache holds {min(cached):,.1f} sequences of full context length, or more short ones")
     shared = "; an engine and its ranks share one bundle and take turns" if placement.colocated else ""
@@ -115,7 +115,7 @@ def plan_as_json(plan: ClusterPlan) -> dict[str, Any]:
         "fits": not plan.lacking and not plan.problems,
         "dtype": plan.placement.dtype,
         "colocated": plan.placement.colocated,
-        "places": [_place(place) for place in plan.places],
+        "places": [_assignment(assignment) for assignment in plan.assignments],
         "nodes": [
             {
                 "name": node.name,
@@ -131,14 +131,14 @@ def plan_as_json(plan: ClusterPlan) -> dict[str, Any]:
     }
 
 
-def _place(place: Assignment) -> dict[str, Any]:
-    memory = place.memory
+def _assignment(assignment: Assignment) -> dict[str, Any]:
+    memory = assignment.memory
     return {
-        "role": place.role,
-        "index": place.index,
-        "node": None if place.node is None else place.node.name,
-        "cores": place.cores,
-        "gpus": place.gpus,
+        "role": assignment.role,
+        "index": assignment.index,
+        "node": None if assignment.node is None else assignment.node.name,
+        "cores": assignment.cores,
+        "gpus": assignment.gpus,
         "gpu_memory_bytes": {} if memory is None else dict(memory.gpu),
         "memory_bytes": {} if memory is None else dict(memory.host),
         "cached_sequences": None if memory is None else memory.num_sequences,

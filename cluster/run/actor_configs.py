@@ -117,7 +117,7 @@ def print_plan(console: Console, prepared: Prepared) -> None:
     ]
     context = f"context {prepared.context_length} tokens"
     say(f"  {', '.join(resources)}, {placement.dtype}, {context}")
-    for place in prepared.cluster.places:
+    for place in prepared.cluster.assignments:
         if place.index == 0 and place.memory is not None:
             on_gpu = f"{size(place.memory.gpu_bytes)} of each of its GPUs and " if place.memory.gpu else ""
             say(f"  {place.role}: about {on_gpu}{size(place.memory.host_bytes)} of memory")

@@ -62,7 +62,7 @@ def test_a_job_can_stay_on_cores_of_nodes_with_gpus() -> None:
 def test_a_supervised_job_has_no_engines() -> None:
     made = plan_placement(job(method={"type": "supervised"}), [replace(LAPTOP, cores=1)], None, 2048)
     assert made.lacking == ()
-    assert [place.role for place in made.places] == ["learner rank"]
+    assert [place.role for place in made.assignments] == ["learner rank"]
 
 
 def test_a_run_that_only_grades_needs_room_for_engines_only() -> None:
@@ -71,7 +71,7 @@ def test_a_run_that_only_grades_needs_room_for_engines_only() -> None:
     for spec in (job(), on_policy(colocated=True)):
         made = plan_placement(spec, [one_core], None, 2048, learner=False)
         assert made.lacking == made.problems == ()
-        assert [place.role for place in made.places] == ["engine"]
+        assert [place.role for place in made.assignments] == ["engine"]
 
 
 # -- assignment --------------------------------------------------------------------------------------------------------
@@ -81,7 +81,7 @@ def test_actors_are_packed_onto_few_nodes_and_engines_are_never_split() -> None:
     small, large = replace(EIGHT_GPUS, name="small", gpus=4), replace(EIGHT_GPUS, name="large")
     made = plan(small, large, engines=2, engine_gpus=4, learner_ranks=4)
     assert made.lacking == ()
-    nodes = [(place.role, place.node.name if place.node else None) for place in made.places]
+    nodes = [(place.role, place.node.name if place.node else None) for place in made.assignments]
     assert [node for role, node in nodes if role == "engine"] in (["small", "large"], ["large", "small"])
     assert {node for role, node in nodes if role == "learner rank"} == {"large"}
 

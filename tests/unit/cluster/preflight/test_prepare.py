@@ -649,7 +649,7 @@ async def test_a_run_that_only_grades_needs_room_neither_for_a_learner_nor_for_c
     case.nodes = [replace(NODE, cores=1)]
     case.free = Free(disk_bytes=90 << 20, shm_bytes=None)
     prepared = await case.prepare(learner=False)
-    assert [place.role for place in prepared.cluster.places] == ["engine"]
+    assert [place.role for place in prepared.cluster.assignments] == ["engine"]
 
 
 @pytest.mark.parametrize(("shm_bytes", "message"), [(None, "there is no shared memory"), (1 << 20, "1 MiB are free")])
