@@ -18,6 +18,16 @@ class RftError(Exception):
         self.message = message
         self.details = details
 
+    @property
+    def problem(self) -> str:
+        """The message without its remedy, if it has one."""
+        return str(self.details.get("problem", self.message))
+
+    @property
+    def remedy(self) -> str:
+        """The end of the message that says what to do; empty if there is none."""
+        return str(self.details.get("remedy", ""))
+
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.message, self.details)
 

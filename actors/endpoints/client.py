@@ -298,9 +298,8 @@ class EndpointClient:
             end, why = RequestEnd.LATE, f"no answer within {self._attempt_timeout_s:g} s"
             raise _TryAgain("timeout", why) from None
         except ForbiddenAddress as error:
-            raise self._refused(
-                call, "forbidden_address", f"resolves to {error.address}, {error.kind}: {ADDRESS_REMEDY}"
-            ) from None
+            why = f"resolves to {error.address}, {error.kind}"
+            raise self._refused(call, "forbidden_address", why, ADDRESS_REMEDY) from None
         except asyncio.CancelledError:
             if asyncio.get_running_loop().time() >= call.ends_at - LATE_S:
                 end, why = RequestEnd.LATE, f"no answer within {self._timeout_s:g} s"
@@ -317,8 +316,8 @@ class EndpointClient:
         """The answer, unless its status is one to retry or to fail on."""
         status = answer.status
         if status in REFUSED_STATUSES:
-            why = f"rejected the request with {status_text(status)}: check the keys in its `headers`"
-            raise self._refused(call, "refused", why, status=status)
+            why = f"rejected the request with {status_text(status)}"
+            raise self._refused(call, "refused", why, "check the keys in its `headers`", status=status)
         if status in WAIT_STATUSES:
             why = status_text(status) + (f" with Retry-After: {after_s:g} s" if after_s is not None else "")
             raise _TryAgain("busy", why, after_s)
@@ -331,15 +330,18 @@ class EndpointClient:
 
     # -- errors ----------------------------------------------------------------------------------------------------
 
-    def _refused(self, call: _Call, kind: str, why: str, **details: Any) -> EndpointRefused:
-        return EndpointRefused(
-            f"{self.what} {why}", endpoint=self._endpoint, kind=kind, retries=call.failures, **details
-        )
+    def _refused(self, call: _Call, kind: str, why: str, remedy: str, **details: Any) -> EndpointRefused:
+        problem = f"{self.what} {why}"
+        details |= {"problem": problem, "remedy": remedy, "endpoint": self._endpoint, "kind": kind}
+        return EndpointRefused(f"{problem}: {remedy}", retries=call.failures, **details)
 
     def _failed(self, call: _Call, kind: str, why: str) -> Discard:
         elapsed_s = self._timing.clock() - call.start
+        problem = f"{self.what} failed: {why} ({call.attempts} attempts, {elapsed_s:.1f} s)"
         return self._failure(
-            f"{self.what} failed: {why} ({call.attempts} attempts, {elapsed_s:.1f} s); {REMEDIES[kind]}",
+            f"{problem}; {REMEDIES[kind]}",
+            problem=problem,
+            remedy=REMEDIES[kind],
             endpoint=self._endpoint,
             kind=kind,
             attempts=call.attempts,

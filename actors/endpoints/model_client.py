@@ -65,8 +65,8 @@ class ModelClient:
         except Discard as error:
             raise GraderFailed(error.message, **(error.details | {"code": SERVER_ERROR})) from None
         except EndpointRefused as error:
-            message = f"{error.message}, or the api_key of models.{self.name} in the operator's configuration"
-            raise EndpointRefused(message, **error.details) from None
+            remedy = f"{error.remedy}, or the api_key of models.{self.name} in the operator's configuration"
+            raise EndpointRefused(f"{error.problem}: {remedy}", **(error.details | {"remedy": remedy})) from None
         return found
 
     def scrub(self, text: str) -> str:

@@ -14,20 +14,20 @@ MIN_SECRET_CHARS = 6
 """Shorter parts of header values (a scheme, a version number) are not redacted: they are not secrets."""
 
 
-def endpoint_mistake(url: str, headers: Headers) -> str | None:
-    """What is wrong with this URL or these headers, without showing a secret; None if nothing is."""
+def endpoint_mistake(url: str, headers: Headers, name: str = "URL") -> str | None:
+    """What is wrong with this URL (called `name`) or these headers, without showing a secret; None if nothing is."""
     try:
         parsed = URL(url)
         (parsed.host or "").encode("idna")
     except ValueError:
-        return "its URL is invalid; give one such as http://host:8000/path"
+        return f"its {name} is invalid; give one such as http://host:8000/path"
     if parsed.scheme not in {"http", "https"} or not parsed.host:
-        return "its URL must start with http:// or https:// and name a host"
+        return f"its {name} must start with http:// or https:// and name a host"
     names = {name.lower() for name in headers}
     if names & OUR_HEADERS:
         return f"these headers are set by agent-rft; remove them: {', '.join(sorted(names & OUR_HEADERS))}"
     if "authorization" in names and parsed.user is not None:
-        return "its URL contains a user and its headers an Authorization; only one of them can be sent"
+        return f"its {name} contains a user and its headers an Authorization; only one of them can be sent"
     for name, value in headers.items():
         if not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", name):
             return f"the header name {name!r} contains characters that are not allowed in header names"

@@ -300,7 +300,7 @@ class Engine:
         try:
             while not (await asyncio.wait({task}, timeout=LIFE_POLL_S))[0]:
                 if self._llm.errored:
-                    raise RuntimeError("its process died; see its root cause")
+                    raise _EngineDied
             task.result()
         finally:
             task.cancel()
@@ -337,6 +337,10 @@ class Engine:
             self._llm = None
 
 
+class _EngineDied(Exception):
+    """The engine's process ended; its log says why."""
+
+
 @contextmanager
 def _as_engine_failed(what: str) -> Iterator[None]:
     """Map vLLM's errors to EngineFailed."""
@@ -344,7 +348,8 @@ def _as_engine_failed(what: str) -> Iterator[None]:
         yield
     except Exception as error:  # of any class: they come from vLLM's own processes
         why = f"{type(error).__name__}: {error}"
-        if "root cause" in why:  # "see above": in the log
+        # vLLM has no class of its own for a start that failed: "See root cause above", in the log.
+        if isinstance(error, _EngineDied) or "root cause" in why:
             why = last_error(LOG) or "its process ended (killed, or out of memory)"
         raise EngineFailed(f"an engine could not {what}: {why}") from error
 

@@ -170,9 +170,9 @@ def _model_problems(name: str, path: str, operator: Operator) -> Iterator[Proble
         known = ", ".join(sorted(operator.models)) or "none"
         message = f"the operator's configuration has no model {name!r}; it has {known}"
         yield Problem("unknown_model", "model", message, MODEL_REMEDY)
-    elif mistake := endpoint_mistake(model_url(endpoint, path), with_key(endpoint).headers):
+    elif mistake := endpoint_mistake(model_url(endpoint, path), with_key(endpoint).headers, "base_url"):
         remedy = f"correct models.{name} in the operator's configuration"
-        yield Problem("invalid_endpoint", "model", mistake.replace("its URL", "its base_url"), remedy)
+        yield Problem("invalid_endpoint", "model", mistake, remedy)
 
 
 def _judge_problems(spec: ScoreModelGrader | LabelModelGrader) -> Iterator[Problem]:

@@ -133,7 +133,8 @@ def choose_way(report: SandboxReport, unsandboxed: bool) -> Way:
     if unsandboxed:
         return "none"
     why = "; ".join(f"{way}: {reason}" for way, reason in report.missing.items())
-    raise UserError(f"python graders need a sandbox, which cannot be created here ({why}): {REMEDY}", code="no_sandbox")
+    problem = f"python graders need a sandbox, which cannot be created here ({why})"
+    raise UserError(f"{problem}: {REMEDY}", code="no_sandbox", problem=problem, remedy=REMEDY)
 
 
 @functools.cache

@@ -13,7 +13,6 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from actors.endpoints.address_guard import Guard
-from actors.endpoints.client import REMEDIES
 from actors.grading.factory import FIELD as GRADER
 from actors.grading.factory import HELD_OUT
 from actors.grading.pool import GraderPool
@@ -68,7 +67,7 @@ async def _in_a_session(
         await book.start(TRACE_ID, tasks[0].item)
         problems = await _first_calls(reinforcement, tasks, operator)
     except RftError as error:
-        wanted = "answer any JSON with status 200 when the session is ready"
+        wanted = "make it answer any JSON with status 200 when the session is ready"
         problems = [_failed(error, "session_failed", f"{SESSION}.start_url", f"{SESSION}.headers", wanted)]
     finally:
         left = await book.close("dry_run", deadline_s=spec.timeout_s)
@@ -76,7 +75,7 @@ async def _in_a_session(
     if (left or failed) and not problems:
         kind = failed[0].removeprefix("end_") if failed else "deadline"
         message = events[0] if events else f"a session cannot be ended: the request is answered with HTTP {kind}"
-        remedy = "answer any JSON with status 200 once the session is closed"
+        remedy = "make it answer any JSON with status 200 once the session is closed"
         problems = [Problem("session_failed", f"{SESSION}.end_url", message, remedy)]
     return problems
 
@@ -86,7 +85,9 @@ async def _try_tool(field: str, tool: ToolSpec, schema: ToolSchema, task: Task, 
     try:
         (result,) = await dispatcher.call_turn(TRACE_ID, task.item, [example_call(schema)])
     except RftError as error:
-        return _failed(error, "tool_failed", f"{field}.server_url", f"{field}.headers", 'answer {"output": "..."}')
+        return _failed(
+            error, "tool_failed", f"{field}.server_url", f"{field}.headers", 'make it answer {"output": "..."}'
+        )
     finally:
         await dispatcher.close()
     if result.error is not None:
@@ -101,7 +102,7 @@ async def _try_grader(reinforcement: Reinforcement, task: Task, operator: Operat
     try:
         grade = await pool.grade(example_sample(reinforcement, task), task.item, TRACE_ID)
     except RftError as error:
-        wanted = 'answer {"score": number} for any sample, also for an empty one'
+        wanted = 'make it answer {"score": number} for any sample, also for an empty one'
         if reinforcement.response_format is None and "output_json" in str(error.details.get("path")):
             wanted = "set response_format to a JSON schema: without it there is no output_json"
         return _failed(error, "grader_failed", GRADER, f"{GRADER}.headers", wanted)
@@ -114,13 +115,11 @@ async def _try_grader(reinforcement: Reinforcement, task: Task, operator: Operat
 
 
 def _failed(error: RftError, code: str, field: str, headers: str, wanted: str) -> Problem:
-    """The problem of a failed call, with a remedy for its kind of failure, by default `wanted`."""
+    """The problem of a failed call, with the remedy of its kind of failure, by default `wanted`."""
     kind = str(error.details.get("kind"))
     if kind == "refused":
         return Problem(CODES[kind], headers, error.message, TOKEN_REMEDY)
-    remedy = REMEDIES.get(kind, f"make it {wanted}" if wanted.startswith("answer") else wanted)
-    message = error.message.removesuffix(remedy).rstrip("; :")
-    return Problem(CODES.get(kind, code), field, message, remedy)
+    return Problem(CODES.get(kind, code), field, error.problem, error.remedy or wanted)
 
 
 async def _path_mistake(tool: ToolSpec, operator: Operator) -> str | None:

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from actors.engine.parsing import tool_parser_names
 from actors.grading.factory import graders_of
-from actors.sandbox.start import REMEDY as SANDBOX_REMEDY
 from actors.sandbox.start import choose_way, sandbox_report
 from cluster.planning.context import context_of, context_problems
 from cluster.planning.nodes import Node
@@ -130,7 +129,7 @@ def _sandbox_problems(reinforcement: Reinforcement, operator: Operator) -> list[
     try:
         choose_way(sandbox_report(), operator.unsandboxed_python)
     except UserError as error:
-        return [Problem("no_sandbox", python[0], error.message.removesuffix(f": {SANDBOX_REMEDY}"), SANDBOX_REMEDY)]
+        return [Problem("no_sandbox", python[0], error.problem, error.remedy)]
     return []
 
 

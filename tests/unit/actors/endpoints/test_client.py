@@ -79,7 +79,11 @@ async def test_the_fourth_failure_ends_the_call_and_quotes_the_response(connect:
         with pytest.raises(ToolFailed, match=r"tool 'search' \(POST .*/run\).*database is down.*4 attempts") as failed:
             await connect(server.url).post({}, "call_1")
     assert len(server.received) == 1 + Endpoint().max_retries
-    assert failed.value.details == {
+    error = failed.value
+    assert (error.message, error.remedy) == (f"{error.problem}; {error.remedy}", "check the endpoint's own log")
+    assert error.details == {
+        "problem": error.problem,
+        "remedy": error.remedy,
         "endpoint": server.url,
         "kind": "server_error",
         "attempts": 4,
