@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from actors.runtime.recorder import Spread
-from trainer.metrics import SECONDS
+from trainer.metrics.metric import SECONDS
 
 STATES = ("closed", "half_open", "open")
 """States of a breaker, from best to worst."""

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Literal
 
-from trainer.metrics import EVALUATION, Metric
+from trainer.metrics import EVALUATION
+from trainer.metrics.metric import Metric
 from trainer.types import Evaluation, Group
 
 Verdict = Literal["better", "worse", "same"]

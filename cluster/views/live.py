@@ -26,7 +26,8 @@ from rich.text import Text
 
 from cluster.views.before_after import compare
 from trainer.events import Evaluated, JobEnded, PhaseBegan, RolloutDiscarded, StepDone
-from trainer.metrics import LIVE, METRICS
+from trainer.metrics import METRICS
+from trainer.metrics.metric import LIVE
 from trainer.run_events import RunEvent
 from trainer.types import Evaluation
 

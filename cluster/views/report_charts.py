@@ -1,4 +1,4 @@
-"""The curves of a report as plotly.js data; `trainer.metrics` says which metrics share a chart."""
+"""The curves of a report as plotly.js data; `trainer.metrics` lists which metrics share a chart."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from itertools import cycle
 from typing import Any, Literal
 
-from trainer.metrics import CHARTS, METRICS, Chart
+from trainer.metrics import METRICS
+from trainer.metrics.charts import CHARTS, Chart
 from trainer.types import Evaluation
 
 Steps = Sequence[Mapping[str, float]]

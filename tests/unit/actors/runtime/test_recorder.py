@@ -9,7 +9,8 @@ from prometheus_client import generate_latest
 
 from actors.endpoints.stats import EndpointStats, live_endpoint_metrics
 from actors.runtime.recorder import Recorder, Spread
-from trainer.metrics import METRICS, SECONDS, prometheus_name
+from trainer.metrics import METRICS, prometheus_name
+from trainer.metrics.metric import SECONDS
 
 
 def samples(recorder: Recorder) -> dict[str, float]:
