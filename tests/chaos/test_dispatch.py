@@ -131,6 +131,7 @@ async def test_no_answer_of_a_broken_grader_becomes_a_grade(kind: Kind) -> None:
         await until(lambda: server.record.of(GRADE).in_flight == 0)
 
 
+@pytest.mark.nightly
 async def test_of_ten_thousand_sessions_all_are_closed() -> None:
     faults = Faults(shares={"500": 0.1, "503": 0.01, "drop": 0.05})
     plan = Plan(seed=5, endpoints={"session/start": faults, "session/end": faults})

@@ -47,6 +47,7 @@ def local_ray() -> Iterator[None]:
     ray.shutdown()
 
 
+@pytest.mark.nightly
 async def test_five_hundred_concurrent_rollouts_survive_a_burst_of_429_and_503s(local_ray: None) -> None:
     """On one real engine and two dispatchers.
 
@@ -121,6 +122,7 @@ def session_job(folder: Path, faulty: FaultyLedger) -> Path:
     return folder / "job.yaml"
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(600)  # two engine starts
 def test_a_killed_job_resumes_and_ends_each_session_that_it_opened(tmp_path: Path, faulty: FaultyLedger) -> None:
     command = [AGENT_RFT, "train", str(session_job(tmp_path, faulty)), "--runs", str(tmp_path / "runs")]

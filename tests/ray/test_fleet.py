@@ -157,6 +157,7 @@ async def waiting_for_a_tool(engine: Watched) -> None:
         await asyncio.sleep(0.1)
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 async def test_hung_processes_are_reported_within_a_minute_and_replaced(actors: JobActors, tasks: list[Task]) -> None:
     """First the dispatcher hangs; then, while rollouts of both engines wait for it, one engine's core."""
@@ -216,6 +217,7 @@ async def test_one_broadcast_updates_both_engines(actors: JobActors, tasks: list
     assert await actors.versions() == [6, 6]
 
 
+@pytest.mark.nightly
 async def test_a_learner_rank_that_stands_still_ends_the_job_and_is_named(actors: JobActors, tasks: list[Task]) -> None:
     events: list[Event] = []
     groups = await actors.sample(tasks[:4])

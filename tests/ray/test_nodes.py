@@ -116,6 +116,7 @@ async def test_an_engine_joins_during_the_run_with_the_current_weights(
     assert report.canary_gap < 1e-3
 
 
+@pytest.mark.nightly
 async def test_an_engine_on_a_dead_node_is_replaced_on_another(
     run: JobActors, nodes: Cluster, tasks: list[Task]
 ) -> None:
