@@ -72,7 +72,7 @@ def test_check_reports_all_mistakes_in_one_list(tmp_path: Path, environment: dic
         f"method.reinforcement.algorithm.top_p ({tmp_path}/job.yaml:8)",
         f"method.reinforcement.api_key ({tmp_path}/job.yaml:9)",
         f"cluster.context_length ({tmp_path}/job.yaml:10)",
-        "training_file (rows.jsonl:1): is no JSON",
+        "training_file (rows.jsonl:1): is not valid JSON",
         f"model ({tmp_path}/job.yaml:1): there is no folder /no/such/model",
     ):
         assert text in done.stdout
@@ -88,8 +88,8 @@ def test_train_refuses_a_job_whose_token_the_endpoints_reject(tmp_path: Path, en
     assert done.returncode == 2, done.stdout
     assert "the job has 4 problems" in done.stdout
     assert done.stdout.count("[endpoint_refused]") == 4
-    assert f"{environment['LEDGER_TOOLS_URL']}/tools/cat) refused us with HTTP 401" in done.stdout
-    assert f"{environment['LEDGER_GRADER_URL']}/grade) refused us with HTTP 401" in done.stdout
+    assert f"{environment['LEDGER_TOOLS_URL']}/tools/cat) rejected the request with HTTP 401" in done.stdout
+    assert f"{environment['LEDGER_GRADER_URL']}/grade) rejected the request with HTTP 401" in done.stdout
     assert token not in done.stdout
     assert processes_left() == []
 

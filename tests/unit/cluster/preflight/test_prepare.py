@@ -277,14 +277,14 @@ async def test_no_schema_makes_us_fetch_a_url(case: Case, key: str) -> None:
         assert foreign.received == []
     fields = {problem.field for problem in problems if problem.code == "invalid_schema"}
     assert fields == {"method.reinforcement.response_format", "training_file.tools[0].function.parameters"}
-    assert all("leads out of the schema" in p.message for p in problems)
+    assert all("points outside the schema" in p.message for p in problems)
 
 
 def test_no_schema_shows_a_file(tmp_path: Path) -> None:
     secret = tmp_path / "credentials.json"
     secret.write_text('{"const": "sk-4711"}')
     mistake = str(schema_mistake({"$ref": secret.as_uri()}))
-    assert "leads out of the schema" in mistake and "4711" not in mistake
+    assert "points outside the schema" in mistake and "4711" not in mistake
     based = {"$id": secret.as_uri(), "$ref": "#/$defs/x", "$defs": {"x": {"type": "string"}}}
     assert schema_mistake(based) is None, "an id of its own changes nothing: the reference stays within"
 
@@ -478,8 +478,8 @@ async def test_a_tool_that_nobody_serves_is_named_with_its_url(case: Case) -> No
     assert problem.code == "tool_failed"
     assert url in problem.message
     assert "refused" in problem.message.lower()
-    assert "check that it runs" in problem.remedy
-    assert "check that it runs" not in problem.message
+    assert "check that it is running" in problem.remedy
+    assert "check that it is running" not in problem.message
 
 
 async def test_first_calls_are_made_within_a_session_which_is_ended(case: Case) -> None:
@@ -601,7 +601,7 @@ async def test_names_that_lead_to_such_addresses_are_found_by_the_first_call(cas
         "forbidden_address",
         "method.reinforcement.tools[0].server_url",
     )
-    assert "leads to" in tool_problem.message and "loopback" in tool_problem.message
+    assert "resolves to" in tool_problem.message and "loopback" in tool_problem.message
     assert "allowed_networks" in tool_problem.remedy and "allowed_networks" not in tool_problem.message
     assert (grader_problem.code, grader_problem.field) == ("forbidden_address", "method.reinforcement.grader")
 
