@@ -1,8 +1,8 @@
-"""The one list of metrics: what every process records, and how plots, tables, dashboards and the API show it.
+"""The list of all metrics: what every process records, and how charts, tables, dashboards and the API show it.
 
-A name with a `<placeholder>` stands for a family (`tool/<tool>/errors` -> `tool/search/errors`). Prometheus gets it as
-`agent_rft_tool_errors_total{tool="search"}`: placeholders are labels, so their values must be few. Each sample has the
-labels `job` and `process` beside its own.
+A name with a `<placeholder>` stands for a family (`tool/<tool>/errors` -> `tool/search/errors`). In Prometheus it is
+`agent_rft_tool_errors_total{tool="search"}`: placeholders become labels, so they must have few values. Every sample
+also has the labels `job` and `process`.
 """
 
 from __future__ import annotations
@@ -24,16 +24,21 @@ BYTES = tuple(10.0**i for i in range(5, 13))
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One entry of the list: what it is, how it is written, and where it is shown.
+    """One metric or family: its meaning, its format, and where it is shown.
 
-    `label` names it in tables, `short` (or `label`) in log lines; `form` formats a value, by default after its `unit`.
-    `chart` is the one of CHARTS that draws it, as `series` (of a family: the value of its placeholder). `message` is
-    its name in the message of the API's metrics events, where it is shown there; `csv`: it is one of the first columns
-    of the result file. `better`: more is (1), less is (-1), or neither.
-
-    Prometheus gets by `kind`: the last value, the sum of what is recorded, a histogram with these `buckets`, or nothing
-    (`file`: it is in metrics.jsonl only). Where `live`, the process that knows it records it as it happens, and what a
-    step's line holds of it is for the file alone.
+    Attributes:
+        label: Name in tables.
+        help: Description in Prometheus.
+        kind: How Prometheus exports it: the last value (gauge), the sum of recorded values (counter), a histogram with
+            `buckets`, or not at all (file: it is in metrics.jsonl only).
+        live: The process that measures it records it at once; a step's value of it goes to metrics.jsonl only.
+        short: Name in log lines. Empty: `label`.
+        form: Format of a value. Empty: that of its `unit`.
+        chart: The key in CHARTS of the chart that draws it.
+        series: Its name in that chart; a family uses the values of its placeholder.
+        message: Name in the message of the API's metrics events. Empty: it is not in the message.
+        csv: Whether it is among the first columns of the result file.
+        better: 1 if more is better, -1 if less is better, else 0.
     """
 
     label: str
@@ -53,11 +58,11 @@ class Metric:
 
     @property
     def pattern(self) -> str:
-        """How values are written, as `str.format` takes it."""
+        """The format of values, for `str.format`."""
         return self.form or FORMS.get(self.unit, "{:.3f}")
 
     def format(self, value: float) -> str:
-        """The value with its unit, as tables show it."""
+        """The value as tables show it, with its unit if that is s or share."""
         return self.pattern.format(value)
 
 
@@ -68,12 +73,12 @@ FORMS = {
     "share": "{:.0%}",
     "s": "{:.2f} s",
 }
-"""How values of a unit are written; others with three digits after the point."""
+"""Unit -> format of its values. Other units have three decimals."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """Metrics that are drawn together, in the report's section on the agent or on the training."""
+    """Metrics drawn together, in the report's section about the agent or the training."""
 
     title: str
     unit: str = ""
@@ -108,7 +113,7 @@ CHARTS: dict[str, Chart] = {
     "entropy": _training("Entropy", "nats"),
     "limited": _training("Truncated and clipped tokens", "of trained tokens", ticks=".1%"),
 }
-"""In the order of the report."""
+"""All charts, in the order of the report."""
 
 _count = partial(Metric, kind="counter")
 _spread = partial(Metric, kind="histogram")
@@ -116,12 +121,12 @@ _file = partial(Metric, kind="file")
 _live = partial(Metric, live=True)
 
 METRICS: dict[str, Metric] = {
-    # where the job is
+    # progress
     "step": Metric("step", "steps", "updates taken, counted from 1"),
     "total_steps": Metric("planned steps", "steps", "updates planned"),
     "version": Metric("policy version", "", "policy version after the step"),
-    "elapsed_s": Metric("elapsed time", "s", "since the loop began"),
-    # how well it does
+    "elapsed_s": Metric("elapsed time", "s", "time since the loop started"),
+    # reward and grade
     "train_mean_reward": Metric(
         "train reward",
         "",
@@ -178,7 +183,7 @@ METRICS: dict[str, Metric] = {
         message="full validation loss",
         form="{:.4f}",
     ),
-    # how it works
+    # behaviour of the agent
     "tool_calls_mean": Metric(
         "tool calls per rollout",
         "calls",
@@ -199,7 +204,7 @@ METRICS: dict[str, Metric] = {
     "parallel_turn_share": Metric(
         "turns with parallel calls",
         "share",
-        "turns with more than one call, of turns with calls",
+        "share of turns with more than one call among turns with calls",
         chart="parallel",
         series="parallel",
         short="parallel",
@@ -227,7 +232,7 @@ METRICS: dict[str, Metric] = {
     "rollout_tokens_mean": Metric(
         "all tokens per rollout",
         "tokens",
-        "all tokens per rollout, prompt and tool results included",
+        "all tokens per rollout, including prompt and tool results",
         chart="tokens",
         series="all",
         short="tokens",
@@ -243,7 +248,7 @@ METRICS: dict[str, Metric] = {
         shown=LIVE,
     ),
     "rollout_wall_s_mean": Metric(
-        "wall-clock time per rollout", "s", "wall-clock per rollout", chart="rollout_time", series="wall"
+        "wall-clock time per rollout", "s", "wall-clock time per rollout", chart="rollout_time", series="wall"
     ),
     "grade_latency_s_mean": Metric(
         "grading time per rollout", "s", "latency of the grader per rollout", chart="rollout_time", series="grader"
@@ -260,14 +265,14 @@ METRICS: dict[str, Metric] = {
     "held_out_grade_mean": Metric(
         "held-out grade",
         "",
-        "mean grade of the held-out grader, which nothing is trained on",
+        "mean grade of the held-out grader, which is not used for training",
         chart="held_out",
         series="held out",
     ),
     "held_out_failures": _count(
-        "failures of the held-out grader", "rollouts", "graded rollouts to which the held-out grader gave no grade"
+        "failures of the held-out grader", "rollouts", "graded rollouts for which the held-out grader failed"
     ),
-    "judge_tokens/<model>": _count("tokens of a judge", "tokens", "tokens spent on one judge model"),
+    "judge_tokens/<model>": _count("tokens of a judge", "tokens", "tokens used by one judge model"),
     "finish/<reason>": _count(
         "rollouts by how they ended",
         "rollouts",
@@ -281,19 +286,23 @@ METRICS: dict[str, Metric] = {
         "latency of a tool", "s", "latency of one tool's answers", chart="tool_latency"
     ),
     "tool/<tool>/output_tokens_mean": _file(
-        "tokens of a tool's output", "tokens", "length of one tool's outputs, shared out among a turn's calls"
+        "tokens of a tool's output",
+        "tokens",
+        "tokens of one tool's outputs; those of a turn are divided among its calls",
     ),
-    "tool/<tool>/output_chars_mean": Metric("length of a tool's output", "characters", "length of one tool's outputs"),
-    "tool/<tool>/errors": _count("errors of a tool", "calls", "calls of one tool that were answered with an error"),
+    "tool/<tool>/output_chars_mean": Metric(
+        "length of a tool's output", "characters", "characters of one tool's outputs"
+    ),
+    "tool/<tool>/errors": _count("errors of a tool", "calls", "calls of one tool that returned an error"),
     "call_errors/<kind>": _count(
-        "invalid calls", "calls", "calls refused or failed by the model's doing", chart="call_errors"
+        "invalid calls", "calls", "calls that were refused or failed because of the model", chart="call_errors"
     ),
-    # what was lost
+    # rollouts and groups that were lost
     "rollouts_graded": _count("graded rollouts", "rollouts", "graded rollouts of the step's groups"),
     "mean_unresponsive_rewards": Metric(
         "discarded rollouts",
         "share",
-        "rollouts discarded, of all rollouts of the step's groups",
+        "share of discarded rollouts among all rollouts of the step's groups",
         short="discarded",
         shown=LIVE,
         message="unresponsive rewards",
@@ -302,7 +311,7 @@ METRICS: dict[str, Metric] = {
     "discarded/<reason>": _count(
         "discarded rollouts by reason", "rollouts", "discarded rollouts by reason", chart="discarded"
     ),
-    "groups_trained": _count("groups trained", "groups", "groups that trained", chart="groups", series="trained"),
+    "groups_trained": _count("groups trained", "groups", "groups used for training", chart="groups", series="trained"),
     "groups_without_signal/<kind>": _count(
         "groups without signal",
         "groups",
@@ -310,7 +319,7 @@ METRICS: dict[str, Metric] = {
         chart="groups",
     ),
     "groups_lost": _count(
-        "groups lost", "groups", "groups with fewer than two survivors", chart="groups", series="lost"
+        "groups lost", "groups", "groups with fewer than two graded rollouts", chart="groups", series="lost"
     ),
     "account/<state>": _file(
         "attempts at rollouts",
@@ -320,25 +329,25 @@ METRICS: dict[str, Metric] = {
     "slow_rows_ratio": Metric(
         "slow rows, relative",
         "",
-        "graded share of the rollouts of the slowest quarter of groups, of that of all: 1 is as often as quick rows",
+        "graded share of rollouts in the slowest quarter of groups, divided by that of all groups",
     ),
-    # how fresh it is
+    # staleness and weight sync
     "staleness_mean": Metric(
         "staleness in versions",
         "versions",
-        "learner's version minus that of a trained group's oldest token",
+        "learner's version minus the version of a trained group's oldest token",
         chart="staleness",
         series="mean",
         short="stale",
         shown=LIVE,
     ),
     "staleness_max": Metric(
-        "largest staleness", "versions", "the largest of the step", chart="staleness", series="largest"
+        "largest staleness", "versions", "largest staleness of the step", chart="staleness", series="largest"
     ),
     "sync_pause_s": _spread(
         "pause per update",
         "s",
-        "generation stood still for the update (slowest engine)",
+        "pause of generation for the weight update (slowest engine)",
         buckets=SECONDS,
         chart="sync",
         series="pause",
@@ -348,29 +357,29 @@ METRICS: dict[str, Metric] = {
     "sync_total_s": _spread(
         "weight sync time",
         "s",
-        "from the learner's weights to all engines",
+        "time to bring the learner's weights to all engines",
         buckets=SECONDS,
         chart="sync",
         series="whole sync",
     ),
-    "sync_bytes": _spread("bytes per weight sync", "bytes", "weights sent to each engine", buckets=BYTES),
+    "sync_bytes": _spread("bytes per weight sync", "bytes", "bytes of weights sent to each engine", buckets=BYTES),
     "canary_gap": Metric(
         "gap on the canary",
         "nats",
-        "mean absolute difference of log-probabilities, engines against learner, same weights",
+        "mean absolute log-probability difference of engines and learner on the same weights",
         chart="gap",
         series="canary",
     ),
     # the learner
     "loss": Metric(
-        "loss", "", "the step's loss", chart="loss", series="train", shown=LIVE, message="training loss", form="{:.4f}"
+        "loss", "", "loss of the step", chart="loss", series="train", shown=LIVE, message="training loss", form="{:.4f}"
     ),
     "grad_norm": Metric(
         "gradient norm", "", "norm of the gradient before clipping", chart="grad_norm", series="before clipping"
     ),
-    "learning_rate": Metric("learning rate", "", "of the update"),
+    "learning_rate": Metric("learning rate", "", "learning rate of the update"),
     "entropy": Metric(
-        "entropy", "nats", "mean entropy of trained tokens' distributions", chart="entropy", series="entropy"
+        "entropy", "nats", "mean entropy of the distributions of trained tokens", chart="entropy", series="entropy"
     ),
     "importance_ratio_mean": Metric(
         "importance ratio", "", "mean ratio of learner's and engine's probabilities of trained tokens"
@@ -385,7 +394,7 @@ METRICS: dict[str, Metric] = {
     "clipped_share": Metric(
         "clipped tokens", "share", "trained tokens whose ratio was clipped", chart="limited", series="ratio clipped"
     ),
-    "kl_start": Metric("KL to the start model", "nats", "KL to the start model, where kl_coef is above 0"),
+    "kl_start": Metric("KL to the start model", "nats", "KL to the start model, if kl_coef is above 0"),
     "logprob_gap": Metric(
         "log-probability gap",
         "nats",
@@ -394,127 +403,147 @@ METRICS: dict[str, Metric] = {
         series="trained tokens",
     ),
     "logprob_gap_ratio": Metric("ratio at equal versions", "", "mean ratio on tokens of the learner's version"),
-    "logprob_gap_tokens": Metric("tokens of the gap", "tokens", "how many tokens the two above were taken from"),
+    "logprob_gap_tokens": Metric(
+        "tokens of the gap", "tokens", "number of tokens behind logprob_gap and logprob_gap_ratio"
+    ),
     "trained_tokens": _count("trained tokens", "tokens", "tokens in the loss"),
-    "computed_tokens": _count("computed tokens", "tokens", "tokens that went through the model"),
-    "padding_efficiency": Metric("padding efficiency", "share", "useful tokens of computed tokens"),
+    "computed_tokens": _count("computed tokens", "tokens", "tokens processed by the model, including padding"),
+    "padding_efficiency": Metric("padding efficiency", "share", "share of computed tokens that are not padding"),
     "num_micro_batches": Metric("micro-batches per rank", "", "micro-batches per rank"),
-    "update_applied": Metric("update applied", "", "0 where a non-finite gradient skipped the update"),
-    # where the time went
+    "update_applied": Metric("update applied", "", "0 if the update was skipped because its gradient was not finite"),
+    # time of a step
     "time_wait_s": _spread(
         "waiting for rollouts",
         "s",
-        "the learner waited for rollouts",
+        "time that the learner waited for rollouts",
         buckets=LONG_SECONDS,
         chart="step_time",
         series="waiting",
     ),
-    "time_learn_s": _spread("learning", "s", "updates", buckets=LONG_SECONDS, chart="step_time", series="learning"),
+    "time_learn_s": _spread(
+        "learning", "s", "time of the updates", buckets=LONG_SECONDS, chart="step_time", series="learning"
+    ),
     "time_sync_s": _spread(
-        "weight sync", "s", "publishing weights", buckets=LONG_SECONDS, chart="step_time", series="weight sync"
+        "weight sync", "s", "time to publish the weights", buckets=LONG_SECONDS, chart="step_time", series="weight sync"
     ),
     "time_eval_s": _spread(
-        "validation", "s", "validation", buckets=LONG_SECONDS, chart="step_time", series="validation"
+        "validation", "s", "time of the validation", buckets=LONG_SECONDS, chart="step_time", series="validation"
     ),
-    "time_checkpoint_s": _spread("checkpoint", "s", "writing the checkpoint", buckets=LONG_SECONDS),
-    "checkpoint_bytes": _spread("checkpoint size", "bytes", "of the checkpoint", buckets=BYTES),
+    "time_checkpoint_s": _spread("checkpoint", "s", "time to write the checkpoint", buckets=LONG_SECONDS),
+    "checkpoint_bytes": _spread("checkpoint size", "bytes", "size of the checkpoint", buckets=BYTES),
     "time_step_s": _spread(
-        "whole step", "s", "the whole step, validation and checkpoint included", buckets=LONG_SECONDS
+        "whole step", "s", "time of the whole step, including validation and checkpoint", buckets=LONG_SECONDS
     ),
-    # at each tool, grader, judge or session server, since the start; a line of the file has the sums of all processes
-    "endpoint/<endpoint>/calls": _live(
-        "calls", "calls", "asked for: answered, failed, cancelled or under way", "counter"
-    ),
-    "endpoint/<endpoint>/answered": _live("answered calls", "calls", "got an answer", "counter"),
-    "endpoint/<endpoint>/failed": _live("failed calls", "calls", "ended without one", "counter"),
-    "endpoint/<endpoint>/cancelled": _live("cancelled calls", "calls", "were given up by us", "counter"),
+    # each tool, grader, judge or session server, since the start; metrics.jsonl has the sums over all processes
+    "endpoint/<endpoint>/calls": _live("calls", "calls", "calls: answered, failed, cancelled or in flight", "counter"),
+    "endpoint/<endpoint>/answered": _live("answered calls", "calls", "calls that were answered", "counter"),
+    "endpoint/<endpoint>/failed": _live("failed calls", "calls", "calls that ended without an answer", "counter"),
+    "endpoint/<endpoint>/cancelled": _live("cancelled calls", "calls", "calls that we cancelled", "counter"),
     "endpoint/<endpoint>/errors/<kind>": _live(
-        "errors", "calls", "by what went wrong: server_error, deadline, ...", "counter"
+        "errors", "calls", "errors of requests by kind: server_error, deadline, ...", "counter"
     ),
-    "endpoint/<endpoint>/retries": _live("retries after failures", "requests", "sent again after a failure", "counter"),
+    "endpoint/<endpoint>/retries": _live(
+        "retries after failures", "requests", "requests sent again after a failure", "counter"
+    ),
     "endpoint/<endpoint>/waits": _live(
-        "waits after 408, 425, 429 or 503", "requests", "sent again after 408, 425, 429 or 503", "counter"
+        "waits after 408, 425, 429 or 503", "requests", "requests sent again after 408, 425, 429 or 503", "counter"
     ),
     "endpoint/<endpoint>/hedges": _live(
-        "hedges of slow requests", "requests", "sent a second time because the first took long", "counter"
+        "hedges of slow requests",
+        "requests",
+        "requests sent again because there was no answer within hedge_after_s",
+        "counter",
     ),
-    "endpoint/<endpoint>/bytes_out": _live("bytes sent", "bytes", "sent", "counter"),
-    "endpoint/<endpoint>/bytes_in": _live("bytes received", "bytes", "received", "counter"),
+    "endpoint/<endpoint>/bytes_out": _live("bytes sent", "bytes", "bytes sent", "counter"),
+    "endpoint/<endpoint>/bytes_in": _live("bytes received", "bytes", "bytes received", "counter"),
     "endpoint/<endpoint>/latency_s": _live(
-        "response latency", "s", "of requests that were answered", "histogram", SECONDS
+        "response latency", "s", "latency of requests that were answered", "histogram", SECONDS
     ),
-    "endpoint/<endpoint>/queue_s": _live("time in queue", "s", "requests waited for their turn", "histogram", SECONDS),
-    "endpoint/<endpoint>/latency_sum_s": _file("sum of response latencies", "s", "of requests that were answered"),
-    "endpoint/<endpoint>/queue_sum_s": _file("sum of times in queue", "s", "requests waited for their turn"),
-    "endpoint/<endpoint>/limit": _live("limit", "requests", "allowed at a time just now"),
-    "endpoint/<endpoint>/in_flight": _live("requests in flight", "requests", "on the wire"),
-    "endpoint/<endpoint>/queued": _live("requests queued", "requests", "wait for their turn"),
+    "endpoint/<endpoint>/queue_s": _live(
+        "time in queue", "s", "time that requests waited in the queue", "histogram", SECONDS
+    ),
+    "endpoint/<endpoint>/latency_sum_s": _file(
+        "sum of response latencies", "s", "total latency of requests that were answered"
+    ),
+    "endpoint/<endpoint>/queue_sum_s": _file(
+        "sum of times in queue", "s", "total time that requests waited in the queue"
+    ),
+    "endpoint/<endpoint>/limit": _live("limit", "requests", "current limit of concurrent requests"),
+    "endpoint/<endpoint>/in_flight": _live("requests in flight", "requests", "requests sent but not answered yet"),
+    "endpoint/<endpoint>/queued": _live("requests queued", "requests", "requests that wait to be sent"),
     "endpoint/<endpoint>/breaker": _live("circuit breaker", "", "0 closed, 1 half open, 2 open: only probes are sent"),
-    # rollouts, as they end or, where they are told apart by split (train, validation, test), when their step is taken
-    "rollouts_started": _live("rollouts started", "rollouts", "attempts", "counter"),
+    # rollouts, recorded when they end or, if they have a split (train, validation, test), when their step is done
+    "rollouts_started": _live("rollouts started", "rollouts", "attempts started", "counter"),
     "rollouts/<outcome>": _live(
-        "rollouts by outcome", "rollouts", "attempts that ended: graded, cancelled, why they were discarded", "counter"
+        "rollouts by outcome",
+        "rollouts",
+        "attempts that ended, by outcome: graded, cancelled, or the reason of the discard",
+        "counter",
     ),
-    "rollouts_in_flight": _live("rollouts in flight", "rollouts", "attempts under way"),
-    "reward/<split>": _live("reward", "", "of graded rollouts", "histogram", GRADES),
-    "grade/<split>": _live("grade", "", "of graded rollouts, without penalties", "histogram", GRADES),
+    "rollouts_in_flight": _live("rollouts in flight", "rollouts", "attempts in progress"),
+    "reward/<split>": _live("reward", "", "reward of graded rollouts", "histogram", GRADES),
+    "grade/<split>": _live("grade", "", "grade of graded rollouts, without penalties", "histogram", GRADES),
     "rollout_calls/<split>": _live("tool calls per rollout", "calls", "tool calls of a rollout", "histogram", CALLS),
     "turn_calls/<split>": _live("tool calls per turn", "calls", "tool calls of a turn", "histogram", CALLS),
     "rollout_tokens/<split>/<kind>": _live(
         "tokens per rollout",
         "tokens",
-        "of a rollout: prompt, completion (reasoning included), reasoning, tool",
+        "tokens of a rollout: prompt, completion (including reasoning), reasoning, tool",
         "histogram",
         TOKENS,
     ),
-    "rollout_wall_s/<split>": _live("rollout latency", "s", "wall-clock of a rollout", "histogram", LONG_SECONDS),
+    "rollout_wall_s/<split>": _live("rollout latency", "s", "wall-clock time of a rollout", "histogram", LONG_SECONDS),
     "rollout_busy_s/<split>": _live(
         "busy time per rollout", "s", "model and tool time of a rollout", "histogram", LONG_SECONDS
     ),
-    "grade_s": _live("grading time", "s", "from a finished rollout to its grade", "histogram", SECONDS),
-    "grade_errors/<kind>": _live("failed gradings", "grades", "that were not given", "counter"),
-    # the fleet and the ranks
-    "engine/<engine>/ready": _live("engine ready", "", "1: takes rollouts; 0: starts, or is replaced"),
-    "engine/<engine>/rollouts": _live("rollouts on an engine", "rollouts", "under way on it"),
-    "engine_replacements": _live("engines replaced", "engines", "that died or differed from the learner", "counter"),
-    "engine_slots": _live("engine slots", "requests", "that an engine runs at once"),
-    "engine_slots_used": _live("engine slots in use", "requests", "that run"),
-    "engine_waiting": _live("requests waiting for a slot", "requests", "that wait for a slot"),
-    "engine_sampled_tokens": _live("sampled tokens", "tokens", "sampled", "counter"),
+    "grade_s": _live("grading time", "s", "time from the end of a rollout to its grade", "histogram", SECONDS),
+    "grade_errors/<kind>": _live("failed gradings", "grades", "gradings that failed", "counter"),
+    # engines and learner ranks
+    "engine/<engine>/ready": _live("engine ready", "", "1: ready for rollouts; 0: starting, or being replaced"),
+    "engine/<engine>/rollouts": _live("rollouts on an engine", "rollouts", "rollouts in flight on the engine"),
+    "engine_replacements": _live(
+        "engines replaced", "engines", "engines replaced because they died or differed from the learner", "counter"
+    ),
+    "engine_slots": _live("engine slots", "requests", "requests that an engine runs concurrently"),
+    "engine_slots_used": _live("engine slots in use", "requests", "requests that run on an engine"),
+    "engine_waiting": _live("requests waiting for a slot", "requests", "requests that wait for a slot of an engine"),
+    "engine_sampled_tokens": _live("sampled tokens", "tokens", "tokens sampled by an engine", "counter"),
     "engine_version": _live("policy version of an engine", "", "policy version of the engine's weights"),
-    "engine_pause_s": _live("pause of an engine", "s", "generation stood still for an update", "histogram", SECONDS),
+    "engine_pause_s": _live("pause of an engine", "s", "pause of generation for a weight update", "histogram", SECONDS),
     "rank_s/<call>": _live(
         "time of a learner rank",
         "s",
-        "a learner rank was at work: step, save, logprobs, ...",
+        "time of calls to a learner rank: step, save, logprobs, ...",
         "histogram",
         LONG_SECONDS,
     ),
     # the job and the server
-    "events/<level>": _live("events", "events", "told to the user: info, warn, error", "counter"),
-    "disk_free_bytes": _live("free disk space", "bytes", "free where the run's folder lies"),
-    "disk_total_bytes": _live("disk size", "bytes", "there, used or free"),
+    "events/<level>": _live("events", "events", "events shown to the user, by level: info, warn, error", "counter"),
+    "disk_free_bytes": _live("free disk space", "bytes", "free space on the disk of the run's folder"),
+    "disk_total_bytes": _live("disk size", "bytes", "size of the disk of the run's folder"),
     "api_request_s/<status>/<method>/<route>": _live(
-        "API latency", "s", "until an API answer ended", "histogram", SECONDS
+        "API latency", "s", "time until an API response has been sent", "histogram", SECONDS
     ),
-    "api_jobs/<state>": _live("API jobs", "jobs", "of the server, by state"),
+    "api_jobs/<state>": _live("API jobs", "jobs", "jobs of the server, by state"),
 }
 
 EVALUATION: dict[str, Metric] = {
     "grade": Metric("grade", "", "mean grade", better=1),
     "reward": Metric("reward", "", "mean reward", better=1),
-    "pass_rate": Metric("pass rate", "share", "rollouts that pass", form="{:.1%}", better=1),
-    "pass_at_k": Metric("pass@k", "share", "rows of which one of k rollouts passes", form="{:.1%}", better=1),
-    "tool_calls": Metric("tool calls per rollout", "calls", "mean number", better=-1),
-    "turns": Metric("turns per rollout", "turns", "mean number", better=-1),
-    "parallel_turn_share": Metric("turns with parallel calls", "share", "of turns with calls", form="{:.1%}"),
-    "completion_tokens": Metric("sampled tokens per rollout", "tokens", "mean number", better=-1),
-    "rollout_tokens": Metric("all tokens per rollout", "tokens", "mean number", better=-1),
+    "pass_rate": Metric("pass rate", "share", "share of rollouts that pass", form="{:.1%}", better=1),
+    "pass_at_k": Metric(
+        "pass@k", "share", "share of rows of which at least one of k rollouts passes", form="{:.1%}", better=1
+    ),
+    "tool_calls": Metric("tool calls per rollout", "calls", "mean", better=-1),
+    "turns": Metric("turns per rollout", "turns", "mean", better=-1),
+    "parallel_turn_share": Metric("turns with parallel calls", "share", "share of turns with calls", form="{:.1%}"),
+    "completion_tokens": Metric("sampled tokens per rollout", "tokens", "mean", better=-1),
+    "rollout_tokens": Metric("all tokens per rollout", "tokens", "mean", better=-1),
     "busy_s": Metric("model and tool time per rollout", "s", "mean, without queues and retries", better=-1),
-    "num_rollouts": Metric("graded rollouts", "rollouts", "number"),
-    "discarded": Metric("discarded rollouts", "rollouts", "number", better=-1),
+    "num_rollouts": Metric("graded rollouts", "rollouts", "count"),
+    "discarded": Metric("discarded rollouts", "rollouts", "count", better=-1),
 }
-"""The fields of an Evaluation that before and after are compared by, in order."""
+"""The fields of an Evaluation by which before and after are compared, in order."""
 
 _PLACEHOLDER = re.compile(r"<(\w+)>")
 _FAMILIES = {
@@ -524,7 +553,7 @@ _FAMILIES = {
 
 @lru_cache(4096)
 def metric_of(name: str) -> tuple[str, dict[str, str]] | None:
-    """The entry that a name belongs to, and its labels; None where it is in no list."""
+    """The entry of METRICS that a name belongs to, and its labels; None if there is none."""
     if name in METRICS:
         return name, {}
     for family, pattern in _FAMILIES.items():
@@ -534,6 +563,9 @@ def metric_of(name: str) -> tuple[str, dict[str, str]] | None:
 
 
 def prometheus_name(entry: str) -> str:
-    """`tool/<tool>/latency_s_mean` -> `agent_rft_tool_latency_seconds_mean`; a counter's samples end in `_total`."""
+    """The name in Prometheus: `tool/<tool>/latency_s_mean` -> `agent_rft_tool_latency_seconds_mean`.
+
+    Samples of a counter have the additional suffix `_total`.
+    """
     plain = "_".join(part for part in entry.split("/") if not part.startswith("<"))
     return "agent_rft_" + re.sub(r"_s(?=_|$)", "_seconds", plain)
