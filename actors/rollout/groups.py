@@ -13,7 +13,6 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 from actors.rollout.episode import RolloutRequest
 from actors.rollout.holdback import Holdback
@@ -26,12 +25,8 @@ from trainer.types import Discarded, Group, GroupRequest, Rollout
 STRAGGLER = "straggler"
 Discard = Callable[[Discarded], None]
 """Takes an attempt that ended without a grade."""
-
-
-class RunRollout(Protocol):
-    """Takes one rollout to its end, on whatever engine. Raises only what must end the job."""
-
-    def __call__(self, request: RolloutRequest) -> Awaitable[Rollout | Discarded]: ...
+RunRollout = Callable[[RolloutRequest], Awaitable[Rollout | Discarded]]
+"""Runs one rollout to its end, on any engine. Raises only errors that must end the job."""
 
 
 @dataclass(slots=True)
