@@ -20,6 +20,8 @@ from pydantic_core import CoreSchema
 
 from cluster.preflight.form_check import FILES, endpoint_problems
 from cluster.records.redact import plain, public_job
+from cluster.stores.file_store import FileRecord
+from cluster.stores.model_registry import ModelCatalog, ModelRecord
 from trainer.errors import InvalidJob, Problem, UserError
 from trainer.spec.endpoints import Strict
 from trainer.spec.job import ClusterSpec, JobSpec, Method
@@ -61,37 +63,10 @@ class WireJob(Strict):
     cluster: Annotated[dict[str, Any], Described(ClusterSpec)] | None = None
 
 
-class KnownModel(Protocol):
-    """The part of cluster.stores.model_registry.ModelRecord that is needed here."""
-
-    @property
-    def folder(self) -> str: ...
-    @property
-    def base(self) -> str: ...
-
-
-class ModelCatalog(Protocol):
-    """The part of cluster.stores.model_registry.ModelRegistry that is needed here."""
-
-    def resolve(self, model_id: str) -> KnownModel:
-        """The model of an id.
-
-        Raises:
-            UserError: There is no such model.
-        """
-
-
-class File(Protocol):
-    """The part of cluster.stores.file_store.FileRecord that is needed here."""
-
-    @property
-    def purpose(self) -> str: ...
-
-
 class Files(Protocol):
     """The part of cluster.stores.file_store.FileStore that is needed here."""
 
-    def get(self, file_id: str) -> File:
+    def get(self, file_id: str) -> FileRecord:
         """The record of a file.
 
         Raises:
@@ -256,7 +231,7 @@ def _size_problems(spec: JobSpec) -> list[Problem]:
 # -- the model and files it refers to ----------------------------------------------------------------------------------
 
 
-def _known_model(name: str, models: ModelCatalog) -> KnownModel:
+def _known_model(name: str, models: ModelCatalog) -> ModelRecord:
     try:
         return models.resolve(name)
     except UserError as error:
