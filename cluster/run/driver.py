@@ -60,17 +60,15 @@ from trainer.types import Evaluation, Purpose, Task
 DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO}
 
 
-async def check(
-    job: JobSpec, runs: Path, address: str | None, operator: Operator, found: Sequence[Problem] = ()
-) -> None:
-    """Print what the job comes to. `found` are problems that are known already.
+async def check(job: JobSpec, runs: Path, address: str | None, operator: Operator) -> None:
+    """Print what the job comes to.
 
     Raises:
         InvalidJob: with everything that is wrong.
     """
     console = Console()
     with checking(), ray_session(address) as nodes:
-        prepared = await prepare(job, nodes, runs, operator, found=found)
+        prepared = await prepare(job, nodes, runs, operator)
     print_plan(console, prepared)
     console.print("[green]the job is ready to be trained[/]")
 
