@@ -18,13 +18,13 @@ from pydantic import BaseModel, Field, GetJsonSchemaHandler, StrictInt, StrictSt
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from cluster.preflight.form_check import FILES, endpoint_problems
+from cluster.preflight.form_check import endpoint_problems
 from cluster.records.redact import plain, public_job
 from cluster.stores.file_store import FileRecord
 from cluster.stores.model_registry import ModelCatalog, ModelRecord
 from trainer.errors import InvalidJob, Problem, UserError
 from trainer.spec.endpoints import Strict
-from trainer.spec.job import ClusterSpec, JobSpec, Method
+from trainer.spec.job import FILES, ClusterSpec, JobSpec, Method
 from trainer.spec.operator import Operator
 from trainer.spec.reader import Lines, ParsedFile, Variables, validate
 

@@ -24,8 +24,6 @@ from trainer.spec.operator import Operator
 
 TOOLS = "method.reinforcement.tools"
 SESSION = "method.reinforcement.session"
-FILES = ("training_file", "validation_file", "test_file")
-"""Fields of a job."""
 
 
 def endpoint_problems(reinforcement: Reinforcement, operator: Operator) -> list[Problem]:
