@@ -107,7 +107,7 @@ def parse_api_job(body: Any, models: ModelCatalog, files: Files, operator: Opera
         "method": _method(request),
         "cluster": request.cluster,
     }
-    raw = _without_nulls(raw)
+    raw = without_nulls(raw)
     spec = _validated(JobSpec, raw)
     found = [*_boolean_problems(raw["method"]), *_size_problems(spec)]
     if spec.method.type == "reinforcement":
@@ -167,14 +167,14 @@ def _refuse(problems: list[Problem]) -> None:
         raise InvalidJob(f"{len(problems)} mistake{'s' * (len(problems) != 1)} in the request", problems)
 
 
-def _without_nulls(value: Any, key: str = "") -> Any:
+def without_nulls(value: Any, *, key: str = "") -> Any:
     """Without keys whose value is null, which clients send for omitted fields. Nulls in a JSON schema are kept."""
     if key == "response_format":
         return value
     if isinstance(value, dict):
-        return {k: _without_nulls(v, k) for k, v in value.items() if v is not None}
+        return {k: without_nulls(v, key=k) for k, v in value.items() if v is not None}
     if isinstance(value, list):
-        return [_without_nulls(item) for item in value]
+        return [without_nulls(item) for item in value]
     return value
 
 
