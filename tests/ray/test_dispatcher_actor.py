@@ -173,6 +173,5 @@ async def test_grades_and_failures_cross_as_values_and_the_process_stays_light(l
         await graders.grade({"output_text": "1"}, {}, "trace_1")
     assert type(failed.value) is GraderFailed
     assert failed.value.details == {"code": "invalid_variable_error", "path": "item.x"}
-    assert isinstance(await graders.dry_run({}), GraderFailed)
     loaded = await actor.__ray_call__.remote(lambda _: set(sys.modules))
     assert not loaded & {"torch", "transformers", "vllm", "deepspeed"}
