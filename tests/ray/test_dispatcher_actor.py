@@ -45,7 +45,7 @@ async def test_a_turn_is_one_message_and_errors_come_back_as_what_they_were(loca
         results = await dispatcher.call_turn("trace_1", {"x": 1}, CALLS)
         assert [(result.call_id, result.output) for result in results] == [("call_1", "x"), ("call_2", "x")]
         assert good.received[0].headers["X-Key"] == SECRET
-        assert (await dispatcher.stats())["search"]["calls"] == 2
+        assert (await dispatcher.endpoint_stats())["tool 'search'"]["calls"] == 2
 
         refused_by = DispatcherClient(DispatcherActor.remote(tools(refusing.url), LOCAL))
         with pytest.raises(EndpointRefused) as refused:
@@ -62,12 +62,12 @@ async def test_several_dispatchers_share_a_tools_limits_and_a_rollout_stays_with
         dispatcher = DispatcherClient(*actors)
         for trace_id in ("trace_1", "trace_1", "trace_2", "trace_3", "trace_4", "trace_5", "trace_6", "trace_7"):
             await dispatcher.call_turn(trace_id, {}, CALLS)
-        calls = [(await DispatcherClient(actor).stats())["search"]["calls"] for actor in actors]
-        stats = await dispatcher.stats()
+        calls = [(await DispatcherClient(actor).endpoint_stats())["tool 'search'"]["calls"] for actor in actors]
+        stats = (await dispatcher.endpoint_stats())["tool 'search'"]
     assert len(actors) == 3
-    assert sum(calls) == stats["search"]["calls"] == 16
+    assert sum(calls) == stats["calls"] == 16
     assert sum(count > 0 for count in calls) > 1
-    assert stats["search"]["limit"] == 3
+    assert stats["limit"] == 3
 
 
 async def test_cancelling_the_caller_closes_the_requests_in_the_other_process(local_ray: None) -> None:
@@ -90,7 +90,7 @@ async def test_a_dispatcher_that_died_is_a_failure_of_the_tool_once_another_is_t
         ray.kill(actor, no_restart=False)
         with pytest.raises(ToolFailed, match="the process of the tool dispatcher was lost"):
             await turn
-        assert (await dispatcher.stats())["search"]["calls"] == 0
+        assert (await dispatcher.endpoint_stats())["tool 'search'"]["calls"] == 0
 
 
 async def test_a_dispatcher_that_is_started_anew_ends_the_sessions_of_the_one_that_died(
@@ -129,7 +129,7 @@ async def test_an_actor_that_can_start_no_more_is_no_failure_of_a_tool_but_ends_
     journal, session = tmp_path / "sessions.jsonl", SessionSpec(start_url="http://127.0.0.1:1")
     actor = DispatcherActor.remote(tools("http://127.0.0.1:1"), LOCAL, session, journal)
     dispatcher = DispatcherClient(actor)
-    assert (await dispatcher.stats())["search"]["calls"] == 0
+    assert (await dispatcher.endpoint_stats())["tool 'search'"]["calls"] == 0
     journal.unlink()
     journal.mkdir()
     ray.kill(actor, no_restart=False)
@@ -138,7 +138,7 @@ async def test_an_actor_that_can_start_no_more_is_no_failure_of_a_tool_but_ends_
             with suppress(ToolFailed):  # the one that dies may still answer
                 await dispatcher.call_turn("trace_1", {}, CALLS)
     with pytest.raises(CannotStart):
-        await dispatcher.stats()
+        await dispatcher.endpoint_stats()
 
 
 async def test_no_rollout_is_lost_with_a_dispatcher_that_died(local_ray: None) -> None:
