@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from actors.learner.rank import GRADIENT_NORM, LearnerConfig, LearnerRank
 from benchmarks.common import Figure, in_turn, report, seconds
-from trainer.model.batch import MicroBatch, pack, padding_efficiency
+from trainer.model.batch import MicroBatch, pack
 from trainer.model.policy import DeviceBatch
 from trainer.types import TrainSequence
 
@@ -132,7 +132,9 @@ def main() -> None:
     )
     rank.close()
     # A hard case for packing: few sequences for many micro-batches on four ranks.
-    padding = padding_efficiency(pack(make_sequences(61, settings.vocab_size, seed=1), num_ranks=4, budget=1024))
+    ranks = pack(make_sequences(61, settings.vocab_size, seed=1), num_ranks=4, budget=1024)
+    packed = [batch for rank in ranks for batch in rank]
+    padding = sum(batch.num_useful for batch in packed) / sum(batch.num_tokens for batch in packed)
     report([Figure("learner_speed", "tokens/s", runs[1:]), Figure("padding", "share", ((padding, 1.0),))])
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,8 +18,8 @@ class ParsedTurn:
     malformed: bool = False
 
 
-class TurnParser(Protocol):
-    def __call__(self, text: str, tools: Sequence[dict[str, Any]]) -> ParsedTurn: ...
+TurnParser = Callable[[str, Sequence[dict[str, Any]]], ParsedTurn]
+"""A turn's text and the row's tools -> what the text says."""
 
 
 class VllmParser:

@@ -18,10 +18,9 @@ from actors.endpoints.client import process_stats
 from actors.endpoints.model_client import ModelClients
 from actors.endpoints.stats import live_endpoint_metrics
 from actors.graders.base import Grader, finite_number
-from actors.graders.sample import sample_of
 from actors.grading.factory import make_grader
 from actors.grading.guarded import Guarded
-from actors.runtime.calls import QUICK_S, ask, outcome_of
+from actors.runtime.calls import QUICK_S, ask
 from actors.runtime.channel import Channel, Reachable
 from actors.runtime.exporter import MetricsAddress, start_telemetry
 from actors.runtime.in_flight import Doing
@@ -108,16 +107,6 @@ class GraderPool:
         """
         return await self._grader.grade(sample, item, trace_id)
 
-    async def dry_run(self, item: dict[str, Any], answer: str = "") -> Grade | RftError:
-        """The grade of `answer`, without tool calls, for one dataset row, or the error as a value."""
-        sample = sample_of(answer, (), "answer", wants_json=True)
-        grade = await outcome_of(self.grade(sample, item, "trace_dry_run"))
-        if (
-            isinstance(grade, Grade) and grade.held_out_error
-        ):  # it would fail no rollout, but it is a mistake in the job
-            return GraderFailed(grade.held_out_error)
-        return grade
-
     async def close(self) -> None:
         await self._grader.close()
 
@@ -194,9 +183,6 @@ class GraderPoolActor(Reachable):
         """Empty: the engines report the grades that wait here."""
         return []
 
-    async def dry_run(self, item: dict[str, Any], answer: str = "") -> Grade | RftError:
-        return await self._pool.dry_run(item, answer)
-
 
 def watched_graders(actor: Any) -> Watched:
     """The pool, for the watchdog; giving it up loses grades, whose rollouts are retried."""
@@ -219,9 +205,3 @@ class GraderPoolClient:
         ref = self._actor.endpoint_stats.remote()
         stats: dict[str, dict[str, Any]] = await ask(ref, WHAT, GraderFailed, QUICK_S)
         return stats
-
-    async def dry_run(self, item: dict[str, Any], answer: str = "") -> Grade | RftError:
-        """As GraderPool.dry_run."""
-        ref = self._actor.dry_run.remote(item, answer)
-        grade: Grade | RftError = await outcome_of(ask(ref, WHAT, GraderFailed))
-        return grade

@@ -11,7 +11,7 @@ import hashlib
 import json
 import secrets
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -62,14 +62,10 @@ class Generate(Protocol):
     ) -> Awaitable[Completion]: ...
 
 
-class CallTools(Protocol):
-    def __call__(
-        self, trace_id: str, item: dict[str, Any], calls: Sequence[ToolCall]
-    ) -> Awaitable[list[ToolResult]]: ...
-
-
-class GradeSample(Protocol):
-    def __call__(self, sample: dict[str, Any], item: dict[str, Any], trace_id: str) -> Awaitable[Grade]: ...
+CallTools = Callable[[str, dict[str, Any], Sequence[ToolCall]], Awaitable[list[ToolResult]]]
+"""trace_id, item, calls -> their results, in the same order."""
+GradeSample = Callable[[dict[str, Any], dict[str, Any], str], Awaitable[Grade]]
+"""sample, item, trace_id -> the grade of the sample."""
 
 
 class Sessions(Protocol):

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Container, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import ray
@@ -47,16 +47,12 @@ ROLLOUT_GRACE_S = 60.0
 
 
 EndpointSource = Callable[[], Awaitable[dict[str, dict[str, Any]]]]
+Canary = Callable[[NDArray[np.int32]], Awaitable[NDArray[np.float32]]]
+"""The learner's log-probabilities at temperature 1 of a token sequence: [T] -> [T-1]."""
 
 
 async def _has_room(index: int) -> None:
     pass
-
-
-class Canary(Protocol):
-    """Returns the learner's log-probabilities at temperature 1 of a token sequence: [T] -> [T-1]."""
-
-    def __call__(self, token_ids: NDArray[np.int32]) -> Awaitable[NDArray[np.float32]]: ...
 
 
 @dataclass(slots=True, eq=False)

@@ -12,7 +12,6 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 from actors.rollout.episode import RolloutRequest
 from actors.rollout.holdback import Holdback
@@ -25,12 +24,8 @@ from trainer.types import Discarded, Group, GroupRequest, Rollout
 STRAGGLER = "straggler"
 Discard = Callable[[Discarded], None]
 """Takes an attempt that ended without a grade."""
-
-
-class RunRollout(Protocol):
-    """Runs one rollout to its end, on any engine. Raises only errors that must end the job."""
-
-    def __call__(self, request: RolloutRequest) -> Awaitable[Rollout | Discarded]: ...
+RunRollout = Callable[[RolloutRequest], Awaitable[Rollout | Discarded]]
+"""Runs one rollout to its end, on any engine. Raises only errors that must end the job."""
 
 
 @dataclass(slots=True)

@@ -76,9 +76,6 @@ class DispatcherActor(Reachable):
         """Empty: the engines report the calls that wait here."""
         return []
 
-    async def stats(self) -> dict[str, dict[str, Any]]:
-        return self._dispatcher.stats()
-
     async def endpoint_stats(self) -> dict[str, dict[str, Any]]:
         return process_stats()
 
@@ -93,12 +90,10 @@ class DispatcherActor(Reachable):
     async def close_sessions(self, reason: str) -> int:
         return 0 if self._sessions is None else await self._sessions.close(reason)
 
-    async def session_stats(self) -> dict[str, Any]:
-        if self._sessions is None:
-            return {"news": []}
+    async def session_news(self) -> list[str]:
         news = list(self._news)
         self._news.clear()
-        return {**self._sessions.stats(), "news": news}
+        return news
 
 
 def start_dispatchers(
@@ -191,10 +186,6 @@ class DispatcherClient:
         results = await channel.call("call_turn", trace_id, item, [astuple(call) for call in calls])
         return [ToolResult(*result) for result in results]
 
-    async def stats(self) -> dict[str, dict[str, Any]]:
-        """As Dispatcher.stats, summed over all actors."""
-        return merged(await asyncio.gather(*(self._ask(actor.stats.remote()) for actor in self._actors)))
-
     async def endpoint_stats(self) -> dict[str, dict[str, Any]]:
         """EndpointClient.stats of each tool and session server, by its name ("tool 'search'")."""
         return merged(await asyncio.gather(*(self._ask(actor.endpoint_stats.remote()) for actor in self._actors)))
@@ -221,8 +212,8 @@ class DispatcherClient:
 
     async def session_news(self) -> list[str]:
         """Messages for the user; each is returned once."""
-        stats = await asyncio.gather(*(self._ask(actor.session_stats.remote()) for actor in self._actors))
-        return [text for one in stats for text in one["news"]]
+        news = await asyncio.gather(*(self._ask(actor.session_news.remote()) for actor in self._actors))
+        return [text for texts in news for text in texts]
 
     def _shard(self, trace_id: str) -> int:
         return _shard(trace_id, len(self._actors))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cluster.preflight.form_check import FILES
 from cluster.preflight.limits import NUM_ROWS
 from cluster.records.redact import plain
 from cluster.stores.job_tables import JobError
 from trainer.errors import InvalidJob, Problem, RftError, UserError
+from trainer.spec.job import FILES
 
 MAX_MESSAGE_CHARS = 2_000
 

@@ -18,11 +18,13 @@ from pydantic import BaseModel, Field, GetJsonSchemaHandler, StrictInt, StrictSt
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from cluster.preflight.form_check import FILES, endpoint_problems
+from cluster.preflight.form_check import endpoint_problems
 from cluster.records.redact import plain, public_job
+from cluster.stores.file_store import FileRecord
+from cluster.stores.model_registry import ModelCatalog, ModelRecord
 from trainer.errors import InvalidJob, Problem, UserError
 from trainer.spec.endpoints import Strict
-from trainer.spec.job import ClusterSpec, JobSpec, Method
+from trainer.spec.job import FILES, ClusterSpec, JobSpec, Method
 from trainer.spec.operator import Operator
 from trainer.spec.reader import Lines, ParsedFile, Variables, validate
 
@@ -61,37 +63,10 @@ class WireJob(Strict):
     cluster: Annotated[dict[str, Any], Described(ClusterSpec)] | None = None
 
 
-class KnownModel(Protocol):
-    """The part of cluster.stores.model_registry.ModelRecord that is needed here."""
-
-    @property
-    def folder(self) -> str: ...
-    @property
-    def base(self) -> str: ...
-
-
-class ModelCatalog(Protocol):
-    """The part of cluster.stores.model_registry.ModelRegistry that is needed here."""
-
-    def resolve(self, model_id: str) -> KnownModel:
-        """The model of an id.
-
-        Raises:
-            UserError: There is no such model.
-        """
-
-
-class File(Protocol):
-    """The part of cluster.stores.file_store.FileRecord that is needed here."""
-
-    @property
-    def purpose(self) -> str: ...
-
-
 class Files(Protocol):
     """The part of cluster.stores.file_store.FileStore that is needed here."""
 
-    def get(self, file_id: str) -> File:
+    def get(self, file_id: str) -> FileRecord:
         """The record of a file.
 
         Raises:
@@ -132,7 +107,7 @@ def parse_api_job(body: Any, models: ModelCatalog, files: Files, operator: Opera
         "method": _method(request),
         "cluster": request.cluster,
     }
-    raw = _without_nulls(raw)
+    raw = without_nulls(raw)
     spec = _validated(JobSpec, raw)
     found = [*_boolean_problems(raw["method"]), *_size_problems(spec)]
     if spec.method.type == "reinforcement":
@@ -192,14 +167,14 @@ def _refuse(problems: list[Problem]) -> None:
         raise InvalidJob(f"{len(problems)} mistake{'s' * (len(problems) != 1)} in the request", problems)
 
 
-def _without_nulls(value: Any, key: str = "") -> Any:
+def without_nulls(value: Any, *, key: str = "") -> Any:
     """Without keys whose value is null, which clients send for omitted fields. Nulls in a JSON schema are kept."""
     if key == "response_format":
         return value
     if isinstance(value, dict):
-        return {k: _without_nulls(v, k) for k, v in value.items() if v is not None}
+        return {k: without_nulls(v, key=k) for k, v in value.items() if v is not None}
     if isinstance(value, list):
-        return [_without_nulls(item) for item in value]
+        return [without_nulls(item) for item in value]
     return value
 
 
@@ -256,7 +231,7 @@ def _size_problems(spec: JobSpec) -> list[Problem]:
 # -- the model and files it refers to ----------------------------------------------------------------------------------
 
 
-def _known_model(name: str, models: ModelCatalog) -> KnownModel:
+def _known_model(name: str, models: ModelCatalog) -> ModelRecord:
     try:
         return models.resolve(name)
     except UserError as error:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from cluster.jobs.request import Files, ModelCatalog, parse_api_job
+from cluster.jobs.request import Files, parse_api_job
 from cluster.stores.job_store import JobStore
 from cluster.stores.job_tables import JobRecord, NewJob
+from cluster.stores.model_registry import ModelCatalog
 from cluster.stores.secrets import SecretBox
 from trainer.spec.operator import Operator
 

@@ -16,6 +16,7 @@ from statistics import median
 from typing import Any
 
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
+from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_exponential
 
 from cluster.jobs.wire_metrics import checkpoint_metrics, message_of, wire_data
 from cluster.preflight.prepare import Prepared
@@ -27,7 +28,12 @@ from trainer.loop.checkpoint import Checkpoints
 from trainer.run_events import RunEvent
 from trainer.spec.serving import ServeSettings
 
-RETRY_FOR_S = 120.0
+RETRYING = Retrying(
+    retry=retry_if_exception_type(OperationalError),
+    stop=stop_after_delay(120),
+    wait=wait_exponential(0.1, max=5),
+    reraise=True,
+)
 """How long a write is retried while the database is unavailable; then it is dropped and training continues."""
 STEPS_FOR_ESTIMATE = 20
 
@@ -132,20 +138,11 @@ class StoreSink:
 
     def _later(self, write: Callable[[], Any]) -> None:
         def guarded() -> None:
-            until = time.monotonic() + RETRY_FOR_S
-            pause_s = 0.1
-            while True:
-                try:
-                    write()
-                    return
-                except OperationalError as error:
-                    if time.monotonic() > until:
-                        print(f"warning: dropped a write, the database is unavailable: {error.orig}", file=sys.stderr)
-                        return
-                    time.sleep(pause_s)
-                    pause_s = min(2 * pause_s, 5.0)
-                except (SQLAlchemyError, OSError, ValueError) as error:
-                    print(f"warning: dropped a write to the store: {type(error).__name__}: {error}", file=sys.stderr)
-                    return
+            try:
+                RETRYING(write)
+            except OperationalError as error:
+                print(f"warning: dropped a write, the database is unavailable: {error.orig}", file=sys.stderr)
+            except (SQLAlchemyError, OSError, ValueError) as error:
+                print(f"warning: dropped a write to the store: {type(error).__name__}: {error}", file=sys.stderr)
 
         self._writer.submit(guarded)

@@ -25,8 +25,6 @@ from trainer.spec.operator import Operator
 
 TOOLS = "method.reinforcement.tools"
 SESSION = "method.reinforcement.session"
-FILES = ("training_file", "validation_file", "test_file")
-"""The fields of a job that name files."""
 
 
 def endpoint_problems(reinforcement: Reinforcement, operator: Operator) -> list[Problem]:

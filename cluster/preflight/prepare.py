@@ -17,7 +17,7 @@ from cluster.planning.context import context_of, context_problems
 from cluster.planning.nodes import Node
 from cluster.planning.placement import ClusterPlan, Placement, plan_placement
 from cluster.preflight.dry_run import dry_run_problems
-from cluster.preflight.form_check import FILES, TOOLS
+from cluster.preflight.form_check import TOOLS
 from cluster.preflight.limits import resource_problems
 from cluster.preflight.model import LoadableModel, read_model
 from cluster.preflight.rows import length_problems, read_files, rows_of
@@ -27,7 +27,7 @@ from trainer.data.chat import Renderer
 from trainer.errors import Problem, UserError
 from trainer.spec.endpoints import ToolSpec
 from trainer.spec.graders import PythonGrader
-from trainer.spec.job import ClusterSpec, JobSpec, Plan, Reinforcement, resolve
+from trainer.spec.job import FILES, ClusterSpec, JobSpec, Plan, Reinforcement, resolve
 from trainer.spec.operator import NOTHING_ALLOWED, Operator
 from trainer.types import Task
 

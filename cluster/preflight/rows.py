@@ -11,11 +11,11 @@ from pathlib import Path
 from actors.graders.templates import render
 from actors.grading.factory import graders_of, templates_of
 from cluster.preflight.examples import example_sample
-from cluster.preflight.form_check import FILES, TOOLS, schema_mistake
+from cluster.preflight.form_check import TOOLS, schema_mistake
 from trainer.data.chat import Renderer
 from trainer.data.rows import read_tasks
 from trainer.errors import GraderFailed, Problem
-from trainer.spec.job import JobSpec, Reinforcement
+from trainer.spec.job import FILES, JobSpec, Reinforcement
 from trainer.types import Task
 
 MIN_ANSWER_TOKENS = 16

@@ -45,13 +45,11 @@ class PluginSink:
         name: str,
         make: Callable[[], Sink],
         clock: Callable[[], float] = time.monotonic,
-        call_timeout_s: float = CALL_TIMEOUT_S,
     ) -> None:
         self.name = name
         self.failure: str | None = None
         self._make = make
         self._clock = clock
-        self._call_timeout_s = call_timeout_s
         self._waiting: queue.Queue[RunEvent | None] = queue.Queue(MAX_WAITING)
         self._busy_since: float | None = None
         self._thread = threading.Thread(target=self._work, daemon=True, name=f"sink-{name}")
@@ -60,8 +58,8 @@ class PluginSink:
     def event(self, event: RunEvent) -> None:
         """Enqueue an event; returns at once."""
         since = self._busy_since
-        if self.failure is None and since is not None and self._clock() - since > self._call_timeout_s:
-            self.failure = f"one call took longer than {self._call_timeout_s:g} s"
+        if self.failure is None and since is not None and self._clock() - since > CALL_TIMEOUT_S:
+            self.failure = f"one call took longer than {CALL_TIMEOUT_S:g} s"
         if self.failure is not None:
             return
         try:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from sqlalchemy import JSON, String, select
 from sqlalchemy.orm import Mapped, mapped_column
@@ -50,6 +50,17 @@ class ModelRecord:
     @property
     def owned_by(self) -> str:
         return BASE_OWNER if self.job_id is None else TUNED_OWNER
+
+
+class ModelCatalog(Protocol):
+    """The part of ModelRegistry that finds models."""
+
+    def resolve(self, model_id: str) -> ModelRecord:
+        """The model of an id.
+
+        Raises:
+            UserError: There is no such model.
+        """
 
 
 class _ModelRow(Base):

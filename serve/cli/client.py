@@ -24,7 +24,6 @@ from trainer.errors import RftError, UserError
 
 CANCELLED = 3
 """The exit code of `jobs follow` if the job was cancelled."""
-FILE_KEYS = ("training_file", "validation_file", "test_file")
 MAX_LINE = 10_000
 TIMES = ("created_at", "created")
 
@@ -106,7 +105,8 @@ def create_job(
     as_json: AsJson = False,
 ) -> None:
     """Create a job. Files given as paths, relative to REQUEST, are uploaded first."""
-    from trainer.spec.reader import Variables  # imports pydantic, which other commands do not need
+    from trainer.spec.job import FILES  # imports pydantic, which other commands do not need
+    from trainer.spec.reader import Variables
 
     variables = Variables(os.environ)
     body = variables.fill_in(yaml.safe_load(request.read_text()), ())
@@ -114,7 +114,7 @@ def create_job(
         raise UserError(f"${{{name}}} is not set: export {name}=... before the command")
     if not isinstance(body, dict):
         raise UserError(f"{request} is not a valid request: give model, training_file and method")
-    for key in FILE_KEYS:
+    for key in FILES:
         if isinstance(body.get(key), str) and (path := request.parent / body[key]).exists():
             body[key] = upload(context.obj, path, "fine-tune")["id"]
     made = ask(context.obj, "POST", "/fine_tuning/jobs", json=body)

@@ -19,8 +19,6 @@ from starlette.concurrency import run_in_threadpool
 from cluster.stores.keys import ApiKey, Scope
 from serve.http.errors import ApiError
 
-__all__ = ["Admin", "ApiKey", "Authenticator", "KeyFinder", "RateLimit", "Reader", "Scope", "Writer", "requires"]
-
 BURST_S = 10.0
 """A key may save up at most this long of unused rate."""
 MAX_CACHED_KEYS = 10_000

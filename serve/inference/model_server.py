@@ -33,7 +33,7 @@ from typing import Any, Protocol, TypeVar
 
 from actors.engine.chat_engine import Refusal
 from actors.runtime.timing import REAL_TIMING, Timing
-from cluster.stores.model_registry import ModelRecord, UnknownModel
+from cluster.stores.model_registry import ModelCatalog, ModelRecord, UnknownModel
 from serve.http.errors import ApiError
 from trainer.errors import EngineFailed
 from trainer.spec.operator import EngineLimits
@@ -66,12 +66,6 @@ class ModelServer(Protocol):
 
     async def stream(self, body: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
         """Returns the answer's chunks; a refused request is raised here, later failures by the iterator."""
-
-
-class ModelLookup(Protocol):
-    """The part of cluster.stores.model_registry.ModelRegistry that serving needs."""
-
-    def resolve(self, model_id: str) -> ModelRecord: ...
 
 
 class AppState(Enum):
@@ -123,7 +117,7 @@ class Hosting(Protocol):
 class ServedModels:
     """The ModelServer; `exclusive` lets one replica of the API at a time start and stop applications."""
 
-    models: ModelLookup
+    models: ModelCatalog
     hosting: Hosting
     limits: EngineLimits = field(default_factory=EngineLimits)
     exclusive: Callable[[], AbstractAsyncContextManager[None]] = contextlib.nullcontext

@@ -23,6 +23,7 @@ from actors.graders.sample import sample_of
 from actors.grading.pool import GraderPool
 from actors.runtime.calls import outcome_of
 from actors.tools.dispatcher import Dispatcher
+from cluster.jobs.request import without_nulls
 from cluster.preflight.form_check import check_grader
 from cluster.records.redact import REDACTED
 from serve.http.auth import Writer
@@ -37,16 +38,6 @@ from trainer.types import Grade, ToolCall
 Id = Annotated[str, Field(min_length=1, max_length=200)]
 
 
-def _without_nulls(grader: Any) -> Any:
-    """Drops null values, which clients send for keys that they leave out."""
-    if not isinstance(grader, dict):
-        return grader
-    given = {key: value for key, value in grader.items() if value is not None}
-    if isinstance(given.get("graders"), dict):
-        given["graders"] = {name: _without_nulls(part) for name, part in given["graders"].items()}
-    return given
-
-
 class StrictBody(BaseModel):
     """A request body without unknown keys."""
 
@@ -54,7 +45,7 @@ class StrictBody(BaseModel):
 
 
 class ValidateRequest(StrictBody):
-    grader: Annotated[GraderSpec, BeforeValidator(_without_nulls)]
+    grader: Annotated[GraderSpec, BeforeValidator(without_nulls)]
 
 
 class RunRequest(ValidateRequest):

@@ -112,12 +112,6 @@ def pack(sequences: Sequence[AnySequence], *, num_ranks: int, budget: int) -> li
     ]
 
 
-def padding_efficiency(micro_batches: Sequence[Sequence[MicroBatch]]) -> float:
-    """Useful tokens / computed tokens, over all ranks."""
-    rows = [micro_batch for row in micro_batches for micro_batch in row]
-    return sum(row.num_useful for row in rows) / sum(row.num_tokens for row in rows)
-
-
 def _cost(length: int) -> float:
     """Relative cost of a sequence: linear for the matrix products, quadratic for attention."""
     return length * (1 + length / ATTENTION_EQUALS_LINEAR_AT)

@@ -15,6 +15,8 @@ from trainer.spec.endpoints import Positive, Rate, SessionSpec, Strict, ToolSpec
 from trainer.spec.graders import GraderSpec, GuardSpec
 
 Auto = Literal["auto"]
+FILES = ("training_file", "validation_file", "test_file")
+"""The fields of a job that name files."""
 
 
 # -- common to both methods --------------------------------------------------------------------------------------------

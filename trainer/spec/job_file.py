@@ -13,10 +13,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from trainer.errors import InvalidJob, Problem
-from trainer.spec.job import JobSpec
+from trainer.spec.job import FILES, JobSpec
 from trainer.spec.reader import KeyPath, ParsedFile, fill_in, read_source, validate
 
-_PATHS = ("training_file", "validation_file", "test_file")
 _TRUNCATED_SAMPLING = ("top_p", "top_k", "min_p")
 _GRADER: KeyPath = ("method", "reinforcement", "grader")
 _TOOLS: KeyPath = ("method", "reinforcement", "tools")
@@ -71,7 +70,7 @@ def _parse(source: ParsedFile, base: Path, environment: Mapping[str, str]) -> tu
         message, remedy = "must be a mapping of keys to values", "write `key: value` lines, such as `model: org/model`"
         return None, [Problem("job_shape", "job", message, remedy, source.file)]
     raw, variables, problems = fill_in(source, environment)
-    for name in _PATHS:
+    for name in FILES:
         if isinstance(raw.get(name), str):
             raw[name] = str((base / raw[name]).resolve())
     if isinstance(raw.get("model"), str) and (base / raw["model"]).is_dir():

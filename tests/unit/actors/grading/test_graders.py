@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import pickle
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any
@@ -440,15 +439,6 @@ async def test_a_hanging_grader_is_cancelled_at_the_pool_s_deadline(pool: Pool) 
 async def test_a_grader_s_value_must_be_a_finite_number(pool: Pool, value: Any) -> None:
     with pytest.raises(GraderFailed):
         await pool(grader_spec(**check()), grader=Says(value)).grade(SAMPLE, ITEM, "t")
-
-
-async def test_a_dry_run_gives_the_grade_or_the_error_as_a_value(pool: Pool) -> None:
-    assert (await pool(grader_spec(**check())).dry_run(ITEM, "in Paris")) == Grade(1.0)
-    async with FakeEndpoint(says("no", 401)) as server:
-        error = await pool(grader_spec(type="endpoint", url=server.url)).dry_run(ITEM)
-    assert isinstance(error, EndpointRefused)
-    assert type(pickle.loads(pickle.dumps(error))) is EndpointRefused
-    assert server.received[0].body["sample"]["output_text"] == ""
 
 
 async def test_grades_of_one_endpoint_stay_within_its_max_concurrency(pool: Pool) -> None:

@@ -131,16 +131,13 @@ async def test_the_held_out_grade_is_kept_beside_the_grade(pool: Pool) -> None:
 
 
 @pytest.mark.parametrize("status", [500, 401])
-async def test_a_held_out_grader_that_fails_costs_no_rollout_but_is_found_by_the_dry_run(
-    pool: Pool, status: int
-) -> None:
+async def test_a_held_out_grader_that_fails_costs_no_rollout(pool: Pool, status: int) -> None:
     async with FakeEndpoint(says("no", status)) as server:
         graders = pool(PASSES, {"type": "endpoint", "name": "other", "url": server.url})
         grade = await graders.grade(SAMPLE, ITEM, "t")
-        tried = await graders.dry_run(ITEM)
     assert (grade.value, grade.held_out) == (1.0, None)
     assert f"HTTP {status}" in grade.held_out_error
-    assert isinstance(tried, GraderFailed) and "grader 'other'" in tried.message
+    assert "grader 'other'" in grade.held_out_error
 
 
 async def test_a_held_out_grader_that_hangs_ends_by_its_own_deadline(pool: Pool) -> None:
