@@ -84,7 +84,7 @@ def test_a_rank_without_work_gets_fillers_that_train_nothing() -> None:
 def test_a_real_batch_is_packed_without_padding() -> None:
     lengths = np.random.default_rng(0).integers(80, 400, 128).tolist()
     packed = pack(rollouts(lengths), num_ranks=2, budget=8192)
-    assert all(batch.num_useful == batch.num_places for batch in all_of(packed))
+    assert all(batch.num_useful == batch.num_tokens for batch in all_of(packed))
     assert len(packed[0]) == 2  # 31k tokens in the fewest micro-batches that two ranks can share
 
 
