@@ -18,7 +18,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no
 PROMETHEUS := $(if $(shell command -v prometheus && command -v promtool),,build/prometheus/usr/bin/prometheus)
 FETCH := apt-get -qq -o APT::Sandbox::User=$$(id -un) download prometheus
 
-.PHONY: setup quickstart test unit chaos nightly lint words bench bench-full clean
+.PHONY: setup quickstart test unit chaos nightly lint bench bench-full clean
 
 setup: $(STAMP)
 
@@ -61,8 +61,6 @@ lint: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	git ls-files -z | xargs -0 $(BIN)/codespell
-
-words: setup
 	$(BIN)/python -m tests.lint.plain_words
 
 bench: setup

@@ -16,8 +16,8 @@ import pytest
 from actors.rollout.groups import Groups
 from actors.rollout.holdback import Holdback
 from tests.chaos.plan import Burst, Faults, Kind, Latency, Plan
+from tests.chaos.run import ChaosRun, task
 from tests.chaos.server import ChaosServer
-from tests.chaos.world import World, task
 from tests.support.builders import group_request
 from tests.support.fakes_http import until
 from trainer.algorithm.advantage import advantages
@@ -30,10 +30,10 @@ SEARCH, GRADE = "tool/search", "grade"
 async def test_five_thousand_concurrent_rollouts_are_all_graded_and_no_call_is_made_twice() -> None:
     async with (
         ChaosServer(Plan()) as server,
-        World(server, tool={"max_concurrency": 256}, grader={"max_concurrency": 256}) as world,
+        ChaosRun(server, tool={"max_concurrency": 256}, grader={"max_concurrency": 256}) as run,
     ):
-        await world.rollouts([task(i) for i in range(5_000)])
-    assert (world.started, world.graded, world.balances) == (5_000, 5_000, True)
+        await run.rollouts([task(i) for i in range(5_000)])
+    assert (run.started, run.graded, run.balances) == (5_000, 5_000, True)
     for endpoint in (SEARCH, GRADE):
         seen = server.record.of(endpoint)
         assert len(seen.attempts) == seen.attempts.total() == 5_000
@@ -46,9 +46,9 @@ async def test_five_thousand_concurrent_rollouts_are_all_graded_and_no_call_is_m
 async def test_seconds_of_429_lose_no_rollout_and_use_up_no_retry(for_s: float, as_date: bool) -> None:
     burst = Burst("429", from_s=0, for_s=for_s, retry_after_s=1, as_date=as_date)
     plan = Plan(endpoints={SEARCH: Faults(bursts=(burst,)), GRADE: Faults(bursts=(burst,))})
-    async with ChaosServer(plan) as server, World(server) as world:
-        outcomes = await world.rollouts([task(i) for i in range(300)])
-    assert (world.graded, world.discarded) == (300, {})
+    async with ChaosServer(plan) as server, ChaosRun(server) as run:
+        outcomes = await run.rollouts([task(i) for i in range(300)])
+    assert (run.graded, run.discarded) == (300, {})
     rollouts = [outcome for (outcome,) in outcomes if isinstance(outcome, Rollout)]
     assert sum(result.retries for rollout in rollouts for result in rollout.results) == 0
     seen = server.record.of(SEARCH)
@@ -58,34 +58,34 @@ async def test_seconds_of_429_lose_no_rollout_and_use_up_no_retry(for_s: float, 
 
 async def test_a_tool_that_hangs_forever_delays_only_its_own_rollouts() -> None:
     plan = Plan(endpoints={"tool/stuck": Faults(shares={"hang": 1.0}), SEARCH: Faults(Latency(0.02, 0.2))})
-    async with ChaosServer(plan) as server, World(server, tools=("search", "stuck")) as world:
-        stuck = [asyncio.create_task(world.rollout(task(i, "stuck"))) for i in range(100)]
+    async with ChaosServer(plan) as server, ChaosRun(server, tools=("search", "stuck")) as run:
+        stuck = [asyncio.create_task(run.rollout(task(i, "stuck"))) for i in range(100)]
         await until(lambda: server.record.of("tool/stuck").in_flight > 0)
-        await world.rollouts([task(i) for i in range(400)])
-        assert (world.graded, world.started, any(one.done() for one in stuck)) == (400, 500, False)
+        await run.rollouts([task(i) for i in range(400)])
+        assert (run.graded, run.started, any(one.done() for one in stuck)) == (400, 500, False)
         for one in stuck:
             one.cancel()
         await asyncio.wait(stuck)
-        assert (world.cancelled, world.balances) == (100, True)
+        assert (run.cancelled, run.balances) == (100, True)
         await until(lambda: server.record.of("tool/stuck").in_flight == 0)
 
 
 async def test_with_half_of_all_tool_calls_answering_503_advantages_use_graded_rollouts_only() -> None:
     rows, size = [task(i) for i in range(40)], 8
 
-    async def groups(faults: Faults) -> tuple[list[list[Rollout | Discarded]], World, ChaosServer]:
+    async def groups(faults: Faults) -> tuple[list[list[Rollout | Discarded]], ChaosRun, ChaosServer]:
         plan = Plan(seed=3, endpoints={SEARCH: faults}, key_by="content")
-        async with ChaosServer(plan) as server, World(server, tool={"timeout_s": 2.0}) as world:
-            return await world.rollouts(rows, size), world, server
+        async with ChaosServer(plan) as server, ChaosRun(server, tool={"timeout_s": 2.0}) as run:
+            return await run.rollouts(rows, size), run, server
 
     quiet, _, _ = await groups(Faults())
-    faulty, world, server = await groups(Faults(shares={"503": 0.5}, sticky=True))
+    faulty, run, server = await groups(Faults(shares={"503": 0.5}, sticky=True))
     broken = set(server.record.of(SEARCH).attempts) - set(server.record.of(SEARCH).answered)
     assert 0.4 < len(broken) / (40 * size) < 0.6
-    assert (world.started, world.balances) == (40 * size, True)
-    assert world.discarded == {"tool_failed": 40 * size - world.graded}
-    assert world.discarded["tool_failed"] >= len(broken)
-    assert world.graded > 0.3 * 40 * size
+    assert (run.started, run.balances) == (40 * size, True)
+    assert run.discarded == {"tool_failed": 40 * size - run.graded}
+    assert run.discarded["tool_failed"] >= len(broken)
+    assert run.graded > 0.3 * 40 * size
     for of_quiet, of_faulty in zip(quiet, faulty, strict=True):
         kept = [i for i, outcome in enumerate(of_faulty) if isinstance(outcome, Rollout)]
         if len(kept) < 2:
@@ -98,9 +98,9 @@ async def test_with_half_of_all_tool_calls_answering_503_advantages_use_graded_r
 
 async def test_a_grader_that_is_down_for_a_while_costs_no_rollout() -> None:
     plan = Plan(endpoints={GRADE: Faults(bursts=(Burst("drop", from_s=0, for_s=1),))})
-    async with ChaosServer(plan) as server, World(server) as world:
-        await world.rollouts([task(i, "") for i in range(200)])
-    assert (world.graded, world.discarded) == (200, {})
+    async with ChaosServer(plan) as server, ChaosRun(server) as run:
+        await run.rollouts([task(i, "") for i in range(200)])
+    assert (run.graded, run.discarded) == (200, {})
     assert server.record.of(GRADE).faults["drop"] > 0
 
 
@@ -108,15 +108,15 @@ async def test_a_grader_that_is_down_for_a_while_costs_no_rollout() -> None:
 async def test_a_grader_that_is_down_for_a_minute_costs_a_few_rollouts_at_most_and_no_group_its_members() -> None:
     """Behind the breaker the others wait; the few that were on their way are tried again under a new trace id."""
     plan = Plan(endpoints={GRADE: Faults(bursts=(Burst("drop", from_s=0, for_s=60),))})
-    async with ChaosServer(plan) as server, World(server, rollout_timeout_s=300) as world:
+    async with ChaosServer(plan) as server, ChaosRun(server, rollout_timeout_s=300) as run:
         limits = RolloutLimits(max_rollout_retries=1)
         holdback = Holdback(limits.max_failure_rate, print)
-        groups = Groups(lambda asked: world.rollout(asked.task, asked.sample), limits, holdback, print)
+        groups = Groups(lambda asked: run.rollout(asked.task, asked.sample), limits, holdback, print)
         requests = [group_request(i, task=task(i, "")) for i in range(25)]
         sampled = await asyncio.gather(*(groups.sample(request) for request in requests))
     assert {len(group.rollouts) for group in sampled} == {8}
-    assert world.graded == 200
-    assert world.discarded.total() <= 20
+    assert run.graded == 200
+    assert run.discarded.total() <= 20
     assert groups.account.balances
     assert server.record.of(GRADE).attempts.total() < 600
 
@@ -126,9 +126,9 @@ async def test_a_grader_that_is_down_for_a_minute_costs_a_few_rollouts_at_most_a
 )
 async def test_no_answer_of_a_broken_grader_becomes_a_grade(kind: Kind) -> None:
     plan = Plan(endpoints={GRADE: Faults(shares={kind: 1.0})})
-    async with ChaosServer(plan) as server, World(server, grader={"timeout_s": 1.0}) as world:
-        await world.rollouts([task(i, "") for i in range(10)])
-        assert (world.graded, world.discarded) == (0, {"grader_failed": 10})
+    async with ChaosServer(plan) as server, ChaosRun(server, grader={"timeout_s": 1.0}) as run:
+        await run.rollouts([task(i, "") for i in range(10)])
+        assert (run.graded, run.discarded) == (0, {"grader_failed": 10})
         await until(lambda: server.record.of(GRADE).in_flight == 0)
 
 
@@ -140,20 +140,20 @@ async def test_of_ten_thousand_sessions_all_are_closed() -> None:
     chance = random.Random(5)
     async with ChaosServer(plan) as server:
         session = {"max_open": 1_000, "max_concurrency": 256}
-        async with World(server, grader=exact, session=session) as world:
-            rollouts = [asyncio.create_task(world.rollout(task(i, ""))) for i in range(10_000)]
+        async with ChaosRun(server, grader=exact, session=session) as run:
+            rollouts = [asyncio.create_task(run.rollout(task(i, ""))) for i in range(10_000)]
             for one in rollouts:
                 if chance.random() < 0.1:
                     asyncio.get_running_loop().call_later(chance.random() * 10, one.cancel)
             await asyncio.wait(rollouts)
-        assert world.book is not None
-        stats = world.book.stats()
+        assert run.book is not None
+        stats = run.book.stats()
     record = server.record
-    assert world.started == 10_000 and world.balances
+    assert run.started == 10_000 and run.balances
     assert set(record.started) == set(record.ended) and not record.open
     assert set(record.ended.values()) == {1}
     assert (stats["open"], stats["waiting"]) == (0, 0)
-    assert Counter(record.reasons.values())["graded"] == world.graded
+    assert Counter(record.reasons.values())["graded"] == run.graded
     assert record.most_open <= 1_000
 
 
@@ -168,14 +168,14 @@ async def test_the_account_balances_whatever_fails() -> None:
     chance = random.Random(11)
     timeout = {"timeout_s": 2.0}
     async with ChaosServer(Plan(11, endpoints)) as server:
-        async with World(server, tool=timeout, grader=timeout, session=timeout, rollout_timeout_s=15.0) as world:
-            rollouts = [asyncio.create_task(world.rollout(task(i))) for i in range(1_000)]
+        async with ChaosRun(server, tool=timeout, grader=timeout, session=timeout, rollout_timeout_s=15.0) as run:
+            rollouts = [asyncio.create_task(run.rollout(task(i))) for i in range(1_000)]
             for one in rollouts:
                 if chance.random() < 0.2:
                     asyncio.get_running_loop().call_later(chance.random() * 4, one.cancel)
             await asyncio.wait(rollouts)
         record = server.record
-    assert (world.started, world.balances) == (1_000, True)
-    assert world.graded > 300
-    assert min(world.discarded["tool_failed"], world.discarded["grader_failed"], world.cancelled) > 0
+    assert (run.started, run.balances) == (1_000, True)
+    assert run.graded > 300
+    assert min(run.discarded["tool_failed"], run.discarded["grader_failed"], run.cancelled) > 0
     assert set(record.started) == set(record.ended) and not record.open

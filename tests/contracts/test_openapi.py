@@ -54,7 +54,7 @@ CHECKS: list[Any] = [
 ]
 
 
-class World:
+class FullServer:
     """A server with one object of each type that has an id."""
 
     def __init__(self, folder: Path) -> None:
@@ -94,10 +94,10 @@ class World:
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    world = World(tmp_path)
-    yield world
-    world.database.close()
+def server(tmp_path: Path) -> Iterator[FullServer]:
+    server = FullServer(tmp_path)
+    yield server
+    server.database.close()
 
 
 def with_known(case: Any, ids: dict[str, str]) -> Any:
@@ -112,9 +112,9 @@ def with_known(case: Any, ids: dict[str, str]) -> Any:
     return case
 
 
-def fuzz(world: World, operation: Any) -> bool:
+def fuzz(server: FullServer, operation: Any) -> bool:
     """Returns whether any generated request succeeded; validates each response against the document."""
-    ids = world.ids("paused" if operation.label.endswith("/resume") else "running")
+    ids = server.ids("paused" if operation.label.endswith("/resume") else "running")
     statuses = set[int]()
 
     @settings(max_examples=EXAMPLES, derandomize=True, database=None, deadline=None, suppress_health_check=ALL)
@@ -132,12 +132,12 @@ def fuzz(world: World, operation: Any) -> bool:
     return 200 in statuses
 
 
-def test_the_document_describes_each_response(world: World, subtests: pytest.Subtests) -> None:
-    operations = [found.ok() for found in world.schema.get_all_operations()]
+def test_the_document_describes_each_response(server: FullServer, subtests: pytest.Subtests) -> None:
+    operations = [found.ok() for found in server.schema.get_all_operations()]
     succeeded = set()
     for operation in operations:
         with subtests.test(operation.label):
-            if fuzz(world, operation):
+            if fuzz(server, operation):
                 succeeded.add(operation.label)
     assert {operation.label for operation in operations} - succeeded == UNREACHABLE
 
@@ -151,10 +151,10 @@ def test_the_document_describes_each_response(world: World, subtests: pytest.Sub
 )
 @pytest.mark.parametrize("stream", [True, False])
 def test_the_document_describes_streamed_and_whole_responses(
-    world: World, path: str, fields: dict[str, Any], stream: bool
+    server: FullServer, path: str, fields: dict[str, Any], stream: bool
 ) -> None:
     body = {"model": "gpt-5", "stream": stream} | fields
-    case = world.schema[f"/v1/{path}"]["POST"].Case(body=body, media_type="application/json")
+    case = server.schema[f"/v1/{path}"]["POST"].Case(body=body, media_type="application/json")
     response = case.call(headers=AUTHORIZATION)
     assert response.status_code == 200
     case.validate_response(response, checks=CHECKS)

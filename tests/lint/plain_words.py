@@ -1,4 +1,4 @@
-"""Finds odd English in all tracked files: `python -m tests.lint.plain_words` (`make words`).
+"""Finds odd English in all tracked files: `python -m tests.lint.plain_words`, a part of `make lint`.
 
 In Python it checks docstrings, comments and string literals, in other files the whole text. It exits with 1 if it finds
 a phrase.

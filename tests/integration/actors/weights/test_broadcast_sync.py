@@ -110,7 +110,7 @@ class Learner:
             raise EngineFailed(f"a broadcast failed: {error}") from error
 
 
-class World:
+class WeightTransfer:
     def __init__(self) -> None:
         self.learner = Learner()
         self.sync = BroadcastSync(self.learner, workers_per_engine=1)
@@ -126,53 +126,53 @@ class World:
 
 
 @pytest.fixture
-def world() -> World:
-    return World()
+def transfer() -> WeightTransfer:
+    return WeightTransfer()
 
 
-async def test_all_engines_get_each_bucket_in_order_and_keep_their_group(world: World) -> None:
+async def test_all_engines_get_each_bucket_in_order_and_keep_their_group(transfer: WeightTransfer) -> None:
     for version in (1, 2):
-        assert await world.publish(version) == [0.1, 0.1]
-        assert [engine.version for engine in world.engines] == [version, version]
-        assert [engine.weights for engine in world.engines] == [world.weights(version)] * 2
-    groups = [engine.groups for engine in world.engines]
+        assert await transfer.publish(version) == [0.1, 0.1]
+        assert [engine.version for engine in transfer.engines] == [version, version]
+        assert [engine.weights for engine in transfer.engines] == [transfer.weights(version)] * 2
+    groups = [engine.groups for engine in transfer.engines]
     assert [[(info["rank"], info["size"]) for info in infos] for infos in groups] == [[(1, 3)], [(2, 3)]]
 
 
-async def test_an_engine_that_joins_late_catches_up_and_is_in_the_next_group(world: World) -> None:
-    await world.publish(1)
-    world.engines[1] = Engine("engine-1")
-    assert await world.sync.catch_up(world.published, world.engines[1]) == 0.2
-    assert world.engines[1].weights == world.weights(1)
-    assert await world.publish(2) == [0.1, 0.1]
-    assert [len(engine.groups) for engine in world.engines] == [2, 1]
+async def test_an_engine_that_joins_late_catches_up_and_is_in_the_next_group(transfer: WeightTransfer) -> None:
+    await transfer.publish(1)
+    transfer.engines[1] = Engine("engine-1")
+    assert await transfer.sync.catch_up(transfer.published, transfer.engines[1]) == 0.2
+    assert transfer.engines[1].weights == transfer.weights(1)
+    assert await transfer.publish(2) == [0.1, 0.1]
+    assert [len(engine.groups) for engine in transfer.engines] == [2, 1]
 
 
-async def test_after_a_failed_transfer_the_group_is_formed_again(world: World) -> None:
-    await world.publish(1)
-    world.learner.breaks_off = world.engines[0].dies = world.engines[1].dies = True
-    assert all(isinstance(outcome, EngineFailed) for outcome in await world.publish(2))
-    world.learner.breaks_off = world.engines[1].dies = False
-    world.engines[0] = Engine("engine-0")
-    assert await world.publish(3) == [0.1, 0.1]
-    assert [engine.weights for engine in world.engines] == [world.weights(3)] * 2
+async def test_after_a_failed_transfer_the_group_is_formed_again(transfer: WeightTransfer) -> None:
+    await transfer.publish(1)
+    transfer.learner.breaks_off = transfer.engines[0].dies = transfer.engines[1].dies = True
+    assert all(isinstance(outcome, EngineFailed) for outcome in await transfer.publish(2))
+    transfer.learner.breaks_off = transfer.engines[1].dies = False
+    transfer.engines[0] = Engine("engine-0")
+    assert await transfer.publish(3) == [0.1, 0.1]
+    assert [engine.weights for engine in transfer.engines] == [transfer.weights(3)] * 2
 
 
-async def test_if_no_group_can_be_formed_weights_go_through_the_object_store(world: World) -> None:
+async def test_if_no_group_can_be_formed_weights_go_through_the_object_store(transfer: WeightTransfer) -> None:
     class Alone(Learner):
         async def open_broadcast(self, address: str, size: int) -> None:
             raise EngineFailed("not all have come")
 
-    world.sync = BroadcastSync(Alone(), workers_per_engine=1)
-    for engine in world.engines:
+    transfer.sync = BroadcastSync(Alone(), workers_per_engine=1)
+    for engine in transfer.engines:
         engine.init_transport = Method(lambda info: None)
-    world.engines[0].dies = True
-    outcomes = await world.publish(1)
+    transfer.engines[0].dies = True
+    outcomes = await transfer.publish(1)
     assert isinstance(outcomes[0], EngineFailed) and outcomes[1] == 0.2
-    assert world.engines[1].version == 1
+    assert transfer.engines[1].version == 1
 
 
-async def test_each_worker_process_of_an_engine_is_a_member(world: World) -> None:
+async def test_each_worker_process_of_an_engine_is_a_member(transfer: WeightTransfer) -> None:
     told: list[dict[str, Any]] = []
 
     class Four(Learner):
@@ -183,10 +183,10 @@ async def test_each_worker_process_of_an_engine_is_a_member(world: World) -> Non
             pass
 
     sync = BroadcastSync(Four(), workers_per_engine=4)
-    for engine in world.engines:
+    for engine in transfer.engines:
         engine.init_transport = Method(told.append)
         engine.receive = Method(lambda version, layouts: 0.1)
-    await sync.deliver(await sync.collect(1), world.engines)
+    await sync.deliver(await sync.collect(1), transfer.engines)
     assert {info["size"] for info in told} == {9}
     assert sorted(info["rank"] for info in told if "rank" in info) == [1, 5]
     assert len({info["address"] for info in told}) == 1

@@ -62,7 +62,7 @@ class FakeCluster:
         self.drivers[handle] = DriverState("ended", output)
 
 
-class World(StoredJobs):
+class ManagedJobs(StoredJobs):
     def __init__(self, folder: Path) -> None:
         super().__init__(database_with_tables(folder))
         self.cluster = FakeCluster()
@@ -107,222 +107,222 @@ class World(StoredJobs):
 
 
 @pytest.fixture
-async def world(tmp_path: Path) -> Iterator[World]:
-    world = World(tmp_path)
-    yield world
-    world.database.close()
+async def jobs(tmp_path: Path) -> Iterator[ManagedJobs]:
+    jobs = ManagedJobs(tmp_path)
+    yield jobs
+    jobs.database.close()
 
 
 # -- the normal course -------------------------------------------------------------------------------------------------
 
 
-async def test_a_job_is_validated_queued_run_and_ended_by_its_driver(world: World) -> None:
-    first, second = await world.queued(2)
-    assert [world.job(i).status for i in (first, second)] == ["queued"] * 2
-    await world.tick()
-    assert [world.job(i).status for i in (first, second)] == ["running", "queued"]
-    assert list(world.cluster.drivers) == [f"{first}-1"]
-    assert "The job is waiting in the queue: this server runs 1 job at a time" in world.messages(second)
-    world.store.move(first, "succeeded", attempt=1, fine_tuned_model="ft:a")
-    await world.tick()
-    assert world.job(second).status == "queued", "the first one's driver is still shutting down"
-    world.cluster.end(f"{first}-1")
-    await world.tick()
-    await world.tick()
-    assert (world.job(first).handle, world.job(second).status) == (None, "running")
-    assert world.messages(second).count("The job is waiting in the queue: this server runs 1 job at a time") == 1
+async def test_a_job_is_validated_queued_run_and_ended_by_its_driver(jobs: ManagedJobs) -> None:
+    first, second = await jobs.queued(2)
+    assert [jobs.job(i).status for i in (first, second)] == ["queued"] * 2
+    await jobs.tick()
+    assert [jobs.job(i).status for i in (first, second)] == ["running", "queued"]
+    assert list(jobs.cluster.drivers) == [f"{first}-1"]
+    assert "The job is waiting in the queue: this server runs 1 job at a time" in jobs.messages(second)
+    jobs.store.move(first, "succeeded", attempt=1, fine_tuned_model="ft:a")
+    await jobs.tick()
+    assert jobs.job(second).status == "queued", "the first one's driver is still shutting down"
+    jobs.cluster.end(f"{first}-1")
+    await jobs.tick()
+    await jobs.tick()
+    assert (jobs.job(first).handle, jobs.job(second).status) == (None, "running")
+    assert jobs.messages(second).count("The job is waiting in the queue: this server runs 1 job at a time") == 1
 
 
-async def test_an_invalid_file_fails_the_job_with_the_apis_code_and_the_line(world: World) -> None:
-    world.cluster.problems = [BAD_LINE, replace(BAD_LINE, line=9)]
-    job_id = world.create()
-    await world.tick()
-    job = world.job(job_id)
+async def test_an_invalid_file_fails_the_job_with_the_apis_code_and_the_line(jobs: ManagedJobs) -> None:
+    jobs.cluster.problems = [BAD_LINE, replace(BAD_LINE, line=9)]
+    job_id = jobs.create()
+    await jobs.tick()
+    job = jobs.job(job_id)
     assert job.status == "failed" and job.error is not None
     assert (job.error.code, job.error.param) == ("invalid_training_file", "training_file")
     assert "line 3" in job.error.message and "1 more" in job.error.message
-    assert sum("line 9" in message for message in world.messages(job_id)) == 1
-    assert not world.cluster.drivers
+    assert sum("line 9" in message for message in jobs.messages(job_id)) == 1
+    assert not jobs.cluster.drivers
 
 
-async def test_a_crashed_validation_fails_the_job_with_its_output(world: World) -> None:
-    world.cluster.unavailable = RftError("the validation process exited with code 1: MemoryError")
-    job_id = world.create()
-    await world.tick()
-    error = world.job(job_id).error
+async def test_a_crashed_validation_fails_the_job_with_its_output(jobs: ManagedJobs) -> None:
+    jobs.cluster.unavailable = RftError("the validation process exited with code 1: MemoryError")
+    job_id = jobs.create()
+    await jobs.tick()
+    error = jobs.job(job_id).error
     assert error is not None and error.code == "validation_failed" and "MemoryError" in error.message
 
 
 # -- requests of clients -----------------------------------------------------------------------------------------------
 
 
-async def test_a_job_cancelled_during_validation_stays_cancelled(world: World) -> None:
-    world.cluster.hold.clear()
-    job_id = world.create()
-    await world.manager.tick()
-    world.store.move(job_id, "cancelled")
-    world.cluster.hold.set()
-    await world.manager.validated()
-    await world.tick()
-    assert world.job(job_id).status == "cancelled" and not world.cluster.drivers
+async def test_a_job_cancelled_during_validation_stays_cancelled(jobs: ManagedJobs) -> None:
+    jobs.cluster.hold.clear()
+    job_id = jobs.create()
+    await jobs.manager.tick()
+    jobs.store.move(job_id, "cancelled")
+    jobs.cluster.hold.set()
+    await jobs.manager.validated()
+    await jobs.tick()
+    assert jobs.job(job_id).status == "cancelled" and not jobs.cluster.drivers
 
 
-async def test_the_driver_of_a_cancelled_job_learns_of_it_and_is_stopped_if_it_does_not_exit(world: World) -> None:
-    job_id = await world.started()
-    world.store.move(job_id, "cancelled")
-    assert world.beat(job_id) == "cancelled"
-    await world.tick()
-    assert world.cluster.stopped == []
-    await world.tick(later_s=31)
-    assert world.cluster.stopped == [f"{job_id}-1"]
-    await world.tick()
-    assert world.job(job_id).handle is None
+async def test_the_driver_of_a_cancelled_job_learns_of_it_and_is_stopped_if_it_does_not_exit(jobs: ManagedJobs) -> None:
+    job_id = await jobs.started()
+    jobs.store.move(job_id, "cancelled")
+    assert jobs.beat(job_id) == "cancelled"
+    await jobs.tick()
+    assert jobs.cluster.stopped == []
+    await jobs.tick(later_s=31)
+    assert jobs.cluster.stopped == [f"{job_id}-1"]
+    await jobs.tick()
+    assert jobs.job(job_id).handle is None
 
 
-async def test_a_resumed_job_gets_a_new_driver_once_the_old_one_is_gone(world: World) -> None:
-    job_id = await world.started()
-    world.store.move(job_id, "paused")
-    assert world.beat(job_id) == "paused"
-    world.store.move(job_id, "queued")
-    await world.tick(later_s=60)
-    assert world.job(job_id).status == "queued", "two drivers would write to one folder"
-    assert world.cluster.stopped == []
-    world.cluster.end(f"{job_id}-1")
-    await world.tick()
-    await world.tick()
-    assert world.job(job_id).status == "running" and world.cluster.drivers[f"{job_id}-2"].state == "alive"
+async def test_a_resumed_job_gets_a_new_driver_once_the_old_one_is_gone(jobs: ManagedJobs) -> None:
+    job_id = await jobs.started()
+    jobs.store.move(job_id, "paused")
+    assert jobs.beat(job_id) == "paused"
+    jobs.store.move(job_id, "queued")
+    await jobs.tick(later_s=60)
+    assert jobs.job(job_id).status == "queued", "two drivers would write to one folder"
+    assert jobs.cluster.stopped == []
+    jobs.cluster.end(f"{job_id}-1")
+    await jobs.tick()
+    await jobs.tick()
+    assert jobs.job(job_id).status == "running" and jobs.cluster.drivers[f"{job_id}-2"].state == "alive"
 
 
 # -- lost drivers ------------------------------------------------------------------------------------------------------
 
 
-async def test_a_lost_driver_is_replaced_and_too_many_fail_the_job_with_the_last_output(world: World) -> None:
-    job_id = await world.started()
+async def test_a_lost_driver_is_replaced_and_too_many_fail_the_job_with_the_last_output(jobs: ManagedJobs) -> None:
+    job_id = await jobs.started()
     for attempt in (1, 2):
-        world.cluster.end(f"{job_id}-{attempt}", "Killed: https://tool.example/x?token=secret-1")
-        await world.tick()
-        assert world.job(job_id).status == "running"
-        assert world.cluster.drivers[f"{job_id}-{attempt + 1}"].state == "alive"
-    world.cluster.end(f"{job_id}-3", "Killed: out of memory")
-    await world.tick()
-    error = world.job(job_id).error
+        jobs.cluster.end(f"{job_id}-{attempt}", "Killed: https://tool.example/x?token=secret-1")
+        await jobs.tick()
+        assert jobs.job(job_id).status == "running"
+        assert jobs.cluster.drivers[f"{job_id}-{attempt + 1}"].state == "alive"
+    jobs.cluster.end(f"{job_id}-3", "Killed: out of memory")
+    await jobs.tick()
+    error = jobs.job(job_id).error
     assert error is not None and error.code == "driver_lost"
     assert "lost 3 times" in error.message and "out of memory" in error.message
-    assert "secret-1" not in "".join(world.messages(job_id))
-    assert world.now - 1_000 < 60
+    assert "secret-1" not in "".join(jobs.messages(job_id))
+    assert jobs.now - 1_000 < 60
 
 
-async def test_a_checkpoint_resets_the_count_of_lost_drivers(world: World) -> None:
-    job_id = await world.started()
+async def test_a_checkpoint_resets_the_count_of_lost_drivers(jobs: ManagedJobs) -> None:
+    job_id = await jobs.started()
     for attempt in range(1, 8):
-        world.store.note(job_id, attempt, failures=0)  # as the driver does at each new checkpoint
-        world.cluster.end(f"{job_id}-{attempt}")
-        await world.tick()
-        assert world.job(job_id).status == "running"
+        jobs.store.note(job_id, attempt, failures=0)  # as the driver does at each new checkpoint
+        jobs.cluster.end(f"{job_id}-{attempt}")
+        await jobs.tick()
+        assert jobs.job(job_id).status == "running"
 
 
-async def test_a_driver_that_ended_its_job_is_not_lost(world: World) -> None:
-    job_id = await world.started()
-    world.store.move(job_id, "succeeded", attempt=1)
-    world.cluster.end(f"{job_id}-1")
-    await world.tick()
-    assert world.job(job_id).status == "succeeded" and len(world.cluster.drivers) == 1
+async def test_a_driver_that_ended_its_job_is_not_lost(jobs: ManagedJobs) -> None:
+    job_id = await jobs.started()
+    jobs.store.move(job_id, "succeeded", attempt=1)
+    jobs.cluster.end(f"{job_id}-1")
+    await jobs.tick()
+    assert jobs.job(job_id).status == "succeeded" and len(jobs.cluster.drivers) == 1
 
 
-async def test_a_driver_the_cluster_has_no_record_of_is_lost_once_its_heartbeats_stop(world: World) -> None:
-    job_id = await world.started()
-    del world.cluster.drivers[f"{job_id}-1"]  # as after a restart of the cluster
-    await world.tick(later_s=15)
-    assert list(world.cluster.drivers) == []
-    world.beat(job_id)
-    await world.tick(later_s=15)
-    assert list(world.cluster.drivers) == []
-    await world.tick(later_s=15)
-    assert list(world.cluster.drivers) == [f"{job_id}-2"]
+async def test_a_driver_the_cluster_has_no_record_of_is_lost_once_its_heartbeats_stop(jobs: ManagedJobs) -> None:
+    job_id = await jobs.started()
+    del jobs.cluster.drivers[f"{job_id}-1"]  # as after a restart of the cluster
+    await jobs.tick(later_s=15)
+    assert list(jobs.cluster.drivers) == []
+    jobs.beat(job_id)
+    await jobs.tick(later_s=15)
+    assert list(jobs.cluster.drivers) == []
+    await jobs.tick(later_s=15)
+    assert list(jobs.cluster.drivers) == [f"{job_id}-2"]
 
 
-async def test_a_hung_driver_is_stopped_and_replaced(world: World) -> None:
-    job_id = await world.started()
-    await world.tick(later_s=299)
-    assert world.cluster.stopped == []
-    await world.tick(later_s=2)
-    assert world.cluster.stopped == [f"{job_id}-1"] and world.cluster.drivers[f"{job_id}-2"].state == "alive"
+async def test_a_hung_driver_is_stopped_and_replaced(jobs: ManagedJobs) -> None:
+    job_id = await jobs.started()
+    await jobs.tick(later_s=299)
+    assert jobs.cluster.stopped == []
+    await jobs.tick(later_s=2)
+    assert jobs.cluster.stopped == [f"{job_id}-1"] and jobs.cluster.drivers[f"{job_id}-2"].state == "alive"
 
 
-async def test_a_cluster_that_is_briefly_unavailable_does_not_count_as_a_failure(world: World) -> None:
-    (job_id,) = await world.queued()
-    world.cluster.unavailable = RftError("no agent yet")
-    await world.tick()
-    await world.tick(later_s=30)
-    assert world.job(job_id).status == "running"
-    assert sum("no agent yet" in message for message in world.messages(job_id)) == 1
-    world.cluster.unavailable = None
-    await world.tick()
-    assert list(world.cluster.drivers) == [f"{job_id}-1"] and world.job(job_id).failures == 0
+async def test_a_cluster_that_is_briefly_unavailable_does_not_count_as_a_failure(jobs: ManagedJobs) -> None:
+    (job_id,) = await jobs.queued()
+    jobs.cluster.unavailable = RftError("no agent yet")
+    await jobs.tick()
+    await jobs.tick(later_s=30)
+    assert jobs.job(job_id).status == "running"
+    assert sum("no agent yet" in message for message in jobs.messages(job_id)) == 1
+    jobs.cluster.unavailable = None
+    await jobs.tick()
+    assert list(jobs.cluster.drivers) == [f"{job_id}-1"] and jobs.job(job_id).failures == 0
 
 
-async def test_a_cluster_that_never_starts_a_driver_fails_the_job_with_its_error(world: World) -> None:
-    (job_id,) = await world.queued()
-    world.cluster.unavailable = RftError("no agent")
+async def test_a_cluster_that_never_starts_a_driver_fails_the_job_with_its_error(jobs: ManagedJobs) -> None:
+    (job_id,) = await jobs.queued()
+    jobs.cluster.unavailable = RftError("no agent")
     for _ in range(12):
-        await world.tick(later_s=31)
-    error = world.job(job_id).error
+        await jobs.tick(later_s=31)
+    error = jobs.job(job_id).error
     assert error is not None and error.code == "driver_lost" and "no agent" in error.message
 
 
 # -- servers that die --------------------------------------------------------------------------------------------------
 
 
-async def test_a_new_manager_keeps_live_drivers_and_replaces_lost_ones(world: World) -> None:
-    job_id = await world.started()
-    second = world.new_manager("second")
-    world.beat(job_id)
-    await world.tick(later_s=21, manager=second)
-    assert list(world.cluster.drivers) == [f"{job_id}-1"]
-    world.cluster.end(f"{job_id}-1", "Killed")
-    await world.tick(manager=second)
-    assert world.cluster.drivers[f"{job_id}-2"].state == "alive"
+async def test_a_new_manager_keeps_live_drivers_and_replaces_lost_ones(jobs: ManagedJobs) -> None:
+    job_id = await jobs.started()
+    second = jobs.new_manager("second")
+    jobs.beat(job_id)
+    await jobs.tick(later_s=21, manager=second)
+    assert list(jobs.cluster.drivers) == [f"{job_id}-1"]
+    jobs.cluster.end(f"{job_id}-1", "Killed")
+    await jobs.tick(manager=second)
+    assert jobs.cluster.drivers[f"{job_id}-2"].state == "alive"
 
 
-async def test_a_job_claimed_by_a_server_that_died_is_launched_by_the_next(world: World) -> None:
-    (job_id,) = await world.queued()
-    assert world.store.claim_next("dead", 1, 20) is not None
-    await world.tick()
-    assert not world.cluster.drivers, "its lease still holds"
-    await world.tick(later_s=21)
-    assert list(world.cluster.drivers) == [f"{job_id}-1"]
+async def test_a_job_claimed_by_a_server_that_died_is_launched_by_the_next(jobs: ManagedJobs) -> None:
+    (job_id,) = await jobs.queued()
+    assert jobs.store.claim_next("dead", 1, 20) is not None
+    await jobs.tick()
+    assert not jobs.cluster.drivers, "its lease still holds"
+    await jobs.tick(later_s=21)
+    assert list(jobs.cluster.drivers) == [f"{job_id}-1"]
 
 
-async def test_two_servers_on_one_database_run_each_job_once(world: World) -> None:
-    ids = [world.create() for _ in range(4)]
-    other = world.new_manager("second")
+async def test_two_servers_on_one_database_run_each_job_once(jobs: ManagedJobs) -> None:
+    ids = [jobs.create() for _ in range(4)]
+    other = jobs.new_manager("second")
     for _ in range(60):
-        world.now += 1
-        await asyncio.gather(world.manager.tick(), other.tick())
-        await asyncio.gather(world.manager.validated(), other.validated())
-        running = world.store.with_status("running")
+        jobs.now += 1
+        await asyncio.gather(jobs.manager.tick(), other.tick())
+        await asyncio.gather(jobs.manager.validated(), other.validated())
+        running = jobs.store.with_status("running")
         assert len(running) <= 1
         for job in running:
             if job.handle is not None:
-                world.store.move(job.id, "succeeded", attempt=job.attempt)
-                world.cluster.end(job.handle)
-    assert [world.job(job_id).status for job_id in ids] == ["succeeded"] * 4
-    assert sorted(world.cluster.drivers) == sorted(f"{job_id}-1" for job_id in ids)
-    assert sorted(world.cluster.validated) == sorted(ids)
+                jobs.store.move(job.id, "succeeded", attempt=job.attempt)
+                jobs.cluster.end(job.handle)
+    assert [jobs.job(job_id).status for job_id in ids] == ["succeeded"] * 4
+    assert sorted(jobs.cluster.drivers) == sorted(f"{job_id}-1" for job_id in ids)
+    assert sorted(jobs.cluster.validated) == sorted(ids)
 
 
-async def test_the_managers_loop_survives_an_unavailable_database(world: World) -> None:
-    world.create()
+async def test_the_managers_loop_survives_an_unavailable_database(jobs: ManagedJobs) -> None:
+    jobs.create()
     broken = Database("sqlite:////nowhere/at/all.db")
-    manager = JobManager(JobStore(broken), world.cluster, replace(CONFIG, poll_s=0.001))
+    manager = JobManager(JobStore(broken), jobs.cluster, replace(CONFIG, poll_s=0.001))
     running = asyncio.create_task(manager.run())
     await asyncio.sleep(0.05)
     assert not running.done()
     running.cancel()
     await asyncio.wait([running])
-    good = JobManager(world.store, world.cluster, replace(CONFIG, poll_s=0.001), lambda: world.now)
+    good = JobManager(jobs.store, jobs.cluster, replace(CONFIG, poll_s=0.001), lambda: jobs.now)
     running = asyncio.create_task(good.run())
     async with asyncio.timeout(30):
-        await world.cluster.launched.wait()
+        await jobs.cluster.launched.wait()
     running.cancel()
     await asyncio.wait([running])

@@ -13,7 +13,7 @@ from cluster.jobs.wire_metrics import (
     result_csv,
     wire_data,
 )
-from tests.unit.cluster.conftest import Synthetic
+from tests.support.synthetic import Synthetic
 from trainer.loop.evaluate import summarize
 from trainer.loop.step_metrics import rollout_metrics
 

@@ -25,12 +25,12 @@ from serve.routes import fine_tuning
 from tests.support.api import TOKEN, sync_client_of
 from tests.support.events import stream_of
 from tests.support.jobs import BODY, StoredJobs, database_with_tables, job_service
-from tests.unit.cluster.conftest import Synthetic
+from tests.support.synthetic import Synthetic
 from trainer.errors import RftError
 from trainer.events import Event, PhaseBegan
 
 
-class World(StoredJobs):
+class ServedJob(StoredJobs):
     """A server with one job, whose driver writes through `sink`."""
 
     def __init__(self, folder: Path) -> None:
@@ -56,39 +56,39 @@ class World(StoredJobs):
 
 
 @pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServedJob]:
     monkeypatch.chdir(tmp_path)
-    world = World(tmp_path)
-    with world.client:
-        yield world
-    world.database.close()
+    served = ServedJob(tmp_path)
+    with served.client:
+        yield served
+    served.database.close()
 
 
-def test_without_a_terminal_a_job_is_shown_in_the_lines_of_the_train_command(world: World) -> None:
-    world.now += 65
-    world.run(steps=12)
-    world.store.move(world.id, "succeeded", fine_tuned_model="ft:final")
-    followed = world.command()
+def test_without_a_terminal_a_job_is_shown_in_the_lines_of_the_train_command(served: ServedJob) -> None:
+    served.now += 65
+    served.run(steps=12)
+    served.store.move(served.id, "succeeded", fine_tuned_model="ft:final")
+    followed = served.command()
     assert followed.exit_code == 0
     lines = followed.output.splitlines()
-    assert lines[0] == f"0:00  Created fine-tuning job: {world.id}"
+    assert lines[0] == f"0:00  Created fine-tuning job: {served.id}"
     assert lines[1] == "1:05  starting engines"
     steps = [line.split(":")[1].split()[-1] for line in lines if "  step " in line]
     assert steps == [f"{step}/12" for step in range(1, 13)]
     assert "calls " in lines[-2] and "1 tool_failed" in lines[-2]
     assert sum("validation at step" in line for line in lines) == 4
-    assert lines[-1] == f"{world.id} succeeded: ft:final"
+    assert lines[-1] == f"{served.id} succeeded: ft:final"
 
 
 @pytest.mark.parametrize("describe", [sentence, lambda event: event.kind], ids=["sentences", "kinds"])
-def test_on_a_terminal_it_is_the_main_jobs_table(world: World, describe: Callable[[Event], str]) -> None:
+def test_on_a_terminal_it_is_the_main_jobs_table(served: ServedJob, describe: Callable[[Event], str]) -> None:
     """Whatever the messages say: the table is made of kinds and data."""
-    world.now += 65
-    world.run(5, describe=describe)
+    served.now += 65
+    served.run(5, describe=describe)
     console = Console(file=io.StringIO(), force_terminal=False, width=100)
-    progress = LiveProgress(world.job, console)
-    world.store.move(world.id, "succeeded", fine_tuned_model="ft:final")
-    follow(world.client, world.job, progress)
+    progress = LiveProgress(served.job, console)
+    served.store.move(served.id, "succeeded", fine_tuned_model="ft:final")
+    follow(served.client, served.job, progress)
     page = Console(file=io.StringIO(), width=100)
     page.print(progress.view.render())
     shown = page.file.getvalue()  # type: ignore[attr-defined]
@@ -96,67 +96,67 @@ def test_on_a_terminal_it_is_the_main_jobs_table(world: World, describe: Callabl
         assert part in shown, part
 
 
-def test_json_output_has_a_line_for_each_event_and_ends_with_the_job(world: World) -> None:
+def test_json_output_has_a_line_for_each_event_and_ends_with_the_job(served: ServedJob) -> None:
     for i in range(250):
-        world.store.add_event(world.id, "info", f"[bold]note {i}")
-    world.store.move(
-        world.id, "failed", error=JobError("invalid_training_file", "line 3 is not valid JSON", "training_file")
+        served.store.add_event(served.id, "info", f"[bold]note {i}")
+    served.store.move(
+        served.id, "failed", error=JobError("invalid_training_file", "line 3 is not valid JSON", "training_file")
     )
-    followed = world.command("--json")
+    followed = served.command("--json")
     *events, job = map(json.loads, followed.stdout.splitlines())
     assert [event["message"] for event in events[1:]] == [f"[bold]note {i}" for i in range(250)]
-    assert (job["id"], job["status"]) == (world.id, "failed")
+    assert (job["id"], job["status"]) == (served.id, "failed")
     assert isinstance(followed.exception, RftError)
-    assert str(followed.exception) == f"{world.id} failed: line 3 is not valid JSON"
+    assert str(followed.exception) == f"{served.id} failed: line 3 is not valid JSON"
 
 
-def test_the_exit_code_says_how_a_job_ended(world: World) -> None:
-    world.store.move(world.id, "cancelled")
-    followed = world.command()
-    assert followed.exit_code == CANCELLED and f"{world.id} cancelled" in followed.output
+def test_the_exit_code_says_how_a_job_ended(served: ServedJob) -> None:
+    served.store.move(served.id, "cancelled")
+    followed = served.command()
+    assert followed.exit_code == CANCELLED and f"{served.id} cancelled" in followed.output
 
 
 class Flaky(httpx.BaseTransport):
     """A server that answers only some requests; every answer about the job adds an event."""
 
-    def __init__(self, world: World, answers: list[bool]) -> None:
-        self.world, self.answers, self.notes = world, answers, 0
+    def __init__(self, served: ServedJob, answers: list[bool]) -> None:
+        self.served, self.answers, self.notes = served, answers, 0
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         if not (self.answers.pop(0) if self.answers else False):
             raise httpx.ConnectError("refused", request=request)
-        store, job_id = self.world.store, self.world.id
+        store, job_id = self.served.store, self.served.id
         if not request.url.path.endswith("/events"):
             self.notes += 1
             store.add_event(job_id, "info", f"note {self.notes}")
             if self.notes == 3:
                 store.move(job_id, "cancelled")
-        answer = self.world.client.request(request.method, str(request.url), headers=request.headers)
+        answer = self.served.client.request(request.method, str(request.url), headers=request.headers)
         return httpx.Response(answer.status_code, json=answer.json())
 
 
-def flaky(world: World, answers: list[bool]) -> httpx.Client:
+def flaky(served: ServedJob, answers: list[bool]) -> httpx.Client:
     headers = {"Authorization": f"Bearer {TOKEN}"}
-    return httpx.Client(transport=Flaky(world, answers), base_url="http://server/v1", headers=headers)
+    return httpx.Client(transport=Flaky(served, answers), base_url="http://server/v1", headers=headers)
 
 
 def test_an_unreachable_server_is_waited_for_and_no_event_is_shown_twice(
-    world: World, capsys: pytest.CaptureFixture[str]
+    served: ServedJob, capsys: pytest.CaptureFixture[str]
 ) -> None:
     slept: list[float] = []
-    client = flaky(world, [True, True, False, True, False, False, True, True, True, True])
-    job = follow(client, world.job, JsonProgress(), sleep=slept.append)
+    client = flaky(served, [True, True, False, True, False, False, True, True, True, True])
+    job = follow(client, served.job, JsonProgress(), sleep=slept.append)
     assert job["status"] == "cancelled" and slept
     shown: list[Any] = [json.loads(line)["message"] for line in capsys.readouterr().out.splitlines()[1:-1]]
     assert shown == [f"note {i}" for i in range(1, len(shown) + 1)]
 
 
-def test_following_fails_if_the_server_stays_unreachable(world: World) -> None:
+def test_following_fails_if_the_server_stays_unreachable(served: ServedJob) -> None:
     now = [0.0]
 
     def sleep(seconds: float) -> None:
         now[0] += seconds
 
     with pytest.raises(NoAnswer, match="does not answer: refused"):
-        follow(flaky(world, [True, True]), world.job, JsonProgress(), clock=lambda: now[0], sleep=sleep)
+        follow(flaky(served, [True, True]), served.job, JsonProgress(), clock=lambda: now[0], sleep=sleep)
     assert AWAY_S < now[0] < AWAY_S + 10

@@ -84,7 +84,7 @@ class FakeHosting:
                 del self.apps[name]
 
 
-class World:
+class HostedModels:
     """AppState models on a fake hosting, and a clock that only `sleep` and tests advance."""
 
     def __init__(self, limits: EngineLimits) -> None:
@@ -111,8 +111,8 @@ class World:
         return asyncio.create_task(self.served.chat({"model": model, "messages": []}))
 
 
-def make_world(**limits: Any) -> World:
-    return World(EngineLimits(**limits))
+def make_world(**limits: Any) -> HostedModels:
+    return HostedModels(EngineLimits(**limits))
 
 
 async def refused(task: asyncio.Task[Any]) -> ApiError:
@@ -122,164 +122,164 @@ async def refused(task: asyncio.Task[Any]) -> ApiError:
 
 
 async def test_concurrent_calls_and_aliases_share_one_model() -> None:
-    world = make_world()
-    answers = await asyncio.gather(*(world.ask(name) for name in ["a", "a", "alias-of-a"] * 5))
-    assert world.hosting.deployed == ["a"]
+    hosted = make_world()
+    answers = await asyncio.gather(*(hosted.ask(name) for name in ["a", "a", "alias-of-a"] * 5))
+    assert hosted.hosting.deployed == ["a"]
     assert answers[0] == {"id": "1", "model": "a"} and answers[2]["model"] == "alias-of-a"
-    asked = world.hosting.asked
-    await world.ask("a")
-    assert world.hosting.asked == asked, "the states are not read again for a model that was just running"
+    asked = hosted.hosting.asked
+    await hosted.ask("a")
+    assert hosted.hosting.asked == asked, "the states are not read again for a model that was just running"
 
 
 async def test_an_unknown_model_is_a_404_and_starts_nothing() -> None:
-    world = make_world()
-    error = await refused(world.ask("unknown"))
+    hosted = make_world()
+    error = await refused(hosted.ask("unknown"))
     assert (error.status, error.code, error.param) == (404, "model_not_found", "model")
-    assert not world.hosting.deployed
+    assert not hosted.hosting.deployed
 
 
 async def test_a_first_call_waits_until_a_deadline_and_a_later_one_finds_the_engine_started() -> None:
-    world = make_world(first_call_wait_s=0.05)
-    world.hosting.starts = AppState.STARTING
-    error = await refused(world.ask("a"))
+    hosted = make_world(first_call_wait_s=0.05)
+    hosted.hosting.starts = AppState.STARTING
+    error = await refused(hosted.ask("a"))
     assert (error.status, error.code) == (503, "model_unavailable") and "being started" in error.message
     assert int(error.headers["Retry-After"]) > 0
-    world.hosting.apps["a"] = AppState.RUNNING
-    assert (await world.ask("a"))["id"] == "1"
-    assert world.hosting.deployed == ["a"]
+    hosted.hosting.apps["a"] = AppState.RUNNING
+    assert (await hosted.ask("a"))["id"] == "1"
+    assert hosted.hosting.deployed == ["a"]
 
 
 async def test_the_longest_idle_model_is_removed_for_another_one() -> None:
-    world = make_world(max_models=2)
+    hosted = make_world(max_models=2)
     for name in ("a", "b", "a"):
-        world.time.now += 10
-        await world.ask(name)
-    await world.ask("c")
-    assert world.hosting.removed == ["b"]
-    assert set(world.hosting.apps) == {"a", "c"}
+        hosted.time.now += 10
+        await hosted.ask(name)
+    await hosted.ask("c")
+    assert hosted.hosting.removed == ["b"]
+    assert set(hosted.hosting.apps) == {"a", "c"}
 
 
 async def test_a_call_for_another_model_waits_for_a_busy_one_until_a_deadline() -> None:
-    world = make_world(first_call_wait_s=0.1)
-    await world.ask("a")
-    world.hosting.answer_now.clear()
-    busy = world.ask("a")
-    await until(lambda: world.hosting.calls["a"] == 1, within_s=10)
-    error = await refused(world.ask("b"))
+    hosted = make_world(first_call_wait_s=0.1)
+    await hosted.ask("a")
+    hosted.hosting.answer_now.clear()
+    busy = hosted.ask("a")
+    await until(lambda: hosted.hosting.calls["a"] == 1, within_s=10)
+    error = await refused(hosted.ask("b"))
     assert error.status == 503 and "in use" in error.message
-    assert not world.hosting.removed
-    world.hosting.answer_now.set()
+    assert not hosted.hosting.removed
+    hosted.hosting.answer_now.set()
     await busy
-    assert (await world.ask("b"))["model"] == "b"
+    assert (await hosted.ask("b"))["model"] == "b"
 
 
 async def test_an_idle_model_is_removed_and_deployed_again_by_the_next_call() -> None:
-    world = make_world(idle_s=60)
-    await world.ask("a")
-    running = asyncio.create_task(world.served.run())
-    await until(lambda: world.hosting.removed == ["a"], within_s=10)
-    assert world.time.now >= 60
+    hosted = make_world(idle_s=60)
+    await hosted.ask("a")
+    running = asyncio.create_task(hosted.served.run())
+    await until(lambda: hosted.hosting.removed == ["a"], within_s=10)
+    assert hosted.time.now >= 60
     running.cancel()
-    world.time.now += 10
-    await world.ask("a")
-    assert world.hosting.deployed == ["a", "a"]
+    hosted.time.now += 10
+    await hosted.ask("a")
+    assert hosted.hosting.deployed == ["a", "a"]
 
 
 async def test_a_model_that_does_not_start_is_removed_by_a_call_or_in_the_background() -> None:
-    world = make_world(idle_s=10)
-    world.hosting.starts = AppState.FAILED
-    error = await refused(world.ask("a"))
+    hosted = make_world(idle_s=10)
+    hosted.hosting.starts = AppState.FAILED
+    error = await refused(hosted.ask("a"))
     assert error.status == 503 and "did not start" in error.message
-    assert world.hosting.removed == ["a"]
-    world.hosting.starts = AppState.RUNNING
-    world.time.now += 10
-    await world.ask("a")
+    assert hosted.hosting.removed == ["a"]
+    hosted.hosting.starts = AppState.RUNNING
+    hosted.time.now += 10
+    await hosted.ask("a")
 
-    world.hosting.apps["hangs"] = AppState.STARTING
-    began = world.time.now
-    running = asyncio.create_task(world.served.run())
-    await until(lambda: "hangs" in world.hosting.removed, within_s=10)
+    hosted.hosting.apps["hangs"] = AppState.STARTING
+    began = hosted.time.now
+    running = asyncio.create_task(hosted.served.run())
+    await until(lambda: "hangs" in hosted.hosting.removed, within_s=10)
     running.cancel()
-    assert world.time.now - began > START_TIMEOUT_S
+    assert hosted.time.now - began > START_TIMEOUT_S
 
 
 async def test_idle_models_are_still_removed_after_ray_serve_raised() -> None:
-    world = make_world(idle_s=60)
-    await world.ask("a")
-    good, fails = world.hosting.states, True
+    hosted = make_world(idle_s=60)
+    await hosted.ask("a")
+    good, fails = hosted.hosting.states, True
 
     async def states() -> dict[str, AppState]:
         if fails:
             raise RuntimeError("the controller is restarting")
         return await good()
 
-    world.hosting.states = states  # type: ignore[method-assign]
+    hosted.hosting.states = states  # type: ignore[method-assign]
     with TestCase().assertLogs("agent_rft.serve") as logged:
-        running = asyncio.create_task(world.served.run())
+        running = asyncio.create_task(hosted.served.run())
         await until(lambda: any("not removed" in line for line in logged.output), within_s=10)
     fails = False
-    await until(lambda: world.hosting.removed == ["a"], within_s=10)
+    await until(lambda: hosted.hosting.removed == ["a"], within_s=10)
     running.cancel()
 
 
 async def test_a_failed_engine_is_a_503_that_hides_the_cause() -> None:
-    world = make_world()
-    await world.ask("a")
-    world.hosting.fails = EngineFailed("CUDA out of memory in /secret/path")
-    error = await refused(world.ask("a"))
+    hosted = make_world()
+    await hosted.ask("a")
+    hosted.hosting.fails = EngineFailed("CUDA out of memory in /secret/path")
+    error = await refused(hosted.ask("a"))
     assert error.status == 503 and "secret" not in error.message
-    world.hosting.fails = None
-    assert (await world.ask("a"))["id"] == "1"
+    hosted.hosting.fails = None
+    assert (await hosted.ask("a"))["id"] == "1"
 
 
 async def test_a_model_that_another_server_removed_is_deployed_again_by_the_next_call() -> None:
-    world = make_world()
-    await world.ask("a")
-    del world.hosting.apps["a"]
-    assert (await world.ask("a"))["id"] == "1"
-    assert world.hosting.deployed == ["a", "a"]
+    hosted = make_world()
+    await hosted.ask("a")
+    del hosted.hosting.apps["a"]
+    assert (await hosted.ask("a"))["id"] == "1"
+    assert hosted.hosting.deployed == ["a", "a"]
 
 
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_a_request_that_the_engine_refuses_is_the_clients_error(streamed: bool) -> None:
-    world = make_world()
-    await world.ask("a")
-    world.hosting.answers = [Refusal(400, "too long", "messages", "context_length_exceeded")]
+    hosted = make_world()
+    await hosted.ask("a")
+    hosted.hosting.answers = [Refusal(400, "too long", "messages", "context_length_exceeded")]
     body = {"model": "a", "messages": []}
     with pytest.raises(ApiError) as raised:
-        await (world.served.stream(body) if streamed else world.served.chat(body))
+        await (hosted.served.stream(body) if streamed else hosted.served.chat(body))
     assert (raised.value.status, raised.value.code, raised.value.param) == (400, "context_length_exceeded", "messages")
-    assert not world.hosting.removed
+    assert not hosted.hosting.removed
 
 
 async def test_a_stream_keeps_its_engine_until_it_ends_or_the_client_disconnects() -> None:
-    world = make_world(first_call_wait_s=0.1)
-    await world.ask("a")
-    world.hosting.answers = [{"n": 1}, {"n": 2}]
-    chunks: Any = await world.served.stream({"model": "a", "messages": []})
+    hosted = make_world(first_call_wait_s=0.1)
+    await hosted.ask("a")
+    hosted.hosting.answers = [{"n": 1}, {"n": 2}]
+    chunks: Any = await hosted.served.stream({"model": "a", "messages": []})
     assert await anext(chunks) == {"n": 1, "model": "a"}
-    assert (await refused(world.ask("b"))).status == 503
+    assert (await refused(hosted.ask("b"))).status == 503
     await chunks.aclose()
-    assert not world.hosting.calls["a"]
-    assert (await world.ask("b"))["model"] == "b"
+    assert not hosted.hosting.calls["a"]
+    assert (await hosted.ask("b"))["model"] == "b"
 
 
 async def test_a_deployment_is_completed_even_if_its_caller_is_cancelled() -> None:
-    world = make_world()
+    hosted = make_world()
     started, go_on = asyncio.Event(), asyncio.Event()
-    good = world.hosting.deploy
+    good = hosted.hosting.deploy
 
     async def deploy(name: str, record: ModelRecord) -> None:
         started.set()
         await go_on.wait()
         await good(name, record)
 
-    world.hosting.deploy = deploy  # type: ignore[method-assign]
-    cancelled = world.ask("a")
+    hosted.hosting.deploy = deploy  # type: ignore[method-assign]
+    cancelled = hosted.ask("a")
     await started.wait()
     cancelled.cancel()
     go_on.set()
-    await until(lambda: world.hosting.deployed == ["a"], within_s=10)
-    assert not world.alone
-    await world.ask("a")
-    assert world.hosting.deployed == ["a"]
+    await until(lambda: hosted.hosting.deployed == ["a"], within_s=10)
+    assert not hosted.alone
+    await hosted.ask("a")
+    assert hosted.hosting.deployed == ["a"]

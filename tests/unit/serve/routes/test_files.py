@@ -22,7 +22,7 @@ MAX_BYTES = 5_000_000
 HOUR_S = 3600
 
 
-class World:
+class FileServer:
     """A server with files in a folder, and a clock that only tests move."""
 
     def __init__(self, folder: Path) -> None:
@@ -39,10 +39,10 @@ class World:
 
 
 @pytest.fixture
-async def world(tmp_path: Path) -> AsyncIterator[World]:
-    world = World(tmp_path)
-    async with world.http:
-        yield world
+async def server(tmp_path: Path) -> AsyncIterator[FileServer]:
+    server = FileServer(tmp_path)
+    async with server.http:
+        yield server
 
 
 def form(*parts: tuple[str, bytes], end: bytes = b"--x--\r\n") -> dict[str, Any]:
@@ -53,7 +53,7 @@ def form(*parts: tuple[str, bytes], end: bytes = b"--x--\r\n") -> dict[str, Any]
     return {"content": body + end, "headers": {"Content-Type": "multipart/form-data; boundary=x"}}
 
 
-async def test_more_uploads_than_the_operator_allows_are_told_to_retry(world: World) -> None:
+async def test_more_uploads_than_the_operator_allows_are_told_to_retry(server: FileServer) -> None:
     arrived, go_on = asyncio.Event(), asyncio.Event()
 
     async def slow_body() -> AsyncIterator[bytes]:
@@ -62,7 +62,7 @@ async def test_more_uploads_than_the_operator_allows_are_told_to_retry(world: Wo
         await go_on.wait()
         yield form(('name="purpose"', b"fine-tune"), ('name="file"; filename="a"', b"{}"))["content"]
 
-    async with client_of([make_router(world.store, max_uploads=1)]) as http:
+    async with client_of([make_router(server.store, max_uploads=1)]) as http:
         headers = form()["headers"]
         first = asyncio.create_task(http.post("/v1/files", content=slow_body(), headers=headers))
         await arrived.wait()
@@ -75,55 +75,55 @@ async def test_more_uploads_than_the_operator_allows_are_told_to_retry(world: Wo
         assert (await http.post("/v1/files", **again)).status_code == 200
 
 
-async def test_the_sdk_uploads_downloads_lists_and_deletes(world: World) -> None:
+async def test_the_sdk_uploads_downloads_lists_and_deletes(server: FileServer) -> None:
     content = bytes(range(256)) * 4000
-    made = await world.sdk.files.create(file=("rows.jsonl", content), purpose="fine-tune")
+    made = await server.sdk.files.create(file=("rows.jsonl", content), purpose="fine-tune")
     assert (made.object, made.filename, made.bytes, made.purpose) == ("file", "rows.jsonl", len(content), "fine-tune")
     assert made.id.startswith("file-") and made.status == "processed" and made.created_at == 1_000_000
-    assert await world.sdk.files.retrieve(made.id) == made
-    downloaded = await world.sdk.files.content(made.id)
+    assert await server.sdk.files.retrieve(made.id) == made
+    downloaded = await server.sdk.files.content(made.id)
     assert downloaded.content == content
-    assert [file.id async for file in world.sdk.files.list()] == [made.id]
-    deleted = await world.sdk.files.delete(made.id)
+    assert [file.id async for file in server.sdk.files.list()] == [made.id]
+    deleted = await server.sdk.files.delete(made.id)
     assert deleted.deleted and deleted.id == made.id
     with pytest.raises(openai.NotFoundError) as gone:
-        await world.sdk.files.retrieve(made.id)
+        await server.sdk.files.retrieve(made.id)
     assert gone.value.code == "not_found" and gone.value.param == "file_id"
-    assert world.on_disk() == []
+    assert server.on_disk() == []
 
 
-async def test_files_are_listed_in_pages_in_both_orders_and_by_purpose(world: World) -> None:
+async def test_files_are_listed_in_pages_in_both_orders_and_by_purpose(server: FileServer) -> None:
     names = [f"{number}.jsonl" for number in range(7)]
     for name in names:
-        await world.sdk.files.create(file=(name, b"x"), purpose="evals" if name == "3.jsonl" else "fine-tune")
-    assert [file.filename async for file in world.sdk.files.list(limit=3)] == names[::-1]
-    assert [file.filename async for file in world.sdk.files.list(limit=2, order="asc")] == names
-    assert [file.filename async for file in world.sdk.files.list(purpose="evals")] == ["3.jsonl"]
-    first = (await world.http.get("/v1/files", params={"limit": 7})).json()
+        await server.sdk.files.create(file=(name, b"x"), purpose="evals" if name == "3.jsonl" else "fine-tune")
+    assert [file.filename async for file in server.sdk.files.list(limit=3)] == names[::-1]
+    assert [file.filename async for file in server.sdk.files.list(limit=2, order="asc")] == names
+    assert [file.filename async for file in server.sdk.files.list(purpose="evals")] == ["3.jsonl"]
+    first = (await server.http.get("/v1/files", params={"limit": 7})).json()
     assert first["has_more"] is False and first["last_id"] == first["data"][-1]["id"]
 
 
-async def test_a_file_is_deleted_when_it_expires(world: World) -> None:
+async def test_a_file_is_deleted_when_it_expires(server: FileServer) -> None:
     expiry: Any = {"anchor": "created_at", "seconds": HOUR_S}
-    made = await world.sdk.files.create(file=("a", b"x"), purpose="user_data", expires_after=expiry)
+    made = await server.sdk.files.create(file=("a", b"x"), purpose="user_data", expires_after=expiry)
     assert made.expires_at == made.created_at + HOUR_S
-    stays = await world.sdk.files.create(file=("b", b"x"), purpose="user_data")
-    world.now += HOUR_S
-    assert [file.id async for file in world.sdk.files.list()] == [stays.id]
+    stays = await server.sdk.files.create(file=("b", b"x"), purpose="user_data")
+    server.now += HOUR_S
+    assert [file.id async for file in server.sdk.files.list()] == [stays.id]
     with pytest.raises(openai.NotFoundError):
-        await world.sdk.files.content(made.id)
-    world.store.sweep()
-    assert world.on_disk() == [stays.id]
+        await server.sdk.files.content(made.id)
+    server.store.sweep()
+    assert server.on_disk() == [stays.id]
 
 
-async def test_the_remains_of_an_upload_to_a_dead_server_are_swept(world: World) -> None:
-    left = world.folder / "incoming" / "file-left"
+async def test_the_remains_of_an_upload_to_a_dead_server_are_swept(server: FileServer) -> None:
+    left = server.folder / "incoming" / "file-left"
     left.write_bytes(b"half")
-    world.now = left.stat().st_mtime + 3600
-    world.store.sweep()
+    server.now = left.stat().st_mtime + 3600
+    server.store.sweep()
     assert left.exists()  # it may be an upload in progress at another server
-    world.now += 2 * 24 * 3600
-    world.store.sweep()
+    server.now += 2 * 24 * 3600
+    server.store.sweep()
     assert not left.exists()
 
 
@@ -139,21 +139,21 @@ async def test_the_remains_of_an_upload_to_a_dead_server_are_swept(world: World)
         ('a\\"; filename=\\"b', 'a"; filename="b'),
     ],
 )
-async def test_a_file_name_is_sanitized_and_never_used_as_a_path(world: World, given: str, kept: str) -> None:
+async def test_a_file_name_is_sanitized_and_never_used_as_a_path(server: FileServer, given: str, kept: str) -> None:
     body = form((f'name="file"; filename="{given}"', b"content"), ('name="purpose"', b"user_data"))
-    made = (await world.http.post("/v1/files", **body)).json()
+    made = (await server.http.post("/v1/files", **body)).json()
     assert made["filename"] == kept
-    assert world.on_disk() == [made["id"]]
-    answer = await world.http.get(f"/v1/files/{made['id']}/content")
+    assert server.on_disk() == [made["id"]]
+    answer = await server.http.get(f"/v1/files/{made['id']}/content")
     assert answer.content == b"content" and "x-evil" not in answer.headers
 
 
-async def test_the_order_of_the_fields_does_not_matter(world: World) -> None:
-    made = await world.http.post(
+async def test_the_order_of_the_fields_does_not_matter(server: FileServer) -> None:
+    made = await server.http.post(
         "/v1/files", **form(('name="file"; filename="a"', b"\r\n--x\n\r"), ('name="purpose"', b"evals"))
     )
     assert made.status_code == 200, made.text
-    assert (await world.http.get(f"/v1/files/{made.json()['id']}/content")).content == b"\r\n--x\n\r"
+    assert (await server.http.get(f"/v1/files/{made.json()['id']}/content")).content == b"\r\n--x\n\r"
 
 
 class Chunks:
@@ -171,29 +171,29 @@ class Chunks:
         yield self.end
 
 
-async def test_a_file_over_the_limit_is_refused_during_the_upload(world: World) -> None:
+async def test_a_file_over_the_limit_is_refused_during_the_upload(server: FileServer) -> None:
     body = Chunks(10_000, b"\r\n--x--\r\n")
-    answer = await world.http.post("/v1/files", content=body, headers=form()["headers"])
+    answer = await server.http.post("/v1/files", content=body, headers=form()["headers"])
     assert answer.status_code == 413 and answer.json()["error"]["param"] == "file"
-    assert body.num_read < 100 and world.on_disk() == []
+    assert body.num_read < 100 and server.on_disk() == []
 
 
-async def test_a_body_with_a_content_length_over_the_limit_is_not_read(world: World) -> None:
+async def test_a_body_with_a_content_length_over_the_limit_is_not_read(server: FileServer) -> None:
     body = Chunks(10_000, b"")
     headers = form()["headers"] | {"Content-Length": str(600 * 2**20)}
-    answer = await world.http.post("/v1/files", content=body, headers=headers)
+    answer = await server.http.post("/v1/files", content=body, headers=headers)
     assert answer.status_code == 413 and answer.json()["error"]["code"] == "file_too_large"
     assert body.num_read == 0
 
 
-async def test_an_incomplete_upload_leaves_nothing(world: World) -> None:
-    answer = await world.http.post("/v1/files", content=Chunks(3, b""), headers=form()["headers"])
+async def test_an_incomplete_upload_leaves_nothing(server: FileServer) -> None:
+    answer = await server.http.post("/v1/files", content=Chunks(3, b""), headers=form()["headers"])
     assert answer.status_code == 400 and answer.json()["error"]["code"] == "invalid_form"
-    assert world.on_disk() == []
-    assert (await world.http.get("/v1/files")).json()["data"] == []
+    assert server.on_disk() == []
+    assert (await server.http.get("/v1/files")).json()["data"] == []
 
 
-async def test_a_client_that_disconnects_in_mid_upload_leaves_nothing(world: World) -> None:
+async def test_a_client_that_disconnects_in_mid_upload_leaves_nothing(server: FileServer) -> None:
     body = Chunks(1, b"").__aiter__()
     pieces = [{"type": "http.request", "body": await anext(body), "more_body": True}, {"type": "http.disconnect"}]
     sent = []
@@ -204,10 +204,10 @@ async def test_a_client_that_disconnects_in_mid_upload_leaves_nothing(world: Wor
     async def send(message: Any) -> None:
         sent.append(message)
 
-    request = world.http.build_request("POST", "/v1/files", headers=form()["headers"])
+    request = server.http.build_request("POST", "/v1/files", headers=form()["headers"])
     headers = [(name.lower(), value) for name, value in request.headers.raw]
     scope = {"type": "http", "method": "POST", "path": "/v1/files", "query_string": b"", "headers": headers}
-    transport = world.http._transport
+    transport = server.http._transport
     assert isinstance(transport, httpx.ASGITransport)
     await transport.app(scope, receive, send)
-    assert sent == [] and world.on_disk() == []
+    assert sent == [] and server.on_disk() == []

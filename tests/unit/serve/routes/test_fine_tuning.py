@@ -22,7 +22,7 @@ JOBS = "/v1/fine_tuning/jobs"
 REINFORCEMENT = BODY["method"]["reinforcement"]
 
 
-class World(StoredJobs):
+class JobServer(StoredJobs):
     def __init__(self, folder: Path) -> None:
         super().__init__(database_with_tables(folder))
         operator = Operator(models={"judge": ModelEndpoint(base_url="https://judge.example/v1")})
@@ -46,65 +46,65 @@ class World(StoredJobs):
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    world = World(tmp_path)
-    yield world
-    world.database.close()
+def server(tmp_path: Path) -> Iterator[JobServer]:
+    server = JobServer(tmp_path)
+    yield server
+    server.database.close()
 
 
 # -- the official SDK --------------------------------------------------------------------------------------------------
 
 
-async def test_the_sdk_creates_a_job_and_reads_it_back(world: World) -> None:
-    job = await world.sdk.fine_tuning.jobs.create(**BODY, suffix="x", seed=4, metadata={"team": "a"})  # type: ignore[arg-type]
+async def test_the_sdk_creates_a_job_and_reads_it_back(server: JobServer) -> None:
+    job = await server.sdk.fine_tuning.jobs.create(**BODY, suffix="x", seed=4, metadata={"team": "a"})  # type: ignore[arg-type]
     assert (job.object, job.status, job.model, job.seed) == ("fine_tuning.job", "validating_files", "gpt-5", 4)
     assert job.hyperparameters.n_epochs == "auto" and job.metadata == {"team": "a"}
     assert job.method is not None and job.method.type == "reinforcement"
-    again = await world.sdk.fine_tuning.jobs.retrieve(job.id)
-    assert again == job and world.woken == 1
-    assert [found.id async for found in world.sdk.fine_tuning.jobs.list()] == [job.id]
+    again = await server.sdk.fine_tuning.jobs.retrieve(job.id)
+    assert again == job and server.woken == 1
+    assert [found.id async for found in server.sdk.fine_tuning.jobs.list()] == [job.id]
 
 
-async def test_the_sdk_lists_events_and_checkpoints_over_all_pages(world: World) -> None:
-    job = await world.sdk.fine_tuning.jobs.create(**BODY)  # type: ignore[arg-type]
+async def test_the_sdk_lists_events_and_checkpoints_over_all_pages(server: JobServer) -> None:
+    job = await server.sdk.fine_tuning.jobs.create(**BODY)  # type: ignore[arg-type]
     for step in range(1, 31):
-        world.store.add_event(job.id, "info", f"Step {step}/30", type="metrics", data={"step": step})
-        world.store.add_checkpoint(job.id, step, f"ft:a:ckpt-step-{step}", {"step": float(step)})
-    events = [event async for event in world.sdk.fine_tuning.jobs.list_events(job.id, limit=7)]
+        server.store.add_event(job.id, "info", f"Step {step}/30", type="metrics", data={"step": step})
+        server.store.add_checkpoint(job.id, step, f"ft:a:ckpt-step-{step}", {"step": float(step)})
+    events = [event async for event in server.sdk.fine_tuning.jobs.list_events(job.id, limit=7)]
     assert [event.message for event in events][:2] == ["Step 30/30", "Step 29/30"] and len(events) == 31
     assert events[0].type == "metrics" and events[0].data == {"step": 30}
-    checkpoints = [c async for c in world.sdk.fine_tuning.jobs.checkpoints.list(job.id)]
+    checkpoints = [c async for c in server.sdk.fine_tuning.jobs.checkpoints.list(job.id)]
     assert [c.step_number for c in checkpoints] == list(range(30, 0, -1))
     assert checkpoints[0].fine_tuned_model_checkpoint == "ft:a:ckpt-step-30"
 
 
-async def test_a_job_is_paused_resumed_and_cancelled(world: World) -> None:
-    job = await world.sdk.fine_tuning.jobs.create(**BODY)  # type: ignore[arg-type]
+async def test_a_job_is_paused_resumed_and_cancelled(server: JobServer) -> None:
+    job = await server.sdk.fine_tuning.jobs.create(**BODY)  # type: ignore[arg-type]
     with pytest.raises(openai.BadRequestError, match="is validating_files and cannot become paused"):
-        await world.sdk.fine_tuning.jobs.pause(job.id)
-    world.running(job.id)
-    assert (await world.sdk.fine_tuning.jobs.pause(job.id)).status == "paused"
-    assert (await world.sdk.fine_tuning.jobs.resume(job.id)).status == "queued"
-    cancelled = await world.sdk.fine_tuning.jobs.cancel(job.id)
-    assert cancelled.status == "cancelled" and cancelled.finished_at == int(world.now)
+        await server.sdk.fine_tuning.jobs.pause(job.id)
+    server.running(job.id)
+    assert (await server.sdk.fine_tuning.jobs.pause(job.id)).status == "paused"
+    assert (await server.sdk.fine_tuning.jobs.resume(job.id)).status == "queued"
+    cancelled = await server.sdk.fine_tuning.jobs.cancel(job.id)
+    assert cancelled.status == "cancelled" and cancelled.finished_at == int(server.now)
     with pytest.raises(openai.BadRequestError, match="is a final state"):
-        await world.sdk.fine_tuning.jobs.resume(job.id)
+        await server.sdk.fine_tuning.jobs.resume(job.id)
 
 
-async def test_a_failed_job_has_an_error_that_says_why(world: World) -> None:
-    job = await world.sdk.fine_tuning.jobs.create(**BODY)  # type: ignore[arg-type]
-    world.store.move(
+async def test_a_failed_job_has_an_error_that_says_why(server: JobServer) -> None:
+    job = await server.sdk.fine_tuning.jobs.create(**BODY)  # type: ignore[arg-type]
+    server.store.move(
         job.id, "failed", error=JobError("invalid_training_file", "line 3: is not valid JSON", "training_file")
     )
-    error = (await world.sdk.fine_tuning.jobs.retrieve(job.id)).error
+    error = (await server.sdk.fine_tuning.jobs.retrieve(job.id)).error
     assert error is not None and (error.code, error.param) == ("invalid_training_file", "training_file")
 
 
 # -- shapes ------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_job_has_every_key(world: World) -> None:
-    job = await world.create()
+async def test_a_job_has_every_key(server: JobServer) -> None:
+    job = await server.create()
     assert set(job) >= {
         "id", "object", "created_at", "finished_at", "model", "fine_tuned_model", "status", "error", "hyperparameters",
         "method", "training_file", "validation_file", "result_files", "trained_tokens", "seed", "organization_id",
@@ -113,45 +113,47 @@ async def test_a_job_has_every_key(world: World) -> None:
     assert job["id"].startswith("ftjob-") and job["result_files"] == [] and job["error"] is None
 
 
-async def test_secrets_are_in_no_answer_and_not_in_plain_text_in_the_database(world: World, tmp_path: Path) -> None:
-    job = await world.create()
-    listed = (await world.http.get(JOBS)).text + (await world.http.get(f"{JOBS}/{job['id']}/events")).text
+async def test_secrets_are_in_no_answer_and_not_in_plain_text_in_the_database(
+    server: JobServer, tmp_path: Path
+) -> None:
+    job = await server.create()
+    listed = (await server.http.get(JOBS)).text + (await server.http.get(f"{JOBS}/{job['id']}/events")).text
     assert SECRET not in json.dumps(job) + listed
-    world.database.close()
+    server.database.close()
     assert SECRET.encode() not in (tmp_path / "state.db").read_bytes()
 
 
-async def test_jobs_are_found_by_metadata(world: World) -> None:
-    one = await world.create(metadata={"team": "a"})
-    await world.create(metadata={"team": "b"})
-    found = (await world.http.get(JOBS, params={"metadata[team]": "a"})).json()
+async def test_jobs_are_found_by_metadata(server: JobServer) -> None:
+    one = await server.create(metadata={"team": "a"})
+    await server.create(metadata={"team": "b"})
+    found = (await server.http.get(JOBS, params={"metadata[team]": "a"})).json()
     assert [job["id"] for job in found["data"]] == [one["id"]] and not found["has_more"]
 
 
 # -- retries -----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_request_that_the_sdk_retries_creates_no_second_job(world: World) -> None:
-    first = await world.create({"x-stainless-retry-count": "0"})
-    world.now += 300
-    again = await world.create({"x-stainless-retry-count": "1"})
+async def test_a_request_that_the_sdk_retries_creates_no_second_job(server: JobServer) -> None:
+    first = await server.create({"x-stainless-retry-count": "0"})
+    server.now += 300
+    again = await server.create({"x-stainless-retry-count": "1"})
     assert again["id"] == first["id"]
-    other = await world.create({"x-stainless-retry-count": "0"})
+    other = await server.create({"x-stainless-retry-count": "0"})
     assert other["id"] != first["id"], "the same job twice on purpose"
 
 
-async def test_a_client_that_does_not_count_its_retries_has_a_short_window(world: World) -> None:
-    first = await world.create()
-    world.now += 5
-    assert (await world.create())["id"] == first["id"]
-    world.now += 11
-    assert (await world.create())["id"] != first["id"]
+async def test_a_client_that_does_not_count_its_retries_has_a_short_window(server: JobServer) -> None:
+    first = await server.create()
+    server.now += 5
+    assert (await server.create())["id"] == first["id"]
+    server.now += 11
+    assert (await server.create())["id"] != first["id"]
 
 
-async def test_an_idempotency_key_creates_one_job(world: World) -> None:
-    first = await world.create({"Idempotency-Key": "k"})
-    world.now += 1e6
-    assert (await world.create({"Idempotency-Key": "k"}))["id"] == first["id"]
+async def test_an_idempotency_key_creates_one_job(server: JobServer) -> None:
+    first = await server.create({"Idempotency-Key": "k"})
+    server.now += 1e6
+    assert (await server.create({"Idempotency-Key": "k"}))["id"] == first["id"]
     await check_refused(
         Bad(
             "reused",
@@ -160,14 +162,14 @@ async def test_an_idempotency_key_creates_one_job(world: World) -> None:
             "idempotency-key",
             options={"json": BODY | {"suffix": "x"}, "headers": {"Idempotency-Key": "k"}},
         ),
-        world.http,
+        server.http,
     )
 
 
-async def test_idempotency_keys_of_different_api_keys_are_independent(world: World) -> None:
-    first = await world.create({"Idempotency-Key": "k"})
+async def test_idempotency_keys_of_different_api_keys_are_independent(server: JobServer) -> None:
+    first = await server.create({"Idempotency-Key": "k"})
     other = {"Idempotency-Key": "k", "Authorization": "Bearer sk-rft-write"}
-    assert (await world.create(other))["id"] != first["id"]
+    assert (await server.create(other))["id"] != first["id"]
 
 
 # -- bad requests ------------------------------------------------------------------------------------------------------
@@ -352,23 +354,23 @@ BAD_REQUESTS = [
 
 
 @pytest.fixture(scope="module")
-def one_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    world = World(tmp_path_factory.mktemp("server"))
-    yield world
-    world.database.close()
+def one_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JobServer]:
+    server = JobServer(tmp_path_factory.mktemp("server"))
+    yield server
+    server.database.close()
 
 
 @pytest.mark.parametrize("bad", BAD_REQUESTS, ids=str)
-async def test_a_bad_request_is_refused_and_creates_no_job(bad: Bad, one_world: World) -> None:
+async def test_a_bad_request_is_refused_and_creates_no_job(bad: Bad, one_world: JobServer) -> None:
     await check_refused(bad, one_world.http)
     assert one_world.store.jobs(None) == ([], False)
 
 
 @pytest.mark.parametrize("path", ["", "/cancel", "/pause", "/resume"])
-async def test_a_read_only_key_cannot_change_anything(world: World, path: str) -> None:
-    job = await world.create()
+async def test_a_read_only_key_cannot_change_anything(server: JobServer, path: str) -> None:
+    job = await server.create()
     headers = {"Authorization": "Bearer sk-rft-read"}
     target = JOBS + (f"/{job['id']}{path}" if path else "")
-    response = await world.http.post(target, json=BODY, headers=headers)
+    response = await server.http.post(target, json=BODY, headers=headers)
     assert response.status_code == 403 and response.json()["error"]["code"] == "insufficient_scope"
-    assert (await world.http.get(f"{JOBS}/{job['id']}", headers=headers)).status_code == 200
+    assert (await server.http.get(f"{JOBS}/{job['id']}", headers=headers)).status_code == 200

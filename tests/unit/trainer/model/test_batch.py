@@ -11,7 +11,7 @@ from trainer.model.batch import AnySequence, MicroBatch, WeightedSequence, pack,
 from trainer.types import TrainSequence
 
 
-def rollout(length: int, seed: int = 0, advantage: float = 1.0) -> TrainSequence:
+def sequence(length: int, seed: int = 0, advantage: float = 1.0) -> TrainSequence:
     """A sequence whose token at index i is seed x 1000 + i; about half of its tokens are sampled."""
     mask = np.random.default_rng(seed).random(length) < 0.5
     mask[0], mask[-1] = False, True
@@ -25,8 +25,8 @@ def rollout(length: int, seed: int = 0, advantage: float = 1.0) -> TrainSequence
     )
 
 
-def rollouts(lengths: list[int]) -> list[TrainSequence]:
-    return [rollout(length, seed, float(seed)) for seed, length in enumerate(lengths)]
+def sequences_of(lengths: list[int]) -> list[TrainSequence]:
+    return [sequence(length, seed, float(seed)) for seed, length in enumerate(lengths)]
 
 
 def all_of(packed: list[list[MicroBatch]]) -> list[MicroBatch]:
@@ -34,14 +34,14 @@ def all_of(packed: list[list[MicroBatch]]) -> list[MicroBatch]:
 
 
 def test_sequences_are_concatenated_and_positions_restart() -> None:
-    [[batch]] = pack(rollouts([4, 3]), num_ranks=1, budget=100)
+    [[batch]] = pack(sequences_of([4, 3]), num_ranks=1, budget=100)
     assert batch.token_ids.tolist() == [0, 1, 2, 1000, 1001]
     assert batch.positions.tolist() == [0, 1, 2, 0, 1]
     assert batch.lengths == (3, 2)
 
 
 def test_each_trained_token_keeps_its_own_values() -> None:
-    sequences = rollouts([7, 9, 5])
+    sequences = sequences_of([7, 9, 5])
     [[batch]] = pack(sequences, num_ranks=1, budget=100)
     assert (
         batch.token_ids[batch.logits_indices].tolist() == (batch.targets - 1).tolist()
@@ -57,7 +57,7 @@ def test_each_trained_token_keeps_its_own_values() -> None:
 @settings(deadline=None, max_examples=50)
 @given(st.lists(st.integers(2, 60), min_size=1, max_size=40), st.integers(1, 4), st.integers(10, 100))
 def test_nothing_is_lost_and_no_budget_is_exceeded(lengths: list[int], num_ranks: int, budget: int) -> None:
-    packed = pack(rollouts(lengths), num_ranks=num_ranks, budget=budget)
+    packed = pack(sequences_of(lengths), num_ranks=num_ranks, budget=budget)
     assert len(packed) == num_ranks
     assert len({len(row) for row in packed}) == 1
     useful = [batch for batch in all_of(packed) if batch.num_useful]
@@ -69,12 +69,12 @@ def test_nothing_is_lost_and_no_budget_is_exceeded(lengths: list[int], num_ranks
 
 
 def test_a_sequence_longer_than_the_budget_has_a_micro_batch_of_its_own() -> None:
-    [row] = pack(rollouts([50, 5, 5]), num_ranks=1, budget=20)
+    [row] = pack(sequences_of([50, 5, 5]), num_ranks=1, budget=20)
     assert sorted(batch.lengths for batch in row) == [(4, 4), (49,)]
 
 
 def test_a_rank_without_work_gets_fillers_that_train_nothing() -> None:
-    packed = pack([rollout(10)], num_ranks=3, budget=100)
+    packed = pack([sequence(10)], num_ranks=3, budget=100)
     fillers = [batch for batch in all_of(packed) if batch.num_useful == 0]
     assert len(fillers) == 2
     for batch in fillers:
@@ -83,14 +83,14 @@ def test_a_rank_without_work_gets_fillers_that_train_nothing() -> None:
 
 def test_a_real_batch_is_packed_without_padding() -> None:
     lengths = np.random.default_rng(0).integers(80, 400, 128).tolist()
-    packed = pack(rollouts(lengths), num_ranks=2, budget=8192)
+    packed = pack(sequences_of(lengths), num_ranks=2, budget=8192)
     assert all(batch.num_useful == batch.num_tokens for batch in all_of(packed))
     assert len(packed[0]) == 2  # 31k tokens in the fewest micro-batches that two ranks can share
 
 
 def test_ranks_get_equal_shares_in_every_pass() -> None:
     lengths = np.random.default_rng(1).lognormal(6, 1, 200).astype(int).clip(2, 8000).tolist()
-    packed = pack(rollouts(lengths), num_ranks=4, budget=8192)
+    packed = pack(sequences_of(lengths), num_ranks=4, budget=8192)
     totals = [sum(batch.num_tokens for batch in row) for row in packed]
     assert max(totals) / min(totals) < 1.05
     for in_parallel in zip(*packed, strict=True):
@@ -99,12 +99,12 @@ def test_ranks_get_equal_shares_in_every_pass() -> None:
 
 
 def test_the_same_sequences_are_packed_the_same_way() -> None:
-    first, second = (pack(rollouts([30, 20, 20, 10, 30]), num_ranks=2, budget=50) for _ in range(2))
+    first, second = (pack(sequences_of([30, 20, 20, 10, 30]), num_ranks=2, budget=50) for _ in range(2))
     assert [b.token_ids.tolist() for b in all_of(first)] == [b.token_ids.tolist() for b in all_of(second)]
 
 
 def test_mini_batches_are_disjoint_and_share_every_group() -> None:
-    sequences: list[AnySequence] = [*rollouts([5] * 8)]
+    sequences: list[AnySequence] = [*sequences_of([5] * 8)]
     first, second = split_updates(sequences, 2)
     assert first == sequences[::2]
     assert second == sequences[1::2]

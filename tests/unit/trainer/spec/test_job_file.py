@@ -10,7 +10,7 @@ from typing import Any
 import pydantic
 import pytest
 
-from tests.support.builders import raw_job as raw
+from tests.support.builders import raw_job
 from tests.support.paths import ROOT
 from trainer.errors import InvalidJob, Problem
 from trainer.spec import job as spec
@@ -34,15 +34,15 @@ def problems_of(job: Any, environment: dict[str, str] | None = None) -> list[Pro
 
 
 def test_a_minimal_job_needs_model_file_and_grader() -> None:
-    job = job_of(raw())
+    job = job_of(raw_job())
     assert Path(job.training_file).name == "train.jsonl"
     assert job.cluster.engines == job.cluster.learner_ranks == 1
 
 
 def test_yaml_and_json_are_equivalent_and_paths_are_relative_to_the_job_file(tmp_path: Path) -> None:
     (tmp_path / "base").mkdir()
-    (tmp_path / "job.json").write_text(json.dumps(raw() | {"model": "base"}))
-    (tmp_path / "job.yaml").write_text(json.dumps(raw() | {"model": "base"}))
+    (tmp_path / "job.json").write_text(json.dumps(raw_job() | {"model": "base"}))
+    (tmp_path / "job.yaml").write_text(json.dumps(raw_job() | {"model": "base"}))
     job = load_job(tmp_path / "job.yaml", {})
     assert job == load_job(tmp_path / "job.json", {})
     assert job.model == str(tmp_path / "base")
@@ -51,28 +51,28 @@ def test_yaml_and_json_are_equivalent_and_paths_are_relative_to_the_job_file(tmp
 @pytest.mark.parametrize(
     ("job", "field", "said"),
     [
-        (raw() | {"modle": 1}, "modle", "unknown key"),
-        (raw(algorithm={"clip": 0.2}), "method.reinforcement.algorithm.clip", "unknown key"),
-        (raw(algorithm={"clip_low": 2}), "method.reinforcement.algorithm.clip_low", "less than 1"),
+        (raw_job() | {"modle": 1}, "modle", "unknown key"),
+        (raw_job(algorithm={"clip": 0.2}), "method.reinforcement.algorithm.clip", "unknown key"),
+        (raw_job(algorithm={"clip_low": 2}), "method.reinforcement.algorithm.clip_low", "less than 1"),
         (
-            raw(hyperparameters={"batch_size": "many"}),
+            raw_job(hyperparameters={"batch_size": "many"}),
             "method.reinforcement.hyperparameters.batch_size",
             "integer, or 'auto' (given: 'many')",
         ),
-        (raw(grader={"type": "vote"}), "method.reinforcement.grader", "unknown type 'vote'"),
-        (raw(grader={}), "method.reinforcement.grader", "`type` is missing"),
-        (raw(limits=3), "method.reinforcement.limits", "must be a mapping of keys to values"),
-        (raw() | {"suffix": "x" * 65}, "suffix", "must have at most 64 characters"),
-        (raw(tools=[{"name": "a"}]), "method.reinforcement.tools[0].server_url", "is missing"),
-        (raw(response_format={"type": "xml"}), "method.reinforcement.response_format", "json_schema"),
+        (raw_job(grader={"type": "vote"}), "method.reinforcement.grader", "unknown type 'vote'"),
+        (raw_job(grader={}), "method.reinforcement.grader", "`type` is missing"),
+        (raw_job(limits=3), "method.reinforcement.limits", "must be a mapping of keys to values"),
+        (raw_job() | {"suffix": "x" * 65}, "suffix", "must have at most 64 characters"),
+        (raw_job(tools=[{"name": "a"}]), "method.reinforcement.tools[0].server_url", "is missing"),
+        (raw_job(response_format={"type": "xml"}), "method.reinforcement.response_format", "json_schema"),
         (
             {"model": "m", "training_file": "t", "method": {"type": "reinforcement"}},
             "method",
             "reinforcement is missing",
         ),
-        (raw() | {"seed": -1}, "seed", "greater than or equal to 0"),
+        (raw_job() | {"seed": -1}, "seed", "greater than or equal to 0"),
         ([], "job", "must be a mapping"),
-        (raw() | {"cluster": {"context_length": 0}}, "cluster.context_length", "equal to 1, or 'auto' (given: 0)"),
+        (raw_job() | {"cluster": {"context_length": 0}}, "cluster.context_length", "equal to 1, or 'auto' (given: 0)"),
     ],
 )
 def test_a_mistake_names_its_field(job: Any, field: str, said: str) -> None:
@@ -85,13 +85,13 @@ def test_a_mistake_names_its_field(job: Any, field: str, said: str) -> None:
 
 @pytest.mark.parametrize("name", ["top_p", "top_k", "min_p"])
 def test_truncated_sampling_is_rejected_with_the_reason(name: str) -> None:
-    (problem,) = problems_of(raw(algorithm={name: 0.9}))
+    (problem,) = problems_of(raw_job(algorithm={name: 0.9}))
     assert problem.code == "truncated_sampling"
     assert "log-probabilities" in problem.remedy
 
 
 def test_all_mistakes_are_reported_together() -> None:
-    assert len(problems_of(raw(algorithm={"a": 1, "b": 2}) | {"c": 3})) == 3
+    assert len(problems_of(raw_job(algorithm={"a": 1, "b": 2}) | {"c": 3})) == 3
 
 
 def in_yaml(folder: Path, text: str, environment: dict[str, str] | None = None) -> tuple[JobSpec | None, list[Problem]]:
@@ -167,22 +167,22 @@ def test_broken_yaml_names_the_line(tmp_path: Path) -> None:
 
 def test_environment_variables_are_replaced_and_missing_ones_reported() -> None:
     tools = [{"name": "a", "server_url": "${URL}/a", "headers": {"Authorization": "Bearer ${TOKEN}"}}]
-    job = job_of(raw(tools=tools), {"URL": "http://host", "TOKEN": "hunter2"})
+    job = job_of(raw_job(tools=tools), {"URL": "http://host", "TOKEN": "hunter2"})
     (tool,) = job.reinforcement.tools
     assert tool.server_url == "http://host/a"
     assert tool.headers["Authorization"].get_secret_value() == "Bearer hunter2"
-    (problem,) = problems_of(raw(tools=tools), {"URL": "http://host"})
+    (problem,) = problems_of(raw_job(tools=tools), {"URL": "http://host"})
     assert (problem.code, problem.field) == ("missing_variable", "method.reinforcement.tools[0].headers.Authorization")
 
 
 def test_no_secret_is_shown() -> None:
     tools = [{"name": "a", "server_url": "http://h", "headers": {"Authorization": "hunter2"}}]
-    job = job_of(raw(tools=tools))
+    job = job_of(raw_job(tools=tools))
     assert "hunter2" not in repr(job) + str(job) + job.model_dump_json()
-    bad = problems_of(raw(tools=[tools[0] | {"headers": {"Authorization": 12345678}}]))
+    bad = problems_of(raw_job(tools=[tools[0] | {"headers": {"Authorization": 12345678}}]))
     assert "12345678" not in str(bad)
-    assert "hunter2" not in str(problems_of(raw() | {"api_key": "hunter2"}))
-    (problem,) = problems_of(raw() | {"seed": "seed of ${TOKEN}"}, {"TOKEN": "hunter2"})
+    assert "hunter2" not in str(problems_of(raw_job() | {"api_key": "hunter2"}))
+    (problem,) = problems_of(raw_job() | {"seed": "seed of ${TOKEN}"}, {"TOKEN": "hunter2"})
     assert "hunter2" not in str(problem)
     assert "${TOKEN}" in problem.message
 
@@ -194,7 +194,7 @@ def test_broken_yaml_does_not_quote_its_lines(tmp_path: Path) -> None:
 
 
 def test_unknown_keys_of_a_tool_are_kept() -> None:
-    job = job_of(raw(tools=[{"name": "a", "server_url": "http://h", "note": 1}]))
+    job = job_of(raw_job(tools=[{"name": "a", "server_url": "http://h", "note": 1}]))
     assert job.reinforcement.tools[0].model_extra == {"note": 1}
 
 
@@ -206,12 +206,12 @@ def test_unknown_keys_of_a_tool_are_kept() -> None:
     ],
 )
 def test_response_format_accepts_the_chat_completions_form_and_the_responses_form(given: dict[str, Any]) -> None:
-    assert job_of(raw(response_format=given)).reinforcement.response_format == {"a": 1}
-    assert job_of(raw(response_format=None)).reinforcement.response_format is None
+    assert job_of(raw_job(response_format=given)).reinforcement.response_format == {"a": 1}
+    assert job_of(raw_job(response_format=None)).reinforcement.response_format is None
 
 
 def hyper(**values: Any) -> JobSpec:
-    return job_of(raw(hyperparameters=values))
+    return job_of(raw_job(hyperparameters=values))
 
 
 def test_auto_follows_its_rules() -> None:
@@ -272,7 +272,7 @@ def test_the_jobs_of_the_examples_are_valid() -> None:
     ],
 )
 def test_a_wrong_key_comes_with_the_right_one(reinforcement: dict[str, Any], field: str, remedy: str) -> None:
-    (problem,) = problems_of(raw(**reinforcement))
+    (problem,) = problems_of(raw_job(**reinforcement))
     assert problem.field == f"method.reinforcement.{field}"
     assert problem.remedy == remedy
 

@@ -72,7 +72,7 @@ async def generate(prompt: Sequence[int], *, seed: int, **options: Any) -> Compl
     return Completion(ids, np.zeros(len(ids), np.float32), np.zeros(len(ids), np.int32), True, 0.0)
 
 
-class World:
+class ChaosRun:
     """Runs rollouts, and counts those `started`, `graded`, `discarded` (by reason) and `cancelled`."""
 
     def __init__(
@@ -110,7 +110,7 @@ class World:
             self.book,
         )
 
-    async def __aenter__(self) -> World:
+    async def __aenter__(self) -> ChaosRun:
         return self
 
     async def __aexit__(
