@@ -1,20 +1,20 @@
-# Two commands do all: `make quickstart` (set-up, then the main job on the ledger example) and `make test` (set-up, tests).
+# Start with `make quickstart` (set up, then run the main job on the ledger example) or `make test` (set up, then run the tests).
 
 PYTHON ?= python3
 EXTRA ?= cpu
 VENV := .venv
 BIN := $(VENV)/bin
-# A set-up counts only if it finished for exactly these lists and this interpreter; else the next run starts over.
+# The set-up is repeated unless it finished with exactly these lists and this interpreter.
 STAMP := $(VENV)/.ready-$(EXTRA)-$(shell { cat requirements/$(EXTRA).txt requirements/dev.txt pyproject.toml; $(PYTHON) -VV; pwd; } | cksum | cut -d' ' -f1)
 LISTS := -r requirements/$(EXTRA).txt -r requirements/dev.txt
 PYTEST := $(BIN)/python -m pytest
-# Tests of whole jobs wait for one process after the other; those of one file share what they started. The order is that
-# of tests/conftest.py, long files first: pytest-xdist's own, by the number of tests, would keep them for the end.
+# Tests of whole jobs mostly wait for one process at a time, and tests of one file share what they start. The order is
+# that of tests/conftest.py, long files first; pytest-xdist would order by number of tests and run them last.
 SIDE_BY_SIDE := -n 2 --dist loadfile --no-loadscope-reorder
 CHAOS := tests/chaos tests/integration/actors/sandbox/test_python_grader.py
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps
 
-# For the tests of metrics, dashboards and alerts: Debian's Prometheus, unpacked here, unless one is installed.
+# Tests of metrics, dashboards and alerts need Prometheus: an installed one, or Debian's package unpacked here.
 PROMETHEUS := $(if $(shell command -v prometheus && command -v promtool),,build/prometheus/usr/bin/prometheus)
 FETCH := apt-get -qq -o APT::Sandbox::User=$$(id -un) download prometheus
 
@@ -25,7 +25,7 @@ setup: $(STAMP)
 $(STAMP):
 	rm -f $(VENV)/.ready-*
 	$(PYTHON) -m venv --clear $(VENV) || { echo "python3-venv is missing: apt-get install python3-venv" >&2; exit 1; }
-	# PyTorch's CPU build is on PyTorch's own index where the configured one lacks it.
+	# If the configured index has no CPU build of PyTorch, use PyTorch's own index.
 	$(INSTALL) $(LISTS) || \
 		$(INSTALL) $(LISTS) --extra-index-url https://download.pytorch.org/whl/$(if $(filter cpu,$(EXTRA)),cpu,cu130)
 	$(INSTALL) --no-build-isolation --editable .
@@ -51,9 +51,9 @@ unit: setup
 chaos: setup
 	$(PYTEST) $(CHAOS)
 
-# Pytest ends with 5 if no test outside of CHAOS is marked.
-nightly: setup $(PROMETHEUS) chaos bench-full
-	$(PYTEST) tests $(CHAOS:%=--ignore=%) -m nightly || [ $$? = 5 ]
+nightly: setup $(PROMETHEUS) chaos
+	$(PYTEST) tests $(CHAOS:%=--ignore=%) -m nightly
+	$(BIN)/python -m benchmarks.run --full
 
 lint: setup
 	$(BIN)/ruff check .

@@ -1,9 +1,9 @@
-"""Listings of jobs and events over HTTP with 1,000 jobs and 100,000 events: requests a second, the 99th percentile of
-their latency at `--clients` requests in flight, and CPU time a request. Aim: p99 at most 50 ms.
+"""Throughput, latency and CPU time of listing jobs and events over HTTP, with 1,000 jobs and 100,000 events.
 
     python -m benchmarks.api [--database postgresql://...]
 
-The server is `agent-rft serve`, with its cluster and Ray Serve. First pages and deep ones are asked for in turn.
+The server is `agent-rft serve`, with its cluster and Ray Serve. First pages and deep pages are measured in turn, with
+`--clients` requests in flight. Target: p99 at most 50 ms.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ WARM_UP_S = 0.5
 
 
 def fill(database: Database) -> None:
-    """Half of the events are one job's."""
+    """Fill the tables. Half of the events belong to one job."""
     fixed: dict[str, Any] = {"status": "succeeded", "model": "gpt-5", "base": "gpt-5", "owner": "k", "seed": 1}
     fixed |= {"training_file": "file-1", "sealed_spec": "", "digest": "", "result_files": []}
     fixed |= {"attempt": 1, "failures": 0}
@@ -65,7 +65,7 @@ def fill(database: Database) -> None:
 
 @contextmanager
 def serving(folder: Path) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """The URL of a server, and its process."""
+    """Start a server and yield its URL and its process."""
     options = ["--folder", str(folder), "--port", "0", "--config", str(folder / CONFIG)]
     command = [sys.executable, "-m", "serve.cli.main", "serve", *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
@@ -97,7 +97,7 @@ async def measure(base_url: str, token: str, clients: int, seconds: float, cpu_s
             p50, p99 = times[len(times) // 2], times[int(len(times) * 0.99)]
             print(
                 f"{name:20} {len(times) / seconds:7.0f} requests/s, p50 {p50 * 1e3:5.1f} ms, p99 {p99 * 1e3:5.1f} ms, "
-                f"server CPU {used * 1e3:4.1f} ms a request"
+                f"server CPU {used * 1e3:4.1f} ms per request"
             )
 
 
@@ -105,17 +105,17 @@ async def _load(client: httpx.AsyncClient, path: Callable[[], str], clients: int
     end, times = time.perf_counter() + seconds, []
 
     async def worker() -> None:
-        while (begun := time.perf_counter()) < end:
+        while (started := time.perf_counter()) < end:
             response = await client.get(path())
             assert response.status_code == 200, response.text
-            times.append(time.perf_counter() - begun)
+            times.append(time.perf_counter() - started)
 
     await asyncio.gather(*(worker() for _ in range(clients)))
     return times
 
 
 def cpu_of(process: psutil.Process) -> float:
-    """Seconds that it and its descendants have used."""
+    """CPU time in seconds of the process and its descendants."""
     used = 0.0
     for each in [process, *process.children(recursive=True)]:
         with suppress(psutil.Error):
@@ -126,7 +126,7 @@ def cpu_of(process: psutil.Process) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--database", help="else SQLite in a new folder")
+    parser.add_argument("--database", help="URL of a database; default: SQLite in a new folder")
     parser.add_argument("--clients", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=3.0)
     options = parser.parse_args()

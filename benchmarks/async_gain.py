@@ -1,11 +1,11 @@
-"""What generating while learning gains: steps an hour with bounded staleness against strictly on-policy, in real runs.
+"""Gain of generating while learning: steps per hour with bounded staleness against strictly on-policy, in real runs.
 
     python -m benchmarks.async_gain [--staleness 1 2] [--steps 10] [--median-s 0.2 --p99-s 2]
 
-The ledger's job with a learning rate of almost 0, so that every step does the same work, an engine and a learner rank
-on a core each. The possible gain is (T_gen + T_learn) / max(T_gen, T_learn), with both times taken from the run that
-is strictly on-policy. Times are means, for steps with staleness come in twos, a long one and a short one; the first two
-are left out. `--median-s` and `--p99-s` make the tools slow.
+Runs the ledger's job with a learning rate of almost 0, so that every step does the same work, with an engine and a
+learner rank on one core each. The possible gain is (T_gen + T_learn) / max(T_gen, T_learn), both times from the
+on-policy run. Times are means without the first two steps, since with staleness long and short steps alternate.
+`--median-s` and `--p99-s` slow the tools down.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NO_FILES = {"validation_file": None, "test_file": None}
 
 
 def step_times(staleness: int, steps: int, *server_options: str) -> tuple[float, float, float]:
-    """Means over steps, in seconds: of the whole step, of waiting for rollouts, of learning and publishing."""
+    """Mean seconds per step: the whole step, waiting for rollouts, and learning and publishing."""
     settings: dict[str, Any] = {
         "algorithm.max_staleness": staleness,
         "algorithm.learning_rate": 1e-9,
@@ -48,7 +48,7 @@ def main() -> None:
         slow = ["--latency-median-s", str(options.median_s), "--latency-p99-s", str(options.p99_s)]
     on_policy, generating, learning = step_times(0, options.steps, *slow)
     possible = (generating + learning) / max(generating, learning)
-    lines = [f"staleness 0: {on_policy:.2f} s a step ({generating:.2f} generating, {learning:.2f} learning)"]
+    lines = [f"staleness 0: {on_policy:.2f} s per step ({generating:.2f} generating, {learning:.2f} learning)"]
     for staleness in options.staleness:
         step, _, _ = step_times(staleness, options.steps, *slow)
         gain = on_policy / step
@@ -56,7 +56,7 @@ def main() -> None:
         line = {"name": name, "value": 3600 / step, "unit": "steps/h", "baseline": 3600 / on_policy}
         print(json.dumps(line | {"runs": [[3600 / step, 3600 / on_policy]]}))
         lines.append(
-            f"staleness {staleness}: {step:.2f} s a step, gain {gain:.2f}, {gain / possible:.2f} of the possible"
+            f"staleness {staleness}: {step:.2f} s per step, gain {gain:.2f}, {gain / possible:.2f} of the possible"
         )
     print("\n".join([*lines, f"possible gain {possible:.2f}; load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"]))
 

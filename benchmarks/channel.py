@@ -1,9 +1,9 @@
-"""What a call to an actor costs in processor time, caller and callee together: over a Channel, against a Ray call.
+"""CPU time of a call to an actor, caller and callee together: over a Channel, against a Ray call.
 
     python -m benchmarks.channel [--per-s 330] [--runs 3]
 
-Calls as large as a turn of the ledger, coming in evenly, answered after 0 to 0.2 s; what the waiting itself costs is
-taken off both sides.
+Calls are as large as a turn of the ledger, arrive at a constant rate and take 0 to 0.2 s. The CPU time of the waiting
+itself is subtracted from both sides.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ async def answer(*arguments: Any) -> Any:
 
 class Callee(Reachable):
     def __init__(self) -> None:
-        self._reach_by({"answer": answer})
+        self._serve_methods({"answer": answer})
 
     async def answer(self, *arguments: Any) -> Any:
         return await answer(*arguments)
@@ -44,14 +44,14 @@ class Callee(Reachable):
 
 
 class Caller:
-    """In an actor too, as engines are."""
+    """The calling side, also in an actor, as engines are."""
 
     def __init__(self, callee: Any) -> None:
         self._callee = callee
         self._channel = Channel(callee, "the callee", ToolFailed)
 
     async def cost_ms(self, how: str, per_s: float) -> float:
-        """Of one call."""
+        """Mean CPU time of a call in milliseconds."""
         sends: dict[str, Callable[[], Awaitable[Any]]] = {
             "ray": lambda: self._callee.answer.remote(*CALL),
             "channel": lambda: self._channel.call("answer", *CALL),
@@ -59,9 +59,9 @@ class Caller:
         }
         count = int(SECONDS * per_s)
         spent: float = -time.process_time() - await self._callee.cpu_s.remote()
-        begun, tasks = time.perf_counter(), []
+        started, tasks = time.perf_counter(), []
         for number in range(count):
-            await asyncio.sleep(max(0.0, begun + number / per_s - time.perf_counter()))
+            await asyncio.sleep(max(0.0, started + number / per_s - time.perf_counter()))
             tasks.append(asyncio.ensure_future(sends[how]()))
         await asyncio.gather(*tasks)
         callee_s: float = await self._callee.cpu_s.remote()
@@ -70,7 +70,12 @@ class Caller:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--per-s", type=float, default=330, help="calls a second; an engine has about as many turns")
+    parser.add_argument(
+        "--per-s",
+        type=float,
+        default=330,
+        help="calls per second; the default is about the rate of turns of one engine",
+    )
     parser.add_argument("--runs", type=int, default=3)
     options = parser.parse_args()
     ray.init("local", num_cpus=2, include_dashboard=False)
@@ -81,7 +86,7 @@ def main() -> None:
         nothing, channel, by_ray = (
             ray.get(caller.cost_ms.remote(how, options.per_s)) for how in ("nothing", "channel", "ray")
         )
-        if run:  # the first one warms up
+        if run:  # the first run is warm-up
             runs.append((channel - nothing, by_ray - nothing))
     report([Figure("call_to_an_actor", "ms", tuple(runs))])
 

@@ -1,4 +1,4 @@
-"""How every benchmark reports: one JSON line a figure for machines, a table for people, both sides of each ratio."""
+"""The report of every benchmark: one JSON line per figure for machines, and a table with both sides of each ratio."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from statistics import median
 from trainer.spec.operator import Operator
 
 LOCAL = Operator(allowed_networks=["127.0.0.0/8"])
-"""Benchmarks measure servers of this machine."""
+"""Allows servers on this machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """`value` and `baseline` are medians of `runs` pairs (ours, baseline), taken in turn."""
+    """A measurement against a baseline. `value`, `baseline` and `ratio` are medians of `runs`, pairs of both sides."""
 
     name: str
     unit: str
@@ -42,14 +42,14 @@ class Figure:
 
 
 def in_turn(ours: Callable[[], float], baseline: Callable[[], float], times: int) -> tuple[tuple[float, float], ...]:
-    """Pairs of what both return, run alternately so that other load on the machine meets both alike."""
+    """Pairs of both results, measured alternately so that other load on the machine affects both sides equally."""
     return tuple((ours(), baseline()) for _ in range(times))
 
 
 def seconds(work: Callable[[], object]) -> float:
-    begun = time.perf_counter()
+    started = time.perf_counter()
     work()
-    return time.perf_counter() - begun
+    return time.perf_counter() - started
 
 
 def report(figures: Sequence[Figure]) -> None:

@@ -1,11 +1,12 @@
-"""Tool calls a second through the dispatcher, and what it adds to their latency, against bare aiohttp.
+"""Tool calls per second through the dispatcher, and the latency that it adds, against plain aiohttp.
 
     python -m benchmarks.dispatcher [--runs 3] [--in-flight 500 5000] [--per-s 500] [--no-ray]
 
-One server in a process of its own answers after a log-normal latency. Ours: the Dispatcher in an event loop like its
-actor's, and the actor as an engine reaches it, one message a turn. The baseline: aiohttp's client alone, same server,
-same bodies, as many in flight. Calls a second are taken with the server answering at once; latencies with calls coming
-in evenly, `--per-s` of them or at half of the slower side's rate, so that they show what a call costs and not a queue.
+A server in a separate process responds after a fixed latency. We measure the Dispatcher in an event loop like its
+actor's ("inside"), and the actor as engines call it, with one message per turn ("around_actor"). The baseline is
+aiohttp's client with the same server, requests and number in flight. Throughput is measured with a server that responds
+immediately, latency with calls at a constant rate: `--per-s`, or half of the slower side's throughput, so that it shows
+the cost of a call and not a queue.
 """
 
 from __future__ import annotations
@@ -40,8 +41,9 @@ Send = Callable[[int], Awaitable[object]]
 
 
 class Tool(asyncio.Protocol):
-    """The least that is an HTTP server, so that the one core that serves is not what is measured. The latency of an
-    answer is what the path says, in milliseconds.
+    """A minimal HTTP server, so that the core it runs on is not the bottleneck.
+
+    The path of a request is the latency of its response in milliseconds.
     """
 
     def connection_made(self, transport: Any) -> None:
@@ -76,7 +78,7 @@ def serve(port: Connection) -> None:
 
 @contextmanager
 def tool_server() -> Iterator[str]:
-    """The URL of a server in a process of its own."""
+    """Start a server in a separate process and yield its URL."""
     here, there = multiprocessing.Pipe()
     process = multiprocessing.get_context("spawn").Process(target=serve, args=(there,), daemon=True)
     process.start()
@@ -93,31 +95,31 @@ def raise_file_limit() -> None:
 
 
 async def rate(send: Send, in_flight: int, calls: int) -> float:
-    """Calls a second with `in_flight` of them under way."""
+    """Calls per second with `in_flight` concurrent calls."""
     numbers = iter(range(calls))
 
     async def lane() -> None:
         for number in numbers:
             await send(number)
 
-    begun = time.perf_counter()
+    started = time.perf_counter()
     await asyncio.gather(*(lane() for _ in range(in_flight)))
-    return calls / (time.perf_counter() - begun)
+    return calls / (time.perf_counter() - started)
 
 
 async def p99_ms(send: Send, per_s: float, calls: int) -> float:
-    """The 99th percentile of latency of calls that come in evenly."""
+    """The 99th percentile of the latency of calls at a constant rate."""
     took = []
 
     async def one(number: int) -> None:
-        begun = time.perf_counter()
+        started = time.perf_counter()
         await send(number)
-        took.append(time.perf_counter() - begun)
+        took.append(time.perf_counter() - started)
 
-    begun = time.perf_counter()
+    started = time.perf_counter()
     tasks = []
     for number in range(calls):
-        await asyncio.sleep(max(0.0, begun + number / per_s - time.perf_counter()))
+        await asyncio.sleep(max(0.0, started + number / per_s - time.perf_counter()))
         tasks.append(asyncio.create_task(one(number)))
     await asyncio.gather(*tasks)
     return sorted(took)[int(0.99 * calls)] * 1000
@@ -160,7 +162,7 @@ def spec(url: str, in_flight: int) -> ToolSpec:
 async def pair(
     ours: Send, theirs: Send, measure: Callable[[Send], Awaitable[float]], first: bool
 ) -> tuple[float, float]:
-    """Both sides, one after the other; which one goes first is changed from run to run."""
+    """Measure both sides, ours first if `first`; callers alternate the order from run to run."""
     gc.collect()
     gc.freeze()  # as the actor does
     if first:
@@ -174,16 +176,16 @@ async def measure(
 ) -> list[Figure]:
     """All figures at one number of calls in flight."""
     figures: dict[tuple[str, str], list[tuple[float, float]]] = {}
-    # As many as are to be in flight when they come in at the rate: the latency is in the path.
+    # With this latency about `in_flight` calls are in flight at the given rate.
     slow_ms = 200 if in_flight <= 500 else 2000
-    # A limit of just as many would make of each delay a queue for ever.
+    # With a limit of exactly `in_flight`, every delay would cause a queue that never drains.
     specs = {ms: spec(f"{url}/{ms}", in_flight * (2 if ms else 1)) for ms in (0, slow_ms)}
     inside = {ms: Dispatcher([one], LOCAL) for ms, one in specs.items()}
     actors = {ms: start_dispatchers([one], LOCAL, 1) for ms, one in specs.items()} if ray_too else {}
     around = {ms: DispatcherClient(*started) for ms, started in actors.items()}
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), cookie_jar=aiohttp.DummyCookieJar()) as s:
         for run in range(runs + 1):
-            for place, dispatchers in (("inside", inside), ("around_actor", around)):
+            for side, dispatchers in (("inside", inside), ("around_actor", around)):
                 if not dispatchers:
                     continue
                 quick = await pair(
@@ -199,12 +201,12 @@ async def measure(
                     lambda send, per_s=per_s: p99_ms(send, per_s, max(calls // 4, 2 * in_flight)),  # type: ignore[misc]
                     run % 2 == 0,
                 )
-                if run:  # the first one warms up
-                    figures.setdefault((f"dispatcher_{in_flight}_{place}", "calls/s"), []).append(quick)
-                    figures.setdefault((f"dispatcher_{in_flight}_{place}_p99", "ms"), []).append(slow)
+                if run:  # the first run is warm-up
+                    figures.setdefault((f"dispatcher_{in_flight}_{side}", "calls/s"), []).append(quick)
+                    figures.setdefault((f"dispatcher_{in_flight}_{side}_p99", "ms"), []).append(slow)
                     print(
-                        f"{in_flight} {place}: {quick[0]:.0f} and {quick[1]:.0f} calls/s, p99 {slow[0]:.1f} and "
-                        f"{slow[1]:.1f} ms at {per_s:.0f} a second",
+                        f"{in_flight} {side}: {quick[0]:.0f} and {quick[1]:.0f} calls/s, p99 {slow[0]:.1f} and "
+                        f"{slow[1]:.1f} ms at {per_s:.0f} calls/s",
                         flush=True,
                     )
     for dispatcher in inside.values():
@@ -220,7 +222,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--in-flight", type=int, nargs="+", default=[500, 5000])
     parser.add_argument("--calls", type=int, default=10_000)
-    parser.add_argument("--per-s", type=float, help="calls a second while latencies are taken")
+    parser.add_argument("--per-s", type=float, help="calls per second while latency is measured")
     parser.add_argument("--no-ray", action="store_true")
     options = parser.parse_args()
     raise_file_limit()

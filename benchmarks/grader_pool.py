@@ -1,7 +1,7 @@
-"""Grades a second through the grader pool, against calling the grader's function directly.
+"""Grades per second through the grader pool, against the grader without the pool.
 
-string_check, multi (two of them and an expression): the same grader without the pool. endpoint: the same requests by a
-bare aiohttp session, `--at-once` at a time, to one server in a process of its own.
+For string_check and multi (two of them and an expression), the baseline is the same grader called directly. For
+endpoint, it is the same requests from a plain aiohttp session, `--at-once` at a time. The server is a separate process.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ MULTI = {"type": "multi", "graders": {"a": CHECK, "b": CHECK}, "calculate_output
 
 
 async def per_second(grade: Callable[[int], Awaitable[object]], count: int, at_once: int) -> float:
-    """How many of `count` grades come a second, with `at_once` under way."""
+    """Grades per second for `count` grades, `at_once` at a time."""
     numbers = iter(range(count))
 
     async def worker() -> None:
         for number in numbers:
             await grade(number)
 
-    begun = time.perf_counter()
+    started = time.perf_counter()
     await asyncio.gather(*(worker() for _ in range(at_once)))
-    return count / (time.perf_counter() - begun)
+    return count / (time.perf_counter() - started)
 
 
 def graded(make: Callable[[GraderSpec], Grader], values: dict[str, Any], count: int, at_once: int) -> float:
-    """Grades a second by what `make` makes: the pool, or the grader alone."""
+    """Grades per second of the grader or pool that `make` creates."""
     spec: GraderSpec = TypeAdapter(GraderSpec).validate_python(values)
 
     async def measured() -> float:
@@ -61,7 +61,7 @@ def graded(make: Callable[[GraderSpec], Grader], values: dict[str, Any], count: 
             return await grader.grade(SAMPLE, ITEM, f"trace_{number}")
 
         try:
-            await grade(-1)  # what is made at the first one (connections, libraries) is not counted
+            await grade(-1)  # warm-up: connections and imports are not counted
             return await per_second(grade, count, at_once)
         finally:
             await grader.close()
@@ -85,7 +85,7 @@ def bare_posts(url: str, count: int, at_once: int) -> float:
 
 
 def serve(port: Connection) -> None:
-    """A grader server that always answers 0.5; tells its port."""
+    """Serve a grader that always returns 0.5, and send its port."""
 
     async def grade(request: web.Request) -> web.Response:
         await request.read()
@@ -105,7 +105,7 @@ def serve(port: Connection) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=20_000, help="grades of a run; a tenth of it by HTTP")
+    parser.add_argument("--count", type=int, default=20_000, help="grades per run; a tenth of that over HTTP")
     parser.add_argument("--at-once", type=int, default=64)
     parser.add_argument("--runs", type=int, default=3)
     given = parser.parse_args()

@@ -1,9 +1,9 @@
-"""Trained tokens a second of a learner rank against a plain torch step over the same tokens, and the share of padding.
+"""Trained tokens per second of a learner rank against a plain torch step on the same tokens, and packing efficiency.
 
     python -m benchmarks.learner [--cores 2] [--runs 7]
 
-The baseline is what one would write by hand for this one model: packed tokens like ours, whole logits, plain AdamW; no
-transformers, no DeepSpeed. Both take the same sequences: 64 rollouts of 80 to 400 tokens, two fifths of them sampled.
+The baseline is what one would write by hand for this model: packed tokens like ours, full logits and plain AdamW,
+without transformers or DeepSpeed. Both train on the same 64 rollouts of 80 to 400 tokens, two fifths of them sampled.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def make_sequences(count: int, vocabulary: int, seed: int) -> list[TrainSequence
 
 
 class PlainModel(nn.Module):
-    """Qwen3 with tied embeddings over packed tokens, as short as it goes."""
+    """A minimal Qwen3 with tied embeddings, over packed tokens."""
 
     def __init__(self, state: dict[str, Tensor], heads: int, head_dim: int, theta: float, eps: float) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class PlainModel(nn.Module):
             y = self.norm(x, p["post_attention_layernorm/weight"])
             gated = functional.silu(y @ p["mlp/gate_proj/weight"].T) * (y @ p["mlp/up_proj/weight"].T)
             x = x + gated @ p["mlp/down_proj/weight"].T
-        hidden = self.norm(x, w["norm/weight"])[batch.places]
+        hidden = self.norm(x, w["norm/weight"])[batch.logits_indices]
         scores = (hidden @ w["embed_tokens/weight"].T).log_softmax(-1)
         logprobs: Tensor = scores.gather(1, batch.targets[:, None])[:, 0]
         return logprobs
@@ -123,7 +123,7 @@ def main() -> None:
     batch = DeviceBatch.of(micro_batches[0][0], torch.device("cpu"))
     with torch.no_grad():
         gap = float((plain(batch) - policy(batch)[0]).abs().max())
-    assert gap < 1e-3, f"the baseline is another model: log-probabilities differ by {gap}"
+    assert gap < 1e-3, f"the baseline computes another model: log-probabilities differ by {gap}"
     tokens = sum(micro_batch.num_trained for micro_batch in micro_batches[0])
     runs = in_turn(
         lambda: tokens / seconds(lambda: rank.step([micro_batches[0]], version=0)),
@@ -131,10 +131,10 @@ def main() -> None:
         options.runs + 1,
     )
     rank.close()
-    # Hard on packing: few sequences for many micro-batches on four ranks.
+    # A hard case for packing: few sequences for many micro-batches on four ranks.
     ranks = pack(make_sequences(61, settings.vocab_size, seed=1), num_ranks=4, budget=1024)
     packed = [batch for rank in ranks for batch in rank]
-    padding = sum(batch.num_useful for batch in packed) / sum(batch.num_places for batch in packed)
+    padding = sum(batch.num_useful for batch in packed) / sum(batch.num_tokens for batch in packed)
     report([Figure("learner_speed", "tokens/s", runs[1:]), Figure("padding", "share", ((padding, 1.0),))])
 
 

@@ -1,4 +1,4 @@
-"""The ledger job in several seeds, start to end through `agent-rft train`: grade and tool calls before and after.
+"""The ledger job with several seeds, end to end through `agent-rft train`: grade and tool calls before and after.
 
 python -m benchmarks.ledger_seeds [--seeds 1 2 3 4 5] [--training-file data/train_10.jsonl] [--set KEY=VALUE ...]
 """
@@ -26,7 +26,7 @@ CONFIG = LEDGER / "agent-rft.yaml"
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """What one seed's run came to on the test rows."""
+    """The results of one seed on the test rows."""
 
     seed: int
     grade_before: float
@@ -39,16 +39,19 @@ class Learned:
 
 
 def job_of(seed: int, training_file: str, settings: dict[str, Any]) -> dict[str, Any]:
-    """The example's job with absolute paths, this seed, and `settings` (dotted keys below method.reinforcement)."""
+    """The example's job with absolute paths, this seed and `settings`.
+
+    Keys of `settings` are dotted paths, relative to `method.reinforcement` unless they start with `cluster`.
+    """
     job: dict[str, Any] = yaml.safe_load((LEDGER / "job.yaml").read_text())
     job |= {"seed": seed, "model": str(LEDGER / "base"), "training_file": str(LEDGER / training_file)}
     job |= {name: str(LEDGER / job[name]) for name in ("validation_file", "test_file")}
     for key, value in settings.items():
         *parents, name = key.split(".")
-        place = job if parents[:1] == ["cluster"] else job["method"]["reinforcement"]
+        section = job if parents[:1] == ["cluster"] else job["method"]["reinforcement"]
         for parent in parents:
-            place = place.setdefault(parent, {})
-        place[name] = value
+            section = section.setdefault(parent, {})
+        section[name] = value
     return job
 
 
@@ -61,8 +64,10 @@ def run(
     rows: int | None = None,
     environment: dict[str, str] | None = None,
 ) -> tuple[RunFolder, float]:
-    """Train one job in a process of its own; its run folder (kept in the system's temporary folder) and its seconds.
-    `files` replaces the job's files, `rows` cuts the training file, `environment` names servers that run already.
+    """Train one job in a separate process; return its run folder and the duration in seconds.
+
+    The run folder stays in the system's temporary folder. `files` replaces the job's files, `rows` truncates the
+    training file, and `environment` has the URLs of servers that are already running.
     """
     folder = Path(tempfile.mkdtemp(prefix="agent-rft-bench-"))
     job = job_of(seed, training_file, settings) | (files or {})
@@ -72,7 +77,7 @@ def run(
         job["training_file"] = "train.jsonl"
     (folder / "job.yaml").write_text(yaml.safe_dump(job))
     agent_rft = str(Path(sys.executable).with_name("agent-rft"))
-    begun = time.monotonic()
+    started = time.monotonic()
     command = [agent_rft, "train", str(folder / "job.yaml"), "--config", str(CONFIG), "--runs", str(folder)]
     if environment is None:
         code = run_with_services(command, *server_options)
@@ -81,7 +86,7 @@ def run(
     if code != 0:
         raise subprocess.CalledProcessError(code, "agent-rft train")
     (path,) = (child for child in folder.iterdir() if child.is_dir())
-    return RunFolder(path), time.monotonic() - begun
+    return RunFolder(path), time.monotonic() - started
 
 
 def learn(seed: int, training_file: str, settings: dict[str, Any]) -> Learned:
@@ -105,11 +110,15 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
     parser.add_argument("--training-file", default="data/train.jsonl")
     parser.add_argument(
-        "--set", nargs="*", default=[], metavar="KEY=VALUE", help="below method.reinforcement or cluster"
+        "--set",
+        nargs="*",
+        default=[],
+        metavar="KEY=VALUE",
+        help="settings, relative to method.reinforcement, or with cluster.",
     )
     options = parser.parse_args()
     settings = {key: yaml.safe_load(value) for key, _, value in (entry.partition("=") for entry in options.set)}
-    print("| seed | grade before | after | change | calls before | after | change | steps | training s | whole s |")
+    print("| seed | grade before | after | change | calls before | after | change | steps | training s | total s |")
     print("|---|---|---|---|---|---|---|---|---|---|")
     for seed in options.seeds:
         r = learn(seed, options.training_file, settings)

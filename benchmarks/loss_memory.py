@@ -1,9 +1,9 @@
-"""Peak memory of loss and log-probabilities, forward and backward, against logits held in full.
+"""Peak memory of loss and log-probabilities, forward and backward, against full logits.
 
     python -m benchmarks.loss_memory [--tokens 2048] [--vocabulary 150000] [--hidden 896] [--device cpu]
 
-Counted is what lives at the peak beyond what both sides must hold before and after: hidden states, the head's weight
-and the gradients of both. Each side runs in a process of its own; the time it took stands beside its memory.
+Peak memory is counted without what both sides must hold anyway: hidden states, the head's weight and the gradients of
+both. Each side runs in a separate process; its time is reported as well.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ MIB = 1 << 20
 
 
 def in_full(hidden: Tensor, weight: nn.Parameter, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Log-probabilities and entropies as one writes them down."""
+    """Log-probabilities and entropies in the straightforward way."""
     scores = (hidden @ weight.T).float().log_softmax(-1)
     entropies = -(scores.detach().exp() * scores.detach()).sum(-1)
     return scores.gather(1, targets[:, None])[:, 0], entropies
 
 
 def peak_mib(chunked: bool, tokens: int, vocabulary: int, hidden_size: int, device: str) -> tuple[float, float]:
-    """MiB at the peak beyond inputs and gradients, and seconds."""
+    """Peak memory in MiB without inputs and gradients, and the duration in seconds."""
     torch.set_num_threads(1)
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
     hidden = torch.randn(tokens, hidden_size, device=device, dtype=dtype, requires_grad=True)
@@ -56,7 +56,7 @@ def start_counting(device: str) -> None:
 
 
 def peak_bytes(device: str) -> int:
-    """The peak less what is held now, when only inputs and gradients are left."""
+    """The peak minus current memory, which at this point is only inputs and gradients."""
     if device == "cpu":
         status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
         return (int(status["VmHWM"].split()[0]) - int(status["VmRSS"].split()[0])) << 10

@@ -1,9 +1,9 @@
-"""Grades a second of the python grader, a core, in its sandbox, against calling the grader's function directly.
+"""Grades per second and core of the sandboxed python grader, against calling the grade function directly.
 
     python -m benchmarks.python_grader [--grades 300] [--runs 5]
 
 Both sides compute the same grade of the same sample; the baseline is one thread. `python_grader_first` is the time to
-the first grade, sandbox and all, against that to run the module in a Python that is already there.
+the first grade, including the start of the sandbox, against executing the module in a running Python.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ async def measure(grades: int, runs: int) -> list[Figure]:
     loop = asyncio.get_running_loop()
     for _ in range(runs):
         grader = PythonGrade(spec, "bench", Operator())
-        begun = loop.time()
+        started = loop.time()
         assert (await grader.grade(SAMPLE, ITEM, "trace")).value == grade(SAMPLE, ITEM)
-        firsts.append((loop.time() - begun, seconds(direct)))
-        await asyncio.gather(*(grader.grade(SAMPLE, ITEM, "trace") for _ in range(8 * cores)))  # all workers are warm
-        begun = loop.time()
+        firsts.append((loop.time() - started, seconds(direct)))
+        await asyncio.gather(*(grader.grade(SAMPLE, ITEM, "trace") for _ in range(8 * cores)))  # warm-up of all workers
+        started = loop.time()
         await asyncio.gather(*(grader.grade(SAMPLE, ITEM, "trace") for _ in range(grades)))
-        ours_s = loop.time() - begun
+        ours_s = loop.time() - started
         await grader.close()
         theirs_s = seconds(lambda: [grade(SAMPLE, ITEM) for _ in range(grades)])
         rates.append((grades / ours_s / cores, grades / theirs_s))

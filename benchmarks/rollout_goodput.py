@@ -1,13 +1,13 @@
-"""Sampled tokens a second of whole multi-turn episodes with slow tools, against the same turns back to back.
+"""Sampled tokens per second of complete multi-turn episodes with slow tools, against the same turns back to back.
 
     python -m benchmarks.rollout_goodput [--runs 3] [--episodes 640] [--admitted 192] [--median-s 0.2 --p99-s 2]
                                          [--layers 16]
 
-Ours: the ledger's test rows on one engine with 64 slots, agent, tools, grader and all; `--admitted` episodes under way
-at a time. The baseline gives the same engine the turns that were just recorded (prompts and lengths), one behind the
-other, with no agent and no tools. Beside it stands one plain completion per episode, as long as the episode's turns
-together. Rates are those of the steady middle, each side begins with an empty prefix cache. With `--layers` the base
-model is as deep as that by layers that add nothing: the same agent, which costs the engine what a larger one does.
+We measure the ledger's test rows on one engine with 64 slots, with tools and grader, and `--admitted` concurrent
+episodes. The baseline sends the recorded turns (prompts and lengths) to the same engine back to back, without agent and
+tools. A second baseline is one plain completion per episode with as many tokens as all its turns. Rates are those of
+the steady middle, and each side starts with an empty prefix cache. With `--layers` the base model is made deeper by
+layers that change nothing: the same agent at the engine cost of a larger model.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ SLOTS = 64
 
 
 async def episodes_rate(ledger: LedgerFleet, count: int, admitted: int, epoch: int) -> tuple[float, list[Rollout]]:
-    """Tokens a second of `count` episodes, `admitted` at a time, and the episodes in the order of their start."""
+    """Tokens per second of `count` episodes, `admitted` at a time, and the episodes in the order of their start."""
     tasks = ledger.prepared.test
-    places = asyncio.Semaphore(admitted)
+    slots = asyncio.Semaphore(admitted)
     ended = 0
     marks = []
-    begun = time.monotonic()
+    started = time.monotonic()
 
     async def one(index: int) -> Group:
         nonlocal ended
         request = GroupRequest(tasks[index % len(tasks)], epoch * count + index, index, 1, "test", 1.0)
-        async with places:
+        async with slots:
             if index == count - 1:
                 marks.append(await ledger.worker.mark.remote())
             group = await ledger.fleet.sample(request)
@@ -50,19 +50,19 @@ async def episodes_rate(ledger: LedgerFleet, count: int, admitted: int, epoch: i
     if lost:
         raise RuntimeError(f"{len(lost)} episodes were lost: {lost[0]}")
     rollouts = [group.rollouts[0] for group in groups]
-    tokens, seconds = sum(r.num_sampled for r in rollouts), time.monotonic() - begun
+    tokens, seconds = sum(r.num_sampled for r in rollouts), time.monotonic() - started
     turns, calls = sum(len(r.turns) for r in rollouts), sum(len(r.calls) for r in rollouts)
     (t0, n0), (t1, n1) = sorted(marks)
     print(
-        f"{count} episodes, {turns} turns, {calls} calls, {tokens} tokens in {seconds:.1f} s: {tokens / seconds:.0f} a "
-        f"second from start to end, {(n1 - n0) / (t1 - t0):.0f} in the middle {t1 - t0:.1f} s",
+        f"{count} episodes, {turns} turns, {calls} calls, {tokens} tokens in {seconds:.1f} s: {tokens / seconds:.0f} "
+        f"tokens/s from start to end, {(n1 - n0) / (t1 - t0):.0f} in the middle {t1 - t0:.1f} s",
         flush=True,
     )
     return (n1 - n0) / (t1 - t0), rollouts
 
 
 def turns_of(rollouts: Sequence[Rollout], lanes: int) -> list[Request]:
-    """Every turn of the episodes, in the order in which `lanes` agents would ask for them, each waiting its turn."""
+    """All turns of the episodes, in the order in which `lanes` agents with one turn each at a time would send them."""
     lanes_of = (rollouts[lane::lanes] for lane in range(lanes))
     queues = [
         iter([Request(r.token_ids[: t.start].tolist(), t.stop - t.start) for r in mine for t in r.turns])
@@ -77,7 +77,7 @@ def turns_of(rollouts: Sequence[Rollout], lanes: int) -> list[Request]:
 
 
 async def plain_rate(ledger: LedgerFleet, requests: Sequence[Request]) -> float:
-    """Tokens a second of requests given to the engine back to back."""
+    """Tokens per second of requests sent to the engine back to back."""
     await ledger.worker.forget.remote()
     ends = sorted(await ledger.worker.complete.remote(requests, at_once=2 * SLOTS))[SLOTS:-SLOTS]
     return float(sum(tokens for _, tokens in ends[1:]) / (ends[-1][0] - ends[0][0]))
@@ -89,14 +89,16 @@ async def measure(options: argparse.Namespace) -> list[Figure]:
         latency = ["--latency-median-s", str(options.median_s), "--latency-p99-s", str(options.p99_s)]
     turns_runs, plain_runs = [], []
     async with ledger_fleet(SLOTS, *latency, layers=options.layers) as ledger:
-        await episodes_rate(ledger, 2 * options.admitted, options.admitted, epoch=0)  # limits grow, code is compiled
+        await episodes_rate(
+            ledger, 2 * options.admitted, options.admitted, epoch=0
+        )  # warm-up: adaptive limits grow, code is compiled
         for epoch in range(1, options.runs + 1):
             await ledger.worker.forget.remote()
             ours, rollouts = await episodes_rate(ledger, options.episodes, options.admitted, epoch)
             turns = await plain_rate(ledger, turns_of(rollouts, options.admitted))
             whole = [Request(r.token_ids[: r.turns[0].start].tolist(), r.num_sampled) for r in rollouts]
             plain = await plain_rate(ledger, whole)
-            print(f"turns back to back {turns:.0f}, one completion an episode {plain:.0f} tokens a second", flush=True)
+            print(f"turns back to back {turns:.0f}, one completion per episode {plain:.0f} tokens/s", flush=True)
             turns_runs.append((ours, turns))
             plain_runs.append((ours, plain))
     name = f"rollout_goodput_{options.median_s:g}s_tools"
@@ -112,9 +114,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--episodes", type=int, default=640)
-    parser.add_argument("--admitted", type=int, default=192, help="episodes under way at a time")
-    parser.add_argument("--layers", type=int, help="of a base model that says the same and costs more (it has 2)")
-    parser.add_argument("--median-s", type=float, default=0.2, help="of the tools' latency; 0: as fast as they are")
+    parser.add_argument("--admitted", type=int, default=192, help="concurrent episodes")
+    parser.add_argument("--layers", type=int, help="layers of an equivalent but deeper base model (default: its own 2)")
+    parser.add_argument("--median-s", type=float, default=0.2, help="median latency of the tools; 0: no added latency")
     parser.add_argument("--p99-s", type=float, default=2.0)
     report(asyncio.run(measure(parser.parse_args())))
 

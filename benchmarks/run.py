@@ -1,6 +1,6 @@
-"""Runs benchmarks in turn: `make bench` the quick ones (under ten minutes on two cores), `make bench-full` all.
+"""Runs benchmarks: the quick ones with `make bench` (under ten minutes on two cores), all with `make bench-full`.
 
-Each prints one JSON line a figure and a table with both sides of each ratio. The latest are kept in RESULTS.md.
+Each prints one JSON line per figure and a table with both sides of each ratio. RESULTS.md has the latest figures.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ def main() -> None:
     failed = []
     for name, *arguments in FULL if parser.parse_args().full else QUICK:
         print(f"\n== {name} {' '.join(arguments)} (load {os.getloadavg()[0]:.1f})", flush=True)
-        begun = time.monotonic()
+        started = time.monotonic()
         if subprocess.run([sys.executable, "-m", f"benchmarks.{name}", *arguments]).returncode != 0:
             failed.append(name)
-        print(f"== {name}: {time.monotonic() - begun:.0f} s", flush=True)
+        print(f"== {name}: {time.monotonic() - started:.0f} s", flush=True)
     if failed:
         sys.exit(f"failed: {', '.join(failed)}")
 

@@ -1,13 +1,13 @@
-"""What a faulty outside world costs: the ledger's job with failing tools and grader against the quiet run.
+"""The cost of faulty endpoints: the ledger's job with failing tools and grader against a run without faults.
 
     python -m benchmarks.under_fire [--seeds 1 2 3] [--steps 15]
 
-Both runs go through the same proxy, to servers whose latency is log-normal (median 0.2 s, p99 2 s); it takes its share
-of the two cores. Faults, by a seeded plan, of every tool and of the grader: 10 % of the calls fail (half with 500, a
-quarter closes without an answer, a quarter breaks off in mid-body), 5 % hang, and for two of every thirty seconds
-everything is answered with 429. Both jobs say what a user with such servers would: tools and grader are hedged,
-deadlines are short, groups go on without their slowest. Shown are the training steps an hour and the grade on the
-test rows at the end.
+Both runs go through the same proxy, which takes its share of the two cores, to servers with a log-normal latency
+(median 0.2 s, p99 2 s). Faults of every tool and the grader follow a seeded plan: 10 % of the calls fail (half of them
+with 500, a quarter without a response, a quarter in the middle of the body), 5 % hang, and for two of every thirty
+seconds all responses are 429. Both jobs have the settings that suit such servers: hedged tools and grader, short
+deadlines, and groups that continue without their stragglers. Reported are training steps per hour and the final grade
+on the test rows.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ BURSTS = tuple(Burst("429", from_s, 2.0, retry_after_s=1.0) for from_s in range(
 FAULTS = Faults(shares={"500": 0.05, "drop": 0.025, "reset": 0.025, "hang": 0.05}, bursts=BURSTS)
 LATENCY = ("--latency-median-s", "0.2", "--latency-p99-s", "2")
 HEDGED = {"idempotent": True, "hedge_after_s": 0.7, "attempt_timeout_s": 3.0, "timeout_s": 10.0}
-"""Of a tool that answers in 0.2 s as a rule, nine times of ten in 0.7 s and in 2 s nearly always: after 0.7 s another
-request is worth its price, after three seconds the first one is lost."""
+"""For a tool that usually responds in 0.2 s, in 90 % of the cases within 0.7 s and almost always within 2 s. A second
+request is worth its cost after 0.7 s, and after 3 s the first one is lost."""
 SETTINGS: dict[str, Any] = {
     "limits.max_rollout_retries": 2,
     "limits.straggler_wait_s": 1.0,
@@ -40,13 +40,13 @@ SETTINGS: dict[str, Any] = {
 
 
 def steps_an_hour(folder: RunFolder) -> float:
-    """By all steps but the first, without validation and checkpoints."""
-    beside = ("time_eval_s", "time_checkpoint_s")
-    return 3600 / mean(m["time_step_s"] - sum(m.get(name, 0.0) for name in beside) for m in folder.metrics()[1:])
+    """Steps per hour over all steps but the first, without the time for validation and checkpoints."""
+    excluded = ("time_eval_s", "time_checkpoint_s")
+    return 3600 / mean(m["time_step_s"] - sum(m.get(name, 0.0) for name in excluded) for m in folder.metrics()[1:])
 
 
 def one(seed: int, steps: int, faulty: bool) -> tuple[float, float, dict[str, float]]:
-    """Steps an hour, the grade after training, and the last step's account of rollouts."""
+    """Steps per hour, the grade after training, and the rollout counts of the last step."""
     tools = job_of(seed, "data/train.jsonl", {})["method"]["reinforcement"]["tools"]
     settings = SETTINGS | {"tools": [tool | HEDGED for tool in tools]}
     plan = Plan(seed=seed, endpoints=dict.fromkeys(ENDPOINTS, FAULTS) if faulty else {})
@@ -69,13 +69,13 @@ def main() -> None:
         speeds.append((speed, quiet_speed))
         grades.append((grade, quiet_grade))
         print(
-            f"seed {seed}: under fire {speed:.0f} steps an hour, grade {grade:.3f} ({account}); "
-            f"quiet {quiet_speed:.0f}, {quiet_grade:.3f}; load {os.getloadavg()[0]:.1f}",
+            f"seed {seed}: with faults {speed:.0f} steps/h, grade {grade:.3f} ({account}); "
+            f"without {quiet_speed:.0f}, {quiet_grade:.3f}; load {os.getloadavg()[0]:.1f}",
             flush=True,
         )
     differences = [ours - theirs for ours, theirs in grades]
     noise = f" +- {stdev(differences):.3f} over seeds" if len(differences) > 1 else ""
-    print(f"difference of the grades {mean(differences):+.3f}{noise}")
+    print(f"difference of grades {mean(differences):+.3f}{noise}")
     report(
         [
             Figure("under fire: training steps", "steps/h", tuple(speeds)),

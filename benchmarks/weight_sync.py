@@ -1,9 +1,9 @@
-"""A weight update from the learner's memory to a sampling engine: how long generation stands still, and bytes a second.
+"""A weight update from the learner's memory to a sampling engine: pause of generation and bytes per second.
 
     python -m benchmarks.weight_sync [--layers 15] [--runs 5]
 
-A random Qwen3 model of about 14M parameters a layer in float32 (15 layers: 205M, 0.8 GB). One process plays the
-learner and puts the buckets into Ray's object store; the engine samples 16 sequences while each update comes. The
+The model is a random Qwen3 with about 14M parameters per layer in float32 (15 layers: 205M, 0.8 GB). One process acts
+as the learner and puts the buckets into Ray's object store; the engine samples 16 sequences during each update. The
 baseline is a copy of the same bytes in memory.
 """
 
@@ -37,7 +37,7 @@ SEQUENCES = 16
 
 
 def write_model(folder: Path, layers: int) -> None:
-    """A random model with the ledger's tokenizer."""
+    """Save a random model with the ledger's tokenizer."""
     base = JOB.parent / "base"
     config = AutoConfig.from_pretrained(base)
     config.update({"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": layers, "head_dim": 64})
@@ -47,7 +47,7 @@ def write_model(folder: Path, layers: int) -> None:
 
 
 class Source:
-    """The learner's part: the model's weights in buckets."""
+    """The learner's side: the model's weights in buckets."""
 
     def __init__(self, folder: str) -> None:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
@@ -69,7 +69,7 @@ class Source:
 
 
 class SourceClient:
-    """Fulfils `actors.weights.sync.WeightSource`."""
+    """Implements `actors.weights.sync.WeightSource`."""
 
     def __init__(self, actor: Any) -> None:
         self._actor = actor
@@ -94,14 +94,14 @@ async def measure(folder: Path, runs: int) -> list[Figure]:
     for version in range(runs + 1):
         busy = worker.complete.remote([Request([1] * 8, 1000)] * SEQUENCES, SEQUENCES)
         await asyncio.sleep(1.0)
-        begun = time.perf_counter()
+        started = time.perf_counter()
         published = await sync.collect(version + 1)
         (pause,) = await sync.deliver(published, [worker])
-        total = time.perf_counter() - begun
+        total = time.perf_counter() - started
         if not isinstance(pause, float):
             raise pause
         copy = _copy_s(published.num_bytes)
-        if version:  # the first one maps memory that the later ones find mapped
+        if version:  # the first run maps memory that later runs reuse
             pauses.append((pause, 0.1 + 3 * copy))
             totals.append((published.num_bytes / total / 1e6, published.num_bytes / copy / 1e6))
         ray.cancel(busy)
@@ -115,9 +115,9 @@ async def measure(folder: Path, runs: int) -> list[Figure]:
 
 def _copy_s(num_bytes: int) -> float:
     source, target = np.ones(num_bytes, np.uint8), np.zeros(num_bytes, np.uint8)
-    begun = time.perf_counter()
+    started = time.perf_counter()
     np.copyto(target, source)
-    return time.perf_counter() - begun
+    return time.perf_counter() - started
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""An engine to measure on: a fleet of one rollout worker on the ledger, which can also work without any agent."""
+"""Fleets of one rollout worker on the ledger, for measurements with agents and of the engine alone."""
 
 from __future__ import annotations
 
@@ -38,39 +38,39 @@ JOB = Path(__file__).parents[1] / "examples" / "ledger" / "job.yaml"
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A prompt and how many tokens to sample from it."""
+    """A prompt and the number of tokens to sample after it."""
 
     prompt: list[int]
     length: int
 
 
 class MeasuredWorker(RolloutWorker):
-    """A rollout worker whose engine can be read, and used without episodes."""
+    """A rollout worker whose engine can be measured, and used without episodes."""
 
     async def mark(self) -> tuple[float, int]:
-        """The time in seconds and the tokens sampled so far."""
+        """The time in seconds and the number of tokens sampled so far."""
         return time.monotonic(), self._engine.sampled_tokens
 
     async def processor_s(self) -> float:
-        """Processor time so far, of its own process and of the engine's."""
+        """CPU time of this process and the engine's so far, in seconds."""
         here = psutil.Process()
         times = [process.cpu_times() for process in (here, *here.children(recursive=True))]
         return sum(spent.user + spent.system for spent in times)
 
     async def forget(self) -> None:
-        """Empty the prefix cache, so that what was computed before helps nobody."""
+        """Empty the prefix cache, so that later requests cannot reuse it."""
         await self._engine._llm.reset_prefix_cache()
 
     async def complete(self, requests: Sequence[Request], at_once: int) -> list[tuple[float, int]]:
-        """VLLM alone: each request for exactly its length, in order; when each ended, and its tokens.
+        """Sample each request at exactly its length with vLLM alone; return when each ended and its number of tokens.
 
-        `at_once` of them are inside at a time, more than it has slots, so that its own queue is never empty. Sampling
-        is that of training: seeds, temperature 1, log-probabilities.
+        Requests are sent in order, `at_once` at a time; with more than the engine has slots, its queue is never empty.
+        Sampling is as in training: seeds, temperature 1, log-probabilities.
         """
         from vllm.inputs.engine import tokens_input
         from vllm.sampling_params import RequestOutputKind, SamplingParams
 
-        places = asyncio.Semaphore(at_once)
+        slots = asyncio.Semaphore(at_once)
 
         async def one(index: int, request: Request) -> tuple[float, int]:
             params = SamplingParams(
@@ -85,7 +85,7 @@ class MeasuredWorker(RolloutWorker):
                 output_kind=RequestOutputKind.FINAL_ONLY,
                 skip_clone=True,
             )
-            async with places:
+            async with slots:
                 request_id = f"plain-{time.monotonic()}-{index}"
                 stream = self._engine._llm.generate(tokens_input(request.prompt), params, request_id)
                 outputs = [output async for output in stream]
@@ -96,7 +96,7 @@ class MeasuredWorker(RolloutWorker):
 
 @dataclass(frozen=True, slots=True)
 class LedgerFleet:
-    """One engine that runs the ledger's episodes."""
+    """A fleet with one engine that runs the ledger's episodes."""
 
     fleet: Fleet
     worker: Any
@@ -105,7 +105,7 @@ class LedgerFleet:
 
 @asynccontextmanager
 async def ledger_fleet(slots: int, *server_options: str, layers: int | None = None) -> AsyncIterator[LedgerFleet]:
-    """Tools, grader, dispatcher and one engine with `slots` slots, as a training run would start them."""
+    """Start tools, grader, dispatcher and one engine with `slots` slots, as a training run would."""
     async with ledger_fleets(slots, [None], *server_options, layers=layers) as (fleet,):
         yield fleet
 
@@ -113,13 +113,15 @@ async def ledger_fleet(slots: int, *server_options: str, layers: int | None = No
 @asynccontextmanager
 async def ledger_fleets(
     slots: int,
-    places: Sequence[MetricsAddress | None],
+    addresses: Sequence[MetricsAddress | None],
     *server_options: str,
     vllms_own: bool = True,
     layers: int | None = None,
 ) -> AsyncIterator[list[LedgerFleet]]:
-    """One fleet for each of `places`, where it and vLLM tell their metrics, beside the same tools and grader. `layers`:
-    with the base model made as deep as that.
+    """Start one fleet for each of `addresses`, with the same tools and grader.
+
+    A fleet exports its metrics at its address, with vLLM's own if `vllms_own`, or none for None. With `layers`, the
+    base model is deepened to this number of layers.
     """
     with services(*server_options) as environment, TemporaryDirectory() as folder:
         os.environ.update(environment)
@@ -128,11 +130,11 @@ async def ledger_fleets(
             job = job.model_copy(update={"model": deepened(Path(job.model), layers, Path(folder))})
         with ray_session(None) as nodes:
             prepared = await prepare(job, nodes, Path("/tmp"), LOCAL)
-            seats = Seats(replace(prepared.placement, engines=len(places), learner_ranks=0), "benchmark")
+            seats = Seats(replace(prepared.placement, engines=len(addresses), learner_ranks=0), "benchmark")
             await seats.ready(print)
             fleets: list[LedgerFleet] = []
             try:
-                for index, metrics in enumerate(places):
+                for index, metrics in enumerate(addresses):
                     fleets.append(await _fleet(prepared, slots, seats.engine(index), metrics, vllms_own))
                 yield fleets
             finally:
@@ -141,7 +143,7 @@ async def ledger_fleets(
 
 
 def deepened(model: Path, layers: int, folder: Path) -> str:
-    """A model that says the same and costs more: what is added adds nothing to what passes through it."""
+    """Save an equivalent but deeper model: the added layers write nothing into the residual stream."""
     config = AutoConfig.from_pretrained(model)
     kept = config.num_hidden_layers
     config.num_hidden_layers, config.layer_types = layers, config.layer_types[:1] * layers

@@ -1,4 +1,4 @@
-"""The order of the tests, and what they all share a process with."""
+"""The order of the tests, and settings of the process that runs them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from tests.support.logs import LogPlugin
 
 TESTS = Path(__file__).parent
 ORDER = ("e2e", "chaos", "ray", "contracts", "integration", "unit")
-"""Folders by how long their longest files take; within one as collected. Files that take minutes begin first, so that
-no worker is left alone with one at the end."""
+"""Folders by the duration of their longest files, which start first so that no worker runs one alone at the end."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    gc.disable()  # while modules are imported, of which nothing is garbage
+    gc.disable()  # imports create no garbage
     if hasattr(config, "workerinput"):
-        # Else a worker takes six seconds to free its objects one by one. What registers later runs before.
+        # Skips six seconds of freeing objects. Handlers that are registered later run earlier.
         atexit.register(os._exit, 0)
     config.pluginmanager.register(LogPlugin())
 
@@ -30,11 +29,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Else each full collection walks two million objects of imports, a sixth of what the unit tests compute."""
+    """Exclude the two million objects of imports from collections, which would take a sixth of the unit tests' time."""
     gc.freeze()
     gc.enable()
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
-        gc.unfreeze()  # libraries in C++ say at the exit what was never freed
+        gc.unfreeze()  # otherwise C++ libraries report leaks at exit

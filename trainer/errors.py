@@ -1,7 +1,7 @@
-"""Every error says whose fault it is and survives pickling, because each may cross a Ray boundary.
+"""Errors whose class says who is responsible. All survive pickling, because they may cross a Ray boundary.
 
-`UserError` (and what derives from it) stops the job and is shown to the user as it is. `Discard` ends one rollout
-without a grade. `Halted` ends the training because going on would learn from something wrong.
+`UserError` and its subclasses stop the job and are shown to the user unchanged. `Discard` ends one rollout without a
+grade. `Halted` stops training because its numbers can no longer be trusted.
 """
 
 from __future__ import annotations
@@ -11,12 +11,22 @@ from typing import Any
 
 
 class RftError(Exception):
-    """Base of all errors raised on purpose. `details` are plain values for logs and events, never secrets."""
+    """Base class of all errors raised on purpose. `details` are plain values for logs and events, never secrets."""
 
     def __init__(self, message: str, **details: Any) -> None:
         super().__init__(message)
         self.message = message
         self.details = details
+
+    @property
+    def problem(self) -> str:
+        """The message without its remedy, if it has one."""
+        return str(self.details.get("problem", self.message))
+
+    @property
+    def remedy(self) -> str:
+        """The end of the message that says what to do; empty if there is none."""
+        return str(self.details.get("remedy", ""))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.message, self.details)
@@ -28,7 +38,7 @@ def _rebuild(cls: type[RftError], message: str, details: dict[str, Any]) -> RftE
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One mistake in a job: what field, where, what is wrong and what to do about it."""
+    """One problem with a job: the field, what is wrong, how to fix it, and the file and line if known."""
 
     code: str
     field: str
@@ -38,16 +48,16 @@ class Problem:
     line: int | None = None
 
     def __str__(self) -> str:
-        place = "" if self.file is None else f" ({self.file}" + (f":{self.line}" if self.line else "") + ")"
-        return f"{self.field}{place}: {self.message} [{self.code}]\n    -> {self.remedy}"
+        location = "" if self.file is None else f" ({self.file}" + (f":{self.line}" if self.line else "") + ")"
+        return f"{self.field}{location}: {self.message} [{self.code}]\n    -> {self.remedy}"
 
 
 class UserError(RftError):
-    """The job, its data or its endpoints are wrong: nothing but the user can mend it."""
+    """The job, its data or its endpoints are wrong, and only the user can fix it."""
 
 
 class InvalidJob(UserError):
-    """The job does not pass its checks. `problems` holds all that was found, not only the first."""
+    """The job failed its checks. `problems` holds all problems found, not only the first."""
 
     def __init__(self, message: str, problems: list[Problem] | None = None, **details: Any) -> None:
         super().__init__(message, problems=problems or [], **details)
@@ -58,53 +68,53 @@ class InvalidJob(UserError):
 
 
 class EndpointRefused(UserError):
-    """A tool or grader answered 401 or 403: a configuration error that no retry mends. Names the endpoint."""
+    """A tool or grader responded with 401 or 403: a configuration error that no retry can fix."""
 
 
 class CannotStart(UserError):
-    """A process of the job fails as soon as it begins, each time anew: what it needs on its node is not there."""
+    """A process of the job fails every time it starts, because something it needs is missing on its node."""
 
 
 class Discard(RftError):
-    """Infrastructure failed under one rollout: it carries no number and enters no statistic of its group."""
+    """One rollout was lost to an infrastructure failure. It has no grade and no part in its group's statistics."""
 
     reason = "other"
 
 
 class ToolFailed(Discard):
-    """A tool call failed in the end, after its retries or at its deadline."""
+    """A tool call failed after all retries or at its deadline."""
 
     reason = "tool_failed"
 
 
 class GraderFailed(Discard):
-    """The grader gave no finite number, after its retries or at its deadline. Never a grade of 0."""
+    """The grader returned no finite number, after all retries or at its deadline. Never treated as a grade of 0."""
 
     reason = "grader_failed"
 
 
 class RolloutTimeout(Discard):
-    """A rollout outlived `limits.rollout_timeout_s`."""
+    """A rollout took longer than `limits.rollout_timeout_s`."""
 
     reason = "rollout_timeout"
 
 
 class EngineFailed(Discard):
-    """The engine under a rollout died or was fenced off."""
+    """The engine of a rollout died or was fenced off."""
 
     reason = "engine_failed"
 
 
 class LearnerFailed(RftError):
-    """A learner rank was lost, late or broke: no update can be trusted any more. A resumed run goes on from before."""
+    """A learner rank died, failed or timed out, so no update can be trusted. Resume from the last checkpoint."""
 
 
 class Halted(RftError):
-    """Training stopped because its numbers can no longer be trusted (gradients, starvation, drifted engines)."""
+    """Training stopped because its numbers can no longer be trusted (gradients, starvation, engine drift)."""
 
 
 def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The first leaf of a task group's errors: the others are mostly its consequences."""
+    """The first leaf error of a task group; the others are mostly its consequences."""
     error: BaseException = group
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]

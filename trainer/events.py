@@ -1,6 +1,6 @@
-"""What happens in a run: one frozen, versioned type a kind. Control flow goes by these types, never by a message.
+"""The events of a run: one frozen, versioned type per kind. Control flow depends on types, never on messages.
 
-An event is written once and read by all: live view, run folder, report, API, Prometheus, third-party sinks. Views make
+Events are emitted once and read by all sinks: live view, run folder, API, Prometheus, third-party sinks. Views make
 the sentences. `kind` and `VERSION` are stored: a field with a default may be added, other changes raise the version.
 
     stream.emit(EngineReplaced(engine="engine-0", reason="it did not answer"))
@@ -18,12 +18,12 @@ Level = Literal["info", "warn", "error"]
 Phase = Literal["resources", "actors", "grading", "training", "validation", "checkpoint"]
 Outcome = Literal["done", "stopped", "failed"]
 VALIDATION = "validation"
-"""The name under which the validation file is evaluated."""
+"""The `name` of an Evaluated event of the validation file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """`step` is the one it is about; None: the stream fills in the last step that was done."""
+    """Base class. `step` is the step of the event; for None the stream fills in the last step that is done."""
 
     VERSION: ClassVar[int] = 1
     LEVEL: ClassVar[Level] = "info"
@@ -40,11 +40,11 @@ class Event:
 
     @property
     def quiet(self) -> bool:
-        """Kept in the run's folder, but not shown to people one by one: there may be thousands."""
+        """Whether the event is stored but not shown individually, since there may be thousands."""
         return False
 
 
-# -- the course of a run -----------------------------------------------------------------------------------------------
+# -- progress of a run -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,14 +55,14 @@ class JobStarted(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobResumed(Event):
-    """From the checkpoint of `step`."""
+    """Training resumed from the checkpoint of `step`."""
 
     total_steps: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseBegan(Event):
-    """`detail` says more: what is lacking, what is started, which file is graded."""
+    """A phase started. `detail`: the missing resources, the actors that start, or the file that is graded."""
 
     phase: Phase
     detail: str = ""
@@ -74,7 +74,7 @@ class PhaseBegan(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepDone(Event):
-    """`metrics` by the names of `trainer.metrics`; non-finite values are left out once it was stored."""
+    """A training step is done. `metrics` has the names of `trainer.metrics`, when read back only its finite values."""
 
     total_steps: int
     metrics: dict[str, float]
@@ -82,7 +82,7 @@ class StepDone(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluated(Event):
-    """A whole file was graded. `name`: VALIDATION, or that of the test (`test-before`, `test-after`, `eval-...`)."""
+    """A whole file was graded. `name` is VALIDATION, `test-before`, `test-after` or `eval-<file>`."""
 
     name: str
     evaluation: Evaluation
@@ -91,7 +91,7 @@ class Evaluated(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossEvaluated(Event):
-    """The validation file of a supervised job: mean cross-entropy in nats."""
+    """A supervised job evaluated its validation file; `loss` is the mean cross-entropy in nats."""
 
     loss: float
     num_rows: int
@@ -119,16 +119,16 @@ class JobEnded(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateSkipped(Event):
-    """The gradient was not finite."""
+    """An update was skipped because its gradient was not finite."""
 
     LEVEL: ClassVar[Level] = "warn"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchStarved(Event):
-    """No group of a batch had a signal, for the `times`-th time in a row.
+    """No group of a batch had a signal to learn from, for the `times`-th time in a row.
 
-    Counts: groups `without_signal` by kind, `discarded` rollouts by reason.
+    `without_signal` counts groups by kind, `discarded` counts rollouts by reason.
     """
 
     LEVEL: ClassVar[Level] = "warn"
@@ -141,7 +141,7 @@ class BatchStarved(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLearnerGap(Event):
-    """Mean absolute log-probability difference of engine and learner on the same weights."""
+    """Engine and learner differ on the same weights; `gap_nats` is the mean absolute log-probability difference."""
 
     LEVEL: ClassVar[Level] = "warn"
 
@@ -150,9 +150,9 @@ class EngineLearnerGap(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlarmRaised(Event):
-    """A sign of reward hacking: `metric` went from `before` to `now`. `traces`: ids of rollouts that show it.
+    """A sign of reward hacking: `metric` changed from `before` to `now`. `traces` are ids of rollouts to look at.
 
-    The rules: `top_grade_soon`, `drift`, and `diverged` (it fell while the mean grade rose by `grade_rise`).
+    The rules are `top_grade_soon`, `drift` and `diverged` (it fell while the mean grade rose by `grade_rise`).
     """
 
     LEVEL: ClassVar[Level] = "warn"
@@ -170,7 +170,7 @@ class AlarmRaised(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutDiscarded(Event):
-    """One attempt ended without a grade. `endpoint` is the one that failed, if one did."""
+    """One attempt at a rollout ended without a grade. `endpoint` is the endpoint that failed, or empty."""
 
     LEVEL: ClassVar[Level] = "warn"
 
@@ -189,9 +189,9 @@ class RolloutDiscarded(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointDown(Event):
-    """Most of the last rollouts were discarded; new ones are held back, but for probes.
+    """Most of the last rollouts were discarded; new ones are held back, except for probes.
 
-    `endpoint` is the one that failed most often, `num_by_endpoint` times (where none did, it is the reason).
+    `endpoint` failed most often, `num_by_endpoint` times. If no endpoint failed, it is the most frequent reason.
     """
 
     LEVEL: ClassVar[Level] = "warn"
@@ -205,14 +205,14 @@ class EndpointDown(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointUp(Event):
-    """A probe was graded: rollouts start again."""
+    """A probe was graded, so rollouts resume."""
 
     endpoint: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionProblem(Event):
-    """Sessions of rollouts cannot be ended, or may still be open."""
+    """Tool sessions of rollouts cannot be ended or may still be open."""
 
     LEVEL: ClassVar[Level] = "warn"
 
@@ -224,7 +224,7 @@ class SessionProblem(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineWaiting(Event):
-    """The cluster has no room for it yet."""
+    """An engine waits for resources."""
 
     LEVEL: ClassVar[Level] = "warn"
 
@@ -233,7 +233,7 @@ class EngineWaiting(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineReplaced(Event):
-    """It was stopped; another one starts in its place."""
+    """An engine was stopped and a replacement starts."""
 
     LEVEL: ClassVar[Level] = "warn"
 
@@ -243,7 +243,7 @@ class EngineReplaced(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRestarted(Event):
-    """A replacement was lost while it started; it is started once more."""
+    """A replacement was lost while it started and starts again."""
 
     LEVEL: ClassVar[Level] = "warn"
 
@@ -253,14 +253,14 @@ class EngineRestarted(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineJoined(Event):
-    """It takes rollouts, with the newest weights."""
+    """An engine with the newest weights is ready for rollouts."""
 
     engine: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActorSilent(Event):
-    """An actor does not answer. `work`: its own when it was last seen, or `waiting` rollouts that need it."""
+    """An actor does not answer. `work` is its last known work, or if `waiting` the rollouts that wait for it."""
 
     LEVEL: ClassVar[Level] = "warn"
 
@@ -272,7 +272,7 @@ class ActorSilent(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActorAnswered(Event):
-    """It was silent, and answers again."""
+    """An actor answers again after `silent_s`."""
 
     actor: str
     silent_s: float
@@ -280,7 +280,7 @@ class ActorAnswered(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkStalled(Event):
-    """An actor answers, but has been at one stage of its own work for very long."""
+    """An actor answers, but has been in one stage of its own work for too long."""
 
     LEVEL: ClassVar[Level] = "warn"
 
@@ -291,7 +291,7 @@ class WorkStalled(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutsStalled(Event):
-    """No rollout has ended for `idle_s`. `longest`: those that have been in flight for longest."""
+    """No rollout has ended for `idle_s`; `longest` lists those that have been in flight longest."""
 
     LEVEL: ClassVar[Level] = "warn"
 
@@ -302,7 +302,7 @@ class RolloutsStalled(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComponentFailed(Event):
-    """A part of the driver ended by a bug; the run goes on without it."""
+    """A part of the driver failed because of a bug; the run continues without it."""
 
     LEVEL: ClassVar[Level] = "error"
 
@@ -312,7 +312,7 @@ class ComponentFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkCutOff(Event):
-    """A sink raised, hung or fell behind; it gets no more events."""
+    """A sink raised, hung or fell behind, and gets no more events."""
 
     LEVEL: ClassVar[Level] = "warn"
 
@@ -322,7 +322,7 @@ class SinkCutOff(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notice(Event):
-    """Advice that was found before the start: nothing goes by it."""
+    """Advice from the checks before the start; for people only."""
 
     LEVEL: ClassVar[Level] = "warn"
 
@@ -330,7 +330,7 @@ class Notice(Event):
 
 
 def kind_of(cls: type[Event]) -> str:
-    """`StepDone` -> `step_done`."""
+    """The kind of an event type: `StepDone` -> `step_done`."""
     return re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
 
 

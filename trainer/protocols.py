@@ -1,4 +1,4 @@
-"""The seams of the loop: `cluster/run/driver.py` hands in actors, tests hand in fakes of the same protocols."""
+"""The protocols that the loop depends on: `cluster/run/driver.py` passes actors, tests pass fakes."""
 
 from __future__ import annotations
 
@@ -15,55 +15,55 @@ Emit = Callable[[Event], None]
 
 
 class Rollouts(Protocol):
-    """Samples and grades."""
+    """Samples and grades rollouts, and gives the engines new weights."""
 
     async def sample(self, request: GroupRequest) -> Group:
-        """Run `request.size` rollouts to their end. Failures come back as `Group.discarded`.
+        """Run and grade `request.size` rollouts. Failed ones are in `Group.discarded`.
 
         Raises:
-            UserError: an endpoint refuses us; nothing can be graded.
+            UserError: An endpoint refuses access, so that nothing can be graded.
         """
 
     async def counts(self) -> dict[str, float]:
-        """The totals since the start, by the names of the metrics.
+        """Totals since the start, by metric name.
 
-        What became of rollouts (`account/...`), and how the endpoints that they called did (`endpoint/...`).
+        They are outcomes of rollouts (`account/...`) and statistics of the endpoints that they called (`endpoint/...`).
         """
 
     async def publish(self, version: int) -> SyncReport:
-        """Bring the learner's weights to all engines as `version`. Returns when each of them samples with it."""
+        """Send the learner's weights to all engines as `version`. Returns when every engine samples with them."""
 
 
 class Checkpointable(Protocol):
-    """Weights and all state that training them needs."""
+    """The weights and all training state, which a checkpoint holds."""
 
     async def save(self, folder: Path) -> None:
-        """Write the model (Hugging Face form) and the state that `load` needs into an existing empty folder."""
+        """Write the model (Hugging Face format) and the state that `load` needs into an existing empty folder."""
 
     async def load(self, folder: Path) -> None:
-        """Take weights, optimizer, schedule and random state from a folder written by `save`."""
+        """Restore weights, optimizer, schedule and random state from a folder that `save` wrote."""
 
 
 class Learner(Checkpointable, Protocol):
-    """Changes the weights."""
+    """Updates the weights."""
 
     async def step(self, sequences: Sequence[TrainSequence], version: int) -> StepReport:
-        """One batch of updates on `sequences` (all tokens of all of them are one loss), from policy `version`."""
+        """Train on one batch, from policy `version`; the loss is over all tokens of all `sequences`."""
 
 
 class EventSink(Protocol):
-    """Where the loop reports to. Calls return at once and never raise."""
+    """Receives what the loop reports. Calls return at once and never raise."""
 
     def emit(self, event: Event) -> None: ...
 
     def groups(self, name: str, groups: Sequence[Group]) -> None:
-        """The rollouts of a step or an evaluation, which are kept under this name."""
+        """Store the rollouts of a step or an evaluation under this name."""
 
 
 class Sink(Protocol):
-    """Reads the events of a run, after redaction and in their order: a view, a store, a tracker of a third party."""
+    """Receives the redacted events of a run in order: a view, a store, a third-party tracker."""
 
     def event(self, event: RunEvent) -> None: ...
 
     def close(self) -> None:
-        """Finish what is still to be written; no event follows."""
+        """Flush pending writes; no event follows."""

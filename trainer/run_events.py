@@ -1,7 +1,7 @@
-"""Events as they are kept: an envelope with job, step, time and sentence, and the codec of its JSON line.
+"""Stored events: an envelope with job, step, time and message, and the codec of its JSON line.
 
-What a reader cannot decode (a kind of a later version, a line of a run from before events had kinds) is shown by its
-stored level and message.
+An event that cannot be decoded (of a later version, or of a run from before events had kinds) keeps its stored level
+and message.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from trainer.types import Evaluation
 
 @dataclass(frozen=True, slots=True)
 class RunEvent:
-    """An event of a job as it is stored and shown. `time` is in Unix seconds; `message` is a view's sentence.
+    """An event of a job as stored and shown. `time` is in Unix seconds; `message` is a sentence for people.
 
-    `event` is None where `kind` and `version` are not known here: those of a later version of this program, or of a run
-    from before events had kinds (`kind` is empty). Then `level`, `message` and `data` are all there is.
+    `event` is None if this program does not know `kind` and `version`: the event is of a later version, or of a run
+    from before events had kinds (then `kind` is empty). Use `level`, `message` and `data` instead.
     """
 
     job: str
@@ -36,7 +36,7 @@ class RunEvent:
     event: Event | None = None
 
     def as_line(self) -> dict[str, Any]:
-        """A line of events.jsonl; `time` is ISO 8601, UTC."""
+        """The event as a line of events.jsonl; `time` is ISO 8601 in UTC."""
         return {
             "time": datetime.fromtimestamp(self.time, UTC).isoformat(timespec="milliseconds"),
             "level": self.level,
@@ -50,7 +50,7 @@ class RunEvent:
 
     @classmethod
     def from_line(cls, line: dict[str, Any]) -> RunEvent:
-        """The event of a line; lines of older runs have neither kind, version, job nor step."""
+        """The event in a line; lines of older runs have no kind, version, job and step."""
         kind, version, data = line.get("kind", ""), line.get("version", 0), line.get("data") or {}
         time = datetime.fromisoformat(line["time"]).timestamp()
         return stored(
@@ -59,7 +59,7 @@ class RunEvent:
 
 
 def data_of(event: Event) -> dict[str, Any]:
-    """An event's own fields as JSON values, without `step`, which is the envelope's."""
+    """The event's fields as JSON values, without `step`, which the envelope has."""
     data = asdict(event)
     del data["step"]
     return data
@@ -68,15 +68,15 @@ def data_of(event: Event) -> dict[str, Any]:
 def stored(
     job: str, step: int, time: float, level: Level, message: str, kind: str, version: int, data: dict[str, Any]
 ) -> RunEvent:
-    """A RunEvent out of what was stored of it."""
+    """A RunEvent from its stored fields, with the event decoded."""
     return RunEvent(job, step, time, level, message, kind, version, data, decode(kind, version, data, step))
 
 
 def evaluation_of(data: Mapping[str, Any]) -> Evaluation:
-    """The evaluation whose `as_dict` was stored; what was not finite is null.
+    """The evaluation with this `as_dict`; null stands for a number that was not finite.
 
     Raises:
-        TypeError: it has not all fields.
+        TypeError: A field is missing.
     """
     values: dict[str, Any] = {f.name: data[f.name] for f in fields(Evaluation) if f.name in data}
     finite: dict[str, Any] = {name: math.nan if number is None else number for name, number in values.items()}
@@ -84,7 +84,7 @@ def evaluation_of(data: Mapping[str, Any]) -> Evaluation:
 
 
 def decode(kind: str, version: int, data: dict[str, Any], step: int) -> Event | None:
-    """The event that `data_of` made `data` of; None where this program has no such kind and version."""
+    """The event whose `data_of` is `data`; None if it is damaged, or the kind or version is unknown."""
     cls = KINDS.get(kind)
     if cls is None or version != cls.VERSION:
         return None
@@ -92,7 +92,7 @@ def decode(kind: str, version: int, data: dict[str, Any], step: int) -> Event | 
     try:
         values = {f.name: _value(hints[f.name], data[f.name]) for f in fields(cls) if f.name in data}
         return replace(cls(**values), step=step)
-    except (TypeError, ValueError, AttributeError):  # damaged: shown by its message
+    except (TypeError, ValueError, AttributeError):  # damaged: its message is shown
         return None
 
 
@@ -102,7 +102,7 @@ def _hints(kind: str) -> dict[str, Any]:
 
 
 def _value(hint: Any, value: Any) -> Any:
-    """JSON has neither tuples nor NaN: what is not finite was stored as null."""
+    """Converts a JSON value to a field's type: JSON has no tuples, and NaN was stored as null."""
     if hint is Evaluation:
         return evaluation_of(value)
     if hint == tuple[str, ...]:

@@ -1,7 +1,7 @@
-"""The data of the system: frozen, slotted, without behaviour beyond derived values.
+"""The data types that all packages share: frozen, slotted, with no behaviour beyond derived values.
 
-Token-level arrays of one rollout all have shape [T], T = number of tokens from the first prompt token to the last one
-sampled. Nothing here is ever changed after it was made; a new state is a new object.
+All token-level arrays of a rollout have shape [T], where T is the number of tokens from the first prompt token to the
+last sampled token.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Finish = Literal["answer", "max_steps", "max_tokens", "context"]
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One row of a dataset. `item` is the whole row, as graders and tools get it."""
+    """One row of a dataset. `item` is the whole row, as graders and tools receive it."""
 
     row_id: str
     messages: tuple[Message, ...]
@@ -31,7 +31,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """One call as the model made it; `arguments` is the JSON text of section 4 of the wire contract."""
+    """A tool call as the model wrote it. `arguments` is JSON text, not yet parsed (and maybe not valid JSON)."""
 
     call_id: str
     name: str
@@ -40,9 +40,13 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """What the model sees of a call. `error` is None, a mistake of the model's (malformed_call, unknown_tool,
-    invalid_arguments, over_budget) or tool_error, a 4xx that the tool answered; `latency_s` is that of the attempt that
-    answered, without queues and retries; `truncated` says that `output` was cut.
+    """The result of a tool call, as the model sees it.
+
+    Attributes:
+        error: None, a mistake of the model (malformed_call, unknown_tool, invalid_arguments, over_budget), or
+            tool_error, a 4xx response of the tool.
+        latency_s: Latency of the successful attempt, without queueing and retries.
+        truncated: Whether `output` was cut.
     """
 
     call_id: str
@@ -55,7 +59,7 @@ class ToolResult:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One completion and the calls it made. `start:stop` are its sampled tokens within the rollout's arrays."""
+    """One completion and its tool calls. Its sampled tokens are `start:stop` in the rollout's arrays."""
 
     start: int
     stop: int
@@ -71,12 +75,17 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Grade:
-    """A grader's finite number, before any penalty. `scores` are those of the parts of a multi grader.
+    """The grade of one rollout: a finite number, before any penalty.
 
-    Where a guard tripped, `guard` is its name, `value` what it sets the reward to, and `reason` says why; else `reason`
-    is what a judge concluded, if any. Where there are guards, `scores["ungated"]` is the grade without them. `held_out`
-    is the grade of the held-out grader, None where there is none or it failed (`held_out_error` says why).
-    `judge_tokens` counts the tokens spent on judges, by model.
+    Attributes:
+        value: The grade. If a guard was triggered, the reward that the guard sets instead.
+        scores: The scores of a multi grader's parts. If the job has guards, `scores["ungated"]` is the grade without
+            them.
+        guard: Name of the guard that was triggered, or None.
+        reason: Why the guard was triggered; otherwise the judge's explanation, if any.
+        held_out: The grade of the held-out grader. None if there is no such grader or if it failed.
+        held_out_error: Why the held-out grader failed.
+        judge_tokens: Tokens spent on judge models, by model.
     """
 
     value: float
@@ -91,12 +100,13 @@ class Grade:
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """One graded trajectory, tied together by `trace_id`.
+    """One graded trajectory. `trace_id` identifies it in every request to tools and graders.
 
-    token_ids [T] int32: prompt, sampled and environment tokens, in the order in which the engine saw them.
-    loss_mask [T] bool: True where the engine sampled the token; exactly these are trained.
-    logprobs [T] float32: the engine's log-probability at the sampling temperature; 0 where masked.
-    versions [T] int32: the policy version that sampled the token; -1 where masked.
+    Attributes:
+        token_ids: [T] int32, prompt, sampled and environment tokens in the order in which the engine saw them.
+        loss_mask: [T] bool, True for tokens that the engine sampled; only these are trained on.
+        logprobs: [T] float32, log-probability under the engine at the sampling temperature; 0 where masked out.
+        versions: [T] int32, the policy version that sampled the token; -1 where masked out.
     """
 
     trace_id: str
@@ -134,14 +144,15 @@ class Rollout:
 
     @property
     def busy_s(self) -> float:
-        """Model and tool time, without queues, retries and pauses; the calls of one turn run side by side."""
+        """Model and tool time in seconds, without queueing, retries and pauses. Calls of a turn run concurrently."""
         return sum(t.busy_s for t in self.turns)
 
 
 @dataclass(frozen=True, slots=True)
 class Discarded:
-    """A rollout that ended without a grade, and why (`Discard.reason` and its message). `endpoint` is the one that
-    failed, if one did.
+    """A rollout that ended without a grade.
+
+    `reason` and `message` are those of the `Discard` error; `endpoint` is the endpoint that failed, if any.
     """
 
     trace_id: str
@@ -154,7 +165,7 @@ class Discarded:
 
 @dataclass(frozen=True, slots=True)
 class GroupRequest:
-    """`size` rollouts of one task. `index` counts admissions; batches form in its order."""
+    """A request for `size` rollouts of one task. `index` is its admission number: batches form in this order."""
 
     task: Task
     epoch: int
@@ -167,7 +178,7 @@ class GroupRequest:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The rollouts of one request that were graded, and every attempt that was not. `wall_s`: from first to last."""
+    """The graded rollouts of one request, and all discarded attempts. `wall_s` is the duration of the whole group."""
 
     request: GroupRequest
     rollouts: tuple[Rollout, ...]
@@ -185,7 +196,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class TrainSequence:
-    """What the learner needs of one rollout: arrays [T] as in Rollout, and one advantage for all its tokens."""
+    """One rollout as the learner needs it: arrays [T] as in `Rollout`, and one advantage for all its tokens."""
 
     token_ids: NDArray[np.int32]
     loss_mask: NDArray[np.bool_]
@@ -196,8 +207,10 @@ class TrainSequence:
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """What a learner's step did. `metrics` go by the names of `trainer.metrics`; `applied` is False where a
-    non-finite gradient skipped the update.
+    """The result of one learner step.
+
+    `metrics` has the names of `trainer.metrics`. `applied` is False if a non-finite gradient caused an update to be
+    skipped.
     """
 
     metrics: dict[str, float]
@@ -206,7 +219,7 @@ class StepReport:
 
 @dataclass(frozen=True, slots=True)
 class SyncReport:
-    """What publishing one version cost: pause of generation per engine (the longest), bytes and whole duration."""
+    """The cost of publishing one policy version. `pause_s` is the longest pause of generation over all engines."""
 
     version: int
     pause_s: float

@@ -1,7 +1,7 @@
-"""Which addresses a job's endpoints may have: public ones, and the networks that the operator allows.
+"""The SSRF guard: a job's endpoints may have public addresses only, and those in networks that the operator allows.
 
-What counts is the address that is connected to, looked at when its socket is made: whatever a name resolved to before,
-and however its URL writes a number, no connection is made to a forbidden one.
+The address is checked when its socket is created, so no connection is made to a forbidden one, whatever the host name
+resolved to before and however the URL writes a numeric address.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ IPAddress = IPv4Address | IPv6Address
 
 REMEDY = "add its network to allowed_networks in the operator's configuration (agent-rft.yaml or --config)"
 _FORBIDDEN = {
-    ip_network("168.63.129.16/32"): "a cloud's metadata address",
-    ip_network("169.254.169.254/32"): "a cloud's metadata address",
-    ip_network("169.254.170.0/24"): "a cloud's metadata address",
-    ip_network("100.100.100.200/32"): "a cloud's metadata address",
-    ip_network("fd00:ec2::254/128"): "a cloud's metadata address",
-    ip_network("fd20:ce::254/128"): "a cloud's metadata address",
-    ip_network("100.64.0.0/10"): "a carrier's shared address",
+    ip_network("168.63.129.16/32"): "a cloud metadata address",
+    ip_network("169.254.169.254/32"): "a cloud metadata address",
+    ip_network("169.254.170.0/24"): "a cloud metadata address",
+    ip_network("100.100.100.200/32"): "a cloud metadata address",
+    ip_network("fd00:ec2::254/128"): "a cloud metadata address",
+    ip_network("fd20:ce::254/128"): "a cloud metadata address",
+    ip_network("100.64.0.0/10"): "a carrier-grade NAT address",
     ip_network("192.0.0.0/24"): "a reserved address",
     ip_network("192.88.99.0/24"): "a reserved address",
     ip_network("fec0::/10"): "a private address",
 }
-"""What stands beside what `ipaddress` knows: kinds that deserve their name, and what it counts as global."""
-_CARRIERS_OF_IPV4 = {  # IPv6 network -> how many bits the IPv4 address stands from the right
-    ip_network("::/96"): 0,  # compatible, long out of use
+"""In addition to what `ipaddress` knows: kinds with a more precise name, and networks that it considers global."""
+_EMBEDDED_IPV4 = {  # IPv6 network -> how many bits the embedded IPv4 address is shifted to the left
+    ip_network("::/96"): 0,  # IPv4-compatible, deprecated
     ip_network("64:ff9b::/96"): 0,  # NAT64
     ip_network("64:ff9b:1::/48"): 0,  # NAT64 of a site
     ip_network("2002::/16"): 80,  # 6to4
@@ -42,8 +42,9 @@ _CARRIERS_OF_IPV4 = {  # IPv6 network -> how many bits the IPv4 address stands f
 
 
 class ForbiddenAddress(OSError):
-    """No socket is made to `address`. Its text is the same for all addresses, so that of several tried in vain the
-    first one's error is raised.
+    """No socket is created for `address`.
+
+    The message is the same for all addresses: if several fail, asyncio then raises the first error as it is.
     """
 
     def __init__(self, address: str, kind: str) -> None:
@@ -53,30 +54,30 @@ class ForbiddenAddress(OSError):
 
 
 class Guard:
-    """Knows which addresses are allowed."""
+    """Decides which addresses may be connected to: public ones, and those in the `allowed` networks."""
 
     def __init__(self, allowed: Sequence[Network] = ()) -> None:
         self._allowed = tuple(allowed)
 
     def forbidden(self, address: IPAddress) -> str | None:
-        """What kind of forbidden address this is; None where it may be connected to."""
-        carried = _carried(address)
-        if any(form in network for form in (address, *carried) for network in self._allowed):
+        """The kind of forbidden address that this is, such as "a private address"; None if it is allowed."""
+        embedded = _embedded(address)
+        if any(form in network for form in (address, *embedded) for network in self._allowed):
             return None
-        kinds = (_kind(form) for form in (*carried, address))
+        kinds = (_kind(form) for form in (*embedded, address))
         return next((kind for kind in kinds if kind is not None), None)
 
     def mistake(self, url: str) -> str | None:
-        """What is wrong with a URL whose host is written as a number; names are looked at when connected to."""
-        address = _written_in(URL(url).raw_host or "")
+        """What is wrong with a URL whose host is a numeric address; host names are checked on connection."""
+        address = _parse_address(URL(url).raw_host or "")
         kind = None if address is None else self.forbidden(address)
-        return None if kind is None else f"its URL leads to {address}, {kind}"
+        return None if kind is None else f"its URL points to {address}, {kind}"
 
     def make_socket(self, info: tuple[Any, ...]) -> socket.socket:
-        """A socket for one of getaddrinfo's answers.
+        """A socket for one of the results of getaddrinfo.
 
         Raises:
-            ForbiddenAddress: it may not be connected to.
+            ForbiddenAddress: the address is forbidden.
         """
         family, kind, protocol, _, address = info
         forbidden = self.forbidden(ip_address(address[0]))
@@ -93,7 +94,7 @@ def _kind(address: IPAddress) -> str | None:
         if address in network:
             return kind
     if address.is_unspecified:
-        return "the address of no host"
+        return "an unspecified address"
     if address.is_loopback:
         return "a loopback address"
     if address.is_link_local:
@@ -105,8 +106,8 @@ def _kind(address: IPAddress) -> str | None:
     return None if address.is_global else "a reserved address"
 
 
-def _carried(address: IPAddress) -> tuple[IPv4Address, ...]:
-    """IPv4 addresses that this IPv6 address leads to."""
+def _embedded(address: IPAddress) -> tuple[IPv4Address, ...]:
+    """The IPv4 addresses that this IPv6 address embeds, and traffic to it may reach."""
     if isinstance(address, IPv4Address):
         return ()
     if address.ipv4_mapped is not None:
@@ -116,12 +117,12 @@ def _carried(address: IPAddress) -> tuple[IPv4Address, ...]:
     if address in (IPv6Address("::"), IPv6Address("::1")):
         return ()
     return tuple(
-        IPv4Address(int(address) >> bits & 0xFFFFFFFF) for net, bits in _CARRIERS_OF_IPV4.items() if address in net
+        IPv4Address(int(address) >> bits & 0xFFFFFFFF) for net, bits in _EMBEDDED_IPV4.items() if address in net
     )
 
 
-def _written_in(host: str) -> IPAddress | None:
-    """The address that a host is, in all ways of writing one that look-ups take (2130706433, 0x7f.1, 0177.1)."""
+def _parse_address(host: str) -> IPAddress | None:
+    """The address of a numeric host, in every notation that getaddrinfo accepts (2130706433, 0x7f.1, 0177.1)."""
     try:
         return ip_address(host)
     except ValueError:

@@ -1,4 +1,4 @@
-"""What an endpoint said in the end, and how that is read and shown."""
+"""An endpoint's HTTP response, and how it is parsed and shown."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from typing import Any, NamedTuple
 
 
 class HttpAnswer(NamedTuple):
-    """`latency_s` is that of this attempt alone, `retries` counts the failures before it (not the waits), `truncated`
-    says that `body` is only the first MAX_BODY_BYTES.
+    """The response of a call's last attempt.
+
+    `latency_s` is that of this attempt alone; `retries` counts the failed attempts before it, without those that asked
+    us to wait; `truncated` says that `body` holds only the first MAX_BODY_BYTES.
     """
 
     status: int
@@ -33,7 +35,7 @@ class HttpAnswer(NamedTuple):
         """The body as JSON.
 
         Raises:
-            ValueError: it is none.
+            ValueError: it is not valid JSON.
         """
         try:
             return json.loads(self.body)
@@ -42,7 +44,7 @@ class HttpAnswer(NamedTuple):
 
 
 def retry_after_s(value: str, now: float) -> float | None:
-    """The header Retry-After (RFC 9110, 10.2.3) in seconds from `now` (Unix time); None where it says nothing."""
+    """The header Retry-After (RFC 9110, 10.2.3) in seconds from `now` (Unix time); None if it is invalid."""
     try:
         seconds = float(value)
     except ValueError:

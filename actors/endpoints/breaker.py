@@ -1,7 +1,16 @@
-"""A circuit breaker: an endpoint that only fails is left alone, but for one probe now and then.
+"""A circuit breaker: an endpoint that only fails gets no requests but an occasional probe.
 
-It opens after a run of failures that chance does not bring: an endpoint that fails half of its calls at random has a
-run of MAX_FAILURES once in two million calls. Any good answer closes it.
+It opens after MAX_FAILURES failures in a row, which do not happen by chance: at an endpoint that fails half of its
+calls at random, once in two million calls. Any answer that shows that the endpoint is up closes it:
+
+             MAX_FAILURES in a row         the wait is over: send a probe
+    closed ------------------------> open --------------------------------> half_open
+      ^                              |  ^                                    |  |
+      |                              |  +--- the probe failed: wait longer --+  |
+      |                              |                                          |
+      +------------------------------+----------------- an answer --------------+
+
+In `open`, the answer is that of a request sent before the breaker opened.
 """
 
 from __future__ import annotations
@@ -12,7 +21,7 @@ from actors.runtime.timing import Timing
 
 MAX_FAILURES = 20
 NO_CONNECTION = 4
-"""What an attempt counts that got no connection: nobody is there, so five of them are enough."""
+"""The weight of an attempt that got no connection: nothing listens there, so five of them are enough."""
 FIRST_WAIT_S = 1.0
 LONGEST_WAIT_S = 30.0
 
@@ -20,8 +29,10 @@ State = Literal["closed", "open", "half_open"]
 
 
 class Breaker:
-    """Of one endpoint. While it is open a probe may be sent now and then, after waits that double from FIRST_WAIT_S to
-    LONGEST_WAIT_S. A probe that gets no answer for so long does not hold up the next one.
+    """The breaker of one endpoint.
+
+    While it is open, the waits before the next probe double from FIRST_WAIT_S to LONGEST_WAIT_S. The wait starts when
+    a probe is sent, so a probe that gets no answer does not delay the next one.
     """
 
     def __init__(self, timing: Timing) -> None:
@@ -32,7 +43,7 @@ class Breaker:
         self._probe_at = 0.0
         self.is_open = False
         self.why = ""
-        """What the latest failure was."""
+        """The latest failure."""
 
     @property
     def state(self) -> State:
@@ -41,11 +52,11 @@ class Breaker:
         return "half_open" if self._probes_out else "open"
 
     def wait_s(self, now: float) -> float:
-        """How long nothing may be sent."""
+        """How long, in seconds, nothing may be sent."""
         return max(0.0, self._probe_at - now) if self.is_open else 0.0
 
     def sent(self, now: float) -> bool:
-        """Something is sent; whether it is a probe."""
+        """Record that a request is sent; returns whether it is a probe."""
         if not self.is_open:
             return False
         self._probes_out += 1
@@ -53,11 +64,11 @@ class Breaker:
         return True
 
     def ended(self, probe: bool) -> None:
-        """What was sent has ended, one way or another."""
+        """Record that a request has ended, in whatever way."""
         self._probes_out -= probe
 
     def succeeded(self) -> bool:
-        """It answered. Whether that closed an open breaker."""
+        """Record an answer; returns whether it closed an open breaker."""
         self._failures = 0
         closed, self.is_open = self.is_open, False
         return closed

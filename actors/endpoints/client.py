@@ -1,10 +1,10 @@
-"""The one retry layer: every HTTP call of a job to a tool or to an endpoint grader goes through here, and ends by its
-deadline with an answer or with an error that names the endpoint and shows no secret.
+"""The only retry layer: every HTTP call of a job to a tool, grader or model endpoint goes through here.
 
-The rules are those of section 4 of the wire contract. 408, 425, 429 and 503 wait and are tried again until the
-deadline; so does waiting for an open breaker. Other 5xx, connection errors and requests that took too long get
-`max_retries` more tries. 401 and 403 are a mistake in the job. Redirects are not followed. Everything else is an
-answer, and what it means is the caller's affair.
+A call ends by its deadline, with an answer or with an error that names the endpoint and shows no secret. The rules are
+those of section 4 of the wire contract. 408, 425, 429 and 503 are retried until the deadline, and calls wait as long
+for an open breaker. Other 5xx, connection errors and attempts that took too long are retried `max_retries` times. 401
+and 403 are a mistake in the job. Redirects are not followed. Any other response is an answer, for the caller to
+interpret.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from actors.endpoints.answer import HttpAnswer, cut, retry_after_s, status_text
 from actors.endpoints.breaker import Breaker
 from actors.endpoints.gate import Gate, Permit, RequestEnd, Sockets
 from actors.endpoints.hedging import hedged
-from actors.endpoints.limits import AdaptiveLimit, Pace
+from actors.endpoints.limits import AdaptiveLimit, RateLimit
 from actors.endpoints.stats import EndpointStats, merged
-from actors.endpoints.transport import Wire, WireError
+from actors.endpoints.transport import Transport, TransportError
 from actors.endpoints.url import endpoint_mistake, safe_url, scrub, secrets_of
 from actors.runtime.timing import REAL_TIMING, Timing
 from trainer.errors import Discard, EndpointRefused, UserError
@@ -40,26 +40,26 @@ QUICK_WAIT_S = 0.1
 LONGEST_WAIT_S = 8.0
 EXCERPT_CHARS = 200
 LATE_S = 0.005
-"""An event loop's clock may run that much behind ours: a request cancelled so near to its deadline was late."""
+"""How far the event loop's clock may be behind ours: a request cancelled this close to its deadline was late."""
 
 CLIENTS: WeakSet[EndpointClient] = WeakSet()
-"""Of this process, as its sockets are: what `process_stats` tells of."""
+"""All clients of this process, for `process_stats`."""
 WAIT_STATUSES = frozenset({408, 425, 429, 503})
 REFUSED_STATUSES = frozenset({401, 403})
 REMEDIES = {
     "busy": "give it more capacity, lower max_concurrency or raise timeout_s",
     "timeout": "make it faster, or raise attempt_timeout_s",
-    "deadline": "make it faster, raise timeout_s, or raise max_concurrency if it can take more calls at a time",
-    "server_error": "look into its own log",
-    "connection": "check that it runs and that its URL is right and can be reached from the cluster",
-    "redirect": "give the final URL in the job: redirects are not followed",
+    "deadline": "make it faster, raise timeout_s, or raise max_concurrency if it can handle more calls at a time",
+    "server_error": "check the endpoint's own log",
+    "connection": "check that it is running and that its URL is correct and reachable from the cluster",
+    "redirect": "set the final URL in the job: redirects are not followed",
     "forbidden_address": ADDRESS_REMEDY,
 }
 
 
 @dataclass(slots=True)
 class _Call:
-    """How far one call has come."""
+    """The state of one call."""
 
     payload: bytes
     headers: Mapping[str, str]
@@ -67,7 +67,7 @@ class _Call:
     start: float
     deadline: float
     ends_at: float
-    """The deadline by the event loop's clock."""
+    """The deadline on the event loop's clock."""
     attempts: int = 0
     failures: int = 0
     queued_s: float = 0.0
@@ -76,7 +76,7 @@ class _Call:
 
 
 class _TryAgain(Exception):
-    """An attempt failed in a way that may pass. `after_s` is what the endpoint asked us to wait."""
+    """An attempt failed in a way that may be temporary; `after_s` is how long the endpoint asked us to wait."""
 
     def __init__(self, kind: str, why: str, after_s: float | None = None) -> None:
         super().__init__(why)
@@ -86,10 +86,10 @@ class _TryAgain(Exception):
 
 
 class EndpointClient:
-    """POSTs JSON to one endpoint, as fast as it keeps up with and its Endpoint allows.
+    """POSTs JSON to one endpoint, as fast as the endpoint keeps up and its settings allow.
 
-    A call holds its turn only while a request is on the wire, not while it waits to try again. Its deadline,
-    `endpoint.timeout_s`, runs from the moment in which it was given in, so it covers waiting for a turn.
+    A call holds a permit only while a request is on the wire, not while it waits to retry. Its deadline,
+    `endpoint.timeout_s`, starts when `post` is called, so it includes the wait for a permit.
     """
 
     def __init__(
@@ -105,11 +105,13 @@ class EndpointClient:
         hedge_after_s: float | None = None,
         resolver: AbstractResolver | None = None,
     ) -> None:
-        """`what` names the endpoint in messages ("tool 'search'"); `failure` is raised where a call fails in the end;
-        clients of one process share their `sockets`; `hedge_after_s` only where a request may be sent twice.
+        """Make a client; it connects at the first call.
+
+        `what` names the endpoint in messages ("tool 'search'"). `failure` is raised when a call finally fails. The
+        clients of one process share their `sockets`. Set `hedge_after_s` only if a request may be sent twice.
 
         Raises:
-            UserError: the URL or a header cannot be used.
+            UserError: the URL or a header is invalid.
         """
         guard = Guard(allowed_networks)
         mistake = endpoint_mistake(url, endpoint.headers) or guard.mistake(url)
@@ -128,25 +130,26 @@ class EndpointClient:
         self._attempt_timeout_s = endpoint.attempt_timeout_s
         self._max_retries = endpoint.max_retries
         self._hedge_after_s = hedge_after_s
-        self._wire = Wire(url, headers, guard, resolver)
+        self._transport = Transport(url, headers, guard, resolver)
         self._gate = Gate(
             AdaptiveLimit(endpoint.max_concurrency),
-            None if endpoint.rate_limit_per_s is None else Pace(endpoint.rate_limit_per_s),
+            None if endpoint.rate_limit_per_s is None else RateLimit(endpoint.rate_limit_per_s),
             Breaker(timing),
             sockets or Sockets.of_process(),
             timing,
         )
 
     async def post(self, body: Mapping[str, Any] | bytes, idempotency_key: str, trace_id: str = "") -> HttpAnswer:
-        """Send `body` (bytes are JSON already) until it is answered or its deadline is over. Calls of one `trace_id`
-        wait behind each other, those of several take turns.
+        """Send `body` (JSON if it is bytes) until it is answered or its deadline has passed.
+
+        Calls with the same `trace_id` are queued behind each other; the queues of several are served in turn.
 
         Raises:
             EndpointRefused: 401 or 403, or an address that the operator does not allow.
-            Discard: the `failure` that was handed in; its details are endpoint, kind, attempts, retries.
+            Discard: an instance of `failure`, with the details endpoint, kind, attempts and retries.
         """
         now = self._timing.clock()
-        plain = idempotency_key.isascii() and idempotency_key.isidentifier()  # as ids of calls are
+        plain = idempotency_key.isascii() and idempotency_key.isidentifier()  # true of most call ids
         key = idempotency_key if plain else quote(idempotency_key, safe=":/+=,;@!*'()")
         call = _Call(
             payload=body if isinstance(body, bytes) else json.dumps(body).encode(),
@@ -170,37 +173,37 @@ class EndpointClient:
         return answer
 
     def stats(self) -> dict[str, Any]:
-        """EndpointStats, and how things stand now, as plain values."""
+        """EndpointStats and the current limit, queue and breaker state, as plain values."""
         gate = self._gate
         now = {"limit": gate.limit.now, "in_flight": gate.in_flight, "queued": gate.queued}
         return {**self.counts.as_dict(), **now, "breaker": gate.breaker.state}
 
     async def close(self) -> None:
-        """Close the connections; calls that are still under way fail."""
+        """Close the connections; calls in flight fail."""
         self._gate.close()
-        await self._wire.close()
+        await self._transport.close()
 
     def scrub(self, text: str) -> str:
-        """`text` without the secrets of our headers and URL, which some servers echo."""
+        """`text` without the secrets of the headers and the URL, which some servers echo."""
         return scrub(text, self._secrets)
 
     def excerpt(self, answer: HttpAnswer) -> str:
-        """The begin of an answer, for messages."""
+        """The start of an answer's body, for messages."""
         return cut(" ".join(self.scrub(answer.text).split()), EXCERPT_CHARS)
 
     def bad_answer(self, answer: HttpAnswer, why: str) -> Discard:
-        """The error for a caller to raise that cannot use an answer: the call failed, and `why`."""
+        """The error that a caller raises when it cannot use an answer; `why` follows "it answered HTTP 200 OK, but"."""
         self.counts.errors["bad_answer"] += 1
-        said = self.excerpt(answer) or "an empty body"
+        body = self.excerpt(answer) or "(empty)"
         return self._failure(
-            f"{self.what} failed: it answered {status_text(answer.status)}, but {why}; it gave: {said}",
+            f"{self.what} failed: it answered {status_text(answer.status)}, but {why}; body: {body}",
             endpoint=self._endpoint,
             kind="bad_answer",
             attempts=answer.retries + 1,
             retries=answer.retries,
         )
 
-    # -- trying again ----------------------------------------------------------------------------------------------
+    # -- retries ---------------------------------------------------------------------------------------------------
 
     async def _until_answered(self, call: _Call) -> HttpAnswer:
         try:
@@ -210,7 +213,7 @@ class EndpointClient:
             raise self._failed(call, "deadline", self._why_late(call)) from None
 
     async def _try(self, call: _Call) -> HttpAnswer:
-        """One attempt after the other."""
+        """Make attempts until one is answered or the call has failed."""
         while True:
             call.attempts += 1
             try:
@@ -225,7 +228,7 @@ class EndpointClient:
                 if call.failures > self._max_retries:
                     raise self._failed(call, failed.kind, failed.why) from None
                 if self._timing.clock() + wait_s >= call.deadline:
-                    why = f"{failed.why}, and the deadline leaves no time for another try"
+                    why = f"{failed.why}, and the deadline leaves no time for another attempt"
                     raise self._failed(call, failed.kind, why) from None
             if kind == "busy":
                 self.counts.waits += 1
@@ -234,14 +237,14 @@ class EndpointClient:
             await self._timing.sleep(wait_s)
 
     def _wait_s(self, call: _Call, kind: str, after_s: float | None) -> float:
-        """What the endpoint asked for, and a little more; else 0.5, 1, 2, ... s, of which a random half is left out.
-        The first failure is tried again nearly at once: most often it was that one request's.
+        """Seconds until the next attempt: what the endpoint asked for, else 0.5, 1, 2, ... minus up to half at random.
 
-        At most an eighth of the deadline, so that little of it is lost where the next wait does not fit.
+        The first failure is retried almost at once, since most failures affect a single request. A wait is at most an
+        eighth of the timeout, so that little time is lost if the next wait does not fit.
         """
         jitter = self._timing.jitter()
         if after_s is not None:
-            return after_s + jitter * QUICK_WAIT_S  # the gate sees to it that they do not all come at once
+            return after_s + jitter * QUICK_WAIT_S  # the gate spreads the calls that wait for the same moment
         alone = kind != "busy" and call.failures == 1
         doubled = QUICK_WAIT_S if alone else FIRST_WAIT_S * 2.0 ** min(call.attempts - 1, 10)
         return min(doubled, LONGEST_WAIT_S, self._timeout_s / 8) * (1 - jitter / 2)
@@ -249,73 +252,72 @@ class EndpointClient:
     # -- one attempt -----------------------------------------------------------------------------------------------
 
     async def _attempt(self, call: _Call, sent: asyncio.Event | None = None) -> HttpAnswer:
-        """Wait for a turn, then send once."""
+        """Wait for a permit, then send once."""
         call.in_queue_since = self._timing.clock()
-        turn = await self._gate.enter(call.lane, call.failures)
+        permit = await self._gate.enter(call.lane, call.failures)
         call.in_queue_since = None
-        call.queued_s += turn.queued_s
-        self.counts.queued(turn.queued_s)
+        call.queued_s += permit.queued_s
+        self.counts.queued(permit.queued_s)
         if sent is not None:
             sent.set()
-        return await self._send(call, turn)
+        return await self._send(call, permit)
 
     async def _hedged(self, call: _Call, after_s: float) -> HttpAnswer:
-        """A hedge never waits in line: it goes out where there is room. Nor is its failure one of the call."""
+        """One attempt, with hedges. A hedge is sent only if a permit is free, and its failure does not count."""
 
         async def another() -> HttpAnswer | None:
-            turn = self._gate.try_enter()
-            if turn is None:
+            permit = self._gate.try_enter()
+            if permit is None:
                 return None
             self.counts.hedges += 1
-            return await self._send(call, turn)
+            return await self._send(call, permit)
 
         wait = partial(self._timing.sleep, after_s)
-        most = max(1, self._max_retries)
-        answer, won = await hedged(lambda sent: self._attempt(call, sent), another, wait, most)
+        max_hedges = max(1, self._max_retries)
+        answer, won = await hedged(lambda sent: self._attempt(call, sent), another, wait, max_hedges)
         self.counts.hedges_won += won
         return answer
 
-    async def _send(self, call: _Call, turn: Permit) -> HttpAnswer:
-        """One request and what it comes to. Ends the turn on every path."""
-        verdict, why, after_s = RequestEnd.GIVEN_UP, "", None
+    async def _send(self, call: _Call, permit: Permit) -> HttpAnswer:
+        """Send one request and classify its outcome. Returns the permit on every path."""
+        end, why, after_s = RequestEnd.GIVEN_UP, "", None
         self.counts.bytes_out += len(call.payload)
         try:
             async with asyncio.timeout(self._attempt_timeout_s):
-                reply = await self._wire.send(call.payload, call.headers)
-            verdict = _verdict(reply.status)
-            if verdict is not RequestEnd.ANSWERED:
+                reply = await self._transport.send(call.payload, call.headers)
+            end = _request_end(reply.status)
+            if end is not RequestEnd.ANSWERED:
                 why = status_text(reply.status)
             if reply.status in WAIT_STATUSES and reply.retry_after is not None:
                 after_s = retry_after_s(reply.retry_after, self._timing.wall_clock())
-                self._gate.hold_back(after_s or 0.0)  # before the turn ends and lets in the next one
-        except WireError as error:
-            verdict, why = (RequestEnd.FAILED if error.connected else RequestEnd.NO_CONNECTION), error.why
+                self._gate.hold_back(after_s or 0.0)  # before the permit is returned and the next call gets in
+        except TransportError as error:
+            end, why = (RequestEnd.FAILED if error.connected else RequestEnd.NO_CONNECTION), error.why
             raise _TryAgain("connection", why) from None
         except TimeoutError:
-            verdict, why = RequestEnd.LATE, f"no answer within {self._attempt_timeout_s:g} s"
+            end, why = RequestEnd.LATE, f"no answer within {self._attempt_timeout_s:g} s"
             raise _TryAgain("timeout", why) from None
         except ForbiddenAddress as error:
-            raise self._refused(
-                call, "forbidden_address", f"leads to {error.address}, {error.kind}: {ADDRESS_REMEDY}"
-            ) from None
+            why = f"resolves to {error.address}, {error.kind}"
+            raise self._refused(call, "forbidden_address", why, ADDRESS_REMEDY) from None
         except asyncio.CancelledError:
             if asyncio.get_running_loop().time() >= call.ends_at - LATE_S:
-                verdict, why = RequestEnd.LATE, f"no answer within {self._timeout_s:g} s"
+                end, why = RequestEnd.LATE, f"no answer within {self._timeout_s:g} s"
             raise
         finally:
-            self._gate.leave(turn, verdict, why)
-        latency_s = self._timing.clock() - turn.sent
+            self._gate.leave(permit, end, why)
+        latency_s = self._timing.clock() - permit.sent
         self.counts.took(latency_s)
         self.counts.bytes_in += len(reply.body)
         answer = HttpAnswer(reply.status, reply.body, latency_s, call.failures, reply.truncated)
         return answer if answer.ok else self._judge(call, answer, after_s)
 
     def _judge(self, call: _Call, answer: HttpAnswer, after_s: float | None) -> HttpAnswer:
-        """The answer, where it is one."""
+        """The answer, unless its status is one to retry or to fail on."""
         status = answer.status
         if status in REFUSED_STATUSES:
-            why = f"refused us with {status_text(status)}: check the keys in its `headers`"
-            raise self._refused(call, "refused", why, status=status)
+            why = f"rejected the request with {status_text(status)}"
+            raise self._refused(call, "refused", why, "check the keys in its `headers`", status=status)
         if status in WAIT_STATUSES:
             why = status_text(status) + (f" with Retry-After: {after_s:g} s" if after_s is not None else "")
             raise _TryAgain("busy", why, after_s)
@@ -326,17 +328,20 @@ class EndpointClient:
             raise self._failed(call, "redirect", f"{status_text(status)}, a redirect")
         return answer
 
-    # -- what is said of it ----------------------------------------------------------------------------------------
+    # -- errors ----------------------------------------------------------------------------------------------------
 
-    def _refused(self, call: _Call, kind: str, why: str, **details: Any) -> EndpointRefused:
-        return EndpointRefused(
-            f"{self.what} {why}", endpoint=self._endpoint, kind=kind, retries=call.failures, **details
-        )
+    def _refused(self, call: _Call, kind: str, why: str, remedy: str, **details: Any) -> EndpointRefused:
+        problem = f"{self.what} {why}"
+        details |= {"problem": problem, "remedy": remedy, "endpoint": self._endpoint, "kind": kind}
+        return EndpointRefused(f"{problem}: {remedy}", retries=call.failures, **details)
 
     def _failed(self, call: _Call, kind: str, why: str) -> Discard:
         elapsed_s = self._timing.clock() - call.start
+        problem = f"{self.what} failed: {why} ({call.attempts} attempts, {elapsed_s:.1f} s)"
         return self._failure(
-            f"{self.what} failed: {why} ({call.attempts} attempts, {elapsed_s:.1f} s); {REMEDIES[kind]}",
+            f"{problem}; {REMEDIES[kind]}",
+            problem=problem,
+            remedy=REMEDIES[kind],
             endpoint=self._endpoint,
             kind=kind,
             attempts=call.attempts,
@@ -349,20 +354,20 @@ class EndpointClient:
         if call.in_queue_since is not None:
             queued_s += self._timing.clock() - call.in_queue_since
         if queued_s > self._timeout_s / 10:
-            why += f", {queued_s:.1f} s of which it waited for one of {self._gate.limit.now} slots"
+            why += f", {queued_s:.1f} s of which were spent waiting for one of {self._gate.limit.now} slots"
         if self._gate.breaker.is_open:
             why += f"; it is down: {self._gate.breaker.why}"
         elif call.last:
-            why += f"; before: {call.last}"
+            why += f"; previous failure: {call.last}"
         return why
 
 
 def process_stats() -> dict[str, dict[str, Any]]:
-    """EndpointClient.stats of all clients of this process, by what they call ("tool 'search'")."""
+    """EndpointClient.stats of all clients of this process, by the clients' names ("tool 'search'")."""
     return merged({client.name: client.stats()} for client in list(CLIENTS))
 
 
-def _verdict(status: int) -> RequestEnd:
+def _request_end(status: int) -> RequestEnd:
     if status == 503:
         return RequestEnd.OVERLOADED
     if status in WAIT_STATUSES:

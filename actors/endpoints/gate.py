@@ -1,7 +1,7 @@
-"""Who may send to one endpoint, and when: a slot is never lost, and no rollout waits behind another one's crowd.
+"""Admission control of one endpoint: no slot is ever lost, and no rollout waits behind all calls of another one.
 
-Calls wait in one lane a rollout, and the lanes take turns. A call is let in when the endpoint's limit, its rate, its
-breaker, what it asked for by Retry-After, and the process's sockets allow it.
+Each rollout has a queue of its own (a lane), and the lanes are served round-robin. A call is admitted when the
+endpoint's concurrency limit, rate limit, breaker and Retry-After, and the process's sockets allow it.
 """
 
 from __future__ import annotations
@@ -15,32 +15,32 @@ from enum import Enum
 from typing import NamedTuple
 
 from actors.endpoints.breaker import NO_CONNECTION, Breaker
-from actors.endpoints.limits import AdaptiveLimit, Pace
+from actors.endpoints.limits import AdaptiveLimit, RateLimit
 from actors.runtime.timing import Timing
 
 MAX_ON_WIRE = 8_192
-"""Requests of one process at a time: what one core can serve, and a third of the ports that one address gives."""
+"""Concurrent requests of one process: what one core can serve, and a third of the ports of one address."""
 OTHER_FILES = 256
-"""Open files that are no sockets of ours."""
+"""Open files that are not endpoint sockets."""
 INSTANT_S = 1e-6
-"""Less is no wait but a rounding error."""
+"""Shorter waits are rounding errors."""
 LONGEST_HOLD_S = 30.0
-"""For so long one answer's Retry-After holds back the endpoint's other calls; then one of them may ask for itself."""
+"""The longest that one response's Retry-After delays the endpoint's other calls; then one of them may try."""
 
 
 class RequestEnd(Enum):
-    """How a request ended, as far as limit and breaker go."""
+    """How a request ended, as far as limit and breaker are concerned."""
 
     ANSWERED = "answered"
     BUSY = "busy"
-    """It is there and wants less."""
+    """The endpoint is up and wants fewer requests."""
     OVERLOADED = "overloaded"
-    """It wants less, or is down behind a proxy that says so."""
+    """The endpoint wants fewer requests, or is down behind a proxy."""
     FAILED = "failed"
     NO_CONNECTION = "no connection"
     LATE = "late"
     GIVEN_UP = "given up"
-    """By us: it says nothing of the endpoint."""
+    """Cancelled by us: says nothing about the endpoint."""
 
 
 PUSHED_BACK = frozenset({RequestEnd.BUSY, RequestEnd.OVERLOADED, RequestEnd.LATE})
@@ -48,7 +48,7 @@ ALIVE = frozenset({RequestEnd.ANSWERED, RequestEnd.BUSY})
 
 
 class Permit(NamedTuple):
-    """Leave to send one request; ends with `Gate.leave`."""
+    """The right to send one request; returned by `Gate.leave`."""
 
     sent: float
     probe: bool
@@ -57,13 +57,13 @@ class Permit(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Waiter:
-    turn: asyncio.Future[Permit]
+    permit: asyncio.Future[Permit]
     failures: int
     since: float
 
 
 class Sockets:
-    """The requests on the wire of all gates that share it. Gates that found none free are served in turn."""
+    """Limits the concurrent requests of all gates that share it; gates that wait for a socket are served in turn."""
 
     def __init__(self, count: int) -> None:
         self._free = count
@@ -71,7 +71,7 @@ class Sockets:
 
     @classmethod
     def of_process(cls) -> Sockets:
-        """As many as the process may open, up to MAX_ON_WIRE. Its soft limit of open files is raised for that."""
+        """As many as the process may open, up to MAX_ON_WIRE; raises the soft limit of open files for that."""
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         wanted = MAX_ON_WIRE + OTHER_FILES
         if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -93,14 +93,16 @@ class Sockets:
 
 
 class Gate:
-    """Of one endpoint."""
+    """Admits requests to one endpoint."""
 
-    def __init__(self, limit: AdaptiveLimit, pace: Pace | None, breaker: Breaker, sockets: Sockets, timing: Timing):
+    def __init__(
+        self, limit: AdaptiveLimit, rate: RateLimit | None, breaker: Breaker, sockets: Sockets, timing: Timing
+    ):
         self.limit = limit
         self.breaker = breaker
         self.in_flight = 0
         self.queued = 0
-        self._pace = pace
+        self._rate = rate
         self._sockets = sockets
         self._timing = timing
         self._held_until = -math.inf
@@ -109,49 +111,50 @@ class Gate:
         self._alarm_at = math.inf
 
     async def enter(self, lane: str, failures: int = 0) -> Permit:
-        """Wait for a turn. While the breaker is open, calls with the fewest `failures` probe first."""
+        """Wait for a permit. While the breaker is open, calls with the fewest `failures` are the first to probe."""
         now = self._timing.clock()
         if not self._lanes and self._wait_s(now) == 0 and self._sockets.take(self):
-            return self._turn(now, now)
+            return self._permit(now, now)
         waiter = _Waiter(asyncio.get_running_loop().create_future(), failures, now)
         self._lanes.setdefault(lane, deque()).append(waiter)
         self.queued += 1
         self.let_in()
         try:
-            return await waiter.turn
+            return await waiter.permit
         except asyncio.CancelledError:
-            if waiter.turn.done() and not waiter.turn.cancelled():  # let in and cancelled in the same moment
-                self.leave(waiter.turn.result(), RequestEnd.GIVEN_UP)
+            if waiter.permit.done() and not waiter.permit.cancelled():  # admitted and cancelled at the same moment
+                self.leave(waiter.permit.result(), RequestEnd.GIVEN_UP)
             else:
                 self._remove(lane, waiter)
             raise
 
     def try_enter(self) -> Permit | None:
-        """A turn where one is free and nobody waits."""
+        """A permit if one is free and no call waits, else None."""
         now = self._timing.clock()
         if self._lanes or self.breaker.is_open or self._wait_s(now) != 0 or not self._sockets.take(self):
             return None
-        return self._turn(now, now)
+        return self._permit(now, now)
 
-    def leave(self, turn: Permit, verdict: RequestEnd, why: str = "") -> None:
+    def leave(self, permit: Permit, end: RequestEnd, why: str = "") -> None:
+        """Return the permit of a request that ended in this way, and admit waiting calls."""
         now = self._timing.clock()
-        if verdict is RequestEnd.ANSWERED:
-            self.limit.answered(turn.sent, now, self.in_flight)
-        elif verdict in PUSHED_BACK:
-            self.limit.pushed_back(turn.sent, now, self.in_flight)
-        self.breaker.ended(turn.probe)
-        if verdict in ALIVE:
+        if end is RequestEnd.ANSWERED:
+            self.limit.answered(permit.sent, now, self.in_flight)
+        elif end in PUSHED_BACK:
+            self.limit.pushed_back(permit.sent, now, self.in_flight)
+        self.breaker.ended(permit.probe)
+        if end in ALIVE:
             if self.breaker.succeeded():
                 self.limit.start_over()
-        elif verdict is not RequestEnd.GIVEN_UP:
-            self.breaker.failed(now, NO_CONNECTION if verdict is RequestEnd.NO_CONNECTION else 1, why)
+        elif end is not RequestEnd.GIVEN_UP:
+            self.breaker.failed(now, NO_CONNECTION if end is RequestEnd.NO_CONNECTION else 1, why)
         self.in_flight -= 1
         self._sockets.give_back()
         if self._lanes:
             self.let_in()
 
     def hold_back(self, seconds: float) -> None:
-        """Let nobody in for so long: the endpoint asked for it."""
+        """Admit no call for this long, because the endpoint asked for it."""
         self._held_until = max(self._held_until, self._timing.clock() + min(seconds, LONGEST_HOLD_S))
 
     def close(self) -> None:
@@ -160,11 +163,11 @@ class Gate:
             self._alarm = None
 
     def let_in(self) -> None:
-        """Give out what turns there are."""
+        """Hand all available permits to waiting calls."""
         now = self._timing.clock()
         while self._lanes:
             wait_s = self._wait_s(now)
-            if wait_s == math.inf:  # whoever leaves calls again
+            if wait_s == math.inf:  # `leave` calls this again
                 return
             if wait_s > 0:
                 self._set_alarm(now, wait_s)
@@ -172,30 +175,30 @@ class Gate:
             if not self._sockets.take(self):
                 return
             waiter = self._next()
-            if waiter.turn.cancelled():  # and its task has not come to leave the line
+            if waiter.permit.cancelled():  # its task has not run yet to leave the queue
                 self._sockets.give_back()
             else:
-                waiter.turn.set_result(self._turn(now, waiter.since))
+                waiter.permit.set_result(self._permit(now, waiter.since))
 
     def _wait_s(self, now: float) -> float:
-        """How long nobody may be let in; infinite where that is until someone leaves."""
+        """How long no call may be admitted, in seconds; infinite if that is until a request ends."""
         wait_s = self._held_until - now
         if self.breaker.is_open:
             wait_s = max(wait_s, self.breaker.wait_s(now))
         elif self.in_flight >= self.limit.now:
             return math.inf
-        if self._pace is not None:
-            wait_s = max(wait_s, self._pace.wait_s(now))
+        if self._rate is not None:
+            wait_s = max(wait_s, self._rate.wait_s(now))
         return wait_s if wait_s > INSTANT_S else 0.0
 
-    def _turn(self, now: float, since: float) -> Permit:
+    def _permit(self, now: float, since: float) -> Permit:
         self.in_flight += 1
-        if self._pace is not None:
-            self._pace.take(now)
+        if self._rate is not None:
+            self._rate.take(now)
         return Permit(now, self.breaker.sent(now), now - since)
 
     def _next(self) -> _Waiter:
-        """The first of the lane whose turn it is; or, as a probe, of all who wait one that can best bear a failure."""
+        """The first call of the next lane; for a probe, the waiting call that has failed least often."""
         if self.breaker.is_open:
             lane, waiter = min(
                 ((lane, waiter) for lane, waiters in self._lanes.items() for waiter in waiters),

@@ -1,4 +1,4 @@
-"""More, equal requests where the first takes long: the first good answer wins, the other requests are cancelled."""
+"""Hedging: a slow request is sent again, the first good answer wins, and the other requests are cancelled."""
 
 from __future__ import annotations
 
@@ -13,23 +13,25 @@ async def hedged(
     first: Callable[[asyncio.Event], Coroutine[Any, Any, T]],
     again: Callable[[], Coroutine[Any, Any, T | None]],
     wait: Callable[[], Awaitable[None]],
-    most: int,
+    max_hedges: int,
 ) -> tuple[T, bool]:
-    """The first good answer, and whether a hedge brought it. `first` sets the event when its request goes out. After
-    each `wait` without a good answer `again` begins, `most` times at most; it gives None where it sends nothing.
+    """The first good answer, and whether it came from a hedge.
+
+    `first` sets the event when its request is sent. After each `wait` without a good answer `again` is started, at most
+    `max_hedges` times; it returns None if it sends nothing.
 
     Raises:
-        Exception: what `first` raised, where no good answer came.
+        Exception: `first` raised it, and no hedge brought a good answer.
     """
     sent = asyncio.Event()
 
-    async def patience() -> None:
+    async def until_next_hedge() -> None:
         await sent.wait()
         await wait()
 
     ours = asyncio.create_task(first(sent))
     requests: list[asyncio.Task[Any]] = [ours]
-    timer = asyncio.create_task(patience())
+    timer = asyncio.create_task(until_next_hedge())
     try:
         while running := [task for task in requests if not task.done()]:
             awaited = running if timer.done() else [*running, timer]
@@ -37,9 +39,9 @@ async def hedged(
             for task in requests:
                 if task.done() and task.exception() is None and task.result() is not None:
                     return task.result(), task is not ours
-            if timer.done() and not ours.done() and len(requests) <= most:
+            if timer.done() and not ours.done() and len(requests) <= max_hedges:
                 requests.append(asyncio.create_task(again()))
-                timer = asyncio.create_task(patience())
+                timer = asyncio.create_task(until_next_hedge())
         return ours.result(), False
     finally:
         for task in (timer, *requests):

@@ -1,9 +1,9 @@
-"""How many requests one endpoint gets at a time: as many as it keeps up with, and never more than it may get.
+"""The adaptive concurrency limit of one endpoint: as many requests as it keeps up with, up to the configured maximum.
 
-The limit grows while it is in use: by one with each good answer at first (slow start), after the first trouble by its
-square root in a round trip. It shrinks by half of the share of a round trip's requests that were pushed back (as DCTCP
-does, RFC 8257), so that single refusals cost little and refusals all over halve it, and where answers have become much
-slower than they used to be (the idea of Gradient2 of Netflix's concurrency-limits).
+The limit grows while it is used: by one with each good answer at first (slow start), after the first shrinking by its
+square root per round trip. It shrinks by half of the fraction of a round trip's requests that were pushed back (as in
+DCTCP, RFC 8257), so that a single 429 costs little and a round of them halves it. It also shrinks when latency has
+risen well above normal (the idea of Gradient2 in Netflix's concurrency-limits).
 """
 
 from __future__ import annotations
@@ -11,31 +11,31 @@ from __future__ import annotations
 import math
 
 START = 16
-"""Enough not to be felt, little enough for a small server's first second."""
+"""The initial limit: high enough not to slow a job down, low enough for a small server's first second."""
 ROUND = 4
-"""Answers that are looked at together, at least: one refusal of a lone call is no sign."""
+"""The least number of outcomes to judge together: one pushed-back call alone is no evidence."""
 LATENCY_SAMPLES = 50
-"""Natural latencies are about log-normal, with a standard deviation of 1 in the logarithm (median 0.2 s, p99 2 s): the
-mean logarithm of 50 is known to 0.14, so a doubling by chance is one in a million."""
+"""Latencies are roughly log-normal, with a standard deviation of 1 in the logarithm (median 0.2 s, p99 2 s). The mean
+logarithm of 50 samples has a standard error of 0.14, so a doubling by chance happens once in a million."""
 SLOWER = 2.0
-"""Times the usual latency: what counts as rising."""
+"""The ratio to the usual latency above which the latency counts as risen."""
 SLACK_S = 0.05
-"""Nobody waits for less: quick endpoints are not held to milliseconds, which may be our own."""
-USUAL_SOON, USUAL_LATE = 0.2, 0.005
-"""How far the usual latency follows the latest one: soon to what is less, and to what stays high even at a quarter of
-the requests; hardly to what rises while we ask for more, since that may be our doing."""
+"""Smaller rises are ignored: on fast endpoints they may come from our own process."""
+USUAL_FAST, USUAL_SLOW = 0.2, 0.005
+"""Smoothing factors of the usual latency. It follows fast if latency falls, or stays high even at a quarter of the
+requests; it follows slowly if latency rises while we send more, since we may be the cause."""
 
 
 class AdaptiveLimit:
-    """Between 1 and `most`. Times are of one clock, in seconds.
+    """A limit between 1 and `maximum`; all times are seconds on one clock.
 
-    A request that was sent before the limit last shrank says nothing of the new one: so it shrinks at most once in a
-    round trip.
+    A request that was sent before the limit last shrank says nothing about the new one, so the limit shrinks at most
+    once per round trip.
     """
 
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._limit = float(min(most, START))
+    def __init__(self, maximum: int) -> None:
+        self._maximum = maximum
+        self._limit = float(min(maximum, START))
         self._slow_start = True
         self._shrunk_at = -math.inf
         self._usual: float | None = None
@@ -48,13 +48,13 @@ class AdaptiveLimit:
         return int(self._limit)
 
     def answered(self, sent: float, now: float, in_flight: int) -> None:
-        """A request sent at `sent` was answered; `in_flight` counts it too."""
+        """Record that a request sent at `sent` was answered; `in_flight` includes it."""
         if sent < self._shrunk_at:
             return
-        # An endpoint that is not asked for more shows nothing, and a slow one is not asked for more.
+        # Answers below the limit are no evidence for a higher one, and a slow endpoint gets no more requests.
         if 2 * in_flight >= self._limit and not self._fell_from:
             step = 1.0 if self._slow_start else 1.0 / math.sqrt(self._limit)
-            self._limit = min(float(self._most), self._limit + step)
+            self._limit = min(float(self._maximum), self._limit + step)
         self._sum += math.log(max(now - sent, 1e-6))
         self._samples += 1
         if self._samples >= LATENCY_SAMPLES:
@@ -62,12 +62,12 @@ class AdaptiveLimit:
         self._outcome(now, in_flight, pushed_back=0)
 
     def pushed_back(self, sent: float, now: float, in_flight: int) -> None:
-        """A request was told to come later, or got no answer in time."""
+        """Record that a request got a status that asks for fewer requests, or no answer in time."""
         if sent >= self._shrunk_at:
             self._outcome(now, in_flight, pushed_back=1)
 
     def start_over(self) -> None:
-        """After an outage: nobody knows what it can bear now."""
+        """Reset to 1 after an outage, when the endpoint's capacity is unknown."""
         self._limit, self._slow_start, self._fell_from = 1.0, True, 0.0
         self._begin_round()
         self._begin_samples()
@@ -80,13 +80,13 @@ class AdaptiveLimit:
             return
         share = self._pushed_back / self._outcomes
         if share:
-            # Where most are refused, what was really tried counts: a limit that nobody had reached means nothing.
+            # If most were pushed back, shrink from what was in flight: the limit itself may never have been reached.
             tried = min(self._limit, 2.0 * self._peak) if share > 0.5 else self._limit
             self._shrink(now, tried * (1 - share / 2))
         self._begin_round()
 
     def _compare(self, now: float) -> None:
-        """The mean logarithm of the latest latencies with the usual one."""
+        """Compare the mean logarithm of the latest latencies with the usual one, and shrink if it has risen."""
         latest = self._sum / self._samples
         self._begin_samples()
         if self._usual is None:
@@ -94,9 +94,9 @@ class AdaptiveLimit:
         risen = math.exp(latest) > SLOWER * math.exp(self._usual) + SLACK_S
         self._fell_from = max(self._fell_from, self._limit) if risen else 0.0
         if latest < self._usual or (risen and self._limit <= max(1.0, self._fell_from / 4)):
-            self._usual += (latest - self._usual) * USUAL_SOON
+            self._usual += (latest - self._usual) * USUAL_FAST
         elif not risen:
-            self._usual += (latest - self._usual) * USUAL_LATE
+            self._usual += (latest - self._usual) * USUAL_SLOW
         if risen:
             self._shrink(now, self._limit / 2)
 
@@ -114,9 +114,10 @@ class AdaptiveLimit:
         self._sum, self._samples = 0.0, 0
 
 
-class Pace:
-    """At most `rate_per_s` requests a second, evenly: a token bucket that holds a tenth of a second's (kept as the time
-    at which it would be full: the generic cell rate algorithm).
+class RateLimit:
+    """At most `rate_per_s` requests per second, evenly spaced, with bursts of BURST_S.
+
+    A token bucket, stored as the time at which it would be full (the generic cell rate algorithm).
     """
 
     BURST_S = 0.1

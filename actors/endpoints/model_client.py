@@ -1,5 +1,6 @@
-"""An OpenAI-compatible endpoint of the operator's configuration: requests for judges and embeddings go through the one
-retry layer, and what fails is a `model_grader_server_error`.
+"""Clients of the operator's OpenAI-compatible endpoints, for judges and embeddings.
+
+Requests go through `EndpointClient` like all others; a failed one is a `model_grader_server_error`.
 """
 
 from __future__ import annotations
@@ -19,16 +20,18 @@ from trainer.spec.operator import ModelEndpoint
 CHAT = "/chat/completions"
 EMBEDDINGS = "/embeddings"
 EVERYWHERE = (ip_network("0.0.0.0/0"), ip_network("::/0"))
-"""The operator named this endpoint, no job: it may be on any machine of his."""
+"""The operator configures these endpoints, not a job, so they may have any address."""
 SERVER_ERROR = "model_grader_server_error"
 
 
 class ModelClient:
-    """One path of a model's endpoint. `name` is the model's in the operator's configuration."""
+    """A client of one path of a model's endpoint; `name` is the model's name in the operator's configuration."""
 
     def __init__(self, name: str, endpoint: ModelEndpoint, path: str, timing: Timing) -> None:
-        """Raises:
-        UserError: the URL or a header cannot be used.
+        """Make a client; it connects at the first request.
+
+        Raises:
+            UserError: the URL or a header is invalid.
         """
         self.name = name
         self._model = endpoint.model or name
@@ -42,14 +45,14 @@ class ModelClient:
         )
 
     async def ask(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """The JSON object that the endpoint answers to `body`, to which the model's name is added.
+        """The JSON object that the endpoint answers to `body` and the model's name.
 
         Raises:
-            GraderFailed: there is none, with the code model_grader_server_error.
+            GraderFailed: no usable answer; its code is model_grader_server_error.
             EndpointRefused: 401 or 403.
         """
         try:
-            # A key for this request alone: an answer that could not be read is asked for anew.
+            # A new key for each request, so that an answer that could not be parsed is requested again.
             answer = await self._client.post({"model": self._model, **body}, f"judge_{secrets.token_hex(16)}")
             if not answer.ok:
                 raise self._client.bad_answer(answer, "a model must answer 200")
@@ -58,16 +61,16 @@ class ModelClient:
             except ValueError:
                 found = None
             if not isinstance(found, dict):
-                raise self._client.bad_answer(answer, "without a JSON object")
+                raise self._client.bad_answer(answer, "the body is not a JSON object")
         except Discard as error:
             raise GraderFailed(error.message, **(error.details | {"code": SERVER_ERROR})) from None
         except EndpointRefused as error:
-            message = f"{error.message}, or the api_key of models.{self.name} in the operator's configuration"
-            raise EndpointRefused(message, **error.details) from None
+            remedy = f"{error.remedy}, or the api_key of models.{self.name} in the operator's configuration"
+            raise EndpointRefused(f"{error.problem}: {remedy}", **(error.details | {"remedy": remedy})) from None
         return found
 
     def scrub(self, text: str) -> str:
-        """`text` without the key and the headers' values."""
+        """`text` without the API key and the header values."""
         return self._client.scrub(text)
 
     async def close(self) -> None:
@@ -75,7 +78,7 @@ class ModelClient:
 
 
 class ModelClients:
-    """The operator's models: one client for each path of each, so that graders of one pool share its limits."""
+    """The operator's models: one client per model and path, so that the graders of one pool share its limits."""
 
     def __init__(self, models: Mapping[str, ModelEndpoint], timing: Timing) -> None:
         self._models = models
@@ -83,7 +86,7 @@ class ModelClients:
         self._clients: dict[tuple[str, str], ModelClient] = {}
 
     def client(self, name: str, path: str) -> ModelClient:
-        """The client of a model that is in the configuration."""
+        """The client of a configured model."""
         if (name, path) not in self._clients:
             self._clients[name, path] = ModelClient(name, self._models[name], path, self._timing)
         return self._clients[name, path]
@@ -94,7 +97,7 @@ def model_url(endpoint: ModelEndpoint, path: str) -> str:
 
 
 def with_key(endpoint: ModelEndpoint) -> ModelEndpoint:
-    """The endpoint with its `api_key` as the header that OpenAI's API takes."""
+    """The endpoint with its `api_key` as an Authorization header, as in OpenAI's API."""
     if endpoint.api_key is None:
         return endpoint
     bearer = SecretStr(f"Bearer {endpoint.api_key.get_secret_value()}")

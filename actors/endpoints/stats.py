@@ -1,4 +1,4 @@
-"""What was counted at one endpoint since its client was made. Calls == answered + failed + cancelled + under way."""
+"""Counts of one endpoint since its client was made; calls == answered + failed + cancelled + in progress."""
 
 from __future__ import annotations
 
@@ -9,19 +9,21 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from actors.runtime.recorder import Spread
-from trainer.metrics import SECONDS
+from trainer.metrics.metric import SECONDS
 
 STATES = ("closed", "half_open", "open")
-"""Of a breaker, the worst one last."""
+"""States of a breaker, from best to worst."""
 
 
 @dataclass(slots=True)
 class EndpointStats:
-    """`errors` by kind. Of failed calls: busy, deadline, server_error, connection, redirect, refused,
-    forbidden_address. Of answers: tool_error (a 4xx), too_large, bad_answer. `retries` counts tries after failures,
-    `waits` those after 408, 425, 429 and 503, `hedges` second requests, of which `hedges_won` were answered first.
-    Latencies are those of the attempts that were answered. Counts go by the bounds SECONDS, with a last one for what
-    took longer.
+    """The counters of one client.
+
+    `errors` is by kind; for failed calls: busy, timeout, deadline, server_error, connection, redirect, refused,
+    forbidden_address; for answers: tool_error (a 4xx), too_large, bad_answer. `retries` counts attempts after failures,
+    `waits` those after 408, 425, 429 and 503, `hedges` duplicate requests, of which `hedges_won` were answered first.
+    Latencies are those of answered attempts. Histogram counts have one bucket per bound of SECONDS and a last one for
+    everything above.
     """
 
     calls: int = 0
@@ -49,7 +51,7 @@ class EndpointStats:
         self.queue_counts[bisect_left(SECONDS, queue_s)] += 1
 
     def as_dict(self) -> dict[str, Any]:
-        """Copies, which may be made in another thread than the one that counts."""
+        """A copy of the counters; safe to call from another thread."""
         values = {counted.name: getattr(self, counted.name) for counted in fields(self)}
         counts = {name: list(values[name]) for name in ("queue_counts", "latency_counts")}
         return values | counts | {"errors": dict(self.errors)}
@@ -59,11 +61,11 @@ COUNTED = (
     *("calls", "answered", "failed", "cancelled", "retries", "waits", "hedges", "bytes_out", "bytes_in"),
     *("queue_sum_s", "latency_sum_s", "limit", "in_flight", "queued"),
 )
-"""What `endpoint_metrics` takes over as it is."""
+"""The values that `endpoint_metrics` copies unchanged."""
 
 
 def endpoint_metrics(stats: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
-    """EndpointClient.stats by the names of `trainer.metrics`. A breaker counts 0 closed, 1 half open, 2 open."""
+    """EndpointClient.stats under the names of `trainer.metrics`; a breaker is 0 (closed), 1 (half open) or 2 (open)."""
     metrics: dict[str, float] = {}
     for name, values in stats.items():
         prefix = f"endpoint/{name}"
@@ -74,7 +76,7 @@ def endpoint_metrics(stats: Mapping[str, Mapping[str, Any]]) -> dict[str, float]
 
 
 def live_endpoint_metrics(stats: Mapping[str, Mapping[str, Any]]) -> dict[str, float | Spread]:
-    """EndpointClient.stats for a Recorder: as `endpoint_metrics`, with histograms in the place of sums."""
+    """EndpointClient.stats for a Recorder: as `endpoint_metrics`, with histograms instead of sums."""
     metrics: dict[str, float | Spread] = {**endpoint_metrics(stats)}
     for name, values in stats.items():
         for what in ("queue", "latency"):
@@ -84,7 +86,7 @@ def live_endpoint_metrics(stats: Mapping[str, Mapping[str, Any]]) -> dict[str, f
 
 
 def merged(stats: Iterable[Mapping[str, Mapping[str, Any]]]) -> dict[str, dict[str, Any]]:
-    """The stats of several processes that share endpoints, as those of one."""
+    """The stats of several processes that use the same endpoints, added up."""
     merged: dict[str, dict[str, Any]] = {}
     for endpoints in stats:
         for name, values in endpoints.items():

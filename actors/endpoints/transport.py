@@ -1,4 +1,4 @@
-"""One request and its answer over HTTP. Foreign errors are mapped here and only here, without the secrets in them."""
+"""One HTTP request and its response. aiohttp's errors are mapped here and only here, without the secrets in them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from actors.endpoints.address_guard import ForbiddenAddress, Guard
 from trainer.spec.endpoints import MAX_OUTPUT_BYTES
 
 MAX_BODY_BYTES = 6 * MAX_OUTPUT_BYTES + 65_536
-"""What is read of one body: JSON writes a byte of output as six (\\u0000) at worst; the rest is for other keys."""
+"""How much of a body is read: JSON encodes a byte of output as up to six (\\u0000); the rest is for other keys."""
 CONNECT_TIMEOUT_S = 10.0
 KEEPALIVE_S = 4.0
-"""Below the five seconds of uvicorn and Node: a connection is not reused in the moment in which they close it."""
+"""Below the five seconds of uvicorn and Node, so that no connection is reused while the server closes it."""
 
 
 class Reply(NamedTuple):
-    """`truncated`: `body` is only the first MAX_BODY_BYTES."""
+    """The response to one request; `truncated` says that `body` holds only the first MAX_BODY_BYTES."""
 
     status: int
     body: bytes
@@ -30,8 +30,8 @@ class Reply(NamedTuple):
     retry_after: str | None
 
 
-class WireError(Exception):
-    """There was no whole answer. `connected` says how far it came."""
+class TransportError(Exception):
+    """No complete response arrived; `connected` says whether there was a connection."""
 
     def __init__(self, why: str, connected: bool) -> None:
         super().__init__(why)
@@ -39,7 +39,7 @@ class WireError(Exception):
         self.connected = connected
 
 
-class Wire:
+class Transport:
     """POSTs JSON to one URL."""
 
     def __init__(self, url: str, headers: Mapping[str, str], guard: Guard, resolver: AbstractResolver | None) -> None:
@@ -50,9 +50,11 @@ class Wire:
         self._session: aiohttp.ClientSession | None = None
 
     async def send(self, payload: bytes, headers: Mapping[str, str]) -> Reply:
-        """Raises:
-        WireError: no whole answer came.
-        ForbiddenAddress: the host's address is one that may not be connected to.
+        """Send one request.
+
+        Raises:
+            TransportError: no complete response arrived.
+            ForbiddenAddress: the host resolves to a forbidden address.
         """
         try:
             async with self._open_session().post(
@@ -64,17 +66,18 @@ class Wire:
             if isinstance(error, aiohttp.ClientConnectorError) and isinstance(error.os_error, ForbiddenAddress):
                 raise error.os_error from None
             unconnected = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
-            raise WireError(_describe(error), not isinstance(error, unconnected)) from None
+            raise TransportError(_describe(error), not isinstance(error, unconnected)) from None
 
     async def close(self) -> None:
-        """Close the connections; requests that are still under way fail."""
+        """Close the connections; requests in flight fail."""
         if self._session is not None:
             await self._session.close()
             self._session = None
 
     def _open_session(self) -> aiohttp.ClientSession:
-        """One session, made in the event loop that uses it. Whoever sends bounds its connections; it keeps no cookies,
-        since those of one rollout are none of the next one's business.
+        """The session, created in the event loop that uses it.
+
+        The gate limits its connections. It keeps no cookies, since they would leak from one rollout to the next.
         """
         if self._session is None:
             headers = CIMultiDict({"Content-Type": "application/json"})
@@ -90,7 +93,7 @@ class Wire:
 
 async def _read(stream: aiohttp.StreamReader, limit: int) -> tuple[bytes, bool]:
     """The first `limit` bytes, and whether there was more."""
-    body = await stream.readany()  # most answers are one piece
+    body = await stream.readany()  # most bodies come in one piece
     if stream.at_eof() and len(body) <= limit:
         return body, False
     pieces = bytearray(body)
@@ -102,19 +105,19 @@ async def _read(stream: aiohttp.StreamReader, limit: int) -> tuple[bytes, bool]:
 
 
 def _describe(error: Exception) -> str:
-    """What happened on the wire. Not str(error): aiohttp writes whole URLs, query and all, into some of its errors."""
+    """What went wrong. Not str(error): some of aiohttp's messages contain the whole URL with its query."""
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
         return "its TLS certificate is not trusted"
     if isinstance(error, aiohttp.ClientConnectorError):
         number = error.os_error.errno or 0
-        reason = os.strerror(number) if number > 0 else error.os_error.strerror  # name look-ups count downwards
+        reason = os.strerror(number) if number > 0 else error.os_error.strerror  # getaddrinfo's codes are negative
         return f"no connection ({reason or type(error.os_error).__name__})"
     if isinstance(error, aiohttp.ConnectionTimeoutError):
         return f"no connection within {CONNECT_TIMEOUT_S:g} s"
     if isinstance(error, aiohttp.ServerDisconnectedError):
-        return "the connection was closed without an answer"
+        return "the connection was closed without a response"
     if isinstance(error, aiohttp.ClientPayloadError):
-        return "the answer broke off"
+        return "the response is incomplete"
     if isinstance(error, aiohttp.ClientResponseError):
-        return "the answer is no HTTP"
+        return "the response is not valid HTTP"
     return f"the connection failed ({type(error).__name__})"

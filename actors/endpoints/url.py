@@ -1,4 +1,4 @@
-"""An endpoint's URL and headers: what is wrong with them, and how they are shown without their secrets."""
+"""An endpoint's URL and headers: validation, and how they are shown without their secrets."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ from trainer.spec.endpoints import Headers
 
 OUR_HEADERS = frozenset({"content-length", "transfer-encoding", "idempotency-key"})
 MIN_SECRET_CHARS = 6
-"""Shorter parts of header values (`Bearer`, a version number) are left in texts: they are no secrets."""
+"""Shorter parts of header values (a scheme, a version number) are not redacted: they are not secrets."""
 
 
-def endpoint_mistake(url: str, headers: Headers) -> str | None:
-    """What makes this URL or these headers unusable, without showing a secret; None where nothing does."""
+def endpoint_mistake(url: str, headers: Headers, name: str = "URL") -> str | None:
+    """What is wrong with this URL (called `name`) or these headers, without showing a secret; None if nothing is."""
     try:
         parsed = URL(url)
         (parsed.host or "").encode("idna")
     except ValueError:
-        return "its URL cannot be read; give one such as http://host:8000/path"
+        return f"its {name} is invalid; give one such as http://host:8000/path"
     if parsed.scheme not in {"http", "https"} or not parsed.host:
-        return "its URL must begin with http:// or https:// and name a host"
+        return f"its {name} must start with http:// or https:// and name a host"
     names = {name.lower() for name in headers}
     if names & OUR_HEADERS:
-        return f"these headers are set by us and must go: {', '.join(sorted(names & OUR_HEADERS))}"
+        return f"these headers are set by agent-rft; remove them: {', '.join(sorted(names & OUR_HEADERS))}"
     if "authorization" in names and parsed.user is not None:
-        return "its URL holds a user and its headers an Authorization; only one of them can be sent"
+        return f"its {name} contains a user and its headers an Authorization; only one of them can be sent"
     for name, value in headers.items():
         if not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", name):
-            return f"the header name {name!r} holds characters that no header name may hold"
+            return f"the header name {name!r} contains characters that are not allowed in header names"
         if re.search(r"[\x00-\x08\x0a-\x1f\x7f]", value.get_secret_value()):
-            return f"the value of the header {name!r} holds control characters (a line break at its end, perhaps)"
+            return f"the value of the header {name!r} contains control characters (perhaps a line break at its end)"
     return None
 
 
 def safe_url(url: str) -> str:
-    """The URL without user, password, query and fragment: fit for messages."""
+    """The URL without user, password, query and fragment, for messages."""
     return str(URL(url).with_user(None).with_query(None).with_fragment(None))
 
 
 def secrets_of(url: str, header_values: Iterable[str]) -> list[str]:
-    """Texts that must not appear in messages, longest first: header values and their words, password, query values."""
+    """Texts to redact in messages, longest first: header values and their words, password, query values."""
     parsed = URL(url)
     texts = {parsed.password or "", *parsed.query.values()}
     for value in header_values:

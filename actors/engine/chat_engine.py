@@ -1,8 +1,8 @@
 """An engine that answers chat requests: vLLM's own serving layer over the engine and the prompts of training.
 
-What was trained is what is served: prompts are rendered, tool results cut and decoding held to a schema by the code
-that rollouts use. Requests and answers are those of OpenAI's chat completions as plain values; the caller has checked
-their form.
+What was trained is what is served: prompts are rendered, tool results truncated and decoding constrained by the same
+code as in rollouts. Requests and responses are those of OpenAI's chat completions as plain values; the caller has
+already validated the requests.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ PASSED_ON = (
     *("presence_penalty", "response_format", "seed", "stop", "stream", "temperature", "tool_choice", "tools"),
     *("top_logprobs", "top_p", "min_p", "top_k"),
 )
-"""Of a request. Everything else of vLLM's (templates, extra arguments, token reuse) is not for clients."""
+"""Request fields passed on to vLLM. Its other ones (templates, extra arguments, token reuse) are not for clients."""
 EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high"}
-"""What training has no word for."""
+"""Reasoning efforts that training does not have -> the nearest that it has."""
 NO_CALLS = json.dumps({"type": "structural_tag", "format": {"type": "any_text", "excludes": ["<tool_call>"]}})
-"""Decoding is held to an answer: else calls that nobody may make would be it, word for word."""
+"""Forbids tool calls in the output: otherwise a forbidden call would be returned as text."""
 VLLM_CALL_ID = "chatcmpl-tool-"
 VLLM_EXTRAS = frozenset({"prompt_token_ids", "prompt_text", "metrics"})
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A request that the model cannot answer as it is, in the words of the wire contract."""
+    """An error response to a request, with status, message, param and code as in the wire contract."""
 
     status: int
     message: str
@@ -48,7 +48,7 @@ class Refusal:
 
 
 class ChatEngine:
-    """One model. `config.thought_marks` is found out here."""
+    """Serves one model; `config.thought_marks` is overwritten with the marks of the model's template."""
 
     def __init__(self, config: EngineConfig, settings: ServeSettings) -> None:
         self._config = config
@@ -56,7 +56,7 @@ class ChatEngine:
         self._engine: Engine | None = None
 
     async def start(self) -> RftError | None:
-        """Load the model; tens of seconds."""
+        """Load the model, which takes tens of seconds."""
         return await outcome_of(self._start())
 
     async def _start(self) -> None:
@@ -71,7 +71,7 @@ class ChatEngine:
         self._renderer = Renderer(tokenizer, **self._settings.template_arguments)
         thinks = self._renderer.end_of_thought is not None
         thoughts.register()
-        # The parsers log a traceback for each malformed call; here that is what the model said.
+        # The parsers log a traceback for each malformed call; here that is the model's mistake, not ours.
         logging.getLogger("vllm.tool_parsers").setLevel(logging.CRITICAL)
         self._engine = Engine(replace(self._config, thought_marks=THOUGHT_MARKS if thinks else None))
         await self._engine.start()
@@ -92,11 +92,11 @@ class ChatEngine:
         )
 
     async def chat(self, body: Mapping[str, Any]) -> dict[str, Any] | Refusal | RftError:
-        """The answer to a request without `stream`."""
+        """The response to a request without `stream`."""
         return await outcome_of(self._chat(body))
 
     async def stream(self, body: Mapping[str, Any]) -> AsyncIterator[dict[str, Any] | Refusal | RftError]:
-        """The chunks of an answer; a refusal or an error is the last of them."""
+        """The chunks of a response; the last one may be a Refusal or an error."""
         try:
             answer = await self._answer({**body, "stream": True})
             if isinstance(answer, Refusal):
@@ -112,7 +112,7 @@ class ChatEngine:
 
     @property
     def failed(self) -> bool:
-        """It has died and answers nothing any more. Of a started engine."""
+        """Whether the engine, once started, has died."""
         return bool(self._client.errored)
 
     async def shutdown(self) -> None:
@@ -126,7 +126,7 @@ class ChatEngine:
         return answer if isinstance(answer, Refusal) else _completion(answer.model_dump())
 
     async def _answer(self, body: Mapping[str, Any]) -> Any:
-        """VLLM's answer: a ChatCompletionResponse, or a stream of events."""
+        """The response of vLLM: a ChatCompletionResponse, or a stream of events."""
         from pydantic import ValidationError
         from vllm.entrypoints.serve import create_error_response
         from vllm.entrypoints.serve.engine.protocol import ErrorResponse
@@ -140,7 +140,7 @@ class ChatEngine:
         except ValidationError as error:
             first = error.errors()[0]
             return Refusal(400, str(first["msg"]), ".".join(str(part) for part in first["loc"]))
-        except Exception as error:  # vLLM raises many kinds, and says of each what a client is to be told
+        except Exception as error:  # vLLM raises many kinds, and maps each to an error response
             refused = create_error_response(error).error
             if refused.code >= 500:
                 if self._client.errored:
@@ -185,11 +185,11 @@ class ChatEngine:
         )
 
     def _prompt(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> list[int]:
-        """Tokens as a rollout would have them after these turns and results."""
+        """The prompt's tokens, as a rollout would have them after these turns and results."""
         calls: dict[str, str] = {}
         rendered = [self._with_thought(message) for message in messages]
         for start, stop in _result_spans(rendered):
-            # Results stand in the order of their calls, whichever of them was there first.
+            # Results are rendered in the order of their calls, not in the order in which they arrived.
             rendered[start:stop] = sorted(rendered[start:stop], key=_order_of(rendered[start - 1]))
         results: list[list[int]] = []
         for i, message in enumerate(rendered):
@@ -200,7 +200,7 @@ class ChatEngine:
         return self._renderer.resume(rendered, tools, results)
 
     def _with_thought(self, message: Message) -> Message:
-        """A thought that the client gave back stands where it was sampled, in the content."""
+        """The message with a thought that the client sent back put at its original place, in the content."""
         message = dict(message)
         thought = message.pop("reasoning", None)
         if thought and self._renderer.end_of_thought is not None:
@@ -224,8 +224,10 @@ class ChatEngine:
         return cleaned
 
     def _refused(self, error: Mapping[str, Any]) -> Refusal:
-        """Raises:
-        EngineFailed: it was no fault of the request.
+        """The Refusal for an error response of vLLM.
+
+        Raises:
+            EngineFailed: the engine has died, so that the request is not at fault.
         """
         if self._client.errored:
             raise EngineFailed("the engine died")
@@ -239,7 +241,7 @@ def _schema_of(response_format: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _result_spans(messages: Sequence[Message]) -> list[tuple[int, int]]:
-    """Where tool messages stand behind each other: (start, stop)."""
+    """The runs of consecutive tool messages, as (start, stop)."""
     spans: list[tuple[int, int]] = []
     for i, message in enumerate(messages):
         if message["role"] != "tool":
@@ -252,8 +254,8 @@ def _result_spans(messages: Sequence[Message]) -> list[tuple[int, int]]:
 
 
 def _order_of(turn: Message) -> Callable[[Message], int]:
-    places = {call["id"]: i for i, call in enumerate(turn.get("tool_calls") or ())}
-    return lambda result: places.get(result["tool_call_id"], len(places))
+    order = {call["id"]: i for i, call in enumerate(turn.get("tool_calls") or ())}
+    return lambda result: order.get(result["tool_call_id"], len(order))
 
 
 def _too_long(length: int, limit: int) -> Refusal:
@@ -264,7 +266,7 @@ def _too_long(length: int, limit: int) -> Refusal:
 
 
 def _completion(answer: dict[str, Any]) -> dict[str, Any]:
-    """VLLM's answer without its own extras."""
+    """The response of vLLM without its extra fields."""
     return {
         "id": answer["id"],
         "object": "chat.completion",

@@ -1,4 +1,4 @@
-"""A sampled turn's text -> its tool calls, by the parsers that vLLM serves with: what is trained is what is served."""
+"""Parses the tool calls of a sampled turn with the parsers that vLLM serves with: what is trained is what is served."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class ParsedTurn:
-    """`calls` are (name, arguments as JSON text); `malformed` says that a call was begun that cannot be read."""
+    """A parsed turn: `calls` are (name, arguments as JSON text); `malformed` if a call was started but is invalid."""
 
     content: str
     calls: tuple[tuple[str, str], ...] = ()
@@ -23,13 +23,13 @@ TurnParser = Callable[[str, Sequence[dict[str, Any]]], ParsedTurn]
 
 
 class VllmParser:
-    """One of vLLM's parsers by its registered name (`hermes` reads what Qwen and Hermes write)."""
+    """One of vLLM's parsers, by its registered name (`hermes` is that of Qwen and Hermes models)."""
 
     def __init__(self, name: str, tokenizer: Any) -> None:
         from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
         from vllm.tool_parsers import ToolParserManager
 
-        # The parsers log a traceback for each malformed call; here that is data, and counted.
+        # The parsers log a traceback for each malformed call; here that is normal, and counted.
         logging.getLogger("vllm.tool_parsers").setLevel(logging.CRITICAL)
         self._parser_class = ToolParserManager.get_tool_parser(name)
         self._request_class = ChatCompletionRequest
@@ -47,7 +47,7 @@ class VllmParser:
         return ParsedTurn((found.content or "") if not malformed else "", calls, malformed)
 
     def _request_with(self, tools: Sequence[dict[str, Any]]) -> Any:
-        """Some families' parsers read argument types from the request's tools. Making one is slow: each is kept."""
+        """A cached request with these tools, from which some parsers read argument types; creating one is slow."""
         key = json.dumps(tools)
         if key not in self._requests:
             self._requests[key] = self._request_class(model="policy", messages=[], tools=list(tools) or None)
@@ -55,7 +55,7 @@ class VllmParser:
 
 
 def tool_parser_names() -> list[str]:
-    """What `cluster.tool_parser` may be."""
+    """The valid values of `cluster.tool_parser`."""
     from vllm.tool_parsers import ToolParserManager
 
     return sorted({*ToolParserManager.tool_parsers, *ToolParserManager.lazy_parsers})

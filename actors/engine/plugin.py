@@ -1,7 +1,7 @@
-"""What vLLM loads in each of its processes (entry point `vllm.general_plugins`): our transport, and that a process that
-is killed leaves nothing behind.
+"""The plugin that vLLM loads in each of its processes (entry point `vllm.general_plugins`).
 
-Keep it light: it is imported at every start of every vLLM process.
+It registers our weight transport, and makes vLLM's child processes end with their parent. Keep it light: it is imported
+at every start of every vLLM process.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import time
 TRANSPORT = "agent_rft_shm"
 PARENT_POLL_S = 1.0
 PR_SET_PDEATHSIG = 1
-"""Of Linux: the signal that a process gets when the thread that started it ends."""
+"""Linux's prctl option for the signal that a process gets when the thread that started it ends."""
 
 
 def register() -> None:
@@ -25,21 +25,21 @@ def register() -> None:
     from tqdm import tqdm
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
-    if TRANSPORT not in WeightTransferEngineFactory._registry:  # no public way to ask
+    if TRANSPORT not in WeightTransferEngineFactory._registry:  # there is no public API for this
         WeightTransferEngineFactory.register_engine(TRANSPORT, "actors.weights.transport", "ShmWeightTransferEngine")
     if multiprocessing.parent_process() is not None:
-        # Ends also a process that stands still, and no other way does; the thread below, one whose parent went before.
+        # Only this signal ends a process that hangs; the thread below handles a parent that died before this line.
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
-        # Else a progress bar makes one for several processes, whose name in /dev/shm a killed process cannot remove.
+        # By default tqdm creates a multiprocessing lock, whose file in /dev/shm a killed process cannot remove.
         tqdm.set_lock(threading.RLock())
-        # Called after the callbacks of what is loaded later. Those of what was loaded before, and the interpreter's own
-        # end, would only free memory, for two seconds.
+        # Runs after the callbacks of modules loaded later. The callbacks of earlier modules and the interpreter's
+        # teardown would only free memory, for two seconds.
         atexit.register(os._exit, 0)
 
 
 def _end_with_parent(parent: int) -> None:
-    """An engine actor that is killed (-9) cannot stop its children; without this they hold their memory for ever."""
+    """Exit when the parent is gone: a killed engine actor cannot stop its children, which would keep their memory."""
     while os.getppid() == parent:
         time.sleep(PARENT_POLL_S)
     os._exit(1)

@@ -1,23 +1,24 @@
-"""How much an engine reserves: plain numbers, which planning reads without loading vLLM."""
+"""The sizes of an engine's memory, without vLLM: planning computes with them too."""
 
 from __future__ import annotations
 
 MAX_CPU_CACHE_BYTES = 1 << 30
 GPU_MEMORY_SHARE = 0.85
 MIN_BATCHED_TOKENS = 8192
-"""Of one step of the engine; a longer context raises it."""
+"""Token budget of one engine step; a longer context raises it."""
 WAIT_INSIDE = 4
-"""For so many slots one more request waits inside vLLM, to take a slot over at once. With turns of ten tokens, a tenth
-of the slots gets free in each step, and it takes a step or two until an agent's next request is there."""
+"""One extra request per this many slots waits inside vLLM, to take over a free slot at once. With turns of ten tokens,
+a tenth of the slots becomes free in each step, and an agent's next request takes a step or two to arrive."""
 
 
 def kv_bytes(layers: int, kv_heads: int, head_dim: int, itemsize: int) -> int:
-    """Of one token in the cache: a key and a value for each layer."""
+    """Bytes of one token in the cache: a key and a value per layer."""
     return 2 * layers * kv_heads * head_dim * itemsize
 
 
 def cpu_cache_bytes(max_num_seqs: int, context_length: int, token_bytes: int) -> int:
-    """Of an engine's key-value cache on CPUs: what all slots can fill, within a bound. vLLM writes to all of it at the
-    start, seconds a GiB.
+    """Bytes of an engine's key-value cache on CPUs: enough for all requests inside, up to MAX_CPU_CACHE_BYTES.
+
+    The bound exists because vLLM writes to the whole cache at the start, which takes seconds per GiB.
     """
     return min(MAX_CPU_CACHE_BYTES, (max_num_seqs + max_num_seqs // WAIT_INSIDE) * context_length * token_bytes)

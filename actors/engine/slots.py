@@ -1,7 +1,7 @@
-"""Who runs in the engine and who waits in it: a few requests stand behind the running ones, so that no slot is empty
-while an answer travels out and the next request in.
+"""Which requests in the engine are running and which are waiting.
 
-The engine starts requests in the order in which they came, so the first `count` of those inside are the running ones.
+A few requests wait inside the engine, so that no slot is idle while a completion travels out and the next request in.
+The engine starts requests in order of arrival, so the first `count` of those inside are the running ones.
 """
 
 from __future__ import annotations
@@ -15,35 +15,35 @@ from dataclasses import dataclass
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """One request's place; `begun` is when it got to run (`time.monotonic`)."""
+    """One request inside the engine; `started` is when it started to run (`time.monotonic`)."""
 
     request_id: str
-    begun: float
+    started: float
 
 
 class Slots:
-    """Of one engine. Bounds nothing: whoever takes a slot is inside."""
+    """The slots of one engine. It does not limit the number of requests; those beyond `count` are waiting."""
 
     def __init__(self, count: int) -> None:
         self.count = count
         self._free = count
-        self._behind: deque[Slot] = deque()
+        self._waiting: deque[Slot] = deque()
 
     @contextmanager
     def take(self, request_id: str) -> Iterator[Slot]:
-        """A place for as long as the block runs, behind those who came before."""
+        """A slot for as long as the block runs; it waits behind earlier requests if none is free."""
         slot = Slot(request_id, time.monotonic())
         if self._free:
             self._free -= 1
         else:
-            self._behind.append(slot)
+            self._waiting.append(slot)
         try:
             yield slot
         finally:
-            if slot in self._behind:
-                self._behind.remove(slot)
-            elif self._behind:
-                self._behind.popleft().begun = time.monotonic()
+            if slot in self._waiting:
+                self._waiting.remove(slot)
+            elif self._waiting:
+                self._waiting.popleft().started = time.monotonic()
             else:
                 self._free += 1
 
@@ -52,6 +52,6 @@ class Slots:
         return self.count - self._free
 
     @property
-    def behind(self) -> list[str]:
-        """Requests that wait, by their ids."""
-        return [slot.request_id for slot in self._behind]
+    def waiting(self) -> list[str]:
+        """The ids of waiting requests."""
+        return [slot.request_id for slot in self._waiting]

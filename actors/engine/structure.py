@@ -1,4 +1,4 @@
-"""The text of a turn: what decoding is held to, and how a tool's result is cut, alike in rollouts and in serving."""
+"""The form of a turn, the same in rollouts and in serving: constrained decoding, and tool results that are cut."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CUT_MARK = "\n[... {} tokens cut ...]"
 
 
 def cut_result(renderer: Renderer, output: str, limit: int) -> tuple[list[int], bool]:
-    """Tokens of a tool's output, at most `limit` and a mark behind them that the model sees; whether it was cut."""
+    """The tokens of a tool's output, cut at `limit` with a mark that the model sees, and whether it was cut."""
     ids = renderer.plain(output)
     if len(ids) <= limit:
         return ids, False
@@ -20,7 +20,7 @@ def cut_result(renderer: Renderer, output: str, limit: int) -> tuple[list[int], 
 
 
 def turn_structure(tools: Sequence[dict[str, Any]], response_schema: dict[str, Any] | None) -> str | None:
-    """Decoding is held to (tool calls or the response format's schema) where there is one."""
+    """The structural tag of a turn (tool calls or an answer of the response schema); None without a response schema."""
     if response_schema is None:
         return None
     answer = {"type": "json_schema", "json_schema": response_schema}
@@ -32,7 +32,7 @@ def turn_structure(tools: Sequence[dict[str, Any]], response_schema: dict[str, A
 
 
 def _call_tag(tool: dict[str, Any]) -> dict[str, Any]:
-    """Hermes' form of one call."""
+    """The tag of a call in the Hermes format."""
     function = tool["function"]
     return {
         "type": "tag",

@@ -1,4 +1,4 @@
-"""Thoughts in a served turn, cut off as the episode loop cuts them: all up to `</think>`, where there is one."""
+"""Separates thoughts in a served turn as the episode loop does: everything up to `</think>`, if there is one."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ NAME = "agent_rft_thoughts"
 
 
 class ThoughtParser(BaseThinkingReasoningParser):  # type: ignore[misc] # vLLM has no types
-    """For vLLM's serving layer. A turn without `<think>` at its start (and without one at the end of its prompt) is no
-    thought; vLLM's own parsers take all of such a turn for one.
+    """The reasoning parser for vLLM's serving layer.
+
+    A turn that does not start with `<think>`, in its text or at the end of its prompt, has no thought; vLLM's own
+    parsers treat all of such a turn as a thought.
     """
 
     _opened = False
@@ -29,7 +31,7 @@ class ThoughtParser(BaseThinkingReasoningParser):  # type: ignore[misc] # vLLM h
         return THOUGHT_MARKS[1]
 
     def is_reasoning_end(self, input_ids: Sequence[int]) -> bool:
-        """Of a prompt. Thoughts of earlier turns say nothing about this one."""
+        """False for any prompt: thoughts of earlier turns say nothing about this one."""
         return False
 
     def adjust_initial_state_from_prompt(self, prompt_token_ids: Sequence[int]) -> None:
@@ -55,7 +57,7 @@ class ThoughtParser(BaseThinkingReasoningParser):  # type: ignore[misc] # vLLM h
         current_token_ids: Sequence[int],
         delta_token_ids: Sequence[int],
     ) -> Any:
-        if self._opened:  # read on as if the mark had been sampled
+        if self._opened:  # parse as if the mark had been sampled
             previous_token_ids = [self.start_token_id, *previous_token_ids]
         return super().extract_reasoning_streaming(
             previous_text, current_text, delta_text, previous_token_ids, current_token_ids, delta_token_ids
@@ -65,7 +67,7 @@ class ThoughtParser(BaseThinkingReasoningParser):  # type: ignore[misc] # vLLM h
         thought, closed, content = model_output.partition(self.end_token)
         if closed:
             return thought.lstrip().removeprefix(self.start_token), content or None
-        if model_output.lstrip().startswith(self.start_token):  # cut off in its thoughts
+        if model_output.lstrip().startswith(self.start_token):  # cut off within the thought
             return model_output.lstrip().removeprefix(self.start_token), None
         return None, model_output
 

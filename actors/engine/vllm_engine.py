@@ -1,7 +1,7 @@
 """One vLLM engine: tokens in, tokens out, each sampled token with its log-probability and its policy version.
 
-A request never reuses a cache block of older weights (its cache salt is the version), requests in flight during an
-update are kept and go on under the new weights, and no request starts while weights change.
+A request never reuses cache blocks of older weights (its cache salt is the version), requests in flight during an
+update continue with the new weights, and no request starts while weights change.
 """
 
 from __future__ import annotations
@@ -27,20 +27,21 @@ from actors.weights.shared_memory import SHM, SharedFile, remove_leftovers, unna
 from trainer.errors import EngineFailed
 
 CPU_EXECUTOR = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
-"""The model in the engine core's own process. vLLM's default on CPUs is a worker process, and polling for its answers
-takes half a core. Its short name "uni" is taken for a mistake there. Threads: OMP_NUM_THREADS, which Ray sets."""
+"""Runs the model in the engine core's own process. vLLM's default on CPUs is a worker process, and polling it takes
+half a core. On CPUs vLLM rejects the short name "uni". The number of threads is OMP_NUM_THREADS, which Ray sets."""
 WARM_UP_TOKENS = 8
 LIFE_POLL_S = 0.5
 LOG = Path("/proc/self/fd/2")
-"""Where vLLM's processes write their last words, which are Ray's log file of the worker."""
+"""Stderr, to which vLLM's processes write their errors: Ray's log file of the worker."""
 LOG_TAIL_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """What one engine needs to know. `gpus` is its tensor-parallel size, 0 on a CPU; `thought_marks`
-    open and close a thought, where the model has such tokens: `max_thinking_tokens` needs them; `log_stats` lets vLLM
-    keep its own metrics.
+    """The configuration of one engine.
+
+    `gpus` is its tensor-parallel size, 0 on a CPU. `thought_marks` open and close a thought, if the model has such
+    tokens; `max_thinking_tokens` needs them. `log_stats` enables vLLM's own metrics.
     """
 
     model: str
@@ -56,8 +57,10 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One completion. `logprobs` and `versions` have one entry per token; `model_s` is its time in the engine, without
-    waiting for a slot and without pauses; `stopped` says that an end token (the last of `token_ids`) ended it.
+    """One completion.
+
+    `logprobs` and `versions` are [T], one entry per token of `token_ids`. `model_s` is its time in the engine, without
+    waiting for a slot and without pauses. `stopped` says that an end token (the last of `token_ids`) ended it.
     """
 
     token_ids: list[int]
@@ -67,8 +70,8 @@ class Completion:
     model_s: float
 
 
-class _Places(asyncio.Semaphore):
-    """Knows how many wait for one."""
+class _Admission(asyncio.Semaphore):
+    """A semaphore that counts its waiters."""
 
     waiting = 0
 
@@ -89,20 +92,24 @@ class Engine:
         self.version = 0
         self.sampled_tokens = 0
         self._llm: Any = None
-        self._places = _Places(config.max_num_seqs + config.max_num_seqs // WAIT_INSIDE)
+        self._admission = _Admission(config.max_num_seqs + config.max_num_seqs // WAIT_INSIDE)
         self._slots = Slots(config.max_num_seqs)
-        self._open = asyncio.Event()
-        self._open.set()
+        self._not_updating = asyncio.Event()
+        self._not_updating.set()
         self._paused_s = 0.0
         self._request = 0
         self._staged: list[tuple[SharedFile, Layout]] = []
 
     async def start(self) -> None:
-        """Load the model (about 20 s on two cores) and generate a few tokens, so that nothing is compiled later."""
+        """Load the model (about 20 s on two cores) and generate a few tokens, so that nothing is compiled later.
+
+        Raises:
+            EngineFailed: vLLM cannot start.
+        """
         c = self.config
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-        if c.gpus == 0:  # seconds of compiling, for one comparison that takes no time there
+        if c.gpus == 0:  # skips seconds of compilation, which gains nothing on CPUs
             os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
         from vllm.config.reasoning import ReasoningConfig
         from vllm.config.weight_transfer import WeightTransferConfig
@@ -121,7 +128,7 @@ class Engine:
             max_num_batched_tokens=max(MIN_BATCHED_TOKENS, c.context_length),
             seed=c.seed,
             enforce_eager=c.gpus == 0,
-            # Between the parts of a prompt vLLM sets a seeded request's generator back, which on CPUs ends the engine.
+            # Between the chunks of a prompt vLLM rewinds a seeded request's generator, which crashes it on CPUs.
             enable_chunked_prefill=c.gpus > 0,
             tensor_parallel_size=max(1, c.gpus),
             distributed_executor_backend=None if c.gpus else CPU_EXECUTOR,
@@ -158,7 +165,7 @@ class Engine:
         structure: str | None = None,
         max_thinking_tokens: int | None = None,
     ) -> Completion:
-        """Sample one completion of `prompt` (token ids). Temperature 0 is greedy, for comparisons only.
+        """Sample one completion of `prompt` (token ids); temperature 0 is greedy, for comparisons only.
 
         Raises:
             EngineFailed: the engine died or returned nothing.
@@ -180,13 +187,13 @@ class Engine:
             skip_clone=True,
         )
         output = None
-        async with self._places:
-            while output is None or output.finish_reason == "abort":  # called back by an update before it began
-                await self._open.wait()
+        async with self._admission:
+            while output is None or output.finish_reason == "abort":  # aborted by an update before it started
+                await self._not_updating.wait()
                 paused = self._paused_s
                 with self._slots.take(self._next_request_id()) as slot:
                     output = (await self._run(slot.request_id, list(prompt), params)).outputs[0]
-            model_s = time.monotonic() - slot.begun - (self._paused_s - paused)
+            model_s = time.monotonic() - slot.started - (self._paused_s - paused)
         token_ids = list(output.token_ids)
         logprobs = np.fromiter(
             (p[t].logprob for p, t in zip(output.logprobs, token_ids, strict=True)), dtype=np.float32
@@ -198,13 +205,13 @@ class Engine:
         return Completion(token_ids, logprobs, versions, output.finish_reason == "stop", max(0.0, model_s))
 
     async def prompt_logprobs(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
-        """Log-probabilities at temperature 1 of tokens 1.. given those before them: [T] -> [T-1]."""
+        """Log-probabilities at temperature 1 of each token but the first, given those before it: [T] -> [T-1]."""
         from vllm.sampling_params import RequestOutputKind, SamplingParams
 
         params = SamplingParams(
             temperature=1.0, max_tokens=1, prompt_logprobs=0, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
         )
-        await self._open.wait()
+        await self._not_updating.wait()
         prompt_logprobs = (await self._run(self._next_request_id(), list(token_ids), params)).prompt_logprobs
         pairs = zip(prompt_logprobs[1:], token_ids[1:], strict=True)
         return np.fromiter((entry[token].logprob for entry, token in pairs), dtype=np.float32)
@@ -228,7 +235,7 @@ class Engine:
     # -- weights -------------------------------------------------------------------------------------------------------
 
     async def init_transport(self, info: dict[str, Any]) -> None:
-        """Connect the transport of `config.transport` (NCCL wants an address; shared memory wants nothing)."""
+        """Connect the weight transport: `info` has the fields of the transport's init info, empty for shared memory."""
         from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
 
         with _as_engine_failed("connect to the learner"):
@@ -246,7 +253,7 @@ class Engine:
             raise EngineFailed(f"cannot put {data.nbytes} bytes of weights into {self._shm}: {error}") from error
 
     async def swap(self, version: int) -> float:
-        """Load all staged buckets as `version`; returns for how many seconds generation stood still."""
+        """Load all staged buckets as `version`; returns the pause of generation in seconds."""
         updates = [{"path": str(f.path), "tensors": [list(t) for t in layout]} for f, layout in self._staged]
         try:
             return await self.update(version, updates)
@@ -254,31 +261,31 @@ class Engine:
             self.unstage()
 
     def unstage(self) -> None:
-        """Forget what was staged."""
+        """Discard the staged buckets."""
         for file, _ in self._staged:
             file.remove()
         self._staged = []
 
     async def update(self, version: int, updates: Sequence[dict[str, Any]]) -> float:
-        """VLLM's life cycle of an in-flight update: pause, load each of `updates`, label, go on. Returns seconds."""
-        begun = time.monotonic()
-        self._open.clear()
+        """Pause, load each of `updates` as `version`, and resume; returns the pause in seconds."""
+        started = time.monotonic()
+        self._not_updating.clear()
         try:
             with _as_engine_failed("load weights"):
                 await self._while_alive(self._update(version, updates))
         finally:
-            pause = time.monotonic() - begun
+            pause = time.monotonic() - started
             self._paused_s += pause
-            self._open.set()
+            self._not_updating.set()
         return pause
 
     async def _update(self, version: int, updates: Sequence[dict[str, Any]]) -> None:
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 
-        # Those who wait begin anew afterwards, for their salt would let them use blocks of the older weights.
-        await self._llm.abort(self._slots.behind)
-        # The cache is kept for requests in flight; later ones cannot hit it, because their salt differs. Asked of the
-        # core itself: AsyncLLM.pause_generation sleeps for 20 ms besides, only to have outputs arrive in a nicer order.
+        # Waiting requests are restarted after the update: with their old salt they could use blocks of older weights.
+        await self._llm.abort(self._slots.waiting)
+        # The cache is kept for requests in flight; later ones cannot hit it, because their salt differs. This calls the
+        # core directly: AsyncLLM.pause_generation also sleeps for 20 ms, only to order its outputs.
         await self._llm.engine_core.pause_scheduler_async(mode="keep", clear_cache=False)
         await self._llm.start_weight_update()
         for update in updates:
@@ -288,39 +295,39 @@ class Engine:
         await self._llm.resume_generation()
 
     async def _while_alive(self, work: Coroutine[Any, Any, object]) -> None:
-        """Run `work`. vLLM never answers calls, other than requests, that were under way when its engine died."""
+        """Run `work`, and fail if the engine dies: vLLM never answers pending calls other than requests then."""
         task = asyncio.create_task(work)
         try:
             while not (await asyncio.wait({task}, timeout=LIFE_POLL_S))[0]:
                 if self._llm.errored:
-                    raise RuntimeError("its process died; see its root cause")
+                    raise _EngineDied
             task.result()
         finally:
             task.cancel()
 
     def live(self) -> dict[str, float]:
-        """How things stand, by the names of `trainer.metrics`."""
+        """The engine's current state, under the names of `trainer.metrics`."""
         return {
             "engine_slots": float(self._slots.count),
             "engine_slots_used": float(self._slots.used),
-            "engine_waiting": float(len(self._slots.behind) + self._places.waiting),
+            "engine_waiting": float(len(self._slots.waiting) + self._admission.waiting),
             "engine_sampled_tokens": float(self.sampled_tokens),
             "engine_version": float(self.version),
         }
 
     @property
     def client(self) -> Any:
-        """VLLM's AsyncLLM, for its own serving layer. Only an engine that takes no weights may be used this way."""
+        """The AsyncLLM, for vLLM's own serving layer; only for engines whose weights are never updated."""
         return self._llm
 
     async def check_health(self) -> None:
-        """Returns when the engine's core has answered a question; one that stands still never does.
+        """Return when the engine's core has answered a call; if it hangs, this never returns.
 
         Raises:
-            EngineFailed: it died.
+            EngineFailed: the engine died.
         """
         with _as_engine_failed("answer"):
-            await self._while_alive(self._llm.is_sleeping())  # any question that changes nothing
+            await self._while_alive(self._llm.is_sleeping())  # any call without side effects
 
     def shutdown(self) -> None:
         """Stop vLLM's processes and leave nothing in shared memory."""
@@ -330,20 +337,25 @@ class Engine:
             self._llm = None
 
 
+class _EngineDied(Exception):
+    """The engine's process ended; its log says why."""
+
+
 @contextmanager
 def _as_engine_failed(what: str) -> Iterator[None]:
-    """VLLM's errors as ours."""
+    """Map vLLM's errors to EngineFailed."""
     try:
         yield
-    except Exception as error:  # whatever their class: they come out of processes of its own
+    except Exception as error:  # of any class: they come from vLLM's own processes
         why = f"{type(error).__name__}: {error}"
-        if "root cause" in why:  # "see above": in the log
+        # vLLM has no class of its own for a start that failed: "See root cause above", in the log.
+        if isinstance(error, _EngineDied) or "root cause" in why:
             why = last_error(LOG) or "its process ended (killed, or out of memory)"
         raise EngineFailed(f"an engine could not {what}: {why}") from error
 
 
 def last_error(log: Path) -> str | None:
-    """The last error that Python wrote to a log: "ValueError: ..."; None where it is no file or holds none."""
+    """The last error that Python wrote to a log, such as "ValueError: ..."; None if there is no file or no error."""
     if not log.is_file():
         return None
     with log.open("rb") as file:

@@ -1,4 +1,4 @@
-"""A grade is a finite number that a grader said. Whatever else it says is a failure, never 0."""
+"""A grade is a finite number that a grader returned; anything else is a failure, never 0."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ ERROR_NAMES = (
     "model_grader_parse_error",
 )
 """The booleans of `metadata.errors` in section 3 of the wire contract. A GraderFailed has one of them as its
-`details["code"]` where it is more than an endpoint that failed."""
+`details["code"]`, unless an endpoint failed."""
 SHORT_CHARS = 4_000
-"""What is computed of shorter texts takes a few milliseconds, less than a thread is worth."""
+"""Work on shorter texts takes a few milliseconds, too little for a thread to pay off."""
 
 
 class Grader(Protocol):
-    """Grades samples. `close` gives back what it holds (connections)."""
+    """Grades samples; `close` releases its resources, such as connections."""
 
     async def grade(self, sample: dict[str, Any], item: dict[str, Any], trace_id: str) -> Grade:
         """The grade of `sample` (section 3 of the wire contract) for the dataset row `item`.
 
         Raises:
-            GraderFailed: there is none.
+            GraderFailed: the grader failed.
             EndpointRefused: an endpoint answered 401 or 403.
         """
 
@@ -49,8 +49,9 @@ class Grader(Protocol):
 
 
 class TextWork:
-    """Runs bounded work on texts: on short ones at once, on long ones in a thread, so that the event loop goes on. One
-    thread is enough: Python computes in one at a time.
+    """Runs work on texts: inline for short ones, in a thread for long ones, so that the event loop is not blocked.
+
+    One thread is enough, because of Python's global interpreter lock.
     """
 
     def __init__(self) -> None:
@@ -66,10 +67,10 @@ class TextWork:
 
 
 def finite_number(value: object, where: str) -> float:
-    """`value` as a float, where it is an int or a float (no bool, no text) and finite.
+    """`value` as a float; it must be a finite int or float, not a bool or a string.
 
     Raises:
-        GraderFailed: it is not; begins with `where`.
+        GraderFailed: it is not; the message starts with `where`.
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise GraderFailed(f"{where} is {_name(value)}, but must be a number")
@@ -83,7 +84,7 @@ def finite_number(value: object, where: str) -> float:
 
 
 def wire_errors(error: RftError | None) -> dict[str, bool | str | None]:
-    """`metadata.errors` of the wire contract for a grade (None) or for the error that came in its place."""
+    """`metadata.errors` of the wire contract, for a grade (None) or for the error that was raised instead."""
     errors: dict[str, bool | str | None] = dict.fromkeys(ERROR_NAMES, False)
     details = {
         "python_grader_server_error_type": "python_grader_server_error",
@@ -99,7 +100,7 @@ def wire_errors(error: RftError | None) -> dict[str, bool | str | None]:
 
 
 def error_name(error: RftError) -> str:
-    """Which of ERROR_NAMES an error is."""
+    """The entry of ERROR_NAMES that an error belongs to."""
     code = error.details.get("code")
     if code in ERROR_NAMES:
         return str(code)
@@ -115,12 +116,12 @@ def total_tokens(grades: Iterable[Grade]) -> dict[str, int]:
 
 
 def _name(value: object) -> str:
-    """A value in the words of JSON."""
+    """What kind of value this is, in JSON's terms."""
     match value:
         case None | bool():
             return json.dumps(value)
         case str():
-            return "a text"
+            return "a string"
         case list():
             return "a list"
         case dict():

@@ -10,14 +10,15 @@ from typing import Any
 from trainer.types import ToolCall, ToolResult, Turn
 
 FINISH_REASONS = {"answer": "stop", "max_steps": "tool_calls", "max_tokens": "length", "context": "length"}
-"""Our Finish in the words of the chat API. At `max_steps` the model wanted to go on calling tools."""
+"""Our Finish -> the chat API's finish_reason. At `max_steps` the model wanted to call more tools."""
 
 
 def sample_of(answer: str, turns: Sequence[Turn], finish: str, wants_json: bool) -> dict[str, Any]:
-    """What a trajectory came to: `choices`, `output_text`, `output_tools` (all calls, in order), and `output_json` only
-    where the job's response format asks for JSON (`wants_json`) and the answer is JSON. Tool calls in `choices` are
-    those of the last turn. Calls in `output_tools` hold, beyond the wire contract's keys, what came of them: `output`
-    (as the model saw it), `latency_s` and `error` (as in ToolResult).
+    """The sample of a trajectory, with `choices`, `output_text`, `output_tools` and perhaps `output_json`.
+
+    `choices` has the tool calls of the last turn, `output_tools` all calls in order. Beyond the wire contract's keys, a
+    call in `output_tools` has its result: `output` (as the model saw it), `latency_s` and `error` (as in ToolResult).
+    `output_json` exists only if the job's response format asks for JSON (`wants_json`) and the answer is valid JSON.
     """
     last = turns[-1].calls if turns else ()
     message = {"role": "assistant", "content": answer, "tool_calls": [_tool_call(call) for call in last]}
@@ -29,7 +30,7 @@ def sample_of(answer: str, turns: Sequence[Turn], finish: str, wants_json: bool)
     if wants_json:
         with suppress(ValueError, RecursionError):
             value = json.loads(answer)
-            json.dumps(value, allow_nan=False)  # Python reads NaN and 1e999, which no endpoint could be sent
+            json.dumps(value, allow_nan=False)  # Python parses NaN and 1e999, which are not valid JSON
             sample["output_json"] = value
     return sample
 
@@ -37,9 +38,9 @@ def sample_of(answer: str, turns: Sequence[Turn], finish: str, wants_json: bool)
 def _calls_and_results(turn: Turn) -> Iterator[dict[str, Any]]:
     results = {result.call_id: result for result in turn.results}
     for call in turn.calls:
-        result = results.get(call.call_id, ToolResult(call.call_id, ""))  # a made-up trajectory may have none
-        came = {"output": result.output, "latency_s": result.latency_s, "error": result.error}
-        yield _tool_call(call) | came
+        result = results.get(call.call_id, ToolResult(call.call_id, ""))  # a synthetic trajectory may have none
+        outcome = {"output": result.output, "latency_s": result.latency_s, "error": result.error}
+        yield _tool_call(call) | outcome
 
 
 def _tool_call(call: ToolCall) -> dict[str, Any]:

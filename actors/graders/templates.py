@@ -1,6 +1,6 @@
 """Templates of the wire contract: `{{ item.x }}` and `{{ sample.output_tools[0].function.name }}`, nothing else.
 
-What is put in is text, never a template again. Strings go in as they are, all other values as JSON.
+Substituted values are never parsed as templates again. Strings are inserted unchanged, all other values as JSON.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ _STEP = re.compile(r"\.([\w-]+)|\[(\d+)\]")
 
 
 def template_problems(template: str) -> list[str]:
-    """What is wrong with a template, as far as it shows without a row: forms, names, and the keys of `sample`."""
+    """What is wrong with a template, as far as that can be seen without a row: syntax, names, the keys of `sample`."""
     problems = []
     for match in _PLACEHOLDER.finditer(template):
         path = match[1].strip()
         parsed = _PATH.fullmatch(path)
         if parsed is None:
-            problems.append(f"{{{{ {path} }}}} is no path such as item.answer or sample.output_tools[0].function.name")
+            example = "item.answer or sample.output_tools[0].function.name"
+            problems.append(f"{{{{ {path} }}}} is not a path such as {example}")
         elif parsed[1] == "sample" and (mistake := _sample_mistake(_steps(parsed[2]))):
             problems.append(f"{{{{ {path} }}}}: {mistake}")
     if "{{" in _PLACEHOLDER.sub("", template):
@@ -38,8 +39,8 @@ def render(template: str, where: str, *, item: dict[str, Any], sample: dict[str,
     """The template with its values. `where` names the template in errors ("grader 'exact', input").
 
     Raises:
-        GraderFailed: a path leads nowhere; details are code (invalid_variable_error) and path. For a grader that
-            stands alone this discards the rollout; `multi` may say a grade for it (`invalid_grade`).
+        GraderFailed: a path does not exist; its details are code (invalid_variable_error) and path. This discards the
+            rollout, unless the grader is part of a `multi` that has an `invalid_grade`.
     """
     names = {"item": item, "sample": sample}
 
@@ -47,7 +48,7 @@ def render(template: str, where: str, *, item: dict[str, Any], sample: dict[str,
         path = match[1].strip()
         parsed = _PATH.fullmatch(path)
         if parsed is None:
-            raise _unknown(where, path, "it is no path")
+            raise _unknown(where, path, "it is not a path")
         value: Any = names[parsed[1]]
         for step in _steps(parsed[2]):
             if not _holds(value, step):
@@ -59,7 +60,7 @@ def render(template: str, where: str, *, item: dict[str, Any], sample: dict[str,
 
 
 def _sample_mistake(steps: list[str | int]) -> str | None:
-    """Why no sample has such a path, as far as that is sure: an answer's JSON and a call's keys may be any."""
+    """Why no sample can have such a path; None if one might, since an answer's JSON and a call may have any keys."""
     match steps:
         case ["output_json", *_] | ["output_text"] | ["choices" | "output_tools"]:
             return None
@@ -68,12 +69,12 @@ def _sample_mistake(steps: list[str | int]) -> str | None:
         case ["choices" | "output_tools" as key, *_]:
             return f"{key} is a list; write {key}[0]"
         case ["output_text", *_]:
-            return "output_text is a text and holds nothing below it"
+            return "output_text is a string and has no keys"
     return f"a sample has only {', '.join(SAMPLE_KEYS)}"
 
 
 def _steps(path: str) -> list[str | int]:
-    """`.a[0]` -> ["a", 0]"""
+    """The keys and indexes of a path: `.a[0]` -> ["a", 0]."""
     return [key if key else int(index) for key, index in _STEP.findall(path)]
 
 

@@ -1,4 +1,4 @@
-"""From a job's graders to ones that run, and what is wrong with them before anything runs."""
+"""Creates a job's graders from their specs, and validates the specs before anything runs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from trainer.spec.operator import NOTHING_ALLOWED, Operator
 FIELD = "method.reinforcement.grader"
 GUARDS = "method.reinforcement.guards"
 HELD_OUT = "method.reinforcement.held_out_grader"
-MODEL_REMEDY = "add the model to `models` of the operator's configuration, or use one that stands there"
+MODEL_REMEDY = "add the model to `models` in the operator's configuration, or use a model that is listed there"
 
 
 def make_grader(
@@ -53,11 +53,11 @@ def make_grader(
     """The grader that `spec` describes. Graders that share `models` share the limits of the models' endpoints.
 
     Raises:
-        InvalidJob: it has mistakes (`grader_problems`).
+        InvalidJob: it is invalid (`grader_problems`).
     """
     problems = grader_problems(spec, operator)
     if problems:
-        raise InvalidJob("the grader has mistakes", problems)
+        raise InvalidJob("the grader is invalid", problems)
     models = ModelClients(operator.models, timing) if models is None else models
     return _make(spec, spec.name or spec.type, operator, timing, models)
 
@@ -89,13 +89,13 @@ def _make(spec: GraderSpec, label: str, operator: Operator, timing: Timing, mode
 
 
 def all_grader_problems(reinforcement: Reinforcement, operator: Operator) -> list[Problem]:
-    """The mistakes of a job's grader, guards and held-out grader, as far as they show without calling anything."""
+    """The problems of a job's grader, guards and held-out grader that can be found without calling anything."""
     problems = grader_problems(reinforcement.grader, operator)
     seen = set()
     for i, guard in enumerate(reinforcement.guards):
         problems += grader_problems(guard.grader, operator, f"{GUARDS}[{i}].grader")
         if guard.name in seen:
-            message = f"the name {guard.name!r} stands twice"
+            message = f"the name {guard.name!r} is duplicated"
             problems.append(Problem("duplicate_name", f"{GUARDS}[{i}].name", message, "rename this guard"))
         seen.add(guard.name)
     if reinforcement.held_out_grader is not None:
@@ -104,11 +104,11 @@ def all_grader_problems(reinforcement: Reinforcement, operator: Operator) -> lis
 
 
 def grader_problems(spec: GraderSpec, operator: Operator = NOTHING_ALLOWED, field: str = FIELD) -> list[Problem]:
-    """The mistakes that show without calling anything: templates, expressions, names, models, URLs and headers."""
+    """The problems that can be found without calling anything: templates, expressions, names, models, URLs, headers."""
     problems = list(_own_problems(spec, operator))
     problems += [
-        Problem("invalid_template", place, problem, "write paths as {{ item.x }} or {{ sample.x }}")
-        for place, template in templates_of(spec)
+        Problem("invalid_template", template_field, problem, "write paths as {{ item.x }} or {{ sample.x }}")
+        for template_field, template in templates_of(spec)
         for problem in template_problems(template)
     ]
     problems = [replace(problem, field=f"{field}.{problem.field}") for problem in problems]
@@ -119,7 +119,7 @@ def grader_problems(spec: GraderSpec, operator: Operator = NOTHING_ALLOWED, fiel
 
 
 def graders_of(reinforcement: Reinforcement) -> Iterator[tuple[str, GraderSpec]]:
-    """(field, grader) of all graders of a job, parts of multi graders included."""
+    """(field, grader) of all graders of a job, including the parts of multi graders."""
     whole: list[tuple[str, GraderSpec]] = [(FIELD, reinforcement.grader)]
     whole += [(f"{GUARDS}[{i}].grader", guard.grader) for i, guard in enumerate(reinforcement.guards)]
     if reinforcement.held_out_grader is not None:
@@ -131,7 +131,7 @@ def graders_of(reinforcement: Reinforcement) -> Iterator[tuple[str, GraderSpec]]
 
 
 def templates_of(spec: GraderSpec) -> Iterator[tuple[str, str]]:
-    """(place below the grader, template) of all templates of a grader, without those of a multi grader's parts."""
+    """(field relative to the grader, template) of a grader's own templates, without those of a multi grader's parts."""
     match spec:
         case StringCheckGrader() | TextSimilarityGrader():
             yield from (("input", spec.input), ("reference", spec.reference))
@@ -144,22 +144,22 @@ def templates_of(spec: GraderSpec) -> Iterator[tuple[str, str]]:
 
 
 def _own_problems(spec: GraderSpec, operator: Operator) -> Iterator[Problem]:
-    """What is wrong with one grader beside its templates and parts; fields count from the grader."""
+    """The problems of one grader itself, without its templates and parts; fields are relative to the grader."""
     match spec:
         case EndpointGrader():
             if mistake := endpoint_mistake(spec.url, spec.headers):
-                yield Problem("invalid_endpoint", "url", mistake, "correct url or headers of this grader")
+                yield Problem("invalid_endpoint", "url", mistake, "correct the url or the headers of this grader")
         case PythonGrader():
             for mistake in python_source_problems(spec.source):
-                yield Problem("invalid_source", "source", mistake, "mend the source")
+                yield Problem("invalid_source", "source", mistake, "fix the source")
         case TextSimilarityGrader() if spec.evaluation_metric == "cosine":
             yield from _model_problems(spec.model, EMBEDDINGS, operator)
         case ScoreModelGrader() | LabelModelGrader():
             yield from _model_problems(spec.model, CHAT, operator)
             yield from _judge_problems(spec)
         case CodeCheckGrader() if spec.check == "reference_returned" and not spec.reference:
-            remedy = "give the reference solution, as {{ item.reference }} perhaps"
-            yield Problem("missing_reference", "reference", "reference_returned compares with a reference", remedy)
+            remedy = "set it to the reference solution, for example {{ item.reference }}"
+            yield Problem("missing_reference", "reference", "is required by the check reference_returned", remedy)
         case MultiGrader():
             yield from _multi_problems(spec)
 
@@ -170,20 +170,20 @@ def _model_problems(name: str, path: str, operator: Operator) -> Iterator[Proble
         known = ", ".join(sorted(operator.models)) or "none"
         message = f"the operator's configuration has no model {name!r}; it has {known}"
         yield Problem("unknown_model", "model", message, MODEL_REMEDY)
-    elif mistake := endpoint_mistake(model_url(endpoint, path), with_key(endpoint).headers):
+    elif mistake := endpoint_mistake(model_url(endpoint, path), with_key(endpoint).headers, "base_url"):
         remedy = f"correct models.{name} in the operator's configuration"
-        yield Problem("invalid_endpoint", "model", mistake.replace("its URL", "its base_url"), remedy)
+        yield Problem("invalid_endpoint", "model", mistake, remedy)
 
 
 def _judge_problems(spec: ScoreModelGrader | LabelModelGrader) -> Iterator[Problem]:
     remedy = 'write messages as {"role": "user", "content": "text with {{ sample.output_text }}"}'
-    for place, mistake in message_problems(spec.input):
-        yield Problem("invalid_message", place, mistake, remedy)
+    for field, mistake in message_problems(spec.input):
+        yield Problem("invalid_message", field, mistake, remedy)
     for name in sorted(OUR_PARAMETERS & set(spec.sampling_params)):
         yield Problem("invalid_parameter", f"sampling_params.{name}", "is set by the grader", "remove it")
     if isinstance(spec, LabelModelGrader) and (unknown := sorted(set(spec.passing_labels) - set(spec.labels))):
-        message = f"{', '.join(map(repr, unknown))} stand not among the labels"
-        yield Problem("unknown_label", "passing_labels", message, "use labels of `labels`")
+        message = f"{', '.join(map(repr, unknown))} not in `labels`"
+        yield Problem("unknown_label", "passing_labels", message, "use only values of `labels`")
 
 
 def _multi_problems(spec: MultiGrader) -> Iterator[Problem]:
@@ -191,7 +191,7 @@ def _multi_problems(spec: MultiGrader) -> Iterator[Problem]:
         if mistake := name_problem(name):
             yield Problem("invalid_grader_name", f"graders.{name}", mistake, "rename this grader")
         elif name == UNGATED:
-            message = f"{UNGATED!r} is how the grade without guards is called"
+            message = f"{UNGATED!r} is reserved for the grade without guards"
             yield Problem("invalid_grader_name", f"graders.{name}", message, "rename this grader")
     remedy = "use + - * / ^, parentheses, numbers, the graders' names, min, max, abs, floor, ceil, exp, sqrt, log"
     for mistake in expression_problems(spec.calculate_output, spec.graders):

@@ -1,5 +1,6 @@
-"""A grader with gates beside it: what a guard catches is worth what the guard says, whatever the grade. A guard that
-fails is a failure, never a pass; a held-out grader that fails is only noted.
+"""A grader with guards: a sample that a guard rejects gets the guard's reward, whatever its grade.
+
+A guard that raises an error fails the grade and never passes it; an error of the held-out grader is only recorded.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ UNGATED = "ungated"
 
 
 class Guarded:
-    """The grader of a job. It, its guards and the held-out one run side by side; of several guards that trip, the first
-    one in the job counts.
+    """The grader of a job, with its guards and its held-out grader, which all run concurrently.
+
+    If several guards reject a sample, the first one in the job counts.
     """
 
     def __init__(self, grader: Grader, guards: Sequence[tuple[GuardSpec, Grader]], held_out: Grader | None) -> None:
@@ -52,7 +54,7 @@ class Guarded:
                 await grader.close()
 
     def _gated(self, grade: Grade, checks: Sequence[Grade]) -> Grade:
-        """The grade after the guards, each of which gave one of `checks`."""
+        """The grade after the guards; `checks` has each guard's own grade."""
         gated = replace(
             grade,
             scores=grade.scores | {UNGATED: grade.value},
@@ -68,7 +70,7 @@ class Guarded:
 
 
 async def _noted(grader: Grader, sample: dict[str, Any], item: dict[str, Any], trace_id: str) -> Grade | RftError:
-    """The grade, or why there is none: nothing that is not trained on may cost a rollout."""
+    """The grade, or the error as a value: the held-out grader is not trained on, so its failure costs no rollout."""
     try:
         return await grader.grade(sample, item, trace_id)
     except RftError as error:

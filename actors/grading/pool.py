@@ -1,6 +1,6 @@
-"""Each grade ends by its deadline: with a finite number or with an error, never with 0 for a failure.
+"""The grader pool: each grade ends by its deadline, with a finite number or an error, never with 0 for a failure.
 
-How many grades run at a time is bounded where they cost something: at each endpoint, by its `max_concurrency`.
+The number of concurrent grades is limited at each endpoint, by its `max_concurrency`, and not here.
 """
 
 from __future__ import annotations
@@ -43,20 +43,18 @@ from trainer.spec.operator import NOTHING_ALLOWED, Operator
 from trainer.types import Grade
 
 LOCAL_DEADLINE_S = 120.0
-"""What the wire contract gives to graders that run here."""
+"""The deadline of graders that run locally, as in the wire contract."""
 QUEUE_S = 480.0
-"""What a python grader may wait for a worker beyond that: a burst of hundreds stands in line for one a core. The run
+"""How long a python grader may wait for a worker: bursts of hundreds of grades share one worker per core. The run
 itself has the grader's own `timeout_s`."""
 WHAT = "the grader pool"
 GRACE_S = 5.0
-"""An endpoint's own deadline comes first: its error says more. The tries of a judge whose answers cannot be read share
-one deadline."""
+"""Lets an endpoint's own deadline expire first, since its error says more. All attempts of a judge whose answers are
+invalid share one deadline."""
 
 
 class GraderPool:
-    """Runs a job's grader, with its guards and the held-out grader beside it. `grader` and `deadline_s` (of one grade,
-    waiting for a slot included) may be handed in for the grader itself.
-    """
+    """Runs a job's grader, its guards and its held-out grader."""
 
     def __init__(
         self,
@@ -69,8 +67,12 @@ class GraderPool:
         deadline_s: float | None = None,
         timing: Timing = REAL_TIMING,
     ) -> None:
-        """Raises:
-        InvalidJob: a grader has mistakes.
+        """Make the graders.
+
+        `grader` replaces the one of `spec`, and `deadline_s` its deadline for one grade, including the wait for a slot.
+
+        Raises:
+            InvalidJob: a grader is invalid.
         """
         models = ModelClients(operator.models, timing)
 
@@ -100,7 +102,7 @@ class GraderPool:
         """The grade of one rollout.
 
         Raises:
-            GraderFailed: there is none.
+            GraderFailed: a grader failed or was late.
             EndpointRefused: an endpoint answered 401 or 403.
         """
         return await self._grader.grade(sample, item, trace_id)
@@ -110,7 +112,7 @@ class GraderPool:
 
 
 class _Bounded:
-    """A grader each of whose grades ends by `deadline_s`, with a finite number or with an error that names it."""
+    """A grader with a deadline: each grade is a finite number, or an error that names the grader."""
 
     def __init__(self, grader: Grader, what: str, deadline_s: float) -> None:
         self._grader = grader
@@ -135,7 +137,7 @@ class _Bounded:
 
 
 def _deadline_s(spec: GraderSpec, operator: Operator) -> float:
-    """Parts run side by side, so the longest of them counts."""
+    """The deadline of one grade; the parts of a `multi` run concurrently, so the longest counts."""
     match spec:
         case MultiGrader():
             return max(_deadline_s(part, operator) for part in spec.graders.values())
@@ -153,53 +155,53 @@ def _deadline_s(spec: GraderSpec, operator: Operator) -> float:
 
 @ray.remote(num_cpus=0, max_concurrency=10_000, max_restarts=-1)
 class GraderPoolActor(Reachable):
-    """A GraderPool in a process of its own. It keeps nothing between calls, so it may be started anew at any time."""
+    """A GraderPool in its own process; it is stateless, so it may be restarted at any time."""
 
     def __init__(self, reinforcement: Reinforcement, operator: Operator, metrics: MetricsAddress | None = None) -> None:
         self._pool = GraderPool.of(reinforcement, operator)
         self._recorder = start_telemetry(metrics, "grader-pool")
         self._recorder.begin("grade_s")
         self._recorder.add(lambda: live_endpoint_metrics(process_stats()))
-        self._reach_by({"grade": self._grade})
-        gc.freeze()  # else full collections walk all that was imported
+        self._serve_methods({"grade": self._grade})
+        gc.freeze()  # otherwise each full collection traverses all imported modules
         lower_priority()
 
     async def _grade(self, sample: dict[str, Any], item: dict[str, Any], trace_id: str) -> tuple[Any, ...]:
-        begun = time.monotonic()
+        started = time.monotonic()
         try:
             grade = await self._pool.grade(sample, item, trace_id)
         except RftError as error:
             self._recorder.record(f"grade_errors/{error.details.get('kind', 'other')}")
             raise
-        self._recorder.record("grade_s", time.monotonic() - begun)
+        self._recorder.record("grade_s", time.monotonic() - started)
         return astuple(grade)
 
     async def endpoint_stats(self) -> dict[str, dict[str, Any]]:
         return process_stats()
 
     async def pulse(self) -> list[Doing]:
-        """It answers; what waits here, the engines know."""
+        """Empty: the engines report the grades that wait here."""
         return []
 
 
 def watched_graders(actor: Any) -> Watched:
-    """For the watchdog. With a pool that it gives up, grades are lost and their rollouts tried again."""
+    """The pool, for the watchdog; giving it up loses grades, whose rollouts are retried."""
     return watched_helper(WHAT, actor, GraderFailed, lambda doing: doing.stage == "grading")
 
 
 class GraderPoolClient:
-    """What engines hold: a GraderPool's methods, answered by the actor."""
+    """The client of a GraderPoolActor, with the methods of GraderPool; held by engines."""
 
     def __init__(self, actor: Any) -> None:
         self._actor = actor
         self._channel = Channel(actor, WHAT, GraderFailed)
 
     async def grade(self, sample: dict[str, Any], item: dict[str, Any], trace_id: str) -> Grade:
-        """As GraderPool.grade; raises GraderFailed also where the pool's process died."""
+        """As GraderPool.grade; also raises GraderFailed if the pool's process dies."""
         return Grade(*await self._channel.call("grade", sample, item, trace_id))
 
     async def endpoint_stats(self) -> dict[str, dict[str, Any]]:
-        """What was counted at each endpoint that grades, by its name ("grader 'endpoint'")."""
+        """EndpointClient.stats of each grader endpoint, by its name ("grader 'endpoint'")."""
         ref = self._actor.endpoint_stats.remote()
         stats: dict[str, dict[str, Any]] = await ask(ref, WHAT, GraderFailed, QUICK_S)
         return stats

@@ -1,6 +1,6 @@
-"""The learner as the loop knows it: ranks in Ray actors that act as one. If one fails, all end and the error says why.
+"""The learner as the loop uses it: ranks in Ray actors that act as one; if one fails, all are killed.
 
-The group cuts a batch into mini-batches and packs them; ranks only compute. A call runs on all ranks or on none.
+The group splits a batch into mini-batches and packs them; ranks only compute. A call runs on all ranks or on none.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from trainer.model.batch import AnySequence, MicroBatch, WeightedSequence, pack,
 from trainer.types import StepReport
 
 START_TIMEOUT_S = 900.0
-"""For all ranks to get their place in the cluster, import and load the model."""
+"""Timeout for all ranks to be scheduled, to import and to load the model."""
 GRACE_S = 10.0
-"""After one rank failed, for the others to fail too: the first error is often only that a peer is gone."""
+"""How long the other ranks may take to fail after the first: the first error is often only that a peer is gone."""
 PULSE = "pulse"
-"""The concurrency group, a thread of its own, in which a rank answers while it computes."""
+"""The concurrency group, with its own thread, in which a rank answers while it computes."""
 
 
 class LearnerGroup:
-    """Fulfils `trainer.protocols.Learner`. Made by `start`; `shutdown` must be called in the end.
+    """Implements `trainer.protocols.Learner`. Made by `start`; `shutdown` must be called at the end.
 
-    Every method raises LearnerFailed where a rank fails or is late; the group is shut down then. An error that all
-    ranks raise on purpose (UserError, Halted) comes through as it is and leaves them as they are.
+    Every method raises LearnerFailed if a rank fails or is late, and the group is shut down then. An expected error
+    that all ranks raise (UserError, Halted) is raised unchanged, and the ranks stay alive.
     """
 
     def __init__(self, config: LearnerConfig, actors: Sequence[Any]) -> None:
@@ -50,21 +50,21 @@ class LearnerGroup:
 
     @classmethod
     async def start(cls, config: LearnerConfig, actor_options: Sequence[Mapping[str, Any]]) -> LearnerGroup:
-        """One rank for each of `actor_options`, which are Ray's (num_cpus, num_gpus, scheduling_strategy, ...)."""
+        """Start one rank per entry of `actor_options`, which are Ray's (num_cpus, num_gpus, ...)."""
         process: Any = ray.remote(concurrency_groups={PULSE: 1})(_RankProcess)
         group = cls(config, [process.options(**options).remote() for options in actor_options])
         try:
             await group.build(config)
-        except BaseException:  # cancelled too: no rank is left behind
+        except BaseException:  # on cancellation too, so that no rank is left behind
             await group.shutdown()
             raise
         return group
 
     async def build(self, config: LearnerConfig) -> None:
-        """Let every rank begin anew with `config`, in the process that it has."""
+        """Load the model in every rank with `config`, in the existing processes."""
         self._config = config
-        placed = await self._results("finding a place", [a.address.remote() for a in self._actors], START_TIMEOUT_S)
-        refs = [a.build.remote(config, rank, self.num_ranks, placed[0]) for rank, a in enumerate(self._actors)]
+        addresses = await self._results("being scheduled", [a.address.remote() for a in self._actors], START_TIMEOUT_S)
+        refs = [a.build.remote(config, rank, self.num_ranks, addresses[0]) for rank, a in enumerate(self._actors)]
         await self._results("loading the model", refs, START_TIMEOUT_S)
 
     @property
@@ -72,29 +72,29 @@ class LearnerGroup:
         return len(self._actors)
 
     async def step(self, sequences: Sequence[AnySequence], version: int) -> StepReport:
-        """Train on `sequences` (weighted ones where the method is supervised), `updates_per_batch` optimizer steps."""
+        """Train on `sequences`, which are weighted if the method is supervised, with `updates_per_batch` updates."""
         updates = [self._pack(part) for part in split_updates(sequences, self._config.algorithm.updates_per_batch)]
         of_rank = [([update[rank] for update in updates], version) for rank in range(self.num_ranks)]
         report: StepReport = (await self._call("step", of_rank))[0]
         return report
 
     async def supervised_loss(self, sequences: Sequence[WeightedSequence]) -> float:
-        """Mean weighted cross-entropy per unit of weight, without learning."""
+        """Weighted cross-entropy per unit of weight, without training."""
         loss: float = (await self._call("supervised_loss", [(row,) for row in self._pack(sequences)]))[0]
         return loss
 
     async def logprobs(self, token_ids: NDArray[np.int32]) -> NDArray[np.float32]:
-        """[T] -> [T - 1]: what the learner gives each token after the first, at temperature 1."""
+        """Log-probabilities of each token but the first, at temperature 1: [T] -> [T - 1]."""
         logprobs: NDArray[np.float32] = (await self._call("logprobs", self._same(token_ids)))[0]
         return logprobs
 
     async def bucket_plan(self, max_bytes: int) -> list[list[TensorInfo]]:
-        """For each bucket, name, dtype and shape of its tensors; see `LearnerRank.bucket_plan`."""
+        """Name, dtype and shape of the tensors of each bucket; see `LearnerRank.bucket_plan`."""
         plan: list[list[TensorInfo]] = (await self._call("bucket_plan", self._same(max_bytes)))[0]
         return plan
 
     async def gather_bucket(self, index: int) -> Any:
-        """An object reference to the bucket's bytes (uint8), which lie in the object store of rank 0's node."""
+        """An object reference to the bucket's bytes (uint8), which are in the object store of rank 0's node."""
         refs = [actor.put_bucket.remote(index) for actor in self._actors]
         [reference] = (await self._results("gather_bucket", refs, self._config.collective_timeout_s))[0]
         return reference
@@ -104,14 +104,14 @@ class LearnerGroup:
         return address
 
     async def open_broadcast(self, address: str, size: int) -> None:
-        """Rank 0 joins a group of `size` that meets at `address`."""
+        """Let rank 0 join a broadcast group of `size` at `address`."""
         await self._rank_0("open_broadcast", address, size)
 
     async def send(self, bucket: Any) -> None:
-        """Rank 0 broadcasts what `gather_bucket` gave.
+        """Let rank 0 broadcast a bucket of `gather_bucket`.
 
         Raises:
-            EngineFailed: another member of the group is gone.
+            EngineFailed: a member of the group is lost.
         """
         await self._rank_0("send", bucket)
 
@@ -122,7 +122,7 @@ class LearnerGroup:
         await self._call("load", self._same(_absolute(folder)))
 
     def watched(self) -> list[Watched]:
-        """The ranks, for the watchdog. One that it gives up is killed, which ends all."""
+        """The ranks, for the watchdog; giving one up kills it, which ends the whole group."""
 
         def watched(rank: int, actor: Any) -> Watched:
             async def pulse() -> list[Doing]:
@@ -142,7 +142,7 @@ class LearnerGroup:
         return [watched(rank, actor) for rank, actor in enumerate(self._actors)]
 
     async def shutdown(self) -> None:
-        """End all ranks' processes, whatever they are doing. May be called twice."""
+        """Kill all ranks' processes; may be called twice."""
         actors, self._actors = self._actors, []
         for actor in actors:
             ray.kill(actor)
@@ -166,7 +166,7 @@ class LearnerGroup:
         await self._results(method, [ref], self._config.collective_timeout_s)
 
     async def _results(self, what: str, refs: Sequence[Any], timeout_s: float) -> list[Any]:
-        """What all ranks returned, or the end of all."""
+        """The results of all ranks; if one fails or is late, all are shut down."""
         tasks = [asyncio.ensure_future(_outcome(ref)) for ref in refs]
         try:
             done, late = await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_EXCEPTION)
@@ -190,14 +190,14 @@ class LearnerGroup:
 
 
 class _RankProcess:
-    """The Ray actor. Errors raised on purpose go back as values, see `actors.runtime.calls`."""
+    """The Ray actor of one rank; expected errors are returned as values, see `actors.runtime.calls`."""
 
     _rank: LearnerRank
     _doing: tuple[str, float] | None = None
     _recorder: Recorder | None = None
 
     def address(self) -> str:
-        """Where the ranks meet, if this is rank 0."""
+        """A free host:port on this node: the ranks' rendezvous, if this is rank 0."""
         return f"{ray.util.get_node_ip_address()}:{free_port()}"
 
     def build(self, config: LearnerConfig, rank: int, world_size: int, address: str) -> RftError | None:
@@ -217,21 +217,21 @@ class _RankProcess:
                 return error
 
     def put_bucket(self, index: int) -> list[Any]:
-        """A reference in a list, which Ray hands on as it is: the bytes reach only the nodes that load them."""
+        """The bucket's reference in a list, which Ray does not resolve: bytes go only to nodes that load them."""
         with self._at("gather_bucket"):
             data = self._rank.gather_bucket(index)
             return [] if data is None else [ray.put(data)]
 
     @ray.method(concurrency_group=PULSE)  # type: ignore[untyped-decorator]
     def pulse(self) -> list[Doing]:
-        """Answered from another thread while this one computes."""
+        """What this rank is doing; runs in another thread while it computes."""
         doing = self._doing
         return [] if doing is None else [Doing("", doing[0], time.monotonic() - doing[1])]
 
     @contextlib.contextmanager
     def _at(self, method: str) -> Iterator[None]:
-        """While `method` runs, `pulse` says so; its time is recorded where it ends well."""
-        assert self._recorder is not None  # build() came before
+        """Report `method` to `pulse` while it runs, and record its duration if it succeeds."""
+        assert self._recorder is not None  # build() was called before
         self._doing = method, time.monotonic()
         try:
             yield
@@ -241,7 +241,7 @@ class _RankProcess:
 
 
 def _absolute(folder: Path) -> Path:
-    """Ranks may stand in another directory."""
+    """The absolute path: ranks may have another working directory."""
     return folder.absolute()
 
 
@@ -253,24 +253,24 @@ async def _outcome(ref: Any) -> Any:
 
 
 async def _gone(actor: Any) -> None:
-    """Wait until Ray says that a killed actor is dead."""
+    """Wait until Ray reports a killed actor as dead."""
     with contextlib.suppress(RayError, TimeoutError):
         async with asyncio.timeout(GRACE_S):
             await actor.address.remote()
 
 
 def _why(what: str, failed: Mapping[int, BaseException], num_ranks: int, given_up: Mapping[int, str]) -> RftError:
-    """One error out of what ranks said. A lost process comes first: the others only say that a peer went away."""
+    """One error for the errors of several ranks; lost processes come first, since the others only lost a peer."""
     for rank, error in failed.items():
         known = error if isinstance(error, RftError) else cannot_start(error, f"learner rank {rank}")
         if known is not None:
             return known
     ranks = sorted(failed, key=lambda rank: not isinstance(failed[rank], RayActorError))
-    told = [
+    messages = [
         f"learner rank {rank} of {num_ranks} failed in {what}: {given_up.get(rank) or _describe(failed[rank])}"
         for rank in ranks
     ]
-    return LearnerFailed("; ".join(told), ranks=ranks)
+    return LearnerFailed("; ".join(messages), ranks=ranks)
 
 
 def _describe(error: BaseException) -> str:

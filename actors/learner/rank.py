@@ -1,7 +1,7 @@
-"""One rank of the learner: a model under DeepSpeed. Every method runs on all ranks of a group alike.
+"""One rank of the learner: a model under DeepSpeed. Every method runs on all ranks of a group together.
 
-DeepSpeed's averaging is undone: a step's gradient is that of one loss over all trained tokens of all micro-batches of
-all ranks, whatever their number. Nothing here is random: the same sequences give the same bits on a CPU.
+DeepSpeed's averaging is undone: an update's gradient is that of one loss over all trained tokens of all micro-batches
+on all ranks, whatever their number. Nothing here is random: on a CPU, the same sequences give bitwise equal results.
 """
 
 from __future__ import annotations
@@ -41,15 +41,16 @@ from trainer.types import StepReport
 GRADIENT_NORM = 1.0
 BETAS = (0.9, 0.95)
 SKIPS_ALLOWED = 2
-"""Updates in a row that a non-finite gradient may cost. One may be bad luck in bfloat16; three are a broken model."""
+"""Updates in a row that may be skipped for a non-finite gradient: one may be chance in bfloat16, three are a bug."""
 STATE, PROGRESS = "state", "learner.json"
 
 
 @dataclass(frozen=True, slots=True)
 class LearnerConfig:
-    """What a rank must know. `model` is a local folder; `steps` is the number of `step` calls in the whole job, by
-    which the learning rate goes; `algorithm` says the sampling temperature too; `collective_timeout_s` bounds how long
-    a rank waits for another.
+    """The configuration of a rank.
+
+    `model` is a local folder. `steps` is the number of `step` calls in the whole job, for the learning rate schedule.
+    `algorithm` includes the sampling temperature. `collective_timeout_s` bounds how long a rank waits for another.
     """
 
     model: Path
@@ -72,7 +73,7 @@ class LearnerConfig:
 
 
 class LearnerRank:
-    """Rank `rank` of `world_size`; `address` is host:port of rank 0's meeting point."""
+    """Rank `rank` of `world_size`; `address` is the host:port at rank 0 where the ranks connect."""
 
     def __init__(self, config: LearnerConfig, rank: int = 0, world_size: int = 1, address: str | None = None) -> None:
         torch.set_num_threads(config.rank_cores)
@@ -94,13 +95,13 @@ class LearnerRank:
         self._step = 0
         self._skipped = 0
 
-    # -- learning ------------------------------------------------------------------------------------------------------
+    # -- training ------------------------------------------------------------------------------------------------------
 
     def step(self, updates: Sequence[Sequence[MicroBatch]], version: int) -> StepReport:
-        """One optimizer step for each of `updates` (this rank's micro-batches of a mini-batch), from policy `version`.
+        """One optimizer step per update (this rank's micro-batches of a mini-batch), starting from policy `version`.
 
-        With more than one update, the proximal log-probabilities are computed for all of them before the first; with
-        one they are those of the same forward pass.
+        With several updates, the proximal log-probabilities of all of them are computed before the first; with one
+        update, they are those of the same forward pass.
 
         Raises:
             Halted: three updates in a row had a gradient that is not finite.
@@ -116,9 +117,9 @@ class LearnerRank:
         sums: Sums = {}
         norms: list[float] = []
         applied = 0
-        for update, before, denominator in zip(batches, proximal, denominators, strict=True):
-            for batch, of_batch in zip(update, before, strict=True):
-                loss, parts = self._loss(batch, of_batch, denominator, version)
+        for update, update_proximal, denominator in zip(batches, proximal, denominators, strict=True):
+            for batch, batch_proximal in zip(update, update_proximal, strict=True):
+                loss, parts = self._loss(batch, batch_proximal, denominator, version)
                 self._engine.backward(loss * self._world_size, scale_wrt_gas=False)
                 for name, value in parts.items():
                     sums[name] = sums.get(name, torch.zeros((), device=self._device)) + value
@@ -152,7 +153,7 @@ class LearnerRank:
         return [[self._logprobs(batch) for batch in update] for update in batches]
 
     def _logprobs(self, batch: DeviceBatch) -> Tensor:
-        self._engine.eval()  # under ZeRO-3 a pass without its backward must not enter the recorded order of parameters
+        self._engine.eval()  # under ZeRO-3 a forward pass without a backward must not enter the parameter trace
         with torch.no_grad():
             logprobs: Tensor = self._engine(batch=batch)[0]
         self._engine.train()
@@ -168,7 +169,7 @@ class LearnerRank:
     def _metrics(self, sums: Sums, batches: Sequence[MicroBatch], num_updates: int) -> dict[str, float]:
         counts = [
             sum(batch.num_trained for batch in batches),
-            sum(batch.num_places for batch in batches),
+            sum(batch.num_tokens for batch in batches),
             sum(batch.num_useful for batch in batches),
         ]
         names = sorted(sums)
@@ -184,16 +185,17 @@ class LearnerRank:
         }
 
     def _add_up(self, numbers: Sequence[float]) -> list[float]:
-        """Sums over ranks, the same on each."""
+        """The sums over all ranks, equal on each."""
         tensor = torch.tensor(numbers, dtype=torch.float64, device=self._device)
         dist.all_reduce(tensor)
         return [float(number) for number in tensor.tolist()]
 
-    # -- looking -------------------------------------------------------------------------------------------------------
+    # -- evaluation ----------------------------------------------------------------------------------------------------
 
     def logprobs(self, token_ids: NDArray[np.int32]) -> NDArray[np.float32]:
-        """[T] -> [T - 1]: of each token after the first, given those before it, at temperature 1, as engines give them
-        for prompts.
+        """Log-probabilities of each token but the first, as engines compute them for prompts: [T] -> [T - 1].
+
+        They are at temperature 1, given the tokens before it.
         """
         sequence = WeightedSequence(token_ids, (np.arange(len(token_ids)) > 0).astype(np.float32))
         [[micro_batch]] = pack([sequence], num_ranks=1, budget=self._config.micro_batch_tokens)
@@ -206,7 +208,7 @@ class LearnerRank:
         return logprobs
 
     def supervised_loss(self, micro_batches: Sequence[MicroBatch]) -> float:
-        """Weighted cross-entropy of all ranks' micro-batches, without learning from them."""
+        """Weighted cross-entropy per unit of weight of all ranks' micro-batches, without training on them."""
         batches = [DeviceBatch.of(batch, self._device) for batch in micro_batches]
         losses = [float(objective.supervised(batch, self._logprobs(batch), 1.0)[0]) for batch in batches]
         loss, weight = self._add_up([sum(losses), sum(batch.total_weight for batch in micro_batches)])
@@ -215,8 +217,10 @@ class LearnerRank:
     # -- weights and state ---------------------------------------------------------------------------------------------
 
     def bucket_plan(self, max_bytes: int) -> list[list[TensorInfo]]:
-        """What `gather_bucket(0)`, `gather_bucket(1)`, ... give: name, dtype and shape of each tensor as in the model's
-        checkpoint, tied weights left out; at most `max_bytes` a bucket, unless one parameter alone is larger.
+        """Name, dtype and shape of each tensor of the buckets 0, 1, ... of `gather_bucket`, in order.
+
+        Names are those of the model's checkpoint, with tied weights once. A bucket holds at most `max_bytes`, or a
+        single larger parameter.
         """
         self._parts = self._weights.parts(max_bytes)
         return [self._weights.describe(part) for part in self._parts]
@@ -227,10 +231,10 @@ class LearnerRank:
         return as_bytes(list(tensors.values())) if self._rank == 0 else None
 
     def open_broadcast(self, address: str, size: int) -> None:
-        """Become the sender of a group of engines, of which there is one at a time.
+        """Become the sender of a group of engines, which replaces the previous group.
 
         Raises:
-            EngineFailed: not all have come.
+            EngineFailed: not all members joined.
         """
         try:
             if (before := self._broadcast) is not None:
@@ -238,37 +242,37 @@ class LearnerRank:
                 before.close()
             self._broadcast = Broadcast(address, SENDER, size, self._device)
         except RuntimeError as error:  # torch's errors of stores and groups derive from it
-            raise EngineFailed(f"no broadcast to the engines: {error}") from error
+            raise EngineFailed(f"cannot open a broadcast to the engines: {error}") from error
 
     def send(self, bucket: NDArray[np.uint8]) -> None:
-        """Broadcast what `gather_bucket` gave.
+        """Broadcast a bucket of `gather_bucket`.
 
         Raises:
-            EngineFailed: another member of the group is gone.
+            EngineFailed: a member of the group is lost.
         """
         assert self._broadcast is not None
         try:
             self._broadcast.send(torch.tensor(bucket))
         except RuntimeError as error:
-            raise EngineFailed(f"a broadcast to the engines broke off: {error}") from error
+            raise EngineFailed(f"a broadcast to the engines failed: {error}") from error
 
     def save(self, folder: Path) -> None:
-        """Write the model for transformers and vLLM, and beside it what `load` needs to go on to the same bit."""
+        """Write the model for transformers and vLLM, and the state that `load` needs to resume bitwise equally."""
         self._weights.write(folder, self._config.model, wanted=self._rank == 0)
         self._engine.save_checkpoint(str(folder / STATE), tag="deepspeed", save_latest=False)
         if self._rank == 0:
             (folder / PROGRESS).write_text(json.dumps(self._layout | {"step": self._step, "skipped": self._skipped}))
 
     def load(self, folder: Path) -> None:
-        """Go on where `save` was called: weights, optimizer, schedule. (There is no random state.)
+        """Restore weights, optimizer and schedule as of `save`; there is no random state.
 
         Raises:
-            UserError: the folder was written by another number of ranks, ZeRO stage or dtype.
+            UserError: the folder was written with another number of ranks, ZeRO stage or dtype.
         """
         progress: dict[str, Any] = json.loads((folder / PROGRESS).read_text())
         if not self._layout.items() <= progress.items():
             raise UserError(
-                f"{folder} was written by a learner with {progress}, which one with {self._layout} cannot read"
+                f"{folder} was written by a learner with {progress}; a learner with {self._layout} cannot load it"
             )
         self._engine.load_checkpoint(str(folder / STATE), tag="deepspeed")
         self._step, self._skipped = progress["step"], progress["skipped"]
@@ -286,13 +290,13 @@ class LearnerRank:
         self._engine.destroy()
         dist.destroy_process_group()
 
-    # -- building ------------------------------------------------------------------------------------------------------
+    # -- construction --------------------------------------------------------------------------------------------------
 
     def _start_engine(self, policy: Policy) -> Any:
         stage = self._config.stage
         settings = {
             "train_micro_batch_size_per_gpu": 1,
-            "managed_gradient_accumulation": False,  # step() ends an update, after however many micro-batches
+            "managed_gradient_accumulation": False,  # step() ends an update, whatever the number of micro-batches
             "gradient_clipping": GRADIENT_NORM if stage > 0 else 0.0,
             "bf16": {"enabled": self._config.dtype == "bfloat16"},
             "data_types": {"grad_accum_dtype": "fp32"},
@@ -305,7 +309,7 @@ class LearnerRank:
             "steps_per_print": None,
         }
         if stage == 3:
-            # Split the parameters before the engine moves the model to its device: in whole it may not fit.
+            # Partition the parameters before the engine moves the model to its device: the whole may not fit.
             self._deepspeed.zero.Init(module=policy, config_dict_or_path=settings, dtype=self._dtype)
         kind = torch.optim.AdamW if stage > 0 else _ClippedAdamW
         optimizer = kind(policy.parameters(), lr=0.0, betas=BETAS, weight_decay=0.0, fused=True)
@@ -320,8 +324,9 @@ class LearnerRank:
 
 
 class _ClippedAdamW(torch.optim.AdamW):
-    """What DeepSpeed's own optimizers do and plain ones under stage 0 do not: clip to norm 1, leave out a step whose
-    gradient is not finite. The engine reads the two attributes.
+    """AdamW that clips to GRADIENT_NORM and skips steps with a non-finite gradient, for ZeRO stage 0.
+
+    In the other stages DeepSpeed's own optimizers do this. DeepSpeed's engine reads the two attributes.
     """
 
     overflow = False
@@ -337,12 +342,12 @@ class _ClippedAdamW(torch.optim.AdamW):
 
 
 def _join(config: LearnerConfig, rank: int, world_size: int, address: str | None) -> Any:
-    """Meet the other ranks; gives DeepSpeed, imported for this device and made quiet."""
+    """Connect to the other ranks; returns the module deepspeed, imported for this device, with its logs silenced."""
     host, port = (address or f"127.0.0.1:{free_port()}").rsplit(":", 1)
     os.environ |= {
         "DS_ACCELERATOR": "cuda" if config.on_gpu else "cpu",
         "RANK": str(rank),
-        "LOCAL_RANK": "0",  # Ray shows each rank its own GPU only
+        "LOCAL_RANK": "0",  # each rank sees only its own GPU, set by Ray
         "WORLD_SIZE": str(world_size),
         "MASTER_ADDR": host,
         "MASTER_PORT": port,
@@ -351,13 +356,13 @@ def _join(config: LearnerConfig, rank: int, world_size: int, address: str | None
     import deepspeed.ops
     from deepspeed.utils import set_log_level_from_string
 
-    set_log_level_from_string("error")  # it warns of skipped updates only, which StepReport tells
-    # DeepSpeed 0.19 calls two collectives by names that torch 2.13 is about to rename, in every pass under ZeRO-3.
+    set_log_level_from_string("error")  # its only warnings are about skipped updates, which StepReport has
+    # Under ZeRO-3, DeepSpeed 0.19 calls two collectives in every pass by names that torch 2.13 deprecates.
     warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
     disable_progress_bar()
-    # On CPUs DeepSpeed would compile a shared-memory all-reduce with g++ the first time (30 s, and a failure where
-    # there is no compiler); gloo does without. This table says which ops it may build: empty, it builds none and does
-    # not even look for compilers, as it would to fill the table.
+    # On CPUs DeepSpeed would compile a shared-memory all-reduce with g++ at first use (30 s, and an error without a
+    # compiler); gloo does not need it. This table lists the ops that it may build: if it is empty, DeepSpeed builds
+    # none, and does not search for compilers, which it does to fill the table.
     deepspeed.ops.__compatible_ops__ = {}
     deepspeed.init_distributed(
         dist_backend="nccl" if config.on_gpu else "gloo",

@@ -1,7 +1,7 @@
-"""One rollout: turns, tool calls, grade. Plain asyncio over four functions; knows no engine, no HTTP, no Ray.
+"""One rollout: turns, tool calls, grade. Plain asyncio over four functions, without engine, HTTP or Ray.
 
-What must hold: the token ids that train are the ids that the engine sampled; a failure (`Discard`) never becomes a
-grade; what the model did wrong is told to the model, counted, and the rollout goes on.
+Invariants: the token ids that are trained on are those that the engine sampled; a failure (`Discard`) never becomes a
+grade; a mistake of the model is reported to the model and counted, and the rollout continues.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from trainer.types import Discarded, Finish, Grade, Rollout, Task, ToolCall, Too
 
 @dataclass(frozen=True, slots=True)
 class EpisodeSpec:
-    """What holds for all rollouts of a job."""
+    """The settings of all rollouts of a job."""
 
     job: str
     limits: RolloutLimits
@@ -47,7 +47,7 @@ class EpisodeSpec:
 
 @dataclass(frozen=True, slots=True)
 class RolloutRequest:
-    """One rollout to run. All but `task` and `temperature` go into its seeds."""
+    """One rollout to run. `epoch`, `sample`, `attempt` and the task's row id determine its seeds."""
 
     task: Task
     epoch: int
@@ -69,22 +69,22 @@ GradeSample = Callable[[dict[str, Any], dict[str, Any], str], Awaitable[Grade]]
 
 
 class Sessions(Protocol):
-    """Where each rollout has a session of its own while it runs."""
+    """Opens a session for each rollout, and ends it."""
 
     async def start(self, trace_id: str, item: dict[str, Any]) -> None:
-        """Returns when the rollout may begin.
+        """Open the session; returns when the rollout may start.
 
         Raises:
-            ToolFailed: there is no session.
-            EndpointRefused: the server refuses us.
+            ToolFailed: the session could not be opened.
+            EndpointRefused: the server answered 401 or 403.
         """
 
     def end(self, trace_id: str, reason: str) -> None:
-        """Returns at once and raises nothing, also of sessions that never started."""
+        """End the session in the background; raises nothing, also for sessions that never started."""
 
 
 def turn_seed(job: str, request: RolloutRequest, turn: int) -> int:
-    """Seed of one turn: equal requests sample equally on an unchanged policy, and no two turns share one."""
+    """The seed of one turn: equal requests give equal samples on an unchanged policy, and no two turns share a seed."""
     parts = (job, request.epoch, request.task.row_id, request.sample, request.attempt, turn)
     return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()) >> 1
 
@@ -132,7 +132,7 @@ class _Trajectory:
 
 
 class EpisodeRunner:
-    """Runs rollouts of one job beside one engine."""
+    """Runs the rollouts of one job on one engine."""
 
     def __init__(
         self,
@@ -155,7 +155,7 @@ class EpisodeRunner:
         self.in_flight = InFlight()
 
     async def run(self, request: RolloutRequest) -> Rollout | Discarded:
-        """One rollout to its end. Infrastructure failures come back as a value; `UserError` is raised."""
+        """Run one rollout to its end; infrastructure failures are returned as Discarded, `UserError` is raised."""
         trace_id = f"trace_{secrets.token_hex(16)}"
         ended = "failed"
         try:
@@ -185,7 +185,7 @@ class EpisodeRunner:
         return Discarded(trace_id, request.task.row_id, request.sample, reason.reason, reason.message, endpoint)
 
     async def _run(self, request: RolloutRequest, trace_id: str) -> Rollout:
-        begun = time.monotonic()
+        started = time.monotonic()
         task, limits = request.task, self._spec.limits
         trajectory = _Trajectory(self._renderer.prompt(task.messages, task.tools))
         structure = turn_structure(task.tools, self._spec.response_schema)
@@ -225,13 +225,13 @@ class EpisodeRunner:
             grade=grade,
             reward=reward_of(self._spec.reward, grade, trajectory.num_calls, trajectory.num_sampled, busy_s),
             reasoning_tokens=trajectory.reasoning_tokens,
-            wall_s=time.monotonic() - begun,
+            wall_s=time.monotonic() - started,
         )
 
     async def _take_turn(
         self, task: Task, trace_id: str, trajectory: _Trajectory, completion: Completion
     ) -> tuple[str, Finish | None]:
-        """Append one completion and what its calls brought. Returns the answer and how the rollout ended, if it did."""
+        """Append one completion and its calls' results; returns the answer and how the rollout ended, if it did."""
         start, stop = trajectory.add_completion(completion)
         trajectory.reasoning_tokens += (thought := self._thought_length(completion.token_ids))
         text = self._renderer.text(completion.token_ids)
@@ -266,15 +266,15 @@ class EpisodeRunner:
         return "", None
 
     async def _results(self, task: Task, trace_id: str, num_before: int, calls: Sequence[ToolCall]) -> list[ToolResult]:
-        """Results in call order. Calls that cannot be made are answered here, the others go out in one message."""
-        refusals = [self._refusal(task, call, num_before + i) for i, call in enumerate(calls)]
-        wanted = [call for call, refusal in zip(calls, refusals, strict=True) if refusal is None]
+        """Results in call order; invalid calls are answered here, the others are sent in one message."""
+        rejections = [self._rejection(task, call, num_before + i) for i, call in enumerate(calls)]
+        valid = [call for call, rejection in zip(calls, rejections, strict=True) if rejection is None]
         self.in_flight.enter(trace_id, "tool calls")
-        answers = iter(await self._call_tools(trace_id, task.item, wanted) if wanted else [])
-        return [refusal if refusal is not None else next(answers) for refusal in refusals]
+        answers = iter(await self._call_tools(trace_id, task.item, valid) if valid else [])
+        return [rejection if rejection is not None else next(answers) for rejection in rejections]
 
-    def _refusal(self, task: Task, call: ToolCall, position: int) -> ToolResult | None:
-        """The model's mistake in one call, told to the model; None for a call that can go out."""
+    def _rejection(self, task: Task, call: ToolCall, position: int) -> ToolResult | None:
+        """The result that tells the model its mistake in a call; None for a valid call."""
         names = [tool["function"]["name"] for tool in task.tools]
         kind, text = None, ""
         if call.name == "malformed_call" and call.name not in names:
@@ -294,7 +294,7 @@ class EpisodeRunner:
         try:
             value = json.loads(arguments)
         except json.JSONDecodeError as error:
-            return f"the arguments are no JSON: {error}"
+            return f"the arguments are not valid JSON: {error}"
         if schema is None:
             return None
         key = json.dumps(schema, sort_keys=True)
@@ -306,7 +306,7 @@ class EpisodeRunner:
         return None if mistake is None else f"invalid arguments at {mistake.json_path}: {mistake.message}"
 
     def _cut(self, results: Sequence[ToolResult]) -> tuple[list[ToolResult], list[list[int]]]:
-        """Cut outputs at `max_tool_output_tokens`, with a mark that the model sees."""
+        """Truncate outputs to `max_tool_output_tokens`, with a mark that the model sees."""
         limit = self._spec.limits.max_tool_output_tokens
         kept: list[ToolResult] = []
         tokens: list[list[int]] = []
@@ -326,6 +326,6 @@ class EpisodeRunner:
         return kept, tokens
 
     def _thought_length(self, token_ids: list[int]) -> int:
-        """How many tokens of a turn are its thoughts, the closing `</think>` included."""
+        """The number of tokens of a turn's thoughts, including the closing `</think>`."""
         end = self._renderer.end_of_thought
         return token_ids.index(end) + 1 if end is not None and end in token_ids else 0

@@ -1,7 +1,7 @@
-"""Which engine takes which rollout; what becomes of an engine that fails or drifts.
+"""The fleet of engines: assigns rollouts to engines, and replaces engines that fail or drift.
 
-Each rollout that was begun comes back exactly once, graded or discarded. An engine that died or stands still, or whose
-log-probabilities differ from the learner's after an update, is fenced off and replaced from the published weights.
+Each started rollout returns exactly once, graded or discarded. An engine that died or hangs, or whose log-probabilities
+differ from the learner's after an update, is fenced and replaced by one with the published weights.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from trainer.spec.job import RolloutLimits
 from trainer.types import Discarded, Group, GroupRequest, Rollout, SyncReport
 
 CANARY_LIMITS = {"float32": 1e-3, "bfloat16": 0.1}
-"""Mean absolute log-probability difference, in nats, that fences an engine off. Equal weights give about 1e-6 in
-float32 and 0.02 in bfloat16; one stale tensor after one small update gave 3e-3."""
+"""The mean absolute log-probability difference, in nats, above which an engine is fenced. Equal weights give about 1e-6
+in float32 and 0.02 in bfloat16; one stale tensor after one small update gave 3e-3."""
 REPLACEMENTS_ALLOWED = 3
 START_TIMEOUT_S = 900.0
 CANARY_TOKENS = 512
 CANARY_TIMEOUT_S = 120.0
-"""In an engine full of requests a prompt of that length waits for its turn, and is read in seconds."""
+"""In a busy engine, a prompt of CANARY_TOKENS is queued, and then takes seconds."""
 ROLLOUT_GRACE_S = 60.0
-"""A rollout's own deadline comes first: its error says more."""
+"""Lets a rollout's own deadline expire first, since its error says more."""
 
 
 EndpointSource = Callable[[], Awaitable[dict[str, dict[str, Any]]]]
@@ -57,7 +57,7 @@ async def _has_room(index: int) -> None:
 
 @dataclass(slots=True, eq=False)
 class _Seat:
-    """A place in the fleet and the worker that has it now."""
+    """A seat in the fleet, and the worker that currently has it."""
 
     index: int
     worker: Any
@@ -71,10 +71,11 @@ class _Seat:
 
 
 class Fleet:
-    """Implements `trainer.protocols.Rollouts` over rollout workers. `spawn(i)` makes the actor of seat i, not started;
-    `emit` reports engines that are replaced and of rollouts that are held back, `on_lost` of each engine that
-    is gone with all its rollouts; `endpoints` give the stats of endpoints by their names; `placed(i)` returns when the
-    cluster has room for seat i.
+    """Implements `trainer.protocols.Rollouts` over rollout workers.
+
+    `spawn(i)` makes the actor of seat i, not started. `emit` reports engines that are replaced and rollouts that are
+    held back, `on_lost` is called for each engine that is lost with all its rollouts. `endpoints` return the stats of
+    endpoints by name. `placed(i)` returns when the cluster has room for seat i.
     """
 
     def __init__(
@@ -107,11 +108,12 @@ class Fleet:
         self._failure: Exception | None = None
 
     async def start(self, at_start: Container[int] | None = None) -> None:
-        """Start the engines of the seats `at_start` (None: of all) side by side. The others join with the weights of
-        that time, as the cluster gets room for them.
+        """Start the engines of the seats `at_start` (None: all) concurrently.
+
+        The others are started as the cluster gets room for them, with the weights published by then.
 
         Raises:
-            EngineFailed: one did not start.
+            EngineFailed: an engine did not start.
         """
         for seat in self._seats:
             if at_start is not None and seat.index not in at_start:
@@ -120,17 +122,15 @@ class Fleet:
         await asyncio.gather(*(self._fill(s) for s in self._seats if at_start is None or s.index in at_start))
 
     def connect(self, sync: WeightSync, canary: Canary) -> None:
-        """Where `publish` takes weights from and what it compares engines with. A fleet that only grades needs none."""
+        """Set where `publish` gets weights and what it compares engines with; only needed for `publish`."""
         self._sync, self._canary = sync, canary
 
     async def sample(self, request: GroupRequest) -> Group:
-        """Run a group; failures are tried again by the rules of `limits`."""
+        """Run a group; failures are retried as `limits` says."""
         return await self._groups.sample(request)
 
     async def counts(self) -> dict[str, float]:
-        """The account of rollouts, and what was counted at endpoints; a process that is being started anew says
-        nothing.
-        """
+        """The metrics of rollouts and endpoints; those of a process that is restarting are left out."""
         counts = self._groups.account.metrics()
         for source in self._endpoints:
             with suppress(Discard):
@@ -138,7 +138,7 @@ class Fleet:
         return counts
 
     def live(self) -> dict[str, float]:
-        """How rollouts and engines stand just now, for a Recorder; may be asked in another thread."""
+        """The current state of rollouts and engines, for a Recorder; may be called from another thread."""
         live = self._groups.account.live() | {"engine_replacements": float(self._replacements)}
         for seat in self._seats:
             live[f"engine/{seat.name}/ready"] = float(seat.ready)
@@ -146,10 +146,10 @@ class Fleet:
         return live
 
     async def publish(self, version: int) -> SyncReport:
-        """Bring the learner's weights to all engines and compare each with the learner on a canary."""
+        """Load the learner's weights into all engines, and compare each with the learner on a canary."""
         if self._sync is None:
-            raise ValueError("connect() comes before publish()")
-        begun = time.monotonic()
+            raise ValueError("call connect() before publish()")
+        started = time.monotonic()
         async with self._collecting:
             published = await self._sync.collect(version)
         seats = [seat for seat in self._seats if seat.ready]
@@ -164,7 +164,7 @@ class Fleet:
         return SyncReport(
             version=version,
             pause_s=max(pauses, default=0.0),
-            total_s=time.monotonic() - begun,
+            total_s=time.monotonic() - started,
             num_bytes=published.num_bytes,
             fenced=tuple(seat.name for seat in fenced),
             canary_gap=max((gap for seat, gap in gaps if seat not in fenced), default=0.0),
@@ -182,7 +182,7 @@ class Fleet:
         return [await ask(seat.worker.stats.remote(), seat.name, EngineFailed, QUICK_S) for seat in seats]
 
     def watched(self) -> list[Watched]:
-        """The engines that take rollouts, for the watchdog; one that it gives up is replaced."""
+        """The engines that take rollouts, for the watchdog; giving one up replaces it."""
         return [
             Watched(s.name, pulse_of(s.worker, s.name, EngineFailed), partial(self._replace, s, s.worker), s.worker)
             for s in self._seats
@@ -190,7 +190,7 @@ class Fleet:
         ]
 
     def progress(self) -> tuple[int, int]:
-        """Rollouts that have ended since the start, and those in flight."""
+        """The numbers of rollouts that have ended since the start, and that are in flight."""
         account = self._groups.account
         return account.started - account.in_flight, account.in_flight
 
@@ -229,7 +229,7 @@ class Fleet:
     # -- engines -------------------------------------------------------------------------------------------------------
 
     async def _fill(self, seat: _Seat) -> None:
-        """Start a worker for a seat and bring it to the last published version."""
+        """Start a worker for a seat, and load the last published version into it."""
         seat.worker, seat.in_flight = self._spawn(seat.index), 0
         seat.client = RolloutWorkerClient(seat.worker, seat.name, self._rollout_s)
         try:
@@ -240,7 +240,7 @@ class Fleet:
         except TimeoutError:
             raise EngineFailed(f"{seat.name} did not start within {START_TIMEOUT_S:g} s") from None
         while True:
-            async with self._collecting:  # else it would take no weights for the newest ones
+            async with self._collecting:  # during `collect` there are no published weights
                 published = self._sync.last if self._sync is not None else None
             if self._sync is not None and published is not None:
                 outcome = await self._sync.catch_up(published, seat.worker)
@@ -253,7 +253,7 @@ class Fleet:
                     return
 
     async def _replace(self, seat: _Seat, worker: Any, why: str) -> None:
-        """Fence a worker off and start another in its seat, in the background; told twice of one worker, once."""
+        """Fence a worker, and start another in its seat in the background; a second call for it does nothing."""
         if seat.worker is not worker or not seat.ready:
             return
         seat.ready = False
@@ -272,7 +272,7 @@ class Fleet:
         try:
             while True:
                 if self._replacements > REPLACEMENTS_ALLOWED * len(self._seats):
-                    raise Halted(f"{seat.name} was replaced too often; last because: {why}")
+                    raise Halted(f"{seat.name} was replaced too often; the last reason: {why}")
                 await self._place(seat)
                 try:
                     await self._fill(seat)
@@ -280,24 +280,24 @@ class Fleet:
                 except EngineFailed as error:
                     if error.details.get("kind") not in (LOST, UNREACHABLE):
                         raise
-                    self._replacements += 1  # its node may have been dying, of which Ray had not heard
+                    self._replacements += 1  # its node may have been dying without Ray knowing it yet
                     why = error.message
                     self._emit(EngineRestarted(engine=seat.name, reason=why))
                     ray.kill(seat.worker)
             self._emit(EngineJoined(engine=seat.name))
-        except Exception as error:  # noqa: BLE001 - all who wait for an engine must hear of it
+        except Exception as error:  # noqa: BLE001 - all callers that wait for an engine must get it
             async with self._changed:
                 self._failure = Halted(f"{seat.name} could not be started: {error}")
                 self._failure.__cause__ = error
                 self._changed.notify_all()
 
     async def _place(self, seat: _Seat) -> None:
-        """Wait for room: as long as it takes while other engines work, else START_TIMEOUT_S."""
+        """Wait for room in the cluster: without limit while other engines work, else for START_TIMEOUT_S."""
         placed = asyncio.ensure_future(self._placed(seat.index))
         try:
             while not (await asyncio.wait({placed}, timeout=START_TIMEOUT_S))[0]:
                 if not any(other.ready for other in self._seats):
-                    raise EngineFailed(f"the cluster had no room for it within {START_TIMEOUT_S:g} s")
+                    raise EngineFailed(f"the cluster had no free resources for it within {START_TIMEOUT_S:g} s")
             placed.result()
         finally:
             placed.cancel()
@@ -311,7 +311,7 @@ class Fleet:
         ray.kill(worker)
 
     async def _canary_gaps(self, seats: Sequence[_Seat]) -> list[tuple[_Seat, float]]:
-        """Mean absolute log-probability difference of each engine from the learner; infinite where it gave none."""
+        """Each engine's mean absolute log-probability difference from the learner; infinite if the engine failed."""
         if self._canary_tokens is None or self._canary is None:
             return []
         tokens = self._canary_tokens

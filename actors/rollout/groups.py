@@ -1,8 +1,7 @@
-"""Groups in a faulty world: a rollout that failed carries no number and is tried again; a group goes on without its
-slowest; while most rollouts fail, only probes are started.
+"""Groups of rollouts: failed rollouts are retried and never graded, and a group does not wait for its stragglers.
 
-Each attempt at a rollout is started once and ends once: graded, discarded with a reason, or cancelled. `Account` holds
-these numbers, and they balance at every moment.
+While most rollouts fail, only probes are started (`holdback`). Each attempt at a rollout starts once and ends once:
+graded, discarded with a reason, or cancelled. `Account` counts these, and the counts always balance.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ RunRollout = Callable[[RolloutRequest], Awaitable[Rollout | Discarded]]
 
 @dataclass(slots=True)
 class Account:
-    """Attempts at rollouts since the start: started = graded + discarded + cancelled + in_flight, at every moment.
+    """Counts of attempts since the start: started = graded + discarded + cancelled + in_flight, at every moment.
 
-    `in_flight` is kept by itself, not computed from the others, so that the books can be checked.
+    `in_flight` is counted separately, not computed from the others, so that `balances` can check the counts.
     """
 
     started: int = 0
@@ -47,7 +46,7 @@ class Account:
         return self.started == self.graded + self.discarded.total() + self.cancelled + self.in_flight
 
     def metrics(self) -> dict[str, float]:
-        """By the names of `trainer.metrics`."""
+        """The counts under the names of `trainer.metrics`."""
         return {
             "account/started": float(self.started),
             "account/graded": float(self.graded),
@@ -57,7 +56,7 @@ class Account:
         }
 
     def live(self) -> dict[str, float]:
-        """For a Recorder; may be asked in another thread."""
+        """The counts for a Recorder; may be called from another thread."""
         ended = {"graded": self.graded, "cancelled": self.cancelled, **dict(self.discarded)}
         counts = {f"rollouts/{outcome}": float(count) for outcome, count in ended.items()}
         return counts | {"rollouts_started": float(self.started), "rollouts_in_flight": float(self.in_flight)}
@@ -74,13 +73,13 @@ class Groups:
         self.account = Account()
 
     async def sample(self, request: GroupRequest) -> Group:
-        """Run a group. With fewer than half (at least 2) survivors a training group is sampled anew, once."""
-        begun = time.monotonic()
+        """Run a group; a training group with fewer than half (at least 2) rollouts left is sampled again, once."""
+        started = time.monotonic()
         group = await self._sample(request, attempt=0)
         if request.purpose == "train" and len(group.rollouts) < max(2, math.ceil(request.size / 2)):
             again = await self._sample(request, attempt=self._limits.max_rollout_retries + 1)
             group = replace(again, discarded=(*group.discarded, *again.discarded))
-        return replace(group, wall_s=time.monotonic() - begun)
+        return replace(group, wall_s=time.monotonic() - started)
 
     async def _sample(self, request: GroupRequest, attempt: int) -> Group:
         late: set[int] = set()
@@ -120,7 +119,7 @@ class Groups:
     async def _stragglers(
         self, request: GroupRequest, tasks: list[asyncio.Task[Rollout | None]]
     ) -> set[asyncio.Task[Rollout | None]]:
-        """Wait for a group; whom it goes on without. Validation waits for all: there the slow rows count as well."""
+        """Wait for a group; returns the stragglers. Validation waits for all, since slow rows count there as well."""
         wait_s = self._limits.straggler_wait_s if request.purpose == "train" else None
         quorum = max(2, math.ceil(self._limits.straggler_quorum * len(tasks)))
         pending, deadline = set(tasks), math.inf
@@ -130,13 +129,13 @@ class Groups:
             timeout = None if deadline == math.inf else max(0.0, deadline - time.monotonic())
             done, pending = await asyncio.wait(pending, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
-                task.result()  # what must end the job ends it now, not when the slowest is there
+                task.result()  # raises an error that must end the job at once, not after the slowest rollout
             if not done:
                 break
         return pending
 
     async def _rollout(self, request: RolloutRequest, discard: Discard, late: set[int]) -> Rollout | None:
-        """One place of a group: attempts until one is graded or none is left. Failed ones go to `discard`."""
+        """Attempts at one sample of a group until one is graded or none is left; failures go to `discard`."""
         retries_left, engines_left = self._limits.max_rollout_retries, 1
         while True:
             probing = await self._holdback.enter()
@@ -146,7 +145,7 @@ class Groups:
                 return outcome
             discard(outcome)
             if outcome.reason == EngineFailed.reason and engines_left:
-                engines_left -= 1  # the same once more, on another engine or on the one that takes its place
+                engines_left -= 1  # the same attempt again, on another engine or on its replacement
             elif outcome.reason != EngineFailed.reason and retries_left:
                 retries_left -= 1
                 request = replace(request, attempt=request.attempt + 1)
@@ -154,16 +153,16 @@ class Groups:
                 return None
 
     async def _attempt(self, request: RolloutRequest, discard: Discard, late: set[int]) -> Rollout | Discarded:
-        """One attempt, in the books."""
+        """One attempt, counted in `account`."""
         account = self.account
         account.started += 1
         account.in_flight += 1
         try:
             outcome = await self._run(request)
-        except BaseException:  # cancelled, or an error that ends the job: either way the books are closed first
+        except BaseException:  # cancelled, or an error that ends the job: it must be counted as well
             account.in_flight -= 1
             if request.sample in late:
-                why = "the group went on without it: its others had ended long before"
+                why = "the group did not wait for it: most of its other rollouts had ended long before"
                 discard(Discarded("", request.task.row_id, request.sample, STRAGGLER, why))
                 account.discarded[STRAGGLER] += 1
             else:

@@ -1,5 +1,6 @@
-"""While most rollouts fail for reasons outside the model, none is started but probes: a broken endpoint costs the job
-time, never what it learns.
+"""While most rollouts fail for reasons outside the model, only probes are started.
+
+So a broken endpoint costs the job time, but no data.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from trainer.types import Discarded, Rollout
 
 WINDOW = 64
 MIN_OUTCOMES = 16
-"""Fewer say too little of the rate."""
+"""The least number of outcomes for an estimate of the failure rate."""
 FIRST_PROBE_S, LONGEST_PROBE_S = 2.0, 60.0
 
 
 class Holdback:
-    """Of one job. Engines that fail do not count: they are replaced, and rollouts wait for them anyway."""
+    """Holds back the rollouts of one job. Engine failures do not count: engines are replaced, and rollouts wait."""
 
     def __init__(self, max_failure_rate: float, emit: Emit, timing: Timing = REAL_TIMING) -> None:
         self._max_failure_rate = max_failure_rate
@@ -38,7 +39,7 @@ class Holdback:
         return not self._open.is_set()
 
     async def enter(self) -> bool:
-        """Wait until a rollout may start. True: it is a probe, whose outcome decides whether others may."""
+        """Wait until a rollout may start; returns whether it is a probe, whose outcome decides about the others."""
         while self.holding:
             wait_s = self._probe_at - self._timing.clock()
             if wait_s <= 0:
@@ -49,7 +50,7 @@ class Holdback:
         return False
 
     def observe(self, outcome: Rollout | Discarded, probing: bool) -> None:
-        """Tell how a rollout ended that `enter` let in."""
+        """Record the outcome of a rollout that `enter` admitted."""
         if isinstance(outcome, Discarded) and outcome.reason == EngineFailed.reason:
             return
         failed = outcome if isinstance(outcome, Discarded) else None
@@ -82,7 +83,7 @@ class Holdback:
         )
 
     async def _opened_within(self, seconds: float) -> None:
-        """Wait for the release, at most so long; as the clock of `timing` counts."""
+        """Wait until rollouts may start again, for at most `seconds` of `timing`."""
         opened = asyncio.create_task(self._open.wait())
         sleeping = asyncio.ensure_future(self._timing.sleep(seconds))
         try:

@@ -1,4 +1,4 @@
-"""A Ray actor that holds one engine and, beside it, the episodes that run on it: hundreds of coroutines, one loop."""
+"""A Ray actor with one engine and the episodes that run on it: hundreds of coroutines on one event loop."""
 
 from __future__ import annotations
 
@@ -31,8 +31,10 @@ from trainer.types import Discarded, Rollout
 
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
-    """All that a worker is made from; a replacement is made from the same, but for `owner`: each incarnation has its
-    own name, under which its rollouts open sessions (None: the job has none). `name` is that of its seat.
+    """The configuration of a worker, and of its replacements except for `owner`.
+
+    `owner` is unique to each incarnation; its rollouts open sessions under it (None: the job has no sessions). `name`
+    is that of the seat.
     """
 
     engine: EngineConfig
@@ -47,7 +49,7 @@ class WorkerConfig:
 
 
 class RolloutWorker(Reachable):
-    """Runs rollouts on its own engine. Methods that may fail on purpose return the error as a value."""
+    """Runs rollouts on its own engine; methods return expected errors as values."""
 
     def __init__(self, config: WorkerConfig) -> None:
         self._config = config
@@ -55,16 +57,16 @@ class RolloutWorker(Reachable):
         self._recorder = start_telemetry(config.metrics, config.name)
         self._recorder.begin("engine_pause_s")
         self._recorder.add(self._engine.live)
-        self._reach_by({"run": self._run})
+        self._serve_methods({"run": self._run})
 
     async def start(self) -> RftError | None:
-        """Load the engine and what its episodes need."""
+        """Load the engine, and make the episode runner."""
         with importing():
             return await outcome_of(self._start())
 
     async def _start(self) -> None:
         await self._engine.start()
-        lower_priority()  # its processes have started
+        lower_priority()  # after the engine's processes have started, so that they do not inherit it
         tokenizer = load_tokenizer(self._config.engine.model)
         spec, owner = self._config.episode, self._config.owner
         dispatcher = DispatcherClient(*self._config.dispatchers)
@@ -89,11 +91,11 @@ class RolloutWorker(Reachable):
         return await outcome_of(asyncio.to_thread(self._engine.stage, data, layout))
 
     async def swap(self, version: int) -> float | RftError:
-        """Load what was staged."""
+        """Load the staged buckets as `version`; returns the pause in seconds."""
         return await self._updated(self._engine.swap(version))
 
     async def receive(self, version: int, layouts: Sequence[Layout]) -> float | RftError:
-        """Load buckets that the learner broadcasts now."""
+        """Load the buckets that the learner broadcasts now; returns the pause in seconds."""
         updates = [{"tensors": [list(tensor) for tensor in layout]} for layout in layouts]
         return await self._updated(self._engine.update(version, updates))
 
@@ -114,7 +116,7 @@ class RolloutWorker(Reachable):
         return await outcome_of(self._engine.prompt_logprobs(token_ids))
 
     async def pulse(self) -> list[Doing] | RftError:
-        """What is going on here; answered only while the engine's own processes answer too."""
+        """What the rollouts here are doing; answers only while the engine's own processes answer too."""
         error = await outcome_of(self._engine.check_health())
         return error or self._runner.in_flight.longest()
 
@@ -126,17 +128,21 @@ class RolloutWorker(Reachable):
 
 
 class RolloutWorkerClient:
-    """What the fleet holds to have rollouts run by a worker. `timeout_s` is longer than any rollout takes."""
+    """The fleet's client of a RolloutWorker; `timeout_s` must be longer than any rollout takes."""
 
     def __init__(self, actor: Any, name: str, timeout_s: float) -> None:
         self._channel = Channel(actor, name, EngineFailed, timeout_s)
 
     async def connect(self) -> None:
-        """So that no rollout has to; raises EngineFailed."""
+        """Connect before the first rollout.
+
+        Raises:
+            EngineFailed: the worker does not answer.
+        """
         await self._channel.connect()
 
     async def run(self, request: RolloutRequest) -> Rollout | Discarded:
-        """As EpisodeRunner.run; raises EngineFailed also where the worker's process died or stands still."""
+        """As EpisodeRunner.run; also raises EngineFailed if the worker's process died or hangs."""
         r = request
         values = await self._channel.call("run", task_as_json(r.task), r.epoch, r.sample, r.attempt, r.temperature)
         return outcome_from_json(values)

@@ -1,7 +1,7 @@
-"""Expected errors cross Ray as values: an actor method returns its result or the RftError, and never raises one.
+"""Expected errors cross Ray as values: an actor method returns its result or an RftError, and never raises one.
 
-Ray would wrap a raised error in a class made on the spot, with the remote traceback as its text and `args` that are
-not ours; returned, it arrives as what it was.
+Ray would wrap a raised error in a class that it creates at runtime, with the remote traceback as its message and
+different `args`; a returned error arrives unchanged.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from trainer.errors import CannotStart, Discard, RftError
 T = TypeVar("T")
 
 DEADLINE_S = 3600.0
-"""Of calls that have deadlines inside, which come first: only a process that stands still reaches this one."""
+"""Timeout of calls whose work has shorter deadlines of its own: only a hung process reaches it."""
 QUICK_S = 10.0
-"""Of calls that only look something up."""
+"""Timeout of calls that only look something up."""
 RESTART_S = 60.0
-"""Ray starts an actor anew in about 3 s."""
+"""Timeout of an actor's restart, which takes Ray about 3 s."""
 IMPORT_FAILED = "failed to import on the worker"
-"""Ray's words."""
+"""Part of Ray's message when the actor's class cannot be imported."""
 LOST, UNREACHABLE = "lost", "unreachable"
-"""Kinds of error: the actor died, or its process cannot be spoken to: it stands still, or is being started anew."""
+"""Kinds of error: the actor died; or its process does not respond, because it hangs or is restarting."""
 
 
 async def outcome_of(work: Awaitable[T]) -> T | RftError:
-    """In the actor: the result of `work`, or the error that it raised on purpose. Other errors are bugs and go on."""
+    """In the actor: the result of `work`, or the RftError that it raised. Other errors are bugs and propagate."""
     try:
         return await work
     except RftError as error:
@@ -39,18 +39,19 @@ async def outcome_of(work: Awaitable[T]) -> T | RftError:
 
 
 async def ask(ref: Any, what: str, lost: type[Discard], timeout_s: float = DEADLINE_S) -> Any:
-    """In the caller: what the actor method behind the object reference gave. Cancelled or late, it cancels the remote
-    call.
+    """In the caller: the result of the actor method behind the object reference `ref`.
+
+    Cancelling this call, or its timeout, cancels the remote call. `what` names the actor in messages.
 
     Raises:
-        RftError: the one that came back.
-        CannotStart: the actor's `__init__` failed, so that Ray starts it no more.
-        Discard: `lost`, where the actor died or did not answer in time; `what` names it.
+        RftError: the actor method returned one.
+        CannotStart: the actor's `__init__` failed, and Ray will not restart it.
+        Discard: an instance of `lost`: the actor died or did not answer within `timeout_s`.
     """
     try:
         async with asyncio.timeout(timeout_s) as deadline:
             outcome = await result_of(ref)
-    except RayTaskError:  # an error that nobody raised on purpose: a bug
+    except RayTaskError:  # an unexpected error in the actor: a bug
         raise
     except RayError as error:
         if (never := cannot_start(error, what)) is not None:
@@ -67,13 +68,13 @@ async def ask(ref: Any, what: str, lost: type[Discard], timeout_s: float = DEADL
 
 
 def cannot_start(error: BaseException, what: str) -> CannotStart | None:
-    """What is to be said of an actor whose `__init__` failed; None of any other end."""
+    """The error to raise if the actor's `__init__` failed; None for any other error."""
     if not isinstance(error, RayActorError) or not error.actor_init_failed:
         return None
-    said = f"{what} cannot start: {error.error_msg.strip().splitlines()[-1]}"
+    message = f"{what} cannot start: {error.error_msg.strip().splitlines()[-1]}"
     if IMPORT_FAILED in error.error_msg:
-        said += "; install the driver's version of agent-rft on each node, with all that it needs"
-    return CannotStart(said)
+        message += "; install the driver's version of agent-rft and its dependencies on each node"
+    return CannotStart(message)
 
 
 def kind_of(error: RayError) -> str:
@@ -81,9 +82,7 @@ def kind_of(error: RayError) -> str:
 
 
 async def ask_helper(actor: Any, ref: Any, what: str, lost: type[Discard], timeout_s: float = DEADLINE_S) -> Any:
-    """As `ask`, of an actor that Ray starts anew: that it died is said once it answers again, so that whoever tries
-    anew finds it there.
-    """
+    """`ask` for an actor that Ray restarts: a death is raised once the actor answers again, so a retry can work."""
     try:
         return await ask(ref, what, lost, timeout_s)
     except Discard as error:
@@ -94,10 +93,10 @@ async def ask_helper(actor: Any, ref: Any, what: str, lost: type[Discard], timeo
 
 
 async def result_of(ref: Any) -> Any:
-    """What is behind the object reference. Cancelled, it cancels the remote call."""
+    """The value behind the object reference. Cancelling this call cancels the remote call."""
     try:
         return await ref
     except asyncio.CancelledError:
-        if ray.is_initialized():  # a driver that shut Ray down has ended the call with it
+        if ray.is_initialized():  # otherwise ray.shutdown() has already ended the call
             ray.cancel(ref)
         raise

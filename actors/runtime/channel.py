@@ -1,12 +1,13 @@
-"""Calls to an actor over a connection of its own, for those that each rollout or each of its turns needs.
+"""Direct TCP calls to an actor, for calls that every rollout or every turn of a rollout makes.
 
-A Ray call costs 2.3 ms of processor time, caller and callee together, a call here 0.3 (`benchmarks.channel`). Ray keeps
-what it is good at: it says where the actor listens and hands over the secret that opens the address; and one call that
-never ends tells that the actor or its node is gone, which a connection alone would find out late. Where no connection
-can be made (a firewall between nodes), or where Ray encrypts its own, each call is a Ray call.
+A Ray call costs 2.3 ms of CPU time, caller and callee together; a call over a channel costs 0.3 (`benchmarks.channel`).
+Ray still does discovery and failure detection: it hands out the actor's address and secret, and one Ray call that never
+returns (the lifeline) fails when the actor or its node dies, which the connection alone would notice late. If no
+connection can be made (a firewall between nodes), or if Ray uses TLS, each call is a Ray call.
 
-Frames are JSON behind four bytes of length: `[number, method, arguments]`, back `[number, value]` or `[number, null,
-error, message, details]`; `[number]` gives a call up. Nothing is read of whoever does not begin with the secret.
+A frame is a four-byte big-endian length and JSON: the request `[number, method, arguments]`, the response
+`[number, value]` or `[number, null, error, message, details]`, and `[number]` to cancel a call. A client sends the
+secret first; nothing else is read from a client that does not.
 """
 
 from __future__ import annotations
@@ -34,21 +35,21 @@ from trainer.errors import Discard, RftError
 
 LOG = logging.getLogger(__name__)
 CONNECT_S = 5.0
-"""To connect, and for the secret to come."""
+"""Timeout for connecting, and for the secret to arrive."""
 CONNECT_TRIES = 2
-"""An actor may die between saying where it listens and hearing from us; another one listens elsewhere."""
+"""The actor may die after it gave its address; the restarted one listens on another port."""
 WELCOME = b"."
-"""What answers the secret: whoever else listens there by now does not say it."""
+"""The reply to the secret: another program that has taken the port does not send it."""
 KEEP_ALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 20, "TCP_KEEPCNT": 6}
-"""By Linux's names: seconds of silence until the other side is asked, seconds between asking; how often in vain."""
+"""Linux socket options: idle seconds before the first probe, seconds between probes, unanswered probes to give up."""
 LENGTH_BYTES = 4
 ChannelMethod = Callable[..., Awaitable[Any]]
-"""Takes and gives what JSON can hold; raises an RftError for what is wrong on purpose."""
+"""Takes and returns JSON values; an expected failure raises an RftError."""
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where an actor listens, and what whoever comes in has to say first."""
+    """Where an actor listens, and the secret that a client must send first."""
 
     host: str
     port: int
@@ -56,7 +57,7 @@ class Address:
 
 
 def ray_encrypts(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether what Ray carries is secret on the wire, as nothing is that crosses here."""
+    """Whether Ray uses TLS; channels do not encrypt, so they must not be used then."""
     return environment.get("RAY_USE_TLS") == "1"
 
 
@@ -64,32 +65,32 @@ def ray_encrypts(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 class Reachable:
-    """What an actor inherits. It calls `_reach_by` with its methods by their names."""
+    """Base class of an actor that can be called over a channel; its `__init__` calls `_serve_methods`."""
 
-    def _reach_by(self, methods: Mapping[str, ChannelMethod]) -> None:
+    def _serve_methods(self, methods: Mapping[str, ChannelMethod]) -> None:
         self._listener = Listener(methods)
 
     async def address(self) -> Address | None:
-        """Where it listens; None where it cannot, or must not."""
+        """Where it listens; None if it cannot listen, or must not because Ray uses TLS."""
         if ray_encrypts():
             return None
         try:
             return await self._listener.address(ray.util.get_node_ip_address())
         except OSError as error:
-            LOG.warning("no port to listen at, so calls come by Ray: %r", error)
+            LOG.warning("cannot listen on a port; calls go through Ray instead: %r", error)
             return None
 
     async def lifeline(self) -> None:
-        """Ends with the actor."""
+        """Never return: the call fails when the actor dies."""
         await asyncio.Event().wait()
 
     async def call(self, method: str, arguments: Sequence[Any]) -> Any:
-        """For whom no connection leads here."""
+        """The fallback of callers that cannot connect: one of the methods as a Ray call."""
         return await outcome_of(self._listener.methods[method](*arguments))
 
 
 class Listener:
-    """Answers calls that come over connections. Calls of a connection that ends are cancelled."""
+    """Serves calls over connections; when a connection closes, its calls are cancelled."""
 
     def __init__(self, methods: Mapping[str, ChannelMethod]) -> None:
         self.methods = methods
@@ -97,37 +98,37 @@ class Listener:
         self._server: asyncio.Future[asyncio.Server] | None = None
 
     async def address(self, host: str) -> Address:
-        """Listen at a free port of `host`, if it does not yet."""
+        """Start to listen on a free port of `host`, unless it already listens, and return the address."""
         if self._server is None:
             self._server = asyncio.ensure_future(asyncio.start_server(self._serve, host, 0))
         server = await asyncio.shield(self._server)
         return Address(host, server.sockets[0].getsockname()[1], self._secret)
 
     async def close(self) -> None:
-        """Let nobody else in."""
+        """Accept no more connections."""
         if self._server is not None:
             (await self._server).close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        under_way: dict[int, asyncio.Task[None]] = {}
+        running: dict[int, asyncio.Task[None]] = {}
         _keep_alive(writer)
         try:
             async with asyncio.timeout(CONNECT_S):
-                said = await reader.readexactly(len(self._secret))
-            if not hmac.compare_digest(said, self._secret.encode()):
+                secret = await reader.readexactly(len(self._secret))
+            if not hmac.compare_digest(secret, self._secret.encode()):
                 return
             writer.write(WELCOME)
             while True:
                 number, *call = await _read(reader)
                 if call:
-                    task = under_way[number] = asyncio.create_task(self._answer(writer, number, *call))
-                    task.add_done_callback(lambda _, number=number: under_way.pop(number))  # type: ignore[misc]
-                elif number in under_way:
-                    under_way[number].cancel()
+                    task = running[number] = asyncio.create_task(self._answer(writer, number, *call))
+                    task.add_done_callback(lambda _, number=number: running.pop(number))  # type: ignore[misc]
+                elif number in running:
+                    running[number].cancel()
         except (OSError, EOFError):  # TimeoutError is an OSError
             pass
         finally:
-            for task in under_way.values():
+            for task in running.values():
                 task.cancel()
             writer.close()
 
@@ -136,7 +137,7 @@ class Listener:
             answer = _frame([number, await self.methods[method](*arguments)])
         except RftError as error:
             answer = _frame([number, None, type(error).__name__, error.message, error.details], default=str)
-        except Exception:  # noqa: BLE001 - a bug, of which the caller has to hear
+        except Exception:  # noqa: BLE001 - a bug, which the caller has to see
             answer = _frame([number, None, "", traceback.format_exc(), {}])
         writer.write(answer)
 
@@ -145,9 +146,10 @@ class Listener:
 
 
 class Channel:
-    """To one actor, from one event loop; connected by the first call. `what` names the actor and `lost` is raised where
-    it died or took longer than `deadline_s` for a call: once Ray knows of the death and, if it starts such actors anew,
-    once it answers again.
+    """The client side: calls one actor from one event loop, and connects at the first call.
+
+    `what` names the actor in messages. `lost` is raised when the actor died or a call took longer than `deadline_s`;
+    after a death it is raised once Ray knows of it and, for an actor that Ray restarts, once the actor answers again.
     """
 
     def __init__(self, actor: Any, what: str, lost: type[Discard], deadline_s: float = DEADLINE_S) -> None:
@@ -160,11 +162,11 @@ class Channel:
         self._by_ray = False
 
     async def call(self, method: str, *arguments: Any) -> Any:
-        """What the actor's method gave. Cancelled or late, it cancels the call.
+        """The result of the actor's method; cancelling this call, or its timeout, cancels the method.
 
         Raises:
-            RftError: the one that the method raised.
-            Discard: `lost`, where the actor died or did not answer in time.
+            RftError: the method raised one.
+            Discard: an instance of `lost`: the actor died or did not answer in time.
         """
         await self.connect()
         connection = self._connection
@@ -185,16 +187,16 @@ class Channel:
             raise self._lost(why, kind=broken.kind) from None
 
     async def connect(self) -> None:
-        """See that there is a connection, or that there cannot be one.
+        """Connect unless connected; if that is impossible, switch to Ray calls for good.
 
         Raises:
-            Discard: `lost`, where the actor does not answer.
+            Discard: an instance of `lost`: the actor does not answer.
         """
         if self._by_ray or (self._connection is not None and self._connection.broken is None):
             return
         if self._connecting is None or self._connecting.done():
             self._connecting = asyncio.create_task(self._connect_now())
-            self._connecting.add_done_callback(_heard)  # who waited for it may be gone
+            self._connecting.add_done_callback(_retrieve_exception)  # its waiters may all be cancelled
         await asyncio.shield(self._connecting)
 
     async def _connect_now(self) -> None:
@@ -205,32 +207,35 @@ class Channel:
                 break
             try:
                 async with asyncio.timeout(CONNECT_S):
-                    reader, writer = await _enter(address)
+                    reader, writer = await _open_connection(address)
             except (OSError, EOFError) as error:
-                LOG.warning("no connection to %s at %s:%d: %r", self._what, address.host, address.port, error)
+                LOG.warning("cannot connect to %s at %s:%d: %r", self._what, address.host, address.port, error)
                 continue
             self._connection = _Connection(reader, writer, self._actor.lifeline.remote())
             return
         self._connection, self._by_ray = None, True
 
 
-async def _enter(address: Address) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Raises:
-    OSError, EOFError: nobody listens there, or not whom we look for.
+async def _open_connection(address: Address) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Connect and send the secret.
+
+    Raises:
+        OSError: nothing listens there.
+        EOFError: the actor no longer listens there.
     """
     reader, writer = await asyncio.open_connection(address.host, address.port)
     _keep_alive(writer)
     try:
         writer.write(address.secret.encode())
         await reader.readexactly(len(WELCOME))
-    except BaseException:  # cancelled too: no socket is left behind
+    except BaseException:  # on cancellation too, so that no socket leaks
         writer.close()
         raise
     return reader, writer
 
 
 def _keep_alive(writer: asyncio.StreamWriter) -> None:
-    """Between two bursts nothing is said for minutes, and a firewall forgets who is silent."""
+    """Send TCP keep-alives: a connection may be idle for minutes, and firewalls drop idle connections."""
     connection: socket.socket = writer.get_extra_info("socket")
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in KEEP_ALIVE.items():
@@ -238,13 +243,13 @@ def _keep_alive(writer: asyncio.StreamWriter) -> None:
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
-def _heard(task: asyncio.Task[None]) -> None:
+def _retrieve_exception(task: asyncio.Task[None]) -> None:
     if not task.cancelled():
         task.exception()
 
 
 class _Broken(Exception):
-    """The connection is gone, and the answers to what was asked over it. `kind` as in `outcome`."""
+    """The connection is gone, and with it the results of its pending calls; `kind` is LOST or UNREACHABLE."""
 
     def __init__(self, why: str, kind: str) -> None:
         super().__init__(why)
@@ -252,7 +257,7 @@ class _Broken(Exception):
 
 
 class _Connection:
-    """`lifeline` is the object reference of a call that ends with the actor only."""
+    """An open connection; `lifeline` is the object reference of a Ray call that ends only when the actor dies."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, lifeline: Any) -> None:
         self.broken: _Broken | None = None
@@ -320,8 +325,10 @@ def _frame(content: Sequence[Any], default: Callable[[Any], str] | None = None) 
 
 
 async def _read(reader: asyncio.StreamReader) -> list[Any]:
-    """Raises:
-    EOFError: there is none any more (asyncio.IncompleteReadError is one).
+    """The next frame.
+
+    Raises:
+        EOFError: the connection was closed (asyncio.IncompleteReadError is an EOFError).
     """
     length = int.from_bytes(await reader.readexactly(LENGTH_BYTES))
     content: list[Any] = json.loads(await reader.readexactly(length))

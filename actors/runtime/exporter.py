@@ -1,10 +1,10 @@
-"""How a process's metrics reach Prometheus: one port a node serves those of all jobs and processes on it.
+"""How metrics reach Prometheus: one port per node serves the metrics of all jobs and processes on that node.
 
-Each process rewrites a file of its own every few seconds, whatever else it does; whichever of them holds the port reads
-all files and answers. When it ends, another takes the port over: there is no daemon, nothing to start and nothing left
-behind. The gauges of a process that writes no more vanish after seconds, its counters after minutes. The last one that
-goes waits for who has asked regularly, so that the end of a job is seen too. A full disk or a port that others hold
-costs metrics, never a job.
+Each process rewrites its own file every few seconds, in a thread; the process that holds the port reads all files and
+answers scrapes. When it ends, another takes over the port: there is no daemon, nothing to start and nothing left
+behind. The gauges of a process that no longer writes vanish after seconds, its counters after minutes. The last process
+to exit waits for a scraper that has come regularly, so that the end of a job is scraped too. A full disk or an occupied
+port costs metrics, never a job.
 """
 
 from __future__ import annotations
@@ -31,20 +31,21 @@ DEFAULT_PORT = 9464
 PORT, HOST = "AGENT_RFT_METRICS_PORT", "AGENT_RFT_METRICS_HOST"
 PERIOD_S = 5.0
 SILENT_S = 4 * PERIOD_S
-"""Who has not written for so long is dead, or stands still."""
+"""A process that has not written for this long is dead or hangs."""
 KEPT_S = 300.0
+"""How long a silent process's file is kept."""
 REQUEST_S = 10.0
-"""For a client to send its request."""
+"""Timeout for a client to send its request."""
 STOP_S = 0.1
-"""So often the port looks whether it is to be closed."""
+"""How often the server checks whether it should shut down."""
 LAST_ANSWER_S = 20.0
-"""Who asks more seldom than that is not waited for at the end."""
+"""A scraper with a longer interval is not waited for at the end."""
 SUFFIX, ASKED = ".prom", "asked"
 
 
 @dataclass(frozen=True, slots=True)
 class MetricsAddress:
-    """Of one job's metrics, as its driver chose it and its actors get it."""
+    """Where one job's metrics are served; chosen by the driver and handed to its actors."""
 
     job: str
     host: str
@@ -52,52 +53,53 @@ class MetricsAddress:
 
     @classmethod
     def of(cls, job: str, *, local: bool, environment: Mapping[str, str] = os.environ) -> MetricsAddress | None:
-        """By the environment, else a port that on a `local` cluster only this machine can reach. None: port 0."""
+        """From the environment; by default DEFAULT_PORT, on loopback if the cluster is `local`. None for port 0."""
         port = metrics_port(environment)
         host = environment.get(HOST) or ("127.0.0.1" if local else "0.0.0.0")
         return cls(job, host, port) if port else None
 
     @property
     def folder(self) -> Path:
-        """Where this user's processes on this node put what this port serves."""
+        """Where this user's processes on this node write the files that this port serves."""
         return Path(tempfile.gettempdir()) / f"agent-rft-metrics-{os.getuid()}-{self.port}"
 
 
 def metrics_port(environment: Mapping[str, str] = os.environ) -> int:
-    """Raises:
-    UserError: the environment names none.
+    """The port from the environment, else DEFAULT_PORT; 0 turns metrics off.
+
+    Raises:
+        UserError: the environment variable is not a valid port.
     """
     text = environment.get(PORT) or str(DEFAULT_PORT)
     if not text.isdecimal() or int(text) > 65535:
-        raise UserError(f"{PORT} is {text!r}, which is no port; 0 turns metrics off")
+        raise UserError(f"{PORT} must be a port from 0 to 65535, got {text!r}; 0 turns metrics off")
     return int(text)
 
 
 class Telemetry:
-    """Of one process. `recorder` takes what is to be known of it; what others registered with prometheus_client (vLLM;
-    memory and processor time of the process) goes with it.
+    """Exports one process's metrics: those of `recorder`, and all that libraries register with prometheus_client.
+
+    The latter are vLLM's metrics, and the memory and CPU time of the process.
     """
 
-    def __init__(self, place: MetricsAddress, process: str, period_s: float = PERIOD_S) -> None:
-        """`process` names it among those of its job: `driver`, `engine-0`."""
-        disable_created_metrics()  # type: ignore[no-untyped-call] # timestamps that only OpenMetrics has a use for
+    def __init__(self, address: MetricsAddress, process: str, period_s: float = PERIOD_S) -> None:
+        """Start the thread that exports; `process` is the process's name within its job: `driver`, `engine-0`."""
+        disable_created_metrics()  # type: ignore[no-untyped-call] # timestamps that only OpenMetrics uses
         self.recorder = Recorder()
-        self._place = place
+        self._address = address
         self._period_s = period_s
         self._labels = ",".join(
-            f'{name}="{_escaped(value)}"' for name, value in (("job", place.job), ("process", process))
+            f'{name}="{_escaped(value)}"' for name, value in (("job", address.job), ("process", process))
         )
-        stem = re.sub(r"[^\w.-]+", "-", f"{place.job}-{process}")[:150]
-        self._file = place.folder / (stem + SUFFIX)  # that of a dead process of this name is taken over
+        stem = re.sub(r"[^\w.-]+", "-", f"{address.job}-{process}")[:150]
+        self._file = address.folder / (stem + SUFFIX)  # replaces the file of a dead process of the same name
         self._port: _Port | None = None
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._work, daemon=True, name="telemetry")
         self._thread.start()
 
     def close(self) -> None:
-        """Write a last time and give the port to others. Where nobody else has it and somebody asks regularly, wait for
-        that.
-        """
+        """Write a last time and release the port, after one more scrape if a scraper has come regularly."""
         self._ended.set()
         self._thread.join()
 
@@ -105,8 +107,8 @@ class Telemetry:
         try:
             while True:
                 ended = self._ended.is_set()
-                with suppress(OSError, RuntimeError):  # the disk is full; a dict of a source changed while it was read
-                    _own(self._place.folder)
+                with suppress(OSError, RuntimeError):  # the disk is full; a source's dict changed during iteration
+                    _make_own_folder(self._address.folder)
                     self._take_port()
                     self._write()
                 if ended:
@@ -119,7 +121,7 @@ class Telemetry:
     def _take_port(self) -> None:
         if self._port is None:
             with suppress(OSError):  # another process has it
-                self._port = _Port(self._place)
+                self._port = _Port(self._address)
 
     def _write(self) -> None:
         text = "".join(generate_latest(registry).decode() for registry in (self.recorder.registry, REGISTRY))
@@ -127,19 +129,19 @@ class Telemetry:
         temporary.write_text(labelled(text, self._labels))
         temporary.replace(self._file)
         if self._port is not None:
-            remove_old(self._place.folder, time.time())
+            remove_old(self._address.folder, time.time())
 
 
-def start_telemetry(place: MetricsAddress | None, process: str) -> Recorder:
-    """Of a process whose end nobody announces, as actors are. Without a place nobody hears of what is recorded."""
-    return Recorder() if place is None else Telemetry(place, process).recorder
+def start_telemetry(address: MetricsAddress | None, process: str) -> Recorder:
+    """The recorder of a process that is never closed, such as an actor; without an address nothing is exported."""
+    return Recorder() if address is None else Telemetry(address, process).recorder
 
 
 # -- text --------------------------------------------------------------------------------------------------------------
 
 
 def labelled(text: str, labels: str) -> str:
-    """Prometheus's text format with `labels` put before those of each sample."""
+    """Text in Prometheus's format, with `labels` inserted before the labels of each sample."""
     return "".join(line if line.startswith("#") else _labelled(line, labels) for line in text.splitlines(keepends=True))
 
 
@@ -151,8 +153,10 @@ def _labelled(sample: str, labels: str) -> str:
 
 
 def merged(texts: Iterable[tuple[str, bool]]) -> str:
-    """Texts of several processes as one: each family once, as the format wants it. Of those that are silent (True) only
-    what adds up: counters and histograms.
+    """The texts of several processes as one, with each metric family once, as the format requires.
+
+    Each text comes with a flag that says whether its process is silent; of a silent one only counters and histograms
+    are kept.
     """
     heads: dict[str, str] = {}
     samples: dict[str, list[str]] = {}
@@ -175,7 +179,7 @@ def _escaped(value: str) -> str:
 
 
 def read_all(folder: Path, now: float) -> Iterator[tuple[str, bool]]:
-    """What processes wrote, and whether they have fallen silent."""
+    """Each process's text, and whether the process has been silent for SILENT_S."""
     for path in sorted(folder.glob("*" + SUFFIX)):
         with suppress(OSError):
             age_s = now - path.stat().st_mtime
@@ -184,7 +188,7 @@ def read_all(folder: Path, now: float) -> Iterator[tuple[str, bool]]:
 
 
 def _asked(folder: Path) -> tuple[float, float]:
-    """When somebody asked this node the last two times, whoever answered."""
+    """The times of the last two scrapes of this node, whichever process answered them."""
     try:
         before, latest = map(float, (folder / ASKED).read_text().split())
     except (OSError, ValueError):  # never, or it is being written
@@ -193,38 +197,38 @@ def _asked(folder: Path) -> tuple[float, float]:
 
 
 def remove_old(folder: Path, now: float) -> None:
-    """Files of processes that are long gone."""
+    """Delete the files of processes that have been silent for KEPT_S."""
     for path in folder.iterdir():
         with suppress(OSError):  # another process removes them too
             if now - path.stat().st_mtime >= KEPT_S:
                 path.unlink()
 
 
-def _own(folder: Path) -> None:
-    """Make the folder where it is missing.
+def _make_own_folder(folder: Path) -> None:
+    """Create the folder if it is missing.
 
     Raises:
-        OSError: somebody else made it.
+        OSError: it belongs to another user.
     """
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-        raise PermissionError(f"{folder} is another user's")
+        raise PermissionError(f"{folder} belongs to another user")
 
 
 class _Port(ThreadingHTTPServer):
-    """The node's port; answers in threads of its own until it is closed.
+    """The node's metrics port; answers in its own threads until it is closed.
 
     Raises:
-        OSError: somebody else has it.
+        OSError: another process has the port.
     """
 
     daemon_threads = True
 
-    def __init__(self, place: MetricsAddress) -> None:
-        super().__init__((place.host, place.port), _Handler)
-        self.folder = place.folder
-        self._again = threading.Event()
+    def __init__(self, address: MetricsAddress) -> None:
+        super().__init__((address.host, address.port), _Handler)
+        self.folder = address.folder
+        self._answered = threading.Event()
         threading.Thread(target=self.serve_forever, args=(STOP_S,), daemon=True, name="metrics-port").start()
 
     def answer(self) -> bytes:
@@ -233,16 +237,16 @@ class _Port(ThreadingHTTPServer):
         with suppress(OSError):
             _, latest = _asked(self.folder)
             (self.folder / ASKED).write_text(f"{latest} {now}")
-        self._again.set()
+        self._answered.set()
         return text.encode()
 
     def close_after_answer(self) -> None:
-        """Who has asked regularly is waited for once more."""
-        self._again.clear()
+        """Close, after one more answer if scrapes have come regularly and the next one is due soon."""
+        self._answered.clear()
         before, latest = _asked(self.folder)
         due_s = latest + 1.5 * (latest - before) - time.time()
         if latest - before < LAST_ANSWER_S and due_s > 0:
-            self._again.wait(due_s)
+            self._answered.wait(due_s)
         self.shutdown()
         self.server_close()
 

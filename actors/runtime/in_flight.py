@@ -1,4 +1,4 @@
-"""What the rollouts of one process are doing and since when, so that whoever waits too long can say for what."""
+"""What the rollouts of one process are doing and since when, so that a stall can be explained."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ Stage = Literal["session start", "sampling", "tool calls", "grading", "weight up
 
 @dataclass(frozen=True, slots=True)
 class Doing:
-    """One piece of work: `trace_id` is empty where it belongs to no rollout; `stage` is one of `Stage`, or a method of
-    the learner; `for_s` is how long it has gone on, so that it means the same on each node.
+    """One piece of work in progress.
+
+    `trace_id` is empty if it belongs to no rollout; `stage` is a `Stage` or a method of the learner; `for_s` is how
+    long it has lasted (not when it started: the clocks of nodes differ).
     """
 
     trace_id: str
@@ -28,22 +30,22 @@ class Doing:
 
 
 class InFlight:
-    """Of one process. `clock` is in seconds."""
+    """The stages that one process's rollouts are in; `clock` returns seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._since: dict[str, tuple[str, float]] = {}
 
     def enter(self, trace_id: str, stage: Stage) -> None:
-        """A rollout goes into this stage; it left the one before."""
+        """A rollout enters this stage and leaves the previous one."""
         self._since[trace_id] = stage, self._clock()
 
     def leave(self, trace_id: str) -> None:
-        """It has ended."""
+        """The rollout has ended."""
         self._since.pop(trace_id, None)
 
     def longest(self) -> list[Doing]:
-        """Of each stage the few that have been in it for longest."""
+        """For each stage, the OF_EACH_STAGE rollouts that have been in it longest."""
         now = self._clock()
         stages: dict[str, list[Doing]] = defaultdict(list)
         for trace_id, (stage, since) in self._since.items():

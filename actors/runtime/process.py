@@ -1,6 +1,4 @@
-"""The begin and the end of a process that loads torch or vLLM, each of which would take seconds more; and which
-process goes first where a node's cores are all busy.
-"""
+"""Fast start and exit of processes that load torch or vLLM, and process priority when all cores of a node are busy."""
 
 from __future__ import annotations
 
@@ -12,14 +10,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import NoReturn
 
-BEHIND = 10
-"""In nice values: a tenth of the processor time of an engine or a learner that wants the same core."""
+NICE_INCREMENT = 10
+"""About a tenth of the CPU time of an engine or a learner that competes for the same core."""
 
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Around imports that take seconds: looking for garbage takes a fifth of them, and there is none. Later full
-    collections, in which all else waits, leave out what is there at the end.
+    """Disable garbage collection during slow imports, where it takes a fifth of the time and finds nothing.
+
+    Afterwards all existing objects are frozen, so that later full collections, which stop the process, skip them.
     """
     gc.disable()
     try:
@@ -30,18 +29,19 @@ def importing() -> Iterator[None]:
 
 
 def lower_priority() -> None:
-    """Let engines and learners go first, which compute all the time: for a process with something to do at each moment,
-    little at a time, that would break into their steps. What it starts from now on goes behind them too.
+    """Lower this process's CPU priority below that of engines and learners; child processes inherit it.
+
+    For processes that do a little work all the time and would interrupt the steps of engines and learners.
     """
     for thread in os.listdir("/proc/self/task"):
         with suppress(ProcessLookupError):  # it has just ended
-            os.setpriority(os.PRIO_PROCESS, int(thread), os.getpriority(os.PRIO_PROCESS, int(thread)) + BEHIND)
+            os.setpriority(os.PRIO_PROCESS, int(thread), os.getpriority(os.PRIO_PROCESS, int(thread)) + NICE_INCREMENT)
 
 
 def end_process(code: int) -> NoReturn:
-    """Where all is closed and written: the interpreter would take two seconds to free what has been loaded."""
+    """Exit without interpreter teardown, which takes two seconds; to be called when everything is closed."""
     atexit._run_exitfuncs()
-    with suppress(BrokenPipeError):  # whoever read has gone
+    with suppress(BrokenPipeError):  # the reader is gone
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(code)

@@ -1,7 +1,7 @@
-"""What one process records for Prometheus: by the names of `trainer.metrics`, and by no others.
+"""What one process records for Prometheus, under the names of `trainer.metrics` only.
 
-A name carries its labels (`grade_errors/deadline`), as in metrics.jsonl. What is counted anyway is not counted twice: a
-source gives such numbers whenever somebody looks, and costs nothing in between.
+A name carries its labels (`grade_errors/deadline`), as in metrics.jsonl. Numbers that other code already counts come
+from a source, a function that is called at each scrape and costs nothing in between.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Family = GaugeMetricFamily | CounterMetricFamily | HistogramMetricFamily
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A histogram that was counted elsewhere: `counts` by bucket, whose last one holds what is above all bounds."""
+    """A histogram counted elsewhere: one count per bucket (the last one is above all bounds), and the sum of values."""
 
     counts: Sequence[int]
     total: float
@@ -34,7 +34,7 @@ MetricSource = Callable[[], Mapping[str, float | Spread]]
 
 
 class Recorder(Collector):
-    """Of one process; safe in threads."""
+    """The metrics of one process; thread-safe."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -44,10 +44,10 @@ class Recorder(Collector):
         self.registry.register(self)
 
     def record(self, name: str, value: float = 1.0) -> None:
-        """A gauge takes the value, a counter adds it, a histogram counts it. What is no number is no value.
+        """Set a gauge to the value, add it to a counter, or observe it in a histogram; NaN and infinity are ignored.
 
         Raises:
-            KeyError: the name is in no list.
+            KeyError: the name is not in `trainer.metrics`.
         """
         found = metric_of(name)
         if found is None:
@@ -66,12 +66,12 @@ class Recorder(Collector):
                 one.observe(value)
 
     def begin(self, *entries: str) -> None:
-        """Show counters and histograms without labels from now on, as 0: what was not seen before has no rate."""
+        """Export unlabelled counters and histograms as 0 from now on: Prometheus needs a first sample for a rate."""
         for entry in entries:
             self._make(entry, [])
 
     def add(self, source: MetricSource) -> None:
-        """Ask `source` for gauges, counters since the start, and Spreads whenever somebody looks, in any thread."""
+        """Call `source` at each scrape, in any thread, for gauges, counters (totals since the start) and Spreads."""
         self._sources.append(source)
 
     def _make(self, entry: str, labels: Sequence[str]) -> Any:
@@ -91,7 +91,7 @@ class Recorder(Collector):
             return self._made[entry]
 
     def collect(self) -> Iterable[Family]:
-        """What the sources say."""
+        """The metrics of the sources, for prometheus_client."""
         families: dict[str, Family] = {}
         for source in list(self._sources):
             for name, value in source().items():

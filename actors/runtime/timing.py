@@ -1,4 +1,4 @@
-"""Where whatever waits has its time and chance from, so that a test can hand in its own."""
+"""Clocks, sleep and jitter of code that waits, as one object that a test can replace."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """`jitter` gives numbers in [0, 1)."""
+    """Sources of time and randomness; clocks and sleeps are in seconds, `jitter` returns numbers in [0, 1)."""
 
     clock: Callable[[], float] = time.monotonic
     wall_clock: Callable[[], float] = time.time

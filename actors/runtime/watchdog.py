@@ -1,10 +1,10 @@
-"""Nothing waits for ever: every few seconds each actor of a job is asked what it is doing.
+"""Nothing hangs forever: every few seconds each actor of a job is asked what it is doing.
 
-Who does not answer for half a minute is named, with the rollouts that stand still with it; who does not answer for
-three minutes is given up: an engine is replaced, a helper started anew, a learner rank ends the job. Who answers but
-gets nothing done for minutes is named too, and left to the deadlines of its work.
+An actor that does not answer for half a minute is reported, with the rollouts that wait for it. After three minutes it
+is given up: an engine is replaced, a helper restarted, and a silent learner rank ends the job. An actor that answers
+but makes no progress for minutes is reported too, and left to the deadlines of its work.
 
-Silence is counted in looks, not in seconds of a clock: a driver that stood still itself suspects nobody.
+Silence is counted in checks, not in seconds of a clock: after a pause of the driver itself no actor is suspected.
 """
 
 from __future__ import annotations
@@ -28,15 +28,16 @@ SILENT_S = 30.0
 """A busy node may be slow to answer; garbage collections and first compilations take seconds."""
 GIVE_UP_S = 180.0
 STALLED_S = 300.0
-"""At first. Work that turns out to take long is named again only when it takes twice as long."""
+"""The first report of slow work; the next one follows when it has taken twice as long."""
 TRACES_NAMED = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """An actor. `pulse` asks what it is doing; `waits_here` says of the work of engines whether it is this actor that
-    it waits for (None: the actor's own work); `give_up` takes the reason; `incarnation` is another one where another
-    process has taken its place.
+    """An actor to watch.
+
+    `pulse` asks what it is doing. `waits_here` says whether a piece of engine work waits for this actor (None: report
+    the actor's own work instead). `give_up` takes the reason. `incarnation` is a new object for each new process.
     """
 
     name: str
@@ -48,7 +49,7 @@ class Watched:
 
 @dataclass(slots=True)
 class _Patient:
-    """One incarnation of an actor: the call that it has not answered, and for how many looks."""
+    """One incarnation of an actor: its pending `pulse` call, and for how many looks that has been pending."""
 
     incarnation: object
     asked: asyncio.Future[list[Doing]] | None = None
@@ -59,7 +60,9 @@ class _Patient:
 
 
 class Watchdog:
-    """Of one job. `watched` gives the actors as they are now; `rollouts` how many have ended and how many are in flight
+    """Watches the actors of one job.
+
+    `watched` returns the current actors; `rollouts` returns how many rollouts have ended and how many are in flight
     (None: the job has no rollouts).
     """
 
@@ -81,7 +84,7 @@ class Watchdog:
         self._limits: dict[str, float] = {}
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Look every LOOK_EVERY_S seconds until cancelled."""
         try:
             while True:
                 await self.look()
@@ -92,7 +95,7 @@ class Watchdog:
                     patient.asked.cancel()
 
     async def look(self) -> None:
-        """Ask all, and say who has not answered what was asked before."""
+        """Ask every actor for its pulse, and report those that have not answered an earlier one."""
         watched = {one.name: one for one in self._watched()}
         for name, patient in list(self._patients.items()):
             if name not in watched or watched[name].incarnation is not patient.incarnation:
@@ -115,8 +118,10 @@ class Watchdog:
             patient.asked.cancel()
 
     def _answered(self, name: str, patient: _Patient) -> bool:
-        """Whether it is not silent. An actor that died is the affair of those whose calls it broke off; to one that
-        stands still the connection may break, which is no answer.
+        """Whether the actor is not silent.
+
+        A death counts as an answer, since the callers whose calls failed handle it. An unreachable actor may only
+        hang, so that counts as silence.
         """
         if patient.asked is None:
             return True
@@ -147,16 +152,16 @@ class Watchdog:
             await one.give_up(f"it has not answered for {silent_s:.0f} s")
 
     def _affected(self, one: Watched, patient: _Patient) -> tuple[str, ...]:
-        """The work that stands still with an actor: its own, or that of engines which waits for it."""
+        """The work that waits for a silent actor, or that the actor itself was doing."""
         if one.waits_here is None:
             return _longest(patient.doing)
         everywhere = [doing for other in self._patients.values() for doing in other.doing]
         return _longest([doing for doing in everywhere if one.waits_here(doing)])
 
     def _look_for_stalls(self, watched: dict[str, Watched]) -> None:
-        """Work that goes on and on while its actor answers."""
-        places = [(name, doing) for name in watched for doing in self._patients[name].doing]
-        for name, doing in places:
+        """Report work that takes too long although its actor answers."""
+        work = [(name, doing) for name in watched for doing in self._patients[name].doing]
+        for name, doing in work:
             if not doing.trace_id and self._too_long(doing.stage, doing.for_s):
                 self._emit(WorkStalled(actor=name, stage=doing.stage, for_s=doing.for_s))
         if self._rollouts is None:
@@ -166,7 +171,7 @@ class Watchdog:
         self._ended, self._idle_looks = ended, 0 if moved else self._idle_looks + 1
         idle_s = self._idle_looks * LOOK_EVERY_S
         if self._too_long("rollouts", idle_s):
-            longest = sorted((p for p in places if p[1].trace_id), key=lambda p: -p[1].for_s)[:TRACES_NAMED]
+            longest = sorted((p for p in work if p[1].trace_id), key=lambda p: -p[1].for_s)[:TRACES_NAMED]
             shown = tuple(f"{doing} on {name}" for name, doing in longest)
             self._emit(RolloutsStalled(idle_s=idle_s, num_in_flight=in_flight, longest=shown))
 
@@ -178,7 +183,7 @@ class Watchdog:
 
 
 def pulse_of(actor: Any, name: str, lost: type[Discard]) -> Callable[[], Awaitable[list[Doing]]]:
-    """Asks an actor's method `pulse`."""
+    """A function that calls the actor's method `pulse`."""
 
     async def pulse() -> list[Doing]:
         doing: list[Doing] = await ask(actor.pulse.remote(), name, lost)
@@ -188,7 +193,7 @@ def pulse_of(actor: Any, name: str, lost: type[Discard]) -> Callable[[], Awaitab
 
 
 def watched_helper(name: str, actor: Any, lost: type[Discard], waits_here: Callable[[Doing], bool]) -> Watched:
-    """An actor that keeps nothing between calls and that Ray starts anew: given up, it is killed for that."""
+    """A stateless actor that Ray restarts: giving it up kills it, so that Ray starts a new process."""
 
     async def restart(why: str) -> None:
         ray.kill(actor, no_restart=False)

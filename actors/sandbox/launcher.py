@@ -1,9 +1,9 @@
-"""The outer process of one sandbox: makes the rooms, starts the worker in them, and takes all of it down.
+"""The outer process of one sandbox: creates its namespaces, starts the worker in them, and kills everything at the end.
 
-Whatever happens, nothing of the sandbox outlives this process: it ends everything in it when the worker ends, when the
-socket on standard input is closed from the other side (the owner closed it or is gone), or when the processes in it
-use more memory together than they may. It runs none of the grader's code and imports nothing of ours: it is run by
-its path, with an empty environment, as `python -I -S launcher.py CONFIG`; CONFIG is `actors.sandbox.start`'s.
+No process of the sandbox outlives this one. It kills them all when the worker ends, when the other side of the socket
+on standard input is closed (the owner closed it or is gone), or when together they exceed the memory limit. It runs
+none of the grader's code and imports nothing of ours: it is run by path, with an empty environment, as
+`python -I -S launcher.py CONFIG`, where CONFIG comes from `actors.sandbox.start`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from contextlib import suppress
 from typing import Any
 
 MEMORY_EXIT = 77
-"""The exit status that says: too much memory."""
+"""The exit status for: the memory limit was exceeded."""
 POLL_S = 0.05
 GONE_WITHIN_S = 10.0
 
@@ -41,14 +41,18 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 def check(result: int, what: str) -> int:
-    """`result` of a call of the C library, where it is no error."""
+    """The `result` of a call of the C library.
+
+    Raises:
+        OSError: the result is an error; the message starts with `what`.
+    """
     if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{what}: {os.strerror(number)}")
     return result
 
 
-# -- rooms by our own hand ---------------------------------------------------------------------------------------------
+# -- namespaces and mounts ---------------------------------------------------------------------------------------------
 
 
 def mount(source: str | None, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
@@ -57,7 +61,7 @@ def mount(source: str | None, target: str, kind: str | None, flags: int, data: s
 
 
 def become(user: int) -> None:
-    """Another user, whose processes are its own to look at."""
+    """Become another user, and stay able to read the /proc entries of one's own processes."""
     os.setgroups([])
     os.setresgid(user, user, user)
     os.setresuid(user, user, user)
@@ -65,25 +69,27 @@ def become(user: int) -> None:
 
 
 def unshare(config: SandboxConfig) -> None:
-    """Namespaces of our own; the process identifiers' one is for children only. As a plain user in a user namespace,
-    where nothing but this user exists.
+    """Enter new namespaces; the PID namespace applies to children only.
+
+    A plain user first enters a user namespace, in which only this user exists.
     """
     uid, gid = os.getuid(), os.getgid()
     if config["user_namespace"]:
-        check(libc.unshare(CLONE_NEWUSER), "a user namespace")
+        check(libc.unshare(CLONE_NEWUSER), "unshare the user namespace")
         inside = config["inside_id"]
         for name, text in (("setgroups", "deny"), ("uid_map", f"{inside} {uid} 1"), ("gid_map", f"{inside} {gid} 1")):
             with open(f"/proc/self/{name}", "w") as file:
                 file.write(text)
-    check(libc.unshare(CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS), "namespaces")
-    libc.unshare(CLONE_NEWCGROUP)  # hides names only; not every kernel has it
+    check(libc.unshare(CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS), "unshare namespaces")
+    libc.unshare(CLONE_NEWCGROUP)  # only hides names, and not every kernel has it
 
 
 def build_root(config: SandboxConfig) -> None:
-    """A root of its own, in memory, that holds the binds, four devices and the scratch folder, and is read-only but for
-    the latter. The old root is gone afterwards.
+    """Replace the root by one in memory, with the binds, four devices and the scratch folder; only that is writable.
+
+    The old root is unmounted.
     """
-    check(libc.unshare(CLONE_NEWNS), "a mount namespace")  # not before the fork: a new root is the whole namespace's
+    check(libc.unshare(CLONE_NEWNS), "unshare the mount namespace")  # after the fork: it changes the root for all
     mount("none", "/", None, MS_REC | MS_PRIVATE)
     mount("tmpfs", "/tmp", "tmpfs", MS_NOSUID | MS_NODEV, "size=1m,nr_inodes=4096,mode=755")
     os.mkdir("/tmp" + OLD)
@@ -123,7 +129,7 @@ def bind(source: str, target: str, read_only: bool) -> None:
 
 
 def start_in_namespaces(config: SandboxConfig) -> int:
-    """The worker as the first process of its namespace; its process identifier out here."""
+    """Start the worker as the first process of its namespace; returns its process id outside."""
     unshare(config)
     pid = os.fork()
     if pid == 0:
@@ -134,7 +140,7 @@ def start_in_namespaces(config: SandboxConfig) -> int:
 
 
 def start_bubblewrap(config: SandboxConfig) -> int:
-    """As above; bubblewrap says the process identifier on a pipe."""
+    """Start the worker with bubblewrap, which writes the process id to a pipe; returns that id."""
     read, write = os.pipe()
     os.set_inheritable(write, True)
     command = [*config["bubblewrap"], "--info-fd", str(write), "--", *config["command"]]
@@ -143,15 +149,15 @@ def start_bubblewrap(config: SandboxConfig) -> int:
         os.execve(command[0], command, config["environment"])
     os.close(write)
     with open(read) as pipe:
-        said = pipe.read()
-    if not said:
+        info = pipe.read()
+    if not info:
         os.waitpid(monitor, 0)
-        raise OSError("bubblewrap made no sandbox")
-    return int(json.loads(said)["child-pid"])
+        raise OSError("bubblewrap could not create a sandbox")
+    return int(json.loads(info)["child-pid"])
 
 
 def start_unsandboxed(config: SandboxConfig) -> int:
-    """The worker in a process group of its own, in a scratch folder that is an ordinary one."""
+    """Start the worker in its own session, with an ordinary scratch folder; returns its process id."""
     check(libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "prctl")
     config["folder"] = tempfile.mkdtemp(prefix="grader-")
     pid = os.fork()
@@ -170,7 +176,7 @@ STARTS = {"bubblewrap": start_bubblewrap, "namespaces": start_in_namespaces, "no
 
 
 def tree(pid: int) -> list[int]:
-    """`pid` and all its descendants: everything in its namespace, for orphans become children of its first process."""
+    """`pid` and its descendants: all of its namespace, since orphans become children of the first process."""
     pids = [pid]
     for parent in pids:
         try:
@@ -183,7 +189,7 @@ def tree(pid: int) -> list[int]:
 
 
 def memory_bytes(pids: list[int]) -> int:
-    """What these processes hold, a page that several share counted once (Pss), or more where that cannot be read."""
+    """The memory of these processes, with shared pages counted once (Pss), or more if that is unreadable."""
     total = 0
     for pid in pids:
         try:
@@ -197,7 +203,7 @@ def memory_bytes(pids: list[int]) -> int:
 
 
 def resident_bytes(pids: list[int]) -> int:
-    """The same, cheap: shared pages count for each process."""
+    """A cheap upper bound of `memory_bytes`: shared pages are counted for each process."""
     total = 0
     for pid in pids:
         try:
@@ -210,9 +216,9 @@ def resident_bytes(pids: list[int]) -> int:
 
 
 def watch(pid: int, ended: int, limit_bytes: int) -> bool:
-    """Until the worker ends, the owner is gone or the memory is used up; True for the last."""
+    """Return when the worker ends, the owner is gone or the memory limit is exceeded (True)."""
     poll = select.poll()
-    poll.register(0, 0)  # hang-up only: what comes in is for the worker
+    poll.register(0, 0)  # hang-up only: incoming data is for the worker
     poll.register(ended, select.POLLIN)
     while not poll.poll(POLL_S * 1000):
         pids = tree(pid)
@@ -222,7 +228,7 @@ def watch(pid: int, ended: int, limit_bytes: int) -> bool:
 
 
 def end(ended: int, alone: bool) -> None:
-    """Kill it all. The kernel does so itself when the first process of a namespace ends."""
+    """Kill all processes; in a PID namespace the kernel does this itself when the first process ends."""
     give_up = time.monotonic() + GONE_WITHIN_S
     with suppress(ProcessLookupError):
         signal.pidfd_send_signal(ended, signal.SIGKILL)
@@ -239,7 +245,7 @@ def end(ended: int, alone: bool) -> None:
 def main() -> None:
     config = json.loads(sys.argv[1])
     with open("/proc/self/oom_score_adj", "w") as file:
-        file.write("1000")  # where memory runs out, this goes first
+        file.write("1000")  # the first to be killed when memory runs out
     if config["become"] is not None:
         become(config["become"])
     pid = STARTS[config["way"]](config)

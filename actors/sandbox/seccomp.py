@@ -1,9 +1,8 @@
-"""The system calls that a grader does not get, as a seccomp program: a list of what is denied, so that whatever Python
-and numpy may need works.
+"""The seccomp filter of a grader: a deny list, so that everything that Python and numpy need keeps working.
 
-Denied is what reaches beyond the sandbox's own processes and files (sockets, tracing, mounts, namespaces, keys), what
-has let programs out of sandboxes before (bpf, io_uring, userfaultfd, ...), what holds memory that no limit counts
-(memfd, System V shared memory), and what would change the clock, or limits and priority of another process.
+Denied are calls that reach beyond the sandbox's own processes and files (sockets, tracing, mounts, namespaces, keys),
+calls known from sandbox escapes (bpf, io_uring, userfaultfd, ...), calls that allocate memory which no limit counts
+(memfd, System V shared memory), and calls that change the clock, or another process's limits or priority.
 """
 
 from __future__ import annotations
@@ -52,7 +51,8 @@ DENIED: dict[str, dict[str, int]] = {
         "set_mempolicy": 237,
     },
 }  # fmt: skip
-"""By machine: the numbers of linux/arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h."""
+"""System call numbers by machine, from arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h
+of Linux."""
 SPECIAL = {
     "x86_64": {"clone": 56, "clone3": 435, "prctl": 157, "prlimit64": 302},
     "aarch64": {"clone": 220, "clone3": 435, "prctl": 167, "prlimit64": 261},
@@ -66,7 +66,7 @@ PR_SET_PDEATHSIG = 1
 LOAD, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 KILL, ERRNO, ALLOW = 0x80000000, 0x00050000, 0x7FFF0000
 NUMBER, ARCH, ARGUMENT = 0, 4, 16
-"""Offsets in struct seccomp_data; of the first argument the lower half."""
+"""Offsets in struct seccomp_data; ARGUMENT is the lower half of the first argument."""
 
 
 def machine_is_known() -> bool:
@@ -76,8 +76,8 @@ def machine_is_known() -> bool:
 def program(machine: str | None = None) -> bytes:
     """The filter as an array of struct sock_filter, for prctl(PR_SET_SECCOMP).
 
-    A call that is denied fails with EPERM; clone3 is said not to exist, since its flags lie behind a pointer, and the C
-    library then uses clone. A call by another machine's numbers (32 bit, x32) ends the process.
+    A denied call fails with EPERM. clone3 fails with ENOSYS, since a filter cannot read its flags behind a pointer, and
+    the C library then uses clone. A call with another architecture's numbers (32 bit, x32) kills the process.
     """
     machine = machine or platform.machine()
     special = SPECIAL[machine]
@@ -90,7 +90,7 @@ def program(machine: str | None = None) -> bytes:
     for name, test, value, denied_if in (
         ("clone", ANY_BIT, NEW_NAMESPACES, True),
         ("prctl", EQUAL, PR_SET_PDEATHSIG, True),
-        ("prlimit64", EQUAL, 0, False),  # of oneself only
+        ("prlimit64", EQUAL, 0, False),  # allowed for the process itself only
     ):
         yes, no = (0, 1) if denied_if else (1, 0)
         steps += [(EQUAL, 0, 4, special[name]), (LOAD, 0, 0, ARGUMENT), (test, yes, no, value)]

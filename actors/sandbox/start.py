@@ -1,26 +1,26 @@
-"""Starts sandboxes: by bubblewrap where it is installed and works, else by namespaces of our own, else not at all.
+"""Starts sandboxes: with bubblewrap if it is installed and works, else with our own namespaces, else not at all.
 
-A sandbox that does not hold what it should is an error, never a weaker sandbox: the worker says what it saw to hold
-after it gave up its rights, and all of PROTECTIONS must. Without any (`unsandboxed_python`) there are only the deadline
-and the limits of each process.
+A missing protection is an error, never a weaker sandbox: after giving up its privileges, the worker checks which
+protections are effective, and all of PROTECTIONS must be. Without a sandbox (`unsandboxed_python`) there are only the
+deadline and the limits of each process.
 
-bwrap: bubblewrap. root, user: namespaces of our own, made by root (with CAP_SYS_ADMIN; without it, as in most
-containers, root becomes a plain user first) or by a plain user (in a user namespace; bubblewrap as a plain user needs
-these too). All but "none" need Linux 5.14 on x86-64 or 64-bit ARM.
+In the table, "bwrap" is bubblewrap; "root" and "user" are our own namespaces, created by root (with CAP_SYS_ADMIN;
+without it, as in most containers, root becomes a plain user first) or by a plain user (in a user namespace, which
+bubblewrap needs then, too). All but "none" need Linux 5.14 on x86-64 or 64-bit ARM.
 
 | | bwrap | root | user | none |
 |---|---|---|---|---|
-| no network; no sockets but pairs among its own processes | yes | yes | yes | no |
+| no network; no sockets except socket pairs among its own processes | yes | yes | yes | no |
 | files: Python, packages, system libraries (all read-only), a scratch folder in memory | yes | yes | yes | no |
-| sees and reaches no other process | yes | yes | yes | no |
-| an unused user id (root) or the user's without any right; no new privileges | yes | yes | yes | no |
+| cannot see or signal other processes | yes | yes | yes | no |
+| an unused user id (root), or the user's id without any capability; no new privileges | yes | yes | yes | no |
 | system calls filtered (seccomp: no tracing, mounts, namespaces, bpf, io_uring, keys, ...) | yes | yes | yes | no |
 | number of processes and threads | yes | yes | yes | no |
 | size of the scratch folder; number of its files | yes; no | yes | yes | no |
-| an environment that holds nothing of ours | yes | yes | yes | its own; not other processes' |
-| memory of each process; of all together, looked at every 50 ms | yes | yes | yes | yes |
-| CPU time and cores, open files, size of files, no core dumps; output goes nowhere | yes | yes | yes | yes |
-| killed at the deadline with all that it started | yes | yes | yes | unless it fights back |
+| a clean environment | yes | yes | yes | its own; not other processes' |
+| memory of each process; of all together, checked every 50 ms | yes | yes | yes | yes |
+| CPU time and cores, open files, size of files, no core dumps; output is discarded | yes | yes | yes | yes |
+| killed at the deadline with all its descendants | yes | yes | yes | unless it evades that |
 """
 
 from __future__ import annotations
@@ -53,16 +53,16 @@ PROTECTIONS = (
     "memory",
     "readable_python",
 )
-"""The last one protects nothing, but without it no grader would run: Python's folders may be closed to others."""
+"""The last one is a prerequisite: no grader can run if Python's folders are unreadable for other users."""
 SCRATCH = "/tmp"
 START_S = 60.0
-"""For making a sandbox and running the grader's module."""
+"""Timeout for creating a sandbox and running the grader's module."""
 NEEDED_LINUX = (5, 14)
-"""The first one that counts processes for each user namespace (and makes mounts read-only in one go: 5.12)."""
+"""The first version that counts processes per user namespace (mount_setattr needs 5.12)."""
 NOBODY = 65534
 CAP_SETGID, CAP_SETUID, CAP_SYS_ADMIN = 6, 7, 21
 MANY_IDS, FEW_IDS = (2_000_000_000, 2_100_000_000), (30_000, 60_000)
-"""User ids that nobody has: far up, or, in a container that knows only 65,536, between its users and nobody."""
+"""Ranges of unused user ids: very high ones, or, in a container with only 65,536 ids, those below `nobody`."""
 MEMORY_EXIT = 77
 MAX_STDERR_CHARS = 500
 HERE = Path(__file__).resolve().parent
@@ -76,7 +76,10 @@ REMEDY = (
 
 @dataclass(frozen=True, slots=True)
 class SandboxLimits:
-    """Of one sandbox, so of one grade at a time. Memory: of each process (its address space) and of all together."""
+    """The limits of one sandbox, which runs one grade at a time.
+
+    `memory_bytes` limits both the address space of each process and the memory of all together.
+    """
 
     memory_bytes: int = 2 << 30
     scratch_bytes: int = 256 << 20
@@ -87,7 +90,10 @@ class SandboxLimits:
 
 @dataclass(frozen=True, slots=True)
 class SandboxReport:
-    """What holds here. `way` is None where no sandbox can be made; `missing` says of ways why they cannot be used."""
+    """How sandboxes can be created on this machine.
+
+    `way` is None if they cannot; `holds` says which protections are effective; `missing` says why ways do not work.
+    """
 
     way: Way | None
     holds: dict[str, bool] = field(default_factory=dict)
@@ -95,7 +101,7 @@ class SandboxReport:
 
 
 class SandboxFailed(RftError):
-    """A sandbox did not start or did not hold. `late`: it was not ready in time."""
+    """A sandbox did not start, or lacks a protection; `late` says that it was not ready in time."""
 
     def __init__(self, message: str, late: bool = False) -> None:
         super().__init__(message, late=late)
@@ -104,35 +110,36 @@ class SandboxFailed(RftError):
 
 @dataclass(frozen=True, slots=True)
 class Sandbox:
-    """A sandbox whose worker waits for grades on `channel`. Closing the channel takes it down."""
+    """A sandbox whose worker waits for requests on `channel`; closing the channel kills it."""
 
     process: subprocess.Popen[bytes]
     channel: socket.socket
     holds: dict[str, bool]
 
     def end(self) -> int:
-        """Take it down, wait for its end; the launcher's exit status."""
+        """Kill it and wait for its end; returns the launcher's exit status."""
         self.channel.close()
         return _end(self.process)
 
 
 def choose_way(report: SandboxReport, unsandboxed: bool) -> Way:
-    """How graders are sandboxed; "none" only where there is no other way and the operator allows it.
+    """How graders are sandboxed; "none" only if there is no other way and the operator allows it.
 
     Raises:
-        UserError: not at all; says what is missing and what to do.
+        UserError: there is no way; the message says what is missing and what to do.
     """
     if report.way is not None:
         return report.way
     if unsandboxed:
         return "none"
     why = "; ".join(f"{way}: {reason}" for way, reason in report.missing.items())
-    raise UserError(f"python graders need a sandbox, and none can be made here ({why}): {REMEDY}", code="no_sandbox")
+    problem = f"python graders need a sandbox, which cannot be created here ({why})"
+    raise UserError(f"{problem}: {REMEDY}", code="no_sandbox", problem=problem, remedy=REMEDY)
 
 
 @functools.cache
 def sandbox_report() -> SandboxReport:
-    """Tries the ways in order, for real. Takes a fraction of a second, once a process."""
+    """Try the ways in order by starting a sandbox; takes a fraction of a second, once per process."""
     missing: dict[str, str] = {}
     ways: tuple[Way, ...] = ("bubblewrap", "namespaces")
     for way in ways:
@@ -147,10 +154,10 @@ def sandbox_report() -> SandboxReport:
 
 
 def start(source: str, way: Way, limits: SandboxLimits, *, timeout_s: float, cpu_s: int) -> Sandbox:
-    """A sandbox in which the module `source` has run. Blocks. `cpu_s`: of each process of a grade.
+    """Start a sandbox and run the module `source` in it; blocks. `cpu_s` limits each process of a grade.
 
     Raises:
-        SandboxFailed: it did not come to be ready within `timeout_s`, or does not hold what it should.
+        SandboxFailed: it was not ready within `timeout_s`, or lacks a protection.
     """
     _check_needs(way)
     ours, theirs = socket.socketpair()
@@ -172,15 +179,15 @@ def start(source: str, way: Way, limits: SandboxLimits, *, timeout_s: float, cpu
         ready = _receive(ours)
         failed = [name for name in PROTECTIONS if way != "none" and not ready["holds"].get(name)]
         if failed:
-            raise SandboxFailed(f"the sandbox does not hold: {', '.join(failed)}")
-    except BaseException as error:  # whatever it is, no sandbox is left behind
+            raise SandboxFailed(f"the sandbox lacks protections: {', '.join(failed)}")
+    except BaseException as error:  # on any error, so that no sandbox is left behind
         ours.close()
-        said = _said_at_its_end(process)
+        output = _last_output(process)
         if isinstance(error, TimeoutError):
             raise SandboxFailed(f"the grader's module was not loaded within {timeout_s:g} s", late=True) from None
         if isinstance(error, (OSError, EOFError, ValueError, KeyError)):
-            memory = f"perhaps for lack of memory ({limits.memory_bytes >> 20} MiB)"
-            raise SandboxFailed(said or f"the worker ended while the grader's module was loaded, {memory}") from None
+            memory = f"perhaps out of memory ({limits.memory_bytes >> 20} MiB)"
+            raise SandboxFailed(output or f"the worker ended while the grader's module was loaded, {memory}") from None
         raise
     ours.settimeout(None)
     return Sandbox(process, ours, ready["holds"])
@@ -199,24 +206,24 @@ def _end(process: subprocess.Popen[bytes]) -> int:
     try:
         return process.wait(timeout=15)
     except subprocess.TimeoutExpired:
-        process.kill()  # its worker is told by the kernel
+        process.kill()  # the kernel then kills its worker
         return process.wait()
 
 
-def _said_at_its_end(process: subprocess.Popen[bytes]) -> str:
-    """The last lines of what launcher, bubblewrap and Python had to say."""
+def _last_output(process: subprocess.Popen[bytes]) -> str:
+    """The last lines that launcher, bubblewrap or Python wrote to stderr."""
     assert process.stderr is not None
     try:
-        _, said = process.communicate(timeout=15)
+        _, output = process.communicate(timeout=15)
     except subprocess.TimeoutExpired:
         process.kill()
-        _, said = process.communicate()
-    status = f"more memory than its {'limit'}" if process.returncode == MEMORY_EXIT else ""
-    lines = said.decode(errors="replace").strip().splitlines()
+        _, output = process.communicate()
+    status = "it used more memory than its limit" if process.returncode == MEMORY_EXIT else ""
+    lines = output.decode(errors="replace").strip().splitlines()
     return "; ".join(lines[-2:])[:MAX_STDERR_CHARS] if lines else status
 
 
-# -- what goes into it -------------------------------------------------------------------------------------------------
+# -- configuration -----------------------------------------------------------------------------------------------------
 
 
 def _check_needs(way: Way) -> None:
@@ -225,7 +232,7 @@ def _check_needs(way: Way) -> None:
     if way == "none":
         return
     if not seccomp.machine_is_known():
-        raise SandboxFailed(f"no list of system calls for {platform.machine()}")
+        raise SandboxFailed(f"no list of system calls for machine {platform.machine()}")
     if way == "bubblewrap" and shutil.which("bwrap") is None:
         raise SandboxFailed("bwrap is not installed")
     if tuple(int(part) for part in platform.release().split("-")[0].split(".")[:2]) < NEEDED_LINUX:
@@ -233,7 +240,7 @@ def _check_needs(way: Way) -> None:
 
 
 def _python() -> str:
-    """The interpreter itself, behind all links and virtual environments."""
+    """The interpreter itself, with all links and virtual environments resolved."""
     return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
 
 
@@ -244,18 +251,18 @@ def _packages() -> list[str]:
 
 
 def _inside(path: str, way: Way) -> str:
-    """Where a path is seen in there: the scratch folder would hide what lies below its place."""
+    """A path as seen inside the sandbox, where the scratch folder would hide paths below it."""
     return f"/.outside{path}" if way != "none" and path.startswith(f"{SCRATCH}/") else path
 
 
 def _environment(way: Way) -> dict[str, str]:
-    """Nothing of ours. One thread each for numpy: a grade's parallelism is other grades."""
+    """A clean environment; numpy gets one thread, since other grades use the other cores."""
     return {
         "PATH": f"{os.path.dirname(_inside(_python(), way))}:/usr/bin:/bin",
         "HOME": SCRATCH,
         "TMPDIR": SCRATCH,
         "LANG": "C.UTF-8",
-        "PYTHONPATH": os.pathsep.join(_inside(path, way) for path in _packages()),  # for Pythons that a grader starts
+        "PYTHONPATH": os.pathsep.join(_inside(path, way) for path in _packages()),  # for child processes
         "PYTHONDONTWRITEBYTECODE": "1",
         "OPENBLAS_NUM_THREADS": "1",
         "OMP_NUM_THREADS": "1",
@@ -286,7 +293,7 @@ def _launch_config(way: Way, limits: SandboxLimits) -> dict[str, Any]:
 
 
 def _binds(way: Way) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    """What is visible in there, as pairs (source, path), and links, as pairs (target, path)."""
+    """The visible paths as pairs (source, path), and links as pairs (target, path)."""
     base = os.path.realpath(sys.base_prefix)
     wanted = ["/usr/lib", "/usr/lib64", "/lib", "/lib64", "/etc/ld.so.cache", "/usr/share/zoneinfo"]
     wanted += [f"{base}/lib", f"{base}/lib64", _python(), *_packages()]
@@ -299,7 +306,7 @@ def _binds(way: Way) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
 def _bubblewrap(
     binds: list[tuple[str, str]], links: list[tuple[str, str]], devices: list[str], limits: SandboxLimits
 ) -> list[str]:
-    """The command line, up to the command that runs in there."""
+    """The command line up to the command to run inside."""
     words = [shutil.which("bwrap") or "bwrap", "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts"]
     words += ["--unshare-cgroup-try", "--as-pid-1", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
     if _becomes_other_user():
@@ -308,7 +315,7 @@ def _bubblewrap(
         words += ["--unshare-user", "--uid", str(NOBODY), "--gid", str(NOBODY)]
     paths = [*(path for _, path in [*binds, *links]), *devices]
     parents = {str(parent) for path in paths for parent in Path(path).parents} - {"/"}
-    for folder in sorted(parents):  # bubblewrap would make some of them for root only
+    for folder in sorted(parents):  # bubblewrap would create some of them for root only
         words += ["--perms", "0755", "--dir", folder]
     for source, path in binds:
         words += ["--ro-bind", source, path]
@@ -332,7 +339,7 @@ def _worker_config(source: str, way: Way, limits: SandboxLimits, cpu_s: int) -> 
         "MSGQUEUE": 0,
         "RTPRIO": 0,
     }
-    if sandboxed:  # else it would count all processes of this user
+    if sandboxed:  # otherwise it would count all processes of this user
         rlimits["NPROC"] = limits.num_processes
     cores = sorted(os.sched_getaffinity(0))
     return {
@@ -348,14 +355,15 @@ def _worker_config(source: str, way: Way, limits: SandboxLimits, cpu_s: int) -> 
 
 
 def _becomes_other_user() -> bool:
-    """Root's sandboxes run as a user whom nobody else is, where there are such ids (not in every container). Others
-    make a user namespace, in which this user has no rights.
+    """Whether the sandbox runs under an unused user id, as root's do if there are such ids (not in every container).
+
+    Otherwise it runs in a user namespace, in which this user has no capabilities.
     """
     return os.getuid() == 0 and _num_ids() > FEW_IDS[1] and _has_capability(CAP_SYS_ADMIN)
 
 
 def _leaves_root_first() -> bool:
-    """Root who may make no namespaces, as in most containers, becomes a plain user who perhaps may."""
+    """Whether root cannot create namespaces, as in most containers, and becomes a plain user who perhaps can."""
     rights = _has_capability(CAP_SETUID) and _has_capability(CAP_SETGID)
     return os.getuid() == 0 and _num_ids() > FEW_IDS[1] and rights and not _becomes_other_user()
 
@@ -367,7 +375,7 @@ def _has_capability(number: int) -> bool:
 
 
 def _unused_id() -> int:
-    """Another one for each sandbox, since the kernel counts processes by it."""
+    """A random unused user id per sandbox, since the kernel counts processes by user id."""
     return random.randrange(*(MANY_IDS if _num_ids() > MANY_IDS[1] else FEW_IDS))
 
 

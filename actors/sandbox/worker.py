@@ -1,11 +1,11 @@
-"""The inner process of one sandbox: gives up what it may do, runs the grader's module once, and forks for each grade.
+"""The inner process of one sandbox: drops its privileges, runs the grader's module once, and forks for each grade.
 
-A grade runs in a fork of its own, which gets the module as its body left it, and ends with everything that it started
-before the next one begins. What it says comes over a pipe made for it, after a word that only this grade was told.
+Each grade runs in its own fork, with the module as its body left it; the fork and all its descendants are killed before
+the next grade starts. Its answer comes over a separate pipe, after a random word that only this grade knows.
 
-This process is the first one of its namespace, so that nothing in there can end or stop it. It imports nothing of ours:
-it is run by its path, as `python -I -S worker.py`, and speaks over the socket on descriptor 0: a message is its length
-(four bytes) and JSON. The first one is the configuration (`actors.sandbox.start`), answered with what was seen to hold.
+This process is the first one of its namespace, so no process inside can kill or stop it. It imports nothing of ours:
+it is run by path, as `python -I -S worker.py`, and talks over the socket on descriptor 0. A message is its length (four
+bytes) and JSON. The first one is the configuration (`actors.sandbox.start`), answered with the effective protections.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MAX_ANSWER_BYTES = 64_000
 MAX_DETAILS_CHARS = 4_000
 MAX_FRAMES = 20
 CPU_OF_WORKER_S = 600
-"""Far more than a worker's own share of all its grades; what a module left running does not burn a core for ever."""
+"""Far more than the worker itself needs for all its grades; bounds what a module leaves running, such as a thread."""
 PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS, SECCOMP_MODE_FILTER = 1, 22, 38, 2
 CAPABILITY_VERSION_3 = 0x20080522
 LIBRARY = os.path.dirname(os.__file__)
@@ -45,7 +45,7 @@ WorkerMessage = dict[str, Any]
 libc = ctypes.CDLL(None, use_errno=True)
 
 
-# -- giving up ---------------------------------------------------------------------------------------------------------
+# -- privileges --------------------------------------------------------------------------------------------------------
 
 
 def prctl(*values: Any) -> None:
@@ -62,7 +62,7 @@ def drop_user(uid: int) -> None:
 
 
 def limit(name: str, value: int) -> None:
-    """Never above what is allowed already."""
+    """Set a resource limit, but never above the current hard limit."""
     kind = getattr(resource, f"RLIMIT_{name}")
     hard = resource.getrlimit(kind)[1]
     value = value if hard == resource.RLIM_INFINITY else min(value, hard)
@@ -78,7 +78,7 @@ def filter_calls(program: bytes) -> None:
 
 
 def give_up(config: LaunchConfig) -> dict[str, bool]:
-    """From here on, this process and its children can do no more than a grader may. What was seen to hold."""
+    """Drop all privileges of this process and its future children; returns which protections are effective."""
     sandboxed = config["sandboxed"]
     network = not sandboxed or [name for _, name in socket.if_nameindex()] in ([], ["lo"])
     if config["uid"] is not None:
@@ -92,7 +92,7 @@ def give_up(config: LaunchConfig) -> dict[str, bool]:
     limit("CPU", CPU_OF_WORKER_S)
     prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     if sandboxed:
-        prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # last of all: a change of user takes it back
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # last, because a change of user resets it
         filter_calls(bytes.fromhex(config["seccomp"]))
     return {
         "network": sandboxed and network and not can(lambda: socket.socket(socket.AF_INET)),
@@ -115,7 +115,7 @@ def can(what: Callable[[], object]) -> bool:
 
 
 def processes_are_counted() -> bool:
-    """Whether the limit stops this user; not where it is root outside, whatever it is called in here."""
+    """Whether the limit of processes applies to this user; it does not if the user is root outside the namespace."""
     hard = resource.getrlimit(resource.RLIMIT_NPROC)[1]
     resource.setrlimit(resource.RLIMIT_NPROC, (1, hard))
     try:
@@ -145,7 +145,7 @@ def no_capabilities() -> bool:
 
 
 def receive(channel: socket.socket) -> bytes | None:
-    """One message; None where the owner is gone."""
+    """One message; None if the owner is gone."""
     header = channel.recv(4, socket.MSG_WAITALL)
     if len(header) < 4:
         return None
@@ -161,7 +161,7 @@ def send(channel: socket.socket, message: WorkerMessage) -> None:
 
 
 def load(source: str, packages: list[str]) -> tuple[Any, str | None]:
-    """`grade` of the source, or the text of the error that its module raised."""
+    """The function `grade` of the source, or the error that the module raised, as text."""
     sys.path += packages
     linecache.cache[FILE] = (len(source), None, source.splitlines(keepends=True), FILE)
     module = type(sys)("grader")
@@ -172,12 +172,12 @@ def load(source: str, packages: list[str]) -> tuple[Any, str | None]:
         import_ahead(source)
         exec(code, module.__dict__)
         return module.grade, None
-    except BaseException as error:  # noqa: BLE001 - whatever the grader raises is its answer
+    except BaseException as error:  # noqa: BLE001 - any error of the grader is its answer
         return None, describe(error)
 
 
 def import_ahead(source: str) -> None:
-    """Modules that only functions import, so that not each grade pays for it."""
+    """Import the modules that functions import, so that not every grade has to."""
     for node in ast.walk(ast.parse(source)):
         names = []
         if isinstance(node, ast.Import):
@@ -190,7 +190,7 @@ def import_ahead(source: str) -> None:
 
 
 def describe(error: BaseException) -> str:
-    """The end of the traceback, from the grader's own first line on."""
+    """The traceback from the grader's own code on, truncated at its start."""
     try:
         trace = error.__traceback__
         while trace is not None and trace.tb_frame.f_code.co_filename != FILE:
@@ -202,7 +202,7 @@ def describe(error: BaseException) -> str:
 
 
 def number_of(value: Any) -> WorkerMessage:
-    """What a grader returned, as the message of its grade."""
+    """The message for the value that a grader returned."""
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, (numpy.floating, numpy.integer)):
         value = float(value)
@@ -219,7 +219,7 @@ def number_of(value: Any) -> WorkerMessage:
 
 
 def run(grade: Any, request: bytes) -> WorkerMessage:
-    """The message of one grade."""
+    """Run one grade; returns its message."""
     try:
         body = json.loads(request)
         return number_of(grade(body["sample"], body["item"]))
@@ -231,7 +231,7 @@ def run(grade: Any, request: bytes) -> WorkerMessage:
 
 
 def fork_grade(grade: Any, request: bytes, word: bytes, channel: socket.socket, cpu_s: int) -> WorkerMessage:
-    """The message of a grade that ran in a process of its own; all that it started has ended."""
+    """Run one grade in a fork; returns its message after the fork and all its descendants have ended."""
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -243,47 +243,47 @@ def fork_grade(grade: Any, request: bytes, word: bytes, channel: socket.socket, 
         finally:
             os._exit(0)
     os.close(write)
-    said, status = listen(read, pid)
+    output, status = listen(read, pid)
     os.close(read)
-    if said.startswith(word) and said.endswith(b"\n"):
+    if output.startswith(word) and output.endswith(b"\n"):
         with contextlib.suppress(ValueError):
-            answer: WorkerMessage = json.loads(said[len(word) :])
+            answer: WorkerMessage = json.loads(output[len(word) :])
             return answer
-    if said:
-        return {"error": "something else than the grade came out of the process of the grader"}
+    if output:
+        return {"error": "the process of the grader wrote something other than the grade"}
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         if number == signal.SIGKILL:
-            return {"lost": "killed", "error": NOTHING + "it was killed, by its limit of CPU time or for memory"}
+            return {"lost": "killed", "error": NOTHING + "it was killed by its CPU time limit or for lack of memory"}
         return {"error": NOTHING + f"by signal {signal.Signals(number).name}"}
     return {"error": NOTHING + f"with exit status {os.WEXITSTATUS(status)}"}
 
 
 def listen(read: int, pid: int) -> tuple[bytes, int]:
-    """What the fork wrote until its line or itself came to an end, and how it ended. Nothing is left of it."""
+    """The fork's output up to the end of its line or of itself, and its exit status; kills what is left of it."""
     os.set_blocking(read, False)
     ended = os.pidfd_open(pid)
     poll = select.poll()
     poll.register(read, select.POLLIN)
     poll.register(ended, select.POLLIN)
-    said = b""
-    while len(said) < MAX_ANSWER_BYTES:
+    output = b""
+    while len(output) < MAX_ANSWER_BYTES:
         ready = dict(poll.poll())
         chunk = b""
         with contextlib.suppress(BlockingIOError):
             chunk = os.read(read, MAX_ANSWER_BYTES) if read in ready else b""
-        said += chunk
-        if said.endswith(b"\n") or (ended in ready and not chunk):
+        output += chunk
+        if output.endswith(b"\n") or (ended in ready and not chunk):
             break
         if read in ready and not chunk:
-            poll.unregister(read)  # closed: now its end will come, or the deadline
+            poll.unregister(read)  # the pipe is closed: wait for the process's end, or the deadline
     status = reap(pid)
     os.close(ended)
-    return said, status
+    return output, status
 
 
 def reap(pid: int) -> int:
-    """End the grade and all that it started; the status of `pid`."""
+    """Kill the grade and all its descendants; returns the exit status of `pid`."""
     status = 0
     while True:
         kill_all()
@@ -296,7 +296,7 @@ def reap(pid: int) -> int:
 
 
 def kill_all() -> None:
-    """Everything but this process: in its namespace, or below it where it has none of its own."""
+    """Kill all other processes of the namespace, or all descendants if there is no PID namespace."""
     if os.getpid() == 1:
         with contextlib.suppress(ProcessLookupError):
             os.kill(-1, signal.SIGKILL)
@@ -313,7 +313,7 @@ def kill_all() -> None:
 
 
 def empty(folder: str) -> None:
-    """Remove what is in the scratch folder, following no link; however deep it is."""
+    """Empty the scratch folder, to any depth, without following links."""
     left = [folder]
     while left:
         here = left[-1]
@@ -355,7 +355,7 @@ def main() -> None:
         try:
             empty(os.getcwd())
         except OSError:
-            answer["last"] = True  # with this worker goes the folder
+            answer["last"] = True  # the owner then replaces this worker and its folder
         send(channel, {**answer, "word": word.decode()})
         del request
 

@@ -1,7 +1,6 @@
-"""The dispatcher as an actor: one message a turn, sharded by rollout where one process is not enough.
+"""The dispatcher as an actor: one message per turn, sharded by rollout if one process is not enough.
 
-All calls of a rollout, and its session, are the affair of one shard. The shards together ask of an endpoint exactly
-what one dispatcher could.
+All calls of a rollout, and its session, belong to one shard. All shards together keep the limits of an endpoint.
 """
 
 from __future__ import annotations
@@ -40,9 +39,10 @@ MAX_NEWS = 100
 
 @ray.remote(num_cpus=0, max_concurrency=10_000, max_restarts=-1)
 class DispatcherActor(Reachable):
-    """A Dispatcher in a process of its own: one message a turn. It keeps nothing between calls but counts, so it may
-    be started anew at any time. Where the job has a `session`, it keeps the book of them too: started anew, it ends
-    those that `journal` (a file of this node) has open.
+    """A Dispatcher in its own process, which gets one message per turn.
+
+    Apart from counters it is stateless, so it may be restarted at any time. If the job has a `session`, it manages the
+    sessions too; after a restart it ends those that are open in `journal`, a file on this node.
     """
 
     def __init__(
@@ -58,8 +58,8 @@ class DispatcherActor(Reachable):
         start_telemetry(metrics, name).add(lambda: live_endpoint_metrics(process_stats()))
         self._news: deque[str] = deque(maxlen=MAX_NEWS)
         self._sessions = None if session is None else SessionBook(session, journal, operator, tell=self._news.append)
-        self._reach_by({"call_turn": self._call_turn, "open_session": self._open_session})
-        gc.freeze()  # else full collections walk all that was imported
+        self._serve_methods({"call_turn": self._call_turn, "open_session": self._open_session})
+        gc.freeze()  # otherwise each full collection traverses all imported modules
         lower_priority()
 
     async def _call_turn(self, trace_id: str, item: dict[str, Any], calls: Sequence[Sequence[Any]]) -> list[Any]:
@@ -73,7 +73,7 @@ class DispatcherActor(Reachable):
             await self._sessions.start(trace_id, item, owner)
 
     async def pulse(self) -> list[Doing]:
-        """It answers; what waits here, the engines know."""
+        """Empty: the engines report the calls that wait here."""
         return []
 
     async def endpoint_stats(self) -> dict[str, dict[str, Any]]:
@@ -105,22 +105,21 @@ def start_dispatchers(
     options_of: Callable[[str, int], dict[str, Any]] = lambda name, index: {},
     metrics: MetricsAddress | None = None,
 ) -> list[Any]:
-    """Actors that share the limits of each endpoint: as many as `count`, but none that could make no call.
-    `options_of` gives Ray's options of one by its name and index.
+    """Start `count` dispatcher actors that split the limits of each endpoint; fewer if one could not make any call.
 
-    With sessions they run on the node of the caller and nowhere else, for there lies the folder `journals`, also for
-    one that is started anew.
+    `options_of` returns Ray's options for a name and an index. With sessions, all actors run on the caller's node, also
+    after a restart, since the folder `journals` is there.
     """
-    actor, place = cast(Any, DispatcherActor), {}
-    least = [tool.max_concurrency for tool in tools]
+    actor, on_this_node = cast(Any, DispatcherActor), {}
+    limits = [tool.max_concurrency for tool in tools]
     if session is not None:
-        least += [session.max_concurrency, *([] if session.max_open is None else [session.max_open])]
+        limits += [session.max_concurrency, *([] if session.max_open is None else [session.max_open])]
         node = ray.get_runtime_context().get_node_id()
-        place = {"scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False)}
-    count = min([count, *least])
+        on_this_node = {"scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False)}
+    count = min([count, *limits])
     paths = [None] * count if journals is None else journal_paths(journals, count)
     return [
-        actor.options(**options_of(f"dispatcher-{index}", index) | place).remote(
+        actor.options(**options_of(f"dispatcher-{index}", index) | on_this_node).remote(
             [share_of(tool, index, count) for tool in tools],
             operator,
             None if session is None else share_of(session, index, count),
@@ -133,7 +132,7 @@ def start_dispatchers(
 
 
 def watched_dispatchers(actors: Sequence[Any]) -> list[Watched]:
-    """For the watchdog. With one that it gives up, calls are lost and their rollouts tried again."""
+    """The dispatchers, for the watchdog; giving one up loses calls, whose rollouts are retried."""
 
     def watched(index: int, actor: Any) -> Watched:
         name = WHAT if len(actors) == 1 else f"{WHAT} ({index + 1} of {len(actors)})"
@@ -151,7 +150,7 @@ def _shard(trace_id: str, count: int) -> int:
 
 
 def share_of(endpoint: E, index: int, count: int) -> E:
-    """What shard `index` of `count` may ask of an endpoint."""
+    """The endpoint's settings for shard `index` of `count`: its share of the limits."""
 
     def part(whole: int) -> int:
         share, rest = divmod(whole, count)
@@ -165,7 +164,7 @@ def share_of(endpoint: E, index: int, count: int) -> E:
 
 
 def journal_paths(folder: Path, count: int) -> list[Path]:
-    """The journals of `count` shards. What an earlier run had left in those of more shards goes to the first one."""
+    """The journals of `count` shards; those of a run with more shards are appended to the first one."""
     paths = [folder.resolve() / f"sessions-{index}.jsonl" for index in range(count)]
     for orphan in sorted(set(folder.resolve().glob("sessions-*.jsonl")) - set(paths)):
         with paths[0].open("ab") as first:
@@ -175,28 +174,28 @@ def journal_paths(folder: Path, count: int) -> list[Path]:
 
 
 class DispatcherClient:
-    """What engines and the driver hold: a Dispatcher's methods, answered by actors."""
+    """The client of the dispatcher actors, with the methods of Dispatcher; held by engines and the driver."""
 
     def __init__(self, *actors: Any) -> None:
         self._actors = actors
         self._channels = [Channel(actor, WHAT, ToolFailed) for actor in actors]
 
     async def call_turn(self, trace_id: str, item: dict[str, Any], calls: Sequence[ToolCall]) -> list[ToolResult]:
-        """As Dispatcher.call_turn; raises ToolFailed also where the dispatcher's process died."""
+        """As Dispatcher.call_turn; also raises ToolFailed if the dispatcher's process dies."""
         channel = self._channels[self._shard(trace_id)]
         results = await channel.call("call_turn", trace_id, item, [astuple(call) for call in calls])
         return [ToolResult(*result) for result in results]
 
     async def endpoint_stats(self) -> dict[str, dict[str, Any]]:
-        """What was counted at each tool and session server, by its name ("tool 'search'")."""
+        """EndpointClient.stats of each tool and session server, by its name ("tool 'search'")."""
         return merged(await asyncio.gather(*(self._ask(actor.endpoint_stats.remote()) for actor in self._actors)))
 
     async def open_session(self, trace_id: str, item: dict[str, Any], owner: str) -> None:
-        """As SessionBook.start; raises ToolFailed also where the dispatcher's process died."""
+        """As SessionBook.start; also raises ToolFailed if the dispatcher's process dies."""
         await self._channels[self._shard(trace_id)].call("open_session", trace_id, item, owner)
 
     def close_session(self, trace_id: str, reason: str) -> None:
-        """As SessionBook.end. A dispatcher that died ends the session when it is started anew."""
+        """As SessionBook.end; a dispatcher that died ends the session after its restart."""
         self._actors[self._shard(trace_id)].close_session.remote(trace_id, reason)
 
     def end_sessions_of(self, owner: str, reason: str) -> None:
@@ -212,7 +211,7 @@ class DispatcherClient:
         return sum(left)
 
     async def session_news(self) -> list[str]:
-        """Texts for the user, each given once."""
+        """Messages for the user; each is returned once."""
         news = await asyncio.gather(*(self._ask(actor.session_news.remote()) for actor in self._actors))
         return [text for texts in news for text in texts]
 
@@ -224,7 +223,7 @@ class DispatcherClient:
 
 
 class OwnedSessions:
-    """The sessions of one worker, as episodes see them. `owner` is the name of one incarnation of it."""
+    """The sessions of one worker, as episodes use them; `owner` names one incarnation of the worker."""
 
     def __init__(self, dispatcher: DispatcherClient, owner: str) -> None:
         self._dispatcher = dispatcher

@@ -1,6 +1,6 @@
-"""All tool calls of a turn go out at once, and the turn has all results, in the order of its calls, or it has failed.
+"""Makes all tool calls of a turn concurrently: the turn gets all results, in the order of its calls, or fails.
 
-What a tool says to the model (a 4xx too) is a result. What went wrong on the way is a ToolFailed: it discards the
+An answer of the tool to the model is a result, even a 4xx. An infrastructure failure is a ToolFailed: it discards the
 rollout, and the turn's other calls are cancelled.
 """
 
@@ -22,9 +22,9 @@ from trainer.spec.operator import NOTHING_ALLOWED, Operator
 from trainer.types import ToolCall, ToolResult
 
 MAX_ERROR_CHARS = 2_000
-"""What the model sees of the text of a 4xx: enough for a reason, too little for a whole HTML page."""
+"""How much of a 4xx's text the model sees: enough for a reason, too little for a whole HTML page."""
 MAX_REQUEST_BYTES = 1_000_000
-"""What the wire contract lets one call send."""
+"""The wire contract's limit for the body of a call."""
 TOO_LARGE = (
     "Error: HTTP 413 Content Too Large. The output is over {:,} bytes and was left out. Ask for a smaller part of it."
 )
@@ -35,7 +35,19 @@ TOO_LARGE_REQUEST = (
 
 
 class Dispatcher:
-    """Calls the tools of a job."""
+    """Calls the tools of a job.
+
+    For example, with one tool at http://tools/search, which answers {"output": "2 open invoices"}:
+
+        dispatcher = Dispatcher([ToolSpec(name="search", server_url="http://tools/search")])
+        calls = [ToolCall("call_1", "search", '{"query": "invoices"}'), ToolCall("call_2", "serch", "{}")]
+        await dispatcher.call_turn("trace_1", {"customer": 7}, calls)
+
+    It POSTs call_1 (its body is in `_body`) and returns:
+
+        [ToolResult("call_1", "2 open invoices", latency_s=0.12),
+         ToolResult("call_2", "Error: there is no tool named 'serch'. The tools are: search.", error="unknown_tool")]
+    """
 
     def __init__(
         self, tools: Sequence[ToolSpec], operator: Operator = NOTHING_ALLOWED, timing: Timing = REAL_TIMING
@@ -60,7 +72,7 @@ class Dispatcher:
         """The results of one turn's calls, in their order. `item` is the dataset row.
 
         Raises:
-            ToolFailed: a call failed in the end; names the endpoint and why.
+            ToolFailed: a call failed after all retries; the message names the endpoint and the reason.
             EndpointRefused: a tool answered 401 or 403, or has an address that the operator does not allow.
         """
         if len(calls) == 1:
@@ -73,7 +85,7 @@ class Dispatcher:
         return [task.result() for task in tasks]
 
     def stats(self) -> dict[str, dict[str, Any]]:
-        """What each tool's client has counted since the start (EndpointClient.stats)."""
+        """EndpointClient.stats of each tool."""
         return {name: client.stats() for name, client in self._clients.items()}
 
     async def close(self) -> None:
@@ -98,7 +110,7 @@ class Dispatcher:
 
 
 def _body(trace_id: str, item: dict[str, Any], call: ToolCall) -> dict[str, Any]:
-    """Section 4 of the wire contract."""
+    """The request body of a call, as in section 4 of the wire contract."""
     return {
         "type": "function_call",
         "id": call.call_id,
@@ -111,7 +123,11 @@ def _body(trace_id: str, item: dict[str, Any], call: ToolCall) -> dict[str, Any]
 
 
 def _result(client: EndpointClient, max_output_bytes: int, call: ToolCall, answer: HttpAnswer) -> ToolResult:
-    """What the model sees of an answer."""
+    """The result that the model sees for an answer.
+
+    Raises:
+        ToolFailed: a 2xx without a valid output.
+    """
     result = partial(ToolResult, call.call_id, latency_s=answer.latency_s, retries=answer.retries)
     output = None if answer.truncated else _output(answer)
     if output is None and not answer.ok:
@@ -121,7 +137,7 @@ def _result(client: EndpointClient, max_output_bytes: int, call: ToolCall, answe
     if answer.truncated or (output is not None and _num_bytes(output) > max_output_bytes):
         return result(TOO_LARGE.format(max_output_bytes), error="tool_error", truncated=True)
     if output is None:
-        raise client.bad_answer(answer, 'without the JSON object {"output": "..."} that a tool must give')
+        raise client.bad_answer(answer, 'the body is not a JSON object such as {"output": "..."}')
     return result(output, error=None if answer.ok else "tool_error")
 
 
@@ -130,7 +146,7 @@ def _num_bytes(text: str) -> int:
 
 
 def _output(answer: HttpAnswer) -> str | None:
-    """The answer's `output` as text that can be encoded; None where it has none."""
+    """The answer's `output` as valid Unicode text; None if it has none."""
     try:
         body = answer.json()
     except ValueError:
@@ -139,5 +155,5 @@ def _output(answer: HttpAnswer) -> str | None:
         return None
     output = body["output"]
     text = output if isinstance(output, str) else json.dumps(output, ensure_ascii=False)
-    # JSON can hold halves of surrogate pairs; UTF-8 cannot.
+    # JSON can contain unpaired surrogates; UTF-8 cannot.
     return text if text.isascii() else text.encode(errors="replace").decode()

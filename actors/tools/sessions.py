@@ -1,9 +1,9 @@
-"""A rollout's session at the user's server: told once that it opens, and on every path that it ended.
+"""A rollout's session at the user's server: started once, and ended on every path.
 
-What must hold: once a start may have been on the wire, an end is told, until the server has heard it - whatever became
-of the rollout, of its engine or of this process (`session_journal`). Each session lives in a task of the book's own,
-so no cancelled rollout can leave one behind, and no end overtakes its start. A session that the server does not know
-may be ended too; the server says 404 or anything else, and has heard.
+Once a start request may have been sent, an end request is sent until the server has answered it, whatever happens to
+the rollout, its engine or this process (`session_journal`). Each session runs in its own task of the SessionBook, so a
+cancelled rollout cannot leave one open, and no end request overtakes its start request. The server may get an end
+request for a session that it does not know; any answer, such as a 404, confirms the end.
 """
 
 from __future__ import annotations
@@ -26,25 +26,27 @@ from trainer.spec.endpoints import SessionSpec
 from trainer.spec.operator import NOTHING_ALLOWED, Operator
 
 WARM_UP_STARTS = 4
-"""So many starts are on the wire at once in the beginning; each that succeeds lets one more out at a time."""
+"""The number of concurrent start requests at first; each success raises it by one, up to `max_concurrency`."""
 END_PAUSES_S = (5.0, 10.0, 20.0, 40.0, 60.0)
-"""Between the tries to end a session that the server does not answer for; the last one for ever."""
+"""Pauses between attempts to end a session while the server does not answer; the last one repeats forever."""
 CLOSE_S = 60.0
 CLOSE_TRIES = 3
 CLOSE_PAUSE_S = 0.5
-"""While the book closes, an end that fails is tried so often (each time with all retries), with so short a pause."""
+"""While the book closes, a failed end request is repeated this often (each time with all retries), with this pause."""
 NEWS_S = 60.0
-"""Between two events on ends that fail."""
+"""The least time between two events about failed end requests."""
 RESTARTED = "job_restarted"
 LOG = logging.getLogger(__name__)
 REMEMBERED = 10_000
-"""So many ends of sessions that were never asked for are kept in mind: their starts may have been overtaken."""
+"""How many ends of unknown sessions are remembered: their `start` calls may arrive later."""
 
 
 @dataclass(slots=True)
 class SessionStats:
-    """Counts since the start. `ended`: the server has heard. `end_failures`: tries to end one that came to nothing.
-    `errors`: failed starts (`start_...`) and ends (`end_...`) by kind.
+    """Counts since the start.
+
+    `ended` counts ends that the server has confirmed, `end_failures` failed attempts to end a session; `errors` counts
+    failed starts (`start_...`) and ends (`end_...`) by kind.
     """
 
     started: int = 0
@@ -57,8 +59,10 @@ class SessionStats:
 
 @dataclass(slots=True, eq=False)
 class _Session:
-    """`opened` is set when it can be used, or to the error; `over` to the reason of its end. `begun`: its start may
-    have reached the server. `refused`: it certainly came to nothing, so no end is told.
+    """One session.
+
+    `opened` is resolved when it can be used, or fails with the error; `over` gets the reason of its end. `requested`
+    says that its start may have reached the server; `refused` that it certainly was not opened, so that no end is sent.
     """
 
     trace_id: str
@@ -66,7 +70,7 @@ class _Session:
     owner: str
     opened: asyncio.Future[None]
     over: asyncio.Future[str]
-    begun: bool = False
+    requested: bool = False
     refused: bool = False
     life: asyncio.Task[None] | None = None
     starting: asyncio.Timeout | None = None
@@ -75,7 +79,7 @@ class _Session:
     def failed(self, error: Exception) -> None:
         if not self.opened.done():
             self.opened.set_exception(error)
-            self.opened.exception()  # else asyncio complains where the rollout is gone
+            self.opened.exception()  # otherwise asyncio logs it if the rollout is gone
 
     def ends(self, reason: str) -> None:
         if not self.over.done():
@@ -83,8 +87,10 @@ class _Session:
 
 
 class SessionBook:
-    """The sessions of a job. `journal`: the file that knows them over restarts; what an earlier process left open in it
-    is ended first. `tell` takes what the user should hear of, with the endpoint's name.
+    """The sessions of a job.
+
+    `journal` is the file that keeps them across restarts; sessions that an earlier process left open are ended first.
+    `tell` gets messages for the user.
     """
 
     def __init__(
@@ -96,22 +102,24 @@ class SessionBook:
         tell: Callable[[str], None] = LOG.warning,
         timing: Timing = REAL_TIMING,
     ) -> None:
-        """Raises:
-        UserError: a URL or a header cannot be used.
-        OSError: the journal cannot be written.
+        """Open the journal; sessions of an earlier process are ended at the first call of a method.
+
+        Raises:
+            UserError: a URL or a header is invalid.
+            OSError: the journal cannot be written.
         """
         self._starts = _client("session start", spec.start_url, spec, operator, timing)
-        unhurried = spec.model_copy(update={"rate_limit_per_s": None})
-        self._ends = _client("session end", spec.end_url, unhurried, operator, timing)
+        without_rate = spec.model_copy(update={"rate_limit_per_s": None})
+        self._ends = _client("session end", spec.end_url, without_rate, operator, timing)
         self._journal = None if journal is None else SessionJournal(journal)
         self._left_open = [] if self._journal is None else self._journal.open
         self._tell = tell
         self._timing = timing
         self._sessions: dict[str, _Session] = {}
-        self._places: AbstractAsyncContextManager[Any] = (
+        self._max_open: AbstractAsyncContextManager[Any] = (
             nullcontext() if spec.max_open is None else asyncio.Semaphore(spec.max_open)
         )
-        # Turns are taken here and not in the client, so that waiting for one is not taken from `timeout_s`.
+        # Starts are queued here and not in the client, so that the wait does not count against `timeout_s`.
         self._max_at_once = spec.max_concurrency
         self._at_once = min(WARM_UP_STARTS, spec.max_concurrency)
         self._starting = asyncio.Semaphore(self._at_once)
@@ -125,8 +133,9 @@ class SessionBook:
         self._stats = SessionStats()
 
     async def start(self, trace_id: str, item: dict[str, Any], owner: str = "") -> None:
-        """Returns when the session of one rollout can be used; waits for a place first. Cancelled at any moment, it
-        is ended.
+        """Open the session of one rollout; returns when it can be used. Cancelling this ends the session.
+
+        It waits while `max_open` sessions are open.
 
         Raises:
             ToolFailed: it could not be opened, or was ended meanwhile.
@@ -134,9 +143,9 @@ class SessionBook:
         """
         self._recover()
         if self._closed or owner in self._lost_owners or trace_id in self._ended_early:
-            raise ToolFailed(f"no session is opened for {trace_id}: it has ended already", kind="session_over")
+            raise ToolFailed(f"cannot open a session for {trace_id}: it has already ended", kind="session_over")
         if trace_id in self._sessions:
-            raise ValueError(f"{trace_id} has a session already")
+            raise ValueError(f"{trace_id} already has a session")
         session = self._new(trace_id, item, owner)
         try:
             await asyncio.shield(session.opened)
@@ -145,7 +154,7 @@ class SessionBook:
             raise
 
     def end(self, trace_id: str, reason: str) -> None:
-        """The rollout has ended: returns at once, the book sees to the rest. Told twice, the first reason counts."""
+        """End a rollout's session in the background; of several calls, the first reason counts."""
         self._recover()
         session = self._sessions.get(trace_id)
         if session is None:
@@ -154,11 +163,11 @@ class SessionBook:
                 del self._ended_early[next(iter(self._ended_early))]
             return
         session.ends(reason)
-        if not session.begun and session.life is not None:
+        if not session.requested and session.life is not None:
             session.life.cancel()
 
     def end_owner(self, owner: str, reason: str) -> None:
-        """End all sessions of an owner that is gone for good; it gets no more."""
+        """End all sessions of an owner that is gone for good, and open no more for it."""
         self._recover()
         self._lost_owners.add(owner)
         for session in [session for session in self._sessions.values() if session.owner == owner]:
@@ -172,16 +181,19 @@ class SessionBook:
         return session.opened.exception() is None
 
     def stats(self) -> dict[str, Any]:
-        """SessionStats as plain values, and how many are `open` (asked for, and the server has not heard of an end)
-        and `waiting` (for a place or a turn) now.
+        """SessionStats as plain values, and the current numbers of `open` and `waiting` sessions.
+
+        A session is open from its start request until the server has confirmed its end.
         """
-        opened = sum(session.begun for session in self._sessions.values())
+        opened = sum(session.requested for session in self._sessions.values())
         counts = {**asdict(self._stats), "errors": dict(self._stats.errors)}
         return {**counts, "open": opened, "waiting": len(self._sessions) - opened}
 
     async def close(self, reason: str, deadline_s: float = CLOSE_S) -> int:
-        """End all sessions and take no more. Returns, by the deadline, how many the server has not heard of: these
-        stay in the journal. Half of the time is left to starts that are on the wire, so that no end overtakes them.
+        """End all sessions and open no more; returns by the deadline.
+
+        Returns how many ends the server has not confirmed; these sessions stay in the journal. Start requests in flight
+        get half of the time, so that no end overtakes them.
         """
         self._recover()
         self._closed = True
@@ -208,55 +220,55 @@ class SessionBook:
             self._journal = None
         return len(self._sessions)
 
-    # -- a session's life ----------------------------------------------------------------------------------------------
+    # -- the task of a session -----------------------------------------------------------------------------------------
 
     def _new(self, trace_id: str, item: dict[str, Any], owner: str) -> _Session:
         loop = asyncio.get_running_loop()
         session = _Session(trace_id, item, owner, loop.create_future(), loop.create_future())
         self._sessions[trace_id] = session
         session.life = loop.create_task(self._live(session))
-        session.life.add_done_callback(lambda _: self._lived(session))
+        session.life.add_done_callback(lambda _: self._task_done(session))
         return session
 
     def _recover(self) -> None:
-        """End what an earlier process left open."""
+        """End the sessions that an earlier process left open."""
         left, self._left_open = self._left_open, []
         for trace_id in left:
             session = self._new(trace_id, {}, "")
-            session.begun = True
+            session.requested = True
             session.failed(ToolFailed("the session was opened by an earlier process"))
             session.ends(RESTARTED)
             self._stats.recovered += 1
 
     async def _live(self, session: _Session) -> None:
-        """From the wait for a place, in which alone it may be cancelled, to the end that the server has heard."""
-        async with self._places:
-            if not session.begun:
+        """Open and end one session; may be cancelled only before the start request."""
+        async with self._max_open:
+            if not session.requested:
                 async with self._starting:
-                    await self._turn()
+                    await self._keep_rate()
                     await self._start(session)
             reason = await session.over
             if session.refused or await self._end(session, reason):
                 self._journal_end(session.trace_id)
                 del self._sessions[session.trace_id]
 
-    def _lived(self, session: _Session) -> None:
-        if not session.begun:
+    def _task_done(self, session: _Session) -> None:
+        if not session.requested:
             self._sessions.pop(session.trace_id, None)
         why = f"the session of {session.trace_id} was ended before it was open"
         session.failed(ToolFailed(why, kind="session_over"))
 
-    async def _turn(self) -> None:
-        """Starts keep `1 / rate_limit_per_s` apart."""
+    async def _keep_rate(self) -> None:
+        """Wait until this start request keeps `1 / rate_limit_per_s` seconds from the previous one."""
         now = self._timing.clock()
-        turn = max(now, self._next_start)
-        self._next_start = turn + self._gap_s
-        if turn > now:
-            await self._timing.sleep(turn - now)
+        start_at = max(now, self._next_start)
+        self._next_start = start_at + self._gap_s
+        if start_at > now:
+            await self._timing.sleep(start_at - now)
 
     async def _start(self, session: _Session) -> None:
-        """Ask for it. What fails on the way is the rollout's affair; the session is then to be ended at once."""
-        session.begun = True
+        """Send the start request; a failure goes to the rollout, and the session is then ended at once."""
+        session.requested = True
         try:
             self._journal_start(session)
             async with asyncio.timeout(None) as session.starting:
@@ -278,7 +290,7 @@ class SessionBook:
                 self._starting.release()
         finally:
             session.starting = None
-            session.item = {}  # rows may be large, and the server has it now
+            session.item = {}  # rows may be large, and it is no longer needed
 
     def _start_failed(self, session: _Session, error: RftError) -> None:
         self._stats.start_failures += 1
@@ -287,9 +299,9 @@ class SessionBook:
         session.ends("start_failed")
 
     async def _end(self, session: _Session, reason: str) -> bool:
-        """Tell the server until it has heard. False: the book is closed and the server has not."""
+        """Send end requests until the server confirms; False if the book is closed before that."""
         failures = last_failures = 0
-        while not await self._heard(session.trace_id, reason):
+        while not await self._send_end(session.trace_id, reason):
             last_failures += self._closed
             if last_failures == CLOSE_TRIES:
                 return False
@@ -304,8 +316,8 @@ class SessionBook:
         self._stats.ended += 1
         return True
 
-    async def _heard(self, trace_id: str, reason: str) -> bool:
-        """Whether the server has heard of the end."""
+    async def _send_end(self, trace_id: str, reason: str) -> bool:
+        """Send one end request; returns whether the server answered, in whatever way."""
         body = {"type": "session_end", "trace_id": trace_id, "reason": reason}
         try:
             async with self._ending:
@@ -323,8 +335,10 @@ class SessionBook:
         return True
 
     def _journal_start(self, session: _Session) -> None:
-        """Raises:
-        ToolFailed: it cannot be written, so the session is not asked for.
+        """Record the session in the journal.
+
+        Raises:
+            ToolFailed: the journal cannot be written, so the session is not requested.
         """
         if self._journal is None:
             return
@@ -350,5 +364,5 @@ def _client(what: str, url: str | None, spec: SessionSpec, operator: Operator, t
 
 
 async def _post(client: EndpointClient | None, body: dict[str, Any], key: str) -> HttpAnswer | None:
-    """None where the job names no such URL: then nothing is to be told."""
+    """The answer; None if the job has no such URL, so that there is nothing to send."""
     return None if client is None else await client.post(body, key)

@@ -1,11 +1,11 @@
-"""Weight sync by one broadcast from the learner's rank 0 to all engines, from GPU to GPU: no engine reads the object
-store. Generation stands still for the whole transfer, for there is nowhere to lay buckets aside.
+"""Weight sync by one broadcast from the learner's rank 0 to all engines, from GPU to GPU, without the object store.
 
-What a broadcast cannot do, the transport through the object store does as ever: an engine that joins late catches up
-from the last version's buckets. A group is formed anew whenever the engines are others than before, and after each
-failure. **Between GPUs, over NCCL, this has never been run**; a member that dies in mid-transfer ends there the process
-of every other member after a timeout, the learner's too, and the job goes on from its last checkpoint. Over gloo,
-between CPUs, only engines are lost, and replaced.
+Generation pauses for the whole transfer, since there is no memory to stage buckets in. What a broadcast cannot do goes
+through the object store as in WeightSync: an engine that joins late catches up from the last version's buckets. The
+group is formed again whenever the set of engines has changed, and after each failure. **Between GPUs, over NCCL, this
+has never been run**; there, a member that dies during a transfer ends the process of every other member after a
+timeout, the learner's too, and the job resumes from its last checkpoint. Over gloo, between CPUs, only engines are
+lost, and replaced.
 """
 
 from __future__ import annotations
@@ -21,24 +21,27 @@ from trainer.errors import EngineFailed
 
 
 class BroadcastSource(WeightSource, Protocol):
-    """The learner group's part."""
+    """What a broadcast needs of the learner group."""
 
     async def meeting_point(self) -> str:
-        """host:port at rank 0 where a group may meet."""
+        """A free host:port at rank 0, where a group can be formed."""
 
     async def open_broadcast(self, address: str, size: int) -> None:
-        """Let rank 0 join a group of `size`; returns when all have met."""
+        """Let rank 0 join a group of `size`; returns when all members have joined."""
 
     async def send(self, bucket: Any) -> None:
         """Let rank 0 broadcast a bucket that it gathered.
 
         Raises:
-            EngineFailed: another member of the group is gone.
+            EngineFailed: a member of the group is lost.
         """
 
 
 class BroadcastSync(WeightSync):
-    """`workers_per_engine` is the tensor-parallel size: each worker of an engine is a member."""
+    """The transport by broadcast.
+
+    `workers_per_engine` is the tensor-parallel size: each worker process of an engine is a member of the group.
+    """
 
     def __init__(
         self, source: BroadcastSource, workers_per_engine: int, max_bucket_bytes: int = MAX_BUCKET_BYTES
@@ -49,7 +52,7 @@ class BroadcastSync(WeightSync):
         self._members: list[Any] = []
 
     async def deliver(self, published: Published, workers: Sequence[Any]) -> list[float | EngineFailed]:
-        """As WeightSync.deliver. Where no group comes about, this version goes through the object store."""
+        """As WeightSync.deliver; if no group can be formed, this version goes through the object store."""
         if not workers or not await self._formed(workers):
             return await super().deliver(published, workers)
         layouts = [layout for _, layout in published.buckets]
@@ -60,7 +63,7 @@ class BroadcastSync(WeightSync):
         return outcomes
 
     async def _formed(self, workers: Sequence[Any]) -> bool:
-        """Whether there is a group of the learner and these engines, by now."""
+        """Form the group of the learner and these engines if needed; returns whether it exists."""
         if self._members == list(workers):
             return True
         self._members = []
@@ -84,7 +87,7 @@ async def _asked(ref: Any) -> Any:
 
 
 async def _settled(work: Awaitable[Any]) -> Any:
-    """What came out, or the failure of an engine."""
+    """The result, or the EngineFailed that was raised."""
     try:
         return await work
     except EngineFailed as error:

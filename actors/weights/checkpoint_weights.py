@@ -1,7 +1,7 @@
-"""The learner's weights in the form of their Hugging Face checkpoint: its names, tied weights once, experts apart.
+"""The learner's weights as in their Hugging Face checkpoint: its names, tied weights once, experts unmerged.
 
-Nothing here holds more than one part of the weights at a time beside the learner's own; under ZeRO-3 a part is gathered
-from all ranks, used and let go.
+Nothing here copies more than one part of the weights at a time; under ZeRO-3 a part is gathered from all ranks, used
+and released.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from transformers.core_model_loading import revert_weight_conversion
 from actors.weights.layout import TensorInfo, num_bytes
 
 ParameterNames = list[str]
-"""Names of parameters as the model has them, which for experts are not those of the checkpoint."""
+"""Names of parameters in the model; for experts they differ from those in the checkpoint."""
 
 SHARD_BYTES = 5 << 30
 WEIGHT_FILES = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx"}
 
 
 class CheckpointWeights:
-    """Reads the weights of a model. `gather` is entered around every read with the parameters that are read."""
+    """Reads the weights of a model; each read runs inside `gather`, called with the parameters to read."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class CheckpointWeights:
         self._tensors = {name: t for name, t in model.state_dict(keep_vars=True).items() if first_names[id(t)] == name}
 
     def parts(self, max_bytes: int) -> list[ParameterNames]:
-        """All weights in order, in parts of at most `max_bytes`; a larger one has a part of its own."""
+        """All weights in order, in parts of at most `max_bytes`; a larger weight is a part by itself."""
         parts: list[ParameterNames] = []
         room = 0
         for name in self._tensors:
@@ -58,7 +58,7 @@ class CheckpointWeights:
         return parts
 
     def describe(self, part: ParameterNames) -> list[TensorInfo]:
-        """What `read` will give, without gathering anything."""
+        """Names, dtypes and shapes of what `read` returns, without gathering anything."""
         shapes = {name: torch.empty(_shape(self._tensors[name]), device="meta") for name in part}
         infos: list[TensorInfo] = []
         for name, shape in shapes.items():
@@ -69,8 +69,9 @@ class CheckpointWeights:
         return infos
 
     def read(self, part: ParameterNames, wanted: bool) -> dict[str, Tensor]:
-        """The tensors of a part on the CPU, in the order of `describe`; nothing where not `wanted` (all ranks must call
-        this together, one of them wants the result).
+        """The tensors of a part on the CPU, in the order of `describe`; nothing unless `wanted`.
+
+        All ranks must call this together; one of them wants the result.
         """
         tensors = [self._tensors[name] for name in part]
         with self._gather(tensors):
@@ -87,8 +88,10 @@ class CheckpointWeights:
         return self._dtype if tensor.is_floating_point() else tensor.dtype
 
     def write(self, folder: Path, source: Path, wanted: bool, shard_bytes: int = SHARD_BYTES) -> None:
-        """Write a model folder that transformers and vLLM load: weights in shards; config, tokenizer, chat
-        template and generation config as in the folder `source` that the model came from.
+        """Write a model folder that transformers and vLLM can load.
+
+        The weights are written in shards; config, tokenizer, chat template and generation config are copied from the
+        folder `source` that the model came from. All ranks must call this together; the `wanted` one writes.
         """
         parts = self.parts(shard_bytes)
         index: dict[str, str] = {}
@@ -110,7 +113,7 @@ class CheckpointWeights:
 
 
 def as_bytes(tensors: Sequence[Tensor]) -> NDArray[np.uint8]:
-    """CPU tensors one behind the other as plain bytes: what `describe` lists, in its order."""
+    """The bytes of CPU tensors back to back, in the order of `describe`."""
     buffer = np.empty(sum(tensor.nbytes for tensor in tensors), dtype=np.uint8)
     start = 0
     for tensor in tensors:
@@ -120,7 +123,7 @@ def as_bytes(tensors: Sequence[Tensor]) -> NDArray[np.uint8]:
 
 
 def _copy_companions(source: Path, folder: Path, dtype: torch.dtype) -> None:
-    """Everything of a model folder that is no weight. The config's dtype becomes that of the written weights."""
+    """Copy all files of a model folder but the weights; the config's dtype becomes that of the written weights."""
     for file in source.iterdir():
         if file.is_file() and not set(file.suffixes) & WEIGHT_FILES:
             shutil.copyfile(file, folder / file.name)
@@ -132,5 +135,5 @@ def _copy_companions(source: Path, folder: Path, dtype: torch.dtype) -> None:
 
 
 def _shape(tensor: Tensor) -> tuple[int, ...]:
-    """Under ZeRO-3 a parameter is empty between uses and remembers its shape."""
+    """The full shape of a tensor; under ZeRO-3 a parameter is empty between uses and keeps its shape in `ds_shape`."""
     return tuple(getattr(tensor, "ds_shape", tensor.shape))

@@ -1,4 +1,4 @@
-"""Shared memory that ends with the processes that use it, however they end."""
+"""Shared memory that is freed when the processes that use it end, even if they are killed."""
 
 from __future__ import annotations
 
@@ -18,13 +18,16 @@ _SEGMENT = re.compile(rf"{SHM}/psm_\S+")
 
 
 class SharedFile:
-    """An array's bytes in a file that other processes open by `path`, until `remove`. While this process lives it holds
-    a lock on the file: one without a lock was left behind.
+    """An array's bytes in a file that other processes open by `path`, until `remove`.
+
+    While this process lives it holds a lock on the file: a file without a lock is a leftover of a dead process.
     """
 
     def __init__(self, folder: Path, data: NDArray[np.uint8]) -> None:
-        """Raises:
-        OSError: `folder` is full or missing.
+        """Write the file.
+
+        Raises:
+            OSError: `folder` is full or missing.
         """
         self.path = folder / f"{PREFIX}{secrets.token_hex(8)}"
         self._file = self.path.open("xb", buffering=0)
@@ -32,7 +35,7 @@ class SharedFile:
             fcntl.flock(self._file, fcntl.LOCK_SH)
             written = self._file.write(data.data)
             if written != data.nbytes:
-                raise OSError(f"only {written} bytes of {data.nbytes} fit")
+                raise OSError(f"only {written} of {data.nbytes} bytes fit")
         except OSError:
             self.remove()
             raise
@@ -45,17 +48,18 @@ class SharedFile:
 def remove_leftovers(folder: Path = SHM) -> None:
     """Remove the files of processes that were killed."""
     for path in folder.glob(f"{PREFIX}*"):
-        with suppress(OSError), path.open("rb") as file:  # locked, or gone meanwhile, or another user's
+        with suppress(OSError), path.open("rb") as file:  # locked, already gone, or another user's
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             path.unlink()
 
 
 def unname_shared_memory() -> None:
-    """Take the names of multiprocessing's shared memory, of this process and its children, out of /dev/shm. What is
-    mapped stays until the last of them ends. To be called once all of them have mapped it: who is killed cannot do it,
-    and Ray kills multiprocessing's own janitor with the others.
+    """Unlink multiprocessing's shared memory of this process and its children from /dev/shm.
+
+    Existing mappings stay valid until the last process ends. To be called once all of them have mapped it: a killed
+    process cannot unlink it, and Ray kills multiprocessing's resource tracker together with the others.
     """
     for process in (me := psutil.Process(), *me.children(recursive=True)):
-        with suppress(OSError):  # it ended meanwhile
+        with suppress(OSError):  # it has already ended
             for name in set(_SEGMENT.findall(Path(f"/proc/{process.pid}/maps").read_text())):
                 Path(name).unlink(missing_ok=True)

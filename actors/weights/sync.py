@@ -1,8 +1,7 @@
-"""Learner -> engines: each update has a version, goes in size-capped buckets, and pauses generation only for the load.
+"""Weight sync, learner to engines: each update has a version and pauses generation only while weights are loaded.
 
-Buckets travel through Ray's object store to each engine's actor, which lays them into shared memory while generation
-goes on; then the engine swaps all of them in at once. The last version's buckets are kept in the object store, so that
-a replaced engine catches up at any time without asking the learner, who may be ahead by then.
+The last version's buckets stay in the object store, so that a replaced engine can catch up at any time without the
+learner, whose own weights may be newer by then.
 """
 
 from __future__ import annotations
@@ -20,9 +19,11 @@ SYNC_TIMEOUT_S = 600.0
 
 
 class WeightSource(Protocol):
-    """The learner group's part."""
+    """What weight sync needs of the learner group."""
 
-    async def bucket_plan(self, max_bytes: int) -> list[Layout]: ...
+    async def bucket_plan(self, max_bytes: int) -> list[Layout]:
+        """The layout of each bucket; a bucket holds at most `max_bytes`, or a single larger tensor."""
+        ...
 
     async def gather_bucket(self, index: int) -> Any:
         """Object reference of a uint8 array: the bucket's tensors back to back."""
@@ -41,7 +42,18 @@ class Published:
 
 
 class WeightSync:
-    """The transport through the object store and shared memory; works on CPUs and GPUs, within and across nodes."""
+    """The transport through the object store and shared memory; works on CPUs and GPUs, within and across nodes.
+
+    One update to version 8, with weights that fit two buckets:
+
+    1. `collect(8)` frees version 7, and the learner gathers bucket 0, then bucket 1, into the object store.
+    2. `deliver` sends both to each engine's actor (`stage`), which copies them to shared memory. Engines still sample,
+       and new tokens are labelled 7.
+    3. `swap(8)`: each engine pauses, loads both buckets at once and resumes. Requests in flight continue: their next
+       tokens are labelled 8.
+    4. `deliver` returns each engine's pause in seconds, or its failure.
+    5. An engine that is started later loads version 8 by `catch_up`, from the same buckets.
+    """
 
     def __init__(self, source: WeightSource, max_bucket_bytes: int = MAX_BUCKET_BYTES) -> None:
         self._source = source
@@ -50,20 +62,20 @@ class WeightSync:
         self.last: Published | None = None
 
     async def collect(self, version: int) -> Published:
-        """Take the learner's weights as `version`, bucket by bucket. No update may run meanwhile."""
+        """Put the learner's weights into the object store as `version`; the learner must not train meanwhile."""
         if self._plan is None:
             self._plan = await self._source.bucket_plan(self._max_bucket_bytes)
-        self.last = None  # frees the version before: the object store never holds two
+        self.last = None  # frees the previous version: the object store never holds two
         buckets = [(await self._source.gather_bucket(i), layout) for i, layout in enumerate(self._plan)]
         self.last = Published(version, tuple(buckets))
         return self.last
 
     async def deliver(self, published: Published, workers: Sequence[Any]) -> list[float | EngineFailed]:
-        """Load `published` into each worker; for each, its pause in seconds or why it failed."""
+        """Load `published` into each worker; returns each one's pause in seconds, or its failure."""
         return await asyncio.gather(*(self.catch_up(published, worker) for worker in workers))
 
     async def catch_up(self, published: Published, worker: Any) -> float | EngineFailed:
-        """The same for one worker by itself, at any time."""
+        """Load `published` into one worker, at any time."""
         try:
             async with asyncio.timeout(SYNC_TIMEOUT_S):
                 for ref, layout in published.buckets:

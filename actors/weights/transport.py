@@ -1,9 +1,8 @@
-"""The worker's end of weight transfer: a bucket comes through shared memory or from a broadcast, and is loaded in the
-same way, which is that of vLLM's NCCL engine.
+"""The receiving end in vLLM's worker: a bucket comes from shared memory or a broadcast, and is loaded the same way.
 
-vLLM's worker is no Ray worker and cannot read Ray's object store, so the engine's actor puts each bucket into a file in
-shared memory and this class, living in the worker, maps it. Runs on CPUs and GPUs, within a node and across nodes. An
-engine has one transfer class for life, so this one knows both ways: who joins late must load without a group.
+A vLLM worker is not a Ray worker and cannot read Ray's object store. So the engine's actor writes each bucket to a file
+in shared memory, and this class, in the worker, maps it. It runs on CPUs and GPUs, within and across nodes. vLLM allows
+one transfer class per engine, so this class does both: an engine that joins late must load without a group.
 """
 
 from __future__ import annotations
@@ -29,9 +28,7 @@ from actors.weights.layout import num_bytes
 
 @dataclass
 class ShmInitInfo(WeightTransferInitInfo):  # type: ignore[misc]
-    """Shared memory needs nothing. For broadcasts: where the group of `size` meets, and the rank in it of the engine's
-    first worker.
-    """
+    """Empty for shared memory; for broadcasts, the group's address and size, and the rank of the first worker here."""
 
     address: str = ""
     rank: int = 0
@@ -40,14 +37,15 @@ class ShmInitInfo(WeightTransferInitInfo):  # type: ignore[misc]
 
 @dataclass
 class ShmUpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
-    """One bucket, its tensors back to back, [name, dtype, shape] each: in a file, or (no path) in a broadcast."""
+    """One bucket: its tensors back to back, each as [name, dtype, shape], in the file `path`, or broadcast if empty."""
 
     path: str = ""
     tensors: list[list[Any]] = field(default_factory=list)
 
 
 class ShmWeightTransferEngine(WeightTransferEngine[ShmInitInfo, ShmUpdateInfo]):  # type: ignore[misc]
-    """Loads buckets between `initialize_layerwise_reload` and `finalize_layerwise_reload`, as vLLM's NCCL engine does:
+    """Loads buckets between `initialize_layerwise_reload` and `finalize_layerwise_reload`, as vLLM's NCCL engine does.
+
     CPU workers repack weights, so a plain `load_weights` into a running model fails with a shape error.
     """
 
@@ -57,7 +55,7 @@ class ShmWeightTransferEngine(WeightTransferEngine[ShmInitInfo, ShmUpdateInfo]):
     _broadcast: Broadcast | None = None
 
     def init_transfer_engine(self, init_info: ShmInitInfo) -> None:
-        """May be called again: the group is then another one."""
+        """Join a broadcast group, if `init_info` has one; a second call replaces the group."""
         self.shutdown()
         if init_info.size:
             rank = init_info.rank + self.parallel_config.rank
@@ -73,15 +71,15 @@ class ShmWeightTransferEngine(WeightTransferEngine[ShmInitInfo, ShmUpdateInfo]):
             data = torch.frombuffer(view, dtype=torch.uint8)
         else:
             if self._broadcast is None:
-                raise RuntimeError("a broadcast without a group")
+                raise RuntimeError("cannot receive a broadcast before init_transfer_engine has joined a group")
             data = self._broadcast.receive(num_bytes(update_info.tensors))
         self.model.load_weights(_tensors(data, update_info.tensors))
 
     def finish_weight_update(self) -> None:
         finalize_layerwise_reload(self.model, self.model_config)
         if current_platform.is_cpu() and self.model_config.hf_text_config.tie_word_embeddings:
-            # A tied head shares the embedding's tensor but on CPUs computes with a packed copy of it, which the reload
-            # leaves as it was: it loaded no weights of the head's own.
+            # A tied head shares the embedding's tensor, but on CPUs it computes with a packed copy of it. The reload
+            # does not update this copy, since it loads no weights for the head itself.
             for module in self.model.modules():
                 if isinstance(module, ParallelLMHead):
                     module.quant_method.process_weights_after_loading(module)
@@ -93,8 +91,9 @@ class ShmWeightTransferEngine(WeightTransferEngine[ShmInitInfo, ShmUpdateInfo]):
 
 
 def _tensors(data: torch.Tensor, layout: list[list[Any]]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Tensors that are the bucket's memory, and keep it: layer-wise reloading holds them until their layer is complete,
-    and by then the file may be gone.
+    """The tensors as views of the bucket's memory, which they keep alive.
+
+    Layer-wise reloading holds them until their layer is complete, and by then the file may be deleted.
     """
     offset = 0
     for name, dtype, shape in layout:

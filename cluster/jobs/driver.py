@@ -1,9 +1,12 @@
-"""The driver of one job of a server: `python -m cluster.jobs.driver --settings FILE --job ID --attempt N`, run as a Ray
-job; with `--check OUT` its preflight alone, in a process of its own, so that reading files never keeps an API waiting.
+"""The driver of one job of a server, run as a Ray job.
 
-The store is the truth: a driver works while its job is `running` and it is the job's latest driver, which it asks every
-few seconds. Paused, it takes a checkpoint and ends; anything else, it ends at once. It ends with 0 where the store
-knows why; any other end is a lost driver, and the job goes on from its last checkpoint.
+    python -m cluster.jobs.driver --settings FILE --job ID --attempt N     # trains
+    python -m cluster.jobs.driver --settings FILE --job ID --check OUT     # validates, outside the API's process
+
+The store decides: a driver works while its job is `running` and it is the job's latest driver, which it checks every
+few seconds. If the job is paused, the driver saves a checkpoint and exits; otherwise it exits at once. Exit code 0
+means that the store has the outcome. After any other exit the driver is lost and the job resumes from its last
+checkpoint.
 """
 
 from __future__ import annotations
@@ -43,11 +46,11 @@ from trainer.events import Outcome
 
 HEARTBEAT_S = 2.0
 LOST = 3
-"""The exit code of a driver whose job shall go on with another one."""
+"""The exit code of a driver whose job another driver should continue."""
 
 
 async def check(server: Server, job_id: str) -> list[Problem]:
-    """What is wrong with a job; its endpoints are tried."""
+    """The problems of a job; calls its endpoints."""
     spec, settings = server.spec(server.store.get(job_id)), server.settings
     validation = None if spec.validation_file is None else Path(spec.validation_file)
     found = row_problems(server.operator.jobs, Path(spec.training_file), validation)
@@ -60,7 +63,7 @@ async def check(server: Server, job_id: str) -> list[Problem]:
 
 
 async def drive(server: Server, job_id: str, attempt: int) -> int:
-    """Train a job; the exit code."""
+    """Train a job and return the exit code."""
     store, settings = server.store, server.settings
     if store.heartbeat(job_id, attempt) != "running":
         return 0
@@ -96,17 +99,17 @@ async def drive(server: Server, job_id: str, attempt: int) -> int:
         await asyncio.to_thread(sink.close)
 
 
-# -- what the store says -----------------------------------------------------------------------------------------------
+# -- the state in the store --------------------------------------------------------------------------------------------
 
 
 def _beat(
     server: Server, job_id: str, attempt: int, ended: threading.Event, obey: Callable[[JobStatus | None], object]
 ) -> None:
-    """In a thread: a loop that reads a large file for a while is no driver that hangs."""
+    """Send heartbeats, in a thread: an event loop that reads a large file is blocked, but the driver does not hang."""
     while not ended.wait(HEARTBEAT_S):
         try:
             status = server.store.heartbeat(job_id, attempt)
-        except OperationalError:  # the database restarts; the manager cannot see our silence either
+        except OperationalError:  # the database restarts; the manager cannot read heartbeats either
             continue
         if status != "running":
             obey(status)
@@ -115,12 +118,12 @@ def _beat(
 
 def _obey(training: asyncio.Task[Outcome], status: JobStatus | None) -> None:
     if status in PAUSING:
-        os.kill(os.getpid(), signal.SIGTERM)  # the first one ends a run in good order: see cluster.run.signals
+        os.kill(os.getpid(), signal.SIGTERM)  # the first one ends a run cleanly: see cluster.run.signals
     else:
         training.cancel()
 
 
-# -- how it ends -------------------------------------------------------------------------------------------------------
+# -- outcomes ----------------------------------------------------------------------------------------------------------
 
 
 def _succeed(server: Server, record: JobRecord, attempt: int, sink: StoreSink, folder: Path) -> None:
@@ -131,7 +134,7 @@ def _succeed(server: Server, record: JobRecord, attempt: int, sink: StoreSink, f
         server.store.move(
             record.id, "succeeded", attempt=attempt, fine_tuned_model=model, result_files=[results], last_words=None
         )
-    except IllegalMove:  # cancelled a moment ago
+    except IllegalMove:  # it was just cancelled
         return
     server.store.add_event(record.id, "info", f"New fine-tuned model created: {model}")
     server.store.add_event(record.id, "info", "The job has successfully completed")
@@ -154,11 +157,11 @@ def _fail(server: Server, job_id: str, attempt: int, error: JobError) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description="Train one job of a server, or validate it with --check.")
     parser.add_argument("--settings", type=Path, required=True)
     parser.add_argument("--job", required=True)
     parser.add_argument("--attempt", type=int, default=0)
-    parser.add_argument("--check", type=Path, help="only check the job, and write its problems here")
+    parser.add_argument("--check", type=Path, help="only validate the job, and write its problems to this file")
     options = parser.parse_args()
     server = Server(DriverSettings.read(options.settings))
     try:
@@ -168,7 +171,7 @@ def main() -> None:
             code = 0
         else:
             code = asyncio.run(drive(server, options.job, options.attempt))
-    except Exception as error:  # noqa: BLE001 - a bug, or what no layer foresaw: another driver would meet it again
+    except Exception as error:  # noqa: BLE001 - a bug: another driver would hit it again
         traceback.print_exc()
         if options.check is not None:
             sys.exit(1)

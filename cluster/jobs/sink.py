@@ -1,7 +1,7 @@
-"""What the driver of a server's job writes to the store while it runs: events, metrics, checkpoints, progress.
+"""Writes a running job of a server to its store: events, metrics, checkpoints, progress.
 
-All writing happens in order on one thread, so that training waits for no database. Text is public: URLs lose their
-credentials and queries, as in the run's folder. Checkpoints in the store are those on the disk, by name.
+One thread does all writes in order, so that training never waits for the database. Events arrive redacted. The
+checkpoints in the store mirror those on disk.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ RETRYING = Retrying(
     wait=wait_exponential(0.1, max=5),
     reraise=True,
 )
-"""A database that restarts is waited for; what could not be written then is lost, and the training goes on."""
+"""How a write is retried while the database is unavailable; then it is dropped and training continues."""
 STEPS_FOR_ESTIMATE = 20
 
 
 class StoreSink:
-    """A Watch (cluster/run/watch.py) of one driver. `name` gives a model's name by step, None for the final one."""
+    """A Watch (cluster/run/watch.py) of one driver. `name` maps a step to a model name, and None to the final one."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class StoreSink:
         self._job_id = job_id
         self._attempt = attempt
         self._base = base
-        self._checkpoints = Checkpoints(folder / "checkpoints")  # made once: it clears away what is half written
+        self._checkpoints = Checkpoints(folder / "checkpoints")  # made once: it removes partial checkpoints
         self._name = name
         self._settings: ServeSettings | None = None
         self._saved_step: int | None = None
@@ -75,7 +75,7 @@ class StoreSink:
                 self._step_done(event, metrics)
                 return
             case JobEnded() | RolloutDiscarded() | PhaseBegan(quiet=True):
-                return  # the job's own state says how it ended; the others are too many for a list of events
+                return  # the job's state has the outcome; the others are too many for a list of events
             case JobResumed(step=step):
                 self._saved_step = step
         data = {"kind": event.kind, "version": event.version, "step": event.step, **event.data}
@@ -99,8 +99,10 @@ class StoreSink:
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
     def sync_checkpoints(self, metrics: Mapping[int, Mapping[str, float]]) -> None:
-        """Make known what is on the disk and forget what is not: the best three are kept, and the last.
-        Its row is what comes last and goes last: what a lost connection broke off is done when it is tried again.
+        """Make the store's checkpoints and their models those on disk.
+
+        `metrics` maps a step to the metrics of its checkpoint. A checkpoint's row is added after its model and dropped
+        after it, so that a call that a lost connection interrupted can be repeated.
         """
         kept = {state.step: (path, state) for path, state in self._checkpoints.all()}
         known = {c.step: c for c in self._store.checkpoints(self._job_id, limit=1000)[0]}
@@ -109,7 +111,7 @@ class StoreSink:
             self._store.drop_checkpoint(self._job_id, step)
         if kept:
             latest = kept[max(kept)][1]
-            # From a checkpoint on it is going on that matters: what was lost before counts no more.
+            # A new checkpoint is progress: drivers that were lost before it no longer count.
             changes = {} if max(kept) in known else {"failures": 0}
             self._store.note(self._job_id, self._attempt, trained_tokens=latest.trained_tokens, **changes)
         for step, (path, _) in kept.items():
@@ -119,7 +121,7 @@ class StoreSink:
                 self._store.add_checkpoint(self._job_id, step, self._name(step), shown)
 
     def register_final(self) -> str | None:
-        """Make the last checkpoint the tuned model; its name, or None where there is none."""
+        """Make the last checkpoint the tuned model and return its name, or None if there is no checkpoint."""
         latest = self._checkpoints.latest()
         if latest is None:
             return None
@@ -127,11 +129,11 @@ class StoreSink:
         return self._name(None)
 
     def _forget(self, model: str) -> None:
-        with suppress(UserError):  # a client was quicker
+        with suppress(UserError):  # a client has deleted it already
             self._registry.delete(model)
 
     def close(self) -> None:
-        """Return when all that was handed in is written."""
+        """Wait for all pending writes."""
         self._writer.shutdown(wait=True)
 
     def _later(self, write: Callable[[], Any]) -> None:
@@ -139,8 +141,8 @@ class StoreSink:
             try:
                 RETRYING(write)
             except OperationalError as error:
-                print(f"warning: the database does not take what happens: {error.orig}", file=sys.stderr)
+                print(f"warning: dropped a write, the database is unavailable: {error.orig}", file=sys.stderr)
             except (SQLAlchemyError, OSError, ValueError) as error:
-                print(f"warning: not in the store: {type(error).__name__}: {error}", file=sys.stderr)
+                print(f"warning: dropped a write to the store: {type(error).__name__}: {error}", file=sys.stderr)
 
         self._writer.submit(guarded)

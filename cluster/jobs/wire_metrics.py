@@ -1,7 +1,7 @@
-"""A job's numbers in the wire contract's names: metrics events, checkpoints, the result file. Nothing is measured here.
+"""A job's metrics under the names of the wire contract: metrics events, checkpoints, the result file.
 
-Of `trainer.metrics` every number is kept, flat and by its own name, beside the contract's; what was not measured is
-left out, never 0.
+All metrics of `trainer.metrics` are kept under their own names too, next to the contract's. One that was not measured
+is left out or null, never 0.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from trainer.metrics import METRICS
 
 SHOWN = {name: metric.message for name, metric in METRICS.items() if metric.message}
-"""In a metrics event's message, under these names."""
+"""The metrics in a metrics event's message, with their labels there."""
 FIRST_COLUMNS = ("step", *(name for name, metric in METRICS.items() if metric.csv))
 CHECKPOINT_KEYS = ("step", "train_mean_reward", "full_valid_mean_reward", "train_loss", "full_valid_loss")
 TIMES = (
@@ -27,14 +27,14 @@ TIMES = (
 
 
 def message_of(metrics: Mapping[str, float]) -> str:
-    """`Step 10/20, train mean reward=0.42, ...`"""
+    """The message of a metrics event, such as `Step 10/20, train mean reward=0.42, ...`."""
     finite = _finite(metrics)
     shown = [f"{label}={finite[name]:.4g}" for name, label in SHOWN.items() if name in finite]
     return ", ".join([f"Step {metrics['step']:.0f}/{metrics['total_steps']:.0f}", *shown])
 
 
 def wire_data(metrics: Mapping[str, float]) -> dict[str, Any]:
-    """A metrics event's data."""
+    """The data of a metrics event: all finite metrics, then the fields of the contract."""
     m = _finite(metrics)
     rollouts = m.get("rollouts_graded")
     sampled = m.get("completion_tokens_mean")
@@ -76,12 +76,12 @@ def wire_data(metrics: Mapping[str, float]) -> dict[str, Any]:
 
 
 def checkpoint_metrics(data: Mapping[str, Any]) -> dict[str, float]:
-    """Of a checkpoint, out of its step's data."""
+    """The metrics of a checkpoint, taken from the `wire_data` of its step."""
     return {key: float(data[key]) for key in CHECKPOINT_KEYS if data.get(key) is not None}
 
 
 def result_csv(steps: Sequence[Mapping[str, float]]) -> bytes:
-    """result_files[0]: a line a step. Cells of what a step did not measure are empty."""
+    """The CSV file `result_files[0]`: one line per step; a metric that a step did not measure is an empty cell."""
     supervised = bool(steps) and "train_mean_reward" not in steps[-1]
     first = ("step", "train_loss", "full_valid_loss") if supervised else FIRST_COLUMNS
     rows = [{("train_loss" if k == "loss" and supervised else k): v for k, v in _finite(s).items()} for s in steps]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from cluster.observability.promql import Part, rate, samples
 from trainer.loop.health import GAP_HALTS_AT, GAP_WARNS_AT
 
 RUNBOOK = "RUNBOOK.md"
@@ -26,19 +28,25 @@ class Alert:
     runbook: str
 
 
-def _rate(name: str, minutes: int, by: str = "job", labels: str = "") -> str:
-    return f"sum by ({by}) (rate({name}{labels}[{minutes}m]))"
+def _rate(name: str, window: str, *matchers: str, by: Sequence[str] = ("job",), part: Part | None = None) -> str:
+    return rate(samples(name, *matchers, part=part), window, by)
 
 
-_DISCARDED = '{outcome!~"graded|cancelled"}'
-_ENDPOINT = "job, endpoint"
+_DISCARDED = 'outcome!~"graded|cancelled"'
+_ENDPOINT = ("job", "endpoint")
+_REWARD = samples("train_mean_reward")
+_MAX_REWARD = f"max_over_time(avg_over_time({_REWARD}[15m])[6h:5m])"
+_ENTROPY = samples("entropy")
+_DISK_FREE, _DISK_TOTAL = samples("disk_free_bytes"), samples("disk_total_bytes")
+_SERVER_ERROR = 'status=~"5.."'
+_API_REQUESTS = "api_request_s/<status>/<method>/<route>"
 
 ALERTS = (
     Alert(
         "EndpointFailing",
         "warning",
-        f"{_rate('agent_rft_endpoint_failed_total', 5, _ENDPOINT)} / "
-        f"({_rate('agent_rft_endpoint_calls_total', 5, _ENDPOINT)} > 0) > 0.2",
+        f"{_rate('endpoint/<endpoint>/failed', '5m', by=_ENDPOINT)} / "
+        f"({_rate('endpoint/<endpoint>/calls', '5m', by=_ENDPOINT)} > 0) > 0.2",
         "2m",
         "{{ $value | humanizePercentage }} of calls to {{ $labels.endpoint }} of {{ $labels.job }} fail",
         "Rollouts that need the endpoint are discarded and retried: the job gets slower, but learns nothing wrong.",
@@ -48,7 +56,7 @@ ALERTS = (
     Alert(
         "EndpointDown",
         "critical",
-        "max by (job, endpoint) (agent_rft_endpoint_breaker) == 2",
+        f"max by (job, endpoint) ({samples('endpoint/<endpoint>/breaker')}) == 2",
         "1m",
         "{{ $labels.endpoint }} of {{ $labels.job }} is down: it only receives probes",
         "The job waits for the endpoint. Rollouts whose calls reach their deadline are discarded, never graded 0.",
@@ -57,8 +65,7 @@ ALERTS = (
     Alert(
         "RolloutsDiscarded",
         "warning",
-        f"{_rate('agent_rft_rollouts_total', 10, labels=_DISCARDED)} / "
-        f"({_rate('agent_rft_rollouts_total', 10)} > 0) > 0.3",
+        f"{_rate('rollouts/<outcome>', '10m', _DISCARDED)} / ({_rate('rollouts/<outcome>', '10m')} > 0) > 0.3",
         "5m",
         "{{ $value | humanizePercentage }} of the rollouts of {{ $labels.job }} are discarded",
         "The time spent on them is lost. Above limits.max_failure_rate the job only starts probes.",
@@ -69,9 +76,8 @@ ALERTS = (
     Alert(
         "NoProgress",
         "critical",
-        "((sum by (job) (increase(agent_rft_time_step_seconds_count[15m])) == 0) unless on (job) "
-        '(sum by (job) (increase(agent_rft_rollouts_total{outcome="graded"}[15m])) > 0)) '
-        "and on (job) agent_rft_disk_total_bytes",
+        f"((sum by (job) (increase({samples('time_step_s', part='count')}[15m])) == 0) unless on (job) "
+        f"(sum by (job) (increase({samples('rollouts/graded')}[15m])) > 0)) and on (job) {_DISK_TOTAL}",
         "5m",
         "{{ $labels.job }} has taken no step and graded no rollout for 15 minutes",
         "The job is waiting for resources, its engines are starting, its endpoints are down, or it hangs.",
@@ -82,9 +88,7 @@ ALERTS = (
     Alert(
         "RewardCollapse",
         "warning",
-        "avg_over_time(agent_rft_train_mean_reward[15m]) < 0.5 * "
-        "max_over_time(avg_over_time(agent_rft_train_mean_reward[15m])[6h:5m]) "
-        "and max_over_time(avg_over_time(agent_rft_train_mean_reward[15m])[6h:5m]) > 0.1",
+        f"avg_over_time({_REWARD}[15m]) < 0.5 * {_MAX_REWARD} and {_MAX_REWARD} > 0.1",
         "10m",
         "the reward of {{ $labels.job }} fell to {{ $value | humanize }}, less than half of its maximum",
         "The policy is getting worse, or the grader or a tool has changed its answers.",
@@ -95,7 +99,7 @@ ALERTS = (
     Alert(
         "EntropyCollapse",
         "warning",
-        "agent_rft_entropy < 0.1 * max_over_time(agent_rft_entropy[6h])",
+        f"{_ENTROPY} < 0.1 * max_over_time({_ENTROPY}[6h])",
         "10m",
         "the entropy of {{ $labels.job }} fell to {{ $value | humanize }} nats, less than a tenth of its maximum",
         "The rollouts of a group become identical, so that soon there is no signal to train on.",
@@ -105,7 +109,7 @@ ALERTS = (
     Alert(
         "EngineLearnerDifference",
         "critical",
-        " or ".join(f"max by (job) (agent_rft_{gap}_gap) > {GAP_WARNS_AT:g}" for gap in ("logprob", "canary")),
+        " or ".join(f"max by (job) ({samples(gap)}) > {GAP_WARNS_AT:g}" for gap in ("logprob_gap", "canary_gap")),
         "0m",
         "with the same weights, engines and learner of {{ $labels.job }} differ by {{ $value | humanize }} nats",
         f"Importance weights become noise. At {GAP_HALTS_AT:g} nats the job stops.",
@@ -116,9 +120,8 @@ ALERTS = (
     Alert(
         "NoSignal",
         "warning",
-        f"{_rate('agent_rft_groups_without_signal_total', 30)} / "
-        f"({_rate('agent_rft_groups_without_signal_total', 30)} + "
-        f"{_rate('agent_rft_groups_trained_total', 30)} > 0) > 0.8",
+        f"{_rate('groups_without_signal/<kind>', '30m')} / "
+        f"({_rate('groups_without_signal/<kind>', '30m')} + {_rate('groups_trained', '30m')} > 0) > 0.8",
         "10m",
         "in {{ $value | humanizePercentage }} of the groups of {{ $labels.job }} all rewards are equal",
         "Most rollouts are wasted, since such groups train nothing. After three batches without signal the job stops.",
@@ -128,7 +131,7 @@ ALERTS = (
     Alert(
         "LearnerStarves",
         "warning",
-        f"{_rate('agent_rft_time_wait_seconds_sum', 30)} / ({_rate('agent_rft_time_step_seconds_sum', 30)} > 0) > 0.8",
+        f"{_rate('time_wait_s', '30m', part='sum')} / ({_rate('time_step_s', '30m', part='sum')} > 0) > 0.8",
         "15m",
         "the learner of {{ $labels.job }} waits for rollouts {{ $value | humanizePercentage }} of the time",
         "Training is correct, but the learner's resources are mostly idle.",
@@ -138,7 +141,7 @@ ALERTS = (
     Alert(
         "EngineReplaced",
         "warning",
-        "sum by (job) (increase(agent_rft_engine_replacements_total[15m])) > 0",
+        f"sum by (job) (increase({samples('engine_replacements')}[15m])) > 0",
         "0m",
         "an engine of {{ $labels.job }} was replaced",
         "The rollouts of the engine start again. After more than three replacements per engine the job stops.",
@@ -148,8 +151,8 @@ ALERTS = (
     Alert(
         "DiskFull",
         "critical",
-        "agent_rft_disk_free_bytes / agent_rft_disk_total_bytes < 0.1 "
-        "or (predict_linear(agent_rft_disk_free_bytes[1h], 4 * 3600) < 0 and delta(agent_rft_disk_free_bytes[1h]) < 0)",
+        f"{_DISK_FREE} / {_DISK_TOTAL} < 0.1 "
+        f"or (predict_linear({_DISK_FREE}[1h], 4 * 3600) < 0 and delta({_DISK_FREE}[1h]) < 0)",
         "5m",
         "the disk of the run folder of {{ $labels.job }} is nearly full, or will be full within four hours",
         "The next checkpoint will fail and end the job; the last complete one still loads.",
@@ -158,8 +161,8 @@ ALERTS = (
     Alert(
         "ServerErrors",
         "warning",
-        'sum(rate(agent_rft_api_request_seconds_count{status=~"5.."}[5m])) / '
-        "(sum(rate(agent_rft_api_request_seconds_count[5m])) > 0) > 0.05",
+        f"sum(rate({samples(_API_REQUESTS, _SERVER_ERROR, part='count')}[5m])) / "
+        f"(sum(rate({samples(_API_REQUESTS, part='count')}[5m])) > 0) > 0.05",
         "5m",
         "the API answers {{ $value | humanizePercentage }} of its requests with a server error",
         "Clients receive 5xx responses.",

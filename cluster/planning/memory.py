@@ -1,8 +1,8 @@
-"""How much memory an engine and a learner rank take, part by part: sums over a model's sizes, made before a start.
+"""The memory that an engine and a learner rank need, part by part, estimated from a model's sizes before a start.
 
-They are estimates for choosing machines. Against the most that processes held on a CPU in float32: a rank with 0.56M
-parameters 0.69 GiB for 0.62, with 37M parameters and 1,024 tokens a micro-batch 1.91 for 1.70 (ZeRO 1: 2.19 for 1.96),
-an engine with 37M parameters 2.97 for 3.06. On GPUs nothing was measured yet.
+Measured peaks on a CPU in float32 against these estimates, in GiB: a rank with 0.56M parameters 0.69 (0.62), with 37M
+parameters and 1,024 tokens per micro-batch 1.91 (1.70), with ZeRO 1 2.19 (1.96); an engine with 37M parameters 2.97
+(3.06). Nothing was measured on GPUs yet.
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ from trainer.model.sizes import CHUNK_BYTES
 from trainer.spec.job import ClusterSpec
 
 ENGINE_PROCESSES_BYTES = {"cpu": round(1.4 * GIB), "cuda": round(3.0 * GIB)}
-"""Of an engine's actor and vLLM's core: Python, torch and vLLM, before any weight."""
+"""The engine actor and vLLM's core process with Python, torch and vLLM, without weights."""
 RANK_PROCESS_BYTES = {"cpu": round(0.6 * GIB), "cuda": round(2.5 * GIB)}
-"""Of a rank: Python, torch, transformers and DeepSpeed; with CUDA its libraries too."""
+"""A rank's process with Python, torch, transformers and DeepSpeed; on a GPU with the CUDA libraries."""
 CUDA_CONTEXT_BYTES = round(1.5 * GIB)
-"""On each GPU: context, NCCL's buffers, and CUDA graphs where an engine has them."""
+"""On each GPU: the CUDA context, NCCL's buffers, and an engine's CUDA graphs."""
 LIVE_PARAMETERS = 1_000_000_000
-"""DeepSpeed's `stage3_max_live_parameters`: so many are gathered at a time under ZeRO-3, or all of a smaller model."""
+"""DeepSpeed's `stage3_max_live_parameters`: the most parameters that ZeRO-3 gathers at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What one engine or rank takes, in bytes: on each of its GPUs, and of its node's memory. On a CPU all of it is the
-    node's. `num_sequences`: how many of the whole context length an engine's cache holds.
+    """The bytes that one engine or rank needs, by part: on each of its GPUs (none on a CPU), and on its node.
+
+    `num_sequences` is the number of sequences of full context length that an engine's cache holds.
     """
 
     gpu: Mapping[str, int] = field(default_factory=dict)
@@ -48,8 +49,10 @@ class Memory:
 
 
 def kv_bytes_per_token(model: ModelShape, itemsize: int, gpus: int = 1) -> int:
-    """On each of an engine's GPUs. Tensor parallelism splits heads; each GPU has one at least (Kwon et al. 2023,
-    "Efficient Memory Management for Large Language Model Serving with PagedAttention").
+    """Bytes of the key-value cache per token on each of an engine's GPUs.
+
+    Tensor parallelism splits heads, and each GPU has at least one (Kwon et al. 2023, "Efficient Memory Management for
+    Large Language Model Serving with PagedAttention").
     """
     return kv_bytes(model.layers, max(1, model.kv_heads // gpus), model.head_dim, itemsize)
 
@@ -57,12 +60,12 @@ def kv_bytes_per_token(model: ModelShape, itemsize: int, gpus: int = 1) -> int:
 def engine_memory(
     model: ModelShape, cluster: ClusterSpec, *, gpus: int, itemsize: int, context_length: int, gpu_bytes: int | None
 ) -> Memory:
-    """Of an engine with `gpus` GPUs (0: on a CPU) of `gpu_bytes` each (None: nobody knows).
+    """Memory of an engine with `gpus` GPUs (0: on a CPU) of `gpu_bytes` each (None: unknown).
 
-    vLLM takes GPU_MEMORY_SHARE of a GPU whatever the model needs: what weights and a step's activations leave of it is
-    cache. Where the size of the GPU is not known, one sequence's cache is counted. A step runs at most
-    `max_num_batched_tokens` tokens through one layer at a time, and takes the log-probabilities of one token a sequence
-    (three tensors over the vocabulary in float32: logits, scaled and normalised ones).
+    vLLM takes GPU_MEMORY_SHARE of a GPU whatever the model needs: the rest of it after weights and one step's
+    activations is cache. If the size of the GPU is unknown, one sequence's cache is counted. A step runs at most
+    `max_num_batched_tokens` tokens through one layer at a time and computes the log-probabilities of one token per
+    sequence (three float32 tensors over the vocabulary: raw, scaled and normalised logits).
     """
     weights = model.num_parameters * itemsize
     tokens = max(MIN_BATCHED_TOKENS, context_length)
@@ -87,11 +90,11 @@ def engine_memory(
 def rank_memory(
     model: ModelShape, cluster: ClusterSpec, *, on_gpu: bool, itemsize: int, longest: int, keeps_start: bool
 ) -> Memory:
-    """Of a learner rank. `longest` is the longest sequence in tokens; `keeps_start`: the start model is there too.
+    """Memory of a learner rank. `longest`: the longest sequence in tokens; `keeps_start`: it holds the start model too.
 
     Weights, gradients and optimizer by ZeRO's stages (Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward
     Training Trillion Parameter Models", section 5), with what DeepSpeed 0.19 does in our settings: Adam's two moments
-    in float32; float32 master weights beside bfloat16 ones, and from stage 1 on beside float32 ones too; gradients
+    in float32; float32 master weights for bfloat16 ones, and from stage 1 on for float32 ones too; gradients
     summed in float32, below stage 2 for all parameters.
     """
     parameters, ranks = model.num_parameters, cluster.learner_ranks
@@ -102,7 +105,7 @@ def rank_memory(
     gathered = min(parameters, LIVE_PARAMETERS) * itemsize if stage == 3 and ranks > 1 else 0
     gradients = parameters * 4 // (ranks if stage >= 2 else 1)
     if itemsize == 2 and stage < 2:
-        gradients += parameters * itemsize  # as the backward pass leaves them, before they are added up
+        gradients += parameters * itemsize  # as the backward pass leaves them, before they are summed
     optimizer = parameters * (8 + (4 if stage >= 1 else 0)) // shards
     buckets = min(BUCKET_ELEMENTS, parameters) * 4 if ranks > 1 or stage >= 1 else 0
     work = {
@@ -113,24 +116,24 @@ def rank_memory(
         "logits": 2 * min(CHUNK_BYTES["cuda" if on_gpu else "cpu"], num_tokens * model.vocabulary * 4)
         + model.vocabulary * model.hidden * 4,
     }
-    # Rank 0 makes each bucket of a new version from a copy of its tensors.
+    # Rank 0 copies its tensors, then packs the copy into the bucket that it sends.
     leaving = {"leaving weights": 2 * min(MAX_BUCKET_BYTES, parameters * itemsize)}
     if not on_gpu:
         return Memory(host={"processes": RANK_PROCESS_BYTES["cpu"]} | work | leaving)
-    # Each rank reads the whole model on its node before it takes its part to its GPU.
+    # Each rank loads the whole model on its node before it moves its part to its GPU.
     host = {"processes": RANK_PROCESS_BYTES["cuda"], "loading": parameters * itemsize} | leaving
     return Memory(gpu=work | {"context": CUDA_CONTEXT_BYTES}, host=host)
 
 
 def activation_bytes(model: ModelShape, num_tokens: int, itemsize: int, *, recomputed: bool) -> int:
-    """What the forward pass of `num_tokens` packed tokens keeps for the backward pass.
+    """Bytes that the forward pass of `num_tokens` packed tokens keeps for the backward pass.
 
-    The idea is that of Korthikanti et al. 2022 ("Reducing Activation Recomputation in Large Transformer Models"),
-    counted anew for layers with RMSNorm, gated feed-forward, grouped queries and an attention that keeps no scores. Per
-    token and layer, counted tensor by tensor in Qwen3 (others keep less: no norms of queries and keys): 6 hidden, 5
-    query, 4 key and 4 intermediate widths in float32; 8, 6, 5 and 4 in bfloat16, whose norms work in float32. The
-    backward pass of one layer has about half as much again. With checkpointing (`recomputed`) only the input of each
-    layer is kept, and one layer at a time is whole.
+    As in Korthikanti et al. 2022 ("Reducing Activation Recomputation in Large Transformer Models"), but for layers with
+    RMSNorm, gated feed-forward, grouped queries and an attention that keeps no scores. Per token and layer, counted
+    tensor by tensor in Qwen3 (others keep less: no norms of queries and keys): 6 hidden, 5 query, 4 key and 4
+    intermediate widths in float32; 8, 6, 5 and 4 in bfloat16, whose norms compute in float32. The backward pass of one
+    layer adds about half of that. With activation checkpointing (`recomputed`) only the input of each layer is kept,
+    and one layer at a time in full.
     """
     norms, queries, keys = (6, 5, 4) if itemsize == 4 else (8, 6, 5)
     width = norms * model.hidden + queries * model.query + keys * model.key + 4 * model.intermediate

@@ -1,4 +1,4 @@
-"""A model's folder as `plan` reads it: its files are whole and config.json names its sizes; no library loads it."""
+"""A model's folder, checked without loading the model: its files are complete, and config.json gives its sizes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trainer.errors import Problem
 
 @dataclass(frozen=True, slots=True)
 class ModelFolder:
-    """What a plan needs to know of a model. `max_context` is in tokens, None if the model names no limit."""
+    """What a plan needs to know about a model. `max_context` is in tokens, None if the model has no limit."""
 
     path: Path
     max_context: int | None
@@ -31,7 +31,7 @@ def read_folder(name: str) -> tuple[ModelFolder | None, list[Problem]]:
     try:
         config = read_config(path)
         folder = None if problems else ModelFolder(path, max_context(config), shape_of(path, config))
-    except (OSError, ValueError, TypeError, AttributeError) as error:  # JSON from outside
+    except (OSError, ValueError, TypeError, AttributeError) as error:  # the JSON may have any shape
         return None, [*problems, config_problem(error)]
     return folder, problems
 
@@ -52,36 +52,35 @@ def one_line(error: Exception) -> str:
 
 
 def find_model(name: str) -> tuple[Path | None, Problem | None]:
-    """The folder that `name` stands for. Nothing is downloaded: that may take an hour and is for the user to decide."""
+    """The folder of the model `name`, a path or a Hugging Face name. Downloading is left to the user."""
     path = Path(name)
     if path.is_dir():
         if (path / "config.json").exists():
             return path, None
-        remedy = "give a folder in Hugging Face form: config.json, tokenizer, *.safetensors"
-        return None, model_problem("not_a_model", f"{path} holds no config.json", remedy)
+        remedy = "give a folder in Hugging Face format: config.json, tokenizer, *.safetensors"
+        return None, model_problem("not_a_model", f"{path} has no config.json", remedy)
     if path.exists():
-        return None, model_problem(
-            "not_a_model", f"{path} is a file", "give the folder of a model in Hugging Face form"
-        )
+        remedy = "give the folder of a model in Hugging Face format"
+        return None, model_problem("not_a_model", f"{path} is a file", remedy)
     if not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name):
-        remedy = "give a folder (its path counts from the job file) or a Hugging Face name such as Qwen/Qwen3-4B"
+        remedy = "give a folder (relative to the job file) or a Hugging Face name such as Qwen/Qwen3-4B"
         return None, model_problem("missing_model", f"there is no folder {name}", remedy)
     try:
-        from huggingface_hub import snapshot_download  # takes longer than all else here
+        from huggingface_hub import snapshot_download  # slow to import, and most models are folders
 
         return Path(snapshot_download(name, local_files_only=True)), None
     except OSError:
-        message = f"there is no folder {name}, nor a model of this name in the local Hugging Face cache"
-        remedy = f"mend the path (it counts from the job file), or run `hf download {name}` first"
+        message = f"there is no folder {name}, and no model of this name in the local Hugging Face cache"
+        remedy = f"fix the path (relative to the job file), or run `hf download {name}` first"
         return None, model_problem("missing_model", message, remedy)
 
 
 def weight_problems(path: Path) -> list[Problem]:
-    """Weights that are missing or cut short. Only headers are read: each says how long its file must be."""
+    """Weight files that are missing or truncated. Only headers are read, which say how long a file must be."""
     files = weight_files(path)
     if not files:
-        return [model_problem("not_a_model", f"{path} holds no weights", "add its *.safetensors files")]
-    remedy = "copy or download the file again (a Git LFS pointer holds no weights)"
+        return [model_problem("not_a_model", f"{path} has no weights", "add its *.safetensors files")]
+    remedy = "copy or download the file again (a Git LFS pointer has no weights)"
     problems = []
     for file in files:
         if file.suffix != ".safetensors":
@@ -96,10 +95,8 @@ def weight_problems(path: Path) -> list[Problem]:
         try:
             wanted = set(json.loads(index.read_text())["weight_map"].values())
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            return [
-                *problems,
-                model_problem("corrupt_weights", f"{index.name} cannot be read: {one_line(error)}", remedy),
-            ]
+            message = f"{index.name} cannot be read: {one_line(error)}"
+            return [*problems, model_problem("corrupt_weights", message, remedy)]
         for name in sorted(wanted - {file.name for file in files}):
-            problems.append(model_problem("corrupt_weights", f"{name} is missing, which {index.name} names", remedy))
+            problems.append(model_problem("corrupt_weights", f"{name} is listed in {index.name} but missing", remedy))
     return problems

@@ -1,4 +1,4 @@
-"""A model's sizes, by which memory is reckoned: from config.json and the headers of its weights; no weight is read."""
+"""A model's sizes, from which its memory is estimated: read from config.json and the headers of its weight files."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ CONFIG_KEYS = (
     *("num_key_value_heads", "head_dim", "num_experts_per_tok", "moe_intermediate_size"),
     *("max_position_embeddings", "rope_parameters"),
 )
-"""All keys of config.json that are read here, but for the older names of two of them."""
+"""The keys of config.json that are read here, without the older names of two of them."""
 SCALED_LATER = ("linear", "dynamic")
-"""Kinds of rotary scaling whose factor is not yet in `max_position_embeddings`."""
+"""Kinds of rotary scaling whose factor is not included in `max_position_embeddings`."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """Widths are per token: `intermediate` is that of all experts which a token goes through."""
+    """A model's sizes. Widths are per token: `intermediate` is summed over the experts that a token uses."""
 
     num_parameters: int
     layers: int
@@ -43,12 +43,12 @@ class ModelShape:
 
     @property
     def key(self) -> int:
-        """The width of keys, which is that of values."""
+        """The width of keys, and that of values."""
         return self.kv_heads * self.head_dim
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The config.json of a model folder, of its language model where it has several parts.
+    """The content of a model folder's config.json; for a model of several parts, that of its language model.
 
     Raises:
         OSError: the file cannot be read.
@@ -85,7 +85,7 @@ def shape_of(path: Path, config: Mapping[str, Any]) -> ModelShape:
 
 
 def max_context(config: Mapping[str, Any]) -> int | None:
-    """In tokens; None if the model names no limit."""
+    """The model's longest context in tokens; None if it has no limit."""
     limit: int | None = config.get("max_position_embeddings")
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if limit is not None and (rope.get("rope_type") or rope.get("type")) in SCALED_LATER:
@@ -98,7 +98,7 @@ def weight_files(path: Path) -> list[Path]:
 
 
 def _num_parameters(path: Path, config: Mapping[str, Any]) -> int:
-    """What the headers of safetensors say; of other files their size, which is near enough."""
+    """The number of parameters by the headers of safetensors files, and by the size of other files (approximate)."""
     itemsize = ITEMSIZES.get(str(config.get("dtype") or config.get("torch_dtype")), 4)
     total = 0
     for file in weight_files(path):

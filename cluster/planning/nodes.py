@@ -1,4 +1,4 @@
-"""The machines that a plan may use: those of a NODES.yaml, this one alone, or those of a live cluster (ray_cluster)."""
+"""The machines that a plan may use: those of a NODES.yaml, or this one. Those of a live cluster: ray_cluster."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ GIB = 2**30
 ASK_TIMEOUT_S = 30.0
 CGROUP = Path("/sys/fs/cgroup")
 MEMORY_LIMITS = ("memory.max", "memory/memory.limit_in_bytes")
-"""Of a container, in version 2 and in version 1 of Linux' control groups."""
+"""A container's memory limit in version 2 and in version 1 of Linux control groups."""
 
 GibiBytes = Annotated[float, Field(gt=0)]
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """What one machine offers to Ray. Memory is in bytes, that of a GPU for each of them; None: nobody knows it."""
+    """What one machine offers to Ray. `gpu_memory_bytes` is that of each GPU; None: unknown."""
 
     name: str
     cores: float
@@ -37,7 +37,7 @@ class Node:
 
     @property
     def resources(self) -> dict[str, float]:
-        """As Ray names them."""
+        """Cores and GPUs by Ray's names."""
         return {"CPU": self.cores, "GPU": self.gpus}
 
 
@@ -45,7 +45,7 @@ class Node:
 
 
 class NodeGroup(Strict):
-    """`count` machines that are alike. What is left out of memory is not checked."""
+    """`count` equal machines. Memory that is not given is not checked."""
 
     name: str
     count: Positive = 1
@@ -67,8 +67,8 @@ class NodesFile(Strict):
     @classmethod
     def _names_are_unique(cls, nodes: tuple[NodeGroup, ...]) -> tuple[NodeGroup, ...]:
         names = [node.name for group in nodes for node in group.nodes()]
-        if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise ValueError(f"the names {twice} stand twice; each name may stand once")
+        if duplicated := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"the names {duplicated} are duplicated; give each node its own name")
         return nodes
 
 
@@ -76,7 +76,7 @@ def read_nodes(path: Path) -> list[Node]:
     """The nodes of a file `nodes: [{name, count, cores, gpus, memory_gib, gpu_memory_gib}]`.
 
     Raises:
-        InvalidJob: with all its mistakes.
+        InvalidJob: the file has mistakes; lists all of them.
     """
     source = read_source(path, "nodes")
     if isinstance(source, Problem):
@@ -97,26 +97,26 @@ def _bytes(gib: float | None) -> int | None:
 
 
 def this_machine() -> Node:
-    """What a local Ray would offer; none is started."""
+    """The node that a local Ray cluster would have; none is started."""
     gpu_memory = gpu_memories()
     cores = float(os.cpu_count() or 1)
     return Node("this machine", cores, len(gpu_memory), memory_here(), min(gpu_memory, default=None))
 
 
 def memory_here(cgroup: Path = CGROUP) -> int:
-    """In bytes: that of the container, where we are in one. As Ray counts it."""
+    """Bytes of memory of this machine, or the limit of the container that we run in, as Ray counts it."""
     limits = [psutil.virtual_memory().total]
     for file in MEMORY_LIMITS:
-        with suppress(OSError, ValueError):  # there is none, or it says "max"
+        with suppress(OSError, ValueError):  # no such file, or "max"
             limits.append(int((cgroup / file).read_text()))
     return min(limits)
 
 
 def gpu_memories() -> list[int]:
-    """In bytes, of each GPU of this machine."""
+    """Bytes of memory of each GPU of this machine."""
     command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
     try:
-        told = subprocess.run(command, capture_output=True, text=True, timeout=ASK_TIMEOUT_S, check=True).stdout
+        output = subprocess.run(command, capture_output=True, text=True, timeout=ASK_TIMEOUT_S, check=True).stdout
     except (OSError, subprocess.SubprocessError):  # no NVIDIA driver here
         return []
-    return [int(line) << 20 for line in told.split() if line.isdecimal()]
+    return [int(line) << 20 for line in output.split() if line.isdecimal()]

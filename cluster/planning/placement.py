@@ -1,7 +1,7 @@
-"""Who gets which core or GPU: a pure plan that is made before anything starts, and says what does not fit.
+"""The placement of engines and learner ranks on nodes: computed before anything starts, with what does not fit.
 
-An engine, however many GPUs it has, and a learner rank are a bundle each: one node holds the whole of it. `Seats`
-(cluster/ray_cluster/seats.py) asks Ray for the same bundles.
+Each engine, however many GPUs it has, and each learner rank is one bundle of resources that a single node must hold.
+`Seats` (cluster/ray_cluster/seats.py) asks Ray for the same bundles.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from trainer.spec.job import JobSpec
 
 KINDS = {"CPU": "cores", "GPU": "GPUs"}
 DRIVER_BYTES = round(0.7 * GIB)
-"""Of the driver: Python, torch, transformers, Ray."""
+"""Memory of the driver process: Python, torch, transformers, Ray."""
 DISPATCHER_BYTES, GRADER_POOL_BYTES = round(0.3 * GIB), round(0.4 * GIB)
 
 Bundle = dict[str, float]
@@ -28,7 +28,7 @@ Role = Literal["engine", "learner rank"]
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Resources of each engine and each learner rank. `colocated`: they have the same bundles by turns."""
+    """Resources of each engine and each learner rank; `colocated` ones share bundles and take turns."""
 
     engines: int
     engine_cores: int
@@ -45,7 +45,7 @@ class Placement:
 
     @property
     def bundles(self) -> list[Bundle]:
-        """What one node must hold each: of engines and then of ranks, or shared ones."""
+        """Resources that one node must hold together: one bundle per engine, then one per rank, or shared ones."""
         if not self.colocated:
             engine, rank = (
                 _bundle(self.engine_cores, self.engine_gpus),
@@ -65,7 +65,7 @@ class Placement:
 
     @property
     def _ranks_together(self) -> int:
-        """In a shared bundle: one for each GPU of an engine."""
+        """Ranks in a shared bundle: one for each GPU of an engine."""
         return max(1, self.engine_gpus)
 
 
@@ -75,8 +75,9 @@ def _bundle(cores: int, gpus: int) -> Bundle:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """Where one engine or rank may go. Ray may choose another node that is alike. `node` is None where none has room;
-    `memory` where the model is not known.
+    """Where one engine or rank fits, though Ray may choose an equivalent node.
+
+    `node` is None if no node has room; `memory` is None if the model is unknown.
     """
 
     role: Role
@@ -89,13 +90,13 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class ClusterPlan:
-    """`lacking` is what more nodes would mend, `problems` what they would not."""
+    """A placement and what does not fit: `lacking` is solved by adding nodes, `problems` are not."""
 
     placement: Placement
     nodes: tuple[Node, ...]
-    places: tuple[Assignment, ...]
+    assignments: tuple[Assignment, ...]
     host_bytes: tuple[int, ...]
-    """What is taken of each node's memory; what has no place of its own (driver, dispatchers, graders) on the first."""
+    """Memory used on each node; that of driver, dispatchers and graders is counted on the first."""
     lacking: tuple[Problem, ...]
     problems: tuple[Problem, ...]
 
@@ -103,18 +104,19 @@ class ClusterPlan:
 def plan_placement(
     job: JobSpec, nodes: Sequence[Node], model: ModelShape | None, context_length: int, *, learner: bool = True
 ) -> ClusterPlan:
-    """What `auto` means on these nodes, who goes where, what memory it takes and what does not fit. Without `learner`:
-    of a run that only grades.
+    """The placement of a job on `nodes`: settings that are `auto`, a node and memory per actor, and what does not fit.
+
+    Without a `model`, memory is not checked. Without `learner`, the run only grades.
     """
     placement = _placement(job, nodes, learner)
     lacking = [*_totals(placement, nodes)]
     assigned = assign(placement.bundles, [node.resources for node in nodes])
     if not lacking:
-        lacking += _without_place(placement, nodes, assigned)
-    places = tuple(_places(job, placement, nodes, assigned, model, context_length))
-    host_bytes = _host_bytes(job, placement, nodes, places, model)
-    problems = [*_setting_problems(job, placement), *_memory_problems(job, places, nodes, host_bytes)]
-    return ClusterPlan(placement, tuple(nodes), places, host_bytes, tuple(lacking), tuple(problems))
+        lacking += _unassigned(placement, nodes, assigned)
+    assignments = tuple(_assignments(job, placement, nodes, assigned, model, context_length))
+    host_bytes = _host_bytes(job, placement, nodes, assignments, model)
+    problems = [*_setting_problems(job, placement), *_memory_problems(job, assignments, nodes, host_bytes)]
+    return ClusterPlan(placement, tuple(nodes), assignments, host_bytes, tuple(lacking), tuple(problems))
 
 
 def _placement(job: JobSpec, nodes: Sequence[Node], learner: bool) -> Placement:
@@ -133,12 +135,13 @@ def _placement(job: JobSpec, nodes: Sequence[Node], learner: bool) -> Placement:
     )
 
 
-# -- who goes where ----------------------------------------------------------------------------------------------------
+# -- assignment --------------------------------------------------------------------------------------------------------
 
 
 def assign(bundles: Sequence[Bundle], nodes: Sequence[Mapping[str, float]]) -> list[int | None]:
-    """A node for each bundle, given what is free on each: the largest bundle first, onto nodes that have one already,
-    and there where least is left. As Ray's strategy PACK: near to each other where that is possible.
+    """The index of a node for each bundle (None if no node has room), packed as by Ray's strategy PACK.
+
+    The largest bundle comes first; nodes that already have a bundle are preferred, then those with the least left.
     """
     free = [dict(node) for node in nodes]
     chosen: list[int | None] = [None] * len(bundles)
@@ -158,7 +161,7 @@ def holds(node: Mapping[str, float], bundle: Bundle) -> bool:
     return all(node.get(kind, 0.0) >= amount for kind, amount in bundle.items())
 
 
-def _places(
+def _assignments(
     job: JobSpec,
     placement: Placement,
     nodes: Sequence[Node],
@@ -199,20 +202,24 @@ def _places(
 
 
 def _host_bytes(
-    job: JobSpec, placement: Placement, nodes: Sequence[Node], places: Sequence[Assignment], model: ModelShape | None
+    job: JobSpec,
+    placement: Placement,
+    nodes: Sequence[Node],
+    assignments: Sequence[Assignment],
+    model: ModelShape | None,
 ) -> tuple[int, ...]:
-    taken = [0] * len(nodes)
-    for place in places:
-        if place.node is not None and place.memory is not None:
-            taken[nodes.index(place.node)] += place.memory.host_bytes
-            if (place.role, place.index) == ("learner rank", 0) and placement.engines and model is not None:
-                # The last version's weights, for engines that start later.
-                taken[nodes.index(place.node)] += model.num_parameters * placement.bytes_per_weight
+    used = [0] * len(nodes)
+    for assignment in assignments:
+        if assignment.node is not None and assignment.memory is not None:
+            used[nodes.index(assignment.node)] += assignment.memory.host_bytes
+            if (assignment.role, assignment.index) == ("learner rank", 0) and placement.engines and model is not None:
+                # The latest weights stay in the object store for engines that start later.
+                used[nodes.index(assignment.node)] += model.num_parameters * placement.bytes_per_weight
     if nodes:
-        taken[0] += DRIVER_BYTES
+        used[0] += DRIVER_BYTES
         if placement.engines:
-            taken[0] += job.cluster.dispatchers * DISPATCHER_BYTES + GRADER_POOL_BYTES
-    return tuple(taken)
+            used[0] += job.cluster.dispatchers * DISPATCHER_BYTES + GRADER_POOL_BYTES
+    return tuple(used)
 
 
 # -- what does not fit -------------------------------------------------------------------------------------------------
@@ -220,11 +227,11 @@ def _host_bytes(
 
 def _totals(placement: Placement, nodes: Sequence[Node]) -> Iterator[Problem]:
     for kind, name in KINDS.items():
-        wanted = sum(bundle.get(kind, 0.0) for bundle in placement.bundles)
-        there = sum(node.resources[kind] for node in nodes)
-        if wanted > there:
-            text = f"the job wants {wanted:g} {name} ({_shares(placement, kind)}), the cluster has {there:g}"
-            if kind == "GPU" and not there:
+        needed = sum(bundle.get(kind, 0.0) for bundle in placement.bundles)
+        available = sum(node.resources[kind] for node in nodes)
+        if needed > available:
+            text = f"the job needs {needed:g} {name} ({_shares(placement, kind)}), the cluster has {available:g}"
+            if kind == "GPU" and not available:
                 remedy = "set engine_gpus to 0 or auto to run on cores, or add nodes with GPUs"
                 yield Problem("too_few_resources", "cluster.engine_gpus", text, remedy)
             else:
@@ -240,18 +247,18 @@ def _shares(placement: Placement, kind: str) -> str:
     return ", ".join(f"{name} {count} x {each:g}" for name, count, each in parts if count)
 
 
-def _without_place(placement: Placement, nodes: Sequence[Node], assigned: Sequence[int | None]) -> Iterator[Problem]:
-    """There is enough in all, but not on one node."""
+def _unassigned(placement: Placement, nodes: Sequence[Node], assigned: Sequence[int | None]) -> Iterator[Problem]:
+    """The first bundle that no single node can hold although the cluster has enough in total."""
     for index, (bundle, node) in enumerate(zip(placement.bundles, assigned, strict=True)):
         if node is None:
             who = bundle_name(placement, index)
             kind = "GPU" if "GPU" in bundle else "CPU"
-            if any(holds(there.resources, bundle) for there in nodes):
-                text = f"{who} wants {text_of(bundle)} of one node, and no node has as much left beside the others"
+            if any(holds(other.resources, bundle) for other in nodes):
+                text = f"{who} needs {text_of(bundle)} on one node, and no node has that much left beside the others"
             else:
-                text = f"{who} wants {text_of(bundle)}, but no single node has as much"
+                text = f"{who} needs {text_of(bundle)}, but no single node has that much"
             yield _too_few(kind, text)
-            return  # the others lack the same
+            return  # the others fail for the same reason
 
 
 def _too_few(kind: str, message: str) -> Problem:
@@ -261,17 +268,16 @@ def _too_few(kind: str, message: str) -> Problem:
 
 def _setting_problems(job: JobSpec, placement: Placement) -> Iterator[Problem]:
     if placement.dtype == "bfloat16" and not placement.engine_gpus:
-        message = "bfloat16 is for GPUs: on CPUs it crashes with illegal instructions, and learner and engine disagree"
+        message = "bfloat16 needs GPUs: on CPUs it crashes with illegal instructions, and learner and engine disagree"
         yield Problem("bfloat16_on_cpu", "cluster.dtype", message, "use float32, or auto")
     if not placement.colocated:
         return
     if placement.engine_gpus:
         message = "engines and learner ranks do not take turns on GPUs yet; on cores they do"
-        yield Problem(
-            "colocated_on_gpus", "cluster.colocated", message, "leave colocated out: they get GPUs of their own"
-        )
+        remedy = "leave colocated out: each then has its own GPUs"
+        yield Problem("colocated_on_gpus", "cluster.colocated", message, remedy)
     if job.method.type == "supervised":
-        message = "a supervised job has no engines that a learner could take turns with"
+        message = "a supervised job has no engines to take turns with"
         yield Problem("colocated_without_engines", "cluster.colocated", message, "leave it out")
     elif job.reinforcement.algorithm.max_staleness > 0:
         message = "engines that take turns with the learner never sample while it learns, so nothing can be stale"
@@ -280,38 +286,43 @@ def _setting_problems(job: JobSpec, placement: Placement) -> Iterator[Problem]:
 
 
 def _memory_problems(
-    job: JobSpec, places: Sequence[Assignment], nodes: Sequence[Node], host_bytes: Sequence[int]
+    job: JobSpec, assignments: Sequence[Assignment], nodes: Sequence[Node], host_bytes: Sequence[int]
 ) -> Iterator[Problem]:
-    engine = next((place for place in places if place.role == "engine"), None)
+    engine = next((assignment for assignment in assignments if assignment.role == "engine"), None)
     if engine is not None and engine.memory is not None and (engine.memory.num_sequences or 0.0) < 1.0:
         yield _no_cache(engine, engine.memory)
     for role in ("engine", "learner rank"):
-        for place in places:
-            if place.role == role and place.memory is not None and (problem := _gpu_problem(job, place, place.memory)):
+        for assignment in assignments:
+            if (
+                assignment.role == role
+                and assignment.memory is not None
+                and (problem := _gpu_problem(job, assignment, assignment.memory))
+            ):
                 yield problem
-                break  # the others are alike
-    for node, taken in zip(nodes, host_bytes, strict=True):
-        if node.memory_bytes is not None and taken > node.memory_bytes:
-            message = f"{size(taken)} of memory are wanted on {node.name}, which has {size(node.memory_bytes)}"
+                break  # the others are equal
+    for node, used in zip(nodes, host_bytes, strict=True):
+        if node.memory_bytes is not None and used > node.memory_bytes:
+            message = f"{size(used)} of memory are needed on {node.name}, which has {size(node.memory_bytes)}"
             remedy = "use a node with more memory, or fewer engines and ranks; `agent-rft plan` shows the parts"
             yield Problem("too_little_memory", "cluster", message, remedy)
 
 
 def _no_cache(engine: Assignment, memory: Memory) -> Problem:
-    where = "a GPU" if engine.gpus else "a CPU engine, whose cache is fixed,"
-    message = f"what {where} has for an engine's cache holds {memory.num_sequences:.2f} sequences of the whole context"
+    what = "what is left of a GPU for the cache" if engine.gpus else "the cache of a CPU engine, whose size is fixed,"
+    message = f"{what} holds only {memory.num_sequences:.2f} sequences of the full context length"
     remedy = "lower cluster.context_length" + (", or raise cluster.engine_gpus" if engine.gpus else "")
     return Problem("no_room_for_context", "cluster.context_length", message, remedy)
 
 
-def _gpu_problem(job: JobSpec, place: Assignment, memory: Memory) -> Problem | None:
-    there = None if place.node is None else place.node.gpu_memory_bytes
-    if there is None or memory.gpu_bytes <= there:
+def _gpu_problem(job: JobSpec, assignment: Assignment, memory: Memory) -> Problem | None:
+    available = None if assignment.node is None else assignment.node.gpu_memory_bytes
+    if available is None or memory.gpu_bytes <= available:
         return None
     largest = sorted(memory.gpu, key=lambda part: -memory.gpu[part])[:2]
     parts = ", ".join(f"{part} {size(memory.gpu[part])}" for part in largest)
-    message = f"{place.role} {place.index} takes {size(memory.gpu_bytes)} of a GPU ({parts}), which has {size(there)}"
-    if place.role == "engine":
+    who = f"{assignment.role} {assignment.index}"
+    message = f"{who} needs {size(memory.gpu_bytes)} of memory on a GPU ({parts}), which has {size(available)}"
+    if assignment.role == "engine":
         remedy = "raise cluster.engine_gpus (tensor parallel), or lower context_length"
     elif "activations" in largest:
         remedy = "lower cluster.micro_batch_tokens or context_length"
@@ -321,20 +332,20 @@ def _gpu_problem(job: JobSpec, place: Assignment, memory: Memory) -> Problem | N
     return Problem("too_little_gpu_memory", "cluster", message, remedy)
 
 
-# -- words -------------------------------------------------------------------------------------------------------------
+# -- formatting --------------------------------------------------------------------------------------------------------
 
 
 def bundle_name(placement: Placement, index: int) -> str:
-    """`engine 1`, `learner rank 0`, or both where they share."""
+    """`engine 1`, `learner rank 0`, or `bundle 0 (engine and learner)` if they share it."""
     if placement.colocated:
-        return f"place {index} (engine and learner)"
+        return f"bundle {index} (engine and learner)"
     if index < placement.engines:
         return f"engine {index}"
     return f"learner rank {index - placement.engines}"
 
 
 def text_of(resources: Mapping[str, float]) -> str:
-    """`2 cores, 1 GPUs`"""
+    """Resources as text, such as `2 cores, 1 GPUs`."""
     return ", ".join(f"{resources.get(kind, 0.0):g} {name}" for kind, name in KINDS.items())
 
 

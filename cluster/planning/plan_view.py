@@ -1,4 +1,4 @@
-"""`agent-rft plan`: what a job takes of a cluster, for people and for scripts. It starts nothing."""
+"""The output of `agent-rft plan`: what a job needs of a cluster, as tables and as JSON."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from trainer.spec.job_file import read_job
 
 
 def plan_of_file(path: Path, nodes: Sequence[Node]) -> ClusterPlan:
-    """Of a job file, whose endpoints, data and environment may be missing still.
+    """The plan of a job file. Its endpoints, data files and environment variables may be missing.
 
     Raises:
-        InvalidJob: the job's form or its model has mistakes.
+        InvalidJob: the job file or its model has mistakes.
     """
     job, problems = read_job(path)
     problems = [problem for problem in problems if problem.code != "missing_variable"]
@@ -37,8 +37,8 @@ def plan_of_file(path: Path, nodes: Sequence[Node]) -> ClusterPlan:
 
 
 def print_cluster_plan(console: Console, plan: ClusterPlan) -> None:
-    """What an engine and a rank take, who goes to which node, how places are asked for, and what does not fit."""
-    firsts = [place for place in plan.places if place.index == 0 and place.memory is not None]
+    """Print the memory of an engine and a rank, the assignment to nodes, notes on scheduling, and what does not fit."""
+    firsts = [assignment for assignment in plan.assignments if assignment.index == 0 and assignment.memory is not None]
     if firsts:
         console.print(_memory_table(firsts))
     console.print(_node_table(plan))
@@ -51,71 +51,71 @@ def print_cluster_plan(console: Console, plan: ClusterPlan) -> None:
 
 
 def _memory_table(firsts: Sequence[Assignment]) -> Table:
-    """A row for each part of memory, a column for each kind of actor and of memory; those of a kind are alike."""
+    """A row per part of memory, a column per kind of actor and of memory; actors of one kind are equal."""
     columns: dict[str, Mapping[str, int]] = {}
-    for place in firsts:
-        assert place.memory is not None
-        if place.memory.gpu:
-            columns[f"{place.role}: each GPU"] = place.memory.gpu
-        columns[f"{place.role}: its node"] = place.memory.host
+    for assignment in firsts:
+        assert assignment.memory is not None
+        if assignment.memory.gpu:
+            columns[f"{assignment.role}: each GPU"] = assignment.memory.gpu
+        columns[f"{assignment.role}: its node"] = assignment.memory.host
     table = Table("memory", box=SIMPLE_HEAD)
     for column in columns:
         table.add_column(column, justify="right")
     for part in dict.fromkeys(part for parts in columns.values() for part in parts):
         table.add_row(part, *(size(parts[part]) if part in parts else "" for parts in columns.values()))
     table.add_section()
-    table.add_row("[bold]in all[/]", *(f"[bold]{size(sum(parts.values()))}[/]" for parts in columns.values()))
+    table.add_row("[bold]total[/]", *(f"[bold]{size(sum(parts.values()))}[/]" for parts in columns.values()))
     return table
 
 
 def _node_table(plan: ClusterPlan) -> Table:
     table = Table("node", box=SIMPLE_HEAD)
-    for column in ("cores", "GPUs", "each GPU's memory", "memory", "of it taken"):
+    for column in ("cores", "GPUs", "memory per GPU", "memory", "used"):
         table.add_column(column, justify="right")
-    table.add_column("who goes there")
-    for node, taken in zip(plan.nodes, plan.host_bytes, strict=True):
+    table.add_column("actors")
+    for node, used in zip(plan.nodes, plan.host_bytes, strict=True):
         gpu = _known(node.gpu_memory_bytes) if node.gpus else ""
-        resources = f"{node.cores:g}", f"{node.gpus:g}", gpu, _known(node.memory_bytes), size(taken)
-        table.add_row(escape(node.name), *resources, _who(p for p in plan.places if p.node is node))
-    if without := [place for place in plan.places if place.node is None]:
-        table.add_row("[red]without a place[/]", *[""] * 5, _who(without))
+        resources = f"{node.cores:g}", f"{node.gpus:g}", gpu, _known(node.memory_bytes), size(used)
+        table.add_row(escape(node.name), *resources, _who(p for p in plan.assignments if p.node is node))
+    if unplaced := [assignment for assignment in plan.assignments if assignment.node is None]:
+        table.add_row("[red]not placed[/]", *[""] * 5, _who(unplaced))
     return table
 
 
-def _who(places: Iterable[Assignment]) -> str:
-    """`engine 0, 1; learner rank 0`"""
+def _who(assignments: Iterable[Assignment]) -> str:
+    """Actors as text, such as `engine 0, 1; learner rank 0`."""
     indices: dict[str, list[str]] = {}
-    for place in places:
-        indices.setdefault(place.role, []).append(str(place.index))
+    for assignment in assignments:
+        indices.setdefault(assignment.role, []).append(str(assignment.index))
     return "; ".join(f"{role} {', '.join(numbers)}" for role, numbers in indices.items())
 
 
 def _notes(plan: ClusterPlan) -> list[str]:
     placement, notes = plan.placement, []
-    sequences = [place.memory.num_sequences for place in plan.places if place.memory is not None]
+    sequences = [assignment.memory.num_sequences for assignment in plan.assignments if assignment.memory is not None]
     if cached := [number for number in sequences if number is not None]:
-        notes.append(f"an engine's cache holds {min(cached):,.1f} sequences of the whole context, or more shorter ones")
-    shared = "; an engine and its ranks have one bundle by turns" if placement.colocated else ""
-    notes.append(f"each engine and each rank is on one node; Ray packs them near to each other (PACK){shared}")
+        notes.append(f"an engine's cache holds {min(cached):,.1f} sequences of full context length, or more short ones")
+    shared = "; an engine and its ranks share one bundle and take turns" if placement.colocated else ""
+    notes.append(f"each engine and each rank is on one node; Ray packs them onto few nodes (PACK){shared}")
     if placement.engines > 1 and not placement.colocated:
-        notes.append("the first engine and all ranks get places together; further engines join as there is room")
-    notes.append("driver, dispatchers and grader pool reserve no cores; the latter two run beside the engines")
+        notes.append("the first engine and all ranks start together; further engines join when resources are free")
+    notes.append("driver, dispatchers and grader pool reserve no cores; the last two run beside the engines")
     if any(node.gpus and node.gpu_memory_bytes is None for node in plan.nodes):
-        notes.append("[yellow]nobody knows how much memory some GPUs have, so it is not checked there[/]")
+        notes.append("[yellow]the memory of some GPUs is unknown and not checked[/]")
     return notes
 
 
 def _known(num_bytes: int | None) -> str:
-    return "not known" if num_bytes is None else size(num_bytes)
+    return "unknown" if num_bytes is None else size(num_bytes)
 
 
 def plan_as_json(plan: ClusterPlan) -> dict[str, Any]:
-    """Memory in bytes."""
+    """The plan as JSON values; memory in bytes."""
     return {
         "fits": not plan.lacking and not plan.problems,
         "dtype": plan.placement.dtype,
         "colocated": plan.placement.colocated,
-        "places": [_place(place) for place in plan.places],
+        "places": [_assignment(assignment) for assignment in plan.assignments],
         "nodes": [
             {
                 "name": node.name,
@@ -131,14 +131,14 @@ def plan_as_json(plan: ClusterPlan) -> dict[str, Any]:
     }
 
 
-def _place(place: Assignment) -> dict[str, Any]:
-    memory = place.memory
+def _assignment(assignment: Assignment) -> dict[str, Any]:
+    memory = assignment.memory
     return {
-        "role": place.role,
-        "index": place.index,
-        "node": None if place.node is None else place.node.name,
-        "cores": place.cores,
-        "gpus": place.gpus,
+        "role": assignment.role,
+        "index": assignment.index,
+        "node": None if assignment.node is None else assignment.node.name,
+        "cores": assignment.cores,
+        "gpus": assignment.gpus,
         "gpu_memory_bytes": {} if memory is None else dict(memory.gpu),
         "memory_bytes": {} if memory is None else dict(memory.host),
         "cached_sequences": None if memory is None else memory.num_sequences,

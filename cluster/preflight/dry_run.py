@@ -1,5 +1,6 @@
-"""First calls, before an engine starts: each tool and the graders are called once, with values made from schemas, and
-one session is opened and ended.
+"""The dry run of a job's endpoints: each tool and grader is called once with example values, inside one session.
+
+It runs before any engine starts, so that a wrong URL or token costs seconds.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from actors.endpoints.address_guard import Guard
-from actors.endpoints.client import REMEDIES
 from actors.grading.factory import FIELD as GRADER
 from actors.grading.factory import HELD_OUT
 from actors.grading.pool import GraderPool
@@ -27,15 +27,16 @@ from trainer.spec.operator import Operator
 from trainer.types import Task, ToolSchema
 
 TRACE_ID = f"trace_dry_run_{secrets.token_hex(8)}"
-"""Another one for each check: to a server that remembers calls by their keys, the same one would be an old call."""
+"""New in each process: a server that deduplicates calls by their key must not take this one for an old call."""
 PROBE_TIMEOUT_S = 10.0
 CODES = {"refused": "endpoint_refused", "redirect": "wrong_path", "forbidden_address": "forbidden_address"}
-TOKEN_REMEDY = "put the token that it wants into `headers` (as ${NAME}, from the environment)"
+TOKEN_REMEDY = "put its token into `headers` (as ${NAME}, from the environment)"
 
 
 async def dry_run_problems(reinforcement: Reinforcement, tasks: Sequence[Task], operator: Operator) -> list[Problem]:
-    """What a first call of each tool and of the grader says, within a session of their own where the job has one. Each
-    may take what its `timeout_s` allows.
+    """The problems that one call of each tool and of the graders shows, inside a session if the job has one.
+
+    Each call may take as long as its `timeout_s` allows.
     """
     if reinforcement.session is None:
         return await _first_calls(reinforcement, tasks, operator)
@@ -59,22 +60,22 @@ async def _first_calls(reinforcement: Reinforcement, tasks: Sequence[Task], oper
 async def _in_a_session(
     spec: SessionSpec, reinforcement: Reinforcement, tasks: Sequence[Task], operator: Operator
 ) -> list[Problem]:
-    """Without a session the tools cannot be tried: they may know no rollout without one."""
-    told: list[str] = []
-    book = SessionBook(spec, None, operator, tell=told.append)
+    """The problems of a session and of the calls in it; without a session, the tools cannot be called."""
+    events: list[str] = []
+    book = SessionBook(spec, None, operator, tell=events.append)
     try:
         await book.start(TRACE_ID, tasks[0].item)
         problems = await _first_calls(reinforcement, tasks, operator)
     except RftError as error:
-        wanted = "answer any JSON with status 200 when the session can be used"
+        wanted = "make it answer any JSON with status 200 when the session is ready"
         problems = [_failed(error, "session_failed", f"{SESSION}.start_url", f"{SESSION}.headers", wanted)]
     finally:
         left = await book.close("dry_run", deadline_s=spec.timeout_s)
-    unheard = [kind for kind in book.stats()["errors"] if kind.startswith("end_")]
-    if (left or unheard) and not problems:
-        said = unheard[0].removeprefix("end_") if unheard else "deadline"
-        message = told[0] if told else f"a session cannot be ended: its end is answered with HTTP {said}"
-        remedy = "answer any JSON with status 200 once the end is noted"
+    failed = [kind for kind in book.stats()["errors"] if kind.startswith("end_")]
+    if (left or failed) and not problems:
+        kind = failed[0].removeprefix("end_") if failed else "deadline"
+        message = events[0] if events else f"a session cannot be ended: the request is answered with HTTP {kind}"
+        remedy = "make it answer any JSON with status 200 once the session is closed"
         problems = [Problem("session_failed", f"{SESSION}.end_url", message, remedy)]
     return problems
 
@@ -84,13 +85,15 @@ async def _try_tool(field: str, tool: ToolSpec, schema: ToolSchema, task: Task, 
     try:
         (result,) = await dispatcher.call_turn(TRACE_ID, task.item, [example_call(schema)])
     except RftError as error:
-        return _failed(error, "tool_failed", f"{field}.server_url", f"{field}.headers", 'answer {"output": "..."}')
+        return _failed(
+            error, "tool_failed", f"{field}.server_url", f"{field}.headers", 'make it answer {"output": "..."}'
+        )
     finally:
         await dispatcher.close()
     if result.error is not None:
         mistake = await _path_mistake(tool, operator)
         if mistake is not None:
-            return Problem("wrong_path", f"{field}.server_url", mistake, "mend the path of the URL")
+            return Problem("wrong_path", f"{field}.server_url", mistake, "fix the path of the URL")
     return None
 
 
@@ -99,31 +102,31 @@ async def _try_grader(reinforcement: Reinforcement, task: Task, operator: Operat
     try:
         grade = await pool.grade(example_sample(reinforcement, task), task.item, TRACE_ID)
     except RftError as error:
-        wanted = 'answer {"score": number} to any try, an empty answer too'
+        wanted = 'make it answer {"score": number} for any sample, also for an empty one'
         if reinforcement.response_format is None and "output_json" in str(error.details.get("path")):
-            wanted = "set response_format to a JSON schema: output_json is there only then"
+            wanted = "set response_format to a JSON schema: without it there is no output_json"
         return _failed(error, "grader_failed", GRADER, f"{GRADER}.headers", wanted)
     finally:
         await pool.close()
-    if grade.held_out_error:  # no rollout would fail with it, but it would say nothing
-        remedy = "make it answer, or leave it out"
+    if grade.held_out_error:  # rollouts would not fail, but there would be no held-out grade
+        remedy = "fix it, or leave it out"
         return Problem("grader_failed", HELD_OUT, grade.held_out_error, remedy)
     return None
 
 
 def _failed(error: RftError, code: str, field: str, headers: str, wanted: str) -> Problem:
-    """A failed call as a problem; what to do about it goes by the kind of its failure."""
+    """The problem of a failed call, with the remedy of its kind of failure, by default `wanted`."""
     kind = str(error.details.get("kind"))
     if kind == "refused":
         return Problem(CODES[kind], headers, error.message, TOKEN_REMEDY)
-    remedy = REMEDIES.get(kind, f"make it {wanted}" if wanted.startswith("answer") else wanted)
-    message = error.message.removesuffix(remedy).rstrip("; :")
-    return Problem(CODES.get(kind, code), field, message, remedy)
+    return Problem(CODES.get(kind, code), field, error.problem, error.remedy or wanted)
 
 
 async def _path_mistake(tool: ToolSpec, operator: Operator) -> str | None:
-    """Why nobody seems to be at the tool's path. A 404 alone says little: many tools say so of a missing document. It
-    is a wrong path where one that certainly does not exist gets the same answer.
+    """Why the path of a tool's URL looks wrong; None if it does not.
+
+    A 404 alone is not enough, since many tools answer so for a missing document. The path is wrong if a path that
+    certainly does not exist gets the same answer.
     """
     url = urlsplit(tool.server_url)
     nowhere = url._replace(path=url.path.rstrip("/") + "/agent-rft-no-such-path")
@@ -133,15 +136,15 @@ async def _path_mistake(tool: ToolSpec, operator: Operator) -> str | None:
     try:
         connector = Guard(operator.allowed_networks).connector()
         async with aiohttp.ClientSession(connector=connector, headers=headers, timeout=timeout) as session:
-            for place in (url, nowhere):
-                async with session.post(place.geturl(), json={}, allow_redirects=False) as response:
+            for target in (url, nowhere):
+                async with session.post(target.geturl(), json={}, allow_redirects=False) as response:
                     body = await response.content.read(4096)
-                    # Some servers name the path that they do not know.
-                    answers.append((response.status, body.replace(place.path.encode(), b"")))
+                    # Some servers repeat the unknown path in their answer.
+                    answers.append((response.status, body.replace(target.path.encode(), b"")))
     except (aiohttp.ClientError, TimeoutError):
         return None
     if answers[0][0] == 405:
-        return "it takes no POST at this path (HTTP 405)"
+        return "it does not accept POST at this path (HTTP 405)"
     if answers[0][0] == 404 and answers[0] == answers[1]:
         return "it answers as it does to a path that does not exist (HTTP 404)"
     return None

@@ -1,4 +1,4 @@
-"""Made-up values for first calls: arguments that fit a tool's schema, and a sample for the graders."""
+"""Example values for the dry run: arguments that fit a tool's schema, and a sample for the graders."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from trainer.spec.job import Reinforcement
 from trainer.types import Task, ToolCall, ToolSchema, Turn
 
 MAX_DEPTH = 8
-"""Of an example: a schema may refer to itself."""
+"""The deepest nesting of an example: a schema may refer to itself."""
 
 
 def example_sample(reinforcement: Reinforcement, task: Task) -> dict[str, Any]:
-    """What a grader sees of a rollout that called each of the row's tools once and then answered."""
+    """The sample of a rollout that called each of the row's tools once and then answered."""
     schema = reinforcement.response_format
     answer = "" if schema is None else json.dumps(example_of(schema))
     turns = [Turn(0, 0, "", calls=tuple(map(example_call, task.tools)))] if task.tools else []
@@ -23,14 +23,16 @@ def example_sample(reinforcement: Reinforcement, task: Task) -> dict[str, Any]:
 
 
 def example_call(tool: ToolSchema) -> ToolCall:
+    """A call of a tool with arguments that fit its schema."""
     function = tool["function"]
     arguments = example_of(function.get("parameters") or {"type": "object"})
     return ToolCall(f"call_dry_run_{function['name']}", function["name"], json.dumps(arguments))
 
 
 def example_of(schema: Any, root: Mapping[str, Any] | None = None, depth: int = 0) -> Any:
-    """A small value that fits a JSON schema: what it names as default, constant or choice, else required parts and
-    empty values. Patterns and formats are not looked at: a tool may call the value a mistake, an answer too.
+    """A small value that fits a JSON schema: its default, constant or first choice, else required parts, left empty.
+
+    Patterns and formats are ignored: a tool may well reject the value.
     """
     if not isinstance(schema, dict) or depth > MAX_DEPTH:  # true and false are schemas
         return None
@@ -63,7 +65,7 @@ def example_of(schema: Any, root: Mapping[str, Any] | None = None, depth: int = 
 
 
 def _referred(reference: str, root: Mapping[str, Any]) -> Any:
-    """`#/$defs/name` within the schema; what it cannot follow fits anything."""
+    """The schema that `#/$defs/name` refers to; None, which fits anything, if there is none."""
     value: Any = root
     for part in reference.removeprefix("#").split("/")[1:]:
         value = value.get(part) if isinstance(value, dict) else None

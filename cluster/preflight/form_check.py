@@ -1,5 +1,6 @@
-"""What is wrong with a job's endpoints, graders and schemas whatever its files hold: all that an API can say at once,
-without a model's libraries and without a call.
+"""The checks of a job's endpoints, graders and schemas by themselves: without its files, its model or any call.
+
+The API runs them before it accepts a job.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ SESSION = "method.reinforcement.session"
 
 
 def endpoint_problems(reinforcement: Reinforcement, operator: Operator) -> list[Problem]:
-    """What is wrong with tools, sessions and graders whatever the files hold; nothing is called."""
+    """What is wrong with tools, sessions and graders by themselves."""
     problems = [
-        Problem("invalid_endpoint", where, mistake, "mend the URL or headers")
+        Problem("invalid_endpoint", where, mistake, "fix the URL or headers")
         for where, url, headers in _called(reinforcement)
         if (mistake := endpoint_mistake(url, headers)) is not None
     ]
@@ -42,7 +43,7 @@ def endpoint_problems(reinforcement: Reinforcement, operator: Operator) -> list[
 
 
 def _address_problems(reinforcement: Reinforcement, guard: Guard) -> list[Problem]:
-    """URLs whose host is written as an address that the operator does not allow; names are resolved by the dry run."""
+    """URLs with an IP address that the operator does not allow; host names are resolved by the dry run."""
     urls = [(where, url) for where, url, _ in _called(reinforcement)]
     graders = graders_of(reinforcement)
     urls += [(f"{where}.url", spec.url) for where, spec in graders if isinstance(spec, EndpointGrader)]
@@ -55,7 +56,7 @@ def _address_problems(reinforcement: Reinforcement, guard: Guard) -> list[Proble
 
 
 def _called(reinforcement: Reinforcement) -> Iterator[tuple[str, str, Headers]]:
-    """(field, URL, headers) of tools and sessions."""
+    """The (field, URL, headers) of tools and sessions."""
     for i, tool in enumerate(reinforcement.tools):
         yield f"{TOOLS}[{i}].server_url", tool.server_url, tool.headers
     if (session := reinforcement.session) is not None:
@@ -65,8 +66,10 @@ def _called(reinforcement: Reinforcement) -> Iterator[tuple[str, str, Headers]]:
 
 
 def check_grader(spec: GraderSpec, operator: Operator) -> None:
-    """Raises:
-    InvalidJob: with the mistakes that show without calling anything.
+    """Check a grader without calling anything.
+
+    Raises:
+        InvalidJob: the grader has mistakes; lists all of them.
     """
     problems = grader_problems(spec, operator, "grader")
     guard = Guard(operator.allowed_networks)
@@ -86,7 +89,7 @@ def _parts(spec: GraderSpec) -> Iterator[tuple[str, GraderSpec]]:
 
 
 def schema_mistake(schema: Any) -> str | None:
-    """What makes this no JSON schema that values could be checked against; None where nothing does."""
+    """Why values cannot be validated against this JSON schema; None if they can."""
     if schema is None:
         return None
     if (mistake := reference_mistake(schema)) is not None:
@@ -98,7 +101,7 @@ def schema_mistake(schema: Any) -> str | None:
     except jsonschema.SchemaError as error:
         return f"{error.json_path}: {error.message}"
     except Unresolvable as error:
-        return f"the reference {error.ref!r} leads nowhere"
+        return f"the reference {error.ref!r} cannot be resolved"
     except RecursionError:
-        return "its references lead round in a circle"
+        return "its references form a cycle"
     return None

@@ -1,4 +1,4 @@
-"""What is over the operator's limits: too few or too many rows, more cores or GPUs than a job may take."""
+"""The operator's limits on a job: the number of its rows, cores and GPUs."""
 
 from __future__ import annotations
 
@@ -16,29 +16,28 @@ def row_problems(limits: JobLimits, training: Path, validation: Path | None) -> 
     found = []
     count = _count_rows(training)
     if not limits.min_training_rows <= count <= limits.max_training_rows:
-        wanted = f"{limits.min_training_rows:,} to {limits.max_training_rows:,}"
-        found.append(_problem("training_file", count, wanted, training))
+        allowed = f"{limits.min_training_rows:,} to {limits.max_training_rows:,}"
+        found.append(_problem("training_file", count, allowed, training))
     if validation is not None and (count := _count_rows(validation)) > limits.max_validation_rows:
         found.append(_problem("validation_file", count, f"at most {limits.max_validation_rows:,}", validation))
     return found
 
 
 def resource_problems(limits: JobLimits, bundles: Sequence[Mapping[str, float]]) -> list[Problem]:
-    """What the operator lets no job take. `bundles` are the job's, as Ray names resources."""
+    """Cores or GPUs over the limit of a job. `bundles` are the job's, with Ray's names of resources."""
     found = []
     for kind, name, most in (("CPU", "cores", limits.max_cores), ("GPU", "GPUs", limits.max_gpus)):
-        wanted = sum(bundle.get(kind, 0.0) for bundle in bundles)
-        if most is not None and wanted > most:
-            message = f"the job wants {wanted:g} {name}, but the operator lets a job take {most}"
-            remedy = "lower engines, learner_ranks or what each of them takes, or ask for a higher jobs.max_" + (
-                "cores" if kind == "CPU" else "gpus"
-            )
+        needed = sum(bundle.get(kind, 0.0) for bundle in bundles)
+        if most is not None and needed > most:
+            message = f"the job needs {needed:g} {name}, but the operator's limit is {most}"
+            setting = "jobs.max_cores" if kind == "CPU" else "jobs.max_gpus"
+            remedy = f"lower engines, learner_ranks or the resources of each, or ask the operator to raise {setting}"
             found.append(Problem("over_limit", "cluster", message, remedy))
     return found
 
 
-def _problem(field: str, count: int, wanted: str, path: Path) -> Problem:
-    message = f"holds {count:,} row{'s' * (count != 1)}, but a job takes {wanted}"
+def _problem(field: str, count: int, allowed: str, path: Path) -> Problem:
+    message = f"holds {count:,} row{'s' * (count != 1)}, but a job must have {allowed}"
     return Problem(NUM_ROWS, field, message, "add or remove rows", path.name)
 
 
@@ -47,4 +46,4 @@ def _count_rows(path: Path) -> int:
         with path.open("rb") as file:
             return sum(1 for line in file if line.strip())
     except OSError:
-        return 0  # the preflight says so in better words
+        return 0  # reported with its reason when the rows are read

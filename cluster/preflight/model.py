@@ -1,5 +1,6 @@
-"""The model of a job: the learner supports its architecture, and its chat template only ever appends, so that what is
-trained is what was sampled.
+"""The check of a job's model with the libraries that load it: its architecture, its tokenizer and its chat template.
+
+A chat template must only append to earlier turns, so that the trained tokens are the sampled ones.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def read_model(job: JobSpec) -> tuple[LoadableModel | None, list[Problem]]:
         shape = None if problems else shape_of(path, config)
     except UserError as error:
         return None, [*problems, model_problem("unsupported_model", error.message, "use another model")]
-    except Exception as error:  # noqa: BLE001 - files from outside, through three libraries
+    except Exception as error:  # noqa: BLE001 - user files, read by three libraries
         return None, [*problems, config_problem(error)]
     renderer, found = _read_renderer(path, job)
     problems += found
@@ -57,27 +58,27 @@ def read_model(job: JobSpec) -> tuple[LoadableModel | None, list[Problem]]:
 
 
 def _refuse(config: Any) -> None:
-    """Raise UserError for what the learner cannot load or would get wrong."""
+    """Raise UserError for a model that the learner cannot load or would train wrongly."""
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        raise UserError(f"a model of type {config.model_type!r} is no causal language model")
+        raise UserError(f"a model of type {config.model_type!r} is not a causal language model")
     refuse_unsupported(config)
 
 
 def _sizes(config: Any) -> dict[str, Any]:
-    """The keys of config.json that `planning` reads, with the defaults and the other names of the model's class."""
+    """The keys of config.json that `planning` reads, with the defaults and aliases of the model's class."""
     text = config.get_text_config()
     return {key: getattr(text, key, None) for key in CONFIG_KEYS} | {"dtype": str(text.dtype).removeprefix("torch.")}
 
 
 def _read_renderer(path: Path, job: JobSpec) -> tuple[Renderer | None, list[Problem]]:
     if not [*path.glob("tokenizer*"), *path.glob("vocab*")]:
-        return None, [model_problem("not_a_model", f"{path} holds no tokenizer", "add tokenizer.json and its config")]
+        return None, [model_problem("not_a_model", f"{path} has no tokenizer", "add tokenizer.json and its config")]
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-    except Exception as error:  # noqa: BLE001 - as above; the tokenizers library raises bare Exceptions
+    except Exception as error:  # noqa: BLE001 - the tokenizers library raises plain Exceptions
         return None, [model_problem("not_a_model", f"its tokenizer: {one_line(error)}", "give a complete folder")]
     if not hasattr(tokenizer, "backend_tokenizer"):
-        message = f"{type(tokenizer).__name__} is no fast tokenizer"
+        message = f"{type(tokenizer).__name__} is not a fast tokenizer"
         return None, [model_problem("slow_tokenizer", message, "add the tokenizer.json of a fast tokenizer")]
     if not tokenizer.chat_template:
         remedy = "use an instruction-tuned model, or add chat_template.jinja"
@@ -89,18 +90,18 @@ def _read_renderer(path: Path, job: JobSpec) -> tuple[Renderer | None, list[Prob
         mistake = renderer.rewrites_history()
         if mistake is None:
             renderer.bridge(("tool", "tool"), ((), ()))
-    except Exception as error:  # noqa: BLE001 - a template is a program from outside
+    except Exception as error:  # noqa: BLE001 - a template is the user's program
         message = f"its chat template cannot render a tool call and its result: {one_line(error)}"
-        return None, [model_problem("template_fails", message, "use a model whose chat template knows tools")]
+        return None, [model_problem("template_fails", message, "use a model whose chat template supports tools")]
     if mistake is not None:
         message = f"its chat template cannot be trained on: {mistake}"
-        remedy = "use a template that keeps earlier turns word by word: what is trained must be what was sampled"
+        remedy = "use a template that keeps earlier turns unchanged: trained tokens must be the sampled ones"
         return None, [model_problem("template_rewrites_history", message, remedy)]
     return renderer, []
 
 
 def _template_arguments(job: JobSpec, template: str) -> dict[str, Any]:
-    """The template's own switches for reasoning_effort, where it has them."""
+    """The template's own switches for reasoning_effort, if it has them."""
     effort = job.reinforcement.hyperparameters.reasoning_effort
     if effort == "default":
         return {}

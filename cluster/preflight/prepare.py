@@ -1,4 +1,4 @@
-"""Everything that can be wrong with a job, found before anything starts, in one list: code, field, line, remedy."""
+"""The full check of a job before anything starts: one list of problems, or everything that a run needs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from pathlib import Path
 
 from actors.engine.parsing import tool_parser_names
 from actors.grading.factory import graders_of
-from actors.sandbox.start import REMEDY as SANDBOX_REMEDY
 from actors.sandbox.start import choose_way, sandbox_report
 from cluster.planning.context import context_of, context_problems
 from cluster.planning.nodes import Node
@@ -37,8 +36,9 @@ DEFAULT_PARSER = ClusterSpec().tool_parser
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A job that passed, with all that was read and resolved on the way. `job.model` is a local folder. `warnings` are
-    for the user; nothing goes by them.
+    """A job that passed the check, with what was read and resolved for it.
+
+    `job.model` is a local folder. `warnings` are for the user only.
     """
 
     job: JobSpec
@@ -69,11 +69,11 @@ async def prepare(
 ) -> Prepared:
     """Check a job against its files, its model, its endpoints and the cluster's `nodes`.
 
-    `found` are problems that are known already: they come first, and then the job does not pass. `dry_run` calls each
-    tool and the grader once, where nothing else is wrong with them. Without `learner`: for a run that only grades.
+    `found` are problems that are already known; they come first. With `dry_run`, each tool and grader is called once
+    if nothing else is wrong with the method. Without `learner`, the run only grades.
 
     Raises:
-        InvalidJob: with everything that was found.
+        InvalidJob: the job has problems; lists all of them.
     """
     problems = list(found)
     supervised = job.method.type == "supervised"
@@ -122,23 +122,24 @@ async def prepare(
 
 
 def _sandbox_problems(reinforcement: Reinforcement, operator: Operator) -> list[Problem]:
-    """That no sandbox can be made for a python grader. One is made and tried: other nodes cannot be seen."""
+    """A problem if a python grader finds no working sandbox on this node; other nodes are not visible here."""
     python = [field for field, spec in graders_of(reinforcement) if isinstance(spec, PythonGrader)]
     if not python:
         return []
     try:
         choose_way(sandbox_report(), operator.unsandboxed_python)
     except UserError as error:
-        return [Problem("no_sandbox", python[0], error.message.removesuffix(f": {SANDBOX_REMEDY}"), SANDBOX_REMEDY)]
+        return [Problem("no_sandbox", python[0], error.problem, error.remedy)]
     return []
 
 
 def _engine_problems(job: JobSpec) -> list[Problem]:
+    """A problem if vLLM or the job's tool parser is missing."""
     if find_spec("vllm") is None:
         remedy = "pip install 'agent-rft[cpu]', or 'agent-rft[gpu]' where there are GPUs"
-        return [Problem("no_engine", "cluster", "vLLM is not installed, which runs the rollouts", remedy)]
+        return [Problem("no_engine", "cluster", "vLLM, which runs the rollouts, is not installed", remedy)]
     if job.cluster.tool_parser == DEFAULT_PARSER:
-        return []  # without asking vLLM, whose import takes longer than all other checks
+        return []  # importing vLLM takes longer than all other checks
     names = tool_parser_names()
     if job.cluster.tool_parser in names:
         return []
@@ -147,13 +148,13 @@ def _engine_problems(job: JobSpec) -> list[Problem]:
 
 
 def _warnings(job: JobSpec, plan: Plan, model: LoadableModel, files: Mapping[str, Sequence[Task]]) -> Iterator[str]:
-    """What is allowed but seldom meant."""
+    """Settings that are allowed but rarely intended."""
     trained = {json.dumps(task.messages, sort_keys=True) for task in files["training_file"]}
     for name in FILES[1:]:
         shared = sum(json.dumps(task.messages, sort_keys=True) in trained for task in files[name])
         if shared:
             of = len(files[name])
-            yield f"{name}: {shared} of {of} rows are in the training file too, so their grades say little of new rows"
+            yield f"{name}: {shared} of {of} rows are in the training file too: their grades say little about new rows"
     if job.method.type == "supervised":
         return
     offered = {tool["function"]["name"] for tasks in files.values() for task in tasks for tool in task.tools}
@@ -161,8 +162,8 @@ def _warnings(job: JobSpec, plan: Plan, model: LoadableModel, files: Mapping[str
     for i, tool in enumerate(job.reinforcement.tools):
         for key in tool.model_extra or ():
             for meant in get_close_matches(key, settings, 1):
-                yield f"{TOOLS}[{i}].{key}: is kept for the tool, and means nothing here: did you mean {meant!r}?"
+                yield f"{TOOLS}[{i}].{key}: is accepted but ignored: did you mean {meant!r}?"
         if tool.name not in offered:
-            yield f"{TOOLS}[{i}]: no row offers the tool {tool.name!r}: add its schema to the rows' `tools`"
+            yield f"{TOOLS}[{i}]: no row offers the tool {tool.name!r}; add its schema to the rows' `tools`"
     if plan.max_thinking_tokens is not None and model.renderer.end_of_thought is None:
-        yield "reasoning_effort: the model has no token that ends a thought, so its thoughts cannot be limited"
+        yield "reasoning_effort: the model has no token that ends a thought, so its reasoning cannot be limited"

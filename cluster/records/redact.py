@@ -1,4 +1,4 @@
-"""What may be shown: jobs without secrets, values as JSON without the credentials and queries of URLs."""
+"""Redaction: jobs without secrets, and JSON values whose URLs have no credentials and no query."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ REDACTED = "**********"
 
 
 def public_job(job: JobSpec, *, exclude_unset: bool = False) -> dict[str, Any]:
-    """The job without secrets. Keys of a tool that are unknown to us may hold any: their values are hidden too."""
+    """The job without secrets. Unknown keys of a tool may contain secrets, so their values are redacted too."""
     public = job.model_dump(mode="json", exclude_unset=exclude_unset)
     if job.method.reinforcement is not None:
         tools = public["method"]["reinforcement"].get("tools", [])
@@ -26,7 +26,7 @@ def public_job(job: JobSpec, *, exclude_unset: bool = False) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """JSON values only: what is not finite becomes null, and a URL loses its credentials and its query."""
+    """The value as JSON: numbers that are not finite become null, and URLs lose their credentials and query."""
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""Rollouts on disk: one zstandard-compressed JSONL file a step or evaluation, read back bit by bit."""
+"""Rollout files: one zstandard-compressed JSONL file per step or evaluation; reading one is lossless."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROLLOUTS_SUFFIX = ".jsonl.zst"
 
 
 def write_groups(path: Path, groups: Sequence[Group]) -> None:
-    """A line for each group's request, followed by one for each of its rollouts."""
+    """Writes a file atomically: for each group a line with its request, then one per rollout."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(".tmp")
     with zstandard.ZstdCompressor().stream_writer(temporary.open("wb")) as file:
@@ -29,7 +29,7 @@ def write_groups(path: Path, groups: Sequence[Group]) -> None:
 
 
 def read_groups(path: Path) -> list[Group]:
-    """What `write_groups` wrote, bit by bit."""
+    """The groups that `write_groups` wrote, bit for bit."""
     found: list[tuple[GroupRequest, list[Rollout], list[Discarded]]] = []
     with path.open("rb") as file:
         stream = zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
@@ -46,7 +46,7 @@ def read_groups(path: Path) -> list[Group]:
 
 
 def group_lines(group: Group) -> Iterator[dict[str, Any]]:
-    """Kind `group` (the request with its whole row), then those of `trainer.data.rollout_json`."""
+    """The lines of a group: kind `group` (the request with its row), then the kinds of `trainer.data.rollout_json`."""
     yield {"kind": "group"} | asdict(group.request)
     yield from map(outcome_as_json, group.rollouts)
     yield from map(outcome_as_json, group.discarded)

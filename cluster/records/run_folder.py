@@ -1,16 +1,16 @@
-"""The folder of one run: everything that a job leaves behind, readable while it runs and after it was killed.
+"""The folder of one run: all files that a job writes, readable while it runs and after it was killed.
 
     job.resolved.json      job and plan, without secrets
     events.jsonl           see `trainer.run_events`
-    metrics.jsonl          one flat object a step, names of `trainer.metrics`
+    metrics.jsonl          one flat object per step, with the names of `trainer.metrics`
     evaluations.jsonl      {name, time, fields of Evaluation}
     rollouts/<name>.jsonl.zst   step-000001, validation-000000, test-before, ...
     checkpoints/           see `trainer.loop.checkpoint`
     report.html
 
-Lines are appended whole; rollout files are written beside and renamed. A resumed run repeats steps: the last line of a
-step counts, and its rollouts replace the earlier file. All writing happens in order on one thread, so that no caller
-waits for a disk, and a write that fails is counted in `problems`, never raised.
+Lines are appended whole; rollout files are written under a temporary name and renamed. A resumed run repeats steps: the
+last line of a step counts, and its rollouts replace the earlier file. One thread does all writes in order, so that no
+caller waits for the disk. A failed write is recorded in `problems`, never raised.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ from trainer.types import Evaluation, Group
 
 
 def new_run_folder(root: Path, suffix: str | None) -> Path:
-    """Create `root/<UTC time>[-suffix]`; names sort by age. To the millisecond, for jobs that are begun together in
-    several places go by these names in metrics too.
+    """Create `root/<UTC time>[-suffix]`; names sort by age.
+
+    The time has milliseconds: jobs that start together under several roots are told apart by these names in metrics.
     """
     slug = re.sub(r"[^\w.-]+", "-", suffix or "").strip("-.")
     stem = f"{datetime.now(UTC):%Y%m%d-%H%M%S-%f}"[:-3] + (f"-{slug}" if slug else "")
@@ -50,7 +51,7 @@ def new_run_folder(root: Path, suffix: str | None) -> Path:
 
 
 class RunFolder:
-    """Writes (a Sink) and reads one run's folder. Writers call `close` at the end."""
+    """Writes one run's folder, as a Sink, and reads it. A writer must call `close` at the end."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -67,13 +68,13 @@ class RunFolder:
 
     @property
     def problems(self) -> list[str]:
-        """What could not be written, one text a file. Complete after `close`."""
+        """One text per file that had failed writes. Complete after `close`."""
         return [f"{name}: {len(errors)} write(s) failed, first: {errors[0]}" for name, errors in self._failures.items()]
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
     def event(self, event: RunEvent) -> None:
-        """Append it. A step's numbers go into metrics.jsonl, a graded test file's into evaluations.jsonl as well."""
+        """Append to events.jsonl; a step's metrics go to metrics.jsonl, a test evaluation also to evaluations.jsonl."""
         line, happened = event.as_line(), event.event
         if isinstance(happened, StepDone):
             self._append("metrics.jsonl", event.data["metrics"])  # null where a number was not finite
@@ -88,17 +89,17 @@ class RunFolder:
         self._later(f"rollouts/{path.name}", lambda: write_groups(path, groups))
 
     def write_job(self, job: JobSpec, plan: Plan, extra: Mapping[str, Any] | None = None) -> None:
-        """Keep what the job came to, at once and without secrets. `extra`: versions, placement and the like.
+        """Write the resolved job without secrets, synchronously. `extra`: versions, placement and the like.
 
         Raises:
-            OSError: the folder cannot be written; better known before anything starts.
+            OSError: The folder is not writable. Raised here so that a run fails before anything starts.
         """
         resolved = {"job": public_job(job), "plan": plan.model_dump(mode="json"), **(extra or {})}
         self.path.mkdir(parents=True, exist_ok=True)
         (self.path / "job.resolved.json").write_text(json.dumps(plain(resolved), indent=2) + "\n")
 
     def close(self) -> None:
-        """Return when all that was handed in is written. What comes later is not written and counts as a problem."""
+        """Wait for all pending writes. Later ones are not written and are recorded in `problems`."""
         self._writer.shutdown(wait=True)
 
     def _append(self, name: str, value: Mapping[str, Any]) -> None:
@@ -119,7 +120,7 @@ class RunFolder:
 
     def _failed(self, name: str, error: str) -> None:
         if not self._failures:
-            print(f"warning: {self.path / name} is not written: {error}; the run goes on", file=sys.stderr)
+            print(f"warning: cannot write {self.path / name}: {error}; the run continues", file=sys.stderr)
         self._failures.setdefault(name, []).append(error)
 
     def _rollouts(self, name: str) -> Path:
@@ -128,7 +129,7 @@ class RunFolder:
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def job(self) -> dict[str, Any]:
-        """{job, plan, ...} as written, or nothing where the run did not come that far."""
+        """{job, plan, ...} as `write_job` wrote it; empty if the run failed before that."""
         try:
             resolved: dict[str, Any] = json.loads((self.path / "job.resolved.json").read_text())
         except FileNotFoundError:
@@ -136,23 +137,23 @@ class RunFolder:
         return resolved
 
     def events(self) -> list[RunEvent]:
-        """All that happened, in order; those of runs from before events had kinds have only level, message and data."""
+        """All events, in order. Those of runs from before events had kinds have only level, message and data."""
         return [RunEvent.from_line(line) for line in _read_lines(self.path / "events.jsonl")]
 
     def metrics(self) -> list[dict[str, float]]:
-        """One dict a step, by step; numbers that were not finite are left out."""
+        """One dict per step, sorted by step, without the numbers that were not finite."""
         steps = {line["step"]: line for line in _read_lines(self.path / "metrics.jsonl")}
         return [{k: v for k, v in steps[step].items() if v is not None} for step in sorted(steps)]
 
     def lacks(self, metrics: Mapping[str, float]) -> bool:
-        """Whether a step is missing whose checkpoint is whole: the run was killed between the two."""
+        """Whether the step of a checkpoint's metrics is missing here: the run was killed between the two writes."""
         return bool(metrics) and all(step["step"] != metrics["step"] for step in self.metrics())
 
     def evaluations(self) -> dict[str, Evaluation]:
         return {line["name"]: evaluation_of(line) for line in _read_lines(self.path / "evaluations.jsonl")}
 
     def validations(self) -> list[tuple[int, Evaluation]]:
-        """(step, evaluation of the validation file), by step; the baseline is step 0."""
+        """(step, evaluation of the validation file), sorted by step; the baseline is step 0."""
         found: dict[int, Evaluation] = {}
         for event in self.events():
             if isinstance(event.event, Evaluated) and event.event.name == VALIDATION:
@@ -169,16 +170,16 @@ class RunFolder:
         return [path.name.removesuffix(ROLLOUTS_SUFFIX) for path in by_age]
 
     def read_groups(self, name: str) -> list[Group]:
-        """Groups as they were handed in, bit by bit.
+        """The groups that were passed to `groups` under this name, bit for bit.
 
         Raises:
-            FileNotFoundError: no rollouts of that name were written.
+            FileNotFoundError: No rollouts of that name were written.
         """
         return read_groups(self._rollouts(name))
 
 
 def _append_line(path: Path, line: bytes) -> None:
-    """Append a line; one that a killed process left torn is closed first, so that this one stays whole."""
+    """Append a line. If a killed process left a partial line, end that one first."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab+") as file:
         if file.seek(0, io.SEEK_END):
@@ -189,7 +190,7 @@ def _append_line(path: Path, line: bytes) -> None:
 
 
 def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Objects of a JSONL file; lines torn by a kill are left out."""
+    """The objects of a JSONL file, without partial lines that a killed process left."""
     if not path.exists():
         return
     with path.open(encoding="utf-8") as file:

@@ -117,7 +117,7 @@ def print_plan(console: Console, prepared: Prepared) -> None:
     ]
     context = f"context {prepared.context_length} tokens"
     say(f"  {', '.join(resources)}, {placement.dtype}, {context}")
-    for place in prepared.cluster.places:
+    for place in prepared.cluster.assignments:
         if place.index == 0 and place.memory is not None:
             on_gpu = f"{size(place.memory.gpu_bytes)} of each of its GPUs and " if place.memory.gpu else ""
             say(f"  {place.role}: about {on_gpu}{size(place.memory.host_bytes)} of memory")
@@ -135,8 +135,8 @@ def _print_training(console: Console, prepared: Prepared) -> None:
         validation = f"{len(prepared.validation)} validation rows every {plan.eval_interval} steps"
         test = f"{len(prepared.test)} test rows before and after"
         say(
-            f"  {plan.group_size} rollouts a row, {plan.rollouts_per_step} a step, at most "
-            f"{plan.rollouts_per_step * limits.max_completion_tokens:,} sampled tokens a step; "
-            f"{plan.updates_per_batch} update(s) a step; "
+            f"  {plan.group_size} rollouts per row, {plan.rollouts_per_step} per step, at most "
+            f"{plan.rollouts_per_step * limits.max_completion_tokens:,} sampled tokens per step; "
+            f"{plan.updates_per_batch} update(s) per step; "
             f"{validation if prepared.validation else 'no validation'}; {test if prepared.test else 'no test'}"
         )

@@ -1,4 +1,4 @@
-"""A job's driver, the only place that knows all pieces: prepares, starts, trains or grades, leaves nothing behind."""
+"""The driver of one run, the only module that knows all parts: prepares, starts actors, trains or grades, cleans up."""
 
 from __future__ import annotations
 
@@ -61,23 +61,23 @@ DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO}
 
 
 async def check(job: JobSpec, runs: Path, address: str | None, operator: Operator) -> None:
-    """Print what the job comes to.
+    """Check a job and print its plan.
 
     Raises:
-        InvalidJob: with everything that is wrong.
+        InvalidJob: With all problems.
     """
     console = Console()
     with checking(), ray_session(address) as nodes:
         prepared = await prepare(job, nodes, runs, operator)
     print_plan(console, prepared)
-    console.print("[green]the job is ready to be trained[/]")
+    console.print("[green]the job is ready to train[/]")
 
 
 async def train(job: JobSpec, runs: Path, resume: Path | None, address: str | None, operator: Operator) -> Outcome:
-    """Train a job to its end, or until a signal.
+    """Train a job until it is done or a signal arrives.
 
     Raises:
-        RftError: why it failed.
+        RftError: The run failed.
     """
     async with _run(job, runs, address, resume, operator) as run:
         await run.train(resume is not None)
@@ -87,31 +87,32 @@ async def train(job: JobSpec, runs: Path, resume: Path | None, address: str | No
 async def train_in(
     job: JobSpec, folder: Path, address: str | None, operator: Operator, watch: Watch | None = None
 ) -> Outcome:
-    """Train a job in a folder of its own, going on from its last checkpoint where an earlier start left one: whoever
-    starts lost jobs anew says the same each time. A job that is watched is a server's, whose endpoints were tried
-    before: one that fails now is a matter for retries.
+    """Train a job in its own folder, resuming from the last checkpoint if there is one.
+
+    So a lost job can be restarted with the same call. A job with a `watch` is a server's: its endpoints were tried when
+    it was created, so they are not tried here, and one that fails now is retried.
 
     Raises:
-        RftError: why it failed.
+        RftError: The run failed.
     """
-    begun = (folder / "checkpoints").is_dir() and Checkpoints(folder / "checkpoints").latest() is not None
+    resuming = (folder / "checkpoints").is_dir() and Checkpoints(folder / "checkpoints").latest() is not None
     async with _run(job, folder.parent, address, folder, operator, watch) as run:
-        await run.train(begun)
+        await run.train(resuming)
     return run.outcome
 
 
 async def evaluate_model(
     job: JobSpec, file: str, samples: int, runs: Path, address: str | None, operator: Operator
 ) -> Outcome:
-    """Grade a model on one of the job's files and keep every trace.
+    """Grade a model on one of the job's files and save every rollout.
 
     Raises:
-        RftError: why it failed.
+        RftError: The run failed.
     """
     if job.method.type == "supervised":
-        raise InvalidJob("eval needs a job whose method has a grader: use one of type reinforcement")
+        raise InvalidJob("eval needs a job with a grader: use one whose method is reinforcement")
     if file not in ("training_file", "validation_file", "test_file") or getattr(job, file) is None:
-        remedy = "name training_file, validation_file or test_file, and give that file in the job"
+        remedy = "use training_file, validation_file or test_file, and set it in the job"
         raise InvalidJob("nothing to grade", [Problem("missing_file", "--file", f"the job has no {file!r}", remedy)])
     async with _run(job, runs, address, None, operator, learner=False) as run:
         await run.evaluation(file, samples)
@@ -131,7 +132,7 @@ async def _run(
     watch: Watch | None = None,
     learner: bool = True,
 ) -> AsyncIterator[_Run]:
-    """Connect, check, open the run folder; afterwards close everything and write the report."""
+    """Connect, check the job and create the run folder; on exit close everything and write the report."""
     console = Console()
     with ray_session(address) as nodes, Signals() as signals:
         with checking():
@@ -163,7 +164,7 @@ async def _run(
 
 
 class _Run:
-    """The steps of one run, over the actors that it starts."""
+    """One run: the actors that it starts, and its steps."""
 
     def __init__(
         self,
@@ -198,13 +199,13 @@ class _Run:
         folder.write_job(prepared.job, prepared.plan, {"context_length": prepared.context_length})
         self._stream.emit(JobStarted(method=prepared.job.method.type, total_steps=prepared.plan.steps), skip=view)
         for warning in prepared.warnings:
-            self._stream.emit(Notice(text=warning), skip=view)  # it was printed with the plan
+            self._stream.emit(Notice(text=warning), skip=view)  # printed with the plan
         for unsafe in () if watch is not None else (stop_warning(), folder_warning(folder.path)):
             if unsafe is not None:
                 self._stream.emit(Notice(text=unsafe))
 
     def failed(self, error: Exception) -> None:
-        """The run ends by this error."""
+        """Record the error that ends the run."""
         self.outcome = "failed"
         self._error = str(error) if isinstance(error, RftError) else f"{type(error).__name__}: {error}"
 
@@ -253,7 +254,7 @@ class _Run:
         await self._run_loop(loop, latest)
 
     async def _run_loop(self, loop: Loop | SupervisedLoop, latest: tuple[Path, LoopState] | None) -> None:
-        """To its end or to a signal, from a checkpoint where there is one."""
+        """Run a loop until it is done or a signal arrives, from the checkpoint `latest` if it is given."""
         if latest is not None:
             await loop.resume(*latest)
             state = latest[1]
@@ -275,7 +276,7 @@ class _Run:
         self._console.print(before_after_table(evaluation, None))
 
     async def close(self) -> None:
-        """Stop actors, give resources back, write what is still in memory and the report."""
+        """Stop the actors, release resources, flush the sinks and write the report."""
         if self._watchdog is not None:
             self._watchdog.cancel()
         if self._fleet is not None:
@@ -297,28 +298,28 @@ class _Run:
         try:
             self._console.print(f"report:     {write_report(self._folder)}", soft_wrap=True, highlight=False)
         except OSError as error:
-            problems.append(f"the report is not written: {error.strerror}")
+            problems.append(f"cannot write the report: {error.strerror}")
         for problem in problems:
             self._console.print(f"[yellow]warning[/] {escape(problem)}", soft_wrap=True, highlight=False)
         if self.outcome != "done" and self._folder.checkpoints.is_dir():
             latest = Checkpoints(self._folder.checkpoints).latest()
             if latest is not None:
                 how = f"from {latest[0].name} with --resume {self._folder.path}"
-                self._console.print(f"to go on:   {how}", soft_wrap=True, highlight=False)
+                self._console.print(f"to resume:  {how}", soft_wrap=True, highlight=False)
 
     def _phase(self, phase: Phase, detail: str = "") -> None:
         self._stream.emit(PhaseBegan(phase=phase, detail=detail))
 
     def _checkpoints(self, resuming: bool) -> tuple[Checkpoints, tuple[Path, LoopState] | None, str]:
-        """The run's checkpoints, the one to go on from, and the digest of the job.
+        """The run's checkpoints, the one to resume from, and the digest of the job.
 
         Raises:
-            InvalidJob: there is none, or the job has changed since.
+            InvalidJob: There is no checkpoint to resume from, or the job has changed since.
         """
         checkpoints, digest = Checkpoints(self._folder.checkpoints), job_digest(self._prepared.job)
         latest = checkpoints.latest() if resuming else None
         if resuming and latest is None:
-            raise InvalidJob(f"{self._folder.path} holds no checkpoint to resume from")
+            raise InvalidJob(f"{self._folder.path} has no checkpoint to resume from")
         if latest is not None:
             check_same_job(latest[1], digest)
         return checkpoints, latest, digest
@@ -326,8 +327,8 @@ class _Run:
     # -- actors --------------------------------------------------------------------------------------------------------
 
     async def _start(self) -> tuple[Any, LearnerGroup | None]:
-        """Start the placement's engines and learner side by side; each takes tens of seconds."""
-        prepared, metrics, placement = self._prepared, self._metrics.place, self._prepared.placement
+        """Start the placement's engines and learner concurrently; each takes tens of seconds."""
+        prepared, metrics, placement = self._prepared, self._metrics.address, self._prepared.placement
         engines, learner = placement.engines > 0, placement.learner_ranks > 0
         self._seats = seats = Seats(placement, self._folder.path.name)
         self._phase("resources")
@@ -357,24 +358,26 @@ class _Run:
         return self._fleet, self._learner
 
     async def _helpers_answer(self) -> None:
-        """Raises:
-        CannotStart: one never will; rollouts would end the job as well, some time later.
+        """Wait until dispatchers and graders answer, so that a job fails early.
+
+        Raises:
+            CannotStart: One of them can never start.
         """
         for helper in self._helpers:
-            with suppress(Discard):  # it is being started anew
+            with suppress(Discard):  # it is being restarted
                 await helper.pulse()
 
     def _watchdog_ended(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:  # a bug: the job goes on without it
+        if not task.cancelled() and (error := task.exception()) is not None:  # a bug: the job continues without it
             self._stream.emit(ComponentFailed(component="watchdog", error=f"{type(error).__name__}: {error}"))
 
     def _watched(self) -> list[Watched]:
-        """The actors of this job as they are now."""
+        """The current actors of this job."""
         engines = [] if self._fleet is None else self._fleet.watched()
         return engines + self._helpers + ([] if self._learner is None else self._learner.watched())
 
     def _make_fleet(self, seats: Seats) -> Fleet:
-        prepared, metrics = self._prepared, self._metrics.place
+        prepared, metrics = self._prepared, self._metrics.address
         reinforcement = prepared.job.reinforcement
         folder = self._folder.path
         tools, shards, session = reinforcement.tools, prepared.job.cluster.dispatchers, reinforcement.session

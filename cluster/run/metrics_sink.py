@@ -1,6 +1,6 @@
-"""What a job's driver tells Prometheus: each step's metrics, the rollouts of each group, the room on the run's disk.
+"""The driver's Prometheus metrics: each step's metrics, its rollouts, and the disk space of the run folder.
 
-What other processes know at first hand they record themselves; a step's sums of it are for metrics.jsonl.
+Other processes record their own metrics (`live` ones); the sums of those per step go to metrics.jsonl only.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from trainer.types import Group, Rollout
 
 
 class MetricsSink:
-    """A Sink. Without a place nothing is served. Call `close` at the end."""
+    """A Sink. Serves nothing if `address` is None. Call `close` at the end."""
 
-    def __init__(self, place: MetricsAddress | None, folder: Path) -> None:
+    def __init__(self, address: MetricsAddress | None, folder: Path) -> None:
         """`folder` is the run's."""
-        self.place = place
-        self._telemetry = None if place is None else Telemetry(place, "driver")
+        self.address = address
+        self._telemetry = None if address is None else Telemetry(address, "driver")
         self.recorder = Recorder() if self._telemetry is None else self._telemetry.recorder
         self._folder = folder
-        # From the begin, so that the first of each is seen as an increase.
+        # Exported as 0 from the start, so that Prometheus sees the first one as an increase.
         steps = (name for name, metric in METRICS.items() if not metric.live and "<" not in name)
         self.recorder.begin(*(name for name in steps if METRICS[name].kind in ("counter", "histogram")))
         for level in ("info", "warn", "error"):
@@ -35,10 +35,10 @@ class MetricsSink:
 
     @classmethod
     def of_run(cls, folder: Path, *, local: bool) -> MetricsSink:
-        """Of the run in `folder`, whose name is the job's; on a cluster that is `local`.
+        """The sink of the run in `folder`, whose name is the job's. `local`: the cluster is this machine only.
 
         Raises:
-            UserError: the environment names no port.
+            UserError: AGENT_RFT_METRICS_PORT is not a port.
         """
         return cls(MetricsAddress.of(folder.name, local=local), folder)
 
@@ -86,6 +86,6 @@ class MetricsSink:
     def _disk(self) -> dict[str, float]:
         try:
             usage = shutil.disk_usage(self._folder)
-        except OSError:  # removed meanwhile
+        except OSError:  # the folder was removed
             return {}
         return {"disk_free_bytes": float(usage.free), "disk_total_bytes": float(usage.total)}

@@ -1,10 +1,10 @@
-"""Sinks of third parties: installed packages add them by the entry point `agent_rft.sinks`.
+"""Third-party sinks, which installed packages add with the entry point `agent_rft.sinks`.
 
     [project.entry-points."agent_rft.sinks"]
     my_tracker = "my_package:make_sink"      # make_sink(run: RunInfo) -> Sink
 
-Each runs on a thread of its own. One that raises, takes too long for one event or falls too far behind gets no more
-events; the run waits for none of them, but for a few seconds at its end.
+Each sink runs on its own thread. One that raises, hangs in a call or falls too far behind is cut off: it gets no more
+events. The run never waits for a sink, except for a few seconds at its end.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from trainer.run_events import RunEvent
 
 GROUP = "agent_rft.sinks"
 MAX_WAITING = 1_000
-"""Events that a sink may be behind."""
+"""Events that may wait for a sink."""
 CALL_TIMEOUT_S = 30.0
 CLOSE_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """What a sink is made for. `job` is the resolved job without secrets; `folder` is the run's."""
+    """The argument of a sink's factory: the run's name and folder, and the resolved job without secrets."""
 
     name: str
     folder: Path
@@ -38,7 +38,7 @@ class RunInfo:
 
 
 class PluginSink:
-    """One sink behind a bounded queue. `failure` says why it was cut off; None while it works."""
+    """A sink behind a bounded queue. `failure` is the reason why it was cut off, or None."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class PluginSink:
         self._thread.start()
 
     def event(self, event: RunEvent) -> None:
-        """Hand over an event; returns at once."""
+        """Enqueue an event; returns at once."""
         since = self._busy_since
         if self.failure is None and since is not None and self._clock() - since > CALL_TIMEOUT_S:
             self.failure = f"one call took longer than {CALL_TIMEOUT_S:g} s"
@@ -68,7 +68,7 @@ class PluginSink:
             self.failure = f"it is {MAX_WAITING} events behind"
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
-        """Let it take what waits and close it, for at most so long."""
+        """Wait up to `timeout_s` for the sink to handle the queued events and to close."""
         try:
             self._waiting.put_nowait(None)
         except queue.Full:
@@ -88,12 +88,12 @@ class PluginSink:
                 sink.event(event)
                 self._busy_since = None
             sink.close()
-        except BaseException as error:  # noqa: BLE001 - the code of others: it may raise anything, SystemExit too
+        except BaseException as error:  # noqa: BLE001 - third-party code may raise anything, even SystemExit
             self.failure = self.failure or f"{type(error).__name__}: {error}"
 
 
 def load_plugins(run: RunInfo, found: Iterable[EntryPoint] | None = None) -> list[PluginSink]:
-    """One for each installed entry point; loading and making it happens on its own thread too."""
+    """One sink per installed entry point, which is loaded and called on the sink's thread."""
     points = entry_points(group=GROUP) if found is None else found
 
     def maker(point: EntryPoint) -> Callable[[], Sink]:

@@ -1,8 +1,8 @@
-"""The spine of a run: every event is stamped with job, step and time, redacted, and handed to all sinks in order.
+"""The event stream of a run: stamps events with job, step and time, redacts them and passes them to all sinks in order.
 
     loop, fleet, watchdog, driver --emit--> EventStream --RunEvent--> run folder, live view, Prometheus, store, plugins
 
-No sink costs the run anything: one that raises is cut off, and what third parties add runs on threads of its own.
+No sink can disturb the run: one that raises is cut off, and each third-party sink runs on its own thread.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from trainer.types import Group
 
 
 class GroupSink(Protocol):
-    """Keeps or counts rollouts."""
+    """Stores or counts rollouts."""
 
     def groups(self, name: str, groups: Sequence[Group]) -> None: ...
 
 
 class EventStream:
-    """An EventSink of the loop. Threads may emit at the same time.
+    """The EventSink of the loop; thread-safe.
 
-    `job` is its name; `clock` gives Unix seconds; `describe` makes the message, by which nothing goes.
+    `job` is the job's name; `clock` returns Unix seconds; `describe` makes the message, which is for people only.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class EventStream:
         self._lock = threading.RLock()
 
     def emit(self, event: Event, *, skip: Sink | None = None) -> None:
-        """Hand an event to all sinks but `skip`. Returns at once and never raises."""
+        """Pass an event to all sinks except `skip`. Returns at once and never raises."""
         with self._lock:
             self._step = self._step if event.step is None else event.step
             self._hand_out(self._stamped(replace(event, step=self._step)), skip)
@@ -63,14 +63,14 @@ class EventStream:
             sink.groups(name, groups)
 
     def close(self) -> None:
-        """Let the plugins finish, for a few seconds. The other sinks belong to whoever made them."""
+        """Close the plugins, waiting a few seconds for each. The caller closes the other sinks."""
         for plugin in self._plugins:
             plugin.close()
         with self._lock:
             self._report_cut_off()
 
     def _stamped(self, event: Event) -> RunEvent:
-        """As it may be shown: URLs lose their credentials and queries, and what is not finite becomes null."""
+        """The event as stored: URLs lose their credentials and queries, and numbers that are not finite become null."""
         message, data = str(plain(self._describe(event))), plain(data_of(event))
         step = 0 if event.step is None else event.step
         return stored(self._job, step, self._clock(), event.level, message, event.kind, event.VERSION, data)

@@ -1,4 +1,4 @@
-"""What a server adds to the driver of one of its jobs."""
+"""The protocol by which a server follows the driver of one of its jobs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from trainer.protocols import Sink
 
 
 class Watch(Sink, Protocol):
-    """A sink that also hears what the job was resolved to."""
+    """A Sink that also receives the resolved job."""
 
     def prepared(self, prepared: Prepared) -> None:
-        """The job passed its checks; comes before every event."""
+        """Called once when the job has passed its checks, before any event."""

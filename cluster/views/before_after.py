@@ -1,4 +1,4 @@
-"""The same file graded before and after training: what changed, as texts with units."""
+"""Compares a file graded before and after training: the changes, as texts with units."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from statistics import fmean
 from typing import Literal
 
 from trainer.loop.evaluate import half_width_95
-from trainer.metrics import EVALUATION, Metric
+from trainer.metrics import EVALUATION
+from trainer.metrics.metric import Metric
 from trainer.types import Evaluation, Group
 
 Verdict = Literal["better", "worse", "same"]
@@ -17,7 +18,7 @@ Verdict = Literal["better", "worse", "same"]
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One number of a file before and after training, as text; a dash where there is none."""
+    """One metric of a file before and after training, as text; a dash if it has no value."""
 
     name: str
     label: str
@@ -29,7 +30,7 @@ class Change:
 
 
 def compare(before: Evaluation, after: Evaluation) -> list[Change]:
-    """One change for each number of an evaluation; the grade with its 95 % confidence interval."""
+    """One change per metric of an evaluation; the grade has its 95 % confidence interval."""
     compared = {name: metric for name, metric in EVALUATION.items() if name != "pass_at_k" or after.samples > 1}
     return [_change(before, after, name, metric) for name, metric in compared.items()]
 
@@ -55,9 +56,9 @@ def _number(form: str, value: float) -> str:
 
 
 def paired_change(before: Sequence[Group], after: Sequence[Group]) -> tuple[float, float, int]:
-    """Mean change of a row's grade, half width of its 95 % confidence interval, and the number of rows graded in both.
+    """Mean change of a row's grade, half width of its 95 % confidence interval, number of rows graded in both.
 
-    Rows are compared with themselves, so how much they differ among each other does not widen the interval.
+    The comparison is paired: each row is compared with itself, so differences between rows do not widen the interval.
     """
     old, new = ({g.request.task.row_id: g for g in groups if g.rollouts} for groups in (before, after))
     changes = [mean_grade(new[row]) - mean_grade(old[row]) for row in new if row in old]

@@ -1,7 +1,7 @@
-"""What a running job shows: a table that stays in place on a terminal, plain lines everywhere else.
+"""The live view of a running job: a table that stays in place on a terminal, plain lines everywhere else.
 
-Numbers are those of the loop's metrics; nothing is computed here but the time left. Text from endpoints and models
-never reaches the terminal as markup or control codes.
+Shows the loop's metrics and computes nothing but the time left. Text from endpoints and models never reaches the
+terminal as markup or control codes.
 """
 
 from __future__ import annotations
@@ -26,26 +26,28 @@ from rich.text import Text
 
 from cluster.views.before_after import compare
 from trainer.events import Evaluated, JobEnded, PhaseBegan, RolloutDiscarded, StepDone
-from trainer.metrics import LIVE, METRICS
+from trainer.metrics import METRICS
+from trainer.metrics.metric import LIVE
 from trainer.run_events import RunEvent
 from trainer.types import Evaluation
 
 TREND_WIDTH, PHASE_WIDTH = 30, 40
 LEVEL_STYLES = {"info": "dim", "warn": "yellow", "error": "bold red"}
 ROWS = {name: metric for name, metric in METRICS.items() if metric.shown == LIVE}
-"""Of the table and of log lines, in the order of the list."""
+"""The rows of the table and the numbers of a log line, in the order of METRICS."""
 PHASES = {name: metric.series for name, metric in METRICS.items() if metric.chart == "step_time"}
 PHASE_STYLES = ("cyan", "magenta", "yellow", "green")
 
 
 def safe_text(text: str) -> str:
-    """Without control codes: text from outside must not steer a terminal."""
+    """The text without control codes: untrusted text must not control the terminal."""
     return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", "�", text.replace("\r\n", "\n"))
 
 
 class LiveView:
-    """A Sink and a context manager: within it a terminal shows the table; without a terminal it prints lines.
-    `total_steps` is a guess that metrics set right; `clock` gives seconds.
+    """A Sink and a context manager that shows the table on a terminal and prints lines elsewhere.
+
+    `total_steps` is an estimate that metrics correct; `clock` returns seconds.
     """
 
     def __init__(self, total_steps: int, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
@@ -57,9 +59,9 @@ class LiveView:
         self._series: dict[str, dict[int, float]] = {}  # by step
         self._ci95 = math.nan
         self._phase, self._running = "starting", True
-        self._begun = self._stepped = clock()
+        self._started = self._stepped = clock()
         self._spinner = Spinner("dots", style="cyan")
-        # Drawn twice a second: each drawing costs milliseconds of a core that rollouts need.
+        # Each drawing takes milliseconds of a core that rollouts need.
         self._live = Live(console=console, get_renderable=self.render, refresh_per_second=2)
 
     def __enter__(self) -> LiveView:
@@ -71,12 +73,12 @@ class LiveView:
         self.stop()
 
     def stop(self) -> None:
-        """Leave the table as it is; what comes later is printed below it."""
+        """Leave the table as it is; later events are printed below it."""
         self._running = False
         self._live.stop()
 
     def phase(self, text: str) -> None:
-        """What is going on between steps: `starting engines`, `baseline validation`, ..."""
+        """Show what happens between steps: `starting engines`, `baseline validation`, ..."""
         self._phase = text
         if not self._live.is_started:
             self._print(Text(f"{self._clock()}  {safe_text(text)}"))
@@ -92,7 +94,7 @@ class LiveView:
                 if not quiet:
                     self.phase(event.message)
             case JobEnded() | RolloutDiscarded():
-                pass  # the command itself says how it ended; discarded rollouts are counted in the table
+                pass  # the command prints the outcome; the table counts discarded rollouts
             case Evaluated(name="validation", evaluation=found, step=step):
                 self._ci95 = found.ci95
                 grades = {"full_valid_mean_grade": found.grade, "full_valid_mean_reward": found.reward}
@@ -121,7 +123,7 @@ class LiveView:
 
     @property
     def left_s(self) -> float | None:
-        """Median time of a step times the steps left; None before the first one ended."""
+        """Seconds: the median time of a step times the steps left; None before the first step is done."""
         times = self._series.get("time_step_s")
         if not times:
             return None
@@ -169,7 +171,7 @@ class LiveView:
         return line
 
     def _phases(self) -> RenderableType:
-        """Where the last step's time went: a bar in parts, and the seconds."""
+        """The phases of the last step: a stacked bar and the seconds of each."""
         styled = zip(PHASES.items(), PHASE_STYLES, strict=True)
         times = [(self._last.get(name, 0.0), label, style) for (name, label), style in styled]
         rest = self._last.get("time_step_s", 0.0) - sum(seconds for seconds, _, _ in times)
@@ -200,7 +202,7 @@ class LiveView:
         return ", ".join(f"{count:.0f} {reason}" for reason, count in sorted(reasons.items()))
 
     def _line(self) -> str:
-        """One step as one line of a log."""
+        """The log line of a step."""
         m = self._last
         shown = [
             f"{metric.short or metric.label} {metric.format(m[name])}"
@@ -213,10 +215,10 @@ class LiveView:
         return f"{self._clock()}  step {self._step}/{self._total_steps}: " + ", ".join(shown)
 
     def _clock(self) -> str:
-        return duration(self._now() - self._begun)
+        return duration(self._now() - self._started)
 
     def _add(self, step: int, metrics: Mapping[str, float]) -> None:
-        """What a resumed run repeats counts once, and what it went back behind does no longer."""
+        """Add a step; a resumed run repeats steps, so drop the values of later ones first."""
         for series in self._series.values():
             for undone in [later for later in series if later > step]:
                 del series[undone]
@@ -225,13 +227,13 @@ class LiveView:
                 self._series.setdefault(name, {})[step] = value
 
     def _print(self, text: Text) -> None:
-        """Print above the table. A closed pipe or a full disk behind the console must not end the training."""
-        with suppress(OSError, ValueError, SystemExit):  # rich raises SystemExit on a broken pipe, and is quiet then
+        """Print above the table. A closed pipe or a full disk must not end the training."""
+        with suppress(OSError, ValueError, SystemExit):  # rich raises SystemExit on a broken pipe
             self._console.print(text, soft_wrap=not self._live.is_started, highlight=False)
 
 
 def trend(values: Sequence[float], width: int = TREND_WIDTH) -> str:
-    """A line of block characters from the first value to the last; means where there are more values than blocks."""
+    """A sparkline of block characters; each shows a mean if there are more values than blocks."""
     bins = min(width, len(values))
     edges = [i * len(values) // bins for i in range(bins + 1)]
     means = [fmean(values[a:b]) for a, b in pairwise(edges)]
@@ -240,13 +242,13 @@ def trend(values: Sequence[float], width: int = TREND_WIDTH) -> str:
 
 
 def duration(seconds: float) -> str:
-    """h:mm:ss, or m:ss below an hour."""
+    """The time as h:mm:ss, or m:ss below an hour."""
     hours, rest = divmod(round(seconds), 3600)
     return f"{hours}:{rest // 60:02}:{rest % 60:02}" if hours else f"{rest // 60}:{rest % 60:02}"
 
 
 def before_after_table(before: Evaluation, after: Evaluation | None) -> Table:
-    """A graded file before and after training with absolute and relative changes; without `after`, `before` alone."""
+    """A graded file before and after training, with absolute and relative changes; only `before` if `after` is None."""
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column(f"{before.num_rows} rows")
     headings = ("",) if after is None else ("before", "after", "change", "relative")

@@ -1,6 +1,6 @@
-"""One HTML file that tells how a run went. It needs no network, and nothing that a model or a tool wrote can run in it.
+"""The HTML report of a run: one file that needs no network and executes nothing that a model or tool wrote.
 
-Every part is optional: a run without a test file, without validation, of one step or aborted has a report as well.
+Every part is optional: aborted runs, runs of one step and runs without a test or validation file have a report too.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from cluster.views.traces import call_note, cut, facts, said
 from trainer.types import Evaluation, Group, Rollout
 
 SHOWN_ROWS = 1000
-"""A row with two traces takes about 10 kB: a file of this many rows still opens in a moment."""
+"""A row with two traces takes about 10 kB, so a file with this many rows still opens quickly."""
 HEADLINES = ("grade", "tool_calls", "completion_tokens", "busy_s")
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """The file that the report is about: graded once (`before` is None) or before and after training."""
+    """The graded file of the report: graded once (`before` is None) or before and after training."""
 
     title: str
     before: Evaluation | None
@@ -51,14 +51,14 @@ class Compared:
 
     @property
     def half_width(self) -> str:
-        """Of the 95 % confidence interval of the change of the grade, each row compared with itself."""
+        """Half width of the 95 % confidence interval of the grade's change, comparing each row with itself."""
         _, half_width, _ = paired_change(self.groups_before, self.groups_after)
         return "" if math.isnan(half_width) else f" ± {half_width:.3f}"
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row of that file."""
+    """One row of the graded file."""
 
     before: Group | None
     after: Group
@@ -93,7 +93,7 @@ def write_report(run: RunFolder | Path) -> Path:
     """Write `report.html` into a run's folder, whole or not at all.
 
     Raises:
-        OSError: the disk is full or read-only.
+        OSError: The disk is full or read-only.
     """
     run = RunFolder(run) if isinstance(run, Path) else run
     steps, validations, evaluations = run.metrics(), run.validations(), run.evaluations()
@@ -127,14 +127,14 @@ def write_report(run: RunFolder | Path) -> Path:
         job=json.dumps(job, indent=2) if job else "",
     )
     temporary = run.report.with_suffix(".tmp")
-    temporary.write_text(html, encoding="utf-8", errors="replace")  # a tool may have answered lone surrogates
+    temporary.write_text(html, encoding="utf-8", errors="replace")  # tools may answer with lone surrogates
     return temporary.replace(run.report)
 
 
 def _compared(
     run: RunFolder, evaluations: Mapping[str, Evaluation], validations: Sequence[tuple[int, Evaluation]]
 ) -> Compared | None:
-    """The test file before and after; else the first and the last validation; else whatever was graded last."""
+    """The test file before and after; else the first and last validation; else the file that was graded last."""
     names = set(run.rollout_names())
 
     def groups(name: str) -> list[Group]:
@@ -169,7 +169,7 @@ def _rows(compared: Compared) -> list[Row]:
 
 
 def _tries(group: Group) -> dict[str, Any]:
-    """Means over a row's graded rollouts, and the one that is shown."""
+    """Mean grade and tool calls over a row's graded rollouts, and the rollout to show."""
     if not group.rollouts:
         return {"grade": None, "calls": None, "shown": None}
     shown: Rollout = group.rollouts[0]
@@ -178,20 +178,20 @@ def _tries(group: Group) -> dict[str, Any]:
 
 
 def _notice(job: Mapping[str, Any], steps: Sequence[Mapping[str, float]], evaluations: Mapping[str, Evaluation]) -> str:
-    """What is missing in a run that did not come to its end, or still goes on."""
+    """A sentence on what is missing in a run that was aborted or is still running; empty if nothing is."""
     total = int(steps[-1].get("total_steps", 0)) if steps else job.get("plan", {}).get("steps", 0)
     done = int(steps[-1]["step"]) if steps else 0
     if not steps and any(not name.startswith("test-") for name in evaluations):
-        return ""  # graded a model, trained none
+        return ""  # only graded a model
     if done < total or not steps:
-        return f"This run has not come to its end: {done} of {total} steps are done."
+        return f"This run is not complete: {done} of {total} steps are done."
     if "test-before" in evaluations and "test-after" not in evaluations:
         return "The test file was not graded after training."
     return ""
 
 
 def _totals(steps: Sequence[Mapping[str, float]]) -> str:
-    """What training cost."""
+    """Counts over all steps: steps, rollouts, tool calls, sampled tokens."""
     rollouts = [step.get("rollouts_graded", 0.0) for step in steps]
 
     def total(name: str) -> float:
@@ -207,7 +207,7 @@ def _clock(time: float) -> str:
 
 
 def _took(times: Sequence[float]) -> str:
-    """When the first event was and how long it was to the last one; `times` in Unix seconds."""
+    """The time of the first event and the duration up to the last one; `times` are Unix seconds."""
     if not times:
         return ""
     return f"{datetime.fromtimestamp(times[0], UTC):%Y-%m-%d %H:%M} UTC · {duration(times[-1] - times[0])}"

@@ -1,4 +1,4 @@
-"""The curves of a report as plotly.js data; `trainer.metrics` says which metrics share a chart."""
+"""The charts of a report as plotly.js data; `trainer.metrics` defines which metrics share a chart."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from collections.abc import Mapping, Sequence
 from itertools import cycle
 from typing import Any, Literal
 
-from trainer.metrics import CHARTS, METRICS, Chart
+from trainer.metrics import METRICS
+from trainer.metrics.charts import CHARTS, Chart
 from trainer.types import Evaluation
 
 Steps = Sequence[Mapping[str, float]]
 COLOURS = ("#4c78d8", "#e0803a", "#3aa36f", "#b05fc0", "#c9a227", "#d1495b", "#3aa6b9", "#8a8f98")
-"""Told apart by colour-blind eyes too, and seen on light and dark alike."""
+"""Distinguishable with colour blindness, and visible on light and dark backgrounds."""
 
 
 def figures(section: Literal["agent", "training"], steps: Steps) -> list[dict[str, Any]]:
-    """{title, data, layout} for plotly.js of each chart of a section that has data."""
+    """{title, unit, data, layout} for plotly.js, for each chart of a section that has data."""
     made = []
     for key, chart in CHARTS.items():
         drawn = {name: metric for name, metric in METRICS.items() if metric.chart == key}
@@ -31,7 +32,7 @@ def figures(section: Literal["agent", "training"], steps: Steps) -> list[dict[st
 def quality(
     steps: Steps, validations: Sequence[tuple[int, Evaluation]], tests: Sequence[tuple[int, Evaluation]]
 ) -> list[dict[str, Any]]:
-    """Grade and reward in training and validation, and the test file before and after; intervals are 95 %."""
+    """The chart of grade and reward in training, validation and test; error bars are 95 % confidence intervals."""
     chart = Chart("Grade and reward", scale="fitted")
     curves = [
         _curve(chart, steps, name, METRICS[name].label) | {"line": {"width": 1.5, "dash": dash}, "opacity": 0.75}
@@ -66,14 +67,14 @@ def _points(name: str, x: list[int], evaluations: list[Evaluation]) -> dict[str,
 
 
 def _members(metric: str, label: str, steps: Steps) -> list[tuple[str, str]]:
-    """(name, label) of the recorded metrics that a name or a family stands for."""
+    """(name, label) of the recorded metrics that match a name or a family such as `tool/<tool>/errors`."""
     pattern = re.compile(re.sub(r"<\w+>", "(.+)", metric) + "$")
     names = sorted({name for step in steps for name in step if pattern.match(name)})
     return [(name, "".join(pattern.findall(name)) if pattern.groups else label) for name in names]
 
 
 def _curve(chart: Chart, steps: Steps, name: str, label: str) -> dict[str, Any]:
-    counted = chart.kind != "lines"  # what is counted or stacked is 0 where it was not recorded
+    counted = chart.kind != "lines"  # a count that was not recorded is 0
     curve: dict[str, Any] = {
         "name": label,
         "x": [step["step"] for step in steps],
@@ -86,7 +87,7 @@ def _curve(chart: Chart, steps: Steps, name: str, label: str) -> dict[str, Any]:
 
 
 def _figure(chart: Chart, curves: list[dict[str, Any]], *, legend: bool = False) -> dict[str, Any]:
-    """`legend`: also where there is but one curve."""
+    """A chart; `legend` shows the legend even if there is only one curve."""
     for curve, colour in zip(curves, cycle(COLOURS), strict=False):
         curve["marker"] = {"color": colour} | curve.get("marker", {})
         if curve.get("type") != "bar":

@@ -1,4 +1,4 @@
-"""The sentence of each event, as people read it in the live view, the API's events and events.jsonl."""
+"""The sentence of each event, as shown in the live view, the API's events and events.jsonl."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PHASES: Mapping[e.Phase, str] = {
 
 
 def sentence(event: e.Event) -> str:
-    """One or two clauses in English, without a time and without a level."""
+    """An event in English, without its time and level."""
     match event:
         case e.JobStarted():
             return f"{event.method} job with {event.total_steps} steps"
@@ -70,15 +70,15 @@ def _trouble(event: e.Event) -> str:
         case e.EndpointDown():
             return (
                 f"{event.num_failed} of the last {event.num_rollouts} rollouts were discarded, {event.num_by_endpoint} "
-                f"of them by {event.endpoint}: new ones are held back until a probe is graded. Last error: "
+                f"because of {event.endpoint}: new ones are held back until a probe is graded. Last error: "
                 f"{event.cause}"
             )
         case e.EndpointUp():
-            return "a probe was graded: rollouts start again"
+            return "a probe was graded: rollouts resume"
         case e.SessionProblem():
             return event.detail
         case e.SinkCutOff():
-            return f"the sink {event.sink} gets no more events: {event.reason}"
+            return f"the sink {event.sink} was cut off and gets no more events: {event.reason}"
         case e.Notice():
             return event.text
         case _:
@@ -92,9 +92,9 @@ def _actor(event: e.Event) -> str:
         case e.EngineReplaced():
             return f"{event.engine} is being replaced: {event.reason}"
         case e.EngineRestarted():
-            return f"{event.engine} is started once more: {event.reason}"
+            return f"{event.engine} is being restarted: {event.reason}"
         case e.EngineJoined():
-            return f"{event.engine} takes rollouts, with the newest weights"
+            return f"{event.engine} is ready, with the newest weights"
         case e.ActorSilent():
             work = f": {_list(event.work)}" if event.work else ""
             what = ("; waiting for it" if event.waiting else "; last seen at") if work else ""
@@ -102,20 +102,20 @@ def _actor(event: e.Event) -> str:
         case e.ActorAnswered():
             return f"{event.actor} answers again, after {event.silent_s:.0f} s"
         case e.WorkStalled():
-            return f"{event.actor} has been at {event.stage} for {event.for_s:.0f} s"
+            return f"{event.actor} has been in {event.stage} for {event.for_s:.0f} s"
         case e.RolloutsStalled():
-            longest = _list(event.longest) or "they wait for an engine"
+            longest = _list(event.longest) or "waiting for an engine"
             return f"no rollout has ended for {event.idle_s:.0f} s, {event.num_in_flight} are in flight: {longest}"
         case e.ComponentFailed():
-            return f"the {event.component} ended: {event.error}"
+            return f"the {event.component} failed: {event.error}"
     return event.kind.replace("_", " ")
 
 
 def _alarm(event: e.AlarmRaised) -> str:
     if event.rule == "top_grade_soon":
-        return f"the mean grade went from {event.before:.2f} to {event.now:.2f} very soon: is the grader sound?"
+        return f"the mean grade rose from {event.before:.2f} to {event.now:.2f} unusually early: check the grader"
     if event.rule == "drift":
-        return f"{event.metric}: {event.now:.1f}, {event.before:.1f} at the start"
+        return f"{event.metric} is {event.now:.1f}, was {event.before:.1f} at the start"
     return (
         f"{event.metric} fell from {event.before:.2f} to {event.now:.2f} while the grade rose by {event.grade_rise:.2f}"
     )

@@ -1,4 +1,4 @@
-"""A tool and a grader: `TOKEN=... uvicorn examples.endpoint.server:app --port 8000`."""
+"""A minimal tool and grader: `TOKEN=... uvicorn examples.endpoint.server:app --port 8000`."""
 
 import json
 import os
@@ -17,7 +17,7 @@ async def add(call: dict[str, Any], authorization: str = Header("")) -> dict[str
         arguments = json.loads(call["arguments"])
         return {"output": str(arguments["a"] + arguments["b"])}
     except (ValueError, KeyError, TypeError) as error:
-        raise HTTPException(400, f"give numbers a and b: {error}") from None  # the model reads this and goes on
+        raise HTTPException(400, f"give numbers a and b: {error}") from None  # the model reads this and continues
 
 
 @app.post("/grade")

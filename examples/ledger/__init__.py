@@ -1,1 +1,1 @@
-"""Ledger: a small world of company reports in which an agent can learn without a GPU."""
+"""Ledger: a small world of company reports in which an agent learns without a GPU."""

@@ -1,8 +1,7 @@
-"""The tools and the grader as HTTP endpoints. Every request needs the token; none of them changes anything.
+"""The tools and the grader as HTTP endpoints. Every request needs the token, and no request changes anything.
 
-A request that is refused gets a 4xx status and one short readable sentence. Of these, the ones about a call's
-arguments (422) are what a model that called the tool wrongly reads; one that reads a missing document gets an
-ordinary output that says so.
+An invalid request is answered with a 4xx status and one short sentence. The model reads those about the arguments of
+its call (422). A document that does not exist is an ordinary output that says so.
 """
 
 import asyncio
@@ -20,7 +19,7 @@ from examples.ledger.world import World
 
 
 class RefusedError(Exception):
-    """A request that cannot be answered: the status and what to tell the caller."""
+    """A rejected request: the HTTP status and the message for the caller."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
@@ -29,9 +28,10 @@ class RefusedError(Exception):
 
 
 def create_app(world: World, token: str, latency: Latency | None = None) -> FastAPI:
-    """`POST /tools/{list,search,cat}` and `POST /grade`. `latency` makes the tools slow, for benchmarks.
+    """An app with `POST /tools/{list,search,cat}` and `POST /grade`. `latency` slows the tools down, for benchmarks.
 
-    Raises ValueError if the token is empty.
+    Raises:
+        ValueError: The token is empty.
     """
     if not token:
         raise ValueError("the token must not be empty")
@@ -57,14 +57,14 @@ def create_app(world: World, token: str, latency: Latency | None = None) -> Fast
     @app.post("/tools/{name}")
     async def call_tool(name: str, request: Request) -> Response:
         if name not in TOOLS:
-            raise RefusedError(404, f"error: no tool {name}")
+            raise RefusedError(404, f"error: unknown tool {name}")
         call = _json_object(await request.body(), 400, "the body")
         call_id = _text(call, "call_id", 400)
         arguments = _json_object(_text(call, "arguments", 400), 422, "arguments")
         tool = TOOLS[name]
         argument = _text(arguments, tool.parameter, 422)
         if len(arguments) > 1:
-            raise RefusedError(422, f"error: only {tool.parameter} is wanted")
+            raise RefusedError(422, f"error: {tool.parameter} must be the only argument")
         if latency is not None:
             await asyncio.sleep(latency.draw_s())
         output = tool.run(world, argument)
@@ -80,7 +80,7 @@ def create_app(world: World, token: str, latency: Latency | None = None) -> Fast
         try:
             score = grade(answer, reference)
         except ValueError as error:
-            raise RefusedError(422, "error: reference_answer is no list of numbers") from error
+            raise RefusedError(422, "error: reference_answer must be a list of numbers") from error
         return JSONResponse({"score": score})
 
     return app
@@ -92,19 +92,19 @@ def _json_object(text: str | bytes, status: int, what: str) -> dict[str, Any]:
     except ValueError:
         value = None
     if not isinstance(value, dict):
-        raise RefusedError(status, f"error: {what} is no JSON object")
+        raise RefusedError(status, f"error: {what} must be a JSON object")
     return value
 
 
 def _object(owner: dict[str, Any], key: str) -> dict[str, Any]:
     value = owner.get(key)
     if not isinstance(value, dict):
-        raise RefusedError(422, f"error: {key} is no object")
+        raise RefusedError(422, f"error: {key} must be an object")
     return value
 
 
 def _text(owner: dict[str, Any], key: str, status: int) -> str:
     value = owner.get(key)
     if not isinstance(value, str):
-        raise RefusedError(status, f"error: {key} is no text")
+        raise RefusedError(status, f"error: {key} must be a string")
     return value

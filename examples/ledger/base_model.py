@@ -1,4 +1,4 @@
-"""The untrained base model: a Qwen3 of 560,608 parameters."""
+"""The untrained base model: a Qwen3 with 560,608 parameters."""
 
 from collections.abc import Callable
 from typing import Final
@@ -13,10 +13,10 @@ EMBEDDING_STD: Final = 0.02
 
 
 def build_model(seed: int) -> Qwen3ForCausalLM:
-    """A float32 model, the same for the same seed.
+    """A float32 model with random weights, the same for the same seed.
 
-    Matrices start with a deviation of 1 / sqrt(inputs), those that write into the residual stream with less; the
-    embeddings start small (large ones made small batches fail).
+    Matrices are initialized with a standard deviation of 1 / sqrt(inputs), and less if they write into the residual
+    stream. Embeddings start small, since training with small batches failed with large ones.
     """
     config = Qwen3Config(
         vocab_size=len(PIECES),
@@ -34,7 +34,7 @@ def build_model(seed: int) -> Qwen3ForCausalLM:
         bos_token_id=None,
         dtype="float32",
     )
-    make: Callable[[Qwen3Config], Qwen3ForCausalLM] = Qwen3ForCausalLM  # its constructor has no types
+    make: Callable[[Qwen3Config], Qwen3ForCausalLM] = Qwen3ForCausalLM  # its constructor is untyped
     model = make(config)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

@@ -1,7 +1,7 @@
-"""A script that answers questions the long way round, with habits given as chances.
+"""A scripted agent that answers questions in a roundabout way. The probability of each habit can be set.
 
-With `CLUMSY` it looks around, reads wrong documents, reads again, and is often wrong: the agent that reinforcement is
-to improve imitates it. With `CLEAN` it goes straight to the documents and is always right.
+With `CLUMSY` it looks around, reads wrong documents, rereads them, and is often wrong; the base model imitates it, and
+reinforcement is to improve on it. With `CLEAN` it goes straight to the documents and is always right.
 """
 
 import random
@@ -15,17 +15,17 @@ from examples.ledger.world import World
 
 MAX_TURNS: Final = 16
 CLEAN_SEARCH: Final = 0.3
-"""How often a straight conversation still searches before it reads."""
+"""Probability that a straight conversation searches before it reads a document."""
 
 
 @dataclass(frozen=True, slots=True)
 class Habits:
-    """Chances. The last three say what becomes of the answer; what is left of 1 answers `unknown`."""
+    """Probabilities. The last three are those of kinds of answers; with the rest up to 1 the answer is `unknown`."""
 
     straight: float
-    """goes straight to the documents: then none of the habits down to `read_again` matters"""
+    """Goes straight to the documents; the habits from `list_years` to `read_again` then do not apply."""
     parallel: float
-    """reads both documents of a question in one turn"""
+    """Reads both documents of a question in one turn."""
     list_years: float
     list_statements: float
     search: float
@@ -66,7 +66,7 @@ CLEAN: Final = Habits(
 
 
 def play(world: World, question: Question, rng: random.Random, habits: Habits) -> Conversation:
-    """One conversation about a question. How the random numbers are drawn is fixed: tests compare whole traces."""
+    """One conversation about a question. Tests compare whole conversations: do not change the order of random draws."""
     straight = rng.random() < habits.straight
     parallel = len(question.documents) == 2 and rng.random() < habits.parallel
     walks = [_walk(question.metric, path, straight, rng, habits) for path in question.documents]
@@ -79,7 +79,7 @@ def play(world: World, question: Question, rng: random.Random, habits: Habits) -
 
 
 def _walk(metric: str, path: str, straight: bool, rng: random.Random, habits: Habits) -> list[Call]:
-    """The calls that lead to one document and a little further."""
+    """The calls up to reading one document, and sometimes one more."""
     company, year, _ = path.split("/")
     full_search = Call("search", f"{company} {metric} {year}")
     if straight:
@@ -103,15 +103,15 @@ def _walk(metric: str, path: str, straight: bool, rng: random.Random, habits: Ha
 
 
 def _query(company: str, metric: str, year: str, rng: random.Random) -> str:
-    """A search query that in two of five cases leaves something out."""
-    chance = rng.random()
-    if chance < 0.6:
+    """A search query, which is incomplete in two of five cases."""
+    draw = rng.random()
+    if draw < 0.6:
         return f"{company} {metric} {year}"
-    return f"{company} {year}" if chance < 0.8 else f"{company} {metric}"
+    return f"{company} {year}" if draw < 0.8 else f"{company} {metric}"
 
 
 def _wrong_path(path: str, rng: random.Random) -> str:
-    """A document of the same company: another statement, or any year (now and then the right one)."""
+    """A document of the same company: another statement, or a random year (occasionally the right one)."""
     company, year, statement = path.split("/")
     if rng.random() < 0.5:
         return f"{company}/{rng.choice(YEARS)}/{statement}"
@@ -119,13 +119,13 @@ def _wrong_path(path: str, rng: random.Random) -> str:
 
 
 def _answer(world: World, question: Question, rng: random.Random, habits: Habits) -> str:
-    """The right values, the values rounded to tens, any values of the same documents, or `unknown`."""
-    chance = rng.random()
-    if chance < habits.right:
+    """The right values, the right values rounded to tens, other values of the same documents, or `unknown`."""
+    draw = rng.random()
+    if draw < habits.right:
         return question.reference_answer
-    if chance < habits.right + habits.rounded:
+    if draw < habits.right + habits.rounded:
         return " ".join(str(round(value, -1)) for value in question.values)
-    if chance < habits.right + habits.rounded + habits.other_metric:
+    if draw < habits.right + habits.rounded + habits.other_metric:
         documents = [world.values[path] for path in question.documents[: len(question.values)]]
         return " ".join(str(document[rng.choice(list(document))]) for document in documents)
     return "unknown"

@@ -1,4 +1,4 @@
-"""A whole conversation: a question, turns of tool calls, the final answer."""
+"""A complete conversation: a question, turns of tool calls and the final answer."""
 
 import json
 from dataclasses import dataclass
@@ -9,11 +9,11 @@ from examples.ledger.tools import TOOLS
 from examples.ledger.world import World
 
 Message = dict[str, Any]
-"""A message in chat-completions form."""
+"""A message in the format of chat completions."""
 
 
 class Call(NamedTuple):
-    """One tool call: the tool's name and the value of its one argument."""
+    """One tool call: the tool's name and the value of its only argument."""
 
     tool: str
     argument: str
@@ -21,14 +21,14 @@ class Call(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """The calls of one turn are sent together; the answer ends the conversation."""
+    """A question, turns of calls (those of one turn are sent together) and the answer that ends the conversation."""
 
     question: Question
     turns: tuple[tuple[Call, ...], ...]
     answer: str
 
     def messages(self, world: World) -> list[Message]:
-        """The conversation as chat messages, with the tools' answers from the world."""
+        """The conversation as chat messages, with tool results from the world."""
         messages: list[Message] = [{"role": "user", "content": self.question.text}]
         num_calls = 0
         for turn in self.turns:

@@ -1,6 +1,6 @@
-"""What phase 0 of the base model learns from: dense practice in looking a value up and copying it.
+"""Training samples for phase 0 of the base model: dense practice in looking up a value and copying it.
 
-Conversations alone hold too few look-ups to learn it from: after 3.6M tokens of them the grade was 0.002.
+Conversations alone have too few look-ups to learn from: after 3.6M tokens of them the grade was 0.002.
 """
 
 import random
@@ -15,19 +15,19 @@ from examples.ledger.questions import Question, ask, draw_question
 from examples.ledger.vocabulary import ASSISTANT, METRICS, STATEMENTS, TOKEN_OF, TURN_END, TURN_START, YEARS, encode
 from examples.ledger.world import World
 
-NUM_QUESTIONS_A_READING: Final = 5
+QUESTIONS_PER_READING: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Token ids, [T], and for each whether it is to be learned in full (the assistant's), [T]."""
+    """Token ids [T], and a mask [T] that is True for the assistant's tokens, which have full weight in the loss."""
 
     tokens: list[int]
     learned: list[bool]
 
 
 def assistant_mask(tokens: list[int]) -> list[bool]:
-    """Which tokens the assistant said, the end of its turn included, [T]."""
+    """A mask [T] that is True for the assistant's tokens, including the end of its turns."""
     mask = []
     speaking = False
     opening = [TOKEN_OF[TURN_START], TOKEN_OF[ASSISTANT]]
@@ -41,7 +41,7 @@ def assistant_mask(tokens: list[int]) -> list[bool]:
 
 
 class LookupSamples:
-    """Draws samples of three sorts: restated lines, readings, and straight conversations about some companies."""
+    """Draws samples of three kinds: repeated lines, readings, and straight conversations about some companies."""
 
     def __init__(
         self, world: World, companies: list[str], tokenizer: PreTrainedTokenizerFast, rng: random.Random
@@ -52,20 +52,20 @@ class LookupSamples:
         self._rng = rng
 
     def draw(self) -> Sample:
-        """35 % restated lines, 35 % readings, 30 % straight conversations."""
-        chance = self._rng.random()
-        if chance < 0.35:
+        """A sample: 35 % repeated lines, 35 % readings, 30 % straight conversations."""
+        number = self._rng.random()
+        if number < 0.35:
             return self.restated_lines()
-        return self.render(self.reading() if chance < 0.7 else self.straight_conversation())
+        return self.render(self.reading() if number < 0.7 else self.straight_conversation())
 
     def render(self, messages: list[Message]) -> Sample:
-        """A conversation as the chat template shows it."""
+        """A conversation rendered by the chat template."""
         text: Any = self._tokenizer.apply_chat_template(messages, tokenize=False)
         tokens: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
         return Sample(tokens, assistant_mask(tokens))
 
     def restated_lines(self) -> Sample:
-        """A few lines of metric and value, then some of them again in any order: the values are then known."""
+        """A few lines of metric and value, then some of them repeated in random order, so their values are known."""
         rng = self._rng
         lines = {metric: rng.randint(1000, 9999) for metric in rng.sample(METRICS, rng.randint(2, 6))}
         tokens = encode("".join(f"{metric} {value}\n" for metric, value in lines.items()))
@@ -78,26 +78,26 @@ class LookupSamples:
         return Sample(tokens, learned)
 
     def reading(self) -> list[Message]:
-        """One or two documents shown at once, then several questions about them."""
+        """One or two documents, then several questions about them."""
         rng = self._rng
         companies = rng.sample(self._companies, rng.choice([1, 1, 2]))
         year, statement = rng.choice(YEARS), rng.choice(list(STATEMENTS))
         documents = [self._world.documents[f"{company}/{year}/{statement}"] for company in companies]
         shown = "\n".join(f"<tool_response>\n{document}\n</tool_response>" for document in documents)
         messages: list[Message] = [{"role": "user", "content": shown}]
-        for _ in range(NUM_QUESTIONS_A_READING):
+        for _ in range(QUESTIONS_PER_READING):
             question = self._question_about(companies, year, rng.choice(STATEMENTS[statement]))
             messages.append({"role": "user", "content": question.text})
             messages.append({"role": "assistant", "content": question.reference_answer})
         return messages
 
     def _question_about(self, companies: list[str], year: str, metric: str) -> Question:
-        """One company: its value. Two: the value of one (30 %), both in either order (35 %), the higher (35 %)."""
+        """One company: its value. Two: the value of one (30 %), both values (35 %), or the higher one (35 %)."""
         rng = self._rng
-        chance = rng.random()
-        if len(companies) == 1 or chance < 0.3:
+        draw = rng.random()
+        if len(companies) == 1 or draw < 0.3:
             return ask(self._world, "one", metric, year, [rng.choice(companies)])
-        if chance < 0.65:
+        if draw < 0.65:
             return ask(self._world, "two", metric, year, rng.sample(companies, 2))
         return ask(self._world, "higher", metric, year, companies)
 
@@ -107,7 +107,7 @@ class LookupSamples:
         return play(self._world, question, self._rng, CLEAN).messages(self._world)
 
     def scored_conversations(self, num: int) -> list[Sample]:
-        """Straight conversations about one or two values: `higher` would ask for more than looking up."""
+        """Straight conversations about one or two values: finding the higher one takes more than a look-up."""
         samples: list[Sample] = []
         while len(samples) < num:
             question = draw_question(self._world, self._rng, self._companies)

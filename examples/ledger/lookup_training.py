@@ -1,7 +1,7 @@
-"""Phase 0 of the base model: training from scratch until values are looked up and copied reliably.
+"""Phase 0 of the base model: training from scratch until it looks values up and copies them reliably.
 
-It ends on a look-up score, never on time alone: a model that stops early keeps its reading errors for good. It can
-stall at a high learning rate and recover at a lower one, so the rate falls when the score is long in coming.
+It ends on a look-up score and not on time alone, because a model that stops early never loses its reading errors. It
+can stall at a high learning rate and recover at a lower one, so the rate falls if the score takes long to rise.
 """
 
 import random
@@ -25,17 +25,17 @@ OTHER_LR: Final = 3e-3
 WARM_UP_STEPS: Final = 30
 BATCH_TOKENS: Final = 4096
 MAX_SAMPLE_TOKENS: Final = 560
-"""Longer samples, very few, are left out: they would make small batches."""
+"""The few longer samples are left out, since they would make small batches."""
 SAMPLES_AT_ONCE: Final = 512
-"""Drawn together and sorted by length, so that little of a batch is padding."""
+"""Samples that are drawn together and sorted by length to reduce padding."""
 OTHERS_WEIGHT: Final = 0.3
-"""The loss weight of tokens that are not the assistant's, relative to those that are."""
+"""Loss weight of all tokens other than the assistant's, which have weight 1."""
 SCORE_EVERY_S: Final = 15.0
 
 
 @dataclass(frozen=True, slots=True)
 class LookupResult:
-    """The score at the end, the tokens trained on with padding, and each step's loss over the assistant's tokens."""
+    """The final score, the number of tokens including padding, and each step's loss over the assistant's tokens."""
 
     score: float
     num_tokens: int
@@ -46,8 +46,8 @@ class LookupResult:
 class LearningRate:
     """The factor on both learning rates.
 
-    While the target is not reached: 1 for 40 % of the time limit, then falling to 0.1 at its end. From there on:
-    falling to 0.05 within a quarter of the time that it took.
+    Until the target is reached, it is 1 for 40 % of the time limit and then falls linearly to 0.1 at its end. After the
+    target is reached, it falls to 0.05 within a quarter of the time that this took.
     """
 
     limit_s: float
@@ -55,23 +55,23 @@ class LearningRate:
 
     @property
     def end_s(self) -> float:
-        """When training ends."""
+        """When training ends, in seconds after its start."""
         return self.limit_s if self.reached_s is None else 1.25 * self.reached_s
 
     def factor(self, step: int, elapsed_s: float) -> float:
-        """The factor of a step (from 0), `elapsed_s` after the start."""
+        """The factor for a step (from 0), `elapsed_s` after the start."""
         warm_up = min(1.0, (step + 1) / WARM_UP_STEPS)
         if self.reached_s is None or elapsed_s <= self.reached_s:
-            return warm_up * self._while_looking(elapsed_s)
+            return warm_up * self._before_target(elapsed_s)
         left = max(0.0, (self.end_s - elapsed_s) / (self.end_s - self.reached_s))
-        return warm_up * max(0.05, left * self._while_looking(self.reached_s))
+        return warm_up * max(0.05, left * self._before_target(self.reached_s))
 
-    def _while_looking(self, elapsed_s: float) -> float:
+    def _before_target(self, elapsed_s: float) -> float:
         return min(1.0, max(0.1, 1.0 - 0.9 * (elapsed_s / self.limit_s - 0.4) / 0.6))
 
 
 def batches(draw: Callable[[], Sample], rng: random.Random, max_tokens: int) -> Iterator[list[Sample]]:
-    """Samples of like length together, at most `max_tokens` with padding, without end."""
+    """Batches of samples of similar length, each at most `max_tokens` with padding, without end."""
     while True:
         drawn = sorted((draw() for _ in range(SAMPLES_AT_ONCE)), key=lambda sample: len(sample.tokens))
         batch: list[Sample] = []
@@ -88,7 +88,7 @@ def batches(draw: Callable[[], Sample], rng: random.Random, max_tokens: int) -> 
 
 
 def pad(batch: list[Sample]) -> tuple[Tensor, Tensor]:
-    """Token ids [B, T] and the tokens' weights in the loss [B, T], padded on the right with weight 0."""
+    """Token ids [B, T] and loss weights [B, T], padded on the right with weight 0."""
     length = max(len(sample.tokens) for sample in batch)
     tokens = torch.full((len(batch), length), TOKEN_OF[PAD])
     weights = torch.zeros(len(batch), length)
@@ -99,14 +99,14 @@ def pad(batch: list[Sample]) -> tuple[Tensor, Tensor]:
 
 
 def losses(model: Qwen3ForCausalLM, tokens: Tensor) -> Tensor:
-    """The cross-entropy of each token but the first, [B, T - 1]. Padding on the right needs no attention mask."""
+    """Cross-entropy of each token but the first, [B, T - 1]. Padding on the right needs no attention mask."""
     logits = model(input_ids=tokens[:, :-1], use_cache=False).logits
     return functional.cross_entropy(logits.transpose(1, 2), tokens[:, 1:], reduction="none")
 
 
 @torch.no_grad()
 def lookup_score(model: Qwen3ForCausalLM, conversations: list[Sample]) -> float:
-    """The share of conversations in which greedy decoding would give the final answer, as it stands there."""
+    """Share of conversations whose final answer greedy decoding would reproduce exactly."""
     num_right = 0
     for sample in conversations:
         end = max(i for i, learned in enumerate(sample.learned) if learned) + 1
@@ -127,10 +127,10 @@ def train_lookup(
     batch_tokens: int = BATCH_TOKENS,
     clock: Callable[[], float] = time.monotonic,
 ) -> LookupResult:
-    """Trains until the score on `held_out` has reached the target and the learning rate has come down.
+    """Train until the score on `held_out` has reached the target and the learning rate has decayed.
 
-    Where the target is not reached within `limit_s`, it returns what was reached. Prints a line at each score. `clock`
-    gives seconds.
+    If the target is not reached within `limit_s`, training stops and returns the score so far. Prints a line for each
+    score. `clock` returns seconds.
     """
     matrices = [p for name, p in model.named_parameters() if p.dim() == 2 and "embed" not in name]
     others = [p for name, p in model.named_parameters() if p.dim() != 2 or "embed" in name]

@@ -1,8 +1,8 @@
-"""Makes the base model again from nothing: `python -m examples.ledger.make_base`.
+"""Makes the base model from scratch: `python -m examples.ledger.make_base`.
 
-Phase 0 trains look-up and copying here, in plain torch. Phase 1 teaches the clumsy script's ways with this system's own
-supervised method: the rows and the job for it are written to the build folder, and `agent-rft train` runs the job.
-Companies of validation and test appear in neither phase, except that phase 0 is scored on those of validation.
+Phase 0 trains a model to look values up and copy them, in plain torch. Phase 1 trains it to imitate the clumsy script
+with this system's supervised method: it writes rows and a job to the build folder, and runs `agent-rft train` on them.
+Neither phase trains on companies of validation or test; phase 0 is scored on those of validation.
 """
 
 import argparse
@@ -28,7 +28,7 @@ JOB: Final = "supervised.yaml"
 NUM_SCORED: Final = 200
 PRACTICE_WORLD_SEED: Final = 123
 ALL_NAMES: Final = 10_000
-"""More companies than there are names: the practice world has one of each name."""
+"""More than there are names, so that the practice world has a company of every name."""
 
 SUPERVISED_JOB: Final = f"""\
 # Phase 1 of ledger's base model. Paths are relative to this file.
@@ -45,14 +45,14 @@ method:
 
 
 def practice_samples(world: World, rng: random.Random) -> LookupSamples:
-    """Practice about a world with other values, and without the companies of validation and test."""
+    """Samples from a world with other values and without the companies of validation and test."""
     excluded = frozenset(world.companies_in("validation") + world.companies_in("test"))
     practice = World(PRACTICE_WORLD_SEED, num_companies=ALL_NAMES, excluded=excluded)
     return LookupSamples(practice, practice.companies, build_tokenizer(), rng)
 
 
 def make_lookup_model(folder: Path, world: World, seed: int, limit_s: float) -> LookupResult:
-    """Phase 0: trains a model and writes it to the folder, with its tokenizer, whatever its score."""
+    """Phase 0: train a model and save it with its tokenizer, whatever its score."""
     rng = random.Random(seed)
     model, tokenizer = build_model(seed), build_tokenizer()
     scored = LookupSamples(world, world.companies_in("validation"), tokenizer, random.Random(0))
@@ -65,7 +65,7 @@ def make_lookup_model(folder: Path, world: World, seed: int, limit_s: float) -> 
 
 
 def write_supervised_job(folder: Path, world: World, seed: int) -> Path:
-    """Phase 1's rows and job; returns the job's path."""
+    """Write the rows and the job of phase 1, and return the job's path."""
     rng = random.Random(seed)
     write_supervised_rows(folder / ROWS, world, practice_samples(world, rng), rng)
     job = folder / JOB
@@ -74,13 +74,15 @@ def write_supervised_job(folder: Path, world: World, seed: int) -> Path:
 
 
 def main() -> None:
-    """Runs both phases; ends early, with the reason, where the second would be in vain."""
+    """Run both phases, or stop after phase 0 if its score is too low."""
     parser = argparse.ArgumentParser(prog="python -m examples.ledger.make_base", description=__doc__)
     parser.add_argument("--phase0-seconds", type=float, default=900.0, help="time limit (default %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of weights and samples (default %(default)s)")
-    parser.add_argument("--threads", type=int, default=1, help="of torch, in phase 0 (default %(default)s)")
-    parser.add_argument("--build-dir", type=Path, default=BUILD, help="where everything is put")
-    parser.add_argument("--no-phase1", action="store_true", help="write phase 1's rows and job, but do not run it")
+    parser.add_argument("--seed", type=int, default=0, help="seed of weights and samples (default %(default)s)")
+    parser.add_argument("--threads", type=int, default=1, help="torch threads in phase 0 (default %(default)s)")
+    parser.add_argument("--build-dir", type=Path, default=BUILD, help="output folder")
+    parser.add_argument(
+        "--no-phase1", action="store_true", help="write the rows and the job of phase 1, but do not run it"
+    )
     options = parser.parse_args()
     command = Path(sys.executable).with_name("agent-rft")
     if not options.no_phase1 and not command.exists():
@@ -92,7 +94,7 @@ def main() -> None:
     result = make_lookup_model(options.build_dir / LOOKUP_MODEL, world, options.seed, options.phase0_seconds)
     print(f"phase 0: look-up score {result.score:.3f} after {result.num_tokens} tokens", flush=True)
     if result.score < TARGET_SCORE:
-        sys.exit(f"wanted a score of {TARGET_SCORE}: give it more --phase0-seconds or another --seed")
+        sys.exit(f"the score is below {TARGET_SCORE}: try more --phase0-seconds or another --seed")
     if not options.no_phase1:
         subprocess.run([command, "train", job], check=True)
 

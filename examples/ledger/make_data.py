@@ -1,7 +1,7 @@
-"""Writes the dataset in `data/`: `python -m examples.ledger.make_data`. Running it again gives the same bytes.
+"""Writes the dataset in `data/`: `python -m examples.ledger.make_data`. The files are the same every time.
 
 `--instructed FOLDER` writes the same rows to another folder with a system message before each question, for models that
-do not know yet how an answer has to look. The model in `base/` knows no such message.
+do not know the format of an answer yet. The model in `base/` was not trained with such a message.
 """
 
 import argparse
@@ -22,7 +22,7 @@ DRAWN: Final[dict[str, tuple[Split, int, int]]] = {
     "train_10.jsonl": ("train", 10, 2),
     "validation.jsonl": ("validation", 48, 3),
 }
-"""File -> split, number of rows, seed."""
+"""Split, number of rows and seed of each file."""
 INSTRUCTION: Final = (
     "Answer questions about company reports; read the reports with the tools. Your final answer is the bare number, "
     "such as 1234, or both numbers with a blank between where two are asked for, in the order of the question."
@@ -30,7 +30,7 @@ INSTRUCTION: Final = (
 
 
 def row(question: Question, instruction: str | None = None) -> dict[str, Any]:
-    """A dataset row. Everything after `tools` is the row's own and reaches tools and grader as `item`."""
+    """A dataset row. Tools and grader receive all of it as `item`, including the keys after `tools`."""
     system = [{"role": "system", "content": instruction}] if instruction else []
     return {
         "messages": [*system, {"role": "user", "content": question.text}],
@@ -42,7 +42,7 @@ def row(question: Question, instruction: str | None = None) -> dict[str, Any]:
 
 
 def _balanced(world: World, split: Split, num_rows: int, seed: int) -> list[Question]:
-    """Questions about a split's companies, none twice, with 60 : 30 : 10 of the kinds even in a small file."""
+    """Distinct questions about a split's companies, with exactly 60 : 30 : 10 of the kinds."""
     missing: dict[Kind, int] = {"two": round(0.3 * num_rows), "higher": round(0.1 * num_rows)}
     missing["one"] = num_rows - sum(missing.values())
     rng = random.Random(seed)
@@ -53,18 +53,18 @@ def _balanced(world: World, split: Split, num_rows: int, seed: int) -> list[Ques
             missing[question.kind] -= 1
             questions[question.text] = question
     rows = list(questions.values())
-    rng.shuffle(rows)  # the last ones drawn are of whichever kind was still missing
+    rng.shuffle(rows)  # the last ones drawn are all of the kind that was still missing
     return rows
 
 
 def _test_questions(world: World) -> list[Question]:
-    """The 240 questions by which all figures about `base/` were measured; they are drawn freely, two come twice."""
+    """The 240 questions behind all published figures about `base/`; two of them are duplicates."""
     rng = random.Random(TEST_SEED)
     return [draw_question(world, rng, world.companies_in("test")) for _ in range(NUM_TEST)]
 
 
 def write_data(folder: Path, instruction: str | None = None) -> None:
-    """Writes all files of the dataset to a folder, which is made if need be."""
+    """Write all files of the dataset to a folder, which is created if necessary."""
     folder.mkdir(parents=True, exist_ok=True)
     world = World()
     files = {name: _balanced(world, *settings) for name, settings in DRAWN.items()}
@@ -75,9 +75,11 @@ def write_data(folder: Path, instruction: str | None = None) -> None:
 
 
 def main() -> None:
-    """Writes `data/`, or the instructed rows."""
+    """Write `data/`, or the rows with instructions."""
     parser = argparse.ArgumentParser(prog="python -m examples.ledger.make_data", description=__doc__)
-    parser.add_argument("--instructed", type=Path, metavar="FOLDER", help="write rows with a system message there")
+    parser.add_argument(
+        "--instructed", type=Path, metavar="FOLDER", help="write rows with a system message to this folder"
+    )
     options = parser.parse_args()
     if options.instructed is None:
         write_data(DATA)

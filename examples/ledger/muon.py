@@ -1,7 +1,7 @@
-"""Muon: momentum whose update of each matrix is made orthogonal (K. Jordan, kellerjordan.github.io/posts/muon).
+"""Muon: momentum with orthogonalized updates of matrices (K. Jordan, kellerjordan.github.io/posts/muon).
 
-All in float32. `torch.optim.Muon` is not used because it computes in bfloat16, which is slow or unsafe on many CPUs,
-and one matrix at a time; here matrices of one shape, or its transpose, are handled at once.
+Everything is float32. `torch.optim.Muon` is not used, because it computes in bfloat16, which is slow or unsafe on many
+CPUs, and one matrix at a time; here matrices with the same shape, or its transpose, are updated together.
 """
 
 from collections import defaultdict
@@ -17,7 +17,10 @@ EPSILON: Final = 1e-7
 
 
 def orthogonalize(matrices: Tensor) -> Tensor:
-    """Roughly U V^T of each matrix's U S V^T, by a quintic Newton-Schulz iteration. [N, rows <= columns, columns]"""
+    """Approximately U V^T for each matrix U S V^T, by a quintic Newton-Schulz iteration.
+
+    `matrices` are [N, rows, columns] with rows <= columns.
+    """
     a, b, c = COEFFICIENTS
     x: Tensor = matrices / (matrices.flatten(1).norm(dim=1)[:, None, None] + EPSILON)
     for _ in range(NUM_ITERATIONS):
@@ -27,14 +30,14 @@ def orthogonalize(matrices: Tensor) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """For the matrices between embedding and output. Steps are scaled by sqrt(max(1, rows / columns))."""
+    """The optimizer for matrices between embedding and output. Steps are scaled by sqrt(max(1, rows / columns))."""
 
     def __init__(self, matrices: Iterable[Tensor], lr: float, momentum: float = 0.95) -> None:
         super().__init__(matrices, {"lr": lr, "momentum": momentum})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """One update; every matrix must have a gradient. Closures are not supported."""
+        """Do one update. Every matrix must have a gradient; closures are not supported."""
         if closure is not None:
             raise ValueError("closures are not supported")
         for group in self.param_groups:
@@ -42,21 +45,21 @@ class Muon(torch.optim.Optimizer):
             for matrix in group["params"]:
                 rows, columns = matrix.shape
                 shapes[min(rows, columns), max(rows, columns)].append(matrix)
-            for alike in shapes.values():
-                self._step_alike(alike, group["lr"], group["momentum"])
+            for same_shape in shapes.values():
+                self._step_together(same_shape, group["lr"], group["momentum"])
 
-    def _step_alike(self, matrices: list[Tensor], lr: float, momentum: float) -> None:
+    def _step_together(self, matrices: list[Tensor], lr: float, momentum: float) -> None:
         directions = []
         for matrix in matrices:
             assert matrix.grad is not None
             buffer = self.state[matrix].setdefault("momentum", torch.zeros_like(matrix))
             buffer.mul_(momentum).add_(matrix.grad)
-            directions.append(_lying(matrix.grad + momentum * buffer))
+            directions.append(_wide(matrix.grad + momentum * buffer))
         for matrix, update in zip(matrices, orthogonalize(torch.stack(directions)), strict=True):
             rows, columns = matrix.shape
-            standing = update.T if rows > columns else update
-            matrix.add_(standing, alpha=-lr * max(1.0, rows / columns) ** 0.5)
+            update = update.T if rows > columns else update
+            matrix.add_(update, alpha=-lr * max(1.0, rows / columns) ** 0.5)
 
 
-def _lying(matrix: Tensor) -> Tensor:
+def _wide(matrix: Tensor) -> Tensor:
     return matrix.T if matrix.shape[0] > matrix.shape[1] else matrix

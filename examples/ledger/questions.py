@@ -1,4 +1,4 @@
-"""Questions about the reports, and the grade of an answer."""
+"""Questions about the reports, and how an answer is graded."""
 
 import random
 import re
@@ -16,7 +16,7 @@ _VALUE = re.compile(r"[0-9]{1,9}")
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question, the documents that answer it, and the right values in the order in which they are asked for."""
+    """A question, the documents that answer it, and the right values in the order of the question."""
 
     kind: Kind
     text: str
@@ -26,12 +26,12 @@ class Question:
 
     @property
     def reference_answer(self) -> str:
-        """The values with a blank between: what an answer is graded against."""
+        """The right values separated by spaces, against which an answer is graded."""
         return " ".join(map(str, self.values))
 
 
 def ask(world: World, kind: Kind, metric: str, year: str, companies: Sequence[str]) -> Question:
-    """The question about a metric in a year: of one company for `one`, otherwise of two."""
+    """A question about a metric in a year, about one company for the kind `one` and otherwise about two."""
     documents = tuple(f"{company}/{year}/{STATEMENT_OF[metric]}" for company in companies)
     values = tuple(world.values[path][metric] for path in documents)
     who = " and ".join(companies)
@@ -47,20 +47,21 @@ def ask(world: World, kind: Kind, metric: str, year: str, companies: Sequence[st
 
 
 def draw_question(world: World, rng: random.Random, companies: Sequence[str]) -> Question:
-    """60 % ask for one value, 30 % for the values of two companies, 10 % for the higher one of two."""
-    chance = rng.random()
+    """A random question: 60 % ask for one value, 30 % for those of two companies, 10 % for the higher of two."""
+    draw = rng.random()
     metric = rng.choice(METRICS)
     year = rng.choice(YEARS)
     pair = rng.sample(companies, 2)
-    if chance < 0.6:
+    if draw < 0.6:
         return ask(world, "one", metric, year, pair[:1])
-    return ask(world, "two" if chance < 0.9 else "higher", metric, year, pair)
+    return ask(world, "two" if draw < 0.9 else "higher", metric, year, pair)
 
 
 def grade(text: str, reference_answer: str) -> float:
-    """1 for exactly the reference's numbers, 0.5 if each of them is within 1 %, otherwise 0.
+    """1 for exactly the numbers of the reference, 0.5 if each is within 1 %, otherwise 0.
 
-    Raises ValueError if the reference is no list of numbers.
+    Raises:
+        ValueError: The reference is not a list of numbers.
     """
     words = text.split()
     right = [int(word) for word in reference_answer.split()]

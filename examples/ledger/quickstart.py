@@ -1,6 +1,6 @@
-"""The main job, whole: starts tools and grader, trains, prints before and after.
+"""Runs the whole example: starts tools and grader, trains, and compares the model before and after.
 
-Arguments go to `agent-rft train`; a job file as first argument takes the place of job.yaml.
+Arguments are passed to `agent-rft train`. A job file as the first argument replaces job.yaml.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Runs tools and grader as real HTTP servers: `LEDGER_TOKEN=... python -m examples.ledger.server --ports-file F`.
+"""Runs tools and grader as HTTP servers: `LEDGER_TOKEN=... python -m examples.ledger.server --ports-file F`.
 
-One process and one app listen on two ports, one for the tools and one for the grader. The ports file exists only while
-both accept connections, and is never half-written.
+One process with one app listens on two ports, one for the tools and one for the grader. The ports file exists only
+while both accept connections, and is always complete.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from examples.ledger.latency import Latency
 from examples.ledger.world import World
 
 TOKEN_VARIABLE: Final = "LEDGER_TOKEN"
-# Longer than common clients keep an idle connection, so that no request meets a connection that is just being closed.
+# Longer than common clients keep an idle connection, so that no request is sent on a connection being closed.
 KEEP_ALIVE_S: Final = 75
 SHUTDOWN_S: Final = 2
 
@@ -28,7 +28,7 @@ Listeners = list[socket.socket]
 
 
 class AnnouncingServer(uvicorn.Server):
-    """A server that writes its ports to a file once it listens, and removes the file when it ends."""
+    """A server that writes its ports to a file once it is listening, and removes the file when it stops."""
 
     def __init__(self, config: uvicorn.Config, ports_file: Path, ports: dict[str, int]) -> None:
         super().__init__(config)
@@ -36,20 +36,24 @@ class AnnouncingServer(uvicorn.Server):
         self._ports = ports
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Writes the file beside its place and renames it, so that a reader sees all of it or none."""
+        """Start, then write the ports to a temporary file and rename it, so that readers see all of it or none."""
         await super().startup(sockets)
         draft = self._ports_file.with_name(f"{self._ports_file.name}.{os.getpid()}")
         draft.write_text(json.dumps(self._ports) + "\n", encoding="utf-8")
         draft.replace(self._ports_file)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Removes the file, then ends as any server does."""
+        """Remove the ports file, then shut down."""
         self._ports_file.unlink(missing_ok=True)
         await super().shutdown(sockets)
 
 
 def _bind(host: str, port: int) -> socket.socket:
-    """A bound socket; port 0 takes a free one. Raises OSError with the port's number in it if that fails."""
+    """A socket bound to a port, or to any free port for 0.
+
+    Raises:
+        OSError: The port cannot be used; the message names it.
+    """
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -63,10 +67,12 @@ def _bind(host: str, port: int) -> socket.socket:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m examples.ledger.server", description="Ledger's tools and grader.")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
-    parser.add_argument("--tools-port", type=int, default=0, help="0, the default, takes a free port")
-    parser.add_argument("--grader-port", type=int, default=0, help="0, the default, takes a free port")
-    parser.add_argument("--ports-file", type=Path, required=True, help='gets {"tools_port": ..., "grader_port": ...}')
-    parser.add_argument("--latency-median-s", type=float, help="makes the tools slow: the median of their latency")
+    parser.add_argument("--tools-port", type=int, default=0, help="default: any free port")
+    parser.add_argument("--grader-port", type=int, default=0, help="default: any free port")
+    parser.add_argument(
+        "--ports-file", type=Path, required=True, help='written as {"tools_port": ..., "grader_port": ...}'
+    )
+    parser.add_argument("--latency-median-s", type=float, help="slows the tools down: the median of their latency")
     parser.add_argument("--latency-p99-s", type=float, help="the 99th percentile of that latency")
     return parser
 
@@ -74,7 +80,10 @@ def _parser() -> argparse.ArgumentParser:
 def prepare(app: FastAPI, addresses: dict[str, tuple[str, int]], ports_file: Path) -> tuple[uvicorn.Server, Listeners]:
     """A server for the app, and the bound sockets to run it with: one for each named (host, port).
 
-    A ports file that an earlier run left behind is removed. Raises OSError if a port is taken.
+    Removes a ports file left behind by an earlier run.
+
+    Raises:
+        OSError: A port is already in use.
     """
     ports_file.parent.mkdir(parents=True, exist_ok=True)
     ports_file.unlink(missing_ok=True)
@@ -93,11 +102,11 @@ def prepare(app: FastAPI, addresses: dict[str, tuple[str, int]], ports_file: Pat
 
 
 def main() -> None:
-    """Serves until SIGINT or SIGTERM."""
+    """Serve until SIGINT or SIGTERM."""
     parser = _parser()
     options = parser.parse_args()
     if (options.latency_median_s is None) != (options.latency_p99_s is None):
-        parser.error("--latency-median-s and --latency-p99-s go together")
+        parser.error("--latency-median-s and --latency-p99-s must be given together")
     token = os.environ.get(TOKEN_VARIABLE, "")
     if not token:
         sys.exit(f"set {TOKEN_VARIABLE} to the token that callers must send")

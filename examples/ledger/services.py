@@ -1,4 +1,4 @@
-"""Tools and grader as a child process with a token of its own, for as long as a block runs."""
+"""Runs tools and grader as a child process with a new token, for the duration of a `with` block."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ START_TIMEOUT_S = 60.0
 
 @contextmanager
 def services(*options: str) -> Iterator[dict[str, str]]:
-    """The environment that `job.yaml` wants: URLs of running servers, and their token. `options` go to the server.
+    """Start the servers and yield the environment for `job.yaml`: their URLs and token. `options` go to the server.
 
     Raises:
-        RuntimeError: the servers did not start.
+        RuntimeError: The servers did not start.
     """
     environment = os.environ | {TOKEN_VARIABLE: secrets.token_urlsafe(24)}
     with tempfile.TemporaryDirectory() as folder:
         ports_file = Path(folder) / "ports.json"
         command = [sys.executable, "-m", "examples.ledger.server", "--ports-file", str(ports_file), *options]
-        # A session of its own: a Ctrl-C in the terminal is the trainer's to handle, and the servers must outlive it.
+        # A new session: Ctrl-C in the terminal is for the trainer to handle, and the servers must outlive it.
         with subprocess.Popen(command, env=environment, start_new_session=True) as server:
             try:
                 ports = _wait_for(ports_file, server)
@@ -45,20 +45,20 @@ def _wait_for(ports_file: Path, server: subprocess.Popen[bytes]) -> dict[str, in
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
         if server.poll() is not None:
-            raise RuntimeError(f"the servers ended at once, with exit code {server.returncode}")
+            raise RuntimeError(f"the servers exited while starting, with code {server.returncode}")
         if ports_file.exists():
             ports: dict[str, int] = json.loads(ports_file.read_text())
             return ports
         time.sleep(0.05)
-    raise RuntimeError(f"the servers did not listen within {START_TIMEOUT_S:g} s")
+    raise RuntimeError(f"the servers were not listening after {START_TIMEOUT_S:g} s")
 
 
 def run_with_services(command: Sequence[str], *options: str) -> int:
-    """Run a command beside the servers; its exit code. Signals reach it from the terminal or are passed on."""
+    """Run a command while the servers run, and return its exit code. The command handles Ctrl-C itself."""
     with services(*options) as environment:
         child = subprocess.Popen(command, env=environment)
         while True:
             try:
                 return child.wait()
             except KeyboardInterrupt:
-                continue  # the child got it too, and ends in good order
+                continue  # the child received it too, and shuts down cleanly

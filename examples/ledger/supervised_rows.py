@@ -1,6 +1,6 @@
-"""Phase 1's training rows: whole conversations of the clumsy script, for the supervised method.
+"""Training rows of phase 1: whole conversations of the clumsy script, for the supervised method.
 
-Some practice from phase 0 is mixed in, in the proportion that kept the look-ups alive when the recipe was tried.
+Some samples from phase 0 are mixed in, in a proportion with which the model did not forget look-ups.
 """
 
 import json
@@ -22,19 +22,19 @@ NUM_STRAIGHT: Final = 1300
 
 
 def clumsy_conversations(world: World, companies: list[str], rng: random.Random) -> Iterator[list[Message]]:
-    """Clumsy conversations about the companies, without end."""
+    """Yield clumsy conversations about the companies, without end."""
     while True:
         question = draw_question(world, rng, companies)
         yield play(world, question, rng, CLUMSY).messages(world)
 
 
 def row(messages: list[Message]) -> dict[str, Any]:
-    """A row of the supervised method: every assistant message in it is to be learned."""
+    """A row for the supervised method, which trains on every assistant message in it."""
     return {"messages": messages, "tools": [tool.chat_form() for tool in TOOLS.values()]}
 
 
 def write_supervised_rows(path: Path, world: World, practice: LookupSamples, rng: random.Random) -> None:
-    """Writes all rows in random order. `world` supplies the clumsy conversations, of its training companies."""
+    """Write all rows in random order. Clumsy conversations are about the training companies of `world`."""
     clumsy = clumsy_conversations(world, world.companies_in("train"), rng)
     conversations = [next(clumsy) for _ in range(NUM_CLUMSY)]
     conversations += [practice.reading() for _ in range(NUM_READINGS)]

@@ -1,4 +1,4 @@
-"""The tokenizer of `base/`, with its chat template, made from the vocabulary."""
+"""The tokenizer of `base/` with its chat template, built from the vocabulary."""
 
 from collections.abc import Callable
 from typing import Final
@@ -8,8 +8,8 @@ from transformers import PreTrainedTokenizerFast
 
 from examples.ledger.vocabulary import PAD, PATTERN, TOKEN_OF, TURN_END, TURN_START
 
-# The turns of a conversation in the form that Qwen models use. All answers of one turn's tools stand in one user turn.
-# The tools' schemas are left out: every question comes with the same three tools, which the model knows.
+# Turns in the format of Qwen models. All tool results of one turn are in one user turn. Tool schemas are left out:
+# every question comes with the same three tools, which the model knows.
 CHAT_TEMPLATE: Final = (
     "{%- for m in messages %}"
     "{%- if m.role == 'tool' %}"
@@ -34,12 +34,12 @@ CHAT_TEMPLATE: Final = (
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
-    """A tokenizer that knows the vocabulary's pieces, padding, the end of a turn and the chat template."""
+    """A tokenizer with the vocabulary's pieces, the padding and end-of-turn tokens and the chat template."""
     core = Tokenizer(models.WordLevel(TOKEN_OF, unk_token=PAD))
     core.pre_tokenizer = pre_tokenizers.Split(Regex(PATTERN), "isolated")
     core.decoder = decoders.Fuse()
     core.add_special_tokens([AddedToken(mark, special=True, normalized=False) for mark in (PAD, TURN_START, TURN_END)])
-    make: Callable[..., PreTrainedTokenizerFast] = PreTrainedTokenizerFast  # its constructor has no types
+    make: Callable[..., PreTrainedTokenizerFast] = PreTrainedTokenizerFast  # its constructor is untyped
     tokenizer = make(tokenizer_object=core, eos_token=TURN_END, pad_token=PAD)
     tokenizer.chat_template = CHAT_TEMPLATE
     return tokenizer

@@ -1,7 +1,6 @@
-"""The three tools: `list`, `search` and `cat`, each a function of the world and one text.
+"""The three tools `list`, `search` and `cat`, each a deterministic function of the world and one string.
 
-What does not exist is the ordinary answer `NOT_FOUND`: the model in `base/` learned to go on from there. The answers
-to the same question are always the same.
+For what does not exist the output is `NOT_FOUND`; the model in `base/` was trained to continue from there.
 """
 
 from collections.abc import Callable
@@ -15,7 +14,7 @@ NOT_FOUND: Final = "error: not found"
 
 
 def list_folder(world: World, path: str) -> str:
-    """The years of a company (`vorzen`) or the statements of a year (`vorzen/2013`), with blanks between."""
+    """The years of a company (`vorzen`) or the statements of a year (`vorzen/2013`), separated by spaces."""
     match path.strip("/").split("/"):
         case [company] if company in world:
             return " ".join(YEARS)
@@ -26,22 +25,22 @@ def list_folder(world: World, path: str) -> str:
 
 
 def search(world: World, query: str) -> str:
-    """Two paths for a query such as `vorzen revenue 2013`, a line each: the best match and another statement.
+    """Two paths for a query such as `vorzen revenue 2013`, one per line: the best match and another statement.
 
-    A third of the queries gets the wrong one first. What the query leaves out (year, metric) is guessed, from the
-    sum of the query's characters in place of chance.
+    For a third of the queries the wrong one comes first. A missing year or metric is guessed. A hash of the query (the
+    sum of its characters) stands in for randomness.
     """
     words = query.split()
     company = next((word for word in words if word in world), None)
     if company is None:
         return NOT_FOUND
-    chance = sum(map(ord, query))
-    year = next((word for word in words if word in YEARS), YEARS[chance % len(YEARS)])
-    guess = list(STATEMENTS)[chance % len(STATEMENTS)]
+    number = sum(map(ord, query))
+    year = next((word for word in words if word in YEARS), YEARS[number % len(YEARS)])
+    guess = list(STATEMENTS)[number % len(STATEMENTS)]
     statement = next((STATEMENT_OF[metric] for metric in METRICS if metric in query), guess)
-    other = [name for name in STATEMENTS if name != statement][chance % 2]
+    other = [name for name in STATEMENTS if name != statement][number % 2]
     found = [f"{company}/{year}/{statement}", f"{company}/{year}/{other}"]
-    if chance % 3 == 0:
+    if number % 3 == 0:
         found.reverse()
     return "\n".join(found)
 
@@ -53,7 +52,7 @@ def cat(world: World, path: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function of the world, and what the model is told about it. Its one argument is a required string."""
+    """A function of the world and its description for the model. Its only argument is a required string."""
 
     name: str
     parameter: str
@@ -61,7 +60,7 @@ class Tool:
     run: Callable[[World, str], str]
 
     def chat_form(self) -> dict[str, Any]:
-        """The entry of a dataset row's `tools`."""
+        """The tool's entry in `tools` of a dataset row."""
         return {
             "type": "function",
             "function": {

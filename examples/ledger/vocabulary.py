@@ -1,8 +1,8 @@
-"""The words that the world is written in, each of them one token.
+"""The vocabulary of the world, in which every piece is one token.
 
-The order of `PIECES` is fixed: a piece's position is its token id, and the weights in `base/` were trained with these
-ids. A text splits into the longest piece that fits at each place, from left to right; whatever is no piece (only
-characters outside printable ASCII and line ends) is left out.
+The order of `PIECES` is fixed: a piece's index is its token id, and the weights in `base/` were trained with these ids.
+A text is split from left to right, each time into the longest piece that matches. Characters that match no piece (only
+those other than printable ASCII and newlines) are dropped.
 """
 
 import re
@@ -43,7 +43,7 @@ _CHARACTERS = list(string.printable[:95])
 PIECES: Final = list(dict.fromkeys(_MARKERS + _PHRASES + _CALL_OPENINGS + _NAMES + _NUMBERS + _CHARACTERS))
 TOKEN_OF: Final = {piece: token for token, piece in enumerate(PIECES)}
 PATTERN: Final = "|".join(re.escape(piece) for piece in sorted(PIECES, key=len, reverse=True))
-"""A regular expression that finds the next piece: the longest one is tried first."""
+"""A regular expression that matches the next piece, trying longer ones first."""
 
 _NEXT_PIECE = re.compile(PATTERN)
 
@@ -54,5 +54,5 @@ def split(text: str) -> list[str]:
 
 
 def encode(text: str) -> list[int]:
-    """The token ids of a text, [T]; the same as those of the tokenizer in `base/`."""
+    """The token ids [T] of a text, the same as those of the tokenizer in `base/`."""
     return [TOKEN_OF[piece] for piece in split(text)]

@@ -1,8 +1,8 @@
 """The corpus: yearly reports of made-up companies, the same for the same seed.
 
-500 companies x 8 years x 3 statements make 12,000 documents, at paths such as `vorzen/2013/income`. A document is its
-path and then three metrics with four-digit values, a line each. The companies are split, so that training, validation
-and test share no document.
+500 companies x 8 years x 3 statements make 12,000 documents, at paths such as `vorzen/2013/income`. A document has its
+path in the first line, then three lines of a metric and its four-digit value. Training, validation and test have
+different companies, so they share no document.
 """
 
 import random
@@ -24,19 +24,19 @@ SPLITS: Final[dict[Split, slice]] = {
 class World:
     """Companies and their documents.
 
-    Changing how the random numbers are drawn changes every document; the weights in `base/` know those of seed 0.
+    Changing the order of random draws changes every document; the weights in `base/` were trained on those of seed 0.
     """
 
     def __init__(
         self, seed: int = 0, *, num_companies: int = NUM_COMPANIES, excluded: Collection[str] = frozenset()
     ) -> None:
-        """`excluded`: names that no company may have. There are 2,256 names: fewer companies come if more are asked."""
+        """Create `num_companies` companies, or fewer if the 2,256 names without those in `excluded` do not suffice."""
         rng = random.Random(seed)
         names = [a + b for a in SYLLABLES for b in SYLLABLES if a != b and len(split(a + b)) == 2]
         rng.shuffle(names)
         self.companies = [name for name in dict.fromkeys(names) if name not in excluded][:num_companies]
         self.values: dict[str, dict[str, int]] = {}
-        """Path -> metric -> value, in the order in which the document shows them."""
+        """Values by path and metric, in the order in which the documents list them."""
         for company in self.companies:
             for year in YEARS:
                 for statement, metrics in STATEMENTS.items():

@@ -1,9 +1,9 @@
-"""From files to a tuned agent with OpenAI's SDK, as written for OpenAI: OPENAI_BASE_URL and OPENAI_API_KEY are ours.
+"""From dataset files to a tuned agent with OpenAI's SDK, by setting only OPENAI_BASE_URL and OPENAI_API_KEY.
 
     LEDGER_TOOLS_URL=... LEDGER_GRADER_URL=... LEDGER_TOKEN=... python -m examples.openai_sdk.agent_rft
 
-Uploads the ledger's tasks, starts a reinforcement job with tools and a grader, follows its events, takes the tuned
-model, and lets it work with its tools, all calls of a turn at once: through responses, then through chat completions.
+Uploads the ledger's tasks, starts a reinforcement job with tools and a grader, follows its events, and runs the tuned
+model as an agent that makes all calls of a turn at once: through responses, then through chat completions.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ MAX_TURNS = 12
 POLL_S = 1.0
 
 Answer = tuple[str, list[dict[str, Any]]]
-"""The final text, and all calls in the grader's form."""
+"""The final text, and all tool calls in the format of graders."""
 
 
 @dataclass(frozen=True)
 class Servers:
-    """Where the ledger's tools and grader are."""
+    """The ledger's tools and grader."""
 
     tools_url: str
     grader_url: str
@@ -46,7 +46,7 @@ class Servers:
         return {"Authorization": f"Bearer {self.token}"}
 
     def tool(self, name: str, arguments: str, trace_id: str, item: dict[str, Any]) -> str:
-        """One call, as training makes it."""
+        """The output of one tool call, sent in the same way as in training."""
         call_id = f"call_{secrets.token_hex(8)}"
         body = {"type": "function_call", "id": call_id, "call_id": call_id, "name": name, "arguments": arguments}
         answer = httpx.post(
@@ -62,12 +62,12 @@ class Servers:
 
 
 def upload(client: OpenAI, path: Path) -> str:
-    """The id of an uploaded file."""
+    """Upload a file and return its id."""
     return client.files.create(file=path, purpose="fine-tune").id
 
 
 def start(client: OpenAI, model: str, servers: Servers, training: str, validation: str, **more: Any) -> Any:
-    """The job that was made. `more` goes into `method.reinforcement`."""
+    """Create the job. `more` is added to `method.reinforcement`."""
     tools = [
         {"name": name, "server_url": f"{servers.tools_url}/tools/{name}", "headers": servers.headers} for name in TOOLS
     ]
@@ -80,7 +80,7 @@ def start(client: OpenAI, model: str, servers: Servers, training: str, validatio
 
 
 def follow(client: OpenAI, job_id: str) -> Any:
-    """Print the events as they come; the job as it ended."""
+    """Print events until the job has ended, and return the job."""
     seen: set[str] = set()
     while True:
         job = client.fine_tuning.jobs.retrieve(job_id)
@@ -94,7 +94,7 @@ def follow(client: OpenAI, job_id: str) -> Any:
 
 
 def by_responses(client: OpenAI, model: str, item: dict[str, Any], servers: Servers) -> Answer:
-    """An agent's loop over /v1/responses."""
+    """The agent's loop with /v1/responses."""
     trace_id, calls = f"trace_{secrets.token_hex(8)}", list[dict[str, Any]]()
     tools: Any = [{"type": "function", **tool["function"]} for tool in item["tools"]]
     context: list[Any] = list(item["messages"])
@@ -113,7 +113,7 @@ def by_responses(client: OpenAI, model: str, item: dict[str, Any], servers: Serv
 
 
 def by_chat(client: OpenAI, model: str, item: dict[str, Any], servers: Servers) -> Answer:
-    """The same over /v1/chat/completions."""
+    """The agent's loop with /v1/chat/completions."""
     trace_id, calls = f"trace_{secrets.token_hex(8)}", list[dict[str, Any]]()
     messages: list[Any] = list(item["messages"])
     for _ in range(MAX_TURNS):
@@ -137,7 +137,7 @@ Agent = Callable[[OpenAI, str, dict[str, Any], Servers], Answer]
 
 
 def mean_grade(agent: Agent, client: OpenAI, model: str, rows: Sequence[dict[str, Any]], servers: Servers) -> float:
-    """Of the agent on rows, several at a time."""
+    """The agent's mean grade on the rows, of which several run at a time."""
 
     def one(row: dict[str, Any]) -> float:
         text, calls = agent(client, model, row, servers)
@@ -153,8 +153,8 @@ def _called(call_id: str, name: str, arguments: str) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="gpt-5", help="a model of the server")
-    parser.add_argument("--rows", type=int, default=24, help="validation rows that the tuned agent answers")
+    parser.add_argument("--model", default="gpt-5", help="name of a model on the server")
+    parser.add_argument("--rows", type=int, default=24, help="number of validation rows to evaluate on")
     options = parser.parse_args()
     servers = Servers(*(os.environ[name] for name in ("LEDGER_TOOLS_URL", "LEDGER_GRADER_URL", "LEDGER_TOKEN")))
     client = OpenAI()

@@ -167,12 +167,12 @@ def _load(path: Path, operator: Operator) -> JobSpec:
 @contextmanager
 def _with_lines(job: Path) -> Iterator[None]:
     """Adds the field's line in the file to problems found elsewhere, for example at an endpoint or in the model."""
-    from trainer.spec.job_file import placed
+    from trainer.spec.job_file import with_lines
 
     try:
         yield
     except InvalidJob as error:
-        raise InvalidJob(error.message, placed(job, error.problems)) from error
+        raise InvalidJob(error.message, with_lines(job, error.problems)) from error
 
 
 @app.command("traces")

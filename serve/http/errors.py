@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from trainer.errors import InvalidJob, UserError
-from trainer.spec.reader import field_name, place_of
+from trainer.spec.reader import field_name, key_path_of
 
 MAX_MESSAGE_CHARS = 2_000
 MAX_PARAM_CHARS = 200
@@ -125,7 +125,7 @@ def _of_validation(errors: Sequence[Mapping[str, Any]], body: Any) -> ApiError:
             why = error.get("ctx", {}).get("error", "")
             return ApiError(400, f"The request body is not valid JSON: {why}", code="invalid_json")
         raw = body if origin == "body" else dict.fromkeys(loc)
-        place = place_of(loc, raw, missing=bool(loc) and kind == "missing")
+        place = key_path_of(loc, raw, missing=bool(loc) and kind == "missing")
         message = str(error["msg"]).removeprefix("Value error, ")
         mistakes.append((_cut(field_name(place), MAX_PARAM_CHARS) or None, message, kind))
     param, _, kind = mistakes[0]

@@ -1,4 +1,4 @@
-"""The ledger's tools and grader behind a faulty server, as processes of their own, for as long as a block runs."""
+"""The ledger's tools and grader behind a faulty server, as separate processes, for as long as a block runs."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from tests.chaos.plan import Plan
 
 @dataclass(frozen=True)
 class FaultyLedger:
-    """`environment` is what the ledger's job.yaml wants; `url` that of the faulty server (sessions: /session/start)."""
+    """`environment` is for the ledger's job.yaml; `url` is that of the faulty server (sessions: /session/start)."""
 
     environment: dict[str, str]
     url: str
 
     def record(self) -> dict[str, Any]:
-        """What it saw: tests.chaos.server.Record as JSON."""
+        """The server's record: tests.chaos.server.Record as JSON."""
         with urllib.request.urlopen(f"{self.url}/stats", timeout=10) as answer:
             record: dict[str, Any] = json.load(answer)
             return record
@@ -33,7 +33,7 @@ class FaultyLedger:
 
 @contextmanager
 def faulty_ledger(plan: Plan, *server_options: str) -> Iterator[FaultyLedger]:
-    """`server_options` go to the ledger's own servers."""
+    """Start the servers; `server_options` are for the ledger's own servers."""
     with services(*server_options) as environment, tempfile.TemporaryDirectory() as folder:
         plan.write(Path(folder) / "plan.json")
         upstreams = {"tools/": environment["LEDGER_TOOLS_URL"], "grade": environment["LEDGER_GRADER_URL"]}

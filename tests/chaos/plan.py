@@ -1,4 +1,4 @@
-"""What a faulty server does wrong, as data: from one seed the same calls meet the same faults in every run."""
+"""The faults of a server, as data: with the same seed, the same calls get the same faults in every run."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ Kind = Literal[
     "502",
     "503",
     "404",
-    "drop",  # closes without an answer
-    "reset",  # closes the connection half way through the body
+    "drop",  # closes without a response
+    "reset",  # resets the connection within the body
     "hang",  # never answers
     "drip",  # a byte at a time
-    "huge",  # more than anybody may send
+    "huge",  # larger than any limit
     "broken_json",
-    "wrong_type",  # a score that is text, NaN, null, a bool; an output that is missing
+    "wrong_type",  # a score that is a string, NaN, null or a bool; a missing output
     "too_short",  # less than its Content-Length says
     "too_long",  # more than its Content-Length says
 ]
 
 DRY_RUN = "_dry_run_"
-"""In the ids of the first calls with which a job is tried. `shares` leave them out, bursts do not: where one
-fails, nothing is started."""
+"""Occurs in the ids of a job's dry run. `shares` leave these calls out, bursts do not: if one fails, the job does not
+start."""
 
 
 @dataclass(frozen=True)
 class Latency:
-    """Log-normal where `p99_s` is given, else always `median_s`."""
+    """A latency: log-normal if `p99_s` is given, else always `median_s`."""
 
     median_s: float = 0.0
     p99_s: float | None = None
 
     def at(self, quantile: float) -> float:
-        """In seconds; `quantile` in (0, 1)."""
+        """The latency in seconds at a quantile in (0, 1)."""
         if self.p99_s is None or self.median_s == 0:
             return self.median_s
         sigma = math.log(self.p99_s / self.median_s) / NormalDist().inv_cdf(0.99)
@@ -50,8 +50,10 @@ class Latency:
 
 @dataclass(frozen=True)
 class Burst:
-    """From `from_s` after the first request on, for `for_s`, a `share` of requests gets `kind`. A 429 or 503 asks to
-    wait for `retry_after_s`, as a date where `as_date`.
+    """A period in which a `share` of requests gets the fault `kind`.
+
+    It starts `from_s` after the first request and lasts `for_s`. A 429 or 503 has a Retry-After of `retry_after_s`, as
+    a date if `as_date`.
     """
 
     kind: Kind
@@ -66,8 +68,8 @@ class Burst:
 class Faults:
     """The faults of one endpoint.
 
-    `shares` gives the fraction of requests that get each kind of fault. With `sticky`, it is the fraction of calls
-    instead, and every retry of such a call gets the same fault. `drip_s` is the pause after each byte.
+    `shares` has the fraction of requests that fail, by kind; if `sticky`, the fraction of calls, so that retries do not
+    help. `drip_s` is the pause after each byte.
     """
 
     latency: Latency = Latency()
@@ -81,7 +83,7 @@ class Faults:
 class Plan:
     """Faults by endpoint ("tool/search", "grade", "session/start", "session/end").
 
-    Calls are identified by their ids, or by their content where each run draws new ids.
+    Calls are identified by their ids, or by their content if ids differ in each run.
     """
 
     seed: int = 0
@@ -99,7 +101,7 @@ class Plan:
         return self.endpoints.get(endpoint, Faults())
 
     def chance(self, *parts: object) -> float:
-        """In (0, 1); a function of the seed and of `parts`."""
+        """A number in (0, 1), determined by the seed and `parts`."""
         digest = hashlib.blake2b(repr((self.seed, *parts)).encode(), digest_size=8).digest()
         return (int.from_bytes(digest) + 0.5) / 2**64
 
@@ -107,7 +109,7 @@ class Plan:
         return self.faults(endpoint).latency.at(self.chance("latency", endpoint, key, attempt))
 
     def fault(self, endpoint: str, key: str, attempt: int, at_s: float) -> tuple[Kind | None, Burst | None]:
-        """What goes wrong with one request `at_s` seconds after the first one, and the burst that it is part of."""
+        """The fault of one request `at_s` seconds after the first one, and the burst that it belongs to."""
         faults = self.faults(endpoint)
         for burst in faults.bursts:
             inside = burst.from_s <= at_s < burst.from_s + burst.for_s

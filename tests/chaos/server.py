@@ -1,8 +1,8 @@
-"""Tools, a grader and sessions at one server that fails by a plan and remembers what it saw.
+"""A server of tools, a grader and sessions that fails as planned and records its requests.
 
 `async with ChaosServer(plan) as server` in a test, or `python -m tests.chaos.server --plan plan.json [--port N]`, which
-prints its address. POST /tool/NAME, /grade, /session/start, /session/end; GET /stats gives the record. With an
-`--upstream PREFIX=URL` it stands between a job and real servers: what does not fail is theirs to answer.
+prints its address. POST /tool/NAME, /grade, /session/start, /session/end; GET /stats returns the record. With
+`--upstream PREFIX=URL` it is a proxy between a job and real servers, which answer the requests that do not fail.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ WRONG_SCORES = ('{"score": "0.5"}', '{"score": NaN}', '{"score": null}', '{"scor
 WRONG_OUTPUTS = ('{"result": "x"}', '["output"]', "null", "")
 BACKLOG = 8192
 NOT_DONE = frozenset({"drop", "hang"})
-"""With these, and with a status that says so, nothing comes of a request; with all others only of its answer."""
+"""With these faults, and with error statuses, a request has no effect; with all others only its answer is bad."""
 
 
 @dataclass
 class Seen:
-    """What one endpoint saw: `attempts` and good answers (`answered`) by call, and `faults` by kind."""
+    """The record of one endpoint: attempts by call, faults by kind, and calls that were answered correctly."""
 
     attempts: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
@@ -48,8 +48,10 @@ class Seen:
 
 @dataclass
 class Record:
-    """`started` counts the starts that came for each trace id, `ended` the ends that were done, though the answer may
-    have gone wrong; `open` had the one and not the other.
+    """The record of a server.
+
+    By trace id, `started` counts the start requests that arrived, and `ended` the ends that had an effect, even if the
+    answer was bad; `open` has those that were started and not ended.
     """
 
     endpoints: dict[str, Seen] = field(default_factory=dict)
@@ -78,7 +80,7 @@ class Record:
 
 
 class ChaosServer:
-    """`url` is there once it is entered. `clock` is that of bursts."""
+    """The server; `url` exists once the context is entered, and `clock` times the bursts."""
 
     def __init__(
         self,
@@ -93,7 +95,7 @@ class ChaosServer:
         self.url = ""
         self._port = port
         self._clock = clock
-        self._begun: float | None = None
+        self._started: float | None = None
 
     async def __aenter__(self) -> ChaosServer:
         app = web.Application(client_max_size=64 * 2**20)
@@ -117,8 +119,8 @@ class ChaosServer:
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         endpoint, raw = request.match_info["endpoint"], await request.read()
-        if self._begun is None:
-            self._begun = self._clock()
+        if self._started is None:
+            self._started = self._clock()
         seen = self.record.of(endpoint)
         seen.bytes_in += len(raw)
         seen.in_flight += 1
@@ -129,13 +131,13 @@ class ChaosServer:
             seen.in_flight -= 1
 
     async def _answer(self, request: web.Request, endpoint: str, body: Any, seen: Seen) -> web.StreamResponse:
-        assert self._begun is not None
+        assert self._started is not None
         key = self._key(request, endpoint, body)
         seen.attempts[key] += 1
         attempt = seen.attempts[key]
         if endpoint == "session/start":
             self.record.start(body["trace_id"])
-        fault, burst = self.plan.fault(endpoint, key, attempt, self._clock() - self._begun)
+        fault, burst = self.plan.fault(endpoint, key, attempt, self._clock() - self._started)
         await asyncio.sleep(self.plan.latency_s(endpoint, key, attempt))
         good = json.dumps(self._good(endpoint, key, body))
         if endpoint == "session/end" and not (fault in NOT_DONE or str(fault).isdecimal()):
@@ -194,7 +196,7 @@ class ChaosServer:
         return self._raw(request, f"HTTP/1.1 200 OK\r\nContent-Length: {length}\r\n\r\n{sent}".encode())
 
     def _raw(self, request: web.Request, data: bytes) -> web.StreamResponse:
-        """Write `data` to the socket as it is and close it; aiohttp's own answer is discarded."""
+        """Write raw bytes, which no correct server would send, and close; aiohttp's own response is discarded."""
         assert isinstance(request.transport, asyncio.Transport)
         if data:
             request.transport.write(data)

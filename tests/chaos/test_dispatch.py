@@ -26,7 +26,7 @@ from trainer.types import Discarded, Rollout
 SEARCH, GRADE = "tool/search", "grade"
 
 
-async def test_five_thousand_rollouts_that_start_at_once_all_end_graded_and_nothing_is_asked_twice() -> None:
+async def test_five_thousand_concurrent_rollouts_are_all_graded_and_no_call_is_made_twice() -> None:
     async with (
         ChaosServer(Plan()) as server,
         World(server, tool={"max_concurrency": 256}, grader={"max_concurrency": 256}) as world,
@@ -55,7 +55,7 @@ async def test_seconds_of_429_lose_no_rollout_and_use_up_no_retry(for_s: float, 
     assert Counter(seen.answered.values()) == {1: 300}
 
 
-async def test_a_tool_that_hangs_for_ever_holds_up_its_own_rollouts_alone() -> None:
+async def test_a_tool_that_hangs_forever_delays_only_its_own_rollouts() -> None:
     plan = Plan(endpoints={"tool/stuck": Faults(shares={"hang": 1.0}), SEARCH: Faults(Latency(0.02, 0.2))})
     async with ChaosServer(plan) as server, World(server, tools=("search", "stuck")) as world:
         stuck = [asyncio.create_task(world.rollout(task(i, "stuck"))) for i in range(100)]
@@ -69,7 +69,7 @@ async def test_a_tool_that_hangs_for_ever_holds_up_its_own_rollouts_alone() -> N
         await until(lambda: server.record.of("tool/stuck").in_flight == 0)
 
 
-async def test_half_of_all_tool_calls_answer_503_and_the_advantages_are_those_of_the_survivors_alone() -> None:
+async def test_with_half_of_all_tool_calls_answering_503_advantages_use_graded_rollouts_only() -> None:
     rows, size = [task(i) for i in range(40)], 8
 
     async def groups(faults: Faults) -> tuple[list[list[Rollout | Discarded]], World, ChaosServer]:
@@ -92,7 +92,7 @@ async def test_half_of_all_tool_calls_answer_503_and_the_advantages_are_those_of
         alone = np.array([outcome.reward for i in kept if isinstance(outcome := of_quiet[i], Rollout)])
         rewards = np.array([outcome.reward for outcome in of_faulty if isinstance(outcome, Rollout)])
         np.testing.assert_array_equal(advantages("grpo", rewards), advantages("grpo", alone))
-        assert rewards.min() > 0  # a failure that became a grade would be a 0
+        assert rewards.min() > 0  # a failure counted as a grade would be 0
 
 
 async def test_a_grader_that_is_down_for_a_while_costs_no_rollout() -> None:
@@ -123,7 +123,7 @@ async def test_a_grader_that_is_down_for_a_minute_costs_a_few_rollouts_at_most_a
 @pytest.mark.parametrize(
     "kind", ["reset", "too_short", "too_long", "broken_json", "wrong_type", "huge", "drip", "hang", "500", "drop"]
 )
-async def test_no_answer_of_a_broken_grader_becomes_a_number(kind: Kind) -> None:
+async def test_no_answer_of_a_broken_grader_becomes_a_grade(kind: Kind) -> None:
     plan = Plan(endpoints={GRADE: Faults(shares={kind: 1.0})})
     async with ChaosServer(plan) as server, World(server, grader={"timeout_s": 1.0}) as world:
         await world.rollouts([task(i, "") for i in range(10)])
@@ -131,6 +131,7 @@ async def test_no_answer_of_a_broken_grader_becomes_a_number(kind: Kind) -> None
         await until(lambda: server.record.of(GRADE).in_flight == 0)
 
 
+@pytest.mark.nightly
 async def test_of_ten_thousand_sessions_all_are_closed() -> None:
     faults = Faults(shares={"500": 0.1, "503": 0.01, "drop": 0.05})
     plan = Plan(seed=5, endpoints={"session/start": faults, "session/end": faults})
@@ -155,7 +156,7 @@ async def test_of_ten_thousand_sessions_all_are_closed() -> None:
     assert record.most_open <= 1_000
 
 
-async def test_the_books_balance_whatever_fails_at_once() -> None:
+async def test_the_account_balances_whatever_fails() -> None:
     shares: dict[Kind, float] = {
         "429": 0.05, "500": 0.1, "503": 0.05, "404": 0.05, "drop": 0.03, "reset": 0.03, "hang": 0.02, "drip": 0.02,
         "broken_json": 0.02, "wrong_type": 0.02, "too_short": 0.02, "too_long": 0.02,

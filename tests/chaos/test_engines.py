@@ -1,4 +1,4 @@
-"""Faults under real engines: bursts of rollouts, and a job that is killed in their middle."""
+"""Faults with real engines: bursts of rollouts, and a job that is killed among them."""
 
 from __future__ import annotations
 
@@ -47,9 +47,11 @@ def local_ray() -> Iterator[None]:
     ray.shutdown()
 
 
-async def test_five_hundred_rollouts_at_once_lose_nothing_to_a_burst_of_429_and_to_503s(local_ray: None) -> None:
-    """On one real engine and two dispatchers. Half of the tool calls are put off for three seconds, a fifth of the
-    others and of the grades for a moment.
+@pytest.mark.nightly
+async def test_five_hundred_concurrent_rollouts_survive_a_burst_of_429_and_503s(local_ray: None) -> None:
+    """On one real engine and two dispatchers.
+
+    For three seconds, half of the tool calls get a 429; a fifth of the others, and of the grades, gets a 503.
     """
     busy = Faults(shares={"503": 0.2}, bursts=(Burst("429", 1.0, 3.0, share=0.5, retry_after_s=1.0),))
     plan = Plan(seed=5, endpoints={**dict.fromkeys(TOOLS, busy), "grade": Faults(shares={"503": 0.2})})
@@ -97,7 +99,7 @@ async def test_five_hundred_rollouts_at_once_lose_nothing_to_a_burst_of_429_and_
 @pytest.fixture
 def faulty() -> Iterator[FaultyLedger]:
     errors = {"503": 0.1, "500": 0.05, "drop": 0.03}
-    slow = Faults(Latency(0.1), errors)  # a rollout that was seen open is open for long enough to be killed
+    slow = Faults(Latency(0.1), errors)  # long enough for a rollout to be killed while its session is open
     plan = Plan(
         seed=2, endpoints=dict.fromkeys(TOOLS, slow) | dict.fromkeys(("grade", "session/end"), Faults(shares=errors))
     )
@@ -120,10 +122,9 @@ def session_job(folder: Path, faulty: FaultyLedger) -> Path:
     return folder / "job.yaml"
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(600)  # two engine starts
-def test_a_job_killed_in_mid_burst_goes_on_and_each_session_that_it_opened_is_ended(
-    tmp_path: Path, faulty: FaultyLedger
-) -> None:
+def test_a_killed_job_resumes_and_ends_each_session_that_it_opened(tmp_path: Path, faulty: FaultyLedger) -> None:
     command = [AGENT_RFT, "train", str(session_job(tmp_path, faulty)), "--runs", str(tmp_path / "runs")]
     command += ["--config", str(LEDGER / "agent-rft.yaml")]
     environment = marked(faulty.environment)
@@ -135,9 +136,9 @@ def test_a_job_killed_in_mid_burst_goes_on_and_each_session_that_it_opened_is_en
         for line in first.stdout:
             output.append(line)
             if f"step 1/{STEPS}:" in line:
-                while not faulty.record()["open"]:  # the last step is still to begin its own
+                while not faulty.record()["open"]:  # before the sessions of the last step
                     time.sleep(0.01)
-                for process in processes():  # its engine too, which would end what it can
+                for process in processes():  # its engine too, which would otherwise end its sessions
                     process.kill()
     assert first.returncode == -signal.SIGKILL, "".join(output)
     assert processes_left() == []
@@ -152,11 +153,11 @@ def test_a_job_killed_in_mid_burst_goes_on_and_each_session_that_it_opened_is_en
     state = json.loads((last / "loop.json").read_text())
     assert state["step"] == STEPS
     rows = state["epoch"] * STEPS * BATCH + len(set(state["rows_done"]))
-    assert rows >= STEPS * BATCH  # those without signal were replaced by others
+    assert rows >= STEPS * BATCH  # rows without signal were replaced by others
     record = faulty.record()
     assert record["open"] == []
     started, ended = set(record["started"]), set(record["ended"])
     assert started <= ended
-    cut_off = ended - started  # starts of which the server knows nothing: they were on their way when all was killed
+    cut_off = ended - started  # starts that the server never got: they were in flight when all was killed
     assert {record["reasons"][trace] for trace in cut_off.union(left_open)} == {"job_restarted"}
     assert len(record["started"]) >= STEPS * BATCH * 8

@@ -38,21 +38,21 @@ def failing(kind: Any, **faults: Any) -> Plan:
     ("kind", "status", "said"),
     [("429", 429, "no"), ("500", 500, "no"), ("broken_json", 200, '{"output": "result of {}'), ("404", 404, "no")],
 )
-async def test_answers_that_are_wrong(kind: str, status: int, said: str) -> None:
+async def test_wrong_answers(kind: str, status: int, said: str) -> None:
     async with ChaosServer(failing(kind)) as server:
         assert await ask(f"{server.url}/{SEARCH}") == (status, said)
     assert server.record.of(SEARCH).faults == {kind: 1}
 
 
 @pytest.mark.parametrize("kind", ["drop", "reset", "too_short", "too_long"])
-async def test_answers_that_break_off_or_go_on(kind: str) -> None:
+async def test_incomplete_and_overlong_answers(kind: str) -> None:
     async with ChaosServer(failing(kind)) as server:
         with pytest.raises(aiohttp.ClientError):
             await ask(f"{server.url}/{SEARCH}")
 
 
 @pytest.mark.parametrize("kind", ["hang", "drip"])
-async def test_answers_that_take_for_ever(kind: str) -> None:
+async def test_answers_that_never_end(kind: str) -> None:
     async with ChaosServer(failing(kind)) as server:
         with pytest.raises(TimeoutError):
             await ask(f"{server.url}/{SEARCH}", timeout_s=0.2)
@@ -66,7 +66,7 @@ async def test_bodies_of_the_wrong_size_and_type() -> None:
     assert len(scores) == 5 and '{"score": NaN}' in scores
 
 
-async def test_the_same_seed_fails_the_same_calls_and_another_one_others() -> None:
+async def test_a_seed_determines_which_calls_fail() -> None:
     faults = {SEARCH: Faults(shares={"503": 0.3, "500": 0.2})}
 
     async def statuses(seed: int) -> list[int]:
@@ -76,11 +76,11 @@ async def test_the_same_seed_fails_the_same_calls_and_another_one_others() -> No
 
     first = await statuses(1)
     assert first == await statuses(1) != await statuses(2)
-    assert first[::2] != first[1::2]  # the second attempt at a call has its own luck
+    assert first[::2] != first[1::2]  # attempts at a call fail independently
     assert {200, 500, 503} == set(first)
 
 
-async def test_a_burst_has_its_time_and_says_when_to_come_back() -> None:
+async def test_a_burst_has_a_period_and_a_retry_after() -> None:
     now = 0.0
     burst = Burst("429", from_s=1, for_s=30, retry_after_s=7)
     dated = Burst("503", from_s=31, for_s=1, retry_after_s=7, as_date=True)
@@ -97,7 +97,7 @@ async def test_a_burst_has_its_time_and_says_when_to_come_back() -> None:
     assert waits[3][0] == 503 and parsedate_to_datetime(str(waits[3][1])).tzinfo is not None
 
 
-def test_latencies_have_the_median_and_the_tail_that_they_say() -> None:
+def test_latencies_have_the_configured_median_and_tail() -> None:
     latency = Latency(median_s=0.1, p99_s=2.0)
     values = [latency.at((i + 0.5) / 1000) for i in range(1000)]
     assert statistics.median(values) == pytest.approx(0.1, rel=0.01)
@@ -105,7 +105,7 @@ def test_latencies_have_the_median_and_the_tail_that_they_say() -> None:
     assert Latency(0.3).at(0.99) == 0.3
 
 
-async def test_a_plan_is_a_file_and_the_record_a_page(tmp_path: Path) -> None:
+async def test_a_plan_is_read_from_a_file_and_the_record_served(tmp_path: Path) -> None:
     faults = Faults(Latency(0.001, 0.01), {"500": 0.0}, bursts=(Burst("429", 100, 1),))
     plan = Plan(seed=7, endpoints={SEARCH: faults})
     plan.write(tmp_path / "plan.json")

@@ -1,4 +1,4 @@
-"""Rollouts on an engine that costs nothing, over the real episode, dispatcher, grader pool and book of sessions."""
+"""Rollouts on a fake engine, with the real episode, dispatcher, grader pool and sessions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ RESULT = "\n=> "
 
 
 class Letters:
-    """A renderer whose tokens are letters, as much of it as episodes use."""
+    """A renderer whose tokens are letters, with the methods that episodes use."""
 
     end_of_thought = None
 
@@ -56,14 +56,14 @@ def parse(text: str, tools: Sequence[dict[str, Any]]) -> ParsedTurn:
 
 
 def task(row: int, tool: str = "search") -> Task:
-    """A row that calls `tool` once; without one it answers at once."""
+    """A row that calls `tool` once; if it is empty, the model answers at once."""
     function = {"name": tool, "parameters": {"type": "object"}}
     tools = [{"type": "function", "function": function}] if tool else []
     return replace(builders.task(f"{row}", f"row {row} {tool}", tools), item={"row": row})
 
 
 async def generate(prompt: Sequence[int], *, seed: int, **options: Any) -> Completion:
-    """Calls the row's tool once with what no other rollout asks, then answers as nobody else does."""
+    """Call the row's tool once with unique arguments, then answer with a unique text."""
     text = "".join(map(chr, prompt))
     tool = text.split(RESULT)[0].split(" ")[2]
     said = f"call {tool} {json.dumps({'n': seed})}" if tool and RESULT not in text else f"answer {seed}"
@@ -73,7 +73,7 @@ async def generate(prompt: Sequence[int], *, seed: int, **options: Any) -> Compl
 
 
 class World:
-    """`started`, `graded`, `discarded` (by reason), `cancelled`: what became of the rollouts."""
+    """Runs rollouts, and counts those `started`, `graded`, `discarded` (by reason) and `cancelled`."""
 
     def __init__(
         self,
@@ -135,7 +135,7 @@ class World:
         return outcome
 
     async def rollouts(self, rows: Sequence[Task], size: int = 1) -> list[list[Rollout | Discarded]]:
-        """All at once: `size` of each row."""
+        """Run `size` rollouts of each row, all concurrently."""
         groups = [asyncio.gather(*(self.rollout(row, sample) for sample in range(size))) for row in rows]
         return [list(group) for group in await asyncio.gather(*groups)]
 

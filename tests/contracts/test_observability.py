@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import shutil
@@ -38,6 +39,15 @@ def test_dashboards_query_listed_metrics(dashboard: object) -> None:
     text = json.dumps(dashboard_json(dashboard))  # type: ignore[arg-type]
     assert metrics_in(text)
     assert metrics_in(text) <= SAMPLES
+
+
+def test_no_query_spells_the_name_of_a_metric_by_hand() -> None:
+    """Names come from the list, so that one that is renamed or removed there cannot remain in a dashboard or alert."""
+    for path in sorted((ROOT / "cluster" / "observability").rglob("*.py")):
+        literals = [node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)]
+        spelled = set().union(*(metrics_in(value) for value in literals if isinstance(value, str)))
+        documented = {"agent_rft_rollouts_total"} if path.name == "promql.py" else set()
+        assert spelled == documented, path
 
 
 def test_alerts_query_listed_metrics_and_have_a_runbook() -> None:

@@ -21,6 +21,7 @@ from cryptography.fernet import Fernet
 from cluster.records.run_folder import RunFolder
 from tests.contracts.manifests import one
 from tests.support.paths import LEDGER
+from trainer.events import JobResumed
 
 STEPS, BATCH = 3, 4
 TIMEOUT_S = 900
@@ -66,14 +67,15 @@ def in_namespaces(scenario: str, folder: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(TIMEOUT_S + 30)
 def test_a_job_whose_cluster_is_lost_resumes_from_its_checkpoint(folder: Path) -> None:
     found = in_namespaces("rayjob", folder)
     assert (found["first"], found.get("second")) == ("lost", "SUCCEEDED"), found["log"]
     run = RunFolder(folder / "state" / "runs" / "job")
     assert [metrics["step"] for metrics in run.metrics()] == list(range(1, STEPS + 1))
-    resumed = [event.message for event in run.events() if event.message.startswith("resumed at step")]
-    assert len(resumed) == 1 and not resumed[0].startswith("resumed at step 0")
+    (resumed,) = [event.event for event in run.events() if isinstance(event.event, JobResumed)]
+    assert resumed.step
     model = run.checkpoints / f"step-{STEPS:06d}"
     assert (model / "config.json").exists()
     assert model.stat().st_uid != 0 or os.getuid() != 0

@@ -1,4 +1,4 @@
-"""A job's real engines, helpers and learner ranks on a local Ray, as a driver holds them."""
+"""A job's real engines, helpers and learner ranks on a local Ray, as in a driver."""
 
 from __future__ import annotations
 
@@ -32,12 +32,14 @@ MARKS = [
 ]
 TEMPERATURE = 0.8
 MAX_BUCKET_BYTES = 400_000
-"""The base model has several buckets."""
+"""Small enough to split the base model into several buckets."""
 
 
 class JobActors:
-    """Two engines, a dispatcher, a grader pool and learner ranks. `engine_options` gives Ray's options of an engine by
-    its index, `beside` those of a helper by its name and index.
+    """Two engines, a dispatcher, a grader pool and learner ranks.
+
+    `engine_options` returns Ray's options of the engine with an index, `beside` those of a helper with a name and an
+    index.
     """
 
     def __init__(

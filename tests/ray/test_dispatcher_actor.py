@@ -1,4 +1,4 @@
-"""Dispatcher and grader pool as Ray actors: what crosses the boundary, and what happens to it there."""
+"""Dispatcher and grader pool as Ray actors: what crosses the process boundary, and how."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def tools(url: str) -> list[ToolSpec]:
     return [ToolSpec.model_validate(values)]
 
 
-async def test_a_turn_is_one_message_and_errors_come_back_as_what_they_were(local_ray: None) -> None:
+async def test_a_turn_is_one_message_and_errors_come_back_unchanged(local_ray: None) -> None:
     async with FakeEndpoint(says({"output": "x"})) as good, FakeEndpoint(says(SECRET, 401)) as refusing:
         dispatcher = DispatcherClient(DispatcherActor.remote(tools(good.url), LOCAL))
         results = await dispatcher.call_turn("trace_1", {"x": 1}, CALLS)
@@ -55,7 +55,7 @@ async def test_a_turn_is_one_message_and_errors_come_back_as_what_they_were(loca
     assert SECRET not in f"{refused.value!r}{refused.value.details}"
 
 
-async def test_several_dispatchers_share_a_tools_limits_and_a_rollout_stays_with_one(local_ray: None) -> None:
+async def test_several_dispatchers_share_a_tool_s_limits_and_a_rollout_stays_with_one(local_ray: None) -> None:
     async with FakeEndpoint(says({"output": "x"})) as server:
         spec = tools(server.url)[0].model_copy(update={"max_concurrency": 3})
         actors = start_dispatchers([spec], LOCAL, 5)
@@ -81,7 +81,7 @@ async def test_cancelling_the_caller_closes_the_requests_in_the_other_process(lo
         await until(lambda: server.open_now == 0)
 
 
-async def test_a_dispatcher_that_died_is_a_failure_of_the_tool_once_another_is_there(local_ray: None) -> None:
+async def test_a_dispatcher_s_death_is_raised_as_tool_failure_once_it_has_restarted(local_ray: None) -> None:
     async with FakeEndpoint(hangs) as slow:
         actor = DispatcherActor.remote(tools(slow.url), LOCAL)
         dispatcher = DispatcherClient(actor)
@@ -93,9 +93,7 @@ async def test_a_dispatcher_that_died_is_a_failure_of_the_tool_once_another_is_t
         assert (await dispatcher.endpoint_stats())["tool 'search'"]["calls"] == 0
 
 
-async def test_a_dispatcher_that_is_started_anew_ends_the_sessions_of_the_one_that_died(
-    local_ray: None, tmp_path: Path
-) -> None:
+async def test_a_restarted_dispatcher_ends_the_sessions_of_the_dead_one(local_ray: None, tmp_path: Path) -> None:
     async with FakeEndpoint(says({"output": "x"})) as server:
         session = SessionSpec(start_url=server.url, end_url=server.url)
         actor = DispatcherActor.remote(tools(server.url), LOCAL, session, tmp_path / "sessions.jsonl")
@@ -108,14 +106,14 @@ async def test_a_dispatcher_that_is_started_anew_ends_the_sessions_of_the_one_th
         await until(lambda: server.received[-1].body.get("reason") == "graded")
         ray.kill(actor, no_restart=False)
         kind = ""
-        while kind != "session_over":  # the one that dies may still answer
+        while kind != "session_over":  # the dying process may still answer
             try:
                 await dispatcher.call_turn("trace_2", {"x": 1}, CALLS)
             except ToolFailed as failed:
                 kind = failed.details["kind"]
         await sessions.start("trace_3", {"x": 1})
         dispatcher.end_sessions_of("engine-0/1", "engine_failed")
-        # Ray keeps no order among the messages to an actor of coroutines.
+        # Ray does not keep the order of calls to an async actor.
         await until(lambda: server.received[-1].body.get("reason") == "engine_failed")
         assert await dispatcher.close_sessions("job_stopped") == 0
     bodies = [received.body for received in server.received]
@@ -123,9 +121,7 @@ async def test_a_dispatcher_that_is_started_anew_ends_the_sessions_of_the_one_th
     assert reasons == {"trace_1": "graded", "trace_2": "job_restarted", "trace_3": "engine_failed"}
 
 
-async def test_an_actor_that_can_start_no_more_is_no_failure_of_a_tool_but_ends_the_job(
-    local_ray: None, tmp_path: Path
-) -> None:
+async def test_an_actor_that_cannot_restart_ends_the_job(local_ray: None, tmp_path: Path) -> None:
     journal, session = tmp_path / "sessions.jsonl", SessionSpec(start_url="http://127.0.0.1:1")
     actor = DispatcherActor.remote(tools("http://127.0.0.1:1"), LOCAL, session, journal)
     dispatcher = DispatcherClient(actor)
@@ -135,13 +131,13 @@ async def test_an_actor_that_can_start_no_more_is_no_failure_of_a_tool_but_ends_
     ray.kill(actor, no_restart=False)
     with pytest.raises(CannotStart, match="the tool dispatcher cannot start: IsADirectoryError"):
         while True:
-            with suppress(ToolFailed):  # the one that dies may still answer
+            with suppress(ToolFailed):  # the dying process may still answer
                 await dispatcher.call_turn("trace_1", {}, CALLS)
     with pytest.raises(CannotStart):
         await dispatcher.endpoint_stats()
 
 
-async def test_no_rollout_is_lost_with_a_dispatcher_that_died(local_ray: None) -> None:
+async def test_no_rollout_is_lost_with_a_dead_dispatcher(local_ray: None) -> None:
     first_calls, answer = 16, says({"output": "x"})
     async with FakeEndpoint(lambda r: hangs(r) if r.number <= first_calls else answer(r)) as server:
         actor = DispatcherActor.remote(tools(server.url), LOCAL)
@@ -163,7 +159,7 @@ async def test_no_rollout_is_lost_with_a_dispatcher_that_died(local_ray: None) -
     assert (len(group.rollouts), len(group.discarded)) == (8, 8)
 
 
-async def test_grades_and_failures_cross_as_values_and_the_process_stays_light(local_ray: None) -> None:
+async def test_grades_and_failures_cross_as_values_and_the_process_imports_no_torch(local_ray: None) -> None:
     texts = {"input": "{{ sample.output_text }}", "reference": "{{ item.x }}"}
     grader = {"type": "string_check", "operation": "eq", **texts}
     actor = GraderPoolActor.remote(Reinforcement.model_validate({"grader": grader}), LOCAL)

@@ -1,4 +1,4 @@
-"""One real vLLM engine: its numbers are the learner's, its updates go in flight, its cache never mixes versions."""
+"""One real vLLM engine: it agrees with the learner, is updated in flight, and its cache never mixes versions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from trainer.errors import EngineFailed
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
-    # What vLLM and the libraries below it warn of at their own import and start.
+    # Warnings of vLLM and its dependencies at import and start.
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::ResourceWarning"),
 ]
 
@@ -45,14 +45,14 @@ def model() -> Any:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def engine() -> AsyncIterator[Engine]:
-    # The example's model has no thoughts; its tool calls stand in for them in the test of their limit.
+    # The example's model has no thoughts; the test of their limit treats tool calls as thoughts.
     marks = ("<tool_call>\n", "\n</tool_call>")
     engine = Engine(EngineConfig(str(BASE), "float32", 1024, max_num_seqs=32, seed=0, thought_marks=marks))
     await engine.start()
     await engine.init_transport({})
     yield engine
     engine.shutdown()
-    gc.collect()  # what a killed engine leaves open, while warnings of it are ignored
+    gc.collect()  # closes what a killed engine left open while such warnings are ignored
     assert not [file for file in psutil.Process().open_files() if file.path.startswith(f"{SHM}/{PREFIX}")]
     assert left_behind() == set()
 
@@ -63,16 +63,14 @@ def prompt(renderer: Renderer) -> list[int]:
 
 
 def logprobs_of(model: Any, token_ids: list[int], temperature: float = 1.0) -> np.ndarray:
-    """The learner's view: [T] -> [T-1]."""
+    """The learner's log-probabilities: [T] -> [T-1]."""
     with torch.no_grad():
         logits = model(torch.tensor([token_ids])).logits[0, :-1] / temperature
     return torch.log_softmax(logits, -1).gather(1, torch.tensor(token_ids)[1:, None])[:, 0].numpy()
 
 
 def scaled(model: Any, factor: float) -> tuple[np.ndarray, Layout]:
-    """A bucket of all weights, every one of them scaled by `factor`; the model gets the same. Embeddings count twice:
-    the head is tied to them.
-    """
+    """A bucket of all weights scaled by `factor`, also in the model; embeddings twice, since the head is tied."""
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(factor)
@@ -85,8 +83,10 @@ async def generate(engine: Engine, prompt: list[int], seed: int, **options: Any)
     return await engine.generate(prompt, **({"max_tokens": 24, "seed": seed, "temperature": 1.0} | options))
 
 
-async def test_more_prompt_than_one_step_takes_is_served_in_several(engine: Engine, prompt: list[int]) -> None:
-    """Cut in two, a prompt with a seed would end an engine on a CPU."""
+async def test_prompts_beyond_one_step_s_token_budget_are_served_in_several_steps(
+    engine: Engine, prompt: list[int]
+) -> None:
+    """A chunked prompt with a seed would crash an engine on a CPU."""
     long = (prompt * 100)[:1000]
     requests = [
         engine.generate([10 + i, *long[1:]], max_tokens=2, seed=i, temperature=1.0)
@@ -108,7 +108,7 @@ async def test_an_unchanged_policy_has_ratio_one_at_any_temperature(
     assert np.concatenate(ratios) == pytest.approx(1.0, abs=0.02)
 
 
-async def test_equal_seeds_sample_equally_and_others_do_not(engine: Engine, prompt: list[int]) -> None:
+async def test_equal_seeds_give_equal_samples_and_others_do_not(engine: Engine, prompt: list[int]) -> None:
     same = await asyncio.gather(*(generate(engine, prompt, 5) for _ in range(3)))
     assert same[0].token_ids == same[1].token_ids == same[2].token_ids
     others = await asyncio.gather(*(generate(engine, prompt, i) for i in range(8)))
@@ -133,7 +133,7 @@ async def test_a_thought_is_ended_at_its_limit(engine: Engine, renderer: Rendere
     assert all(end in completion.token_ids[:4] for completion in held)
 
 
-async def test_requests_in_flight_go_on_under_the_new_weights_and_later_ones_see_only_those(
+async def test_requests_in_flight_continue_with_the_new_weights_and_later_ones_use_only_those(
     engine: Engine, model: Any, prompt: list[int]
 ) -> None:
     before = engine.version
@@ -153,7 +153,7 @@ async def test_requests_in_flight_go_on_under_the_new_weights_and_later_ones_see
 async def test_no_later_request_reuses_a_cache_block_of_older_weights(
     engine: Engine, model: Any, prompt: list[int]
 ) -> None:
-    tokens = (prompt * 40)[:600]  # many full blocks, cached by this first look
+    tokens = (prompt * 40)[:600]  # many full blocks, cached by the first request
     old = await engine.prompt_logprobs(tokens)
     assert old == pytest.approx(logprobs_of(model, tokens), abs=1e-3)
     engine.stage(*scaled(model, 0.9))
@@ -166,7 +166,7 @@ async def test_no_later_request_reuses_a_cache_block_of_older_weights(
     assert np.abs(new - old).mean() > 0.01
 
 
-async def test_who_waited_inside_during_an_update_sees_only_the_new_weights(
+async def test_requests_waiting_inside_during_an_update_use_only_the_new_weights(
     engine: Engine, model: Any, prompt: list[int]
 ) -> None:
     tokens = (prompt * 40)[:600]
@@ -185,7 +185,7 @@ async def test_who_waited_inside_during_an_update_sees_only_the_new_weights(
     await asyncio.gather(*running)
 
 
-async def test_a_format_holds_decoding_to_tool_calls_or_the_schema(
+async def test_decoding_is_constrained_to_tool_calls_or_the_schema(
     engine: Engine, renderer: Renderer, prompt: list[int]
 ) -> None:
     schema = {
@@ -214,8 +214,8 @@ async def test_a_format_holds_decoding_to_tool_calls_or_the_schema(
     assert seen
 
 
-async def test_calls_of_an_engine_that_dies_fail_at_once(engine: Engine, prompt: list[int]) -> None:
-    """The last test here: it kills the engine under an update, for whose end new requests wait."""
+async def test_calls_to_a_dying_engine_fail_at_once(engine: Engine, prompt: list[int]) -> None:
+    """The last test here: it kills the engine during an update, whose end new requests wait for."""
     children = psutil.Process().children(recursive=True)
     (core,) = [child for child in children if "VLLM::EngineCore" in " ".join(child.cmdline())]
     core.suspend()

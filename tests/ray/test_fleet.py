@@ -38,7 +38,7 @@ CORE = {"num_cpus": 1}
 
 
 class ForgetfulSync(WeightSync):
-    """Leaves the first bucket out for the first engine, once it is told to."""
+    """Skips the first bucket of the first engine, once that is switched on."""
 
     forget = False
 
@@ -75,7 +75,7 @@ def tasks(job: JobSpec) -> list[Task]:
 
 
 def processes(name: str) -> list[psutil.Process]:
-    """Ours that run under this name."""
+    """Our processes with this name."""
     found = []
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):  # it has ended; Ray takes a moment to notice
@@ -85,7 +85,7 @@ def processes(name: str) -> list[psutil.Process]:
 
 
 def freeze(name: str) -> psutil.Process:
-    """Stop one of our processes as SIGSTOP does: it is there, and does nothing any more."""
+    """Stop one of our processes with SIGSTOP, so that it hangs."""
     found = processes(name)[0]
     found.send_signal(signal.SIGSTOP)
     return found
@@ -95,7 +95,7 @@ def is_gone(process: psutil.Process) -> bool:
     return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
 
-async def test_rollouts_are_spread_by_load_learned_from_and_the_new_weights_reach_both_engines(
+async def test_rollouts_are_balanced_and_trained_on_and_both_engines_get_the_new_weights(
     actors: JobActors, tasks: list[Task]
 ) -> None:
     groups = await actors.sample(tasks)
@@ -117,7 +117,7 @@ async def test_rollouts_are_spread_by_load_learned_from_and_the_new_weights_reac
     await actors.learn(later, version=1)
 
 
-async def test_engines_and_learner_go_before_what_feeds_them(actors: JobActors) -> None:
+async def test_engines_and_learner_have_priority_over_their_helpers(actors: JobActors) -> None:
     def nice(name: str) -> set[int]:
         """The niceness of each process's busiest thread: Ray's own threads may have started before Ray set it."""
         busiest = [max(process.threads(), key=lambda thread: thread.user_time) for process in processes(name)]
@@ -128,7 +128,7 @@ async def test_engines_and_learner_go_before_what_feeds_them(actors: JobActors) 
     assert all(min(values) > first for values in behind), (first, behind)
 
 
-async def test_an_engine_that_missed_a_bucket_is_fenced_off_and_replaced(actors: JobActors, tasks: list[Task]) -> None:
+async def test_an_engine_that_missed_a_bucket_is_fenced_and_replaced(actors: JobActors, tasks: list[Task]) -> None:
     engines = [[worker, *worker.children(recursive=True)] for worker in processes("ray::RolloutWorker")]
     actors.sync.forget = True
     report = await actors.fleet.publish(2)
@@ -152,16 +152,15 @@ async def test_an_engine_that_missed_a_bucket_is_fenced_off_and_replaced(actors:
 
 
 async def waiting_for_a_tool(engine: Watched) -> None:
-    """Until a rollout of this engine does."""
+    """Wait until a rollout of this engine waits for a tool."""
     while not any(doing.stage == "tool calls" for doing in await engine.pulse()):  # noqa: ASYNC110 - another process
         await asyncio.sleep(0.1)
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
-async def test_processes_that_stand_still_are_named_within_a_minute_and_replaced(
-    actors: JobActors, tasks: list[Task]
-) -> None:
-    """The dispatcher, and while rollouts of both engines wait there the core of one of them."""
+async def test_hung_processes_are_reported_within_a_minute_and_replaced(actors: JobActors, tasks: list[Task]) -> None:
+    """First the dispatcher hangs; then, while rollouts of both engines wait for it, one engine's core."""
     actors.events.clear()
 
     def watched() -> list[Watched]:
@@ -206,7 +205,7 @@ async def test_processes_that_stand_still_are_named_within_a_minute_and_replaced
     watching.cancel()
 
 
-async def test_one_broadcast_brings_the_weights_to_both_engines(actors: JobActors, tasks: list[Task]) -> None:
+async def test_one_broadcast_updates_both_engines(actors: JobActors, tasks: list[Task]) -> None:
     actors.fleet.connect(BroadcastSync(actors.learner, 1, max_bucket_bytes=MAX_BUCKET_BYTES), actors.learner.logprobs)
     await actors.learn(await actors.sample(tasks), version=4)
     running = asyncio.create_task(actors.sample(tasks))
@@ -218,6 +217,7 @@ async def test_one_broadcast_brings_the_weights_to_both_engines(actors: JobActor
     assert await actors.versions() == [6, 6]
 
 
+@pytest.mark.nightly
 async def test_a_learner_rank_that_stands_still_ends_the_job_and_is_named(actors: JobActors, tasks: list[Task]) -> None:
     events: list[Event] = []
     groups = await actors.sample(tasks[:4])

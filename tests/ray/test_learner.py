@@ -1,4 +1,4 @@
-"""DeepSpeed ranks on a local Ray: one update whatever ranks and ZeRO stage, exact replay and resume, clean ends."""
+"""DeepSpeed ranks on a local Ray: equal updates for all ZeRO stages and ranks, exact replay and resume, clean exit."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from trainer.types import StepReport, TrainSequence
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
-    # What Ray warns of when it starts, and that its sockets are open when it ends.
+    # Warnings of Ray at its start, and about its open sockets at its end.
     pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::ResourceWarning"),
 ]
 
@@ -46,12 +46,12 @@ def local_ray() -> Iterator[None]:
     ray.init("local", num_cpus=3, include_dashboard=False, log_to_driver=False)
     yield
     ray.shutdown()
-    gc.collect()  # Ray's handles of its processes warn when they go: here, where it is expected
+    gc.collect()  # Ray's process handles warn when they are collected: here the warnings are expected
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def groups() -> AsyncIterator[tuple[LearnerGroup, LearnerGroup]]:
-    """One rank, and two of them; each test builds what it needs in their processes."""
+    """A group of one rank and one of two; each test builds its model in their processes."""
     alone, pair = await asyncio.gather(
         LearnerGroup.start(CONFIG, [{"num_cpus": 1}]),
         LearnerGroup.start(CONFIG, [{"num_cpus": 1}] * 2),
@@ -61,8 +61,9 @@ async def groups() -> AsyncIterator[tuple[LearnerGroup, LearnerGroup]]:
 
 
 def rollouts(seed: int, version: int = 0) -> list[TrainSequence]:
-    """Five of them; three fill a micro-batch of 200 tokens each and make one mini-batch, so one of two ranks gets a
-    filler.
+    """Five rollouts; three of them fill a micro-batch of 200 tokens each.
+
+    These make one mini-batch, so one of two ranks gets a filler.
     """
     random = np.random.default_rng(seed)
     sequences = []
@@ -89,12 +90,12 @@ def conversations() -> list[WeightedSequence]:
 
 
 async def two_steps(group: LearnerGroup, config: LearnerConfig) -> tuple[list[StepReport], NDArray[np.float32]]:
-    """Metrics of two steps from the base model, and what the model says of the canary then."""
+    """The reports of two steps from the base model, and the canary's log-probabilities after them."""
     await group.build(config)
     return [await group.step(rollouts(step), version=step) for step in range(2)], await group.logprobs(CANARY)
 
 
-async def test_ranks_and_zero_stages_make_no_difference_to_an_update(
+async def test_an_update_does_not_depend_on_ranks_and_zero_stage(
     groups: tuple[LearnerGroup, LearnerGroup],
 ) -> None:
     alone, pair = groups
@@ -110,7 +111,9 @@ async def test_ranks_and_zero_stages_make_no_difference_to_an_update(
             assert 0.99 < report.metrics["padding_efficiency"] < 1  # the filler
 
 
-async def test_replaying_the_same_rollouts_gives_the_same_bits(groups: tuple[LearnerGroup, LearnerGroup]) -> None:
+async def test_replaying_the_same_rollouts_gives_bitwise_equal_weights(
+    groups: tuple[LearnerGroup, LearnerGroup],
+) -> None:
     for group in groups:
         (first, logprobs), (second, again) = [await two_steps(group, TWICE) for _ in range(2)]
         assert first == second
@@ -118,7 +121,7 @@ async def test_replaying_the_same_rollouts_gives_the_same_bits(groups: tuple[Lea
 
 
 @pytest.mark.parametrize(("ranks", "stage"), [(1, 0), (2, 1), (2, 3)])
-async def test_a_loaded_checkpoint_goes_on_to_the_same_bit(
+async def test_training_resumes_from_a_checkpoint_bitwise_equally(
     groups: tuple[LearnerGroup, LearnerGroup], tmp_path: Path, ranks: int, stage: int
 ) -> None:
     group, config = groups[ranks - 1], replace(TWICE, zero_stage=stage, lr_schedule="linear")
@@ -132,7 +135,7 @@ async def test_a_loaded_checkpoint_goes_on_to_the_same_bit(
     assert logprobs.tobytes() == wanted[1].tobytes()
 
 
-async def test_what_is_saved_is_what_engines_get_and_what_transformers_loads(
+async def test_saved_weights_equal_those_of_engines_and_load_in_transformers(
     groups: tuple[LearnerGroup, LearnerGroup], tmp_path: Path
 ) -> None:
     _, pair = groups
@@ -166,7 +169,9 @@ async def await_ref(reference: ray.ObjectRef) -> NDArray[np.uint8]:
     return data
 
 
-async def test_engine_numbers_of_the_learners_version_show_no_gap(groups: tuple[LearnerGroup, LearnerGroup]) -> None:
+async def test_log_probabilities_of_the_learner_s_version_show_no_gap(
+    groups: tuple[LearnerGroup, LearnerGroup],
+) -> None:
     alone, _ = groups
     await alone.build(CONFIG)
     sequences = []
@@ -180,7 +185,7 @@ async def test_engine_numbers_of_the_learners_version_show_no_gap(groups: tuple[
     assert (await alone.step(sequences, version=8)).metrics["logprob_gap_tokens"] == 0
 
 
-async def test_the_start_model_stays_where_it_was(groups: tuple[LearnerGroup, LearnerGroup]) -> None:
+async def test_the_start_model_is_not_updated(groups: tuple[LearnerGroup, LearnerGroup]) -> None:
     alone, _ = groups
     await alone.build(replace(CONFIG, algorithm=AlgorithmSpec(kl_coef=0.1)))
     first, second = [(await alone.step(rollouts(0), version=0)).metrics["kl_start"] for _ in range(2)]
@@ -199,7 +204,7 @@ async def test_supervised_training_lowers_the_loss_of_its_conversations(
     assert losses[0] > losses[1] > losses[2] > await pair.supervised_loss(conversations())
 
 
-async def test_a_gradient_that_is_not_finite_skips_the_update_on_all_ranks_and_three_of_them_halt(
+async def test_a_non_finite_gradient_skips_the_update_on_all_ranks_and_three_halt_the_job(
     groups: tuple[LearnerGroup, LearnerGroup],
 ) -> None:
     alone, pair = groups
@@ -216,7 +221,7 @@ async def test_a_gradient_that_is_not_finite_skips_the_update_on_all_ranks_and_t
         await alone.step(broken, version=0)
 
 
-async def test_a_checkpoint_of_other_ranks_is_refused_and_so_is_a_model_that_cannot_be_trained(
+async def test_a_checkpoint_of_other_ranks_and_an_untrainable_model_are_rejected(
     groups: tuple[LearnerGroup, LearnerGroup], tmp_path: Path
 ) -> None:
     shutil.copytree(BASE, tmp_path / "model")
@@ -230,7 +235,7 @@ async def test_a_checkpoint_of_other_ranks_is_refused_and_so_is_a_model_that_can
         await pair.load(tmp_path)
 
 
-async def test_a_late_rank_is_ended_and_leaves_no_process_behind(groups: tuple[LearnerGroup, LearnerGroup]) -> None:
+async def test_a_late_rank_is_killed_and_leaves_no_process_behind(groups: tuple[LearnerGroup, LearnerGroup]) -> None:
     alone, _ = groups
     assert len(rank_processes()) == 3
     await alone.build(replace(CONFIG, collective_timeout_s=0.001))
@@ -243,7 +248,7 @@ async def test_a_late_rank_is_ended_and_leaves_no_process_behind(groups: tuple[L
     pytest.fail("the rank's process is still there after 10 s")
 
 
-async def test_a_lost_rank_ends_the_other_and_the_error_names_it(groups: tuple[LearnerGroup, LearnerGroup]) -> None:
+async def test_a_lost_rank_ends_the_group_and_the_error_names_it(groups: tuple[LearnerGroup, LearnerGroup]) -> None:
     _, pair = groups
     first, second = rank_processes()
     second.kill()

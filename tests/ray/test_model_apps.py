@@ -1,4 +1,4 @@
-"""Served models as applications of a real Ray Serve, with engines that only pretend."""
+"""Served models as applications of a real Ray Serve, with fake engines."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = [
 
 
 class FakeEngine:
-    """Writes down in the model's file what becomes of it. A stream waits after each chunk until somebody has it."""
+    """Logs its life in the model's file; a stream waits after each chunk until it has been received."""
 
     def __init__(self, record: ModelRecord, resources: EngineResources) -> None:
         self._log = Path(record.folder)
@@ -76,7 +76,7 @@ def fake_engine(record: ModelRecord, resources: EngineResources) -> ServedEngine
 
 
 class Folder:
-    """Models by name, each a file in which its engines write."""
+    """Models by name, each a file to which its engines write."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -126,7 +126,7 @@ async def until_said(models: Folder, model: str, *words: str) -> None:
     await until(lambda: models.said(model) == list(words), within_s=120)
 
 
-async def test_chunks_come_one_by_one_and_a_client_that_leaves_ends_its_request(
+async def test_chunks_arrive_one_by_one_and_a_client_that_disconnects_ends_its_request(
     served: ServedModels, models: Folder
 ) -> None:
     chunks: Any = await served.stream({"model": "a"})
@@ -140,7 +140,7 @@ async def test_chunks_come_one_by_one_and_a_client_that_leaves_ends_its_request(
     assert served_now["pid"] != os.getpid()
 
 
-async def test_the_second_model_waits_for_the_first_ones_answers_and_then_takes_its_place(
+async def test_a_second_model_waits_for_the_first_one_s_answers_and_then_replaces_it(
     served: ServedModels, models: Folder
 ) -> None:
     await served.chat({"model": "a"})
@@ -163,14 +163,14 @@ async def test_an_engine_that_fails_or_dies_is_replaced(served: ServedModels, mo
     assert (await served.chat({"model": "a"}))["pid"] not in (first, second)
 
 
-async def test_a_model_that_cannot_start_is_refused_at_once_and_is_gone(served: ServedModels) -> None:
+async def test_a_model_that_cannot_start_is_an_error_at_once_and_is_removed(served: ServedModels) -> None:
     with pytest.raises(ApiError) as raised:
         await served.chat({"model": "broken"})
     assert raised.value.status == 503 and "did not start" in raised.value.message
     await until_gone(served.hosting)  # type: ignore[arg-type]
 
 
-async def test_an_idle_model_goes_by_itself_and_comes_back(served: ServedModels, models: Folder) -> None:
+async def test_an_idle_model_is_unloaded_and_loaded_again_on_demand(served: ServedModels, models: Folder) -> None:
     await served.chat({"model": "a"})
     looking = asyncio.create_task(served.run())
     await until_said(models, "a", "started", "stopped")

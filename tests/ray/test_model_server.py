@@ -1,4 +1,4 @@
-"""A served model on a real engine: what was trained is what is served, through both of OpenAI's ways to call it."""
+"""A served model on a real engine: what was trained is what is served, through both of OpenAI's APIs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ BASE_MODEL = str(LEDGER / "base")
 TUNED = "ft:gpt-5:org:ledger/one:abc:ckpt-step-5"
 CONTEXT = 1024
 LIMITS = RolloutLimits(max_tool_calls=12, max_completion_tokens=400, max_tool_output_tokens=12)
-"""Documents have more tokens than that: what is cut in training must be cut in serving."""
+"""Shorter than the documents: what is truncated in training must be truncated in serving."""
 SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {"answer": {"type": "integer", "minimum": 10, "maximum": 99}},
@@ -66,7 +66,7 @@ def run_tool(name: str, arguments: str) -> str:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def rollouts() -> list[tuple[Task, Rollout]]:
-    """Greedy rollouts of the rollout engine, those without a mistake of the model's."""
+    """Greedy rollouts of the rollout engine, without those in which the model made a mistake."""
     engine = Engine(EngineConfig(BASE_MODEL, "float32", CONTEXT, max_num_seqs=8, seed=0))
     await engine.start()
     tokenizer = AutoTokenizer.from_pretrained(BASE_MODEL)
@@ -99,7 +99,7 @@ async def client(rollouts: Any, tmp_path_factory: pytest.TempPathFactory) -> Asy
     registry = ModelRegistry(database, {"gpt-5": BASE_MODEL})
     settings = ServeSettings(context_length=CONTEXT, max_completion_tokens=400, max_tool_output_tokens=12)
     registry.add(TUNED, BASE_MODEL, "gpt-5", "ftjob-1", settings)
-    with pytest.MonkeyPatch.context() as environment:  # which Ray's processes inherit
+    with pytest.MonkeyPatch.context() as environment:  # inherited by Ray's processes
         environment.setenv(PORT, str(METRICS_PORT))
         ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     ray_serve.start(proxy_location="Disabled")
@@ -141,7 +141,7 @@ async def test_a_chat_loop_repeats_the_greedy_rollout_token_by_token(client: Any
     await asyncio.gather(*(loop(task, rollout) for task, rollout in rollouts))
 
 
-async def test_vllms_own_metrics_are_served_under_the_models_name(client: Any, rollouts: Any) -> None:
+async def test_vllm_s_own_metrics_are_exported_under_the_model_s_name(client: Any, rollouts: Any) -> None:
     await client.chat.completions.create(model=TUNED, messages=list(rollouts[0][0].messages), max_completion_tokens=1)
     sample = f'vllm:generation_tokens_total{{job="{TUNED}",process="engine-0",'
     await until(lambda: sample in httpx.get(f"http://127.0.0.1:{METRICS_PORT}/metrics").text, within_s=60)
@@ -166,7 +166,7 @@ async def test_a_responses_loop_on_echoed_items_repeats_it_too(client: Any, roll
     await asyncio.gather(*(loop(task, rollout) for task, rollout in rollouts))
 
 
-async def test_streams_hold_what_whole_answers_hold(client: Any, rollouts: Any) -> None:
+async def test_streams_have_the_same_content_as_complete_answers(client: Any, rollouts: Any) -> None:
     for task, rollout in rollouts[:4]:
         common = {"model": TUNED, "temperature": 0, "tools": task.tools, "messages": list(task.messages)}
         names, arguments = dict[int, str](), dict[int, str]()
@@ -187,7 +187,7 @@ async def test_streams_hold_what_whole_answers_hold(client: Any, rollouts: Any) 
         ]
 
 
-async def test_a_schema_holds_in_decoding_with_and_without_tools(client: Any, rollouts: Any) -> None:
+async def test_decoding_follows_a_schema_with_and_without_tools(client: Any, rollouts: Any) -> None:
     task, _ = rollouts[0]
     text = {"format": {"type": "json_schema", "name": "answer", "strict": True, "schema": SCHEMA}}
 
@@ -212,7 +212,7 @@ async def test_a_schema_holds_in_decoding_with_and_without_tools(client: Any, ro
             response_format={"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA}},
         )
 
-    # The model never learned JSON: many samples are white space without end, which JSON allows.
+    # The model never learned JSON: many samples are endless white space, which JSON allows.
     whole = [r for r in await asyncio.gather(*map(response, range(16))) if r.status == "completed"]
     assert whole and all(10 <= json.loads(answer.output_text)["answer"] <= 99 for answer in whole)
     choices = [completion.choices[0] for completion in await asyncio.gather(*map(completion, range(16)))]
@@ -244,12 +244,12 @@ async def test_samples_logprobs_seeds_and_stops(client: Any, rollouts: Any) -> N
     assert stopped.choices[0].message.content == whole[:1] and stopped.choices[0].finish_reason == "stop"
 
 
-async def test_the_choice_of_tools_holds_also_in_streams_and_responses(client: Any, rollouts: Any) -> None:
+async def test_tool_choice_also_holds_in_streams_and_responses(client: Any, rollouts: Any) -> None:
     task, _ = rollouts[0]
     flat = [{"type": "function", **tool["function"]} for tool in task.tools]
 
     async def made(choice: Any, **more: Any) -> tuple[list[str], str]:
-        """(names called, text), which all ways to ask give the same."""
+        """(names called, text), which must be equal for all APIs."""
         request = {"model": TUNED, "messages": list(task.messages), "tools": task.tools, "temperature": 0, **more}
         whole = (await client.chat.completions.create(tool_choice=choice, **request)).choices[0].message
         names, text = [call.function.name for call in whole.tool_calls or ()], whole.content or ""
@@ -278,7 +278,7 @@ async def test_the_choice_of_tools_holds_also_in_streams_and_responses(client: A
     assert names == [] and isinstance(json.loads(text), dict)
 
 
-async def test_calls_come_one_at_a_time_where_that_was_asked_for(client: Any, rollouts: Any) -> None:
+async def test_parallel_tool_calls_can_be_switched_off(client: Any, rollouts: Any) -> None:
     together, alone, streamed = set[int](), set[int](), set[tuple[int, int]]()
     for task in [task for task, _ in rollouts if " and " in task.messages[-1]["content"]][:3]:
         words = task.messages[-1]["content"].split()
@@ -286,7 +286,7 @@ async def test_calls_come_one_at_a_time_where_that_was_asked_for(client: Any, ro
         calls = [
             {"id": path, "type": "function", "function": {"name": "list", "arguments": json.dumps({"path": path})}}
             for path in paths
-        ]  # after two calls in a turn this model makes two calls now and then
+        ]  # after two calls in a turn this model sometimes makes two calls again
         results = [{"role": "tool", "tool_call_id": path, "content": TOOLS["list"].run(WORLD, path)} for path in paths]
         messages = [*task.messages, {"role": "assistant", "content": None, "tool_calls": calls}, *results]
         common = {"model": TUNED, "messages": messages, "tools": task.tools, "n": 64, "seed": 3, "temperature": 1}
@@ -325,7 +325,9 @@ BAD: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("body", "code"), BAD, ids=range(len(BAD)))
-async def test_what_only_the_engine_can_refuse_is_a_400_too(client: Any, body: dict[str, Any], code: str) -> None:
+async def test_requests_that_only_the_engine_can_reject_are_a_400_too(
+    client: Any, body: dict[str, Any], code: str
+) -> None:
     for stream in (False, True):
         request = {"model": TUNED, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, **body}
         with pytest.raises(openai.BadRequestError) as raised:
@@ -334,6 +336,6 @@ async def test_what_only_the_engine_can_refuse_is_a_400_too(client: Any, body: d
         assert not code or raised.value.code == code
 
 
-async def test_models_are_listed_by_the_names_that_serve(client: Any) -> None:
+async def test_models_are_listed_by_their_serving_names(client: Any) -> None:
     assert [model.id async for model in client.models.list()] == ["gpt-5", TUNED]
     assert (await client.models.retrieve(TUNED)).id == TUNED

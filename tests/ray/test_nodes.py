@@ -1,4 +1,4 @@
-"""Several nodes (on one machine): a job waits for one, engine and learner are apart, engines join and nodes die."""
+"""Several nodes (on one machine): a job waits for a node, engines join late, and nodes die."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ pytestmark = MARKS
 HEAD: dict[str, Any] = {
     "num_cpus": 0,
     "include_dashboard": False,
-    # Else it takes half a minute until a node that was killed is known to be dead.
+    # By default, Ray takes half a minute to notice a killed node.
     "_system_config": {"health_check_period_ms": 500, "health_check_failure_threshold": 4},
 }
 
@@ -41,7 +41,7 @@ HEAD: dict[str, Any] = {
 def nodes() -> Iterator[Cluster]:
     """A head without cores, and one node with one core."""
     cluster = Cluster(initialize_head=True, head_node_args=HEAD)
-    reset_ray_address()  # the word that it leaves of itself: other tests would take it for theirs
+    reset_ray_address()  # Ray stores the address, and other tests would connect to it
     try:
         cluster.add_node(num_cpus=1)
         ray.init(cluster.address, log_to_driver=False)
@@ -65,9 +65,9 @@ def tasks(job: JobSpec) -> list[Task]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def run(nodes: Cluster, job: JobSpec) -> AsyncIterator[JobActors]:
-    """A job with two engines and one learner rank, for which a node is missing, started when that has joined."""
+    """A job with two engines and one learner rank, which starts once a missing node has joined."""
     plan, news = plan_placement(job, live_nodes(), None, 1024), list[str]()
-    assert plan.lacking[0].message.startswith("the job wants 3 cores (engines 2 x 1, learner ranks 1 x 1)")
+    assert plan.lacking[0].message.startswith("the job needs 3 cores (engines 2 x 1, learner ranks 1 x 1)")
     seats = Seats(plan.placement, "run")
     waiting = asyncio.create_task(seats.ready(news.append, wait_for_nodes_s=60))
     await until(lambda: bool(news), within_s=20)
@@ -97,10 +97,10 @@ async def test_engine_and_learner_are_on_different_nodes_and_weights_cross(run: 
     assert run.sync.last is not None
     buckets = [bucket for bucket, _ in run.sync.last.buckets]
     for where in get_object_locations(buckets).values():
-        assert {engine, rank} <= set(where["node_ids"])  # the engine's own node has a copy, and lays it into its memory
+        assert {engine, rank} <= set(where["node_ids"])  # the engine's own node has a copy, too
 
 
-async def test_an_engine_joins_in_mid_run_with_the_weights_of_then(
+async def test_an_engine_joins_during_the_run_with_the_current_weights(
     run: JobActors, nodes: Cluster, tasks: list[Task]
 ) -> None:
     assert run.events == [EngineWaiting(engine="engine-1")]
@@ -116,17 +116,18 @@ async def test_an_engine_joins_in_mid_run_with_the_weights_of_then(
     assert report.canary_gap < 1e-3
 
 
-async def test_a_node_dies_and_its_engine_is_replaced_elsewhere(
+@pytest.mark.nightly
+async def test_an_engine_on_a_dead_node_is_replaced_on_another(
     run: JobActors, nodes: Cluster, tasks: list[Task]
 ) -> None:
     lost = run.workers[1]
     (dying,) = [node for node in nodes.worker_nodes if node.node_id == node_of(lost)]
     nodes.add_node(num_cpus=1)
     running = asyncio.create_task(run.sample(tasks * 4))
-    await asyncio.sleep(1)  # rollouts are under way on both
+    await asyncio.sleep(1)  # rollouts are in flight on both
     nodes.remove_node(dying, allow_graceful=False)
     await until(lambda: run.workers[1] is not lost, within_s=60)
-    ray.kill(run.workers[1])  # as where Ray has put it on a node that dies too
+    ray.kill(run.workers[1])  # as if Ray had placed it on another dying node
     groups = await running
     assert all(len(group.rollouts) == 8 for group in groups)
     async with asyncio.timeout(180):

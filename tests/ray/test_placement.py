@@ -1,4 +1,4 @@
-"""Placement on a real Ray: a waiting job says what it waits for, and gives up in the end."""
+"""Placement on a real Ray: a job that waits for resources says which, and does not wait forever."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def local_ray() -> Iterator[None]:
     ray.shutdown()
 
 
-async def test_a_job_waits_for_its_places_and_says_for_what(local_ray: None) -> None:
+async def test_a_job_waits_for_its_resources_and_reports_which(local_ray: None) -> None:
     first, news = Seats(BOTH_CORES, "first"), list[str]()
     assert await first.ready(news.append) == [0]
     assert news == []
@@ -43,7 +43,7 @@ async def test_a_job_waits_for_its_places_and_says_for_what(local_ray: None) -> 
     third.release()
 
 
-async def test_an_engine_without_a_place_joins_when_another_job_ends(local_ray: None) -> None:
+async def test_an_engine_without_resources_joins_when_another_job_ends(local_ray: None) -> None:
     small = Seats(replace(BOTH_CORES, learner_ranks=0), "small")
     await small.ready(print)
     large = Seats(replace(BOTH_CORES, engines=2, learner_ranks=0), "large")
@@ -55,7 +55,7 @@ async def test_an_engine_without_a_place_joins_when_another_job_ends(local_ray: 
     large.release()
 
 
-async def test_what_no_single_node_holds_is_not_waited_for(local_ray: None) -> None:
+async def test_a_job_does_not_wait_for_resources_beyond_any_single_node(local_ray: None) -> None:
     large = Seats(replace(BOTH_CORES, engine_cores=7), "large")
     async with asyncio.timeout(NEWS_S):
         with pytest.raises(InvalidJob, match="engine 0 requires 7 cores, 0 GPUs, more than any node has"):
@@ -63,7 +63,7 @@ async def test_what_no_single_node_holds_is_not_waited_for(local_ray: None) -> N
     large.release()
 
 
-async def test_a_cluster_that_may_grow_is_waited_for_with_what_must_join(local_ray: None) -> None:
+async def test_in_an_autoscaled_cluster_a_job_waits_and_reports_the_node_that_must_join(local_ray: None) -> None:
     large, news = Seats(replace(BOTH_CORES, engine_cores=7), "large"), list[str]()
     with pytest.raises(
         InvalidJob, match=r"after 0.2 s: 8 cores.*engine 0 requires 7 cores.*: waiting for a larger one to join"

@@ -1,4 +1,4 @@
-"""Thoughts of a served turn, through vLLM's own parsing, token by token and as a whole. No engine is started."""
+"""Thoughts of a served turn through vLLM's parsing, token by token and as a whole, without an engine."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_thought_ends_where_the_episode_loop_ends_it(
 
 
 @pytest.mark.parametrize(("prompt", "text", "reasoning", "content", "names"), CASES)
-def test_a_stream_says_the_same(
+def test_a_stream_is_parsed_equally(
     tokenizer: Any, parser_class: Any, prompt: str, text: str, reasoning: Any, content: Any, names: list[str]
 ) -> None:
     wanted, parser = request(), parser_class(tokenizer, request().tools)
@@ -80,7 +80,7 @@ def test_a_stream_says_the_same(
     assert called == names
 
 
-def test_thoughts_are_counted_as_the_episode_loop_counts_them(tokenizer: Any, parser_class: Any) -> None:
+def test_thoughts_are_counted_as_in_the_episode_loop(tokenizer: Any, parser_class: Any) -> None:
     ids = tokenizer.encode("<think>look</think>42", add_special_tokens=False)
     parser = parser_class(tokenizer, None)
     assert parser.count_reasoning_tokens(ids) == ids.index(tokenizer.convert_tokens_to_ids("</think>")) + 1

@@ -1,4 +1,4 @@
-"""Builders of tasks, rollouts, groups, plans and jobs: defaults that fit together, and keywords that replace them."""
+"""Builders of tasks, rollouts, groups, plans and jobs with consistent defaults, which keywords replace."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EXACT = {
     "reference": "{{ item.reference_answer }}",
     "operation": "eq",
 }
-"""A grader, as a job file has it."""
+"""A grader in the form of a job file."""
 
 
 def task(name: str = "1", text: str = "", tools: Sequence[ToolSchema] = (), **item: Any) -> Task:
@@ -30,7 +30,7 @@ def task(name: str = "1", text: str = "", tools: Sequence[ToolSchema] = (), **it
 
 
 def tasks_of(path: Path) -> list[Task]:
-    """The rows of a data file without mistakes."""
+    """The rows of a valid data file."""
     tasks, problems = read_tasks(path, "training_file")
     assert not problems
     return tasks
@@ -43,7 +43,7 @@ def group_request(index: int = 0, size: int = 8, purpose: Purpose = "train", **c
 def rollout(
     request: GroupRequest, sample: int = 0, grade: float = 1.0, version: int = 0, sampled: int = 3, **changes: Any
 ) -> Rollout:
-    """A rollout of two prompt tokens and `sampled` sampled ones."""
+    """A rollout with two prompt tokens and `sampled` sampled tokens."""
     length = 2 + sampled
     mask = np.arange(length) >= 2
     made = Rollout(
@@ -94,11 +94,11 @@ def grader_spec(**values: Any) -> GraderSpec:
 
 
 def raw_job(**reinforcement: Any) -> dict[str, Any]:
-    """A job file's content; the keywords go into its `reinforcement`."""
+    """The content of a job file; the keywords go into its `reinforcement`."""
     method = {"type": "reinforcement", "reinforcement": {"grader": EXACT, **reinforcement}}
     return {"model": "org/model", "training_file": "train.jsonl", "method": method}
 
 
 def job(reinforcement: Mapping[str, Any] | None = None, **changes: Any) -> JobSpec:
-    """The keywords replace top-level keys."""
+    """A job; the keywords replace top-level keys."""
     return JobSpec.model_validate(raw_job(**(reinforcement or {})) | changes)

@@ -1,4 +1,4 @@
-"""Events as sinks get them."""
+"""Events as sinks receive them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NOW = 1_800_000_000.0
 
 
 class Recording:
-    """A Sink that keeps what it gets."""
+    """A Sink that keeps its events."""
 
     def __init__(self) -> None:
         self.events: list[RunEvent] = []
@@ -30,12 +30,12 @@ class Recording:
 def stream_of(
     *sinks: Sink, group_sinks: Sequence[GroupSink] = (), describe: Callable[[Event], str] = sentence
 ) -> EventStream:
-    """A stream whose clock stands still."""
+    """A stream whose clock always returns NOW."""
     return EventStream(JOB, sinks, group_sinks, clock=lambda: NOW, describe=describe)
 
 
 def run_event(event: Event) -> RunEvent:
-    """The event as a stream hands it out."""
+    """The event as a stream passes it to sinks."""
     recording = Recording()
     stream_of(recording).emit(event)
     (found,) = recording.events

@@ -1,4 +1,4 @@
-"""For tests of the chat and responses routes: a model server that answers with given turns and records requests."""
+"""A fake model server with scripted answers, which records its requests."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _finish(calls: Sequence[Any]) -> str:
 
 
 class FakeModels:
-    """Answers with `turns`, one a request (the last one again and again); with `n`, that many of them."""
+    """Answers with `turns`, one per choice of a request; the last one repeats."""
 
     def __init__(self, *turns: dict[str, Any], error: ApiError | None = None, breaks_after: int | None = None) -> None:
         self.bodies: list[Mapping[str, Any]] = []
@@ -76,7 +76,7 @@ class FakeModels:
 
 
 def _deltas(choice: dict[str, Any]) -> list[tuple[dict[str, Any], str | None]]:
-    """A choice in pieces of three characters."""
+    """A choice as stream deltas, in pieces of three characters, each with its finish reason."""
     message = choice["message"]
     deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
     deltas += [{"reasoning": piece} for piece in _pieces(message.get("reasoning") or "")]

@@ -15,7 +15,7 @@ E = TypeVar("E", bound=Event)
 
 
 class FakeRollouts:
-    """Answers each group after `delay(request)` scheduler turns, with grades by `grades(request)`; None discards."""
+    """Returns each group after `delay(request)` steps of the event loop, with `grades(request)`; None discards."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class FakeRollouts:
 
 
 class FakeLearner:
-    """Counts steps; `report(step)` may say that an update was not applied."""
+    """Records its calls; `report(step)` makes the reports, and so may say that an update was not applied."""
 
     def __init__(self, report: Callable[[int], StepReport] | None = None) -> None:
         self.batches: list[tuple[int, list[TrainSequence]]] = []

@@ -1,4 +1,4 @@
-"""For tests of endpoint clients: a real HTTP server on localhost with a given behaviour, a fake clock, free ports."""
+"""A real HTTP server on localhost with a behaviour chosen by the test, and a clock that advances only by sleeping."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from actors.runtime.timing import Timing
 from trainer.spec.operator import Operator
 
 LOCAL = Operator(allowed_networks=["127.0.0.0/8"])
-"""What lets clients call the servers below."""
+"""Allows clients to call the servers below."""
 
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """One request as it came. `number` counts from 1."""
+    """One received request; `number` counts from 1."""
 
     number: int
     path: str
@@ -31,7 +31,7 @@ class Received:
     transport: asyncio.Transport
 
     def drop(self) -> None:
-        """Close the connection without an answer."""
+        """Close the connection without a response."""
         self.transport.abort()
 
 
@@ -54,7 +54,7 @@ class FakeEndpoint:
     async def __aenter__(self) -> FakeEndpoint:
         app = web.Application(client_max_size=64 * 2**20)
         app.router.add_post("/{path:.*}", self._handle)
-        # A handler ends when its client goes, so that `open_now` shows what is still on the wire.
+        # A handler is cancelled when its client disconnects, so that `open_now` counts open requests only.
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", 0).start()
@@ -80,12 +80,15 @@ class FakeEndpoint:
 
 
 def says(body: Any, status: int = 200, **headers: str) -> Behaviour:
-    """Always the same JSON."""
+    """A behaviour that always gives the same answer; see `one_by_one`."""
     return one_by_one([(status, body)], **headers)
 
 
 def one_by_one(answers: Sequence[tuple[int, Any]], **headers: str) -> Behaviour:
-    """The answers in turn, the last one repeated. A body that is text is sent as it is, any other as JSON."""
+    """A behaviour that gives the answers in turn; the last one repeats.
+
+    A body that is a string is sent unchanged, all others as JSON. `headers` are sent with statuses other than 200.
+    """
 
     async def behave(request: Received) -> web.StreamResponse:
         status, body = answers[min(request.number, len(answers)) - 1]
@@ -98,13 +101,13 @@ def one_by_one(answers: Sequence[tuple[int, Any]], **headers: str) -> Behaviour:
 
 
 async def hangs(request: Received) -> web.StreamResponse:
-    """Never answers."""
+    """A behaviour that never answers."""
     await asyncio.Event().wait()
     raise AssertionError
 
 
 def unused_port() -> int:
-    """A port on which nobody listens, and none of those that connections of other tests get by chance."""
+    """A port on which nothing listens, outside the range of ephemeral ports, which other tests' connections use."""
     while True:
         port = random.randrange(20_000, 32_000)
         with suppress(OSError), socket.socket() as server:
@@ -114,7 +117,7 @@ def unused_port() -> int:
 
 @dataclass(slots=True)
 class FakeTime:
-    """A clock that moves only by sleeping, which takes no time."""
+    """A clock that advances only by sleeping, which takes no real time."""
 
     now: float = 0.0
     slept: list[float] = field(default_factory=list)
@@ -131,10 +134,14 @@ class FakeTime:
 
 
 async def until(holds: Callable[[], bool], within_s: float = 2.0) -> None:
-    """Wait until something holds."""
+    """Wait until `holds()` is true.
+
+    Raises:
+        AssertionError: it is not true within `within_s`.
+    """
     pause_s = 0.005
     for _ in range(round(within_s / pause_s)):
         if holds():
             return
         await asyncio.sleep(pause_s)
-    raise AssertionError(f"it did not hold within {within_s:g} s")
+    raise AssertionError(f"the condition was not true within {within_s:g} s")

@@ -1,4 +1,4 @@
-"""A grader that attacks. Each function returns 1.0 where it got nowhere, and raises where it came through.
+"""A hostile grader: each function is an attack that returns 1.0 if it was blocked, and raises if it succeeded.
 
 It is never imported: `tests.support.python_attacks` reads it as the source of a python grader.
 """
@@ -26,27 +26,27 @@ def grade(sample, item):
 
 
 def refused(*actions):
-    """1.0 where each of them fails with an OSError."""
+    """1.0 if each of the actions fails with an OSError."""
     for number, action in enumerate(actions):
         try:
-            said = action()
+            result = action()
         except OSError:
             continue
-        raise AssertionError(f"action {number} worked: {said!r:.200}")
+        raise AssertionError(f"action {number} succeeded: {result!r:.200}")
     return 1.0
 
 
 def is_honest(item):
-    """No attack; sees that nothing of another grade is left."""
+    """Not an attack: checks that another grade has left nothing behind."""
     global calls
     calls += 1
-    assert calls == 1 and not os.listdir("."), "something was left"
+    assert calls == 1 and not os.listdir("."), "another grade left something behind"
     refused(lambda: os.kill(-1, 0))
     return 0.25
 
 
 def uses_what_it_may(item):
-    """No attack either."""
+    """Not an attack either: uses what a grader may use."""
 
     async def soon():
         return 1
@@ -65,7 +65,7 @@ def uses_what_it_may(item):
 
 def reads_secrets(item):
     known = {"PATH", "HOME", "TMPDIR", "LANG", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE"}
-    known |= {"OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "PWD"}  # bubblewrap says where we are
+    known |= {"OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "PWD"}  # set by bubblewrap
     assert set(os.environ) <= known and "secret" not in str(os.environ), os.environ
     paths = ["/proc/1/environ", "/proc/self/environ", "/proc/self/mem", "/etc/shadow", "/etc/passwd", "/sys/kernel"]
     paths += [item["secret_file"], f"/proc/{item['pid']}/environ"]
@@ -134,7 +134,7 @@ def imports_our_code(item):
 
 
 def kills_everyone(item):
-    """The first process of a namespace gets none of these."""
+    """The first process of a namespace ignores all of these signals."""
     assert os.getppid() == 1, "no namespace: this would hit the machine"
     for number in (signal.SIGKILL, signal.SIGSTOP, signal.SIGINT, signal.SIGTERM, signal.SIGSEGV):
         os.kill(1, number)
@@ -199,7 +199,7 @@ def prints_a_gigabyte(item):
     return 1.0
 
 
-# -- what costs the grade ----------------------------------------------------------------------------------------------
+# -- attacks that fail the grade ---------------------------------------------------------------------------------------
 
 
 def forges_a_result(item):

@@ -1,4 +1,4 @@
-"""What tests of jobs share: a job store with a clock set by hand, and a job service's models, files and sealer."""
+"""Shared by tests of jobs: a job store with a manual clock, and fakes of a job service's models, files and sealer."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class KnownFiles:
 
 
 class ReversingSealer:
-    """Seals so that a test can see it was sealed."""
+    """A sealer whose output tests can predict."""
 
     def seal(self, text: str) -> str:
         return text[::-1]

@@ -2,8 +2,8 @@
 
     python -m tests.support.python_attacks bubblewrap|namespaces [--plain]
 
-It is a process of its own, with a secret in its environment, so that it may be another user: `--plain`, said by root,
-makes it one without any rights (in a mount namespace of its own, where the interpreter's folders are open to it).
+It is a separate process, with a secret in its environment, so that it can become another user: with `--plain`, root
+becomes a user without privileges (in a new mount namespace, where this user can read the interpreter's folders).
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ async def run(way: Way, attacks: list[str], item: dict[str, Any]) -> dict[str, O
 
 def main() -> None:
     way = cast(Way, sys.argv[1])
-    assert way != "none", "they would harm the machine"
+    assert way != "none", "without a sandbox the attacks would harm the machine"
     if "--plain" in sys.argv and os.getuid() == 0:
         become_plain()
     attacks = json.loads(os.environ["ATTACKS"])
@@ -109,10 +109,10 @@ def main() -> None:
 
 
 def become_plain() -> None:
-    """A user without rights to whom the folders of Python, its packages and this project are open."""
+    """Become a user without privileges who can read the folders of Python, its packages and this project."""
     here = str(ROOT)
     paths = [here, sys.prefix, sys.base_prefix, sysconfig.get_paths()["purelib"]]
-    launcher.check(launcher.libc.unshare(launcher.CLONE_NEWNS), "a mount namespace")
+    launcher.check(launcher.libc.unshare(launcher.CLONE_NEWNS), "unshare the mount namespace")
     launcher.mount("none", "/", None, launcher.MS_REC | launcher.MS_PRIVATE)
     with tempfile.TemporaryDirectory() as folder:
         held = {path: os.path.join(folder, str(number)) for number, path in enumerate(dict.fromkeys(paths))}

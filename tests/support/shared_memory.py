@@ -1,4 +1,4 @@
-"""What processes left behind in /dev/shm, where tests that run beside this one have segments too."""
+"""Finds what processes left behind in /dev/shm, where tests that run in parallel have segments too."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import psutil
 from actors.weights.shared_memory import PREFIX, SHM
 
 GRACE_S = 10.0
-"""For processes that are ending, and for another test that has just killed one of its own."""
+"""Time for processes that are ending, and for parallel tests that have just killed a process."""
 
 
 def left_behind(before: Set[str] = frozenset()) -> set[str]:
-    """Engines' segments that no living process has held for GRACE_S, without those in `before`."""
+    """Segments of engines that no living process has held for GRACE_S, except those that existed `before`."""
     deadline = time.monotonic() + GRACE_S
     left = unheld() - before
     while left and time.monotonic() < deadline:
@@ -27,10 +27,10 @@ def left_behind(before: Set[str] = frozenset()) -> set[str]:
 
 
 def unheld() -> set[str]:
-    """Engines' segments that no living process currently holds."""
-    there = {path.name for prefix in (PREFIX, "psm_") for path in SHM.glob(f"{prefix}*")}
-    for pid in psutil.pids() if there else ():
+    """Segments of engines that no living process holds now."""
+    segments = {path.name for prefix in (PREFIX, "psm_") for path in SHM.glob(f"{prefix}*")}
+    for pid in psutil.pids() if segments else ():
         with suppress(OSError):  # it has ended
-            there -= set(re.findall(rf"{SHM}/(\S+)", Path(f"/proc/{pid}/maps").read_text()))
-            there -= {file.readlink().name for file in Path(f"/proc/{pid}/fd").iterdir()}
-    return there
+            segments -= set(re.findall(rf"{SHM}/(\S+)", Path(f"/proc/{pid}/maps").read_text()))
+            segments -= {file.readlink().name for file in Path(f"/proc/{pid}/fd").iterdir()}
+    return segments

@@ -1,6 +1,11 @@
-"""Advantages: how much better a rollout did than the other survivors of its group. One pure function per algorithm.
+"""Advantages: how much better a rollout did than the other rollouts of its group. One pure function per algorithm.
 
-Shapes: rewards [n] and advantages [n], n >= 2 the rollouts of one group that were graded.
+Shapes: rewards [n] -> advantages [n], where n >= 2 is the number of graded rollouts in one group. An advantage applies
+to all sampled tokens of its rollout. For the rewards 1, 0, 0.5, 0.5:
+
+    centred     0.5   -0.5   0  0       differences from the mean, 0.5
+    grpo        1.22  -1.22  0  0       divided by the standard deviation, 0.408
+    rloo        0.67  -0.67  0  0       differences from the mean of the other three
 """
 
 from __future__ import annotations
@@ -16,16 +21,16 @@ Algorithm = Literal["centred", "grpo", "rloo"]
 NoSignal = Literal["all_right", "all_wrong", "equal"]
 
 GRPO_EPSILON = 1e-4
-"""Keeps the quotient finite where rewards hardly differ; the value that TRL uses."""
+"""Keeps the quotient finite if rewards hardly differ; same value as in TRL."""
 
 EQUAL_WITHIN = 1e-6
-"""Rewards that differ by less count as equal: penalties are sums of floats and carry rounding."""
+"""Rewards that differ by less count as equal, since penalties carry rounding errors."""
 
 
 def centred(rewards: Rewards) -> Rewards:
     """A_i = r_i - mean(r).
 
-    Without the division by the standard deviation, which weighs questions up that are almost always or almost never
+    Not divided by the standard deviation, which would give more weight to tasks that are almost always or almost never
     solved. Source: Liu et al. 2025, "Understanding R1-Zero-Like Training" (Dr. GRPO), arXiv 2503.20783.
     """
     differences: Rewards = rewards - rewards.mean()
@@ -33,7 +38,7 @@ def centred(rewards: Rewards) -> Rewards:
 
 
 def grpo(rewards: Rewards) -> Rewards:
-    """A_i = (r_i - mean(r)) / (std(r) + epsilon), std with n - 1.
+    """A_i = (r_i - mean(r)) / (std(r) + epsilon), with the sample standard deviation (n - 1).
 
     Source: Shao et al. 2024, DeepSeekMath, arXiv 2402.03300, section 4.1.2.
     """
@@ -41,7 +46,7 @@ def grpo(rewards: Rewards) -> Rewards:
 
 
 def rloo(rewards: Rewards) -> Rewards:
-    """A_i = r_i - mean of the other n - 1 rewards = n / (n - 1) (r_i - mean(r)).
+    """A_i = r_i - mean of the other n - 1 rewards = n / (n - 1) x (r_i - mean(r)).
 
     Source: Ahmadian et al. 2024, "Back to Basics", arXiv 2402.14740, section 3.3.
     """
@@ -55,19 +60,19 @@ def advantages(algorithm: Algorithm, rewards: Rewards) -> Rewards:
     """The advantages [n] of one group's rewards [n].
 
     Raises:
-        ValueError: fewer than two rewards (there is nothing to compare with), or one that is not finite.
+        ValueError: There are fewer than two rewards, or one is not finite.
     """
     if len(rewards) < 2:
-        raise ValueError(f"a group needs two graded rollouts to learn from, this one has {len(rewards)}")
+        raise ValueError(f"a group needs at least two graded rollouts, but this one has {len(rewards)}")
     if not np.isfinite(rewards).all():
         raise ValueError(f"a reward is not finite: {rewards.tolist()}")
     return _ALGORITHMS[algorithm](rewards)
 
 
 def signal_of(rewards: Rewards, grades: Sequence[float], pass_threshold: float) -> NoSignal | None:
-    """Why a group teaches nothing, or None where its rewards differ.
+    """Why a group has no training signal, or None if its rewards differ.
 
-    all_right: every grade reaches `pass_threshold`. all_wrong: every grade is 0 or less. equal: neither.
+    all_right: every grade is at least `pass_threshold`. all_wrong: every grade is 0 or less. equal: neither.
     """
     if np.ptp(rewards) >= EQUAL_WITHIN:
         return None

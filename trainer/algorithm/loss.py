@@ -1,8 +1,10 @@
-"""What is minimised: one pure function per term. All are per trained token, tensors [M] in float32.
+"""The terms of the loss: one pure function each, per trained token, on tensors [M] in float32.
 
-Three policies meet here. `logprobs`: the learner's now, the only one with a gradient. `proximal`: the learner's before
-the batch's first update, what steps are clipped around. `engine`: the one that sampled the token, perhaps some versions
-old and computed by other kernels.
+Three policies give log-probabilities of the same tokens:
+
+    logprobs    the learner's current policy, the only one with a gradient
+    proximal    the learner's policy before the batch's first update; updates are clipped around it
+    engine      the policy that sampled the token: maybe some versions old, and computed by other kernels
 """
 
 from __future__ import annotations
@@ -12,11 +14,12 @@ from torch import Tensor
 
 
 def importance_weights(proximal: Tensor, engine: Tensor, cap: float) -> Tensor:
-    """W = min(exp(proximal - engine), cap), without gradient.
+    """W = min(exp(proximal - engine), cap) [M], without gradient.
 
-    Corrects for tokens having been sampled by another policy than the proximal one. Source: decoupled PPO, Hilton et
-    al. 2021, arXiv 2110.00641; truncated as in Espeholt et al. 2018 (V-trace), arXiv 1802.01561: the cap trades a
-    small bias for bounded variance.
+    Corrects for tokens that another policy than the proximal one has sampled. For example, a token with probability 0.5
+    under the proximal policy and 0.25 under the engine's has weight 2; with 0.9 and 0.1 it is 9, truncated to the cap.
+    Source: decoupled PPO, Hilton et al. 2021, arXiv 2110.00641; truncated as in V-trace, Espeholt et al. 2018, arXiv
+    1802.01561, which trades a small bias for bounded variance.
     """
     return (proximal - engine).detach().exp().clamp(max=cap)
 
@@ -24,41 +27,50 @@ def importance_weights(proximal: Tensor, engine: Tensor, cap: float) -> Tensor:
 def clipped_surrogate(
     logprobs: Tensor, proximal: Tensor, advantages: Tensor, clip_low: float, clip_high: float
 ) -> Tensor:
-    """-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A), r = exp(logprobs - proximal).
+    """-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) [M], with r = exp(logprobs - proximal) and advantages A [M].
 
-    Source: PPO, Schulman et al. 2017, arXiv 1707.06347, equation 7; the higher upper bound is DAPO's "clip-higher", Yu
-    et al. 2025, arXiv 2503.14476, equation 10. At the first update of a batch r is 1 and the gradient that of -A log p.
+    With clip_low 0.2 and clip_high 0.28:
+
+        A = 2     r = 1.5    loss -2.56    no gradient: the probability has risen enough
+        A = 2     r = 0.5    loss -1.0     gradient: it fell although the token is better than average
+        A = -2    r = 1.5    loss 3.0      gradient
+        A = -2    r = 0.5    loss 1.6      no gradient
+
+    At the first update of a batch r is 1, and the gradient is that of -A log p. Source: PPO, Schulman et al. 2017,
+    arXiv 1707.06347, equation 7; the higher upper bound is DAPO's "clip-higher", Yu et al. 2025, arXiv 2503.14476,
+    equation 10.
     """
     ratio = (logprobs - proximal.detach()).exp()
     return -torch.minimum(ratio * advantages, ratio.clamp(1 - clip_low, 1 + clip_high) * advantages)
 
 
 def is_clipped(logprobs: Tensor, proximal: Tensor, advantages: Tensor, clip_low: float, clip_high: float) -> Tensor:
-    """[M] bool: where `clipped_surrogate` has no gradient because the step went far enough already."""
+    """[M] bool, True where `clipped_surrogate` has no gradient because the policy has moved far enough already."""
     ratio = (logprobs - proximal).detach().exp()
     return ((advantages > 0) & (ratio > 1 + clip_high)) | ((advantages < 0) & (ratio < 1 - clip_low))
 
 
 def kl_to_start(logprobs: Tensor, start: Tensor) -> Tensor:
-    """k3 = exp(d) - d - 1, d = start - logprobs: never negative, and its mean over own samples is KL(learner || start).
+    """The k3 estimator exp(d) - d - 1 [M] of the KL divergence to the start model, with d = start - logprobs.
 
-    Source: Schulman 2020, "Approximating KL divergence", joschu.net/blog/kl-approx.html; as a loss term in GRPO, Shao
-    et al. 2024, arXiv 2402.03300, equation 4.
+    It is never negative, and its mean over the learner's own samples is KL(learner || start). Source: Schulman 2020,
+    "Approximating KL divergence", joschu.net/blog/kl-approx.html; as a loss term in GRPO, Shao et al. 2024, arXiv
+    2402.03300, equation 4.
     """
     difference = start.detach() - logprobs
     return difference.exp() - difference - 1
 
 
 def cross_entropy(logprobs: Tensor) -> Tensor:
-    """-log p of the token that stands there: maximum likelihood (supervised training)."""
+    """-log p of each target token [M]: maximum likelihood, for supervised training."""
     return -logprobs
 
 
 def token_mean(losses: Tensor, weights: Tensor, denominator: float) -> Tensor:
-    """sum(weights x losses) / denominator, a scalar.
+    """sum(weights x losses) / denominator, a scalar, for losses and weights [M].
 
-    `denominator` is the sum of the weights over all micro-batches of all ranks of one update: so each token counts the
-    same, however it was packed, and long rollouts count by their length. Source: the token-level loss of DAPO,
-    arXiv 2503.14476, section 3.3.
+    `denominator` is the sum of the weights over all micro-batches of all ranks in one update. Every token therefore
+    counts the same however it is packed, and long rollouts count in proportion to their length. Source: the token-level
+    loss of DAPO, arXiv 2503.14476, section 3.3.
     """
     return (weights * losses).sum() / denominator

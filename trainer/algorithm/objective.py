@@ -1,4 +1,4 @@
-"""One micro-batch's loss, and the sums over its trained tokens from which a step's metrics are made."""
+"""The loss of one micro-batch, and the sums over its trained tokens that become the step's metrics."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trainer.model.policy import DeviceBatch
 from trainer.spec.job import AlgorithmSpec
 
 Sums = dict[str, Tensor]
-"""Scalars that add up over micro-batches, updates and ranks."""
+"""Scalar sums, which are added up over micro-batches, updates and ranks."""
 
 
 def reinforcement(
@@ -22,9 +22,10 @@ def reinforcement(
     algorithm: AlgorithmSpec,
     denominator: float,
 ) -> tuple[Tensor, Sums]:
-    """The clipped surrogate with truncated importance weights, and the KL to the start model where `start` is given.
+    """The clipped surrogate with truncated importance weights, plus the KL to the start model if `start` is given.
 
-    All tensors [M]; `proximal` and `start` without gradient. `denominator`: see `loss.token_mean`.
+    `logprobs`, `proximal` and `start` are [M] as in `trainer.algorithm.loss`; only `logprobs` has a gradient. See
+    `loss.token_mean` for `denominator`.
     """
     clip = (algorithm.clip_low, algorithm.clip_high)
     weights = loss.importance_weights(proximal, batch.logprobs, algorithm.importance_cap)
@@ -48,7 +49,10 @@ def supervised(batch: DeviceBatch, logprobs: Tensor, denominator: float) -> tupl
 
 
 def logprob_gap(batch: DeviceBatch, learner: Tensor, version: int) -> Sums:
-    """How far learner and engine are apart on tokens that policy `version` sampled, `learner` being at that version."""
+    """Difference of learner and engine on tokens that policy `version` sampled.
+
+    `learner` [M] are the learner's log-probabilities at the same version, so any difference comes from other kernels.
+    """
     same = batch.versions == version
     difference = (learner.detach() - batch.logprobs).where(same, 0.0)
     return {
@@ -59,7 +63,7 @@ def logprob_gap(batch: DeviceBatch, learner: Tensor, version: int) -> Sums:
 
 
 def means(sums: Mapping[str, float], num_tokens: float) -> dict[str, float]:
-    """A step's metrics, by the names of `trainer.metrics`, from sums over its `num_tokens` trained tokens."""
+    """A step's metrics, with the names of `trainer.metrics`, from sums over its `num_tokens` trained tokens."""
     names = {
         "importance_ratio": "importance_ratio_mean",
         "importance_capped": "importance_capped_share",

@@ -1,4 +1,4 @@
-"""Grade -> reward: a right answer is worth less the more calls, tokens and seconds it took, but never nothing."""
+"""From grade to reward: a correct answer is worth less the more calls, tokens and time it took, but never nothing."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from trainer.spec.job import RewardSpec
 from trainer.types import Grade
 
 KEPT_SHARE = 0.1
-"""Of a positive grade, this share is out of reach of penalties."""
+"""Share of a positive grade that penalties cannot take away."""
 
 
 def reward_of(spec: RewardSpec, grade: Grade, num_calls: int, num_sampled: int, busy_s: float) -> float:
-    """The reward of one rollout. Where a guard tripped it is what the guard says, as it is; else, of the grade's value:
+    """The reward of one rollout: the guard's value if a guard was triggered, else the grade minus penalties.
 
         penalties = tool_call_penalty x max(0, num_calls - tool_call_budget)
                   + token_penalty x num_sampled + time_penalty_per_s x busy_s
-        reward = grade                                           where grade <= 0
-                 max(grade - penalties, KEPT_SHARE x grade)      where grade > 0
+        reward = grade                                           if grade <= 0
+                 max(grade - penalties, KEPT_SHARE x grade)      if grade > 0
 
-    `num_sampled` are the tokens that the model generated, `busy_s` the seconds of model and tool time.
+    `num_sampled` is the number of tokens that the model generated, `busy_s` its model and tool time in seconds.
 
-    Giving up early must never pay. So a grade of 0 or less takes no penalty (else a quick wrong answer would beat a
-    long wrong one, and the model would learn to stop trying), and the floor keeps every positive grade above every
-    wrong answer, however much was spent on it: with a floor of 0, a right answer after many calls would be worth
-    as little as none. The reward rises strictly with the grade at equal cost.
+    Giving up early must never pay. A grade of 0 or less therefore takes no penalty: otherwise a quick wrong answer
+    would beat a long one, and the model would learn to stop trying. And the floor keeps every positive grade above
+    every wrong answer whatever it cost: with a floor of 0, a correct answer after many calls would be worth no more
+    than a wrong one. At equal cost the reward rises strictly with the grade.
     """
     value = grade.value
     if grade.guard is not None or value <= 0:

@@ -1,4 +1,4 @@
-"""The learning rate is a pure function of the step: nothing of it needs to be saved or restored."""
+"""The learning rate as a pure function of the step, so that checkpoints need no scheduler state."""
 
 from __future__ import annotations
 
@@ -6,15 +6,20 @@ import math
 from typing import Literal
 
 WARM_UP_SHARE = 0.03
-"""Of all steps. Adam's second moments are rough at first; a short ramp keeps its first updates small."""
+"""Share of all steps. Adam's second moments are inaccurate at first; a short ramp keeps its first updates small."""
 
 
 def learning_rate(step: int, *, total: int, base: float, schedule: Literal["constant", "linear", "cosine"]) -> float:
-    """The rate of update `step` (0 is the first) of `total`.
+    """The learning rate of update `step` (from 0) of `total`.
 
-    Warm-up: base x (step + 1) / warm over the first warm = ceil(0.03 x total) steps, so that no step has rate 0.
-    Then with x = (step - warm) / (total - warm), the share of the rest that is done:
-    constant: base; linear: base x (1 - x); cosine: base x (1 + cos(pi x)) / 2. After `total` as at x = 1.
+    Warm-up: base x (step + 1) / warm for the first warm = ceil(0.03 x total) steps, so no step has rate 0. After that,
+    with x = (step - warm) / (total - warm):
+
+        constant    base
+        linear      base x (1 - x)
+        cosine      base x (1 + cos(pi x)) / 2
+
+    From step `total` on, x stays 1.
     """
     warm = math.ceil(WARM_UP_SHARE * total)
     if step < warm:

@@ -1,8 +1,8 @@
-"""Messages and tools -> tokens, append-only: what was sampled is never rendered or tokenized again.
+"""Turns messages and tools into tokens, append-only: sampled tokens are never rendered or tokenized again.
 
-The template renders a row's messages once. After a sampled turn only *bridge* tokens (what the template puts between
-an assistant's end token and the next generation prompt) and tool results are appended. Results are tokenized with
-special tokens switched off, so that no tool can end a turn or open another role.
+The chat template renders a row's messages once. After each sampled turn, only tool results and *bridge* tokens are
+appended: what the template puts between the assistant's end token and the next generation prompt. Tool results are
+tokenized without special tokens, so no tool can end a turn or open another role.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import Any, Protocol
 from trainer.types import Message, ToolSchema
 
 THOUGHT_MARKS = ("<think>", "</think>")
-"""What opens and closes a thought, in the models whose vocabulary has these as tokens."""
-_SLOT = "\ue000{}\ue001"  # private-use characters: no template and no text holds them
+"""Open and close a thought in models whose vocabulary has these tokens."""
+_SLOT = "\ue000{}\ue001"  # private-use characters, which no template or text contains
 _PROBE = "\ue002probe\ue003"
 _ARGUMENTS = '{"probe": 1}'
 
 
 class Tokenizer(Protocol):
-    """The part of a Hugging Face fast tokenizer that is used here."""
+    """The part of a Hugging Face fast tokenizer that `Renderer` uses."""
 
     eos_token: str
     eos_token_id: int
@@ -36,7 +36,10 @@ class Tokenizer(Protocol):
 
 
 class Renderer:
-    """Renders one model's chat template. `template_arguments` go to every rendering (a template's own switches)."""
+    """Renders one model's chat template.
+
+    `template_arguments` are passed to the template every time, such as a switch for thinking.
+    """
 
     def __init__(self, tokenizer: Tokenizer, **template_arguments: Any) -> None:
         self.tokenizer = tokenizer
@@ -51,14 +54,18 @@ class Renderer:
         self.end_of_thought = self._marked_up.token_to_id(THOUGHT_MARKS[1])
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> list[int]:
-        """Token ids of the messages, the tools and the opening of the assistant's turn."""
+        """Token ids of the messages, the tools and the generation prompt."""
         return self._encode(self._render(messages, tools, generate=True))
 
     def resume(
         self, messages: Sequence[Message], tools: Sequence[ToolSchema], results: Sequence[Sequence[int]]
     ) -> list[int]:
-        """Like `prompt`, of a conversation that holds turns already, and as a rollout would have built it: the content
-        of the i-th tool message is `results[i]` (token ids), and calls read as they were sampled.
+        """Like `prompt`, for a conversation that already has assistant turns, with the tokens a rollout would have.
+
+        `results[i]` are the token ids of the i-th tool message's content. Tool calls keep the text that was sampled.
+
+        Raises:
+            ValueError: The chat template omits or reorders tool messages.
         """
         marked: list[Message] = []
         for message in messages:
@@ -72,13 +79,19 @@ class Renderer:
         for i, result in enumerate(results):
             piece, found, text = text.partition(_SLOT.format(i))
             if not found:
-                raise ValueError("the chat template leaves out the content of tool messages or changes their order")
+                raise ValueError("the chat template omits tool messages or changes their order")
             tokens += self._encode(piece)
             tokens += result
         return tokens + self._encode(text)
 
     def bridge(self, names: Sequence[str], results: Sequence[Sequence[int]]) -> list[int]:
-        """Tokens from a sampled end token to the next turn; `results[i]` (token ids) answers a call of `names[i]`."""
+        """Token ids from a sampled end token to the next generation prompt.
+
+        `results[i]` are the token ids of the result of a call to the tool `names[i]`.
+
+        Raises:
+            ValueError: The chat template omits or reorders tool messages.
+        """
         key = tuple(names)
         if key not in self._bridges:
             self._bridges[key] = self._split_bridge(key)
@@ -90,23 +103,27 @@ class Renderer:
         return tokens
 
     def plain(self, text: str) -> list[int]:
-        """Tokens of a text from outside; `<|im_end|>` in it is spelled out, never the end token."""
+        """Token ids of untrusted text, never special tokens: a literal `<|im_end|>` does not become the end token."""
         token_ids = list(self._plain.encode(text, add_special_tokens=False).ids)
         if self._special.keys().isdisjoint(token_ids):
             return token_ids
-        # Small vocabularies hold special tokens as ordinary pieces too: break them up in the text.
+        # In small vocabularies special tokens are also ordinary pieces: break them up in the text.
         for content in self._special.values():
             text = text.replace(content, f"{content[0]} {content[1:]}")
         return list(self._plain.encode(text, add_special_tokens=False).ids)
 
     def text(self, token_ids: Sequence[int]) -> str:
-        """Text of sampled tokens without the end token, other special tokens kept (parsers look for them)."""
+        """Text of sampled tokens without the end token. Other special tokens are kept, since parsers look for them."""
         return self.tokenizer.decode(token_ids, skip_special_tokens=False).removesuffix(self.tokenizer.eos_token)
 
     def conversation(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> tuple[list[int], list[bool]]:
-        """A whole conversation for supervised training: tokens [T] and which of them are the assistant's [T].
+        """A conversation for supervised training: token ids [T] and a mask [T] that is True for the assistant's tokens.
 
-        The assistant's are those from the opening of each of its turns to its end token, which is what it would sample.
+        The mask covers what the model would sample: everything after the generation prompt, up to and including the
+        end token. What follows the last assistant turn is left out.
+
+        Raises:
+            ValueError: The chat template rewrites earlier turns.
         """
         tokens: list[int] = []
         mask: list[bool] = []
@@ -127,7 +144,11 @@ class Renderer:
         return tokens, mask
 
     def rewrites_history(self) -> str | None:
-        """Why the template cannot be used append-only, or None. (What it drops or changes later was trained before.)"""
+        """Why the chat template cannot be used append-only, or None if it can.
+
+        A template that later drops or changes an assistant turn would show the model another history than the one that
+        its tokens were sampled and trained in.
+        """
         question: list[Message] = [{"role": "user", "content": "question"}]
         thought = f"<think>\n{_PROBE}\n</think>\n\n" if "think" in self.tokenizer.chat_template else _PROBE
         turn = _assistant(("tool",), thought)
@@ -136,12 +157,12 @@ class Renderer:
         once = self._render([*question, turn], (), generate=False)
         twice = self._render([*question, turn, result, turn, result], (), generate=True)
         if self.tokenizer.eos_token not in once:
-            return f"it does not end an assistant's turn with the tokenizer's end token {self.tokenizer.eos_token!r}"
+            return f"it does not end assistant turns with the tokenizer's end token {self.tokenizer.eos_token!r}"
         kept = once[: once.rindex(self.tokenizer.eos_token)]
         if not once.startswith(prompt) and not prompt.rstrip().endswith("<think>"):
-            return "a finished turn does not begin with what opened it"
+            return "it renders a finished assistant turn without the generation prompt that started it"
         if not twice.startswith(kept):
-            return "an assistant's turn reads otherwise once tool results follow it"
+            return "it changes an assistant turn once tool results follow"
         if twice.count(_PROBE) < 2:
             return "it drops the text or the thoughts of earlier turns"
         return None
@@ -160,8 +181,9 @@ class Renderer:
         return list(self._marked_up.encode(text, add_special_tokens=False).ids)
 
     def _call(self, call: dict[str, Any]) -> dict[str, Any]:
-        """A call as the template wants it: its arguments as the text that was sampled, else (where the template would
-        quote a text) as the value of it.
+        """A tool call in the form that the template renders as it was sampled.
+
+        Arguments stay text unless the template would quote them; then they are parsed.
         """
         function = call["function"]
         if self._quotes_arguments is None:
@@ -170,12 +192,12 @@ class Renderer:
             head: Message = {"role": "user", "content": "question"}
             self._quotes_arguments = _ARGUMENTS not in self._render([head, turn], (), generate=False)
         if self._quotes_arguments and isinstance(function["arguments"], str):
-            with contextlib.suppress(ValueError):  # what is no JSON was the model's mistake, and is shown as it is
+            with contextlib.suppress(ValueError):  # invalid JSON is the model's mistake: show it unchanged
                 function = {**function, "arguments": json.loads(function["arguments"])}
         return {**call, "function": function}
 
     def _split_bridge(self, names: tuple[str, ...]) -> list[list[int]]:
-        """Render results as slots and cut the text at them: one piece more than there are results."""
+        """Token ids between the results: render placeholders for them and split there, into len(names) + 1 pieces."""
         head: list[Message] = [{"role": "user", "content": "question"}, _assistant(names, "")]
         results: list[Message] = [
             {"role": "tool", "tool_call_id": f"call{i}", "name": name, "content": _SLOT.format(i)}
@@ -188,7 +210,7 @@ class Renderer:
         for i in range(len(names)):
             piece, found, text = text.partition(_SLOT.format(i))
             if not found:
-                raise ValueError("the chat template leaves out the content of tool messages or changes their order")
+                raise ValueError("the chat template omits tool messages or changes their order")
             pieces.append(self._encode(piece))
         return [*pieces, self._encode(text)]
 

@@ -1,6 +1,7 @@
-"""Dataset files: JSONL -> tasks, each mistake named by its line; and the order in which rows are trained.
+"""Reads dataset files (JSONL) into tasks, reports every mistake with its line, and orders rows for training.
 
-A row's id is its line number and a digest of its content: a resumed job knows its rows even in a file that has grown.
+A row's id is its line number and a digest of its content, so a resumed job recognizes its rows even if the file has
+grown.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ ROLES = ("developer", "system", "user", "assistant", "tool")
 
 
 def read_tasks(path: Path, field: str, *, conversations: bool = False) -> tuple[list[Task], list[Problem]]:
-    """Rows of section 6 of the wire contract (with `conversations`, whole ones for supervised training), and a problem
-    for each bad line.
+    """The rows of a dataset in OpenAI's chat format, and a problem for each invalid line.
+
+    Rows of a reinforcement job end with the user's message; with `conversations`, for supervised training, they end
+    with the assistant's. `field` is the setting that names the file, for messages.
     """
 
     def problem(code: str, line: int | None, message: str, remedy: str) -> Problem:
@@ -31,14 +34,14 @@ def read_tasks(path: Path, field: str, *, conversations: bool = False) -> tuple[
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         return [], [
-            problem("missing_file", None, f"there is no file {path}", "mend the path (it counts from the job file)")
+            problem("missing_file", None, f"there is no file {path}", "fix the path (it is relative to the job file)")
         ]
     except UnicodeDecodeError as error:
         bad = error.object[: error.start].count(b"\n") + 1
-        return [], [problem("unreadable_file", bad, f"is no UTF-8 text: {error.reason}", "save the file as UTF-8 text")]
+        return [], [problem("unreadable_file", bad, f"is not UTF-8 text: {error.reason}", "save the file as UTF-8")]
     except OSError as error:
         message = f"cannot be read: {error.strerror}"
-        return [], [problem("unreadable_file", None, message, "give a file that this user may read")]
+        return [], [problem("unreadable_file", None, message, "make the file readable for this user")]
     tasks: list[Task] = []
     problems: list[Problem] = []
     for number, line in enumerate(text.split("\n"), start=1):
@@ -46,11 +49,13 @@ def read_tasks(path: Path, field: str, *, conversations: bool = False) -> tuple[
             continue
         try:
             row = json.loads(line, parse_constant=_refuse, parse_float=_finite)
-            if "\\u" in line:  # an escape may be half of a character, which is no text
+            if "\\u" in line:  # an escape may be a lone surrogate, which cannot be encoded
                 json.dumps(row, ensure_ascii=False).encode()
         except (ValueError, RecursionError) as error:
             why = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
-            problems.append(problem("broken_json", number, f"is no JSON: {why}", "write one JSON object a line"))
+            problems.append(
+                problem("broken_json", number, f"is not valid JSON: {why}", "write one JSON object per line")
+            )
             continue
         mistake = _row_mistake(row, conversations)
         if mistake is not None:
@@ -59,56 +64,59 @@ def read_tasks(path: Path, field: str, *, conversations: bool = False) -> tuple[
         digest = hashlib.blake2b(line.strip().encode(), digest_size=4).hexdigest()
         tasks.append(Task(f"{number}-{digest}", tuple(row["messages"]), tuple(row.get("tools") or ()), row))
     if not tasks and not problems:
-        problems.append(problem("empty_file", None, "holds no row", "write at least one JSON object a line"))
+        problems.append(problem("empty_file", None, "has no rows", "write one JSON object per line"))
     return tasks, problems
 
 
 def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is a word of Python's that no endpoint could be sent")
+    raise ValueError(f"{constant} is not a JSON number")
 
 
 def _finite(text: str) -> float:
     number = float(text)
     if not math.isfinite(number):
-        raise ValueError(f"{text[:20]} is too large a number")
+        raise ValueError(f"the number {text[:20]} is too large")
     return number
 
 
 def _row_mistake(row: Any, conversations: bool) -> tuple[str, str] | None:
-    """What is wrong with a row and what to do, or None."""
+    """The mistake in a row and its remedy, or None."""
     if not isinstance(row, dict):
-        return "is no JSON object", "write an object with `messages`"
+        return "must be a JSON object", "write an object with `messages`"
     messages = row.get("messages")
     if not isinstance(messages, list) or not messages:
         return "messages is missing or empty", 'add "messages": [{"role": "user", "content": "..."}]'
     for i, message in enumerate(messages):
         if not isinstance(message, dict) or message.get("role") not in ROLES:
-            return f"messages[{i}].role is none of {', '.join(ROLES)}", "give each message a role"
+            return f"messages[{i}].role must be one of {', '.join(ROLES)}", "set the role of each message"
         content = message.get("content")
         if not isinstance(content, str) and not (message["role"] == "assistant" and message.get("tool_calls")):
-            return f"messages[{i}].content is no text", "give each message a text as content"
+            return f"messages[{i}].content must be a string", "set the content of each message"
     last = messages[-1]["role"]
     if conversations and last != "assistant":
         return f"the last message is the {last}'s", "end each conversation with the assistant's answer"
     if not conversations and last != "user":
-        return f"the last message is the {last}'s", "end messages with the user's: the model goes on from there"
+        return f"the last message is the {last}'s", "end with a user message, which the model is to answer"
     tools = row.get("tools")
     if tools is not None and not isinstance(tools, list):
-        return "tools is no list", "give a list of function tools, or leave it out"
+        return "tools must be a list", "write a list of function tools, or omit it"
     for i, tool in enumerate(tools or []):
         function = tool.get("function") if isinstance(tool, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             return f"tools[{i}].function.name is missing", 'write {"type": "function", "function": {"name": ...}}'
         if not isinstance(function.get("parameters", {}), dict):
-            return f"tools[{i}].function.parameters is no JSON schema", "give an object"
+            return f"tools[{i}].function.parameters must be a JSON schema", "write a JSON object"
     names = [tool["function"]["name"] for tool in tools or []]
     if len(set(names)) < len(names):
-        return "two of its tools have the same name", "give each tool a name of its own"
+        return "two tools have the same name", "give each tool a unique name"
     return None
 
 
 class RowOrder:
-    """Rows epoch after epoch, shuffled by (seed, epoch). `done` rows of the first epoch are left out (on resuming)."""
+    """Rows in training order: epoch after epoch without end, each shuffled by (seed, epoch).
+
+    A resumed job starts at `epoch` and leaves out the rows with ids in `done` from that epoch.
+    """
 
     def __init__(self, tasks: Sequence[Task], seed: int, epoch: int = 0, done: Sequence[str] = ()) -> None:
         self._tasks = list(tasks)
@@ -117,7 +125,7 @@ class RowOrder:
         self._done = set(done)
 
     def __iter__(self) -> Iterator[tuple[int, Task]]:
-        """(epoch, task) without end."""
+        """Yield (epoch, task), without end."""
         epoch, done = self._first_epoch, self._done
         while True:
             tasks = list(self._tasks)

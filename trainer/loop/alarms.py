@@ -1,7 +1,6 @@
-"""Reward hacking is watched, never claimed to be detected: what often comes with it is said once, with the samples to
-look at.
+"""Alarms for signs of reward hacking, each raised once with the rollouts to look at. They are signs, not proof.
 
-Levels are compared with the mean of the first BASELINE_STEPS steps; a resumed run compares with the first after it.
+Metrics are compared with their mean over the first BASELINE_STEPS steps, in a resumed run the first after resuming.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ from trainer.types import Rollout
 
 BASELINE_STEPS = 3
 DRIFT_FACTOR = 4.0
-"""Of lengths and counts. An agent that learns to answer with a third of its calls is what the job is for."""
+"""Change of a length or count, up or down; learning to answer with a third of the calls is what jobs are for."""
 RISE, FALL = 0.1, 0.1
-"""Of a grade, on its own scale from 0 to 1: smaller moves are noise of one batch."""
+"""Change of a grade, from 0 to 1; smaller changes are noise of one batch."""
 SOON_SHARE = 0.1
 TOP_GRADE, FAR_FROM_TOP = 0.98, 0.7
 NUM_SAMPLES = 5
@@ -28,7 +27,7 @@ SIZES: dict[str, Callable[[Rollout], float]] = {
 
 
 class Alarms:
-    """Watches the steps of a job of `total_steps`. Each rule speaks once a metric."""
+    """Watches the steps of a job of `total_steps`. Each rule raises at most one alarm per metric."""
 
     def __init__(self, total_steps: int) -> None:
         self._soon = max(BASELINE_STEPS, round(SOON_SHARE * total_steps))
@@ -36,7 +35,7 @@ class Alarms:
         self._raised: set[tuple[str, str]] = set()
 
     def look(self, metrics: dict[str, float], rollouts: Sequence[Rollout]) -> list[AlarmRaised]:
-        """What is new at a step, given its metrics and its graded rollouts."""
+        """New alarms at a step, given its metrics and its graded rollouts."""
         if not rollouts:
             return []
         alarms = [*self._too_soon(metrics, rollouts)]
@@ -60,14 +59,14 @@ class Alarms:
             yield _alarm("top_grade_soon", "train_mean_grade", before, metrics, traces)
 
     def _drifts(self, metrics: dict[str, float], rollouts: Sequence[Rollout]) -> Iterator[AlarmRaised]:
-        """Answers that grow or shrink out of all proportion, and tools that are called without end or no more."""
+        """Answers that become far longer or shorter, and tools that are called far more often or hardly ever."""
         for name, size in SIZES.items():
             before, now = self._baseline(name), metrics[name]
             if before and not before / DRIFT_FACTOR <= now <= before * DRIFT_FACTOR:
                 yield _alarm("drift", name, before, metrics, _traces(rollouts, size, largest=now > before))
 
     def _diverging(self, metrics: dict[str, float], rollouts: Sequence[Rollout]) -> Iterator[AlarmRaised]:
-        """A part of the grade, or the held-out grade, that falls while the whole rises."""
+        """A part of the grade, or the held-out grade, that falls while the grade rises."""
         grade = self._baseline("train_mean_grade")
         if grade is None or metrics["train_mean_grade"] < grade + RISE:
             return

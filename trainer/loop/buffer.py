@@ -1,10 +1,4 @@
-"""Bounded staleness by admission: batches form in the order in which groups were admitted, whatever order they end in.
-
-At version v at most (max_staleness + 1) x batch_size groups that may train are outstanding. A group admitted then
-stands within that many places of the front, so it is trained at version v + max_staleness at the latest; and because
-places are taken in order, a slow row is trained as often as a quick one. A group that ended without signal gives its
-place free at once, not only when its turn comes: else each batch would wait for round after round of fresh groups.
-"""
+"""Bounded staleness by admission control: batches form in the order in which groups were admitted, not finished."""
 
 from __future__ import annotations
 
@@ -20,94 +14,113 @@ TRAIN = "train"
 
 @dataclass(slots=True)
 class Batch:
-    """Groups with signal, and what was passed over on the way to them (None: too few survivors)."""
+    """Groups with a training signal, and those skipped on the way to them.
+
+    `skipped` pairs a group with the reason why it has no signal, or with None if too few of its rollouts were graded.
+    """
 
     trained: list[Group] = field(default_factory=list)
-    passed: list[tuple[Group, str | None]] = field(default_factory=list)
+    skipped: list[tuple[Group, str | None]] = field(default_factory=list)
 
     @property
     def all_groups(self) -> list[Group]:
-        return [*self.trained, *(group for group, _ in self.passed)]
+        return [*self.trained, *(group for group, _ in self.skipped)]
 
     @property
     def without_signal(self) -> Counter[str]:
-        return Counter(kind for _, kind in self.passed if kind is not None)
+        return Counter(kind for _, kind in self.skipped if kind is not None)
 
     @property
     def num_lost(self) -> int:
-        return sum(kind is None for _, kind in self.passed)
+        return sum(kind is None for _, kind in self.skipped)
 
 
 class Buffer:
-    """Groups between engines and learner.
+    """The groups between engines and learner, with a bound on how stale a trained group can be.
 
-    `judge(group)` says TRAIN, None (lost: too few survivors) or why a group has no signal. Up to `max_passed` groups
-    of a batch are replaced by fresh ones; beyond that the batch goes on smaller.
+    At most (max_staleness + 1) x batch_size groups that may still be trained are outstanding, that is, admitted but not
+    yet part of published weights. As batches form in admission order, a group admitted at version v is trained at
+    version v + max_staleness at the latest, and slow rows are trained as often as fast ones. With batch_size 2 and
+    max_staleness 1:
+
+        version 0    groups 0 1 2 3 are admitted; group 4 has to wait, since 4 = (1 + 1) x 2 are outstanding
+                     they finish as 2 0 3 1; next_batch() waits for 1 and returns 0 1
+        version 1    published(): groups 4 5 are admitted; the next batch is 2 3, one version old
+        version 2    published(): groups 6 7 are admitted; the next batch is 4 5, one version old
+
+    A group without signal is skipped: the batch takes the next group instead, and its slot is free as soon as it
+    finishes, or a batch would wait for one round of new groups after another. Had group 1 finished without signal,
+    group 4 would be admitted at once and the first batch would be 0 2.
+
+    `classify(group)` returns TRAIN, the reason why the group has no signal, or None if too few of its rollouts were
+    graded. At most `max_skipped` groups per batch are replaced in this way; beyond that the batch gets smaller.
     """
 
     def __init__(
-        self, batch_size: int, max_staleness: int, max_passed: int, judge: Callable[[Group], str | None]
+        self, batch_size: int, max_staleness: int, max_skipped: int, classify: Callable[[Group], str | None]
     ) -> None:
         self.batch_size = batch_size
         self._limit = (max_staleness + 1) * batch_size
-        self._max_passed = max_passed
-        self._judge = judge
-        self._admitted = 0  # index that the next admission gets
-        self._begin = 0  # index with which the batch begins that is being formed
-        self._front = 0  # index of the next group to take
-        self._taken = 0  # places of a batch that is not yet published
-        self._done: dict[int, tuple[Group, str | None]] = {}  # with what `judge` said
-        self._passed = 0  # groups since `_begin` that ended and do not train
+        self._max_skipped = max_skipped
+        self._classify = classify
+        self._admitted = 0  # index of the next group to admit
+        self._batch_start = 0  # index of the first group of the batch being formed
+        self._next = 0  # index of the next group to take
+        self._unpublished = 0  # size of the batch taken but not yet published
+        self._done: dict[int, tuple[Group, str | None]] = {}  # finished groups with their class
+        self._skipped = 0  # finished groups since `_batch_start` that will not be trained
         self._changed = asyncio.Condition()
 
     @property
     def outstanding(self) -> int:
-        """Groups admitted whose weights are not yet published. A batch that is being learned from counts in full, for
-        it makes one version.
+        """Groups that are admitted but not yet part of published weights.
+
+        The batch being learned counts with its full size, however many groups it has: it becomes one version.
         """
-        return self._admitted - self._begin + self._taken
+        return self._admitted - self._batch_start + self._unpublished
 
     def _has_room(self, needed: int) -> bool:
-        # A batch that passes over more than `max_passed` groups makes a version out of fewer that train. So no more
-        # than that many may be counted as gone, or a group could come to be trained a version too late.
-        trainable = self.outstanding - self._passed
-        return trainable < min(self._limit, needed) and self.outstanding < self._limit + self._max_passed
+        # A batch that skips more than `max_skipped` groups becomes a version with fewer trained groups. So at most that
+        # many skipped groups may free their slots, or a group could be trained one version too late.
+        trainable = self.outstanding - self._skipped
+        return trainable < min(self._limit, needed) and self.outstanding < self._limit + self._max_skipped
 
     async def admit(self, needed: Callable[[], int]) -> int:
-        """Wait until one more group may start and return its index. `needed()`: groups that the job still wants."""
+        """Wait until another group may start and return its index. `needed()`: groups that the job still needs."""
         async with self._changed:
             await self._changed.wait_for(lambda: self._has_room(needed()))
             self._admitted += 1
             return self._admitted - 1
 
     async def put(self, group: Group) -> None:
-        verdict = self._judge(group)
+        """Add a finished group."""
+        kind = self._classify(group)
         async with self._changed:
-            self._done[group.request.index] = group, verdict
-            self._passed += verdict != TRAIN
+            self._done[group.request.index] = group, kind
+            self._skipped += kind != TRAIN
             self._changed.notify_all()
 
     async def next_batch(self) -> Batch:
-        """The next groups in admission order; waits for the slowest of them."""
+        """The next groups in admission order. Waits for the slowest of them."""
         batch = Batch()
-        while len(batch.trained) + max(0, len(batch.passed) - self._max_passed) < self.batch_size:
+        while len(batch.trained) + max(0, len(batch.skipped) - self._max_skipped) < self.batch_size:
             async with self._changed:
-                await self._changed.wait_for(lambda: self._front in self._done)
-                group, verdict = self._done.pop(self._front)
-                self._front += 1
-                if verdict == TRAIN:
+                await self._changed.wait_for(lambda: self._next in self._done)
+                group, kind = self._done.pop(self._next)
+                self._next += 1
+                if kind == TRAIN:
                     batch.trained.append(group)
                 else:
-                    batch.passed.append((group, verdict))
+                    batch.skipped.append((group, kind))
         async with self._changed:
-            self._begin = self._front
-            self._passed -= len(batch.passed)
-            self._taken = self.batch_size if batch.trained else 0
+            self._batch_start = self._next
+            self._skipped -= len(batch.skipped)
+            self._unpublished = self.batch_size if batch.trained else 0
             self._changed.notify_all()
         return batch
 
     async def published(self) -> None:
-        """The batch that was taken has become weights: its places are free."""
+        """The weights trained on the last batch are published, which frees its slots."""
         async with self._changed:
-            self._taken = 0
+            self._unpublished = 0
             self._changed.notify_all()

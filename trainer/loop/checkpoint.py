@@ -1,5 +1,6 @@
-"""Checkpoints: written beside and renamed, and renamed before they are removed, so a folder with a name is whole; the
-best three and the last are kept.
+"""Checkpoints: a folder named step-N is always complete. The best three and the latest are kept.
+
+A checkpoint is written to a temporary folder and then renamed; to remove one, it is renamed first.
 """
 
 from __future__ import annotations
@@ -20,9 +21,12 @@ _STATE = "loop.json"
 
 @dataclass(frozen=True, slots=True)
 class LoopState:
-    """All numbers that the loop owns. `rows_done`: ids of the rows of `epoch` that were trained or passed over.
-    `metrics`: what is told of the step once its checkpoint is whole; a run that is killed just before tells it when it
-    is resumed.
+    """The state of the training loop.
+
+    Attributes:
+        rows_done: Ids of the rows of `epoch` that were trained or skipped.
+        metrics: The step's metrics. They are reported once the checkpoint is complete, or on resuming if the run was
+            killed in between.
     """
 
     step: int
@@ -45,10 +49,10 @@ class Checkpoints:
             shutil.rmtree(leftover)
 
     async def save(self, state: LoopState, write: Callable[[Path], Awaitable[None]]) -> Path:
-        """Let `write` fill a folder, then make it count.
+        """Save a checkpoint whose files `write` puts into the given folder, and remove checkpoints no longer needed.
 
         Raises:
-            OSError: the disk is full or read-only; earlier checkpoints are untouched.
+            OSError: The disk is full or read-only. Earlier checkpoints are unaffected.
         """
         final = self._folder / f"step-{state.step:06d}"
         temporary = final.with_suffix(".tmp")
@@ -67,10 +71,10 @@ class Checkpoints:
         return final
 
     def all(self) -> list[tuple[Path, LoopState]]:
-        """Whole checkpoints, oldest first; also while another thread saves one."""
+        """All complete checkpoints, oldest first. Safe to call while another thread saves one."""
         found = []
         for path in sorted(path for path in self._folder.glob("step-*") if path.suffix != ".tmp"):
-            with suppress(FileNotFoundError):  # removed meanwhile, for there are better ones
+            with suppress(FileNotFoundError):  # removed in the meantime
                 found.append((path, LoopState(**json.loads((path / _STATE).read_text()))))
         return found
 
@@ -87,24 +91,24 @@ class Checkpoints:
 
 
 def _remove(checkpoint: Path) -> None:
-    """Whole or gone, also for who reads meanwhile and for a process that is killed within."""
+    """Remove a checkpoint so that concurrent readers, or a killed process, never leave or see half of it."""
     shutil.rmtree(checkpoint.rename(checkpoint.with_name(f"{checkpoint.name}-removed.tmp")))
 
 
 def num_bytes(folder: Path) -> int:
-    """What a checkpoint takes on disk."""
+    """Size of a checkpoint on disk."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def check_same_job(state: LoopState, job_digest: str) -> None:
-    """A checkpoint goes on only with the job that wrote it.
+    """Check that a checkpoint was written by the same job.
 
     Raises:
-        InvalidJob: the job has changed since.
+        InvalidJob: The job has changed since.
     """
     if state.job_digest != job_digest:
-        remedy = "resume with the job file that began the run, or start a new run with `model` set to the checkpoint"
-        problem = Problem("job_changed", "job", "differs from the one that wrote the checkpoint", remedy)
+        remedy = "resume with the original job file, or start a new run with `model` set to the checkpoint"
+        problem = Problem("job_changed", "job", "has changed since the checkpoint was written", remedy)
         raise InvalidJob("cannot resume", [problem])
 
 

@@ -1,4 +1,4 @@
-"""Grading a whole file on one frozen version: equal seeds each time, n and a confidence interval stated."""
+"""Grades a whole file on one frozen version, with the same seeds each time; reports n and a confidence interval."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from trainer.protocols import Rollouts
 from trainer.types import Discarded, Evaluation, Group, GroupRequest, Purpose, Rollout, Task
 
 GROUPS_AT_ONCE = 512
-"""Bounds how many tasks wait in engines' queues; the engines bound what runs."""
+"""Groups sampled concurrently. It bounds the engines' queues; the engines bound what runs."""
 
 
 async def evaluate(
     rollouts: Rollouts, tasks: Sequence[Task], purpose: Purpose, samples: int, temperature: float, pass_threshold: float
 ) -> tuple[Evaluation, list[Group]]:
-    """Sample and grade each task `samples` times. Seeds depend on row and sample alone: epoch and attempt are fixed."""
+    """Sample and grade each task `samples` times. Seeds depend only on row and sample: epoch and attempt are fixed."""
     slots = asyncio.Semaphore(GROUPS_AT_ONCE)
 
     async def one(index: int, task: Task) -> Group:
@@ -37,7 +37,7 @@ async def evaluate(
 
 
 def summarize(groups: Sequence[Group], samples: int, pass_threshold: float) -> Evaluation:
-    """Means over graded rollouts; NaN where there is none."""
+    """Means over graded rollouts; NaN if there are none."""
     graded: list[Rollout] = [rollout for group in groups for rollout in group.rollouts]
     discarded: list[Discarded] = [d for group in groups for d in group.discarded]
     metrics = rollout_metrics(graded, discarded)
@@ -76,8 +76,9 @@ def half_width_95(values: Sequence[float]) -> float:
 
 
 def pass_at_k(n: int, correct: int, k: int) -> float:
-    """Probability that at least one of k of n samples passes: 1 - C(n - c, k) / C(n, k) (Chen et al. 2021,
-    arXiv:2107.03374, equation 1).
+    """Probability that at least one of k out of n samples passes, if `correct` of the n pass.
+
+    1 - C(n - correct, k) / C(n, k): Chen et al. 2021, arXiv:2107.03374, equation 1. At most n samples count.
     """
     k = min(k, n)
     return 1.0 - comb(n - correct, k) / comb(n, k)

@@ -1,6 +1,6 @@
-"""What is watched at each step: starvation, engines that differ from the learner, signs of reward hacking.
+"""The checks of each step: starvation, engines that differ from the learner, signs of reward hacking.
 
-Each check reports an event; the first two end the training where going on would learn from something wrong.
+Each check reports an event; the first two end the training before it learns from wrong data.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from trainer.protocols import EventSink
 STARVED_BATCHES_ALLOWED = 3
 GAP_WARNS_AT, GAP_HALTS_AT = 0.1, 0.5
 """Mean absolute log-probability difference, in nats, between engine and learner on equal weights. float32 gives 1e-6
-and bfloat16 about 0.02; above 0.1 something is off, at 0.5 the importance weights mean nothing."""
+and bfloat16 about 0.02; above 0.1 something is wrong, and at 0.5 importance weights are meaningless."""
 RATIO_HALTS_AT = 4.0
 
 
@@ -28,10 +28,10 @@ class Health:
         self._starved = 0
 
     def starved(self, batch: Batch, step: int) -> None:
-        """Report a batch without any group to train on; `step` is the last one that was done.
+        """Report a batch without any group to train on; `step` is the last one that is done.
 
         Raises:
-            Halted: it was the third in a row.
+            Halted: It was the third in a row.
         """
         self._starved += 1
         lost = rollout_metrics([], [d for g in batch.all_groups for d in g.discarded])
@@ -48,15 +48,15 @@ class Health:
         if self._starved >= STARVED_BATCHES_ALLOWED:
             raise Halted(
                 f"{self._starved} batches in a row had no group with a signal to learn from: all rewards of each group "
-                "were equal. The tasks are too easy or too hard for this model, the grader does not tell rollouts "
-                "apart, or the endpoints fail; look at the run's traces."
+                "were equal. The tasks are too easy or too hard for this model, the grader gives all rollouts the "
+                "same grade, or the endpoints fail; look at the run's traces."
             )
 
     def check(self, batch: Batch, step: int, metrics: dict[str, float]) -> None:
-        """Look at a step that was taken, by its batch and metrics.
+        """Check a step that is done, given its batch and metrics.
 
         Raises:
-            Halted: engine and learner disagree on equal weights, so that importance weights are noise.
+            Halted: Engine and learner disagree on the same weights, so that importance weights are noise.
         """
         self._starved = 0
         gap = max(metrics.get("logprob_gap", 0.0), metrics.get("canary_gap", 0.0))

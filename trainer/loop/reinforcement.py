@@ -1,6 +1,6 @@
 """The asynchronous loop: tasks -> graded groups -> advantages -> update -> new weights, while generation goes on.
 
-Knows only protocols. Generation for later steps runs while the learner works; `Buffer` bounds the staleness.
+Depends on protocols only. Generation for later steps continues while the learner trains; `Buffer` bounds the staleness.
 
     admit --> sample --> buffer --> batch --> learner step --> publish --> checks, validation, checkpoint
       ^                                                           |
@@ -72,20 +72,20 @@ class Loop:
         self._started = time.monotonic()
 
     async def resume(self, folder: Path, state: LoopState) -> None:
-        """Continue from a checkpoint: learner, engines, rows done."""
+        """Continue from a checkpoint: restore the learner, the state and the engines' weights."""
         await self._progress.resume(folder, state)
         await self._rollouts.publish(state.version)
 
     def stop(self) -> None:
-        """End after the update that is under way, with a checkpoint; an evaluation is cancelled."""
+        """Stop after the update in progress and save a checkpoint; an evaluation is cancelled."""
         self._stopping.set()
 
     async def run(self) -> LoopState:
         """Train to the last step (or until `stop`).
 
         Raises:
-            UserError: an endpoint refuses us.
-            Halted: gradients, signal or engines can no longer be trusted.
+            UserError: An endpoint refuses access.
+            Halted: Gradients, signal or engines can no longer be trusted.
         """
         if self._progress.step == 0:
             await self._validate()
@@ -160,7 +160,7 @@ class Loop:
         return sequences
 
     async def _validate(self) -> Evaluation | None:
-        """Grade the validation file on the engines' current version; no new training group starts meanwhile."""
+        """Grade the validation file on the engines' current version; no new training group starts until then."""
         self._admitting.clear()
         try:
             return await self._unless_stopped(self._validation.run(self._progress.step, self._buffer.outstanding))
@@ -168,7 +168,7 @@ class Loop:
             self._admitting.set()
 
     async def _unless_stopped(self, work: Coroutine[Any, Any, T]) -> T | None:
-        """The result of `work`, or None where `stop` came first; then `work` is cancelled."""
+        """The result of `work`; if `stop` comes first, cancels `work` and returns None."""
         working, stopping = asyncio.create_task(work), asyncio.create_task(self._stopping.wait())
         try:
             await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -181,7 +181,7 @@ class Loop:
     # -- admission -----------------------------------------------------------------------------------------------------
 
     async def _admit(self, group: asyncio.TaskGroup) -> None:
-        """Start groups as the buffer allows. A group that fails ends the loop: its error is the user's or fatal."""
+        """Start groups as the buffer allows. A group that raises ends the loop, since such an error is fatal."""
         plan, first = self._config.plan, self._progress.state
         rows: Iterator[tuple[int, Task]] = iter(RowOrder(self._tasks, self._config.seed, first.epoch, first.rows_done))
 
@@ -205,4 +205,4 @@ class Loop:
 
 
 class _StepsDone(Exception):
-    """Cancels what still samples when the last step is taken."""
+    """Cancels the remaining sampling tasks when the last step is done."""

@@ -1,4 +1,4 @@
-"""A loop's state and its checkpoints: what the loop owns is in one LoopState, which a checkpoint holds whole."""
+"""A loop's state and checkpoints: one LoopState holds all that the loop owns, and is saved with every checkpoint."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trainer.types import GroupRequest
 
 
 class Progress:
-    """The state of one loop, saved together with its learner."""
+    """The state of one loop, which is saved together with its learner."""
 
     def __init__(
         self, learner: Checkpointable, checkpoints: Checkpoints, sink: EventSink, total_steps: int, job_digest: str
@@ -36,7 +36,7 @@ class Progress:
 
     @property
     def is_saved(self) -> bool:
-        """Whether the newest step is in a checkpoint."""
+        """Whether the latest step is in a checkpoint."""
         return self._saved_step >= self.state.step
 
     async def resume(self, folder: Path, state: LoopState) -> None:
@@ -46,7 +46,7 @@ class Progress:
         self._sink.emit(JobResumed(step=state.step, total_steps=self._total_steps))
 
     def advance(self, rows: Sequence[tuple[int, str]], version: int, trained_tokens: int) -> None:
-        """Count a step that trained these (epoch, row id): rows of the newest epoch in it are done."""
+        """Count a step that used these (epoch, row id) pairs; `rows_done` keeps those of the newest epoch."""
         state = self.state
         epoch = max(state.epoch, max(row_epoch for row_epoch, _ in rows))
         done = set(state.rows_done) if epoch == state.epoch else set()
@@ -61,10 +61,10 @@ class Progress:
         )
 
     async def save(self, valid_reward: float | None, metrics: dict[str, float]) -> dict[str, float]:
-        """Write a checkpoint with the `metrics` of its step; returns what it cost, as metrics.
+        """Write a checkpoint with the `metrics` of its step; returns its duration and size as metrics.
 
         Raises:
-            OSError: the disk is full or read-only; earlier checkpoints are untouched.
+            OSError: The disk is full or read-only; earlier checkpoints are untouched.
         """
         self._sink.emit(PhaseBegan(phase="checkpoint", step=self.step))
         self.state = replace(self.state, valid_reward=valid_reward, metrics=metrics)
@@ -78,5 +78,5 @@ class Progress:
 
 
 def rows_of(requests: Sequence[GroupRequest]) -> list[tuple[int, str]]:
-    """(epoch, row id) of each, as `Progress.advance` takes them."""
+    """The (epoch, row id) pairs of requests, for `Progress.advance`."""
     return [(request.epoch, request.task.row_id) for request in requests]

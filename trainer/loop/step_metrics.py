@@ -1,4 +1,4 @@
-"""The metrics of one reinforcement step: its rollouts, what was trained and how fresh it was, what the sync cost."""
+"""The metrics of one reinforcement step: its rollouts, the trained groups and their staleness, the weight sync."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trainer.types import Discarded, Grade, Group, Rollout, SyncReport
 def step_metrics(
     batch: Batch, state: LoopState, total_steps: int, trained_version: int, sync: SyncReport | None
 ) -> dict[str, float]:
-    """Of the step that led to `state`, taken from policy `trained_version`, by the names of `trainer.metrics`."""
+    """Metrics of the step that led to `state`, trained from policy `trained_version`; names of `trainer.metrics`."""
     groups = batch.all_groups
     metrics = rollout_metrics([r for g in groups for r in g.rollouts], [d for g in groups for d in g.discarded])
     staleness = [trained_version - group.oldest_version for group in batch.trained]
@@ -42,14 +42,14 @@ def step_metrics(
     return metrics
 
 
-def step_times(begun: float, run_begun: float) -> dict[str, float]:
-    """Of a step and a run that began then (`time.monotonic`), up to now."""
+def step_times(started: float, run_started: float) -> dict[str, float]:
+    """Durations of the current step and run, whose start times are those of `time.monotonic`."""
     now = time.monotonic()
-    return {"time_step_s": now - begun, "elapsed_s": now - run_begun}
+    return {"time_step_s": now - started, "elapsed_s": now - run_started}
 
 
 def rollout_metrics(rollouts: Sequence[Rollout], discarded: Sequence[Discarded] = ()) -> dict[str, float]:
-    """Means and counts over graded rollouts; nothing where there is none."""
+    """Means and counts over rollouts; without graded ones only the counts."""
     metrics: dict[str, float] = {f"discarded/{k}": float(n) for k, n in Counter(d.reason for d in discarded).items()}
     total = len(rollouts) + len(discarded)
     if total:
@@ -77,7 +77,7 @@ def rollout_metrics(rollouts: Sequence[Rollout], discarded: Sequence[Discarded] 
 
 
 def _grade_metrics(grades: Sequence[Grade]) -> dict[str, float]:
-    """What graders, guards and judges said. A sample that a grader could not read has no scores of its parts."""
+    """Metrics of graders, guards and judges. The parts of an `invalid_grade` have no scores."""
     metrics: dict[str, float] = {}
     for part in dict.fromkeys(part for grade in grades for part in grade.scores):
         metrics[f"grader/{part}/score_mean"] = fmean(g.scores[part] for g in grades if part in g.scores)
@@ -95,8 +95,9 @@ def _grade_metrics(grades: Sequence[Grade]) -> dict[str, float]:
 
 
 def slow_rows_ratio(groups: Sequence[Group]) -> float:
-    """Whether slow rows are trained as often as the data set holds them: the share of the slowest quarter's rollouts
-    that was graded, divided by that share of all groups. NaN with fewer than four groups.
+    """Share of graded rollouts in the slowest quarter of groups, divided by that share in all groups.
+
+    1 if slow rows are trained as often as others; NaN with fewer than four groups.
     """
     slow = sorted(groups, key=lambda group: group.wall_s)[-(len(groups) // 4) :] if len(groups) >= 4 else []
 
@@ -128,7 +129,7 @@ def _tool_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
 
 
 def _tool_tokens(rollout: Rollout) -> list[tuple[str, float]]:
-    """(tool, tokens of its output): what stands between two turns, shared out among the calls by length."""
+    """(tool, tokens of its output): the tokens between two turns, divided among the calls by output length."""
     found = []
     for turn, after in zip(rollout.turns, rollout.turns[1:], strict=False):
         lengths = [len(result.output) for result in turn.results]

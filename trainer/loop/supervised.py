@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: cross-entropy on the assistant's tokens of whole conversations, tools included."""
+"""Supervised fine-tuning: cross-entropy on the assistant's tokens of whole conversations, including tool calls."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from trainer.types import StepReport, Task
 
 
 class SupervisedLearner(Checkpointable, Protocol):
-    """The learner's part of supervised training."""
+    """A learner for supervised training."""
 
     async def step(self, sequences: Sequence[WeightedSequence], version: int) -> StepReport: ...
 
@@ -33,7 +33,7 @@ class SupervisedLearner(Checkpointable, Protocol):
 
 
 class SupervisedLoop:
-    """One job's supervised training; the reinforcement loop's sibling without rollouts.
+    """One job's supervised training; the counterpart of the reinforcement loop, without rollouts.
 
     A checkpoint's `valid_reward` is the negative validation loss, so that the best are the lowest.
     """
@@ -68,14 +68,14 @@ class SupervisedLoop:
         await self._progress.resume(folder, state)
 
     def stop(self) -> None:
-        """End after the update that is under way, with a checkpoint."""
+        """Stop after the update in progress and save a checkpoint."""
         self._stopping = True
 
     async def run(self) -> LoopState:
         """Train to the last step (or until `stop`).
 
         Raises:
-            Halted: gradients can no longer be trusted.
+            Halted: Gradients can no longer be trusted.
         """
         state = self._progress.state
         rows = iter(RowOrder(self._tasks, self._seed, state.epoch, state.rows_done))

@@ -1,4 +1,4 @@
-"""The validation file of a reinforcement job, graded on one frozen version between two steps."""
+"""Grades the validation file of a reinforcement job between two steps, on one frozen version."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trainer.types import Evaluation, Task
 
 
 class Validation:
-    """`samples` rollouts for each task; nothing happens where there are no tasks."""
+    """Runs `samples` rollouts for each task; does nothing without tasks."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class Validation:
         self._sink = sink
 
     async def run(self, step: int, groups_in_flight: int) -> Evaluation | None:
-        """Grade the file; `groups_in_flight` are training groups that share the engines with it."""
+        """Grade the file, or return None without tasks. `groups_in_flight`: training groups that share the engines."""
         if not self._tasks:
             return None
         self._sink.emit(PhaseBegan(phase="validation", step=step))
@@ -45,7 +45,7 @@ class Validation:
 
 
 def validation_metrics(evaluation: Evaluation | None) -> dict[str, float]:
-    """By the names of `trainer.metrics`; nothing where nothing was graded."""
+    """The metrics of a validation; empty if nothing was graded."""
     if evaluation is None:
         return {}
     return {

@@ -1,6 +1,6 @@
-"""Sequences -> micro-batches: laid end to end without padding, as many on each rank, about equally dear.
+"""Packs sequences into micro-batches without padding: equally many on each rank, at about equal cost.
 
-A sequence is never cut. A sequence of T tokens takes T - 1 places, since nothing is predicted from its last token.
+A sequence is never split. A sequence of T tokens takes up T - 1 tokens, since its last token predicts nothing.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 from trainer.types import TrainSequence
 
 ATTENTION_EQUALS_LINEAR_AT = 24_576
-"""Sequence length at which causal attention costs as much as a layer's matrices: about 12 x the hidden size (2,048
-here, a model of 1.5B). Only the balance between micro-batches depends on it."""
+"""Sequence length at which causal attention costs as much as a layer's matrix products: about 12 x the hidden size
+(2,048 here, as in a model of 1.5B parameters). Only the balance between micro-batches depends on it."""
 
 
 @dataclass(frozen=True, slots=True)
 class WeightedSequence:
-    """What supervised training needs of one conversation: token_ids [T] int32, weights [T] float32 (0: not trained)."""
+    """A conversation for supervised training: token_ids [T] int32 and loss weights [T] float32 (0: not trained)."""
 
     token_ids: NDArray[np.int32]
     weights: NDArray[np.float32]
@@ -32,18 +32,33 @@ AnySequence = TrainSequence | WeightedSequence
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """What one forward pass takes: S sequences on N places, M trained tokens.
+    """The input of one forward pass: S packed sequences with N tokens in total, M of whose successors are trained.
 
-    token_ids [N] int64, positions [N] int64 (from 0 in each sequence), lengths: S numbers whose sum is N.
-    For each trained token: places [M] int64, where in N its prediction stands; targets [M] int64, the token;
-    weights [M] float32 in the loss; advantages, logprobs [M] float32 and versions [M] int32 as in TrainSequence.
-    `num_useful` are the places that are not filler.
+    For example, the sequences 10 11 *12 13* and 20 21 *22* (trained tokens in asterisks) become
+
+        token_ids       10 11 12 20 21      N = 5
+        positions        0  1  2  0  1
+        lengths          3, 2               S = 2
+        logits_indices   1  2  4            M = 3: the token at index 1 predicts the first target
+        targets         12 13 22
+
+    Attributes:
+        token_ids: [N] int64, without the last token of each sequence.
+        positions: [N] int64, starting at 0 in each sequence.
+        lengths: S numbers that add up to N.
+        logits_indices: [M] int64, the index in N whose logits predict each trained token.
+        targets: [M] int64, the trained tokens.
+        weights: [M] float32, their weights in the loss.
+        advantages: [M] float32, as in `TrainSequence`.
+        logprobs: [M] float32, as in `TrainSequence`.
+        versions: [M] int32, as in `TrainSequence`.
+        num_useful: Tokens that are not filler: N or 0.
     """
 
     token_ids: NDArray[np.int64]
     positions: NDArray[np.int64]
     lengths: tuple[int, ...]
-    places: NDArray[np.int64]
+    logits_indices: NDArray[np.int64]
     targets: NDArray[np.int64]
     weights: NDArray[np.float32]
     advantages: NDArray[np.float32]
@@ -52,7 +67,7 @@ class MicroBatch:
     num_useful: int
 
     @property
-    def num_places(self) -> int:
+    def num_tokens(self) -> int:
         return len(self.token_ids)
 
     @property
@@ -65,29 +80,30 @@ class MicroBatch:
 
 
 def split_updates(sequences: Sequence[AnySequence], num_updates: int) -> list[list[AnySequence]]:
-    """The mini-batches of one batch: disjoint, one optimizer step each, every `num_updates`-th sequence in turn.
+    """Split a batch into disjoint mini-batches, one optimizer step each; mini-batch i gets sequences i, i + n, ...
 
-    Groups stand together in a batch, so each mini-batch gets its share of each group. Fewer where sequences are fewer.
+    The rollouts of a group are adjacent in a batch, so each mini-batch gets its share of every group. There are at most
+    as many mini-batches as sequences.
     """
     return [list(sequences[first::num_updates]) for first in range(min(num_updates, len(sequences)))]
 
 
 def pack(sequences: Sequence[AnySequence], *, num_ranks: int, budget: int) -> list[list[MicroBatch]]:
-    """Micro-batches per rank: [num_ranks][K], K the same on each.
+    """Pack sequences into micro-batches [num_ranks][K], with the same K for every rank.
 
-    A micro-batch holds at most `budget` places; a longer sequence gets one of its own. What lacks to a multiple of
-    `num_ranks` is filled with micro-batches that train nothing, since under ZeRO every rank must join every pass.
+    A micro-batch has at most `budget` tokens; a longer sequence gets a micro-batch of its own. Ranks that would have
+    fewer than K get fillers that train nothing, since under ZeRO every rank must take part in every pass.
 
     Raises:
-        ValueError: no sequence has a token to train, or a first token is to be trained (nothing predicts it).
+        ValueError: No token is trained, or a sequence trains its first token (which nothing predicts) or is too short.
     """
     rows = [_row(sequence) for sequence in sequences]
     for row in rows:
         if len(row.token_ids) < 2 or row.weights[0] != 0:
-            raise ValueError("a sequence needs two tokens at least, and its first one cannot be trained")
+            raise ValueError("a sequence needs at least two tokens, and its first one cannot be trained")
     if not any(row.weights.any() for row in rows):
-        raise ValueError("no token of these sequences is trained")
-    lengths = [row.num_places for row in rows]
+        raise ValueError("the sequences have no token to train")
+    lengths = [row.num_tokens for row in rows]
     bins = [chosen for chosen in _fill(lengths, num_ranks, budget) if chosen]
     bins += [[]] * (-len(bins) % num_ranks)
     return [
@@ -97,12 +113,15 @@ def pack(sequences: Sequence[AnySequence], *, num_ranks: int, budget: int) -> li
 
 
 def _cost(length: int) -> float:
+    """Relative cost of a sequence: linear for the matrix products, quadratic for attention."""
     return length * (1 + length / ATTENTION_EQUALS_LINEAR_AT)
 
 
 def _fill(lengths: Sequence[int], num_ranks: int, budget: int) -> list[list[int]]:
-    """Bins of sequence indices, a multiple of `num_ranks` in number: the dearest sequence first, each into the cheapest
-    bin with room (longest processing time first, Graham 1969). Starts from the fewest bins that could do.
+    """Distribute sequence indices over bins, whose number is a multiple of `num_ranks`.
+
+    The longest sequence comes first, each goes into the cheapest bin with room (longest processing time first, Graham
+    1969). Starts with the fewest bins that could be enough and adds `num_ranks` more until all fit.
     """
     order = sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
     fitting = [length for length in lengths if length <= budget]
@@ -126,7 +145,7 @@ def _fill(lengths: Sequence[int], num_ranks: int, budget: int) -> list[list[int]
 
 
 def _deal(bins: Sequence[list[int]], lengths: Sequence[int], num_ranks: int) -> list[list[list[int]]]:
-    """Bins per rank: those of like cost run side by side, and each time the rank with the least takes the most."""
+    """Bins per rank: bins of similar cost run in parallel, and the rank with the least work so far gets the largest."""
     costs = [sum(_cost(lengths[index]) for index in chosen) for chosen in bins]
     order = sorted(range(len(bins)), key=lambda number: -costs[number])
     ranks: list[list[list[int]]] = [[] for _ in range(num_ranks)]
@@ -140,7 +159,7 @@ def _deal(bins: Sequence[list[int]], lengths: Sequence[int], num_ranks: int) -> 
 
 @dataclass(frozen=True, slots=True)
 class _PackedRow:
-    """Either kind of sequence, arrays [T]."""
+    """A sequence of either kind as arrays [T]."""
 
     token_ids: NDArray[np.int32]
     weights: NDArray[np.float32]
@@ -149,7 +168,7 @@ class _PackedRow:
     versions: NDArray[np.int32]
 
     @property
-    def num_places(self) -> int:
+    def num_tokens(self) -> int:
         return len(self.token_ids) - 1
 
 
@@ -157,18 +176,18 @@ def _row(sequence: AnySequence) -> _PackedRow:
     if isinstance(sequence, TrainSequence):
         weights = sequence.loss_mask.astype(np.float32)
         return _PackedRow(sequence.token_ids, weights, sequence.advantage, sequence.logprobs, sequence.versions)
-    return _untaught(sequence.token_ids, sequence.weights)
+    return _untrained(sequence.token_ids, sequence.weights)
 
 
-def _untaught(token_ids: NDArray[np.int32], weights: NDArray[np.float32]) -> _PackedRow:
+def _untrained(token_ids: NDArray[np.int32], weights: NDArray[np.float32]) -> _PackedRow:
     return _PackedRow(token_ids, weights, 0.0, np.zeros_like(weights), np.full(len(token_ids), -1, np.int32))
 
 
 def _micro_batch(rows: Sequence[_PackedRow]) -> MicroBatch:
-    """Lay rows end to end. Of none, a filler: one place, nothing trained."""
-    num_useful = sum(row.num_places for row in rows)
-    rows = rows or [_untaught(np.zeros(2, np.int32), np.zeros(2, np.float32))]
-    lengths = [row.num_places for row in rows]
+    """Concatenate rows. Without rows, a filler of one token that trains nothing."""
+    num_useful = sum(row.num_tokens for row in rows)
+    rows = rows or [_untrained(np.zeros(2, np.int32), np.zeros(2, np.float32))]
+    lengths = [row.num_tokens for row in rows]
     trained = [np.flatnonzero(row.weights) for row in rows]
     starts = np.cumsum([0, *lengths[:-1]])
     chosen = list(zip(rows, trained, strict=True))
@@ -176,7 +195,7 @@ def _micro_batch(rows: Sequence[_PackedRow]) -> MicroBatch:
         token_ids=np.concatenate([row.token_ids[:-1] for row in rows]).astype(np.int64),
         positions=np.concatenate([np.arange(length, dtype=np.int64) for length in lengths]),
         lengths=tuple(lengths),
-        places=np.concatenate([which - 1 + start for which, start in zip(trained, starts, strict=True)]),
+        logits_indices=np.concatenate([which - 1 + start for which, start in zip(trained, starts, strict=True)]),
         targets=np.concatenate([row.token_ids[which] for row, which in chosen]).astype(np.int64),
         weights=np.concatenate([row.weights[which] for row, which in chosen]),
         advantages=np.repeat(np.array([row.advantage for row in rows], np.float32), [len(which) for which in trained]),

@@ -1,7 +1,7 @@
-"""Log-probabilities of tokens without logits in full: rows go through the head in chunks, forward and backward.
+"""Log-probabilities of tokens without the full logits: rows go through the head in chunks, forward and backward.
 
-Logits of 16k tokens x 150k words take 10 GB in float32, and a plain log-softmax keeps three such tensors. Here a
-chunk of them lives at a time; the backward pass computes them again.
+Logits of 16k tokens x a vocabulary of 150k take 10 GB in float32, and a plain log-softmax keeps three such tensors.
+Here only one chunk of them exists at a time; the backward pass recomputes them.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from trainer.model.sizes import CHUNK_BYTES
 
 
 class TokenLogProbs(nn.Module):
-    """A language model's head, which owns its `weight` [V, D] (so ZeRO-3 gathers it around forward and backward, and a
-    tied embedding stays tied) and gives log-probabilities of given tokens instead of logits.
+    """A language model's head that returns log-probabilities of given tokens instead of logits.
+
+    It owns its `weight` [V, D], so ZeRO-3 gathers it around forward and backward, and a tied embedding stays tied.
     """
 
     def __init__(self, weight: nn.Parameter, temperature: float = 1.0, chunk_bytes: int | None = None) -> None:
@@ -27,8 +28,10 @@ class TokenLogProbs(nn.Module):
         self._chunk_bytes = chunk_bytes
 
     def forward(self, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Hidden [M, D], targets [M] int64 -> log-probabilities [M] of the targets and entropies [M] in nats, both of
-        softmax(hidden weight^T / temperature), in float32. No gradient flows through the entropies.
+        """Log-probabilities [M] of the targets and entropies [M] in nats, in float32.
+
+        Both are of softmax(hidden weight^T / temperature), for hidden [M, D] and targets [M] int64. No gradient flows
+        through the entropies.
         """
         chunk_bytes = self._chunk_bytes or CHUNK_BYTES.get(hidden.device.type, CHUNK_BYTES["cpu"])
         chunk = max(1, chunk_bytes // (4 * len(self.weight)))
@@ -63,7 +66,7 @@ class _ChunkedLogProbs(torch.autograd.Function):
         hidden, weight, targets, normalisers = ctx.saved_tensors
         outer = gradients[0] / ctx.temperature
         d_hidden = torch.empty_like(hidden)
-        # Sums over chunks are kept in full precision: in bfloat16 each further chunk would be rounded away.
+        # Accumulate over chunks in float32: in bfloat16 the contribution of later chunks would be rounded away.
         d_weight = torch.zeros_like(weight, dtype=_precision(weight))
         for rows in _chunks(len(hidden), ctx.chunk):
             scores = _logits(hidden[rows], weight, ctx.temperature)

@@ -1,7 +1,7 @@
-"""Causal attention over packed sequences: no token sees another rollout's. Registered with transformers as "packed".
+"""Causal attention over packed sequences: no token sees another sequence. Registered with transformers as "packed".
 
-On a GPU in half precision one variable-length flash kernel, elsewhere one `scaled_dot_product_attention` a sequence:
-the loop computes no padding and needs no mask, which on a CPU is faster than batches padded to like lengths.
+On a GPU in half precision it is one variable-length flash kernel, elsewhere one `scaled_dot_product_attention` per
+sequence. That loop needs no padding and no mask, which on a CPU is faster than padded batches.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NAME = "packed"
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """Where sequences lie on the N places: lengths (S numbers, sum N) and cu_seqlens [S + 1] int32 on the device."""
+    """Where S sequences lie in N packed tokens: lengths (S numbers, sum N), cu_seqlens [S + 1] int32 on the device."""
 
     lengths: tuple[int, ...]
     cu_seqlens: Tensor
@@ -36,7 +36,7 @@ class Packing:
 
 
 _FLASH_TAKES_GROUPS = "enable_gqa" in inspect.signature(varlen_attn).parameters
-"""From torch 2.12 on."""
+"""True from torch 2.12 on."""
 
 
 def packed_attention(
@@ -53,20 +53,22 @@ def packed_attention(
     s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """An attention function of transformers' `AttentionInterface`.
+    """An attention function for transformers' `AttentionInterface`.
 
-    query [1, H, N, D], key and value [1, K, N, D] with K dividing H -> [1, N, H, D]. A token sees itself and what
-    stands before it in its own sequence, with `sliding_window` W at most W tokens, itself included. Dropout is left
-    out: the learner's log-probabilities must be those of the engine.
+    query [1, H, N, D], key and value [1, K, N, D] with K dividing H -> [1, N, H, D]. A token attends to itself and to
+    earlier tokens of its own sequence; with `sliding_window` W, to the last W of these, itself included. There is no
+    dropout, because the learner's log-probabilities must match the engine's.
 
     Raises:
-        UserError: the model caps its scores or has attention sinks.
+        UserError: The model caps its attention scores or has attention sinks.
     """
     if attention_mask is not None or softcap is not None or s_aux is not None:
-        raise UserError("this model caps its attention scores or has attention sinks: the learner cannot train it")
+        raise UserError(
+            "the model caps its attention scores or has attention sinks, which the learner does not support"
+        )
     if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
         return _flash(query, key, value, packing, scaling, sliding_window)[None], None
-    # split, not slices: the backward pass of a split is one concatenation, that of S slices S full-size tensors.
+    # split, not slices: the backward pass of a split is one concatenation, that of S slices is S full-size tensors.
     queries, keys, values = (torch.split(tensor, list(packing.lengths), dim=2) for tensor in (query, key, value))
     sequences = zip(queries, keys, values, strict=True)
     outputs = [_attend(q, k, v, scaling, sliding_window) for q, k, v in sequences]
@@ -81,7 +83,7 @@ def _flash(
     if not _FLASH_TAKES_GROUPS:
         key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
     longest = max(packing.lengths)
-    output: Tensor = varlen_attn(  # type: ignore[assignment]  # a pair only where return_aux is asked for
+    output: Tensor = varlen_attn(  # type: ignore[assignment]  # a pair only with return_aux
         query[0].transpose(0, 1),
         key[0].transpose(0, 1),
         value[0].transpose(0, 1),

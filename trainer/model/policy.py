@@ -1,6 +1,6 @@
-"""The model as the learner sees it: packed tokens in, log-probabilities of the trained tokens out.
+"""The policy as the learner sees it: packed tokens in, log-probabilities of the trained tokens out.
 
-Parameters keep transformers' names (behind the prefix "model.") and stay the objects they are: tied weights stay tied.
+Parameters keep their names in transformers (with the prefix "model.") and their identity, so tied weights stay tied.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from trainer.model.logprobs import TokenLogProbs
 from trainer.model.packed_attention import Packing
 
 LOGIT_CHANGES = ("final_logit_softcapping", "logit_scale", "logits_scaling")
-"""Settings by which models change their logits behind the head, where `TokenLogProbs` would miss it."""
+"""Model settings that change logits after the head, which `TokenLogProbs` would miss."""
 ATTENTION_KINDS = {"full_attention", "sliding_attention"}
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceBatch:
-    """A `MicroBatch` as tensors on the learner's device; shapes as there."""
+    """A `MicroBatch` as tensors on the learner's device, with the same shapes."""
 
     token_ids: Tensor
     positions: Tensor
     packing: Packing
-    places: Tensor
+    logits_indices: Tensor
     targets: Tensor
     weights: Tensor
     advantages: Tensor
@@ -41,13 +41,13 @@ class DeviceBatch:
     @classmethod
     def of(cls, batch: MicroBatch, device: torch.device) -> DeviceBatch:
         def move(array: Any) -> Tensor:
-            return torch.tensor(array, device=device)  # a copy: arrays out of Ray's store are read-only
+            return torch.tensor(array, device=device)  # copies: arrays from Ray's object store are read-only
 
         return cls(
             token_ids=move(batch.token_ids),
             positions=move(batch.positions),
             packing=Packing.of(batch.lengths, device),
-            places=move(batch.places),
+            logits_indices=move(batch.logits_indices),
             targets=move(batch.targets),
             weights=move(batch.weights),
             advantages=move(batch.advantages),
@@ -57,14 +57,14 @@ class DeviceBatch:
 
 
 class Policy(nn.Module):
-    """A causal language model of transformers with a `TokenLogProbs` for a head."""
+    """A causal language model from transformers whose head is replaced by `TokenLogProbs`."""
 
     def __init__(self, model: PreTrainedModel, temperature: float) -> None:
         super().__init__()
         model.set_output_embeddings(TokenLogProbs(model.get_output_embeddings().weight, temperature))
         for module in model.modules():
             if isinstance(module, nn.Dropout):
-                module.p = 0.0  # engines have none, and log-probabilities must be theirs
+                module.p = 0.0  # engines have none, and log-probabilities must match theirs
         self.model = model
 
     def forward(self, batch: DeviceBatch) -> tuple[Tensor, Tensor]:
@@ -75,34 +75,38 @@ class Policy(nn.Module):
             packing=batch.packing,
             use_cache=False,
         )
-        hidden = output.last_hidden_state[0].index_select(0, batch.places)
+        hidden = output.last_hidden_state[0].index_select(0, batch.logits_indices)
         logprobs, entropies = self.model.get_output_embeddings()(hidden, batch.targets)
         return logprobs, entropies
 
 
 def load_policy(folder: Path, dtype: torch.dtype, temperature: float) -> Policy:
-    """The model in `folder`, on the CPU, its attention packed.
+    """Load the model in `folder` on the CPU, with packed attention.
 
     Raises:
-        UserError: the model does something to its logits or between its tokens that the learner would get wrong.
+        UserError: The learner would compute this model's attention or logits incorrectly.
     """
     refuse_unsupported(AutoConfig.from_pretrained(folder))
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=packed_attention.NAME)
     if not model.is_backend_compatible():
-        raise UserError(f"{type(model).__name__} brings its own attention: packed rollouts would see each other")
+        raise UserError(f"{type(model).__name__} has its own attention, in which packed rollouts would see each other")
     if getattr(model.get_output_embeddings(), "bias", None) is not None:
-        raise UserError(f"the head of {type(model).__name__} has a bias, which the learner does not know")
+        raise UserError(f"the output head of {type(model).__name__} has a bias, which the learner does not support")
     return Policy(model, temperature)
 
 
 def refuse_unsupported(config: PreTrainedConfig) -> None:
-    """Raise UserError for a model whose config says that the learner's log-probabilities would not be the engine's."""
+    """Check by its config that the learner can reproduce the engine's log-probabilities of a model.
+
+    Raises:
+        UserError: It cannot.
+    """
     text = config.get_text_config()
     for name in LOGIT_CHANGES:
         if getattr(text, name, None) not in (None, 1, 1.0):
-            raise UserError(f"the model changes its logits by {name}, which the learner does not know")
+            raise UserError(f"the model changes its logits by {name}, which the learner does not support")
     other = set(getattr(text, "layer_types", None) or ()) - ATTENTION_KINDS
     if other:
         raise UserError(
-            f"the model has layers of kind {sorted(other)}: packed rollouts would leak into each other there"
+            f"the model has layers of type {', '.join(sorted(other))}, in which packed rollouts would see each other"
         )

@@ -1,6 +1,6 @@
-"""Endpoints as a job names them: tools, sessions, and what every place that is called over HTTP has in common.
+"""Settings of the HTTP endpoints of a job: tools, sessions, and what all endpoints have in common.
 
-Frozen; unknown keys are refused (a tool's are kept for the tool); units stand in the names.
+The models are frozen and reject unknown keys, except that a tool keeps its own. Names of settings include their units.
 """
 
 from __future__ import annotations
@@ -13,22 +13,25 @@ Headers = dict[str, SecretStr]
 Positive = Annotated[int, Field(ge=1)]
 Rate = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 MAX_OUTPUT_BYTES = 1_000_000
-"""What the wire contract lets one call give back to the model."""
+"""Largest tool output that OpenAI's API accepts."""
 
 
 class Strict(BaseModel):
-    """Base of all parts of a job."""
+    """Base class of all parts of a job: frozen, no unknown keys, no NaN or infinity."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class Endpoint(Strict):
-    """A place that is called over HTTP, and how hard it may be called.
+    """An HTTP endpoint and its limits.
 
-    `max_concurrency` is the upper end of a limit that adapts: it shrinks while the endpoint does not keep up.
-    `max_retries` counts tries after connection errors, timeouts and 5xx; waiting on 408, 425, 429, 503 is no retry.
-    `timeout_s` is the whole time of a call, waits and retries included; one request of it may take `attempt_timeout_s`
-    (None: all that is left), so that a server that hangs now and then costs a retry and not the rollout.
+    Attributes:
+        timeout_s: Deadline of a call, including all waits and retries.
+        attempt_timeout_s: Deadline of a single request, so that an occasional hang costs a retry and not the rollout.
+            None: the rest of `timeout_s`.
+        max_concurrency: Upper bound of the adaptive concurrency limit, which shrinks while the endpoint is overloaded.
+        max_retries: Retries after connection errors, timeouts and 5xx. Waiting after 408, 425, 429 or 503 does not
+            count as a retry.
     """
 
     headers: Headers = {}
@@ -40,10 +43,10 @@ class Endpoint(Strict):
 
 
 class ToolSpec(Endpoint):
-    """Where a tool lives. Its JSON schema comes with each row, joined on `name`. Unknown keys are kept for the tool.
+    """A tool endpoint. The tool's JSON schema comes with each dataset row, matched by `name`; unknown keys are kept.
 
-    An `idempotent` tool may be asked a second time while the first request is still on its way (hedging), which is
-    done after `hedge_after_s`; None: never.
+    If `hedge_after_s` is set, a second request is sent after that time while the first is still in flight (hedging).
+    This requires an `idempotent` tool.
     """
 
     model_config = ConfigDict(frozen=True, extra="allow")
@@ -57,15 +60,16 @@ class ToolSpec(Endpoint):
     @model_validator(mode="after")
     def _only_idempotent_tools_are_hedged(self) -> ToolSpec:
         if self.hedge_after_s is not None and not self.idempotent:
-            raise ValueError("hedge_after_s may send a call twice; set idempotent: true if the tool bears that")
+            raise ValueError("hedge_after_s may send a call twice: set idempotent: true if the tool allows that")
         return self
 
 
 class SessionSpec(Endpoint):
-    """Tells the user's server when a rollout opens and, on every path, when it has ended: POST {type, trace_id, item}
-    to `start_url` before its first token, POST {type, trace_id, reason} to `end_url` afterwards. At most `max_open`
-    sessions are open at a time; `rate_limit_per_s` bounds how fast they are opened, `timeout_s` how long opening one
-    (a machine that boots) may take.
+    """Notifies the user's server when a rollout starts and when it has ended, on every path.
+
+    POST {type, trace_id, item} to `start_url` before the first token, POST {type, trace_id, reason} to `end_url` after
+    the rollout. At most `max_open` sessions are open at a time. `rate_limit_per_s` limits how fast they are opened,
+    `timeout_s` how long opening one may take (the server may have to boot a machine).
     """
 
     start_url: str | None = None
@@ -75,5 +79,5 @@ class SessionSpec(Endpoint):
     @model_validator(mode="after")
     def _names_a_url(self) -> SessionSpec:
         if self.start_url is None and self.end_url is None:
-            raise ValueError("give start_url, end_url or both")
+            raise ValueError("start_url, end_url or both are required")
         return self

@@ -1,4 +1,4 @@
-"""Graders and guards as a job names them: section 3 of the wire contract, and what a self-hosted job may say beyond."""
+"""Settings of graders and guards: the grader types of OpenAI's fine-tuning API, and extensions of self-hosted jobs."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ MAX_SOURCE_BYTES = 256_000
 
 
 class GraderBase(Strict):
-    """A rollout passes (for pass rates, not for its reward) where its grade reaches `pass_threshold`."""
+    """Base class of graders. A grade of at least `pass_threshold` counts as passed in pass rates, not in the reward."""
 
     name: str | None = None
     pass_threshold: float = 1.0
 
 
 class StringCheckGrader(GraderBase):
-    """1 where the comparison holds, else 0. `like` and `ilike`: the input contains the reference."""
+    """1 if the comparison holds, else 0. `like` and `ilike` test whether the input contains the reference."""
 
     type: Literal["string_check"]
     input: str
@@ -41,7 +41,7 @@ class StringCheckGrader(GraderBase):
 
 
 class TextSimilarityGrader(GraderBase):
-    """How alike two texts are, from 0 to 1. `cosine` compares embeddings: `model` names the operator's endpoint."""
+    """Similarity of two texts, from 0 to 1. `cosine` compares embeddings of the operator's endpoint named `model`."""
 
     type: Literal["text_similarity"]
     input: str
@@ -51,7 +51,7 @@ class TextSimilarityGrader(GraderBase):
 
 
 class PythonGrader(GraderBase):
-    """`source` defines `grade(sample, item) -> float`. It runs in a sandbox."""
+    """Python code that defines `grade(sample, item) -> float` and runs in a sandbox."""
 
     type: Literal["python"]
     source: str
@@ -62,13 +62,14 @@ class PythonGrader(GraderBase):
     @classmethod
     def _is_not_too_long(cls, source: str) -> str:
         if len(source.encode()) > MAX_SOURCE_BYTES:
-            raise ValueError(f"the source is over {MAX_SOURCE_BYTES:,} bytes")
+            raise ValueError(f"the source must not exceed {MAX_SOURCE_BYTES:,} bytes")
         return source
 
 
 class JudgeGrader(GraderBase):
-    """What graders by a judge model share. `model` is a name of the operator's configuration; contents of `input` are
-    templates.
+    """Base class of graders that ask a judge model.
+
+    `model` is the name of a model endpoint in the operator's configuration. Message contents in `input` are templates.
     """
 
     model: str
@@ -86,12 +87,12 @@ class ScoreModelGrader(JudgeGrader):
     @classmethod
     def _rises(cls, value: tuple[float, float]) -> tuple[float, float]:
         if not value[0] < value[1]:
-            raise ValueError("the first number must be below the second one")
+            raise ValueError("the first number must be less than the second")
         return value
 
 
 class LabelModelGrader(JudgeGrader):
-    """1 where the judge's label is one of `passing_labels`, else 0."""
+    """1 if the judge's label is one of `passing_labels`, else 0."""
 
     type: Literal["label_model"]
     labels: Annotated[tuple[str, ...], Field(min_length=1)]
@@ -99,9 +100,10 @@ class LabelModelGrader(JudgeGrader):
 
 
 class EndpointGrader(GraderBase, Endpoint):
-    """POST {sample, item, trace_id} to `url`, which answers {score}. `rate_limit` is the wire contract's name.
+    """A grader behind HTTP: POST {sample, item, trace_id} to `url`, which responds with {score}.
 
-    With `hedge_after_s` it is asked a second time where no answer came for so long: grading twice must do no harm.
+    `rate_limit` is accepted for `rate_limit_per_s`, as in OpenAI's API. If there is no response after `hedge_after_s`,
+    a second request is sent, so set it only if grading a sample twice is harmless.
     """
 
     type: Literal["endpoint"]
@@ -113,7 +115,7 @@ class EndpointGrader(GraderBase, Endpoint):
 
 
 class CodeCheckGrader(GraderBase):
-    """1 where code is honest in one known respect, 0 where it plays the hack. `code` and `reference` are templates."""
+    """1 if the code is free of one known kind of reward hack, else 0. `code` and `reference` are templates."""
 
     type: Literal["code_check"]
     check: Literal["reference_returned", "trivial_output", "tests_edited", "result_hard_coded"]
@@ -122,7 +124,7 @@ class CodeCheckGrader(GraderBase):
 
 
 class LengthGrader(GraderBase):
-    """1 where a text has at most `max_chars` characters, else 0."""
+    """1 if a text has at most `max_chars` characters, else 0."""
 
     type: Literal["length"]
     input: str = "{{ sample.output_text }}"
@@ -143,8 +145,10 @@ SingleGrader = Annotated[
 
 
 class MultiGrader(GraderBase):
-    """An expression over the grades of its parts. `invalid_grade` is the grade of a sample that a part cannot read (a
-    template's path leads nowhere); a part that failed otherwise gives none.
+    """An expression over the grades of several graders.
+
+    `invalid_grade` is the grade of a sample that one of the graders cannot read, because a path in its template does
+    not exist. If a grader fails for another reason, there is no grade.
     """
 
     type: Literal["multi"]
@@ -157,8 +161,10 @@ GraderSpec = Annotated[SingleGrader | MultiGrader, Field(discriminator="type")]
 
 
 class GuardSpec(Strict):
-    """A gate against reward hacking: where `grader` gives less than its pass_threshold, the reward is `reward`,
-    whatever the grade, and the guard's name is kept as the reason.
+    """A gate against reward hacking.
+
+    If `grader` returns less than its `pass_threshold`, the reward is `reward` whatever the grade, and the guard's name
+    is recorded.
     """
 
     name: str

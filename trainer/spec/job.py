@@ -1,7 +1,7 @@
-"""The job: what a user may say, in the wire contract's shape, and what `auto` resolves to.
+"""The settings of a job, in the shape of OpenAI's fine-tuning API, and how `auto` is resolved.
 
-Frozen; unknown keys are refused; units stand in the names. Knows no torch, no Ray, no HTTP. Defaults work on two CPU
-cores (one engine, one learner rank, one core each) and on GPUs.
+The models are frozen and reject unknown keys; names of settings include their units. Defaults work on two CPU cores
+(one engine and one learner rank, one core each) and on GPUs.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ FILES = ("training_file", "validation_file", "test_file")
 """The fields of a job that name files."""
 
 
-# -- what both methods share -------------------------------------------------------------------------------------------
+# -- common to both methods --------------------------------------------------------------------------------------------
 
 
-class Passes(Strict):
-    """How the training file is gone through. The rules of `auto` are in `resolve`."""
+class CommonHyperparameters(Strict):
+    """Hyperparameters of both methods. `resolve` has the rules for `auto`."""
 
     batch_size: Positive | Auto = "auto"
     n_epochs: Positive | Auto = "auto"
@@ -32,8 +32,9 @@ class Passes(Strict):
 
 
 class OptimizerSpec(Strict):
-    """AdamW, gradients clipped to norm 1, warm-up over the first 3 % of the steps. `learning_rate` is the base that the
-    hyperparameter `learning_rate_multiplier` scales.
+    """AdamW with gradients clipped to norm 1 and a warm-up over the first 3 % of the steps.
+
+    `learning_rate` is the base rate, which the hyperparameter `learning_rate_multiplier` scales.
     """
 
     learning_rate: Annotated[float, Field(gt=0)] = 1e-6
@@ -43,8 +44,8 @@ class OptimizerSpec(Strict):
 # -- reinforcement -----------------------------------------------------------------------------------------------------
 
 
-class Hyperparameters(Passes):
-    """OpenAI's, by their names."""
+class Hyperparameters(CommonHyperparameters):
+    """Hyperparameters of reinforcement, with OpenAI's names."""
 
     compute_multiplier: Annotated[float, Field(gt=0)] | Auto = "auto"
     eval_samples: Positive | Auto = "auto"
@@ -52,11 +53,16 @@ class Hyperparameters(Passes):
 
 
 class RolloutLimits(Strict):
-    """Bounds of one rollout. Reaching the first three is the model's doing and is graded; the fourth one discards.
+    """Limits of one rollout.
 
-    A discarded rollout is tried again, under a new trace id, up to `max_rollout_retries` times. Once `straggler_quorum`
-    of a training group's rollouts have ended, the others have `straggler_wait_s` more (None: all the time they need).
-    While more than `max_failure_rate` of the latest rollouts are discarded, only probes are started.
+    A rollout that reaches one of the first three limits is graded, since the model caused it. One that reaches
+    `rollout_timeout_s` is discarded.
+
+    Attributes:
+        max_rollout_retries: How often a discarded rollout is repeated, each time with a new trace id.
+        straggler_quorum: Share of a training group's rollouts after which `straggler_wait_s` starts.
+        straggler_wait_s: Time left for the group's other rollouts then. None: no limit.
+        max_failure_rate: While more than this share of recent rollouts was discarded, only probes are started.
     """
 
     max_tool_calls: Positive = 64
@@ -70,7 +76,7 @@ class RolloutLimits(Strict):
 
 
 class RewardSpec(Strict):
-    """Penalties, taken from a grade above 0 only, so that giving up early never pays."""
+    """Penalties, subtracted only from positive grades so that giving up early never pays."""
 
     tool_call_budget: Annotated[int, Field(ge=0)] = 0
     tool_call_penalty: Rate = 0.0
@@ -79,8 +85,10 @@ class RewardSpec(Strict):
 
 
 class AlgorithmSpec(OptimizerSpec):
-    """How rewards change the weights. `temperature` is the sampling temperature of training; top_p is 1 and top_k off,
-    since a truncated distribution has no log-probability that the learner could reproduce.
+    """How rewards become weight updates.
+
+    `temperature` is the sampling temperature of training. top_p is always 1 and top_k off, because the learner cannot
+    reproduce the log-probabilities of a truncated distribution.
     """
 
     advantage: Literal["centred", "grpo", "rloo"] = "centred"
@@ -94,8 +102,10 @@ class AlgorithmSpec(OptimizerSpec):
 
 
 class Reinforcement(Strict):
-    """`method.reinforcement` of the wire contract, and what a self-hosted job may say beyond it. `held_out_grader` is
-    logged and never trained on: a grade that rises while it falls is being hacked.
+    """`method.reinforcement` of OpenAI's API, and extensions of self-hosted jobs.
+
+    The grade of `held_out_grader` is logged and never trained on. If it falls while the grade rises, the grader is
+    being hacked.
     """
 
     tools: tuple[ToolSpec, ...] = ()
@@ -116,13 +126,13 @@ class Reinforcement(Strict):
         names = [tool.name for tool in tools]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise ValueError(f"the tool names {twice} stand twice; each name may stand once")
+            raise ValueError(f"tool names must be unique, but these are duplicated: {', '.join(twice)}")
         return tools
 
     @field_validator("response_format")
     @classmethod
     def _json_schema_of(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
-        """Take the chat form and the flat form, keep the bare JSON schema."""
+        """Accept the form of chat completions and that of responses; keep only the JSON schema."""
         if value is None or value.get("type") == "text":
             return None
         if value.get("type") != "json_schema":
@@ -137,7 +147,7 @@ class Reinforcement(Strict):
 
 
 class SupervisedAlgorithm(OptimizerSpec):
-    """`context_weight` is the weight in the loss of tokens that are not the assistant's (0: not trained)."""
+    """Optimizer and loss. `context_weight` is the loss weight of tokens outside the assistant's turns (0: none)."""
 
     context_weight: Rate = 0.0
 
@@ -145,7 +155,7 @@ class SupervisedAlgorithm(OptimizerSpec):
 class Supervised(Strict):
     """`method.supervised`: cross-entropy on the assistant's tokens of whole conversations."""
 
-    hyperparameters: Passes = Passes()
+    hyperparameters: CommonHyperparameters = CommonHyperparameters()
     algorithm: SupervisedAlgorithm = SupervisedAlgorithm()
 
 
@@ -157,10 +167,10 @@ class Method(Strict):
     @model_validator(mode="after")
     def _has_what_its_type_says(self) -> Method:
         if self.type == "reinforcement" and self.reinforcement is None:
-            raise ValueError("type is reinforcement, but the key reinforcement is missing")
+            raise ValueError("type is reinforcement, but reinforcement is missing")
         other = self.supervised if self.type == "reinforcement" else self.reinforcement
         if other is not None:
-            raise ValueError(f"type is {self.type}, but settings of another method are given")
+            raise ValueError(f"type is {self.type}, but the settings of another method are given")
         return self
 
 
@@ -168,11 +178,17 @@ class Method(Strict):
 
 
 class ClusterSpec(Strict):
-    """Resources. `engine_gpus` auto: one where the cluster has GPUs, else none; a learner rank takes one GPU where
-    engines have them. `dispatchers` share each endpoint's limits. `dtype` auto: bfloat16 on GPUs, float32 on
-    CPUs. `context_length` auto: what the model allows, at most 16,384. `weight_transport`: how new weights reach
-    engines, through Ray's object store or in one broadcast (which was never run between GPUs yet). `colocated`: engines
-    and learner ranks have the same cores by turns, which takes `max_staleness` 0.
+    """Resources of a job.
+
+    Attributes:
+        dispatchers: Number of dispatcher actors; they share each endpoint's limits.
+        colocated: Engines and learner ranks take turns on the same cores. Requires `max_staleness` 0.
+        engine_gpus: GPUs per engine. auto: 1 if the cluster has GPUs, else 0. If engines have GPUs, each learner rank
+            gets one GPU.
+        dtype: auto: bfloat16 on GPUs, float32 on CPUs.
+        context_length: In tokens. auto: the model's maximum, but at most 16,384.
+        weight_transport: How new weights reach the engines: through Ray's object store, or by one broadcast (not yet
+            tested between GPUs).
     """
 
     engines: Positive = 1
@@ -216,11 +232,11 @@ class JobSpec(Strict):
         return self.method.supervised or Supervised()
 
 
-# -- what auto means ---------------------------------------------------------------------------------------------------
+# -- how auto is resolved ----------------------------------------------------------------------------------------------
 
 
 class Plan(Strict):
-    """What a job's numbers came to for its files; printed before the start and kept in the run folder."""
+    """The resolved numbers of a job; printed before the start and kept in the run folder."""
 
     num_rows: int
     batch_size: int
@@ -242,15 +258,15 @@ THINKING_TOKENS = {"default": None, "low": 512, "medium": 2048, "high": 8192}
 
 
 def resolve(job: JobSpec, num_rows: int) -> Plan:
-    """Replace each `auto` by its rule.
+    """Resolve every `auto` of a job whose training file has `num_rows` rows.
 
-    batch_size: 16 rows, or all rows of a smaller file. n_epochs: as many passes as make about 320 rows seen, at least
-    one. group_size = max(2, round(8 x compute_multiplier)). Multipliers: 1. eval_interval: a quarter of the steps.
-    eval_samples: 1. steps = ceil(rows x epochs / batch_size): what a batch lacks at the end of an epoch comes from
-    the next one, so a batch may also be larger than the file.
+    Defaults: batch_size = min(16, rows); n_epochs = max(1, round(320 / rows)); multipliers = 1;
+    eval_interval = max(1, steps // 4); eval_samples = 1. Derived: group_size = max(2, round(8 x compute_multiplier)),
+    or 1 for supervised jobs; steps = ceil(rows x epochs / batch_size). Batches cross epoch boundaries, so a batch may
+    be larger than the file.
     """
     if job.method.type == "supervised":
-        hp: Passes = job.supervised.hyperparameters
+        hp: CommonHyperparameters = job.supervised.hyperparameters
         learning_rate, updates = job.supervised.algorithm.learning_rate, 1
         compute, samples, thinking = 0.0, 1, None
     else:

@@ -1,4 +1,4 @@
-"""Job files: YAML or JSON -> JobSpec, with every mistake named by its field and line."""
+"""Reads a job from YAML or JSON and reports every mistake with its field and line."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from trainer.spec.reader import KeyPath, ParsedFile, fill_in, read_source, valid
 _TRUNCATED_SAMPLING = ("top_p", "top_k", "min_p")
 _GRADER: KeyPath = ("method", "reinforcement", "grader")
 _TOOLS: KeyPath = ("method", "reinforcement", "tools")
-_STAND_IN_GRADER = {"type": "string_check", "input": "", "reference": "", "operation": "eq"}
-_PART = re.compile(r"\[(\d+)\]|([^.\[\]]+)")
-_STAND_IN_URL = "http://stand-in.invalid"
+_DUMMY_GRADER = {"type": "string_check", "input": "", "reference": "", "operation": "eq"}
+_DUMMY_URL = "http://dummy.invalid"
+_KEY_OR_INDEX = re.compile(r"\[(\d+)\]|([^.\[\]]+)")
 
 
 def load_job(path: Path, environment: Mapping[str, str] = os.environ) -> JobSpec:
-    """Read a job. `${NAME}` in any text stands for an environment variable, so that secrets stay out of the file.
+    """Read a job. `${NAME}` in any string is replaced by that environment variable, so secrets stay out of the file.
 
     Raises:
-        InvalidJob: with all problems of the file's form.
+        InvalidJob: The file has mistakes; the error lists all of them.
     """
     job, problems = read_job(path, environment)
     if problems or job is None:
@@ -37,8 +37,10 @@ def load_job(path: Path, environment: Mapping[str, str] = os.environ) -> JobSpec
 
 
 def read_job(path: Path, environment: Mapping[str, str] = os.environ) -> tuple[JobSpec | None, list[Problem]]:
-    """Like `load_job`, with the problems returned. Beside problems stands what is left of the job without its mistakes
-    (None where that is too little): to check its files and its model in one go, never to train it.
+    """Like `load_job`, but returns the problems.
+
+    If there are problems, the job is what remains without the invalid parts (None if too little remains). It serves to
+    check the job's files and model in the same pass and must not be trained.
     """
     source = read_source(path, "job")
     if isinstance(source, Problem):
@@ -47,26 +49,26 @@ def read_job(path: Path, environment: Mapping[str, str] = os.environ) -> tuple[J
     return job, source.duplicates() + problems
 
 
-def placed(path: Path, problems: Sequence[Problem]) -> list[Problem]:
-    """The same problems; those that name a field of the job and no place stand at its line in the job's file."""
+def with_lines(path: Path, problems: Sequence[Problem]) -> list[Problem]:
+    """The same problems, each with the line of its field in the job file unless it already names a file."""
     source = read_source(path, "job")
     if isinstance(source, Problem):
         return list(problems)
-    lines = {problem.field: source.lines.of(_place(problem.field)) for problem in problems if problem.file is None}
+    lines = {problem.field: source.lines.of(_key_path(problem.field)) for problem in problems if problem.file is None}
     return [
         replace(problem, file=source.file, line=lines[problem.field]) if lines.get(problem.field) else problem
         for problem in problems
     ]
 
 
-def _place(field: str) -> KeyPath:
-    return tuple(int(index) if index else key for index, key in _PART.findall(field))
+def _key_path(field: str) -> KeyPath:
+    return tuple(int(index) if index else key for index, key in _KEY_OR_INDEX.findall(field))
 
 
 def _parse(source: ParsedFile, base: Path, environment: Mapping[str, str]) -> tuple[JobSpec | None, list[Problem]]:
     if not isinstance(source.raw, dict):
-        shape = "is no mapping of keys to values"
-        return None, [Problem("job_shape", "job", shape, "start with `model: ...`", source.file)]
+        message, remedy = "must be a mapping of keys to values", "write `key: value` lines, such as `model: org/model`"
+        return None, [Problem("job_shape", "job", message, remedy, source.file)]
     raw, variables, problems = fill_in(source, environment)
     for name in FILES:
         if isinstance(raw.get(name), str):
@@ -75,43 +77,44 @@ def _parse(source: ParsedFile, base: Path, environment: Mapping[str, str]) -> tu
         raw["model"] = str((base / raw["model"]).resolve())
     job, found = validate(JobSpec, raw, source, variables, _truncated_sampling)
     problems += [problem for _, problem in found]
-    wrong = [place for place, _ in variables.missing] + [place for place, _ in found]
-    return (_rest(raw, wrong) if problems else job), problems
+    invalid = [path for path, _ in variables.missing] + [path for path, _ in found]
+    return (_without(raw, invalid) if problems else job), problems
 
 
-def _truncated_sampling(place: KeyPath) -> tuple[str, str, str] | None:
-    if not place or place[-1] not in _TRUNCATED_SAMPLING:
+def _truncated_sampling(path: KeyPath) -> tuple[str, str, str] | None:
+    if not path or path[-1] not in _TRUNCATED_SAMPLING:
         return None
-    remedy = "remove it: training samples the whole distribution (top_p 1, top_k off), else log-probabilities are wrong"
-    return "truncated_sampling", "is refused in training", remedy
+    remedy = "remove it: the learner cannot reproduce the log-probabilities of a truncated distribution"
+    return "truncated_sampling", "is not supported in training", remedy
 
 
-def _rest(raw: Any, wrong: Sequence[KeyPath]) -> JobSpec | None:
-    """What is left of a job without what stands at `wrong`. A grader and a tool's server must not be missing: stand-ins
-    take their places, so that nothing else looks wrong for want of them.
+def _without(raw: Any, invalid: Sequence[KeyPath]) -> JobSpec | None:
+    """The job without its invalid parts, or None.
+
+    Invalid graders and tools are replaced by dummies, since their absence would be reported as further problems.
     """
     rest: Any = copy.deepcopy(raw)
     method = rest.get("method")
     reinforcement: Any = method.get("reinforcement") if isinstance(method, dict) else None
-    for place in sorted(wrong, key=len, reverse=True):
-        if place[:3] == _GRADER:
-            reinforcement["grader"] = _STAND_IN_GRADER
-        elif place[:3] == _TOOLS and len(place) > 3:
-            tool, i = reinforcement["tools"][place[3]], place[3]
+    for path in sorted(invalid, key=len, reverse=True):
+        if path[:3] == _GRADER:
+            reinforcement["grader"] = _DUMMY_GRADER
+        elif path[:3] == _TOOLS and len(path) > 3:
+            tool, i = reinforcement["tools"][path[3]], path[3]
             name = tool.get("name") if isinstance(tool, dict) else None
-            reinforcement["tools"][i] = {"name": str(name or f"stand-in-{i}"), "server_url": _STAND_IN_URL}
-        elif place == _TOOLS and isinstance(reinforcement["tools"], list):  # names that stand twice
+            reinforcement["tools"][i] = {"name": str(name or f"dummy-{i}"), "server_url": _DUMMY_URL}
+        elif path == _TOOLS and isinstance(reinforcement["tools"], list):  # duplicated names
             reinforcement["tools"] = list({tool["name"]: tool for tool in reinforcement["tools"]}.values())
         else:
-            _remove(rest, place)
+            _remove(rest, path)
     try:
         return JobSpec.model_validate(rest)
     except ValidationError:
         return None
 
 
-def _remove(value: Any, place: KeyPath) -> None:
-    for part in place[:-1]:
+def _remove(value: Any, path: KeyPath) -> None:
+    for part in path[:-1]:
         value = value[part]
-    if place and isinstance(value, dict):
-        value.pop(place[-1], None)
+    if path and isinstance(value, dict):
+        value.pop(path[-1], None)

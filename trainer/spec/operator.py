@@ -1,4 +1,4 @@
-"""The operator's configuration: what a job may reach and use, said by whoever runs the cluster, never by a job."""
+"""The operator's configuration: what jobs may reach and use. A job can never change it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ Seconds = Annotated[float, Field(gt=0)]
 
 
 class ModelEndpoint(Endpoint):
-    """An OpenAI-compatible endpoint that serves a judge or an embedding model. `model` is its name there, where it is
-    another one than the name that graders use.
+    """An OpenAI-compatible endpoint that serves a judge or an embedding model.
+
+    `model` is the model's name at the endpoint, if it differs from the name that graders use.
     """
 
     base_url: str
@@ -23,9 +24,13 @@ class ModelEndpoint(Endpoint):
 
 
 class ServerLimits(Strict):
-    """What the API takes. `requests_per_minute` is that of a key without a rate of its own; `max_trial_calls` bounds
-    how many graders and tools are tried through the API at a time, `max_uploads` how many files come in (behind
-    Ray Serve's proxy in memory, where they come faster than the disk takes them).
+    """Limits of the API.
+
+    Attributes:
+        max_uploads: Concurrent file uploads. Behind Ray Serve's proxy an upload is held in memory if it arrives faster
+            than the disk can write it.
+        requests_per_minute: Rate limit of an API key that has no rate limit of its own.
+        max_trial_calls: Concurrent trial calls of graders and tools through the API.
     """
 
     max_body_bytes: Positive = 32_000_000
@@ -36,9 +41,16 @@ class ServerLimits(Strict):
 
 
 class EngineLimits(Strict):
-    """Engines that serve models. `max_models` of them are served at a time, each by 1 to `max_replicas` engines with
-    `cores` and `gpus` (None: one where the cluster has any) and room for `max_num_seqs` requests each. A model without
-    a request for `idle_s` stops. A call waits for its engine for `first_call_wait_s`.
+    """Engines that serve models through the API.
+
+    Attributes:
+        max_models: Models served at a time.
+        max_replicas: Most engines per model.
+        cores: CPU cores per engine.
+        gpus: GPUs per engine. None: 1 if the cluster has GPUs, else 0.
+        max_num_seqs: Concurrent requests per engine.
+        idle_s: A model without requests for this long is stopped.
+        first_call_wait_s: How long a request waits for its model's engine to start.
     """
 
     max_models: Positive = 1
@@ -51,8 +63,9 @@ class EngineLimits(Strict):
 
 
 class JobLimits(Strict):
-    """Jobs of the API. `max_running` run at a time; each may take `max_cores` and `max_gpus` (None: what the cluster
-    has), and its files may have so many rows.
+    """Limits of jobs created through the API.
+
+    `max_running` jobs run at a time. `max_cores` and `max_gpus` limit each job (None: all that the cluster has).
     """
 
     max_running: Positive = 1
@@ -64,11 +77,19 @@ class JobLimits(Strict):
 
 
 class Operator(Strict):
-    """`allowed_networks`: private, loopback and link-local addresses that tools and graders may have; public ones
-    always may. `models`: judges by the name that graders use. `unsandboxed_python`: python graders run even where no
-    sandbox can be made. `aliases`: names of base models in clients' code -> a folder or a Hugging Face name.
-    `wait_for_nodes_s`: how long a job may wait for nodes that are still to join the cluster; with 0, one that the
-    present nodes cannot hold is refused at once. `limits`, `engines`, `jobs`: of the server.
+    """The operator's configuration file.
+
+    Attributes:
+        allowed_networks: Private, loopback and link-local networks that tools and graders may be in. Public addresses
+            are always allowed.
+        models: Judge and embedding models, by the name that graders use.
+        unsandboxed_python: Run python graders even if no sandbox is available.
+        aliases: Model names in clients' code, mapped to a folder or a Hugging Face name.
+        wait_for_nodes_s: How long a job may wait for nodes to join the cluster. With 0, a job that does not fit on the
+            current nodes is rejected immediately.
+        limits: Limits of the API server.
+        engines: Engines that serve models.
+        jobs: Limits of jobs created through the API.
     """
 
     allowed_networks: tuple[IPvAnyNetwork, ...] = ()
@@ -82,4 +103,4 @@ class Operator(Strict):
 
 
 NOTHING_ALLOWED = Operator()
-"""Without a configuration."""
+"""The configuration used when there is no file."""

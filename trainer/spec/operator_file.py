@@ -1,4 +1,4 @@
-"""Operator's files: YAML or JSON -> Operator, with every mistake named by its field and line."""
+"""Reads the operator's configuration from YAML or JSON and reports every mistake with its field and line."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ DEFAULT_FILE = "agent-rft.yaml"
 
 
 def config_path(path: Path | None, folder: Path = Path()) -> Path | None:
-    """The file that `load_operator` reads; None where there is none."""
+    """The file that `load_operator` would read, or None."""
     if path is None and (folder / DEFAULT_FILE).exists():
         return folder / DEFAULT_FILE
     return path
 
 
 def load_operator(path: Path | None, folder: Path = Path(), environment: Mapping[str, str] = os.environ) -> Operator:
-    """The configuration at `path`; where none is given, that of the file DEFAULT_FILE in `folder`, if there is one.
+    """Read the configuration at `path`; by default DEFAULT_FILE in `folder`, or an empty configuration without it.
 
     Raises:
-        InvalidJob: with all problems of the file.
+        InvalidJob: The file has mistakes; the error lists all of them.
     """
     path = config_path(path, folder)
     if path is None:
@@ -43,8 +43,8 @@ def _read(path: Path, environment: Mapping[str, str]) -> tuple[Operator | None, 
     if source.raw is None:  # an empty file
         return NOTHING_ALLOWED, []
     if not isinstance(source.raw, dict):
-        remedy = "start with `allowed_networks: ...`"
-        return None, [Problem("config_shape", "config", "is no mapping of keys to values", remedy, source.file)]
+        remedy = "write `key: value` lines, such as `allowed_networks: [10.0.0.0/8]`"
+        return None, [Problem("config_shape", "config", "must be a mapping of keys to values", remedy, source.file)]
     raw, variables, problems = fill_in(source, environment)
     operator, found = validate(Operator, raw, source, variables)
     return operator, source.duplicates() + problems + [problem for _, problem in found]

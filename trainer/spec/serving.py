@@ -1,4 +1,4 @@
-"""What a model was trained with, and is therefore served with."""
+"""The settings that a model was trained with and is therefore served with."""
 
 from __future__ import annotations
 
@@ -11,8 +11,12 @@ from trainer.spec.job import JobSpec, Plan, RolloutLimits
 
 @dataclass(frozen=True, slots=True)
 class ServeSettings:
-    """`context_length` None: what the model allows, at most training's default. `max_completion_tokens` and
-    `temperature` hold where a request names none.
+    """How a trained model is served.
+
+    Attributes:
+        context_length: In tokens. None: the model's maximum, but at most the default of training.
+        max_completion_tokens: Default for requests that set none.
+        temperature: Default for requests that set none.
     """
 
     tool_parser: str = "hermes"
@@ -25,7 +29,7 @@ class ServeSettings:
 
     @classmethod
     def of(cls, job: JobSpec, plan: Plan, context_length: int, template_arguments: Mapping[str, Any]) -> ServeSettings:
-        """Those of a job, as its preflight resolved them."""
+        """The settings of a job, as resolved by its preflight."""
         if job.method.type == "supervised":
             return cls(tool_parser=job.cluster.tool_parser, context_length=context_length)
         limits = job.reinforcement.limits

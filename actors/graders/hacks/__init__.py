@@ -1,0 +1,4 @@
+"""The checks of the `code_check` grader: known hacks of code tasks, found in syntax trees.
+
+Nothing here runs the code that it checks.
+"""

@@ -1,4 +1,4 @@
-"""Python code in an answer: found, read into trees within bounds, brought to a common form. It is never run."""
+"""Python code in an answer: extracted, parsed within bounds and normalised. It is never run."""
 
 from __future__ import annotations
 
@@ -10,22 +10,24 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 MAX_CHARS = 50_000
-"""Read in a tenth of a second. Whoever writes more has not solved a task of this kind."""
+"""Parsed in a tenth of a second; no solution of a code task is longer."""
 MAX_DEPTH = 120
-"""Of nested statements and expressions."""
+"""The deepest nesting of statements and expressions."""
 
 _FENCE = re.compile(r"[ \t]*(`{3,}|~{3,})(.*)")
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 
 class TooMuch(Exception):
-    """Code over the bounds; says which one."""
+    """The code exceeds a bound; the message says which one."""
 
 
 @dataclass(frozen=True, slots=True)
 class PythonSource:
-    """What an answer holds of Python: the trees of its code blocks in order. `text` is all of their code, also of the
-    blocks that are no Python.
+    """The Python code in an answer.
+
+    `trees` are the syntax trees of its code blocks in order; `text` has the code of all blocks, also of those that are
+    not valid Python.
     """
 
     text: str
@@ -37,7 +39,7 @@ class PythonSource:
 
     @property
     def functions(self) -> dict[str, FunctionNode]:
-        """By name: those at the top, and methods of classes there. Of two with one name the last one, as in Python."""
+        """Top-level functions and methods by name; if two have the same name, the last one, as in Python."""
         return dict(_functions(self.statements))
 
     @property
@@ -46,10 +48,10 @@ class PythonSource:
 
 
 def source_of(text: str) -> PythonSource:
-    """The code in fenced blocks, or the whole text where there are none.
+    """The code in fenced blocks, or the whole text if there are none.
 
     Raises:
-        TooMuch: it is over MAX_CHARS or MAX_DEPTH.
+        TooMuch: it exceeds MAX_CHARS or MAX_DEPTH.
     """
     if len(text) > MAX_CHARS:
         raise TooMuch(f"{len(text):,} characters, of at most {MAX_CHARS:,}")
@@ -59,8 +61,10 @@ def source_of(text: str) -> PythonSource:
 
 
 def normalised(node: ast.AST) -> str:
-    """The code of a tree without what tells nothing: blanks, comments, docstrings, annotations, and all names that the
-    code itself gives. `a.b` and names that it does not bind stay as they are.
+    """A tree as text in a common form, in which copies with other names, comments or annotations are equal.
+
+    Whitespace, comments, docstrings and annotations are removed, and names that the code binds are numbered.
+    Attributes, and names that it does not bind, stay unchanged.
     """
     bound = _bound_names(node)
     return ast.dump(_Renamer(bound).visit(ast.parse(ast.unparse(node))))
@@ -78,7 +82,7 @@ def without_docstring(body: list[ast.stmt]) -> list[ast.stmt]:
 
 
 def parameters(function: FunctionNode) -> list[str]:
-    """Names of what callers hand in, without a method's `self` or `cls`."""
+    """The names of a function's parameters, without a method's `self` or `cls`."""
     given = function.args
     found = [*given.posonlyargs, *given.args, *given.kwonlyargs, *filter(None, (given.vararg, given.kwarg))]
     names = [argument.arg for argument in found]
@@ -89,12 +93,12 @@ def literal(node: ast.AST) -> object:
     """The value of a literal, containers of literals included.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the node is not a literal.
     """
     try:
         return ast.literal_eval(node)  # type: ignore[arg-type]
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-        raise ValueError("no literal") from None
+        raise ValueError("not a literal") from None
 
 
 def is_literal(node: ast.AST) -> bool:
@@ -106,7 +110,7 @@ def is_literal(node: ast.AST) -> bool:
 
 
 def _fenced(text: str) -> list[str]:
-    """The blocks between fences, line by line; the last one may lack its end, as where an answer was cut."""
+    """The blocks between fences; the last one may lack its closing fence, if the answer was truncated."""
     blocks: list[list[str]] = []
     fence = ""
     for line in text.split("\n"):
@@ -122,10 +126,10 @@ def _fenced(text: str) -> list[str]:
 
 
 def _parse(text: str) -> ast.Module | None:
-    """The tree of a text; None where it is no Python."""
+    """The tree of a text; None if it is not valid Python."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of escapes such as "\d" in the code
+            warnings.simplefilter("ignore")  # about escapes such as "\d" in the code
             tree = ast.parse(text)
     except (SyntaxError, ValueError):
         return None
@@ -152,7 +156,7 @@ def _functions(body: list[ast.stmt]) -> Iterator[tuple[str, FunctionNode]]:
 
 
 def _bound_names(node: ast.AST) -> dict[str, str]:
-    """Names that the code binds -> `v0`, `v1`, ... in the order in which they come."""
+    """Names that the code binds -> `v0`, `v1`, ... in order of appearance."""
     names: dict[str, str] = {}
     for child in ast.walk(ast.parse(ast.unparse(node))):
         match child:
@@ -170,7 +174,7 @@ class _Renamer(ast.NodeTransformer):
         self._names = names
 
     def visit(self, node: ast.AST) -> ast.AST:
-        """Every node in one place: rename, drop docstrings and annotations."""
+        """Rename, and remove docstrings and annotations, in every node."""
         for key in ("id", "name", "arg", "asname"):
             if isinstance(value := getattr(node, key, None), str) and not isinstance(node, ast.keyword):
                 setattr(node, key, self._names.get(value, value))

@@ -1,4 +1,4 @@
-"""The user's own grader behind HTTP: POST {sample, item, trace_id}, which answers {"score": number}."""
+"""The grader of kind `endpoint`, the user's own: POST {sample, item, trace_id} is answered by {"score": number}."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from trainer.spec.operator import Operator
 from trainer.types import Grade
 
 SCORE_KEYS = ("score", "reward")
-"""The first of these that the answer holds counts."""
+"""The first of these keys in the answer counts."""
 
 
 class EndpointGrade:
-    """A grader of kind `endpoint`. `label` names it in messages, and in the idempotency key beside its siblings."""
+    """A grader of kind `endpoint`. `label` names it in messages, and makes idempotency keys unique within a `multi`."""
 
     def __init__(self, spec: EndpointGrader, label: str, operator: Operator, timing: Timing) -> None:
         self._label = label
@@ -48,7 +48,7 @@ class EndpointGrade:
         except ValueError:
             body = None
         if not isinstance(body, dict):
-            raise self._client.bad_answer(answer, 'without the JSON object {"score": number} that a grader must give')
+            raise self._client.bad_answer(answer, 'the body is not a JSON object such as {"score": 0.5}')
         for key in SCORE_KEYS:
             if key in body:
                 return finite_number(body[key], f"{self._client.what} failed: the {key} in its answer")

@@ -1,5 +1,6 @@
-"""Expressions over grades: `+ - * / ^`, parentheses, numbers, and the functions below. simpleeval computes them; what
-may stand in them is checked here, when the job is checked. `^` is the power, and binds as tightly as in mathematics.
+"""Expressions over grades: `+ - * / ^`, parentheses, numbers, and the functions below.
+
+simpleeval computes them; they are validated here, when the job is checked. `^` is the power, with the usual precedence.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from trainer.errors import GraderFailed
 
 MAX_CHARS = 2_000
 MAX_DEPTH = 50
-"""Far more than any formula needs, far less than Python's stack holds."""
+"""Far more than any formula needs, and far below Python's recursion limit."""
 
 FUNCTIONS: dict[str, Callable[..., float]] = {
     "min": lambda *values: min(values),
@@ -36,7 +37,7 @@ OPERATORS: dict[type, Callable[..., float]] = {
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
     ast.Div: operator.truediv,
-    ast.Pow: math.pow,  # on floats: pow on ints could take for ever
+    ast.Pow: math.pow,  # on floats: pow on ints could take forever
     ast.USub: operator.neg,
     ast.UAdd: operator.pos,
 }
@@ -44,16 +45,16 @@ OPERATORS: dict[type, Callable[..., float]] = {
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """A checked expression. Made by `parse`."""
+    """A validated expression, made by `parse`."""
 
     text: str
     tree: ast.expr
 
     def value(self, scores: Mapping[str, float], where: str) -> float:
-        """The finite number that it comes to. `where` names the expression in errors.
+        """The finite value for these scores. `where` names the expression in errors.
 
         Raises:
-            GraderFailed: it comes to none for these scores (division by zero, overflow, the root of -1, ...).
+            GraderFailed: there is no finite value (division by zero, overflow, the root of -1, ...).
         """
         evaluator = SimpleEval(operators=OPERATORS, functions=FUNCTIONS, names=dict(scores))
         given = ", ".join(f"{name} = {score:g}" for name, score in scores.items())
@@ -69,7 +70,7 @@ def parse(text: str, names: Iterable[str]) -> Expression:
     """The expression over these names.
 
     Raises:
-        ValueError: it is none; the text lists everything that is wrong with it.
+        ValueError: it is invalid; the message lists everything that is wrong with it.
     """
     problems = expression_problems(text, names)
     if problems:
@@ -78,26 +79,26 @@ def parse(text: str, names: Iterable[str]) -> Expression:
 
 
 def expression_problems(text: str, names: Iterable[str]) -> list[str]:
-    """What is wrong with an expression over these names, as far as it shows without their values."""
+    """What is wrong with an expression over these names, as far as that can be seen without their values."""
     known = set(names)
     try:
         tree = _tree(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         reason = error.msg if isinstance(error, SyntaxError) else str(error)
-        return [f"it is no expression: {reason or 'nested too deeply'}"]
+        return [f"it is not a valid expression: {reason or 'nested too deeply'}"]
     problems: list[str] = []
     _check(tree, known, problems, depth=0)
     called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
     used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and id(node) not in called}
     if not problems and not used & known:
-        problems.append("it uses none of the graders, so that each sample would get the same reward")
-    return problems or list(_hopeless(tree))
+        problems.append("it uses none of the graders, so each sample would get the same reward")
+    return problems or list(_never_finite(tree))
 
 
 def name_problem(name: str) -> str | None:
-    """Why a grader of this name cannot stand in an expression; None where it can."""
+    """Why a grader's name cannot be used in an expression; None if it can."""
     if not (name.isascii() and name.isidentifier()) or keyword.iskeyword(name):
-        return f"{name!r} cannot be used in an expression; use letters, digits and _, and begin with a letter"
+        return f"{name!r} cannot be used in an expression; use letters, digits and _, and start with a letter"
     return f"{name!r} is the name of a function; use another one" if name in FUNCTIONS else None
 
 
@@ -124,21 +125,21 @@ def _check(node: ast.AST, known: set[str], problems: list[str], depth: int) -> N
             if not arguments or (len(arguments) > 1 and wanted == "one value"):
                 problems.append(f"{function} takes {wanted}, not {len(arguments)}")
         case ast.Call(func=ast.Name(id=function)):
-            problems.append(f"there is no function {function}(...) of this form; there are {', '.join(FUNCTIONS)}")
+            problems.append(f"there is no function {function}(...) with these arguments; use {', '.join(FUNCTIONS)}")
         case ast.Name(id=name):
             if name not in known:
-                problems.append(f"there is no grader {name!r}; there are {', '.join(sorted(known))}")
+                problems.append(f"there is no grader {name!r}; use {', '.join(sorted(known))}")
         case ast.Constant(value=value):
             if not _is_finite(value):
-                problems.append(f"{value!r:.50} is no finite number")
+                problems.append(f"{value!r:.50} is not a finite number")
         case _:
-            problems.append(f"{ast.unparse(node)!r:.100} is none of + - * / ^, a number, a grader or a function")
+            problems.append(f"{ast.unparse(node)!r:.100} is not one of + - * / ^, a number, a grader or a function")
     for operand in operands:
         _check(operand, known, problems, depth + 1)
 
 
-def _hopeless(tree: ast.expr) -> Iterator[str]:
-    """What has no value whatever the grades are: divisions by a constant 0, constants that come to no finite number."""
+def _never_finite(tree: ast.expr) -> Iterator[str]:
+    """Parts without a finite value for any grades: divisions by a constant 0, and constant parts that overflow."""
     for node in ast.walk(tree):
         if not isinstance(node, ast.expr) or any(isinstance(part, ast.Name) for part in _values(node)):
             continue
@@ -153,7 +154,7 @@ def _hopeless(tree: ast.expr) -> Iterator[str]:
 
 
 def _values(node: ast.expr) -> Iterator[ast.AST]:
-    """All parts of an expression but the names of functions."""
+    """All parts of an expression except the names of functions."""
     called = {id(part.func) for part in ast.walk(node) if isinstance(part, ast.Call)}
     return (part for part in ast.walk(node) if id(part) not in called)
 

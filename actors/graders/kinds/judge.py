@@ -1,5 +1,6 @@
-"""A judge model's score or label, read strictly. Equal questions are asked once; what a judge refuses, or answers in a
-form that cannot be read even when asked again, is a failure.
+"""The graders of kind `score_model` and `label_model`: a judge model's score or label, parsed strictly.
+
+Equal questions are asked once. A refusal is a failure, and so is an answer that stays invalid after retries.
 """
 
 from __future__ import annotations
@@ -24,24 +25,25 @@ from trainer.types import Grade
 REFUSAL_ERROR = "model_grader_refusal_error"
 PARSE_ERROR = "model_grader_parse_error"
 MAX_ANSWERS = 3
-"""An answer that cannot be read is asked for so often in all."""
+"""How often a question is asked in all while its answers are invalid."""
 MAX_CACHED_ANSWERS = 4_096
 EXCERPT_CHARS = 200
 REASON_CHARS = 1_000
 PARAMETERS = {"max_completions_tokens": "max_completion_tokens"}
 """The name in OpenAI's grader types -> the chat API's."""
 OUR_PARAMETERS = frozenset({"model", "messages", "response_format", "stream", "n", "tools", "tool_choice"})
-"""What `sampling_params` may not set."""
+"""Parameters that `sampling_params` must not set."""
 
 
-class _Unreadable(Exception):
-    """An answer that is not what was asked for; says why."""
+class _InvalidAnswer(Exception):
+    """The judge's answer is not in the requested form; the message says why."""
 
 
 @dataclass(unsafe_hash=True)
 class _Question:
-    """Questions with equal bodies are one. `num_tokens` counts what was spent on this very one: a question that
-    another one's answer serves costs nothing.
+    """A request body, by which answers are cached.
+
+    `num_tokens` counts the tokens spent for this object: a question that is answered from the cache costs nothing.
     """
 
     body: str
@@ -67,75 +69,80 @@ class Judge:
         self._verdict = alru_cache(MAX_CACHED_ANSWERS)(self._ask)
 
     async def grade(self, sample: dict[str, Any], item: dict[str, Any], trace_id: str) -> Grade:
-        def fill(template: str, place: str) -> str:
-            return render(template, f"{self._what}, {place}", item=item, sample=sample)
+        def fill(template: str, field: str) -> str:
+            return render(template, f"{self._what}, {field}", item=item, sample=sample)
 
-        begun = time.monotonic()
+        started = time.monotonic()
         body = {"messages": chat_messages(self._spec.input, fill), "response_format": self._format, **self._params}
         question = _Question(json.dumps(body))
         verdict = await self._verdict(question)
         tokens = {self._client.name: question.num_tokens} if question.num_tokens else {}
-        return Grade(verdict.value, latency_s=time.monotonic() - begun, reason=verdict.reason, judge_tokens=tokens)
+        return Grade(verdict.value, latency_s=time.monotonic() - started, reason=verdict.reason, judge_tokens=tokens)
 
     async def close(self) -> None:
         await self._client.close()
 
     async def _ask(self, question: _Question) -> _Verdict:
         body = json.loads(question.body)
-        why, said = "", ""
+        why, content = "", ""
         for attempt in range(MAX_ANSWERS):
-            if isinstance(body.get("seed"), int):  # the same one would give the same answer again
+            if isinstance(body.get("seed"), int):  # the same seed would give the same answer again
                 body["seed"] += min(attempt, 1)
             answer = await self._client.ask(body)
             question.num_tokens += tokens_of(answer)
             try:
-                said = self._content(answer)
-                return self._read(said)
-            except _Unreadable as unreadable:
-                why = str(unreadable)
-        excerpt = cut(" ".join(self._client.scrub(said).split()), EXCERPT_CHARS) or "nothing"
-        raise self._failed(f"{why}, {MAX_ANSWERS} times; it gave at last: {excerpt}", PARSE_ERROR)
+                content = self._content(answer)
+                return self._parse(content)
+            except _InvalidAnswer as invalid:
+                why = str(invalid)
+        excerpt = cut(" ".join(self._client.scrub(content).split()), EXCERPT_CHARS) or "(empty)"
+        raise self._failed(f"{why}, {MAX_ANSWERS} times; its last answer: {excerpt}", PARSE_ERROR)
 
     def _content(self, answer: Mapping[str, Any]) -> str:
         """The text of a chat completion.
 
         Raises:
             GraderFailed: the judge refused.
-            _Unreadable: there is none.
+            _InvalidAnswer: there is none.
         """
         try:
             choice = answer["choices"][0]
             message, finish = choice["message"], choice.get("finish_reason")
             refusal, content = message.get("refusal"), message.get("content")
         except (KeyError, IndexError, TypeError, AttributeError):
-            raise _Unreadable("its answer has no choices[0].message") from None
+            raise _InvalidAnswer("its answer has no choices[0].message") from None
         if refusal or finish == "content_filter":
             shown = cut(" ".join(self._client.scrub(str(refusal or "by its content filter")).split()), EXCERPT_CHARS)
             raise self._failed(f"it refused to grade: {shown}", REFUSAL_ERROR)
         if finish == "length":
-            raise _Unreadable("its answer was cut off: raise max_completions_tokens in sampling_params")
+            raise _InvalidAnswer("its answer was truncated: raise max_completions_tokens in sampling_params")
         if not isinstance(content, str):
-            raise _Unreadable("its answer holds no text")
+            raise _InvalidAnswer("its answer has no text")
         return content
 
-    def _read(self, content: str) -> _Verdict:
-        """What the judge's JSON says."""
+    def _parse(self, content: str) -> _Verdict:
+        """The verdict in the judge's JSON.
+
+        Raises:
+            _InvalidAnswer: the JSON, the result or the label is invalid.
+        """
         try:
             verdict = json.loads(_bare(content))
         except (ValueError, RecursionError):
-            raise _Unreadable("its answer is no JSON") from None
+            raise _InvalidAnswer("its answer is not valid JSON") from None
         if not isinstance(verdict, dict) or "result" not in verdict:
-            raise _Unreadable('its answer is no object with "result"')
+            raise _InvalidAnswer('its answer is not an object with "result"')
         result, reason = verdict["result"], _conclusion(verdict.get("steps"))
         if isinstance(self._spec, ScoreModelGrader):
             try:
                 score = finite_number(result, "its result")
             except GraderFailed as failed:
-                raise _Unreadable(failed.message) from None
+                raise _InvalidAnswer(failed.message) from None
             low, high = self._spec.range
             return _Verdict(min(high, max(low, score)), reason)
         if result not in self._spec.labels:
-            raise _Unreadable(f"its result is {cut(json.dumps(result), EXCERPT_CHARS)}, but must be one of the labels")
+            shown = cut(json.dumps(result), EXCERPT_CHARS)
+            raise _InvalidAnswer(f"its result is {shown}, but must be one of the labels")
         return _Verdict(float(result in self._spec.passing_labels), f"{result}: {reason}" if reason else result)
 
     def _failed(self, why: str, code: str) -> GraderFailed:
@@ -143,7 +150,7 @@ class Judge:
 
 
 def answer_schema(spec: ScoreModelGrader | LabelModelGrader) -> dict[str, Any]:
-    """The JSON schema that a judge's answer is held to."""
+    """The JSON schema of a judge's answer."""
     texts = {name: {"type": "string"} for name in ("description", "conclusion")}
     steps = {"type": "array", "items": _object(texts)}
     if isinstance(spec, LabelModelGrader):
@@ -153,14 +160,14 @@ def answer_schema(spec: ScoreModelGrader | LabelModelGrader) -> dict[str, Any]:
 
 
 def tokens_of(answer: Mapping[str, Any]) -> int:
-    """The tokens that an answer of the API says it cost; 0 where it does not say."""
+    """The total tokens in the usage of an API response; 0 if it has none."""
     usage = answer.get("usage")
     total = usage.get("total_tokens") if isinstance(usage, dict) else None
     return total if isinstance(total, int) and total > 0 else 0
 
 
 def _object(properties: dict[str, Any]) -> dict[str, Any]:
-    """A schema as strict decoding wants it."""
+    """The schema of an object, as strict decoding requires it."""
     return {
         "type": "object",
         "properties": properties,
@@ -170,7 +177,7 @@ def _object(properties: dict[str, Any]) -> dict[str, Any]:
 
 
 def _bare(content: str) -> str:
-    """The answer without the thoughts before it and a fence around it, which some servers leave in."""
+    """The answer without thoughts before it or a code fence around it, which some servers leave in."""
     text = content.rpartition("</think>")[2].strip()
     if text.startswith("```") and text.endswith("```"):
         text = text[3:-3].removeprefix("json")
@@ -178,6 +185,6 @@ def _bare(content: str) -> str:
 
 
 def _conclusion(steps: Any) -> str:
-    """What the judge concluded, for whoever reads the trace."""
+    """The judge's conclusions as one text, for traces."""
     found = [step.get("conclusion") for step in steps if isinstance(step, dict)] if isinstance(steps, list) else []
     return cut(" ".join(" ".join(text for text in found if isinstance(text, str)).split()), REASON_CHARS)

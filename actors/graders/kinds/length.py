@@ -1,4 +1,4 @@
-"""1 where a rendered template is no longer than allowed, else 0: a guard against answers that win by their length."""
+"""The grader of kind `length`: 1 if a rendered template has at most `max_chars`, else 0; a guard against padding."""
 
 from __future__ import annotations
 
@@ -23,4 +23,4 @@ class LengthCheck:
         return Grade(0.0, reason=f"{length:,} characters, of at most {self._spec.max_chars:,}")
 
     async def close(self) -> None:
-        """It holds nothing."""
+        """Do nothing: it has no resources."""

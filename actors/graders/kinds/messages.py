@@ -1,4 +1,4 @@
-"""The `input` of judge graders: messages whose texts are templates, in the wire contract's form or the chat API's."""
+"""The `input` of judges: messages whose texts are templates, in the format of the wire contract or the chat API."""
 
 from __future__ import annotations
 
@@ -6,73 +6,74 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-"""Ours -> the chat API's. Many servers know no developer."""
+"""Role in the spec -> role in the request. Many servers do not support `developer`."""
 TEXT_PARTS = ("input_text", "output_text", "text")
 MESSAGE_KEYS = {"role", "content", "type"}
 
 Fill = Callable[[str, str], str]
-"""(template, where it stands) -> text"""
+"""(template, its field) -> text"""
 
 
 def message_problems(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
-    """(place below the grader, what is wrong there)."""
+    """(field relative to the grader, what is wrong with it)."""
     for i, message in enumerate(messages):
-        place = f"input[{i}]"
+        field = f"input[{i}]"
         if message.get("role") not in ROLES:
-            yield f"{place}.role", f"is {message.get('role')!r}, but must be one of {', '.join(ROLES)}"
+            yield f"{field}.role", f"is {message.get('role')!r}, but must be one of {', '.join(ROLES)}"
         unknown = sorted(set(message) - MESSAGE_KEYS)
         if unknown:
-            yield place, f"holds the unknown keys {', '.join(unknown)}; a message has role and content"
-        for where, part in _parts(message.get("content"), f"{place}.content"):
+            yield field, f"has the unknown keys {', '.join(unknown)}; a message has role and content"
+        for part_field, part in _parts(message.get("content"), f"{field}.content"):
             if _text_key(part) is None:
-                yield where, 'must be a text, {"type": "input_text", "text": ...} or {"type": "input_image", ...}'
+                form = '{"type": "input_text", "text": ...} or {"type": "input_image", ...}'
+                yield part_field, f"must be a string, {form}"
 
 
 def message_templates(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
-    """(place below the grader, template) of all texts in messages without problems."""
+    """(field relative to the grader, template) of all texts in valid messages."""
     for i, message in enumerate(messages):
-        for where, part in _parts(message.get("content"), f"input[{i}].content"):
+        for part_field, part in _parts(message.get("content"), f"input[{i}].content"):
             if isinstance(part, str):
-                yield where, part
+                yield part_field, part
             elif (key := _text_key(part)) is not None:
-                yield f"{where}.{key}", part[key]
+                yield f"{part_field}.{key}", part[key]
 
 
 def chat_messages(messages: Sequence[Mapping[str, Any]], fill: Fill) -> list[dict[str, Any]]:
-    """The messages as the chat API takes them, their texts filled in."""
+    """The messages in the chat API's format, with their templates rendered."""
     return [
         {"role": ROLES[message["role"]], "content": _content(message["content"], f"input[{i}].content", fill)}
         for i, message in enumerate(messages)
     ]
 
 
-def _content(content: Any, place: str, fill: Fill) -> str | list[dict[str, Any]]:
+def _content(content: Any, field: str, fill: Fill) -> str | list[dict[str, Any]]:
     if isinstance(content, str):
-        return fill(content, place)
+        return fill(content, field)
     parts: list[dict[str, Any]] = []
-    for where, part in _parts(content, place):
+    for part_field, part in _parts(content, field):
         if isinstance(part, str):
-            parts.append({"type": "text", "text": fill(part, where)})
+            parts.append({"type": "text", "text": fill(part, part_field)})
         elif part["type"] in TEXT_PARTS:
-            parts.append({"type": "text", "text": fill(part["text"], f"{where}.text")})
+            parts.append({"type": "text", "text": fill(part["text"], f"{part_field}.text")})
         else:
-            image = {"url": fill(part["image_url"], f"{where}.image_url")}
+            image = {"url": fill(part["image_url"], f"{part_field}.image_url")}
             image |= {"detail": part["detail"]} if part.get("detail") else {}
             parts.append({"type": "image_url", "image_url": image})
     texts = [part["text"] for part in parts if part["type"] == "text"]
     return texts[0] if len(parts) == len(texts) == 1 else parts
 
 
-def _parts(content: Any, place: str) -> Iterator[tuple[str, Any]]:
-    """(place, part) of a content that is a text, one part or a list of both."""
+def _parts(content: Any, field: str) -> Iterator[tuple[str, Any]]:
+    """(field, part) of each part of a content, which is a string, one part or a list of both."""
     if isinstance(content, list):
-        yield from ((f"{place}[{i}]", part) for i, part in enumerate(content))
+        yield from ((f"{field}[{i}]", part) for i, part in enumerate(content))
     else:
-        yield place, content
+        yield field, content
 
 
 def _text_key(part: Any) -> str | None:
-    """Under what key a part holds its template; "" for one that is a text itself, None for what is no part."""
+    """The key of a part's template; "" for a part that is a string itself, None for an invalid part."""
     if isinstance(part, str):
         return ""
     if not isinstance(part, dict):

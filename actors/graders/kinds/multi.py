@@ -1,5 +1,6 @@
-"""An expression over the grades of its parts, which run side by side. Without one of them there is no grade, unless a
-part cannot read the sample and the spec says what such a sample is worth.
+"""The grader of kind `multi`: an expression over the grades of its parts, which run concurrently.
+
+If a part fails, so does the whole; except that `invalid_grade` is given to samples that a part cannot read.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ SAMPLE_PARSE_ERROR = "sample_parse_error"
 
 
 class Multi:
-    """A grader of kind `multi` over graders by name. `label` names it in messages."""
+    """A grader of kind `multi` over named graders. `label` names it in messages."""
 
     def __init__(self, spec: MultiGrader, label: str, parts: Mapping[str, Grader]) -> None:
         self._where = f"grader {label!r}, calculate_output"
@@ -54,8 +55,9 @@ class Multi:
 
 
 def cannot_read_sample(error: Exception) -> bool:
-    """Whether a grader failed because of what the model wrote: a path into the sample leads nowhere. One into the row
-    that leads nowhere is a mistake in the data, and all else infrastructure.
+    """Whether a grader failed because of the model's output: a template's path does not exist in the sample.
+
+    A path that does not exist in the row is a mistake in the data, and all other failures are infrastructure.
     """
     if not isinstance(error, GraderFailed):
         return False

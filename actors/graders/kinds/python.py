@@ -1,8 +1,8 @@
-"""The user's own `grade(sample, item)`, run where it can do no harm. What it does costs only its own grade.
+"""The grader of kind `python`: the user's `grade(sample, item)` in a sandbox; a bad run costs only its own grade.
 
 Each grade runs in a fork of a warm worker process in a sandbox (`actors.sandbox`); a worker runs one at a time. The
-module's body runs once a worker, before it sees any sample. A worker that is late, dies or uses up its memory is taken
-down with all that it started, and another one is started in its place at once.
+module's body runs once per worker, before any sample. A worker that is late, dies or exceeds its memory is killed with
+all its descendants, and another one is started at once.
 """
 
 from __future__ import annotations
@@ -36,13 +36,11 @@ from trainer.spec.operator import Operator
 from trainer.types import Grade
 
 MAX_ANSWER_BYTES = 1 << 20
-"""Far more than a worker sends."""
+"""Far more than a worker ever sends."""
 
 
 class PythonGrade:
-    """A grader of kind `python`. `label` names it in messages. How it is sandboxed, its limits and how many workers it
-    has (one a core) may be handed in.
-    """
+    """A grader of kind `python`. `label` names it in messages; by default it has one worker per core."""
 
     def __init__(
         self,
@@ -67,49 +65,52 @@ class PythonGrade:
         self._closed = False
 
     async def grade(self, sample: dict[str, Any], item: dict[str, Any], trace_id: str) -> Grade:
-        """Waits for a worker as long as those before it take; `timeout_s` begins with its own run.
+        """The grade of one sample; `timeout_s` covers its own run, not the wait for a free worker.
 
         Raises:
-            GraderFailed: its details hold code (python_grader_runtime_error or python_grader_server_error) and
+            GraderFailed: its details have code (python_grader_runtime_error or python_grader_server_error) and
                 python_grader_runtime_error_details or python_grader_server_error_type.
-            UserError: no sandbox can be made here.
+            UserError: no sandbox can be created on this machine.
         """
         request = json.dumps({"sample": sample, "item": item}).encode()
         async with self._free:
             with self._slot() as slot:
                 worker = await slot.worker()
-                begun = time.monotonic()
+                started = time.monotonic()
                 answer = await self._ask(slot, worker, request)
-        return Grade(self._value(answer), latency_s=time.monotonic() - begun)
+        return Grade(self._value(answer), latency_s=time.monotonic() - started)
 
     @property
     def num_workers(self) -> int:
-        """Workers that are ready for a grade or run one."""
+        """The number of workers that are ready for a grade or run one."""
         return sum(slot.is_ready for slot in self._slots)
 
     async def close(self) -> None:
-        """Take all workers down; grades that still run fail."""
+        """Kill all workers; running grades fail."""
         self._closed = True
         await asyncio.gather(*(slot.clear() for slot in self._slots))
 
     @contextmanager
     def _slot(self) -> Iterator[_Slot]:
-        """The slot used last, whose worker is the warmest. The next one's worker is started ahead, and those that were
-        lost since.
+        """The most recently used free slot, whose worker is the warmest.
+
+        The next slot's worker is started ahead, and so are workers that were lost since.
         """
         slot = self._idle.pop()
         for number, other in enumerate(reversed(self._idle)):
             if number == 0 or other.was_used:
-                other.begin()
+                other.start()
         try:
             yield slot
         finally:
             self._idle.append(slot)
 
     async def start_worker(self) -> _Worker:
-        """Raises:
-        GraderFailed: its module was not loaded in time, or ended it.
-        UserError: no sandbox can be made here.
+        """Start a worker and load the grader's module in it.
+
+        Raises:
+            GraderFailed: the module was not loaded in time, or ended the process.
+            UserError: no sandbox can be created on this machine.
         """
         if self._closed:
             raise self._server_error("closed", "it was closed")
@@ -124,7 +125,7 @@ class PythonGrade:
         return await _Worker.connect(sandbox)
 
     async def _ask(self, slot: _Slot, worker: _Worker, request: bytes) -> dict[str, Any]:
-        """What the worker said; however else this ends, another worker takes its place."""
+        """The worker's answer; if this ends in any other way, the worker is replaced."""
         timeout_s = self._spec.timeout_s
         try:
             async with asyncio.timeout(timeout_s):
@@ -140,16 +141,16 @@ class PythonGrade:
         except asyncio.CancelledError:
             slot.replace()
             raise
-        if "last" in answer:  # it could not clear up after this one
+        if "last" in answer:  # the worker could not clean up after this grade
             slot.replace()
         return answer
 
     def _value(self, answer: dict[str, Any]) -> float:
-        """The grade in what a worker said; it has looked at it before, but is not to be trusted."""
+        """The grade in a worker's answer, which is checked again here, since the worker is not trusted."""
         value = answer.get("value")
         if isinstance(value, float) and math.isfinite(value):
             return value
-        why = str(answer.get("error", "it said nothing"))
+        why = str(answer.get("error", "it returned no grade and no error"))
         raise self._server_error("killed", why) if "lost" in answer else self._runtime_error(why)
 
     def _runtime_error(self, why: str) -> GraderFailed:
@@ -167,7 +168,7 @@ class PythonGrade:
 
 
 class _Slot:
-    """A place for one worker: empty, or with one that is being started, or with one that is ready."""
+    """A slot for one worker: empty, starting or ready."""
 
     def __init__(self, owner: PythonGrade) -> None:
         self._owner = owner
@@ -176,7 +177,7 @@ class _Slot:
 
     @property
     def is_ready(self) -> bool:
-        """Whether its worker is there, as far as one can see without asking."""
+        """Whether its worker is ready, as far as that is known without calling it."""
         worker = self._result()
         return worker is not None and not worker.is_lost
 
@@ -184,27 +185,27 @@ class _Slot:
     def was_used(self) -> bool:
         return self._task is not None
 
-    def begin(self) -> None:
-        """Start a worker, where none is there. What goes wrong is said to whoever needs it and starts it anew."""
+    def start(self) -> None:
+        """Start a worker unless there is one; an error is raised by `worker`, and the next call tries again."""
         if self._task is None or (self._task.done() and not self.is_ready):
             self._drop()
             self._task = asyncio.create_task(self._owner.start_worker())
             self._task.add_done_callback(lambda task: task.cancelled() or task.exception())
 
     async def worker(self) -> _Worker:
-        """Its worker. Cancelled, it leaves the start under way to the next one."""
-        self.begin()
+        """Its worker, once started; cancelling this does not cancel the start."""
+        self.start()
         assert self._task is not None
         return await asyncio.shield(self._task)
 
     def replace(self) -> None:
-        """Take the worker down and start another one."""
+        """Kill the worker and start another one."""
         self._drop()
-        self.begin()
+        self.start()
 
     async def clear(self) -> None:
         if self._task is not None:
-            await asyncio.wait([self._task])  # a thread starts it, which cannot be stopped
+            await asyncio.wait([self._task])  # it is started in a thread, which cannot be cancelled
         self._drop()
         await asyncio.gather(*self._ending)
 
@@ -224,7 +225,7 @@ class _Slot:
 
 
 class _Worker:
-    """A sandbox that answers one request after another."""
+    """A sandbox's worker, which answers one request at a time."""
 
     def __init__(self, sandbox: Sandbox, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._sandbox = sandbox
@@ -241,9 +242,12 @@ class _Worker:
         return self._ended is not None or self._reader.at_eof()
 
     async def ask(self, request: bytes) -> dict[str, Any]:
-        """Raises:
-        OSError, EOFError: the worker is lost.
-        ValueError: it answered nonsense.
+        """The worker's answer to a request.
+
+        Raises:
+            OSError: the worker is lost.
+            EOFError: the worker is lost.
+            ValueError: its answer is invalid.
         """
         word = secrets.token_hex(8).encode()
         for message in (word, request):
@@ -254,11 +258,11 @@ class _Worker:
             raise ValueError(f"an answer of {length} bytes")
         answer = json.loads(await self._reader.readexactly(length))
         if not isinstance(answer, dict) or answer.pop("word", None) != word.decode():
-            raise ValueError("an answer to something else")
+            raise ValueError("an answer to another request")
         return answer
 
     async def end(self) -> int:
-        """Take it down with all that it started, once; the exit status of its launcher."""
+        """Kill it with all its descendants, once; returns the exit status of its launcher."""
         if self._ended is None:
             self._writer.transport.abort()
             self._ended = asyncio.ensure_future(asyncio.to_thread(self._sandbox.end))
@@ -266,17 +270,17 @@ class _Worker:
 
 
 def python_source_problems(source: str) -> list[str]:
-    """What is wrong with a grader's source as far as it shows without running it."""
+    """What is wrong with a grader's source, as far as that can be seen without running it."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of its escape sequences, say
+            warnings.simplefilter("ignore")  # about its escape sequences, for instance
             module = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         if isinstance(error, SyntaxError) and error.lineno:
             return [f"line {error.lineno}: {error.msg}"]
-        return [f"it cannot be read: {str(error) or 'nested too deeply'}"]
+        return [f"it cannot be parsed: {str(error) or 'nested too deeply'}"]
     if not any(_defines_grade(node) for node in ast.walk(module)):
-        return ["it defines no function grade(sample, item)"]
+        return ["it does not define a function grade(sample, item)"]
     functions = [node for node in module.body if _is_function(node) and _defines_grade(node)]
     return _parameter_problems(functions[-1]) if functions else []
 
@@ -286,7 +290,7 @@ def _is_function(node: ast.AST) -> bool:
 
 
 def _defines_grade(node: ast.AST) -> bool:
-    """Whether it may give the module a name `grade`; anywhere in it, since an `if` or `try` may do so."""
+    """Whether the node may define the name `grade`; checked everywhere, since it may be within an `if` or `try`."""
     match node:
         case ast.FunctionDef(name="grade") | ast.AsyncFunctionDef(name="grade") | ast.ClassDef(name="grade"):
             return True
@@ -301,9 +305,9 @@ def _parameter_problems(node: ast.AST) -> list[str]:
     if not isinstance(node, ast.FunctionDef) or node.decorator_list:
         return []
     arguments = node.args
-    most = len(arguments.posonlyargs) + len(arguments.args)
-    least = most - len(arguments.defaults)
+    max_args = len(arguments.posonlyargs) + len(arguments.args)
+    min_args = max_args - len(arguments.defaults)
     needs_names = any(default is None for default in arguments.kw_defaults)
-    if least <= 2 and (most >= 2 or arguments.vararg) and not needs_names:
+    if min_args <= 2 and (max_args >= 2 or arguments.vararg) and not needs_names:
         return []
-    return [f"line {node.lineno}: grade is called with two values, grade(sample, item), which it does not take"]
+    return [f"line {node.lineno}: grade is called with two arguments, grade(sample, item), but does not accept them"]

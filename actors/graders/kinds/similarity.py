@@ -1,6 +1,6 @@
-"""How alike two texts are, from 0 (nothing in common) to 1 (the most that the metric gives), by well-known libraries.
+"""Text similarity from 0 (nothing in common) to 1 (the metric's maximum), computed by well-known libraries.
 
-Two texts without a word are alike (1) where they are equal; one without a word is like nothing else (0).
+If a text has no word, the similarity is 1 if both texts are equal, else 0.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from trainer.spec.graders import Similarity
 SimilarityMetric = Callable[[str, str], float]
 
 MAX_CHARS = 50_000
-"""Of longer texts only the beginning is compared: some metrics take time with the product of both lengths, and at this
-one the slowest takes a fifth of a second."""
+"""Only the start of longer texts is compared: some metrics take time in the product of both lengths, and at this length
+the slowest takes a fifth of a second."""
 MAX_STEMMED_CHARS = 64
-"""Longer words are left as they are: the stemmer's recursion goes through every letter."""
+"""Longer words are not stemmed: the stemmer recurses once per letter."""
 
 _WORD = re.compile(r"[^\W_]+")
 
@@ -39,7 +39,7 @@ def metric_of(name: Similarity) -> SimilarityMetric:
 
 
 def words(text: str) -> list[str]:
-    """Letters and digits in small letters: rouge-score's rule, in all scripts and not only in ASCII's."""
+    """Lower-case runs of letters and digits: rouge-score's rule, extended from ASCII to all scripts."""
     return _WORD.findall(text.lower())
 
 
@@ -54,7 +54,7 @@ def _bleu() -> SimilarityMetric:
 
     bleu = BLEU(
         effective_order=True
-    )  # sacrebleu's advice for single sentences: else those of three words get next to 0
+    )  # sacrebleu's advice for single sentences: otherwise those of three words score almost 0
     return lambda text, reference: float(bleu.sentence_score(text, [reference]).score) / 100
 
 
@@ -77,7 +77,7 @@ def _meteor() -> SimilarityMetric:
             return str(porter.stem(word)) if len(word) <= MAX_STEMMED_CHARS else word
 
     class NoSynonyms:
-        """In WordNet's place, which would have to be downloaded."""
+        """Replaces WordNet, which would have to be downloaded."""
 
         def synsets(self, word: str) -> Sequence[Any]:
             return ()
@@ -89,7 +89,7 @@ def _meteor() -> SimilarityMetric:
 
 
 class _Words:
-    """A tokenizer of rouge-score."""
+    """`words` as a tokenizer for rouge-score."""
 
     def tokenize(self, text: str) -> list[str]:
         return words(text)
@@ -104,7 +104,7 @@ def _rouge_n(n: int) -> SimilarityMetric:
 
 
 def _rouge_l() -> SimilarityMetric:
-    """rouge-score's ROUGE-L, with the longest common subsequence by rapidfuzz: a thousand times as fast."""
+    """rouge-score's ROUGE-L, with rapidfuzz for the longest common subsequence, which is a thousand times faster."""
     from rapidfuzz.distance import LCSseq
     from rouge_score.scoring import fmeasure
 

@@ -1,4 +1,4 @@
-"""1 where two rendered templates compare as asked, else 0."""
+"""The grader of kind `string_check`: 1 if the comparison of two rendered templates holds, else 0."""
 
 from __future__ import annotations
 
@@ -31,4 +31,4 @@ class StringCheck:
         return Grade(float(holds))
 
     async def close(self) -> None:
-        """It holds nothing."""
+        """Do nothing: it has no resources."""

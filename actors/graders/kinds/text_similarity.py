@@ -1,4 +1,4 @@
-"""How alike two rendered templates are, from 0 to 1: by words, or by their embeddings (`cosine`)."""
+"""The grader of kind `text_similarity`: how similar two rendered templates are, from 0 to 1."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_CACHED_EMBEDDINGS = 2_048
 
 
 class TextSimilarity:
-    """A grader of kind `text_similarity`; with `client`, the one of `cosine`. `label` names it in messages."""
+    """A grader of kind `text_similarity`; `client` is for the metric `cosine` only. `label` names it in messages."""
 
     def __init__(self, spec: TextSimilarityGrader, label: str, client: ModelClient | None) -> None:
         self._spec = spec
@@ -46,8 +46,9 @@ class TextSimilarity:
 
 
 class Cosine:
-    """The cosine of two texts' embeddings, with what points away (below 0) as 0. Embeddings are kept by text: the
-    reference of a row is the same for all of its rollouts.
+    """The cosine of two texts' embeddings, with negative values clipped to 0.
+
+    Embeddings are cached by text, since the reference of a row is the same for all of its rollouts.
     """
 
     def __init__(self, client: ModelClient, what: str) -> None:
@@ -66,7 +67,7 @@ class Cosine:
             raise failed.exceptions[0] from None
         ours, theirs = (task.result() for task in tasks)
         if ours.shape != theirs.shape:
-            raise self._no_embedding("gave two embeddings of different lengths")
+            raise self._no_embedding("returned two embeddings of different lengths")
         return Grade(float(np.clip(ours @ theirs, 0.0, 1.0)))
 
     async def close(self) -> None:
@@ -81,7 +82,7 @@ class Cosine:
             raise self._no_embedding("answered without data[0].embedding") from None
         norm = float(np.linalg.norm(vector)) if vector.ndim == 1 else 0.0
         if not (np.isfinite(norm) and norm > 0):
-            raise self._no_embedding("gave an embedding that is no finite vector other than 0")
+            raise self._no_embedding("returned an embedding that is not a finite, non-zero vector")
         return (vector / norm).astype(np.float32)
 
     def _no_embedding(self, why: str) -> GraderFailed:

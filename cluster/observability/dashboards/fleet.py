@@ -3,7 +3,27 @@
 from __future__ import annotations
 
 from cluster.observability.dashboards.grafana import Dashboard, Panel, Query
-from cluster.observability.dashboards.queries import ANNOTATIONS, JOB, JOBS, mean, quantile, rate
+from cluster.observability.dashboards.queries import (
+    ANNOTATIONS,
+    JOB,
+    JOBS,
+    WINDOW,
+    gauge,
+    max_of,
+    mean_of,
+    panel,
+    quantile_of,
+    rate_of,
+    ratio,
+    sum_of,
+)
+from cluster.observability.promql import rate, samples
+
+PROCESS = ("job", "process")
+API_REQUEST_S = "api_request_s/<status>/<method>/<route>"
+PREFIX_HITS, PREFIX_QUERIES = (
+    rate(f"vllm:prefix_cache_{what}_total{JOB}", WINDOW, PROCESS) for what in ("hits", "queries")
+)
 
 FLEET_DASHBOARD = Dashboard(
     "fleet",
@@ -12,61 +32,31 @@ FLEET_DASHBOARD = Dashboard(
         (
             "Engines",
             (
-                Panel("Ready engines", (Query(f"sum by (job) (agent_rft_engine_ready{JOB})"),), "none"),
-                Panel(
-                    "Engine slots",
-                    (
-                        Query(f"agent_rft_engine_slots_used{JOB}", "used {{process}} {{job}}"),
-                        Query(f"agent_rft_engine_slots{JOB}", "total {{process}} {{job}}"),
-                        Query(f"agent_rft_engine_waiting{JOB}", "waiting {{process}} {{job}}"),
-                    ),
+                panel(sum_of("engine/<engine>/ready", ("job",))),
+                panel(
+                    gauge("engine_slots_used", PROCESS),
+                    gauge("engine_slots", PROCESS),
+                    gauge("engine_waiting", PROCESS),
+                    title="Engine slots",
                 ),
-                Panel(
-                    "Sampled tokens per second",
-                    (Query(rate("agent_rft_engine_sampled_tokens_total", "job, process"), "{{process}} {{job}}"),),
-                ),
+                panel(rate_of("engine_sampled_tokens", PROCESS)),
                 Panel(
                     "KV cache",
                     (
                         Query(f"vllm:kv_cache_usage_perc{JOB}", "used {{process}} {{job}}"),
-                        Query(
-                            f"{rate('vllm:prefix_cache_hits_total', 'job, process')} / "
-                            f"{rate('vllm:prefix_cache_queries_total', 'job, process')}",
-                            "prefix hits {{process}} {{job}}",
-                        ),
+                        Query(f"{PREFIX_HITS} / {PREFIX_QUERIES}", "prefix hits {{process}} {{job}}"),
                     ),
                     "percentunit",
                     about="Reported by vLLM: share in use, and share of prompt tokens found in the prefix cache.",
                 ),
-                Panel(
-                    "Rollouts in flight",
-                    (
-                        Query(f"agent_rft_engine_rollouts{JOB}", "{{engine}} {{job}}"),
-                        Query(f"agent_rft_rollouts_in_flight{JOB}", "all {{job}}"),
-                    ),
+                panel(gauge("engine/<engine>/rollouts"), gauge("rollouts_in_flight"), title="Rollouts in flight"),
+                panel(gauge("engine_version", PROCESS), gauge("version", series="learner"), title="Weight version"),
+                panel(
+                    mean_of("engine_pause_s", PROCESS),
+                    mean_of("sync_pause_s", series="slowest engine"),
+                    title="Generation pause per weight update",
                 ),
-                Panel(
-                    "Weight version",
-                    (
-                        Query(f"agent_rft_engine_version{JOB}", "{{process}} {{job}}"),
-                        Query(f"agent_rft_version{JOB}", "learner {{job}}"),
-                    ),
-                    "none",
-                ),
-                Panel(
-                    "Generation pause per weight update",
-                    (
-                        Query(mean("agent_rft_engine_pause_seconds", "job, process"), "{{process}} {{job}}"),
-                        Query(mean("agent_rft_sync_pause_seconds"), "slowest engine {{job}}"),
-                    ),
-                    "s",
-                ),
-                Panel(
-                    "Engine replacements",
-                    (Query(f"sum by (job) (agent_rft_engine_replacements_total{JOB})"),),
-                    "none",
-                    about="Since the job started: engines that died, or differed from the learner on the same weights.",
-                ),
+                panel(sum_of("engine_replacements")),
             ),
         ),
         (
@@ -77,7 +67,7 @@ FLEET_DASHBOARD = Dashboard(
                 ),
                 Panel(
                     "CPU cores in use by process",
-                    (Query(f"rate(process_cpu_seconds_total{JOB}[$window])", "{{process}} {{job}}"),),
+                    (Query(f"rate(process_cpu_seconds_total{JOB}[{WINDOW}])", "{{process}} {{job}}"),),
                 ),
                 Panel(
                     "CPU usage by node",
@@ -93,7 +83,7 @@ FLEET_DASHBOARD = Dashboard(
                 ),
                 Panel(
                     "Free disk space at the run folder",
-                    (Query(f"agent_rft_disk_free_bytes{JOB} / agent_rft_disk_total_bytes{JOB}"),),
+                    (ratio(gauge("disk_free_bytes"), gauge("disk_total_bytes")),),
                     "percentunit",
                 ),
             ),
@@ -102,25 +92,16 @@ FLEET_DASHBOARD = Dashboard(
             "Server",
             (
                 Panel(
-                    "Requests per second",
+                    "API requests per second",
                     (
                         Query(
-                            rate("agent_rft_api_request_seconds_count", "route, status", ""),
+                            rate(samples(API_REQUEST_S, part="count"), WINDOW, ("route", "status")),
                             "{{status}} {{route}}",
                         ),
                     ),
                 ),
-                Panel(
-                    "Request latency",
-                    (
-                        Query(
-                            quantile(0.95, "agent_rft_api_request_seconds", "route", ""),
-                            "p95 {{route}}",
-                        ),
-                    ),
-                    "s",
-                ),
-                Panel("Jobs", (Query("max by (state) (agent_rft_api_jobs)", "{{state}}"),), "none"),
+                panel(quantile_of(0.95, API_REQUEST_S, ("route",))),
+                panel(max_of("api_jobs/<state>", ("state",))),
                 Panel(
                     "Healthy replicas of served models",
                     (

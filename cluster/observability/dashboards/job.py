@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
-from cluster.observability.dashboards.grafana import Dashboard, Panel, Query
-from cluster.observability.dashboards.queries import ANNOTATIONS, JOB, JOBS, TRAIN, mean, quantile, rate
+from cluster.observability.dashboards.grafana import Dashboard, Panel
+from cluster.observability.dashboards.queries import (
+    ANNOTATIONS,
+    JOBS,
+    distribution_of,
+    gauge,
+    mean_of,
+    panel,
+    quantile_of,
+    rate_of,
+)
 
 TRACES = """Each point belongs to a **step** (the panel on the left shows its number at the same time), and the run
 folder keeps the rollouts of each step. On a machine that has the folder:
@@ -20,121 +29,71 @@ JOB_DASHBOARD = Dashboard(
         (
             "Reward and latency",
             (
-                Panel(
-                    "Reward",
-                    (
-                        Query(f"agent_rft_train_mean_reward{JOB}", "train {{job}}"),
-                        Query(f"agent_rft_full_valid_mean_reward{JOB}", "validation {{job}}"),
-                    ),
+                panel(
+                    gauge("train_mean_reward"),
+                    gauge("full_valid_mean_reward"),
+                    title="Reward",
                     about="What the policy is trained on: the grade minus penalties.",
                 ),
-                Panel(
-                    "Rollout latency",
-                    (
-                        Query(quantile(0.5, "agent_rft_rollout_wall_seconds", labels=TRAIN), "median {{job}}"),
-                        Query(quantile(0.95, "agent_rft_rollout_wall_seconds", labels=TRAIN), "p95 {{job}}"),
-                        Query(quantile(0.5, "agent_rft_rollout_busy_seconds", labels=TRAIN), "median busy {{job}}"),
-                    ),
-                    "s",
-                    about="Wall-clock time. Busy: model and tool time, without queues, retries and pauses.",
+                panel(
+                    quantile_of(0.5, "rollout_wall_s/train"),
+                    quantile_of(0.95, "rollout_wall_s/train"),
+                    quantile_of(0.5, "rollout_busy_s/train"),
+                    title="Rollout latency",
                 ),
-                Panel(
-                    "Grade",
-                    (
-                        Query(f"agent_rft_train_mean_grade{JOB}", "train {{job}}"),
-                        Query(f"agent_rft_full_valid_mean_grade{JOB}", "validation {{job}}"),
-                        Query(f"agent_rft_held_out_grade_mean{JOB}", "held out {{job}}"),
-                        Query(f"agent_rft_grader_score_mean{JOB}", "{{grader}} {{job}}"),
-                    ),
+                panel(
+                    gauge("train_mean_grade"),
+                    gauge("full_valid_mean_grade"),
+                    gauge("held_out_grade_mean"),
+                    gauge("grader/<grader>/score_mean"),
+                    title="Grade",
                     about="A grade that rises while the held-out grade falls indicates reward hacking.",
                 ),
-                Panel(
-                    "Tool calls",
-                    (
-                        Query(f"agent_rft_tool_calls_mean{JOB}", "per rollout {{job}}"),
-                        Query(mean("agent_rft_turn_calls", labels=TRAIN), "per turn {{job}}"),
-                        Query(f"agent_rft_full_valid_tool_calls_mean{JOB}", "per validation rollout {{job}}"),
-                    ),
+                panel(
+                    gauge("tool_calls_mean"),
+                    mean_of("turn_calls/train"),
+                    gauge("full_valid_tool_calls_mean"),
+                    title="Tool calls",
                 ),
             ),
         ),
         (
             "Step and traces",
             (
-                Panel("Step", (Query(f"agent_rft_step{JOB}"),), "none", width=8),
+                panel(gauge("step"), width=8),
                 Panel("From a point to its rollouts", kind="text", text=TRACES, width=16),
             ),
         ),
         (
             "Rollouts",
             (
-                Panel(
-                    "Reward distribution",
-                    (Query(f"sum by (le) (increase(agent_rft_reward_bucket{TRAIN}[$window]))", "{{le}}"),),
-                    kind="heatmap",
+                panel(distribution_of("reward/train"), kind="heatmap"),
+                panel(rate_of("rollouts/<outcome>"), title="Rollouts per second by outcome", stacked=True),
+                panel(mean_of("rollout_tokens/train/<kind>")),
+                panel(
+                    rate_of("finish/<reason>"),
+                    rate_of("call_errors/<kind>"),
+                    title="Finish reasons and invalid calls per second",
                 ),
-                Panel(
-                    "Rollouts per second by outcome",
-                    (Query(rate("agent_rft_rollouts_total", "job, outcome"), "{{outcome}} {{job}}"),),
-                    stacked=True,
+                panel(
+                    rate_of("groups_trained", per="minute"),
+                    rate_of("groups_without_signal/<kind>", per="minute"),
+                    rate_of("groups_lost", per="minute"),
+                    title="Groups per minute",
                 ),
-                Panel(
-                    "Tokens per rollout",
-                    (Query(mean("agent_rft_rollout_tokens", "job, kind", TRAIN), "{{kind}} {{job}}"),),
-                    about="Completion includes reasoning.",
-                ),
-                Panel(
-                    "Finish reasons and invalid calls per second",
-                    (
-                        Query(rate("agent_rft_finish_total", "job, reason"), "{{reason}} {{job}}"),
-                        Query(rate("agent_rft_call_errors_total", "job, kind"), "{{kind}} {{job}}"),
-                    ),
-                ),
-                Panel(
-                    "Groups per minute",
-                    (
-                        Query("60 * " + rate("agent_rft_groups_trained_total"), "trained {{job}}"),
-                        Query("60 * " + rate("agent_rft_groups_without_signal_total", "job, kind"), "{{kind}} {{job}}"),
-                        Query("60 * " + rate("agent_rft_groups_lost_total"), "lost {{job}}"),
-                    ),
-                    about="Groups whose rewards are all equal carry no signal and are replaced.",
-                ),
-                Panel(
-                    "Tokens per second",
-                    (
-                        Query(rate("agent_rft_engine_sampled_tokens_total"), "sampled {{job}}"),
-                        Query(rate("agent_rft_trained_tokens_total"), "trained {{job}}"),
-                    ),
-                ),
+                panel(rate_of("engine_sampled_tokens"), rate_of("trained_tokens"), title="Tokens per second"),
             ),
         ),
         (
             "Time",
             (
-                Panel(
-                    "Step time",
-                    tuple(
-                        Query(mean(f"agent_rft_time_{phase}_seconds"), f"{label} {{{{job}}}}")
-                        for phase, label in (
-                            *(("wait", "waiting for rollouts"), ("learn", "learning"), ("sync", "weight sync")),
-                            *(("eval", "validation"), ("checkpoint", "checkpoint"), ("step", "total")),
-                        )
-                    ),
-                    "s",
+                panel(
+                    *(mean_of(f"time_{phase}_s") for phase in ("wait", "learn", "sync", "eval", "checkpoint", "step")),
+                    title="Step time",
                 ),
-                Panel(
-                    "Staleness",
-                    (
-                        Query(f"agent_rft_staleness_mean{JOB}", "mean {{job}}"),
-                        Query(f"agent_rft_staleness_max{JOB}", "max {{job}}"),
-                    ),
-                    about="By how many policy versions a group's oldest token lags the learner.",
-                ),
-                Panel("Checkpoint size", (Query(mean("agent_rft_checkpoint_bytes")),), "bytes"),
-                Panel(
-                    "Events per minute",
-                    (Query("60 * " + rate("agent_rft_events_total", "job, level"), "{{level}} {{job}}"),),
-                ),
+                panel(gauge("staleness_mean"), gauge("staleness_max"), title="Staleness"),
+                panel(mean_of("checkpoint_bytes")),
+                panel(rate_of("events/<level>", per="minute")),
             ),
         ),
     ),

@@ -1,27 +1,177 @@
-"""PromQL shared by the dashboards. The viewer chooses `$job`, `$endpoint` and `$window` on the page."""
+"""Queries of listed metrics and the panels that show them; names, units and descriptions come from the list.
+
+    panel(gauge("grad_norm"))    # title "Gradient norm", description "Norm of the gradient before clipping."
+    panel(gauge("loss"), gauge("full_valid_loss"), title="Loss")    # legends "train {{job}}", "validation {{job}}"
+
+A query has one series for each combination of the labels in `by`: by default `job` and the placeholders in the name.
+The viewer chooses `$job`, `$endpoint` and `$window` on the page.
+"""
 
 from __future__ import annotations
 
-from cluster.observability.dashboards.grafana import Query
+import re
+from dataclasses import dataclass
+from typing import Any, Literal
 
-JOB = '{job=~"$job"}'
-TRAIN = '{job=~"$job",split="train"}'
-ENDPOINT = '{job=~"$job",endpoint=~"$endpoint"}'
-JOBS = ("job", "label_values(agent_rft_disk_total_bytes, job)")
+from cluster.observability.dashboards.grafana import Panel, Query
+from cluster.observability.promql import Part, rate, samples
+from trainer.metrics import METRICS, metric_of
+from trainer.metrics.metric import Metric
+
+Labels = tuple[str, ...]
+WINDOW = "$window"
+CHOSEN = {"job": 'job=~"$job"', "endpoint": 'endpoint=~"$endpoint"'}
+"""What the viewer's choice selects, for queries with these labels."""
+
+JOB = f"{{{CHOSEN['job']}}}"
+JOBS = ("job", f"label_values({samples('disk_total_bytes')}, job)")
+ENDPOINTS = ("endpoint", f"label_values({samples('endpoint/<endpoint>/calls', CHOSEN['job'])}, endpoint)")
 ANNOTATIONS = (
-    Query(f"increase(agent_rft_time_checkpoint_seconds_count{JOB}[1m]) > 0", "checkpoint"),
-    Query(f"changes(agent_rft_version{JOB}[1m]) > 0", "weight update"),
+    Query(f"increase({samples('time_checkpoint_s', CHOSEN['job'], part='count')}[1m]) > 0", "checkpoint"),
+    Query(f"changes({samples('version', CHOSEN['job'])}[1m]) > 0", "weight update"),
 )
 
-
-def mean(name: str, by: str = "job", labels: str = JOB) -> str:
-    """The mean of a histogram's observations over the window, for each combination of the labels in `by`."""
-    return f"sum by ({by}) (rate({name}_sum{labels}[$window])) / sum by ({by}) (rate({name}_count{labels}[$window]))"
-
-
-def quantile(q: float, name: str, by: str = "job", labels: str = JOB) -> str:
-    return f"histogram_quantile({q:g}, sum by ({by}, le) (rate({name}_bucket{labels}[$window])))"
+_UNITS = {"s": "s", "bytes": "bytes", "share": "percentunit"} | dict.fromkeys(
+    ("", "nats", "steps", "engines", "jobs"), "none"
+)
+"""Grafana's units by ours; other counts are `short`, which abbreviates thousands."""
 
 
-def rate(name: str, by: str = "job", labels: str = JOB) -> str:
-    return f"sum by ({by}) (rate({name}{labels}[$window]))"
+@dataclass(frozen=True, slots=True)
+class MetricQuery:
+    """A PromQL expression over one listed metric, and how it is shown.
+
+    `title` is for a panel that shows this metric only; `series` names the metric beside others in a panel. `statistic`,
+    such as `p95`, is always part of the legend. `unit` is Grafana's.
+    """
+
+    expr: str
+    metric: Metric
+    by: Labels
+    title: str
+    unit: str
+    series: str
+    statistic: str = ""
+
+    def legend(self, series: str = "") -> str:
+        """The legend's template: the statistic, the series, and the labels with the job last."""
+        parts = (self.statistic, series, *(f"{{{{{label}}}}}" for label in reversed(self.by)))
+        return " ".join(part for part in parts if part)
+
+
+def gauge(name: str, by: Labels = (), *, series: str = "") -> MetricQuery:
+    """The values as recorded."""
+    found = _Listed(name, by)
+    return found.query(found.samples(), series=series)
+
+
+def sum_of(name: str, by: Labels = ()) -> MetricQuery:
+    found = _Listed(name, by)
+    return found.query(f"sum by ({', '.join(found.by)}) ({found.samples()})")
+
+
+def max_of(name: str, by: Labels = ()) -> MetricQuery:
+    found = _Listed(name, by)
+    return found.query(f"max by ({', '.join(found.by)}) ({found.samples()})")
+
+
+def mean_of(name: str, by: Labels = (), *, series: str = "") -> MetricQuery:
+    """The mean of a histogram's observations in the window."""
+    found = _Listed(name, by)
+    return found.query(f"{found.rate('sum')} / {found.rate('count')}", series=series)
+
+
+def quantile_of(q: float, name: str, by: Labels = ()) -> MetricQuery:
+    """The `q` quantile of a histogram's observations in the window."""
+    found = _Listed(name, by)
+    buckets = rate(found.samples("bucket"), WINDOW, (*found.by, "le"))
+    return found.query(f"histogram_quantile({q:g}, {buckets})", statistic=f"p{q * 100:g}")
+
+
+def rate_of(name: str, by: Labels = (), *, per: Literal["second", "minute"] = "second") -> MetricQuery:
+    """How much a counter grows per `second` or `minute`.
+
+    Raises:
+        ValueError: the metric is not a counter.
+    """
+    found = _Listed(name, by)
+    if found.metric.kind != "counter":
+        raise ValueError(f"{name} is a {found.metric.kind}, not a counter: it has no rate")
+    expr = f"60 * {found.rate()}" if per == "minute" else found.rate()
+    unit = "Bps" if found.metric.unit == "bytes" else "short"
+    return found.query(expr, title=f"{found.metric.label} per {per}", unit=unit)
+
+
+def share_of_time(name: str, by: Labels = ()) -> MetricQuery:
+    """The share of the window that a histogram of durations adds up to."""
+    found = _Listed(name, by)
+    return found.query(found.rate("sum"), unit="percentunit")
+
+
+def distribution_of(name: str) -> MetricQuery:
+    """A histogram's observations in the window by bucket, of all chosen jobs together: for a heatmap."""
+    found = _Listed(name, ("le",))
+    buckets = samples(name, CHOSEN["job"], part="bucket")
+    return found.query(f"sum by (le) (increase({buckets}[{WINDOW}]))", title=f"{found.metric.label} distribution")
+
+
+def ratio(part: MetricQuery, whole: MetricQuery) -> Query:
+    return Query(f"{part.expr} / {whole.expr}", part.legend())
+
+
+def panel(*queries: MetricQuery, title: str = "", about: str = "", **options: Any) -> Panel:
+    """A panel whose title, unit and description come from the metrics that it shows.
+
+    If it shows several metrics, it needs a `title`; legend and description then name each by its `series`. `about` is
+    put before the description, and `options` are further fields of Panel.
+
+    Raises:
+        ValueError: the queries have several units, or several titles and none is given.
+    """
+    titles, units = {query.title for query in queries}, {query.unit for query in queries}
+    if len(units) > 1 or (len(titles) > 1 and not title):
+        raise ValueError(f"the panel {title!r} of {sorted(titles)} needs a title and one unit, not {sorted(units)}")
+    metrics = {query.metric: query.series or query.metric.label for query in queries}
+    shared = len(metrics) > 1
+    helps = [(f"- {series}: " if shared else "") + _sentence(metric.help) for metric, series in metrics.items()]
+    return Panel(
+        title or _capitalized(titles.pop()),
+        tuple(Query(query.expr, query.legend(query.series if shared else "")) for query in queries),
+        units.pop(),
+        about="\n\n".join(filter(None, (about, "\n".join(helps)))),
+        **options,
+    )
+
+
+class _Listed:
+    """A name of the list, resolved, with the labels of a query over it."""
+
+    def __init__(self, name: str, by: Labels) -> None:
+        found = metric_of(name)
+        if found is None:
+            raise KeyError(name)
+        self.name, self.metric = name, METRICS[found[0]]
+        self.by = by or ("job", *re.findall(r"<(\w+)>", name))
+
+    def samples(self, part: Part | None = None) -> str:
+        return samples(self.name, *(CHOSEN[label] for label in self.by if label in CHOSEN), part=part)
+
+    def rate(self, part: Part | None = None) -> str:
+        return rate(self.samples(part), WINDOW, self.by)
+
+    def query(
+        self, expr: str, *, title: str = "", unit: str = "", series: str = "", statistic: str = ""
+    ) -> MetricQuery:
+        metric = self.metric
+        own = "sci" if metric.pattern.endswith("e}") else _UNITS.get(metric.unit, "short")
+        default = metric.label if self.by == ("job",) else ""  # other labels name the series
+        named = series or metric.series or default
+        return MetricQuery(expr, metric, self.by, title or metric.label, unit or own, named, statistic)
+
+
+def _sentence(text: str) -> str:
+    return _capitalized(text) + "."
+
+
+def _capitalized(text: str) -> str:
+    return text[:1].upper() + text[1:]

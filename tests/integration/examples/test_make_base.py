@@ -1,4 +1,4 @@
-"""Making the ledger example's base model."""
+"""Phase 0 of making the ledger example's base model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests of endpoints share."""
+"""Fixtures of the endpoint tests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Connect = Callable[..., EndpointClient]
 
 @pytest.fixture
 async def connect() -> AsyncIterator[Connect]:
-    """Makes clients and closes them."""
+    """A factory of clients, which closes them after the test."""
     clients = []
 
     def make(

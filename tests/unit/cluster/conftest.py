@@ -1,4 +1,4 @@
-"""A made-up run that gets better: rollouts of every shape, written through the sinks as the loop writes them."""
+"""A synthetic run that improves: rollouts of every shape, reported to sinks as the loop does."""
 
 import random
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ HOSTILE = "<script>document.title='owned'</script><img src=x onerror=alert(1)>\x
 
 @dataclass
 class Synthetic:
-    """`skill` from 0 to 1 is how good the policy is."""
+    """Makes rollouts; `skill`, from 0 to 1, is the quality of the policy."""
 
     rng: random.Random = field(default_factory=lambda: random.Random(7))
 
@@ -117,7 +117,7 @@ class Synthetic:
         return JobSpec.model_validate({"model": "base", "training_file": "train.jsonl", "method": method} | changes)
 
     def play(self, sink, folder=None, steps=12, total=12, validation_every=4, test=True, rows=8, hostile=False):
-        """What a driver and a loop report, in their order; with `folder` a test file is graded too."""
+        """Report what a driver and a loop report, in order; with `folder` a test file is graded too."""
         if folder is not None:
             job = self.job(suffix="ledger")
             folder.write_job(job, resolve(job, 480), {"context_length": 2048})
@@ -148,7 +148,7 @@ class Synthetic:
         return evaluation
 
     def run(self, path, **how) -> RunFolder:
-        """A whole run on disk."""
+        """A complete run on disk."""
         folder = RunFolder(path)
         self.play(stream_of(folder, group_sinks=[folder]), folder, **how)
         folder.close()

@@ -1,4 +1,4 @@
-"""The minimal tool and grader of the page for people who run endpoints."""
+"""The minimal tool and grader in examples/endpoint, whose README explains how to run endpoints."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ JOB = ROOT / "examples" / "endpoint" / "job.yaml"
 
 @pytest.fixture
 async def reinforcement() -> AsyncIterator[Reinforcement]:
-    """The example's job, on its server at a free port."""
+    """The example's job, with its server running on a free port."""
     os.environ["TOKEN"] = "secret"
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical"))
     running = asyncio.create_task(server.serve())
@@ -41,7 +41,7 @@ async def reinforcement() -> AsyncIterator[Reinforcement]:
     del os.environ["TOKEN"]
 
 
-async def test_it_passes_the_check_and_answers_as_the_page_says(reinforcement: Reinforcement) -> None:
+async def test_it_passes_the_check_and_responds_as_documented(reinforcement: Reinforcement) -> None:
     tasks = tasks_of(JOB.parent / "rows.jsonl")
     assert await dry_run_problems(reinforcement, tasks, LOCAL) == []
     dispatcher = Dispatcher(reinforcement.tools, LOCAL)
@@ -54,7 +54,7 @@ async def test_it_passes_the_check_and_answers_as_the_page_says(reinforcement: R
     assert bad.error == "tool_error"
 
 
-async def test_a_wrong_token_is_found_by_the_check(reinforcement: Reinforcement) -> None:
+async def test_the_check_detects_a_wrong_token(reinforcement: Reinforcement) -> None:
     os.environ["TOKEN"] = "another"
     tasks = tasks_of(JOB.parent / "rows.jsonl")
     (problem,) = await dry_run_problems(reinforcement, tasks, LOCAL)

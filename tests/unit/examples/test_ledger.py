@@ -1,4 +1,4 @@
-"""The ledger example: its world is the one that the weights in `base/` know, and its servers keep the wire contract."""
+"""The ledger example: its world is the one that `base/` was trained on, and its servers follow the protocol."""
 
 import asyncio
 import hashlib
@@ -90,7 +90,7 @@ def clumsy_messages(world: World) -> list[list[dict[str, Any]]]:
 # The world
 
 
-def test_the_documents_are_those_that_the_base_model_knows(world: World) -> None:
+def test_the_documents_are_those_that_the_base_model_was_trained_on(world: World) -> None:
     assert len(world.documents) == 12_000
     assert digest(list(world.documents.items())) == DOCUMENTS
 
@@ -108,7 +108,7 @@ def test_the_tools_answer_as_they_did_in_training(world: World) -> None:
 @pytest.mark.parametrize(
     ("tool", "argument"), [("list", "nobody"), ("list", "vorzen/1999"), ("search", "revenue 2013"), ("cat", "vorzen")]
 )
-def test_what_does_not_exist_is_not_found(world: World, tool: str, argument: str) -> None:
+def test_a_missing_path_is_not_found(world: World, tool: str, argument: str) -> None:
     assert TOOLS[tool].run(world, argument) == NOT_FOUND
 
 
@@ -117,7 +117,7 @@ def test_slashes_around_a_path_do_not_matter(world: World) -> None:
     assert TOOLS["list"].run(world, "vorzen/2013/") == "income balance cash"
 
 
-def test_the_same_seed_gives_the_same_world_and_excluded_names_stay_out(world: World) -> None:
+def test_the_same_seed_gives_the_same_world_without_excluded_names(world: World) -> None:
     assert World(seed=5, num_companies=9).documents == World(seed=5, num_companies=9).documents
     excluded = set(world.companies_in("test"))
     assert excluded.isdisjoint(World(seed=5, num_companies=2000, excluded=excluded).companies)
@@ -126,7 +126,7 @@ def test_the_same_seed_gives_the_same_world_and_excluded_names_stay_out(world: W
 # The dataset
 
 
-def test_making_the_data_again_gives_the_committed_bytes(tmp_path: Path) -> None:
+def test_writing_the_data_reproduces_the_committed_files(tmp_path: Path) -> None:
     make_data.write_data(tmp_path)
     made = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     assert made == {path.name: path.read_bytes() for path in (EXAMPLE / "data").iterdir()}
@@ -163,13 +163,13 @@ def test_the_test_questions_are_those_behind_the_published_figures() -> None:
     assert digest(asked) == TEST_QUESTIONS
 
 
-def test_the_documents_of_a_row_hold_its_answer(world: World) -> None:
+def test_the_documents_of_a_row_contain_its_answer(world: World) -> None:
     for item in rows_of("train.jsonl"):
         shown = " ".join(world.documents[path] for path in item["documents"]).split()
         assert set(item["reference_answer"].split()) <= set(shown)
 
 
-def test_instructed_rows_differ_by_a_system_message_alone(tmp_path: Path) -> None:
+def test_instructed_rows_differ_only_by_a_system_message(tmp_path: Path) -> None:
     make_data.write_data(tmp_path / "new", make_data.INSTRUCTION)
     lines = (tmp_path / "new" / "train_10.jsonl").read_text().splitlines()
     for line, plain in zip(lines, rows_of("train_10.jsonl"), strict=True):
@@ -250,7 +250,7 @@ def test_clumsy_conversations_render_to_the_traces_of_training(
     assert [tokenizer.decode(ids) for ids in tokens] == rendered
 
 
-def test_only_what_the_assistant_said_is_learned_in_full(
+def test_only_the_assistants_tokens_have_full_weight(
     tokenizer: Any, world: World, clumsy_messages: list[list[dict[str, Any]]]
 ) -> None:
     samples = LookupSamples(world, world.companies, tokenizer, random.Random(0))
@@ -282,7 +282,7 @@ def test_the_base_model_reads_values_of_companies_it_never_saw(world: World, tok
     assert lookup_score(model, samples.scored_conversations(40)) > 0.6
 
 
-def test_the_learning_rate_falls_when_the_score_is_long_in_coming() -> None:
+def test_the_learning_rate_falls_if_the_score_takes_long_to_rise() -> None:
     rate = LearningRate(limit_s=100.0)
     assert rate.factor(0, 0.0) == pytest.approx(1 / 30)
     assert rate.factor(100, 40.0) == 1.0
@@ -330,18 +330,18 @@ def app(world: World) -> FastAPI:
 
 @pytest.mark.parametrize("path", ["/tools/cat", "/grade"])
 @pytest.mark.parametrize("headers", [{}, {"Authorization": "Bearer other"}, {"Authorization": TOKEN}])
-def test_nothing_is_answered_without_the_token(app: FastAPI, path: str, headers: dict[str, str]) -> None:
+def test_every_request_needs_the_token(app: FastAPI, path: str, headers: dict[str, str]) -> None:
     response = post(app, path, call('{"path": "vorzen/2013/income"}'), headers)
     assert response.status_code == 401
     assert "token" in response.text
 
 
-def test_an_empty_token_is_refused(world: World) -> None:
+def test_an_empty_token_is_rejected(world: World) -> None:
     with pytest.raises(ValueError, match="token"):
         create_app(world, "")
 
 
-def test_a_tool_answers_by_the_contract(app: FastAPI, world: World) -> None:
+def test_a_tool_responds_in_the_protocols_format(app: FastAPI, world: World) -> None:
     response = post(app, "/tools/cat", call('{"path": "vorzen/2013/income"}'))
     assert response.status_code == 200
     assert response.json() == {
@@ -352,7 +352,7 @@ def test_a_tool_answers_by_the_contract(app: FastAPI, world: World) -> None:
     }
 
 
-def test_list_and_search_answer_too(app: FastAPI) -> None:
+def test_list_and_search_respond_too(app: FastAPI) -> None:
     assert post(app, "/tools/list", call('{"path": "vorzen/2013"}')).json()["output"] == "income balance cash"
     found = post(app, "/tools/search", call('{"query": "vorzen net income 2013"}')).json()["output"]
     assert "vorzen/2013/income" in found.split("\n")
@@ -366,7 +366,7 @@ def test_a_missing_document_is_an_ordinary_output(app: FastAPI) -> None:
 @pytest.mark.parametrize(
     ("path", "body", "status", "word"),
     [
-        ("/tools/cat", call("no JSON"), 422, "arguments"),
+        ("/tools/cat", call("not JSON"), 422, "arguments"),
         ("/tools/cat", call("[]"), 422, "arguments"),
         ("/tools/cat", call("{}"), 422, "path"),
         ("/tools/cat", call('{"path": 5}'), 422, "path"),
@@ -382,7 +382,7 @@ def test_a_missing_document_is_an_ordinary_output(app: FastAPI) -> None:
         ("/grade", {"sample": {"output_text": "1"}, "item": {"reference_answer": "x"}}, 422, "reference_answer"),
     ],
 )
-def test_a_bad_request_is_refused_in_words(app: FastAPI, path: str, body: Any, status: int, word: str) -> None:
+def test_a_bad_request_is_rejected_with_a_sentence(app: FastAPI, path: str, body: Any, status: int, word: str) -> None:
     response = post(app, path, body)
     assert response.status_code == status
     assert response.text.startswith("error: ")
@@ -397,7 +397,7 @@ def test_the_grader_gives_partial_credit(app: FastAPI, answer: str, score: float
     assert f'"score":{score}' in response.text
 
 
-def test_latency_has_the_median_and_the_tail_that_were_asked_for() -> None:
+def test_latency_has_the_requested_median_and_tail() -> None:
     latency = Latency(0.2, 2.0)
     drawn = sorted(latency.draw_s() for _ in range(20_000))
     assert drawn[10_000] == pytest.approx(0.2, rel=0.05)

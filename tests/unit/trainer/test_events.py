@@ -1,4 +1,4 @@
-"""Each kind of event comes back from its JSON line as it was; what cannot be decoded is shown by its message."""
+"""Every kind of event survives a JSON round trip; one that cannot be decoded keeps its message."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def through_json(event: RunEvent) -> RunEvent:
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
-def test_every_kind_comes_back_from_its_line(kind: type[Event]) -> None:
+def test_every_kind_survives_a_json_round_trip(kind: type[Event]) -> None:
     event = run_event(example(kind))
     back = through_json(event)
     assert back == event
@@ -48,7 +48,7 @@ def test_every_kind_comes_back_from_its_line(kind: type[Event]) -> None:
     assert back.message and back.message != back.kind, "each kind has a sentence"
 
 
-def test_numbers_that_are_not_finite_are_null_in_a_line_and_come_back_as_none_measured() -> None:
+def test_numbers_that_are_not_finite_are_null_in_json_and_read_back_as_missing_or_nan() -> None:
     event = through_json(run_event(StepDone(step=1, total_steps=2, metrics={"loss": math.nan, "step": 1.0})))
     assert event.data["metrics"] == {"loss": None, "step": 1.0}
     assert isinstance(event.event, StepDone) and event.event.metrics == {"step": 1.0}
@@ -56,19 +56,19 @@ def test_numbers_that_are_not_finite_are_null_in_a_line_and_come_back_as_none_me
     assert isinstance(evaluated, Evaluated) and math.isnan(evaluated.evaluation.ci95)
 
 
-def test_what_is_unknown_or_damaged_keeps_its_message() -> None:
-    line = run_event(Notice(text="as said")).as_line()
+def test_an_unknown_or_damaged_event_keeps_its_message() -> None:
+    line = run_event(Notice(text="a message")).as_line()
     for change in ({"kind": "of_another_program"}, {"version": 2}, {"data": {"metrics": 7}}):
         event = RunEvent.from_line(line | change)
-        assert (event.event, event.message, event.level) == (None, "as said", "warn")
+        assert (event.event, event.message, event.level) == (None, "a message", "warn")
 
 
-def test_a_field_that_a_later_version_added_with_a_default_may_be_missing() -> None:
+def test_a_field_with_a_default_may_be_missing() -> None:
     event = stored("j", 4, 0.0, "info", "m", "checkpoint_saved", 1, {"path": "p", "num_bytes": 1}).event
     assert event == CheckpointSaved(step=4, path="p", num_bytes=1)
     without = {name: value for name, value in EVALUATION.as_dict().items() if name != "reasoning_tokens"}
     assert math.isnan(evaluation_of(without).reasoning_tokens)
 
 
-def test_only_a_failed_job_ends_as_an_error() -> None:
+def test_only_a_failed_job_ends_with_level_error() -> None:
     assert [JobEnded(outcome=outcome).level for outcome in ("done", "stopped", "failed")] == ["info", "info", "error"]

@@ -1,4 +1,4 @@
-"""The python grader: grades like a function call, and whatever it does costs only its own grade."""
+"""The python grader: grades like a function call, and misbehaviour costs only its own grade."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Make = Callable[..., PythonGrade]
 
 @pytest.fixture
 async def make() -> AsyncIterator[Make]:
-    """Makes graders with one worker each, in the sandbox that is always there, and closes them."""
+    """A factory of graders with one worker, in the sandbox that always exists; closes them after the test."""
     made = []
 
     def grader(source: str, timeout_s: float = 60.0, **more: Any) -> PythonGrade:
@@ -55,7 +55,7 @@ async def value(grader: PythonGrade, sample: dict[str, Any] | None = None, item:
 
 
 def running(processes: list[psutil.Process]) -> list[psutil.Process]:
-    """Those that still do something: who is to bury the others is not for us to say."""
+    """The processes that still run; zombies are left to their parents."""
     found = []
     for process in processes:
         with suppress(psutil.NoSuchProcess):
@@ -67,14 +67,14 @@ def running(processes: list[psutil.Process]) -> list[psutil.Process]:
 # -- grades ------------------------------------------------------------------------------------------------------------
 
 
-async def test_sample_and_item_arrive_and_the_grade_comes_back(make: Make) -> None:
+async def test_grade_gets_sample_and_item_and_returns_the_grade(make: Make) -> None:
     grader = make(
         "import re\ndef grade(sample, item):\n    return len(re.findall(item['é'], sample['output_text'])) / 4"
     )
     assert await value(grader, {"output_text": "aXbXc"}, {"é": "X"}) == 0.5
 
 
-async def test_what_grade_returns_must_be_a_finite_number_and_numpy_numbers_are(make: Make) -> None:
+async def test_grade_must_return_a_finite_number_which_may_be_numpy_s(make: Make) -> None:
     source = "import math\ndef grade(sample, item):\n    import numpy as np\n    return eval(item['e'])"
     grader = make(source)
     for good, number in (("3", 3.0), ("np.float32(0.5)", 0.5), ("np.int64(2)", 2.0), ("np.mean([1, 2])", 1.5)):
@@ -84,7 +84,7 @@ async def test_what_grade_returns_must_be_a_finite_number_and_numpy_numbers_are(
         assert error.details["code"] == RUNTIME and "grade returned" in error.message, bad
 
 
-async def test_the_traceback_of_the_graders_own_lines_is_in_the_details(make: Make) -> None:
+async def test_the_traceback_of_the_grader_s_own_lines_is_in_the_details(make: Make) -> None:
     grader = make("def half(x):\n    return x / 0  # boom\n\ndef grade(sample, item):\n    return half(1)\n")
     error = await failure(grader)
     details = error.details["python_grader_runtime_error_details"]
@@ -100,12 +100,12 @@ async def test_a_module_that_fails_fails_each_grade_with_its_traceback(make: Mak
         assert "line 1" in details and "surely_not_installed" in details
 
 
-async def test_a_module_that_never_ends_fails_the_grade_at_the_deadline_of_its_start(make: Make) -> None:
+async def test_a_module_that_never_ends_fails_the_grade_at_the_start_deadline(make: Make) -> None:
     error = await failure(make("while True: pass\ndef grade(s, i): return 1", start_s=1.0))
     assert error.details["code"] == SERVER and error.details["python_grader_server_error_type"] == "timeout"
 
 
-async def test_what_a_module_started_is_gone_before_the_first_grade(make: Make) -> None:
+async def test_processes_that_a_module_started_are_killed_before_the_first_grade(make: Make) -> None:
     source = (
         "import os, subprocess, sys\nos.fork()\nif os.fork() == 0:\n    while True: pass\n"
         "def grade(sample, item):\n    os.kill(-1, 0)\n    return 1"
@@ -113,12 +113,12 @@ async def test_what_a_module_started_is_gone_before_the_first_grade(make: Make) 
     assert "ProcessLookupError" in (await failure(make(source))).message
 
 
-async def test_each_grade_finds_the_module_as_its_body_left_it(make: Make) -> None:
+async def test_each_grade_gets_the_module_as_its_body_left_it(make: Make) -> None:
     grader = make("seen = []\ndef grade(sample, item):\n    seen.append(1)\n    return len(seen)")
     assert [await value(grader) for _ in range(3)] == [1, 1, 1]
 
 
-async def test_a_large_sample_and_many_grades_at_once_get_their_own_answers(make: Make) -> None:
+async def test_large_and_concurrent_grades_get_their_own_answers(make: Make) -> None:
     grader = make("def grade(sample, item): return len(sample['t']) + item['n']", num_workers=2)
     text = "x" * 3_000_000
     values = await asyncio.gather(*(value(grader, {"t": text if n == 7 else ""}, {"n": n}) for n in range(40)))
@@ -129,7 +129,7 @@ async def test_a_large_sample_and_many_grades_at_once_get_their_own_answers(make
 
 
 @pytest.mark.parametrize("victim", ["launcher", "worker"])
-async def test_a_worker_that_is_killed_costs_its_grade_and_another_one_takes_its_place(make: Make, victim: str) -> None:
+async def test_a_killed_worker_costs_its_grade_and_is_replaced(make: Make, victim: str) -> None:
     grader = make("import time\ndef grade(sample, item):\n    time.sleep(item['s'])\n    return 1")
     before = set(psutil.Process().children())
     assert await value(grader, item={"s": 0}) == 1
@@ -145,7 +145,7 @@ async def test_a_worker_that_is_killed_costs_its_grade_and_another_one_takes_its
     await until(lambda: not running(family))
 
 
-async def test_workers_that_die_between_grades_cost_none_and_are_all_replaced_at_the_next_one(make: Make) -> None:
+async def test_workers_that_die_between_grades_cost_none_and_are_replaced_at_the_next_one(make: Make) -> None:
     grader = make("def grade(sample, item):\n    return 1", num_workers=2)
     before = set(psutil.Process().children())
     assert [await value(grader) for _ in range(2)] == [1, 1]
@@ -157,7 +157,7 @@ async def test_workers_that_die_between_grades_cost_none_and_are_all_replaced_at
     await until(lambda: grader.num_workers == 2)
 
 
-async def test_a_cancelled_grade_ends_its_worker_and_the_pool_is_full_again(make: Make) -> None:
+async def test_a_cancelled_grade_kills_its_worker_which_is_replaced(make: Make) -> None:
     grader = make("import time\ndef grade(sample, item):\n    time.sleep(item['s'])\n    return 1")
     assert await value(grader, item={"s": 0}) == 1
     with pytest.raises(TimeoutError):
@@ -167,7 +167,7 @@ async def test_a_cancelled_grade_ends_its_worker_and_the_pool_is_full_again(make
     assert await value(grader, item={"s": 0}) == 1
 
 
-async def test_nothing_outlives_an_owner_that_is_killed() -> None:
+async def test_no_process_outlives_a_killed_owner() -> None:
     script = (
         "import asyncio\nfrom actors.graders.kinds.python import *\n"
         "spec = PythonGrader(type='python', source='def grade(s, i):\\n    while True: pass')\n"
@@ -186,7 +186,7 @@ async def test_nothing_outlives_an_owner_that_is_killed() -> None:
 # -- hostile graders ---------------------------------------------------------------------------------------------------
 
 HARMLESS: dict[str, Any] = {"value": 1.0}
-"""It got nowhere, or wanted no more than it may."""
+"""The attack was blocked, or was no attack."""
 ATTACKS: dict[str, dict[str, str] | dict[str, float]] = {
     "uses_what_it_may": HARMLESS,
     "reads_secrets": HARMLESS,
@@ -201,8 +201,8 @@ ATTACKS: dict[str, dict[str, str] | dict[str, float]] = {
     "plays_with_links": HARMLESS,
     "fills_the_scratch_folder": HARMLESS,
     "prints_a_gigabyte": HARMLESS,
-    "forges_a_result": {"code": RUNTIME, "message": "something else than the grade"},
-    "forges_from_a_child": {"code": RUNTIME, "message": "something else than the grade"},
+    "forges_a_result": {"code": RUNTIME, "message": "something other than the grade"},
+    "forges_from_a_child": {"code": RUNTIME, "message": "something other than the grade"},
     "closes_everything": {"code": RUNTIME, "message": "without a grade"},
     "exits": {"code": RUNTIME, "message": "SystemExit: 3"},
     "exits_at_once": {"code": RUNTIME, "message": "exit status 3"},
@@ -220,18 +220,18 @@ ATTACKS: dict[str, dict[str, str] | dict[str, float]] = {
 BUBBLEWRAP = ["bubblewrap"] if shutil.which("bwrap") else []
 USERS = ["as_root", "as_plain_user"] if os.getuid() == 0 else ["as_plain_user"]
 SANDBOXES = [f"{way}-{user}" for way in [*BUBBLEWRAP, "namespaces"] for user in USERS]
-"""What is tried here. Where tests run as a plain user, root's ways are not; where bwrap is not installed, not its."""
+"""The sandboxes to test: root's only if the tests run as root, bubblewrap's only if it is installed."""
 
 
 @functools.cache
 def attacked() -> dict[str, Future[dict[str, Any]]]:
-    """The outcomes of all attacks on each sandbox; side by side, since they wait for deadlines most of the time."""
+    """The outcomes of all attacks on each sandbox; run in parallel, since they mostly wait for deadlines."""
     executor = ThreadPoolExecutor(len(SANDBOXES))
     return {sandbox: executor.submit(outcomes, sandbox) for sandbox in SANDBOXES}
 
 
 def outcomes(sandbox: str) -> dict[str, Any]:
-    """The outcome of each attack on a sandbox, from a separate process that has secrets."""
+    """The outcomes of all attacks on a sandbox, run in a separate process that has secrets."""
     way, user = sandbox.split("-")
     command = [
         sys.executable,
@@ -249,7 +249,7 @@ def outcomes(sandbox: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("attack", ATTACKS)
 @pytest.mark.parametrize("sandbox", SANDBOXES)
-def test_a_hostile_grader_gets_nowhere_and_costs_only_its_own_grade(sandbox: str, attack: str) -> None:
+def test_a_hostile_grader_is_blocked_and_costs_only_its_own_grade(sandbox: str, attack: str) -> None:
     outcome = attacked()[sandbox].result()[attack]
     expected = ATTACKS[attack]
     if expected is HARMLESS:
@@ -263,7 +263,7 @@ def test_a_hostile_grader_gets_nowhere_and_costs_only_its_own_grade(sandbox: str
 # -- which sandbox -----------------------------------------------------------------------------------------------------
 
 
-def test_the_report_says_what_was_seen_to_hold_here() -> None:
+def test_the_report_lists_the_effective_protections() -> None:
     report = sandbox_report()
     assert report.way in ("bubblewrap", "namespaces")
     assert all(report.holds[name] for name in PROTECTIONS)

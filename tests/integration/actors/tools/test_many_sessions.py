@@ -22,10 +22,10 @@ async def test_ten_thousand_sessions_are_opened_and_all_are_closed(
     book: Book,  # noqa: F811
     tmp_path: Path,
 ) -> None:
-    told: list[dict[str, Any]] = []
+    received_bodies: list[dict[str, Any]] = []
 
     class Server(asyncio.Protocol):
-        """As little HTTP as will do: the time is the book's."""
+        """A minimal HTTP server, so that the time measured is that of the book."""
 
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
             assert isinstance(transport, asyncio.Transport)
@@ -34,7 +34,7 @@ async def test_ten_thousand_sessions_are_opened_and_all_are_closed(
         def data_received(self, data: bytes) -> None:
             self.got += data
             if self.got.endswith(b"}"):
-                told.append(json.loads(self.got.partition(b"\r\n\r\n")[2]))
+                received_bodies.append(json.loads(self.got.partition(b"\r\n\r\n")[2]))
                 self.got = b""
                 self.transport.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
 
@@ -48,14 +48,18 @@ async def test_ten_thousand_sessions_are_opened_and_all_are_closed(
     assert await sessions.close("job_stopped") == 0
     server.close()
     everyone = Counter(f"trace_{i}" for i in range(10_000))
-    assert Counter(body["trace_id"] for body in told if body["type"] == "session_start") == everyone
-    assert Counter(body["trace_id"] for body in told if body["type"] == "session_end") == everyone
-    assert Counter(body.get("reason") for body in told) == {None: 10_000, "graded": 5_000, "job_stopped": 5_000}
+    assert Counter(body["trace_id"] for body in received_bodies if body["type"] == "session_start") == everyone
+    assert Counter(body["trace_id"] for body in received_bodies if body["type"] == "session_end") == everyone
+    assert Counter(body.get("reason") for body in received_bodies) == {
+        None: 10_000,
+        "graded": 5_000,
+        "job_stopped": 5_000,
+    }
     assert SessionJournal(tmp_path / "sessions.jsonl").open == []
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_whatever_fails_or_is_cancelled_each_start_that_the_server_saw_has_its_end(
+async def test_each_start_that_the_server_received_is_ended_despite_failures_and_cancellations(
     book: Book,  # noqa: F811
     tmp_path: Path,
     seed: int,
@@ -89,7 +93,7 @@ async def test_whatever_fails_or_is_cancelled_each_start_that_the_server_saw_has
         asyncio.get_running_loop().call_later(0.3, sessions.end_owner, "engine-3", "engine_failed")
         await asyncio.wait(rollouts)
         left = await sessions.close("job_stopped")
-        if left:  # an end that failed four times while the book closed: the next process tells it
+        if left:  # an end that failed four times while the book closed is sent by the next process
             left = await book(server.url, tmp_path / "sessions.jsonl").close("job_stopped")
     assert left == 0
     assert set(machines.starts) == set(machines.ends) and set(opened) <= set(machines.starts)

@@ -1,4 +1,4 @@
-"""The protocol of broadcasts: who is told what in which order. Learner and engines are fakes that really broadcast."""
+"""The protocol of broadcasts. Learner and engines are fakes, but the broadcasts are real."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 
 
 class Method:
-    """A method of an actor, as `ask` calls it; what it raises on purpose comes back as a value."""
+    """A method of an actor, as `ask` calls it; expected errors are returned as values."""
 
     def __init__(self, call: Any) -> None:
         self._call = call
@@ -38,7 +38,7 @@ class Method:
 
 
 class Engine:
-    """A worker whose weights are bytes. `stage` and `swap` are the way through the object store."""
+    """A worker whose weights are bytes; `stage` and `swap` are for the transport through the object store."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -80,7 +80,7 @@ class Engine:
 
 
 class Learner:
-    """Rank 0."""
+    """The learner's rank 0."""
 
     def __init__(self) -> None:
         self._broadcast: Broadcast | None = None
@@ -107,7 +107,7 @@ class Learner:
         try:
             await asyncio.to_thread(self._broadcast.send, torch.tensor(bucket))
         except RuntimeError as error:
-            raise EngineFailed(f"broke off: {error}") from error
+            raise EngineFailed(f"a broadcast failed: {error}") from error
 
 
 class World:
@@ -139,7 +139,7 @@ async def test_all_engines_get_each_bucket_in_order_and_keep_their_group(world: 
     assert [[(info["rank"], info["size"]) for info in infos] for infos in groups] == [[(1, 3)], [(2, 3)]]
 
 
-async def test_an_engine_that_joins_late_catches_up_alone_and_is_in_the_next_group(world: World) -> None:
+async def test_an_engine_that_joins_late_catches_up_and_is_in_the_next_group(world: World) -> None:
     await world.publish(1)
     world.engines[1] = Engine("engine-1")
     assert await world.sync.catch_up(world.published, world.engines[1]) == 0.2
@@ -148,7 +148,7 @@ async def test_an_engine_that_joins_late_catches_up_alone_and_is_in_the_next_gro
     assert [len(engine.groups) for engine in world.engines] == [2, 1]
 
 
-async def test_after_a_transfer_that_broke_off_the_next_one_has_a_group_of_its_own(world: World) -> None:
+async def test_after_a_failed_transfer_the_group_is_formed_again(world: World) -> None:
     await world.publish(1)
     world.learner.breaks_off = world.engines[0].dies = world.engines[1].dies = True
     assert all(isinstance(outcome, EngineFailed) for outcome in await world.publish(2))
@@ -158,7 +158,7 @@ async def test_after_a_transfer_that_broke_off_the_next_one_has_a_group_of_its_o
     assert [engine.weights for engine in world.engines] == [world.weights(3)] * 2
 
 
-async def test_where_no_group_comes_about_weights_go_through_the_object_store(world: World) -> None:
+async def test_if_no_group_can_be_formed_weights_go_through_the_object_store(world: World) -> None:
     class Alone(Learner):
         async def open_broadcast(self, address: str, size: int) -> None:
             raise EngineFailed("not all have come")
@@ -172,7 +172,7 @@ async def test_where_no_group_comes_about_weights_go_through_the_object_store(wo
     assert world.engines[1].version == 1
 
 
-async def test_the_workers_of_one_engine_are_members_each(world: World) -> None:
+async def test_each_worker_process_of_an_engine_is_a_member(world: World) -> None:
     told: list[dict[str, Any]] = []
 
     class Four(Learner):

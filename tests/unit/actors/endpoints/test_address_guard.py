@@ -1,4 +1,4 @@
-"""No connection to what is private, whatever the URL says and a name resolves to; unless the operator allows it."""
+"""No connection is made to a private address, however the URL or DNS gives it, unless the operator allows it."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ FORBIDDEN = {
     "[64:ff9b::127.0.0.1]": "loopback",
     "[64:ff9b:1::7f00:1]": "loopback",
     "[2002:7f00:1::]": "loopback",
-    "0.0.0.0": "no host",
-    "0": "no host",
-    "[::]": "no host",
+    "0.0.0.0": "unspecified",
+    "0": "unspecified",
+    "[::]": "unspecified",
     "10.1.2.3": "private",
     "172.16.0.1": "private",
     "192.168.0.1": "private",
@@ -65,7 +65,7 @@ FORBIDDEN = {
 
 
 class Names(AbstractResolver):
-    """Says what it is told to, one list of addresses a look-up, the last one for ever."""
+    """Resolves to a given list of addresses per lookup; the last list repeats."""
 
     def __init__(self, *answers: list[str]) -> None:
         self.answers = list(answers)
@@ -100,10 +100,10 @@ def client(url: str, *allowed: str, resolver: AbstractResolver | None = None, **
 
 @pytest.mark.parametrize("host", FORBIDDEN)
 async def test_forbidden_addresses_are_never_connected_to(host: str) -> None:
-    """At the latest when the socket is made: the static check is passed over here."""
+    """The check at socket creation alone; the check of the URL is skipped here."""
     guard = Guard()
     async with aiohttp.ClientSession(connector=guard.connector()) as session:
-        # aiohttp itself refuses the old ways of writing an IPv4 address.
+        # aiohttp itself rejects legacy notations of IPv4 addresses.
         with pytest.raises((aiohttp.ClientConnectorError, aiohttp.InvalidUrlClientError)) as refused:
             await session.post(f"http://{host}:9/x", timeout=aiohttp.ClientTimeout(total=5))
     if isinstance(refused.value, aiohttp.ClientConnectorError):
@@ -111,10 +111,10 @@ async def test_forbidden_addresses_are_never_connected_to(host: str) -> None:
 
 
 @pytest.mark.parametrize("host", [host for host in FORBIDDEN if host != "localhost"])
-def test_hosts_that_are_written_as_addresses_are_found_before_any_call(host: str) -> None:
+def test_numeric_hosts_are_rejected_before_any_call(host: str) -> None:
     mistake = Guard().mistake(f"http://{host}:9/x")
     assert mistake is not None and FORBIDDEN[host] in mistake
-    with pytest.raises(UserError, match="tool 'search': its URL leads to"):
+    with pytest.raises(UserError, match="tool 'search': its URL points to"):
         client(f"http://{host}:9/x")
 
 
@@ -139,14 +139,14 @@ def test_public_addresses_and_names_pass(host: str) -> None:
         ("[fd00:1::5]", "fd00:1::/32", True),
     ],
 )
-def test_what_the_operator_allows_passes_and_nothing_else(host: str, network: str, passes: bool) -> None:
+def test_only_networks_that_the_operator_allows_pass(host: str, network: str, passes: bool) -> None:
     assert (Guard([ip_network(network)]).mistake(f"http://{host}/x") is None) is passes
 
 
-async def test_a_name_that_leads_to_a_forbidden_address_is_a_mistake_of_configuration_and_no_retry() -> None:
+async def test_a_name_that_resolves_to_a_forbidden_address_is_a_configuration_error_and_not_retried() -> None:
     names = Names(["10.0.0.7"])
     search = client("http://tools.example.com/x", resolver=names)
-    with pytest.raises(EndpointRefused, match=r"tools.example.com/x\) leads to 10.0.0.7, a private address") as refused:
+    with pytest.raises(EndpointRefused, match=r"x\) resolves to 10.0.0.7, a private address") as refused:
         await search.post({}, "call_1")
     await search.close()
     assert refused.value.details["kind"] == "forbidden_address"
@@ -155,7 +155,7 @@ async def test_a_name_that_leads_to_a_forbidden_address_is_a_mistake_of_configur
     assert search.stats()["errors"] == {"forbidden_address": 1}
 
 
-async def test_several_forbidden_addresses_of_a_name_are_one_refusal() -> None:
+async def test_a_name_with_several_forbidden_addresses_raises_one_error() -> None:
     search = client("http://tools.example.com/x", resolver=Names(["10.0.0.7", "192.168.0.1", "fd00::1"]))
     with pytest.raises(EndpointRefused, match="a private address"):
         await search.post({}, "call_1")
@@ -163,7 +163,7 @@ async def test_several_forbidden_addresses_of_a_name_are_one_refusal() -> None:
 
 
 async def test_a_name_cannot_change_its_address_between_check_and_use() -> None:
-    """Whoever checks it gets a public address, whoever connects gets ours."""
+    """DNS rebinding: the check sees a public address, the connection a private one."""
     async with FakeEndpoint(says({})) as server:
         names = Names(["93.184.215.14"], ["127.0.0.1"])
         url = server.url.replace("127.0.0.1", "tools.example.com")
@@ -171,7 +171,7 @@ async def test_a_name_cannot_change_its_address_between_check_and_use() -> None:
         (checked,) = await names.resolve("tools.example.com")
         assert Guard().forbidden(ip_address(checked["host"])) is None
         search = client(url, resolver=names)
-        with pytest.raises(EndpointRefused, match=r"leads to 127.0.0.1, a loopback address"):
+        with pytest.raises(EndpointRefused, match=r"resolves to 127.0.0.1, a loopback address"):
             await search.post({}, "call_1")
         await search.close()
     assert (names.asked, server.received) == (2, [])
@@ -192,6 +192,6 @@ async def test_a_redirect_to_a_forbidden_address_is_not_followed() -> None:
 @pytest.mark.parametrize(
     "url", ["file:///etc/passwd", "gopher://127.0.0.1/", "ftp://10.0.0.1/", "unix:///run/docker.sock", "//10.0.0.1/"]
 )
-def test_other_schemes_are_refused(url: str) -> None:
-    with pytest.raises(UserError, match="must begin with http"):
+def test_other_schemes_are_rejected(url: str) -> None:
+    with pytest.raises(UserError, match="must start with http"):
         client(url)

@@ -33,7 +33,7 @@ SECRET = "sk-very-secret-4711"
 
 
 @pytest.mark.parametrize("status", [408, 425, 429, 503])
-async def test_a_busy_endpoint_is_tried_again_and_that_counts_as_no_retry(connect: Connect, status: int) -> None:
+async def test_a_busy_endpoint_is_retried_without_using_up_retries(connect: Connect, status: int) -> None:
     async with FakeEndpoint(one_by_one([(status, "busy")] * 6 + [(200, {"output": "x"})])) as server:
         answer = await connect(server.url).post({}, "call_1")
     assert (answer.status, answer.retries, len(server.received)) == (200, 0, 7)
@@ -47,7 +47,7 @@ async def test_retry_after_is_honoured_in_seconds_and_as_a_date(connect: Connect
         assert fake.slept == [7.0]
 
 
-async def test_a_wait_that_the_deadline_has_no_room_for_ends_the_call_at_once(connect: Connect) -> None:
+async def test_a_wait_beyond_the_deadline_ends_the_call_at_once(connect: Connect) -> None:
     fake = FakeTime()
     async with FakeEndpoint(says("later", 429, Retry_After="31")) as server:
         with pytest.raises(ToolFailed, match=r"429 Too Many Requests with Retry-After: 31 s.*deadline") as failed:
@@ -56,7 +56,7 @@ async def test_a_wait_that_the_deadline_has_no_room_for_ends_the_call_at_once(co
     assert failed.value.details["kind"] == "busy"
 
 
-async def test_503_for_ever_fails_at_the_deadline(connect: Connect) -> None:
+async def test_503_forever_fails_at_the_deadline(connect: Connect) -> None:
     fake = FakeTime()
     async with FakeEndpoint(says("busy", 503)) as server:
         with pytest.raises(ToolFailed, match="503 Service Unavailable"):
@@ -74,12 +74,16 @@ async def test_three_failures_are_retried(connect: Connect) -> None:
     assert {request.headers["Idempotency-Key"] for request in server.received} == {"call_1"}
 
 
-async def test_the_fourth_failure_ends_the_call_and_says_what_the_endpoint_said(connect: Connect) -> None:
+async def test_the_fourth_failure_ends_the_call_and_quotes_the_response(connect: Connect) -> None:
     async with FakeEndpoint(says("database is down", 500)) as server:
         with pytest.raises(ToolFailed, match=r"tool 'search' \(POST .*/run\).*database is down.*4 attempts") as failed:
             await connect(server.url).post({}, "call_1")
     assert len(server.received) == 1 + Endpoint().max_retries
-    assert failed.value.details == {
+    error = failed.value
+    assert (error.message, error.remedy) == (f"{error.problem}; {error.remedy}", "check the endpoint's own log")
+    assert error.details == {
+        "problem": error.problem,
+        "remedy": error.remedy,
         "endpoint": server.url,
         "kind": "server_error",
         "attempts": 4,
@@ -95,13 +99,13 @@ async def test_waits_do_not_use_up_the_retries(connect: Connect) -> None:
 
 async def test_connection_refused_is_retried_then_fails_with_a_remedy(connect: Connect) -> None:
     fake = FakeTime()
-    with pytest.raises(ToolFailed, match=r"no connection \(Connection refused\).*check that it runs") as failed:
+    with pytest.raises(ToolFailed, match=r"no connection \(Connection refused\).*check that it is running") as failed:
         await connect(f"http://127.0.0.1:{unused_port()}/x", fake.timing()).post({}, "call_1")
     assert fake.slept == [0.1, 1, 2]
     assert failed.value.details["kind"] == "connection"
 
 
-async def test_a_connection_that_breaks_off_is_retried(connect: Connect) -> None:
+async def test_a_dropped_connection_is_retried(connect: Connect) -> None:
     async def behave(request: Received) -> web.StreamResponse:
         if request.number < 3:
             request.drop()
@@ -112,7 +116,7 @@ async def test_a_connection_that_breaks_off_is_retried(connect: Connect) -> None
     assert (answer.status, answer.retries) == (200, 2)
 
 
-async def test_an_answer_that_breaks_off_is_retried() -> None:
+async def test_an_incomplete_response_is_retried() -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{")
@@ -123,7 +127,7 @@ async def test_an_answer_that_breaks_off_is_retried() -> None:
     client = EndpointClient(
         "tool 'search'", url, Endpoint(), ToolFailed, FakeTime().timing(), allowed_networks=LOCAL.allowed_networks
     )
-    with pytest.raises(ToolFailed, match=r"the answer broke off.*4 attempts"):
+    with pytest.raises(ToolFailed, match=r"the response is incomplete.*4 attempts"):
         await client.post({}, "call_1")
     await client.close()
     server.close()
@@ -140,7 +144,7 @@ async def test_a_hanging_endpoint_fails_at_the_deadline(connect: Connect) -> Non
     assert failed.value.details["kind"] == "deadline"
 
 
-async def test_a_request_that_hangs_is_tried_again_where_the_job_says_how_long_one_may_take(connect: Connect) -> None:
+async def test_a_hanging_request_is_retried_after_the_attempt_timeout(connect: Connect) -> None:
     async def hangs_once(request: Received) -> web.Response:
         return await hangs(request) if len(server.received) == 1 else web.json_response({"output": "x"})
 
@@ -152,7 +156,7 @@ async def test_a_request_that_hangs_is_tried_again_where_the_job_says_how_long_o
     assert keys == {"call_1"}
 
 
-async def test_requests_that_always_hang_use_up_the_retries_and_say_so(connect: Connect) -> None:
+async def test_requests_that_always_hang_use_up_the_retries_and_the_error_says_so(connect: Connect) -> None:
     async with FakeEndpoint(hangs) as server:
         timing = replace(FakeTime().timing(), clock=time.monotonic)
         client = connect(server.url, timing, timeout_s=60, attempt_timeout_s=0.05, max_retries=2)
@@ -164,7 +168,7 @@ async def test_requests_that_always_hang_use_up_the_retries_and_say_so(connect: 
     assert failed.value.details["kind"] == "timeout"
 
 
-async def test_waiting_for_a_slot_counts_against_the_deadline_and_is_named(connect: Connect) -> None:
+async def test_waiting_for_a_slot_counts_against_the_deadline_and_is_reported(connect: Connect) -> None:
     async with FakeEndpoint(hangs) as server:
         client = connect(server.url, Timing(), timeout_s=0.2, max_concurrency=1)
         first = asyncio.create_task(client.post({}, "call_1"))
@@ -172,12 +176,12 @@ async def test_waiting_for_a_slot_counts_against_the_deadline_and_is_named(conne
         second = asyncio.create_task(client.post({}, "call_2"))
         errors = await asyncio.gather(first, second, return_exceptions=True)
     assert all(isinstance(error, ToolFailed) for error in errors)
-    assert "waited for one of" not in str(errors[0])
-    assert "s of which it waited for one of 1 slots" in str(errors[1])
+    assert "waiting for one of" not in str(errors[0])
+    assert "s of which were spent waiting for one of 1 slots" in str(errors[1])
 
 
 @pytest.mark.parametrize("status", [401, 403])
-async def test_refusals_stop_the_job_and_show_no_secret(connect: Connect, status: int) -> None:
+async def test_401_and_403_stop_the_job_and_show_no_secret(connect: Connect, status: int) -> None:
     async with FakeEndpoint(says(f"bad key {SECRET}", status)) as server:
         url = server.url.replace("http://", f"http://user:{SECRET}@") + f"?key={SECRET}#{SECRET}"
         with pytest.raises(EndpointRefused) as refused:
@@ -188,7 +192,7 @@ async def test_refusals_stop_the_job_and_show_no_secret(connect: Connect, status
     assert SECRET not in f"{refused.value!r} {refused.value.details}"
 
 
-async def test_an_echoed_secret_is_cut_out_of_messages(connect: Connect) -> None:
+async def test_an_echoed_secret_is_redacted_in_messages(connect: Connect) -> None:
     async with FakeEndpoint(says(f"cannot parse header Authorization: {SECRET}", 500)) as server:
         client = connect(server.url, headers={"Authorization": f"Bearer {SECRET}"})
         with pytest.raises(ToolFailed, match=r"Authorization: \[redacted\]") as failed:
@@ -204,19 +208,19 @@ async def test_other_4xx_are_answers(connect: Connect) -> None:
 
 async def test_redirects_are_not_followed(connect: Connect) -> None:
     async with FakeEndpoint(says("", 307, Location="/elsewhere")) as server:
-        with pytest.raises(ToolFailed, match=r"307 Temporary Redirect.*give the final URL"):
+        with pytest.raises(ToolFailed, match=r"307 Temporary Redirect.*set the final URL"):
             await connect(server.url).post({}, "call_1")
     assert len(server.received) == 1
 
 
-async def test_no_more_of_a_huge_body_is_read_than_the_limit(connect: Connect) -> None:
+async def test_a_huge_body_is_read_up_to_the_limit(connect: Connect) -> None:
     async with FakeEndpoint(says("x" * (MAX_BODY_BYTES + 1))) as server:
         answer = await connect(server.url).post({}, "call_1")
     assert answer.truncated
     assert len(answer.body) == MAX_BODY_BYTES
 
 
-async def test_no_more_requests_are_open_than_max_concurrency(connect: Connect) -> None:
+async def test_open_requests_never_exceed_max_concurrency(connect: Connect) -> None:
     async def behave(request: Received) -> web.StreamResponse:
         await asyncio.sleep(0.01)
         return web.json_response({})
@@ -227,7 +231,7 @@ async def test_no_more_requests_are_open_than_max_concurrency(connect: Connect) 
     assert server.most_open == 3
 
 
-async def test_a_call_that_waits_to_try_again_holds_no_slot(connect: Connect) -> None:
+async def test_a_call_that_waits_to_retry_holds_no_slot(connect: Connect) -> None:
     woken = asyncio.Event()
 
     async def sleep(seconds: float) -> None:
@@ -277,7 +281,7 @@ async def test_cookies_of_one_call_are_not_sent_with_the_next(connect: Connect) 
     assert "Cookie" not in server.received[1].headers
 
 
-async def test_jitter_halves_a_wait_at_most_and_only_adds_to_what_the_endpoint_asked_for(connect: Connect) -> None:
+async def test_jitter_at_most_halves_a_wait_and_only_adds_to_retry_after(connect: Connect) -> None:
     for headers, waits in (({}, [0.25, 0.5]), ({"Retry_After": "3"}, [3.1, 3.1])):
         fake = FakeTime()
         timing = replace(fake.timing(), jitter=lambda: 1.0)
@@ -306,17 +310,17 @@ def test_retry_after(value: str, seconds: float | None) -> None:
 @pytest.mark.parametrize(
     ("url", "headers", "mistake"),
     [
-        ("ftp://host/x", {}, "must begin with http"),
-        ("host/x", {}, "must begin with http"),
-        ("http://host:99999/", {}, "cannot be read"),
-        ("http://a..b/", {}, "cannot be read"),
+        ("ftp://host/x", {}, "must start with http"),
+        ("host/x", {}, "must start with http"),
+        ("http://host:99999/", {}, "URL is invalid"),
+        ("http://a..b/", {}, "URL is invalid"),
         ("http://host/", {"X Key": SECRET}, "'X Key'"),
         ("http://host/", {"Content-Length": "3"}, "content-length"),
         (f"http://me:{SECRET}@host/", {"authorization": SECRET}, "only one of them"),
-        ("http://host/", {"X-Key": SECRET + "\n"}, "'X-Key' holds control characters"),
+        ("http://host/", {"X-Key": SECRET + "\n"}, "'X-Key' contains control characters"),
     ],
 )
-def test_unusable_urls_and_headers_are_found_before_any_call(url: str, headers: dict[str, str], mistake: str) -> None:
+def test_invalid_urls_and_headers_are_rejected_before_any_call(url: str, headers: dict[str, str], mistake: str) -> None:
     endpoint = Endpoint.model_validate({"headers": headers})
     found = endpoint_mistake(url, endpoint.headers)
     assert found is not None and mistake in found and SECRET not in found
@@ -324,5 +328,5 @@ def test_unusable_urls_and_headers_are_found_before_any_call(url: str, headers: 
         EndpointClient("tool 'search'", url, endpoint, ToolFailed)
 
 
-def test_a_url_is_shown_without_what_may_be_secret() -> None:
+def test_a_url_is_shown_without_possible_secrets() -> None:
     assert safe_url("https://me:pw@host:8443/a/b?key=1#c") == "https://host:8443/a/b"

@@ -1,4 +1,4 @@
-"""Turns at one endpoint: none is lost, all rollouts get theirs, and nobody goes in who may not."""
+"""Permits of one endpoint: none is lost, no rollout starves, and all limits are kept."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 from actors.endpoints.breaker import FIRST_WAIT_S, LONGEST_WAIT_S, MAX_FAILURES, NO_CONNECTION, Breaker
 from actors.endpoints.gate import LONGEST_HOLD_S, MAX_ON_WIRE, Gate, Permit, RequestEnd, Sockets
-from actors.endpoints.limits import AdaptiveLimit, Pace
+from actors.endpoints.limits import AdaptiveLimit, RateLimit
 from actors.runtime.timing import REAL_TIMING, Timing
 from tests.support.fakes_http import FakeTime
 
 
-def gate(most: int, timing: Timing = REAL_TIMING, sockets: Sockets | None = None, rate: float | None = None) -> Gate:
-    pace = None if rate is None else Pace(rate)
-    return Gate(AdaptiveLimit(most), pace, Breaker(timing), sockets or Sockets(100), timing)
+def gate(maximum: int, timing: Timing = REAL_TIMING, sockets: Sockets | None = None, rate: float | None = None) -> Gate:
+    rate_limit = None if rate is None else RateLimit(rate)
+    return Gate(AdaptiveLimit(maximum), rate_limit, Breaker(timing), sockets or Sockets(100), timing)
 
 
 async def settle() -> None:
@@ -27,9 +27,9 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-async def fail(one: Gate, times: int, verdict: RequestEnd = RequestEnd.FAILED) -> None:
+async def fail(one: Gate, times: int, end: RequestEnd = RequestEnd.FAILED) -> None:
     for _ in range(times):
-        one.leave(await one.enter(""), verdict, "HTTP 500")
+        one.leave(await one.enter(""), end, "HTTP 500")
 
 
 async def test_one_rollout_with_fifty_calls_does_not_starve_the_others() -> None:
@@ -37,10 +37,10 @@ async def test_one_rollout_with_fifty_calls_does_not_starve_the_others() -> None
     order: list[str] = []
 
     async def call(trace: str) -> None:
-        turn = await one.enter(trace)
+        permit = await one.enter(trace)
         order.append(trace)
         await asyncio.sleep(0)
-        one.leave(turn, RequestEnd.ANSWERED)
+        one.leave(permit, RequestEnd.ANSWERED)
 
     held = await one.enter("crowd")
     calls = [asyncio.create_task(call(trace)) for trace in ["crowd"] * 50 + ["a", "b", "a"]]
@@ -56,20 +56,20 @@ async def test_one_rollout_with_fifty_calls_does_not_starve_the_others() -> None
 
 @settings(deadline=None, max_examples=60)
 @given(st.integers(0, 2**32), st.integers(1, 4), st.integers(1, 6))
-def test_cancelling_never_loses_a_turn(seed: int, most: int, num_sockets: int) -> None:
+def test_cancelling_never_loses_a_permit(seed: int, maximum: int, num_sockets: int) -> None:
     rng = random.Random(seed)
 
     async def play() -> None:
         sockets = Sockets(num_sockets)
-        gates = [gate(most, sockets=sockets), gate(most, sockets=sockets, rate=1e5)]
+        gates = [gate(maximum, sockets=sockets), gate(maximum, sockets=sockets, rate=1e5)]
 
         async def call(one: Gate) -> None:
-            turn = await one.enter(rng.choice("abc"))
+            permit = await one.enter(rng.choice("abc"))
             try:
                 for _ in range(rng.randrange(3)):
                     await asyncio.sleep(0)
             finally:
-                one.leave(turn, rng.choice([RequestEnd.ANSWERED, RequestEnd.GIVEN_UP, RequestEnd.BUSY]))
+                one.leave(permit, rng.choice([RequestEnd.ANSWERED, RequestEnd.GIVEN_UP, RequestEnd.BUSY]))
 
         calls = [asyncio.create_task(call(rng.choice(gates))) for _ in range(60)]
         for _ in range(30):
@@ -79,30 +79,30 @@ def test_cancelling_never_loses_a_turn(seed: int, most: int, num_sockets: int) -
         await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 30)
         await settle()
         assert [(one.in_flight, one.queued) for one in gates] == [(0, 0), (0, 0)]
-        turns = [await gates[0].enter("again")]
-        gates[0].leave(turns[0], RequestEnd.GIVEN_UP)
+        permits = [await gates[0].enter("again")]
+        gates[0].leave(permits[0], RequestEnd.GIVEN_UP)
         assert all(sockets.take(gates[0]) for _ in range(num_sockets))
         assert not sockets.take(gates[0])
 
     asyncio.run(play())
 
 
-async def test_what_all_endpoints_have_on_the_wire_is_bounded_and_shared_in_turn() -> None:
+async def test_open_requests_of_all_endpoints_are_bounded_and_shared_in_turn() -> None:
     sockets = Sockets(2)
     first, second = gate(10, sockets=sockets), gate(10, sockets=sockets)
-    turns = [await first.enter("a"), await first.enter("a")]
+    permits = [await first.enter("a"), await first.enter("a")]
     waiting = [asyncio.create_task(one.enter("a")) for one in (first, second, first, second)]
     await settle()
     assert [task.done() for task in waiting] == [False] * 4
-    first.leave(turns[0], RequestEnd.ANSWERED)
+    first.leave(permits[0], RequestEnd.ANSWERED)
     await settle()
     assert [task.done() for task in waiting] == [True, False, False, False]
-    first.leave(turns[1], RequestEnd.ANSWERED)
+    first.leave(permits[1], RequestEnd.ANSWERED)
     await settle()
     assert [task.done() for task in waiting] == [True, True, False, False]
     waiting[2].cancel()
     await settle()
-    second.leave(waiting[1].result(), RequestEnd.ANSWERED)  # a gate in the line has nobody left who waits
+    second.leave(waiting[1].result(), RequestEnd.ANSWERED)  # a gate in the queue has no waiting call left
     await settle()
     assert waiting[3].done()
 
@@ -112,7 +112,7 @@ def test_sockets_are_at_most_what_the_process_may_open() -> None:
     assert 1 <= sum(sockets.take(gate(1)) for _ in range(MAX_ON_WIRE + 1)) <= MAX_ON_WIRE
 
 
-async def test_what_the_endpoint_asked_for_holds_back_the_other_calls_too() -> None:
+async def test_retry_after_delays_the_other_calls_too() -> None:
     fake = FakeTime()
     one = gate(10, fake.timing())
     one.hold_back(7)
@@ -127,16 +127,16 @@ async def test_a_rate_is_kept_whatever_the_concurrency() -> None:
     one = gate(1000, fake.timing(), rate=5)
     sent = []
     for _ in range(11):
-        turn = await one.enter("a")
-        sent.append(turn.sent)
-        one.leave(turn, RequestEnd.ANSWERED)
-    assert sent == pytest.approx([0.0, *(i / 5 - Pace.BURST_S for i in range(1, 11))])
+        permit = await one.enter("a")
+        sent.append(permit.sent)
+        one.leave(permit, RequestEnd.ANSWERED)
+    assert sent == pytest.approx([0.0, *(i / 5 - RateLimit.BURST_S for i in range(1, 11))])
 
 
 # -- the breaker -------------------------------------------------------------------------------------------------------
 
 
-async def test_it_opens_after_a_run_of_failures_and_probes_with_doubling_waits() -> None:
+async def test_the_breaker_opens_after_failures_in_a_row_and_probes_with_doubling_waits() -> None:
     fake = FakeTime()
     one = gate(100, fake.timing())
     await fail(one, MAX_FAILURES - 1)
@@ -145,10 +145,10 @@ async def test_it_opens_after_a_run_of_failures_and_probes_with_doubling_waits()
     assert (one.breaker.state, fake.now) == ("open", 0.0)
     sent = []
     for _ in range(8):
-        turn = await one.enter("a")
+        permit = await one.enter("a")
         assert one.breaker.state == "half_open"
-        sent.append(turn.sent)
-        one.leave(turn, RequestEnd.FAILED, "HTTP 500")
+        sent.append(permit.sent)
+        one.leave(permit, RequestEnd.FAILED, "HTTP 500")
         assert one.breaker.state == "open"
     waits = [after - before for before, after in zip([0.0, *sent], sent, strict=False)]
     assert waits == [FIRST_WAIT_S, 2, 4, 8, 16, LONGEST_WAIT_S, LONGEST_WAIT_S, LONGEST_WAIT_S]
@@ -167,7 +167,7 @@ async def test_five_attempts_without_a_connection_are_enough() -> None:
     assert one.breaker.is_open
 
 
-async def test_while_it_is_open_one_probe_is_out_at_a_time_and_the_others_wait() -> None:
+async def test_an_open_breaker_lets_one_probe_through_at_a_time() -> None:
     fake = FakeTime()
     one = gate(100, fake.timing())
     await fail(one, MAX_FAILURES)
@@ -180,7 +180,7 @@ async def test_while_it_is_open_one_probe_is_out_at_a_time_and_the_others_wait()
     one.leave(probe, RequestEnd.ANSWERED)
     assert one.breaker.state == "closed"
     await settle()
-    assert sum(task.done() for task in others) == 1  # it starts over with one at a time
+    assert sum(task.done() for task in others) == 1  # the limit starts again at one
     one.leave(others[0].result(), RequestEnd.ANSWERED)
     await asyncio.gather(*others)
 
@@ -205,7 +205,7 @@ async def test_the_call_that_has_failed_least_is_the_probe() -> None:
     one.close()
 
 
-async def test_a_cancelled_probe_holds_nothing_up() -> None:
+async def test_a_cancelled_probe_does_not_block_the_next_one() -> None:
     fake = FakeTime()
     one = gate(100, fake.timing())
     await fail(one, MAX_FAILURES)
@@ -214,7 +214,7 @@ async def test_a_cancelled_probe_holds_nothing_up() -> None:
     assert isinstance(await one.enter("a"), Permit)
 
 
-async def test_a_probe_that_hangs_does_not_keep_the_next_one_from_going() -> None:
+async def test_a_hanging_probe_does_not_block_the_next_one() -> None:
     fake = FakeTime()
     one = gate(100, fake.timing())
     await fail(one, MAX_FAILURES)
@@ -225,7 +225,7 @@ async def test_a_probe_that_hangs_does_not_keep_the_next_one_from_going() -> Non
     assert one.in_flight == 0
 
 
-async def test_failures_of_half_of_all_calls_at_random_do_not_open_it() -> None:
+async def test_random_failures_of_half_of_all_calls_do_not_open_the_breaker() -> None:
     rng = random.Random(0)
     one = gate(100, FakeTime().timing())
     for _ in range(20_000):
@@ -233,7 +233,7 @@ async def test_failures_of_half_of_all_calls_at_random_do_not_open_it() -> None:
         assert not one.breaker.is_open
 
 
-async def test_a_push_back_is_a_sign_of_life() -> None:
+async def test_a_pushed_back_request_counts_as_a_sign_of_life() -> None:
     one = gate(100, FakeTime().timing())
     for _ in range(50):
         await fail(one, MAX_FAILURES - 1)

@@ -1,4 +1,4 @@
-"""How many requests an endpoint gets at a time, by simulation: servers that are quick, slow, small, refusing."""
+"""The adaptive limit against simulated servers: fast, slow, small and overloaded ones."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from itertools import chain, count
 import numpy as np
 import pytest
 
-from actors.endpoints.limits import START, AdaptiveLimit, Pace
+from actors.endpoints.limits import START, AdaptiveLimit, RateLimit
 
 Server = Callable[[float, int], tuple[float, bool]]
-"""(time, requests under way, this one included) -> its latency in seconds, whether it is pushed back."""
+"""(time, requests in flight including this one) -> latency in seconds, whether the request is pushed back."""
 
 
 def play(limit: AdaptiveLimit, server: Server, until: float, since: float = 0.0, wanted: int = 10**6) -> Iterator[int]:
-    """As many requests as the limit lets out, of `wanted` at most, for a while; the limit after each answer."""
-    under_way: list[tuple[float, float, bool]] = []
-    now, most = since, min(limit.now, wanted)
+    """Send as many requests as the limit and `wanted` allow; yields the limit after each outcome."""
+    in_flight: list[tuple[float, float, bool]] = []
+    now, allowed = since, min(limit.now, wanted)
     while now < until:
-        while len(under_way) < most:
-            latency_s, pushed_back = server(now, len(under_way) + 1)
-            heapq.heappush(under_way, (now + latency_s, now, pushed_back))
-        in_flight = len(under_way)
-        now, sent, pushed_back = heapq.heappop(under_way)
+        while len(in_flight) < allowed:
+            latency_s, pushed_back = server(now, len(in_flight) + 1)
+            heapq.heappush(in_flight, (now + latency_s, now, pushed_back))
+        num_in_flight = len(in_flight)
+        now, sent, pushed_back = heapq.heappop(in_flight)
         note = limit.pushed_back if pushed_back else limit.answered
-        note(sent, now, in_flight)
+        note(sent, now, num_in_flight)
         yield limit.now
-        most = min(limit.now, wanted)
+        allowed = min(limit.now, wanted)
 
 
 def log_normal(seed: int) -> Callable[[], float]:
@@ -43,7 +43,7 @@ def mean(values: list[int]) -> float:
     return sum(values) / len(values)
 
 
-def test_it_begins_small_and_doubles_in_each_round_trip_up_to_its_end() -> None:
+def test_it_starts_small_and_doubles_each_round_trip_up_to_the_maximum() -> None:
     limit = AdaptiveLimit(256)
     assert limit.now == START
     *_, last = play(limit, lambda now, n: (0.2, False), until=1.0)
@@ -51,29 +51,29 @@ def test_it_begins_small_and_doubles_in_each_round_trip_up_to_its_end() -> None:
     assert AdaptiveLimit(3).now == 3
 
 
-@pytest.mark.parametrize("most", [8, 64, 1000])
+@pytest.mark.parametrize("maximum", [8, 64, 1000])
 @pytest.mark.parametrize("seed", range(4))
-def test_the_natural_spread_of_latencies_does_not_shrink_it(most: int, seed: int) -> None:
+def test_the_natural_spread_of_latencies_does_not_shrink_it(maximum: int, seed: int) -> None:
     latency = log_normal(seed)
-    limit = AdaptiveLimit(most)
-    seen = list(play(limit, lambda now, n: (latency(), False), until=20_000 / most))
+    limit = AdaptiveLimit(maximum)
+    seen = list(play(limit, lambda now, n: (latency(), False), until=20_000 / maximum))
     assert len(seen) > 10_000
-    assert min(seen[len(seen) // 4 :]) == most
+    assert min(seen[len(seen) // 4 :]) == maximum
 
 
-def test_a_limit_that_nobody_uses_does_not_grow() -> None:
+def test_an_unused_limit_does_not_grow() -> None:
     limit = AdaptiveLimit(64)
     assert set(play(limit, lambda now, n: (0.2, False), until=20, wanted=5)) == {START}
 
 
-def test_a_server_that_slows_down_under_load_is_not_given_more_than_it_bears() -> None:
-    """Eight requests at a time take 0.2 s, more of them share the same hands."""
+def test_a_server_that_slows_down_under_load_is_not_overloaded() -> None:
+    """Up to eight concurrent requests take 0.2 s each; more share the same capacity."""
     limit = AdaptiveLimit(1000)
     seen = list(play(limit, lambda now, n: (0.2 * max(1.0, n / 8), False), until=300))
     assert 8 <= mean(seen[len(seen) // 2 :]) < 100
 
 
-def test_a_server_that_refuses_what_is_too_much_gets_what_it_can_take() -> None:
+def test_a_server_that_rejects_excess_requests_gets_what_it_can_handle() -> None:
     latency = log_normal(1)
     limit = AdaptiveLimit(512)
 
@@ -84,7 +84,7 @@ def test_a_server_that_refuses_what_is_too_much_gets_what_it_can_take() -> None:
     assert 10 < mean(seen[len(seen) // 2 :]) < 40
 
 
-def test_refusals_all_over_bring_it_down_to_one_and_it_comes_back() -> None:
+def test_rejections_of_all_requests_bring_it_down_to_one_and_it_recovers() -> None:
     latency = log_normal(2)
     limit = AdaptiveLimit(64)
     assert list(play(limit, lambda now, n: (latency(), False), until=20))[-1] == 64
@@ -93,7 +93,7 @@ def test_refusals_all_over_bring_it_down_to_one_and_it_comes_back() -> None:
     assert list(play(limit, lambda now, n: (latency(), False), until=60, since=21))[-1] == 64
 
 
-def test_half_of_the_answers_refused_at_random_leave_it_above_one() -> None:
+def test_random_rejections_of_half_of_the_requests_leave_it_above_one() -> None:
     rng, latency = random.Random(3), log_normal(3)
     limit = AdaptiveLimit(64)
     seen = list(play(limit, lambda now, n: (latency(), rng.random() < 0.5), until=300))
@@ -101,33 +101,33 @@ def test_half_of_the_answers_refused_at_random_leave_it_above_one() -> None:
     assert len(seen) > 1000
 
 
-def test_a_few_refusals_cost_little() -> None:
+def test_a_few_rejections_cost_little() -> None:
     rng, latency = random.Random(4), log_normal(4)
     limit = AdaptiveLimit(64)
     seen = list(play(limit, lambda now, n: (latency(), rng.random() < 0.02), until=300))
     assert mean(seen[len(seen) // 4 :]) > 50
 
 
-def test_one_burst_of_refusals_counts_once_for_its_round_trip() -> None:
+def test_one_burst_of_rejections_counts_once_per_round_trip() -> None:
     limit = AdaptiveLimit(16)
     for _ in range(16):
         limit.pushed_back(sent=1.0, now=2.0, in_flight=16)
     assert limit.now == 8
     for _ in range(100):
-        limit.pushed_back(sent=1.9, now=2.5, in_flight=8)  # sent before it was known
+        limit.pushed_back(sent=1.9, now=2.5, in_flight=8)  # sent before the limit shrank
     assert limit.now == 8
     for _ in range(8):
         limit.pushed_back(sent=2.1, now=3.0, in_flight=8)
     assert limit.now == 4
 
 
-def test_a_quick_endpoint_is_not_held_to_milliseconds() -> None:
+def test_millisecond_changes_of_a_fast_endpoint_are_ignored() -> None:
     limit = AdaptiveLimit(64)
     list(play(limit, lambda now, n: (0.002, False), until=5))
     assert min(play(limit, lambda now, n: (0.03, False), until=10, since=5)) == 64
 
 
-def test_latencies_that_stay_higher_become_the_usual_ones() -> None:
+def test_a_lasting_higher_latency_becomes_the_usual_one() -> None:
     limit = AdaptiveLimit(64)
     list(play(limit, lambda now, n: (0.2, False), until=20))
     shrunk = min(play(limit, lambda now, n: (1.0, False), until=60, since=20))
@@ -144,12 +144,12 @@ def test_after_an_outage_it_starts_at_one() -> None:
 
 
 @pytest.mark.parametrize("rate", [0.5, 20.0, 1000.0])
-def test_no_more_than_the_rate_goes_out_in_any_second_but_the_burst(rate: float) -> None:
-    pace, now, sent = Pace(rate), 0.0, []
+def test_no_second_sees_more_requests_than_the_rate_and_one_burst(rate: float) -> None:
+    limit, now, sent = RateLimit(rate), 0.0, []
     while now < 20:
-        now += pace.wait_s(now)
-        pace.take(now)
+        now += limit.wait_s(now)
+        limit.take(now)
         sent.append(now)
     assert len(sent) >= 19 * rate
-    for begin in range(0, 19):
-        assert sum(begin <= at < begin + 1 for at in sent) <= rate * 1.1 + 1
+    for start in range(0, 19):
+        assert sum(start <= at < start + 1 for at in sent) <= rate * 1.1 + 1

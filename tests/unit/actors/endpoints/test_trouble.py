@@ -1,4 +1,4 @@
-"""An endpoint in trouble: outages, open breakers, slow answers; and that every call is counted once."""
+"""An endpoint in trouble: outages, open breakers and slow answers; and every call is counted once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.unit.actors.conftest import Connect
 from trainer.errors import EndpointRefused, ToolFailed
 
 
-async def test_what_one_call_is_told_to_wait_holds_for_the_others_too(connect: Connect) -> None:
+async def test_one_call_s_retry_after_delays_the_others_too(connect: Connect) -> None:
     fake, woken = FakeTime(), asyncio.Event()
 
     async def sleep(seconds: float) -> None:
@@ -35,7 +35,7 @@ async def test_what_one_call_is_told_to_wait_holds_for_the_others_too(connect: C
         assert (await first).ok and (await second).ok
 
 
-async def test_a_push_back_lets_none_of_those_in_who_stand_in_line(connect: Connect) -> None:
+async def test_retry_after_delays_the_queued_calls(connect: Connect) -> None:
     fake, woken, answer_now = FakeTime(), asyncio.Event(), asyncio.Event()
 
     async def sleep(seconds: float) -> None:
@@ -61,7 +61,7 @@ async def test_a_push_back_lets_none_of_those_in_who_stand_in_line(connect: Conn
 
 
 async def test_an_outage_of_a_minute_loses_no_call_of_many(connect: Connect) -> None:
-    """Each call has three retries, which attempts of its own would have used up in seconds."""
+    """Without the breaker, each call would use up its three retries in seconds."""
     up_at = time.monotonic() + 0.5
 
     async def sleep(seconds: float) -> None:
@@ -96,7 +96,7 @@ async def test_an_endpoint_that_fails_half_of_the_time_makes_progress(connect: C
     assert sum(not isinstance(answer, BaseException) for answer in done) >= 199
 
 
-async def test_a_call_that_waits_for_an_open_breaker_says_at_its_deadline_why(connect: Connect) -> None:
+async def test_a_call_that_waits_for_an_open_breaker_fails_at_its_deadline_with_the_reason(connect: Connect) -> None:
     woken = asyncio.Event()
 
     async def sleep(seconds: float) -> None:
@@ -114,7 +114,7 @@ async def test_a_call_that_waits_for_an_open_breaker_says_at_its_deadline_why(co
     assert client.stats()["queued"] == 0
 
 
-async def test_a_second_request_overtakes_a_first_one_that_hangs(connect: Connect) -> None:
+async def test_a_hedge_overtakes_a_first_request_that_hangs(connect: Connect) -> None:
     async def behave(request: Received) -> web.StreamResponse:
         if request.number == 1:
             await asyncio.Event().wait()
@@ -134,7 +134,7 @@ async def test_a_second_request_overtakes_a_first_one_that_hangs(connect: Connec
     assert (stats["in_flight"], stats["queued"]) == (0, 0)
 
 
-async def test_a_hedge_that_fails_leaves_the_first_answer_to_come(connect: Connect) -> None:
+async def test_a_failed_hedge_does_not_affect_the_first_request(connect: Connect) -> None:
     hedged = asyncio.Event()
 
     async def behave(request: Received) -> web.StreamResponse:
@@ -153,7 +153,7 @@ async def test_a_hedge_that_fails_leaves_the_first_answer_to_come(connect: Conne
     assert (stats["hedges"], stats["hedges_won"]) == (1, 0)
 
 
-async def test_where_first_and_hedge_hang_another_one_goes_out_up_to_the_retries(connect: Connect) -> None:
+async def test_if_the_hedge_hangs_too_another_is_sent_up_to_max_retries(connect: Connect) -> None:
     async def behave(request: Received) -> web.StreamResponse:
         if request.number < 3:
             await asyncio.Event().wait()
@@ -173,7 +173,7 @@ async def test_where_first_and_hedge_hang_another_one_goes_out_up_to_the_retries
     assert client.stats()["hedges"] == 2
 
 
-async def test_a_refusal_of_both_requests_is_one_failure(connect: Connect) -> None:
+async def test_a_401_of_both_requests_is_one_failure(connect: Connect) -> None:
     both = asyncio.Barrier(2)
 
     async def behave(request: Received) -> web.StreamResponse:
@@ -188,7 +188,7 @@ async def test_a_refusal_of_both_requests_is_one_failure(connect: Connect) -> No
     assert (len(server.received), stats["hedges"], stats["failed"], stats["errors"]) == (2, 1, 1, {"refused": 1})
 
 
-async def test_no_hedge_waits_in_line(connect: Connect) -> None:
+async def test_a_hedge_never_waits_in_the_queue(connect: Connect) -> None:
     release = asyncio.Event()
 
     async def behave(request: Received) -> web.StreamResponse:
@@ -205,7 +205,7 @@ async def test_no_hedge_waits_in_line(connect: Connect) -> None:
     assert len(server.received) == 1
 
 
-async def test_a_failure_before_the_hedge_is_due_is_retried_as_ever(connect: Connect) -> None:
+async def test_a_failure_before_the_hedge_is_due_is_retried_as_usual(connect: Connect) -> None:
     woken = asyncio.Event()
 
     async def sleep(seconds: float) -> None:

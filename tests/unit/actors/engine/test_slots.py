@@ -7,27 +7,27 @@ from contextlib import ExitStack
 from actors.engine.slots import Slots
 
 
-def test_the_first_that_waits_takes_over_the_slot_that_gets_free() -> None:
+def test_the_first_waiting_request_takes_over_a_free_slot() -> None:
     slots = Slots(1)
     with ExitStack() as first:
         running = first.enter_context(slots.take("a"))
         with slots.take("b") as second, slots.take("c") as third:
-            assert slots.behind == ["b", "c"]
-            entered = second.begun
+            assert slots.waiting == ["b", "c"]
+            second_entered = second.started
             first.close()
-            assert slots.behind == ["c"]
-            assert second.begun > entered
-            assert third.begun > running.begun
-        assert slots.behind == []
+            assert slots.waiting == ["c"]
+            assert second.started > second_entered
+            assert third.started > running.started
+        assert slots.waiting == []
 
 
-def test_a_slot_is_free_again_whoever_leaves_first() -> None:
+def test_a_slot_is_free_again_whichever_request_leaves_first() -> None:
     slots = Slots(1)
     with slots.take("a"):
         with slots.take("b"):
-            assert slots.behind == ["b"]
-        assert slots.behind == []
+            assert slots.waiting == ["b"]
+        assert slots.waiting == []
         with slots.take("c"):
-            assert slots.behind == ["c"]
+            assert slots.waiting == ["c"]
     with slots.take("d"):
-        assert slots.behind == []
+        assert slots.waiting == []

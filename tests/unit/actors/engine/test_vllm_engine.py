@@ -1,4 +1,4 @@
-"""What of the engine can be seen without one."""
+"""The parts of the engine that need no vLLM."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from trainer.errors import EngineFailed
 CONFIG = EngineConfig("model", "float32", context_length=64, max_num_seqs=4, seed=0)
 
 
-def test_weights_that_shared_memory_cannot_hold_are_a_clear_error(tmp_path: Path) -> None:
+def test_weights_that_do_not_fit_into_shared_memory_are_a_clear_error(tmp_path: Path) -> None:
     engine = Engine(CONFIG, shm=tmp_path / "missing")
     with pytest.raises(EngineFailed, match=r"cannot put 8 bytes of weights into .*missing"):
         engine.stage(np.zeros(8, np.uint8), [("x", "float32", (2,))])
 
 
-def test_what_was_staged_is_gone_after_shutdown(tmp_path: Path) -> None:
+def test_shutdown_removes_staged_buckets(tmp_path: Path) -> None:
     engine = Engine(CONFIG, shm=tmp_path)
     for _ in range(3):
         engine.stage(np.zeros(8, np.uint8), [("x", "float32", (2,))])
@@ -28,7 +28,7 @@ def test_what_was_staged_is_gone_after_shutdown(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_why_an_engine_ended_is_read_from_the_end_of_its_log(tmp_path: Path) -> None:
+def test_the_cause_of_an_engine_s_death_is_read_from_the_end_of_its_log(tmp_path: Path) -> None:
     log = tmp_path / "worker.err"
     assert last_error(log) is None
     log.write_text("loading\n")

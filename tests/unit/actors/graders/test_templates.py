@@ -1,4 +1,4 @@
-"""Templates: what they are filled with, and which mistakes are found when."""
+"""Templates: what they are rendered to, and which mistakes are found when."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SAMPLE: dict[str, Any] = {
         ("{{ sample.output_tools[0] }}", '{"function": {"name": "search", "arguments": "{}"}}'),
     ],
 )
-def test_a_template_is_filled(template: str, text: str) -> None:
+def test_a_template_is_rendered(template: str, text: str) -> None:
     assert template_problems(template) == []
     assert render(template, "grader 'x', input", item=ITEM, sample=SAMPLE) == text
 
@@ -52,7 +52,7 @@ def test_a_template_is_filled(template: str, text: str) -> None:
         ("sample.output_json.score", "there is no 'output_json'"),
     ],
 )
-def test_an_unknown_path_is_an_invalid_variable_error_that_names_it(path: str, why: str) -> None:
+def test_a_path_without_a_value_is_an_invalid_variable_error_that_names_it(path: str, why: str) -> None:
     assert template_problems(f"{{{{ {path} }}}}") == []
     with pytest.raises(GraderFailed) as failed:
         render(f"a {{{{ {path} }}}} b", "grader 'x', input", item=ITEM, sample=SAMPLE)
@@ -68,15 +68,15 @@ def test_an_unknown_path_is_an_invalid_variable_error_that_names_it(path: str, w
         ("{{ item.a | upper }}", "upper"),
         ("{{ item.a[x] }}", "item.a[x]"),
         ("{{ item.a[-1] }}", "item.a[-1]"),
-        ("{{ }}", "no path"),
+        ("{{ }}", "not a path"),
         ("{{ sample.output_txt }}", "output_text"),
         ("{{ sample[0] }}", "a sample has only"),
-        ("{{ sample.output_text.length }}", "holds nothing below it"),
+        ("{{ sample.output_text.length }}", "has no keys"),
         ("{{ sample.output_tools.function }}", "write output_tools[0]"),
         ("{{ sample.choices.message }}", "write choices[0]"),
         ("{{ item.a }} and {{ item.b", "not closed"),
     ],
 )
-def test_a_wrong_template_is_found_without_a_row(template: str, problem: str) -> None:
+def test_an_invalid_template_is_found_without_a_row(template: str, problem: str) -> None:
     [found] = template_problems(template)
     assert problem in found

@@ -1,4 +1,4 @@
-"""Graders: a finite number, or a failure that says what was wrong; never 0 in its place."""
+"""Graders return a finite number, or fail with the reason; never 0 for a failure."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def check(
 
 @pytest.fixture
 async def pool() -> AsyncIterator[Pool]:
-    """Makes grader pools and closes them."""
+    """A factory of grader pools, which closes them after the test."""
     made = []
 
     def make(spec: GraderSpec, **more: Any) -> GraderPool:
@@ -65,7 +65,7 @@ async def pool() -> AsyncIterator[Pool]:
 
 
 @pytest.mark.parametrize("value", [True, None, "1.0", math.nan, math.inf, -math.inf, 10**400, [1.0], {"score": 1}])
-def test_what_is_no_finite_number_is_a_failure(value: object) -> None:
+def test_a_value_that_is_not_a_finite_number_is_a_failure(value: object) -> None:
     with pytest.raises(GraderFailed, match=r"the score is .*, but must be"):
         finite_number(value, "the score")
 
@@ -116,7 +116,7 @@ async def test_an_endpoint_gets_sample_item_and_trace_id(pool: Pool) -> None:
 @pytest.mark.parametrize(
     ("body", "grade"), [({"reward": 1}, 1.0), ({"score": 0.5, "reward": 1}, 0.5), ({"score": 0}, 0.0)]
 )
-async def test_score_or_reward_is_taken(pool: Pool, body: object, grade: float) -> None:
+async def test_the_answer_may_have_score_or_reward(pool: Pool, body: object, grade: float) -> None:
     async with FakeEndpoint(says(body)) as server:
         assert (await pool(grader_spec(type="endpoint", url=server.url)).grade(SAMPLE, ITEM, "t")).value == grade
 
@@ -125,17 +125,17 @@ async def test_score_or_reward_is_taken(pool: Pool, body: object, grade: float) 
     ("body", "why"),
     [
         ({"score": True}, "the score in its answer is true, but must be a number"),
-        ({"score": "0.5"}, "the score in its answer is a text, but must be a number"),
+        ({"score": "0.5"}, "the score in its answer is a string, but must be a number"),
         ({"score": None}, "the score in its answer is null, but must be a number"),
         ({"score": None, "reward": 1.0}, "the score in its answer is null"),
         ('{"score": NaN}', "the score in its answer is nan, but must be a finite number"),
         ('{"reward": 1e999}', "the reward in its answer is inf"),
         ({"grade": 1.0}, 'the object has no "score"'),
-        (0.5, "without the JSON object"),
-        ([0.5], "without the JSON object"),
-        ("good", "without the JSON object"),
-        ("", "an empty body"),
-        (" " * (MAX_BODY_BYTES + 1), "without the JSON object"),
+        (0.5, "the body is not a JSON object"),
+        ([0.5], "the body is not a JSON object"),
+        ("good", "the body is not a JSON object"),
+        ("", "body: (empty)"),
+        (" " * (MAX_BODY_BYTES + 1), "the body is not a JSON object"),
     ],
 )
 async def test_an_answer_without_a_number_is_a_failure_that_says_so(pool: Pool, body: object, why: str) -> None:
@@ -152,7 +152,7 @@ async def test_failures_of_a_graders_endpoint_are_retried(pool: Pool) -> None:
         assert (await pool(grader_spec(type="endpoint", url=server.url)).grade(SAMPLE, ITEM, "t")).value == 1.0
 
 
-async def test_a_grader_that_is_not_there_is_a_failure_and_named(pool: Pool) -> None:
+async def test_an_unreachable_grader_is_a_failure_that_names_it(pool: Pool) -> None:
     url = f"http://127.0.0.1:{unused_port()}/"
     with pytest.raises(GraderFailed, match=rf"grader 'gone' \(POST {url}\) failed: no connection"):
         await pool(grader_spec(type="endpoint", name="gone", url=url)).grade(SAMPLE, ITEM, "t")
@@ -165,7 +165,7 @@ async def test_a_4xx_of_a_grader_is_a_failure_and_not_retried(pool: Pool) -> Non
     assert len(server.received) == 1
 
 
-async def test_a_refusing_grader_stops_the_job_and_shows_no_secret(pool: Pool) -> None:
+async def test_a_grader_that_answers_403_stops_the_job_and_shows_no_secret(pool: Pool) -> None:
     async with FakeEndpoint(says(SECRET, 403)) as server:
         with pytest.raises(EndpointRefused, match="HTTP 403 Forbidden") as refused:
             await pool(grader_spec(type="endpoint", url=server.url, headers={"X-Key": SECRET})).grade(SAMPLE, ITEM, "t")
@@ -180,7 +180,7 @@ async def test_a_hanging_endpoint_fails_at_its_deadline_and_leaves_nothing_open(
         await until(lambda: server.open_now == 0)
 
 
-async def test_a_grader_that_is_hedged_is_asked_again_where_it_hangs(pool: Pool) -> None:
+async def test_a_hanging_request_of_a_hedged_grader_is_sent_again(pool: Pool) -> None:
     async def behave(request: Received) -> web.StreamResponse:
         return await (hangs if request.number == 1 else says({"score": 0.5}))(request)
 
@@ -241,46 +241,46 @@ def test_an_expression_without_a_finite_value_is_a_failure(expression: str) -> N
 @pytest.mark.parametrize(
     ("expression", "problem"),
     [
-        ("a + c", "there is no grader 'c'; there are a, b"),
-        ("a +", "it is no expression"),
-        ("", "it is no expression"),
-        ("a b", "it is no expression"),
+        ("a + c", "there is no grader 'c'; use a, b"),
+        ("a +", "it is not a valid expression"),
+        ("", "it is not a valid expression"),
+        ("a b", "it is not a valid expression"),
         ("0.5", "uses none of the graders"),
         ("mean(a, b)", "no function mean"),
         ("sqrt(a, b)", "sqrt takes one value, not 2"),
         ("min()", "min takes at least one value"),
-        ("max(a, key=b)", "no function max(...) of this form"),
-        ("a.real", "'a.real' is none of"),
-        ("a[0]", "'a[0]' is none of"),
-        ("a if b else 1", "is none of"),
-        ("a > b", "is none of"),
-        ("a % 2", "is none of"),
-        ("a // 2", "is none of"),
-        ("'a' * 3", "is no finite number"),
-        ("a + True", "is no finite number"),
-        ("a * 1e999", "is no finite number"),
-        ("a + 2j", "is no finite number"),
-        ("(lambda: a)()", "is none of"),
-        ("__import__('os').system('true')", "is none of"),
+        ("max(a, key=b)", "no function max(...) with these arguments"),
+        ("a.real", "'a.real' is not one of"),
+        ("a[0]", "'a[0]' is not one of"),
+        ("a if b else 1", "is not one of"),
+        ("a > b", "is not one of"),
+        ("a % 2", "is not one of"),
+        ("a // 2", "is not one of"),
+        ("'a' * 3", "is not a finite number"),
+        ("a + True", "is not a finite number"),
+        ("a * 1e999", "is not a finite number"),
+        ("a + 2j", "is not a finite number"),
+        ("(lambda: a)()", "is not one of"),
+        ("__import__('os').system('true')", "is not one of"),
         ("a" + " + a" * 100, "nested more than"),
-        ("(" * 500 + "a" + ")" * 500, "it is no expression"),
+        ("(" * 500 + "a" + ")" * 500, "it is not a valid expression"),
         ("-" * 1900 + "a", "nested"),
         ("a + " * 1000 + "a", "longer than"),
         ("exp", "there is no grader 'exp'"),
-        ("a\x00", "it is no expression"),
+        ("a\x00", "it is not a valid expression"),
         ("a / (1 - 1)", "divides by 1 - 1, which is 0"),
         ("a + 9^9^9^9", "9 ** 9 ** 9 ** 9 has no finite value"),
         ("a * log(0)", "log(0) has no finite value"),
     ],
 )
-def test_a_wrong_expression_is_found_without_values(expression: str, problem: str) -> None:
+def test_an_invalid_expression_is_found_without_values(expression: str, problem: str) -> None:
     found = expression_problems(expression, ("a", "b"))
     assert problem in "; ".join(found)
     with pytest.raises(ValueError):
         parse(expression, ("a", "b"))
 
 
-async def test_parts_of_a_multi_grader_run_side_by_side_and_are_kept(pool: Pool) -> None:
+async def test_parts_of_a_multi_grader_run_concurrently_and_their_scores_are_kept(pool: Pool) -> None:
     together = asyncio.Barrier(2)
 
     async def behave(request: Received) -> web.StreamResponse:
@@ -335,7 +335,7 @@ async def test_a_row_that_a_part_cannot_read_and_a_part_that_is_down_get_no_grad
             await pool(with_json(json={"type": "endpoint", "url": server.url})).grade(SAMPLE, ITEM, "t")
 
 
-async def test_a_template_may_take_what_came_of_a_call(pool: Pool) -> None:
+async def test_a_template_may_use_the_result_of_a_call(pool: Pool) -> None:
     result = ToolResult("call_search", "Paris it is", latency_s=0.5)
     sample = sample_of("", [replace(turn("", "search"), results=(result,))], "answer", wants_json=False)
     text = "{{ sample.output_tools[0].output }} after {{ sample.output_tools[0].latency_s }} s"
@@ -349,10 +349,10 @@ async def test_length(pool: Pool, length: int, grade: float) -> None:
     assert (await pool(grader_spec(type="length", max_chars=5)).grade(sample, ITEM, "t")).value == grade
 
 
-# -- errors in the words of the wire contract --------------------------------------------------------------------------
+# -- errors of the wire contract ---------------------------------------------------------------------------------------
 
 
-def test_each_error_is_one_of_the_wire_contracts() -> None:
+def test_each_error_is_one_of_the_wire_contract() -> None:
     assert not any(wire_errors(None).values())
     for error, name in (
         (GraderFailed("x", code="invalid_variable_error"), "invalid_variable_error"),
@@ -370,7 +370,7 @@ def test_each_error_is_one_of_the_wire_contracts() -> None:
 # -- before the job starts ---------------------------------------------------------------------------------------------
 
 
-def test_mistakes_are_found_before_the_job_starts_with_their_fields() -> None:
+def test_problems_are_found_before_the_job_starts_with_their_fields() -> None:
     parts = {
         "exact": check(reference="{{ row.x }}"),
         "my grader": check(),
@@ -392,7 +392,7 @@ def test_mistakes_are_found_before_the_job_starts_with_their_fields() -> None:
         make_grader(grader)
 
 
-def test_a_right_grader_has_no_problems() -> None:
+def test_a_valid_grader_has_no_problems() -> None:
     parts = {"exact": check(), "remote": {"type": "endpoint", "url": "http://localhost/x"}}
     assert grader_problems(grader_spec(type="multi", graders=parts, calculate_output="(exact + remote) / 2")) == []
     assert grader_problems(grader_spec(**check(reference="{{ row.x }}")), field="grader")[0].field == "grader.reference"
@@ -402,7 +402,7 @@ def test_a_right_grader_has_no_problems() -> None:
 
 
 class Hanging:
-    """A grader that never answers; `cancelled` says that it was told to end."""
+    """A grader that never answers; `cancelled` says whether it was cancelled."""
 
     cancelled = False
 
@@ -428,7 +428,7 @@ class Says:
     async def close(self) -> None: ...
 
 
-async def test_a_grader_that_hangs_is_ended_at_the_pools_deadline(pool: Pool) -> None:
+async def test_a_hanging_grader_is_cancelled_at_the_pool_s_deadline(pool: Pool) -> None:
     hanging = Hanging()
     with pytest.raises(GraderFailed, match=r"grader 'exact' gave no grade within 0.05 s"):
         await pool(grader_spec(name="exact", **check()), grader=hanging, deadline_s=0.05).grade(SAMPLE, ITEM, "t")
@@ -436,7 +436,7 @@ async def test_a_grader_that_hangs_is_ended_at_the_pools_deadline(pool: Pool) ->
 
 
 @pytest.mark.parametrize("value", [math.nan, None, True])
-async def test_no_graders_value_passes_unless_it_is_a_finite_number(pool: Pool, value: Any) -> None:
+async def test_a_grader_s_value_must_be_a_finite_number(pool: Pool, value: Any) -> None:
     with pytest.raises(GraderFailed):
         await pool(grader_spec(**check()), grader=Says(value)).grade(SAMPLE, ITEM, "t")
 
@@ -484,7 +484,7 @@ def test_the_sample_holds_all_calls_of_the_trajectory_in_order() -> None:
 @pytest.mark.parametrize(
     ("finish", "reason"), [("max_tokens", "length"), ("context", "length"), ("max_steps", "tool_calls")]
 )
-def test_the_finish_is_told_in_the_words_of_the_chat_api(finish: str, reason: str) -> None:
+def test_the_finish_is_mapped_to_the_chat_api_s_finish_reason(finish: str, reason: str) -> None:
     [choice] = sample_of("", [turn("", "search")], finish, wants_json=False)["choices"]
     assert choice["finish_reason"] == reason
     assert choice["message"]["tool_calls"][0]["function"]["name"] == "search"
@@ -502,7 +502,7 @@ def test_the_finish_is_told_in_the_words_of_the_chat_api(finish: str, reason: st
         ("[" * 100_000, True, "left out"),
     ],
 )
-def test_output_json_is_there_only_where_it_was_asked_for_and_parses(
+def test_output_json_exists_only_if_it_was_asked_for_and_is_valid(
     answer: str, wants_json: bool, expected: object
 ) -> None:
     sample = sample_of(answer, (), "answer", wants_json)

@@ -1,4 +1,4 @@
-"""Guards set the reward, a failing guard is a failure, and the held-out grader costs no rollout."""
+"""Guards set the reward, an error in a guard is a failure, and the held-out grader costs no rollout."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def pool() -> AsyncIterator[Pool]:
         await one.close()
 
 
-async def test_a_guard_that_trips_sets_the_value_and_keeps_the_reason_and_the_grade(pool: Pool) -> None:
+async def test_a_guard_that_rejects_sets_the_value_and_keeps_the_reason_and_the_grade(pool: Pool) -> None:
     graders = pool(PASSES, guards=guards(brief={"grader": SHORT, "reward": -0.5}))
     grade = await graders.grade(SAMPLE, ITEM, "t")
     assert (grade.value, grade.guard, grade.scores) == (-0.5, "brief", {"ungated": 1.0})
@@ -65,33 +65,33 @@ async def test_guards_that_pass_change_nothing_but_keep_the_ungated_grade(pool: 
     assert grade.scores == {"a": 1.0, "b": 0.0, "ungated": 0.5}
 
 
-async def test_without_guards_a_grade_is_what_the_grader_said(pool: Pool) -> None:
+async def test_without_guards_the_grade_is_the_grader_s(pool: Pool) -> None:
     assert await pool(PASSES).grade(SAMPLE, ITEM, "t") == Grade(1.0)
 
 
-@pytest.mark.parametrize(("threshold", "trips"), [(0.5, False), (0.51, True)])
-async def test_a_guard_passes_at_its_pass_threshold(pool: Pool, threshold: float, trips: bool) -> None:
+@pytest.mark.parametrize(("threshold", "rejects"), [(0.5, False), (0.51, True)])
+async def test_a_guard_passes_at_its_pass_threshold(pool: Pool, threshold: float, rejects: bool) -> None:
     async with FakeEndpoint(says({"score": 0.5})) as server:
         check = {"type": "endpoint", "url": server.url, "pass_threshold": threshold}
         grade = await pool(PASSES, guards=guards(honest={"grader": check})).grade(SAMPLE, ITEM, "t")
-    assert (grade.guard == "honest") is trips
-    assert grade.value == (0.0 if trips else 1.0)
+    assert (grade.guard == "honest") is rejects
+    assert grade.value == (0.0 if rejects else 1.0)
 
 
-async def test_of_several_guards_that_trip_the_first_one_counts(pool: Pool) -> None:
+async def test_of_several_guards_that_reject_the_first_one_counts(pool: Pool) -> None:
     both = guards(first={"grader": FAILS, "reward": -1}, second={"grader": SHORT, "reward": -2})
     grade = await pool(PASSES, guards=both).grade(SAMPLE, ITEM, "t")
     assert (grade.guard, grade.value) == ("first", -1.0)
 
 
-async def test_a_guard_that_fails_is_a_failure_and_not_a_pass(pool: Pool) -> None:
+async def test_an_error_in_a_guard_is_a_failure_and_not_a_pass(pool: Pool) -> None:
     async with FakeEndpoint(says("down", 500)) as server:
         check = {"type": "endpoint", "name": "judge", "url": server.url}
         with pytest.raises(GraderFailed, match=r"grader 'judge'.*HTTP 500"):
             await pool(PASSES, guards=guards(honest={"grader": check})).grade(SAMPLE, ITEM, "t")
 
 
-async def test_a_judge_as_a_guard_says_why_and_its_tokens_count(pool: Pool) -> None:
+async def test_a_judge_as_a_guard_gives_the_reason_and_its_tokens_count(pool: Pool) -> None:
     content = '{"steps": [{"description": "d", "conclusion": "it copies the reference"}], "result": "cheats"}'
     body = {"choices": [{"message": {"content": content}}], "usage": {"total_tokens": 40}}
     judge = {
@@ -109,7 +109,7 @@ async def test_a_judge_as_a_guard_says_why_and_its_tokens_count(pool: Pool) -> N
     assert grade.judge_tokens == {"judge": 40}
 
 
-async def test_grader_guards_and_held_out_grader_run_side_by_side(pool: Pool) -> None:
+async def test_grader_guards_and_held_out_grader_run_concurrently(pool: Pool) -> None:
     together = asyncio.Barrier(3)
 
     async def behave(request: Received) -> web.StreamResponse:
@@ -171,7 +171,7 @@ def test_guards_held_out_grades_and_judges_tokens_are_in_the_metrics() -> None:
 # -- before the job starts ---------------------------------------------------------------------------------------------
 
 
-def test_mistakes_of_guards_and_the_held_out_grader_name_their_fields() -> None:
+def test_problems_of_guards_and_the_held_out_grader_name_their_fields() -> None:
     wrong = PASSES | {"input": "{{ row.x }}"}
     judge = {"type": "score_model", "model": "gone", "input": [{"role": "user", "content": "x"}]}
     reinforcement = Reinforcement.model_validate(

@@ -1,4 +1,4 @@
-"""A learner rank's process: what it records of its calls."""
+"""A learner rank's process: what it records about its calls."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class FakeRank:
         raise OSError("the disk is full")
 
 
-def test_a_call_that_ends_well_is_counted_once_and_one_that_fails_never() -> None:
+def test_only_calls_that_succeed_are_counted() -> None:
     process: Any = _RankProcess()
     process._rank, process._recorder = FakeRank(), Recorder()
     assert process.call("step") == 0.5

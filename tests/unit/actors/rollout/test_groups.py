@@ -1,4 +1,4 @@
-"""Groups over a fake fleet: what is tried again, what is left behind, when rollouts are held back, and the books."""
+"""Groups over a fake fleet: retries, stragglers, holding back rollouts, and the account of attempts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def failed(asked: RolloutRequest, reason: str = "tool_failed") -> Discarded:
 
 
 class SharedTime:
-    """A clock for many sleepers at once: it jumps to the one that wakes first."""
+    """A fake clock for concurrent sleepers: it jumps to the earliest wake-up."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -46,7 +46,7 @@ class SharedTime:
         self._wakes.append(wake)
         try:
             while self.now < wake:
-                for _ in range(5):  # let all others do what they can at this time
+                for _ in range(5):  # let all other tasks run at this time
                     await asyncio.sleep(0)
                 self.now = max(self.now, min(self._wakes))
         finally:
@@ -54,7 +54,7 @@ class SharedTime:
 
 
 class Made:
-    """Groups over `run`, and what they told."""
+    """Groups over `run`, and the events that they reported."""
 
     def __init__(self, run: Run, **limits: float) -> None:
         self.time = SharedTime()
@@ -81,7 +81,7 @@ class Made:
         return self.groups.account
 
 
-async def test_a_discarded_rollout_is_tried_again_with_another_attempt_and_then_left() -> None:
+async def test_a_discarded_rollout_is_retried_with_another_attempt_and_then_given_up() -> None:
     async def run(asked: RolloutRequest) -> Rollout | Discarded:
         return failed(asked) if asked.sample < 2 and (asked.sample == 0 or asked.attempt == 0) else graded(asked)
 
@@ -94,7 +94,7 @@ async def test_a_discarded_rollout_is_tried_again_with_another_attempt_and_then_
     assert (made.account.started, made.account.graded, made.account.discarded) == (11, 7, {"tool_failed": 4})
 
 
-async def test_the_advantages_of_a_group_are_those_of_its_survivors_alone() -> None:
+async def test_advantages_are_computed_over_the_graded_rollouts_of_a_group_only() -> None:
     async def run(asked: RolloutRequest) -> Rollout | Discarded:
         return failed(asked) if asked.sample % 2 else graded(asked, grade=asked.sample / 8)
 
@@ -104,7 +104,7 @@ async def test_the_advantages_of_a_group_are_those_of_its_survivors_alone() -> N
     assert len(group.discarded) == 4
 
 
-async def test_a_group_with_too_few_survivors_is_sampled_anew_once() -> None:
+async def test_a_group_with_too_few_graded_rollouts_is_sampled_again_once() -> None:
     async def run(asked: RolloutRequest) -> Rollout | Discarded:
         return graded(asked) if asked.sample < 3 or asked.attempt >= 2 else failed(asked)
 
@@ -115,7 +115,7 @@ async def test_a_group_with_too_few_survivors_is_sampled_anew_once() -> None:
     assert {a.attempt for a in made.asked} == {0, 1, 2}
 
 
-async def test_a_lost_engine_costs_no_retry() -> None:
+async def test_a_lost_engine_does_not_use_up_a_retry() -> None:
     async def run(asked: RolloutRequest) -> Rollout | Discarded:
         first = sum(a.sample == asked.sample for a in made.asked) == 1
         return failed(asked, "engine_failed") if first else graded(asked)
@@ -126,7 +126,7 @@ async def test_a_lost_engine_costs_no_retry() -> None:
     assert {a.attempt for a in made.asked} == {0}
 
 
-async def test_a_training_group_goes_on_without_its_slowest_and_a_validation_group_waits() -> None:
+async def test_a_training_group_leaves_out_stragglers_and_a_validation_group_waits() -> None:
     ended = asyncio.Event()
 
     async def run(asked: RolloutRequest) -> Rollout | Discarded:
@@ -149,7 +149,7 @@ async def test_a_training_group_goes_on_without_its_slowest_and_a_validation_gro
     assert len((await validating).rollouts) == 8
 
 
-async def test_without_a_straggler_time_a_group_waits_for_all() -> None:
+async def test_without_straggler_wait_s_a_group_waits_for_all() -> None:
     async def run(asked: RolloutRequest) -> Rollout | Discarded:
         await asyncio.sleep(0.1 if asked.sample == 7 else 0)
         return graded(asked)
@@ -157,10 +157,10 @@ async def test_without_a_straggler_time_a_group_waits_for_all() -> None:
     assert len((await Made(run).groups.sample(group_request())).rollouts) == 8
 
 
-async def test_what_must_end_the_job_is_raised_at_once_and_cancels_the_others() -> None:
+async def test_an_error_that_ends_the_job_is_raised_at_once_and_cancels_the_others() -> None:
     async def run(asked: RolloutRequest) -> Rollout | Discarded:
         if asked.sample == 3:
-            raise EndpointRefused("tool 'a' refused us")
+            raise EndpointRefused("tool 'a' rejected the request")
         await asyncio.Event().wait()
         raise AssertionError
 
@@ -171,7 +171,7 @@ async def test_what_must_end_the_job_is_raised_at_once_and_cancels_the_others() 
     assert made.account.balances
 
 
-async def test_the_books_balance_at_every_moment_whatever_is_cancelled() -> None:
+async def test_the_account_balances_at_every_moment_whatever_is_cancelled() -> None:
     chance = random.Random(3)
 
     async def run(asked: RolloutRequest) -> Rollout | Discarded:
@@ -221,7 +221,7 @@ async def test_while_most_rollouts_fail_only_probes_start_and_the_event_names_th
     assert {(one.kind, one.quiet) for one in made.discards} == {("rollout_discarded", True)}
 
 
-async def test_a_failure_rate_below_the_limit_holds_nothing_back() -> None:
+async def test_a_failure_rate_below_the_limit_holds_no_rollouts_back() -> None:
     async def run(asked: RolloutRequest) -> Rollout | Discarded:
         return failed(asked) if asked.sample % 3 == 0 else graded(asked)
 

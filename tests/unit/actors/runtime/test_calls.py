@@ -1,4 +1,4 @@
-"""What is said of an actor that is not there."""
+"""Errors about actors that cannot start."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ ModuleNotFoundError: No module named 'actors'
 """
 
 
-def test_who_fails_at_its_start_is_told_from_who_died() -> None:
+def test_an_actor_that_cannot_start_is_distinguished_from_one_that_died() -> None:
     broken = RayActorError(error_msg="in its creation task\n  File 'x'\nOSError: no space", actor_init_failed=True)
     assert str(cannot_start(broken, "the grader pool")) == "the grader pool cannot start: OSError: no space"
     assert cannot_start(ActorDiedError(), "the grader pool") is None
     assert cannot_start(ValueError("x"), "the grader pool") is None
 
 
-def test_a_node_without_the_package_is_named_as_the_reason() -> None:
+def test_a_node_without_the_package_is_given_as_the_reason() -> None:
     error = cannot_start(RayActorError(error_msg=IMPORT, actor_init_failed=True), "engine-0")
     assert error is not None
     assert error.message.startswith("engine-0 cannot start: ModuleNotFoundError: No module named 'actors'; install")

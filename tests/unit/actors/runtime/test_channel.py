@@ -1,4 +1,4 @@
-"""Calls over a connection between two sides of one event loop; of Ray, only what it hands over is a fake."""
+"""Calls over a real connection within one event loop; only the Ray actor handle is a fake."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ class Remote:
 
 
 class FakeActor:
-    """An actor handle as Ray gives one; `listener` answers, until another one takes its place."""
+    """A fake Ray actor handle; `listener` answers, until `restart` replaces it."""
 
     def __init__(self) -> None:
         self.cancelled: list[str] = []
-        self.under_way = 0
+        self.running = 0
         self.lookups = 0
         self.listeners: list[Listener] = []
         self.by_ray = 0
         self.reachable = True
-        self.listener = self.starts_anew()
+        self.listener = self.restart()
         self.address, self.lifeline = Remote(self._address), Remote(self._live)
         self.call, self.pulse = Remote(self._call), Remote(lambda: self._give([]))
 
-    def starts_anew(self) -> Listener:
+    def restart(self) -> Listener:
         self.died: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.listener = Listener({"echo": self._echo, "hangs": self._hangs, "fails": self._fails, "odd": self._odd})
         self.listeners.append(self.listener)
@@ -74,7 +74,7 @@ class FakeActor:
         return values
 
     async def _hangs(self, name: str) -> None:
-        self.under_way += 1
+        self.running += 1
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
@@ -82,7 +82,7 @@ class FakeActor:
             raise
 
     async def _fails(self) -> None:
-        raise EndpointRefused("tool 'x' refused us", endpoint="tool 'x'", kind="refused", why=ValueError("odd"))
+        raise EndpointRefused("tool 'x' said no", endpoint="tool 'x'", kind="refused", why=ValueError("odd"))
 
     async def _odd(self) -> Any:
         return object()
@@ -101,21 +101,21 @@ async def channel(actor: FakeActor) -> Channel:
     return Channel(actor, "the tool dispatcher", ToolFailed)
 
 
-async def test_whatever_json_holds_crosses_however_large(channel: Channel) -> None:
+async def test_any_json_value_crosses_whatever_its_size(channel: Channel) -> None:
     row = {"text": "\ud800 é\x00", "n": 2**70, "none": None, "deep": [[[{}]]], "inf": math.inf}
     assert await channel.call("echo", row, True) == [row, True]
     large = "x" * 5_000_000
     assert await channel.call("echo", large) == [large]
 
 
-async def test_many_calls_are_under_way_and_each_has_its_own_answer(channel: Channel, actor: FakeActor) -> None:
+async def test_concurrent_calls_each_get_their_own_answer(channel: Channel, actor: FakeActor) -> None:
     answers = await asyncio.gather(*(channel.call("echo", (500 - i) / 10_000, i) for i in range(500)))
     assert [answer[1] for answer in answers] == list(range(500))
     assert (actor.lookups, actor.by_ray) == (1, 0)
 
 
-async def test_errors_come_back_as_what_they_were_and_bugs_with_their_traceback(channel: Channel) -> None:
-    with pytest.raises(EndpointRefused, match="tool 'x' refused us") as refused:
+async def test_errors_come_back_unchanged_and_bugs_with_their_traceback(channel: Channel) -> None:
+    with pytest.raises(EndpointRefused, match="tool 'x' said no") as refused:
         await channel.call("fails")
     assert refused.value.details == {"endpoint": "tool 'x'", "kind": "refused", "why": "odd"}
     with pytest.raises(RuntimeError, match="not JSON serializable"):
@@ -127,19 +127,19 @@ async def test_errors_come_back_as_what_they_were_and_bugs_with_their_traceback(
     assert await channel.call("echo", 1) == [1]
 
 
-async def test_a_call_that_is_given_up_is_cancelled_in_the_actor(channel: Channel, actor: FakeActor) -> None:
-    given_up = asyncio.create_task(channel.call("hangs", "first"))
-    stays = asyncio.create_task(channel.call("hangs", "second"))
-    await until(lambda: actor.under_way == 2)
-    given_up.cancel()
+async def test_cancelling_a_call_cancels_it_in_the_actor(channel: Channel, actor: FakeActor) -> None:
+    cancelled = asyncio.create_task(channel.call("hangs", "first"))
+    other = asyncio.create_task(channel.call("hangs", "second"))
+    await until(lambda: actor.running == 2)
+    cancelled.cancel()
     await until(lambda: actor.cancelled == ["first"])
-    assert not stays.done()
-    stays.cancel()
+    assert not other.done()
+    other.cancel()
 
 
 async def test_calls_of_a_caller_that_is_gone_are_cancelled(channel: Channel, actor: FakeActor) -> None:
     waits = asyncio.create_task(channel.call("hangs", "orphan"))
-    await until(lambda: actor.under_way == 1)
+    await until(lambda: actor.running == 1)
     assert channel._connection is not None
     channel._connection._writer.transport.abort()
     await until(lambda: actor.cancelled == ["orphan"])
@@ -147,29 +147,29 @@ async def test_calls_of_a_caller_that_is_gone_are_cancelled(channel: Channel, ac
         await waits
 
 
-@pytest.mark.parametrize("error", [ActorDiedError(), ActorUnavailableError("it stands still", b"0" * 16)])
-async def test_an_actor_that_is_lost_breaks_its_calls_and_the_next_go_to_the_one_after_it(
+@pytest.mark.parametrize("error", [ActorDiedError(), ActorUnavailableError("it hangs", b"0" * 16)])
+async def test_a_lost_actor_fails_its_calls_and_later_calls_go_to_its_replacement(
     channel: Channel, actor: FakeActor, error: Exception
 ) -> None:
     waits = [asyncio.create_task(channel.call("hangs", "x")) for _ in range(3)]
-    await until(lambda: actor.under_way == 3)
+    await until(lambda: actor.running == 3)
     died = actor.died
-    actor.starts_anew()
+    actor.restart()
     died.set_exception(error)
     for call in waits:
         with pytest.raises(ToolFailed, match="the process of the tool dispatcher was lost during a call") as lost:
             await call
         assert lost.value.details["kind"] == ("lost" if isinstance(error, ActorDiedError) else "unreachable")
     assert await channel.call("echo", 1) == [1]
-    assert actor.lookups == 2, "three that lost their connection look for one new one"
+    assert actor.lookups == 2, "three calls that lost their connection share one new one"
 
 
 @pytest.mark.parametrize("reachable", [True, False])
-async def test_that_an_actor_is_gone_for_good_is_said_once_ray_knows(actor: FakeActor, reachable: bool) -> None:
+async def test_a_permanent_death_is_raised_once_ray_knows_of_it(actor: FakeActor, reachable: bool) -> None:
     actor.reachable = reachable
     channel = Channel(actor, "engine-0", EngineFailed)
     waits = asyncio.create_task(channel.call("hangs", "x"))
-    await until(lambda: actor.under_way == 1)
+    await until(lambda: actor.running == 1)
     asked, knows = asyncio.Event(), asyncio.Event()
 
     async def nobody() -> None:
@@ -181,7 +181,7 @@ async def test_that_an_actor_is_gone_for_good_is_said_once_ray_knows(actor: Fake
     if channel._connection is None:
         actor.died.set_exception(ActorDiedError())
     else:
-        channel._connection._writer.transport.abort()  # as at the end of its node, before Ray hears of that
+        channel._connection._writer.transport.abort()  # as when its node dies, before Ray notices
     await asked.wait()
     assert not waits.done()
     knows.set()
@@ -197,14 +197,14 @@ async def test_a_call_that_takes_too_long_is_cancelled(actor: FakeActor, reachab
     with pytest.raises(EngineFailed, match=r"engine-0 did not answer within 0\.05 s"):
         await channel.call("hangs", "x")
     await until(lambda: actor.cancelled == ["x"])
-    assert list(await channel.call("echo", 1)) == [1], "for the other calls it is as good as before"
+    assert list(await channel.call("echo", 1)) == [1], "other calls still work"
 
 
-async def test_a_connection_that_fails_when_all_callers_have_left_is_no_loose_end(
+async def test_a_failed_connection_without_waiting_callers_is_not_reported_by_asyncio(
     channel: Channel, actor: FakeActor
 ) -> None:
-    told: list[dict[str, Any]] = []
-    asyncio.get_running_loop().set_exception_handler(lambda loop, context: told.append(context))
+    reported: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: reported.append(context))
     asked, opens = asyncio.Event(), asyncio.Event()
 
     async def address() -> None:
@@ -223,10 +223,10 @@ async def test_a_connection_that_fails_when_all_callers_have_left_is_no_loose_en
     await asyncio.wait([connecting])
     del connecting
     gc.collect()
-    assert not told
+    assert not reported
 
 
-async def test_a_connection_that_is_silent_for_minutes_is_kept_alive(channel: Channel, actor: FakeActor) -> None:
+async def test_an_idle_connection_is_kept_alive(channel: Channel, actor: FakeActor) -> None:
     await channel.call("echo", 1)
     assert channel._connection is not None
     sock = channel._connection._writer.get_extra_info("socket")
@@ -234,53 +234,53 @@ async def test_a_connection_that_is_silent_for_minutes_is_kept_alive(channel: Ch
     assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == KEEP_ALIVE["TCP_KEEPIDLE"]
 
 
-async def test_an_actor_without_a_free_port_is_called_by_ray() -> None:
+async def test_an_actor_without_a_free_port_has_no_address() -> None:
     callee = Reachable()
-    callee._reach_by({})
+    callee._serve_methods({})
     callee._listener._server = asyncio.get_running_loop().create_future()
     callee._listener._server.set_exception(OSError("no port is free"))
     assert await callee.address() is None
 
 
-async def test_an_actor_that_listens_elsewhere_by_now_is_asked_again(channel: Channel, actor: FakeActor) -> None:
+async def test_an_actor_whose_address_has_changed_is_looked_up_again(channel: Channel, actor: FakeActor) -> None:
     old = await actor.listener.address(HOST)
-    told = [Address(HOST, old.port, "0" * len(old.secret)), old]  # of one that died: its secret opens nothing
-    actor.address = Remote(lambda: actor._give(told.pop(0)))
+    addresses = [Address(HOST, old.port, "0" * len(old.secret)), old]  # of a dead actor: its secret is rejected
+    actor.address = Remote(lambda: actor._give(addresses.pop(0)))
     assert await channel.call("echo", 1) == [1]
-    assert actor.by_ray == 0 and not told
+    assert actor.by_ray == 0 and not addresses
 
 
-async def test_where_no_connection_leads_calls_go_by_ray(channel: Channel, actor: FakeActor) -> None:
+async def test_without_a_connection_calls_go_through_ray(channel: Channel, actor: FakeActor) -> None:
     actor.reachable = False
     assert list(await asyncio.gather(channel.call("echo", 1), channel.call("echo", 2))) == [(1,), (2,)]
     assert actor.by_ray == 2
-    assert actor.lookups == 2, "it was tried twice, and then no more"
+    assert actor.lookups == 2, "it connects at most twice"
 
 
-async def test_where_the_actor_has_no_address_calls_go_by_ray_and_errors_cross_as_values(actor: FakeActor) -> None:
+async def test_without_an_address_calls_go_through_ray_and_errors_cross_as_values(actor: FakeActor) -> None:
     callee = Reachable()
-    callee._reach_by(actor.listener.methods)
+    callee._serve_methods(actor.listener.methods)
     actor.address, actor.call = Remote(lambda: actor._give(None)), Remote(callee.call)
     channel = Channel(actor, "the tool dispatcher", ToolFailed)
     assert await channel.call("echo", 1) == (1,)
-    with pytest.raises(EndpointRefused, match="tool 'x' refused us"):
+    with pytest.raises(EndpointRefused, match="tool 'x' said no"):
         await channel.call("fails")
 
 
-def test_it_is_known_whether_ray_encrypts() -> None:
+def test_ray_encrypts_is_read_from_the_environment() -> None:
     assert ray_encrypts({"RAY_USE_TLS": "1"})
     assert not ray_encrypts({"RAY_USE_TLS": "0"}) and not ray_encrypts({})
 
 
-@pytest.mark.parametrize("said", [b"", b"short", b"0" * 64])
-async def test_who_does_not_know_the_secret_is_not_listened_to(channel: Channel, actor: FakeActor, said: bytes) -> None:
+@pytest.mark.parametrize("secret", [b"", b"short", b"0" * 64])
+async def test_a_client_without_the_secret_is_rejected(channel: Channel, actor: FakeActor, secret: bytes) -> None:
     address = await actor.listener.address(HOST)
     reader, writer = await asyncio.open_connection(address.host, address.port)
     frame = b'[0,"hangs",["intruder"]]'
-    writer.write(said + len(frame).to_bytes(LENGTH_BYTES) + frame)
-    if len(said) < len(address.secret):
+    writer.write(secret + len(frame).to_bytes(LENGTH_BYTES) + frame)
+    if len(secret) < len(address.secret):
         writer.write_eof()
     assert await reader.read() == b""
     writer.close()
-    assert actor.under_way == 0
+    assert actor.running == 0
     assert await channel.call("echo", 1) == [1]

@@ -1,4 +1,4 @@
-"""One port serves the metrics of all processes and jobs of a node, whoever of them is alive."""
+"""One port serves the metrics of all processes and jobs of a node, as long as one of them lives."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def port() -> int:
 
 @pytest.fixture
 def start(port: int) -> Iterator[Callable[[str, str], Telemetry]]:
-    """Processes, as far as their metrics go; they end with the test."""
+    """Starts the telemetry of a process and closes it after the test."""
     started: list[Telemetry] = []
 
     def start(job: str, process: str) -> Telemetry:
@@ -46,7 +46,7 @@ def start(port: int) -> Iterator[Callable[[str, str], Telemetry]]:
 
 
 def scrape(port: int) -> dict[tuple[str, str, str], float]:
-    """Our samples without further labels, by name, job and process. Nothing may stand there twice."""
+    """Our samples without further labels, by name, job and process; asserts that nothing is duplicated."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
         families = list(text_string_to_metric_families(answer.read().decode()))
     samples = [sample for family in families for sample in family.samples]
@@ -69,7 +69,7 @@ def eventually(holds: Callable[[], bool], timeout_s: float = 10.0) -> None:
         time.sleep(PERIOD_S)
 
 
-def test_processes_of_many_jobs_are_served_at_one_port(port: int, start: Callable[[str, str], Telemetry]) -> None:
+def test_processes_of_many_jobs_are_served_on_one_port(port: int, start: Callable[[str, str], Telemetry]) -> None:
     for job in range(10):
         for process in ("driver", "engine-0"):
             start(f"job-{job}", process).recorder.record("step", job)
@@ -78,7 +78,7 @@ def test_processes_of_many_jobs_are_served_at_one_port(port: int, start: Callabl
     assert ("process_resident_memory_bytes", "job-3", "engine-0") in scrape(port)
 
 
-def test_another_process_takes_the_port_over(port: int, start: Callable[[str, str], Telemetry]) -> None:
+def test_another_process_takes_over_the_port(port: int, start: Callable[[str, str], Telemetry]) -> None:
     first = start("job", "driver")
     first.recorder.record("step", 3)
     first.recorder.record("groups_trained", 5)
@@ -89,9 +89,7 @@ def test_another_process_takes_the_port_over(port: int, start: Callable[[str, st
     assert scrape(port)["agent_rft_groups_trained_total", "job", "driver"] == 5.0
 
 
-def test_the_last_one_waits_for_who_asks_regularly_so_that_the_end_is_seen(
-    port: int, start: Callable[[str, str], Telemetry]
-) -> None:
+def test_the_last_process_waits_for_a_regular_scraper(port: int, start: Callable[[str, str], Telemetry]) -> None:
     series = ("agent_rft_step", "job", "driver")
     last = start("job", "driver")
     eventually(lambda: bool(scrape(port)))
@@ -109,7 +107,7 @@ def test_the_last_one_waits_for_who_asks_regularly_so_that_the_end_is_seen(
         scrape(port)
 
 
-def test_who_takes_a_seat_over_takes_its_place_in_the_metrics(
+def test_a_new_process_of_the_same_name_replaces_the_metrics_of_the_old_one(
     port: int, start: Callable[[str, str], Telemetry]
 ) -> None:
     series = ("agent_rft_groups_lost_total", "job", "engine-0")
@@ -121,9 +119,7 @@ def test_who_takes_a_seat_over_takes_its_place_in_the_metrics(
     eventually(lambda: scrape(port).get(series) == 1.0)
 
 
-def test_a_port_that_somebody_else_has_costs_metrics_and_nothing_else(
-    port: int, start: Callable[[str, str], Telemetry]
-) -> None:
+def test_an_occupied_port_costs_only_the_metrics(port: int, start: Callable[[str, str], Telemetry]) -> None:
     with socket.create_server(("127.0.0.1", port)):
         telemetry = start("job", "driver")
         telemetry.recorder.record("step", 1)
@@ -132,7 +128,7 @@ def test_a_port_that_somebody_else_has_costs_metrics_and_nothing_else(
     eventually(lambda: scrape(port).get(("agent_rft_step", "job", "driver")) == 1.0)
 
 
-def test_what_fell_silent_has_no_gauges_and_what_is_long_gone_nothing(tmp_path: Path) -> None:
+def test_a_silent_process_loses_its_gauges_first_and_then_its_counters(tmp_path: Path) -> None:
     text = "# HELP a x\n# TYPE a gauge\na 1\n# HELP b_total x\n# TYPE b_total counter\nb_total 2\n"
     (tmp_path / "job-engine-0.prom").write_text(labelled(text, 'job="job"'))
     written = (tmp_path / "job-engine-0.prom").stat().st_mtime
@@ -147,25 +143,25 @@ def test_what_fell_silent_has_no_gauges_and_what_is_long_gone_nothing(tmp_path: 
     assert not list(tmp_path.iterdir())
 
 
-def test_labels_are_put_before_a_sample_s_own() -> None:
+def test_labels_are_inserted_before_a_sample_s_own() -> None:
     text = '# HELP a {x} 1\na 1.0\na_bucket{le="+Inf",x="a b{"} 2\nvllm:b{} 3\n'
     wanted = '# HELP a {x} 1\na{j="1"} 1.0\na_bucket{j="1",le="+Inf",x="a b{"} 2\nvllm:b{j="1",} 3\n'
     assert labelled(text, 'j="1"') == wanted
 
 
-def test_a_folder_that_another_user_could_have_laid_out_is_not_written_to(port: int, tmp_path: Path) -> None:
-    place = MetricsAddress("job", "127.0.0.1", port)
-    place.folder.symlink_to(tmp_path)
+def test_a_folder_that_another_user_may_have_created_is_not_written_to(port: int, tmp_path: Path) -> None:
+    address = MetricsAddress("job", "127.0.0.1", port)
+    address.folder.symlink_to(tmp_path)
     try:
-        telemetry = Telemetry(place, "driver", PERIOD_S)
+        telemetry = Telemetry(address, "driver", PERIOD_S)
         telemetry.recorder.record("step", 1)
         telemetry.close()
     finally:
-        place.folder.unlink()
+        address.folder.unlink()
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_environment_says_where_and_whether() -> None:
+def test_the_environment_sets_the_port_and_the_host() -> None:
     assert MetricsAddress.of("job", local=True, environment={}) == MetricsAddress("job", "127.0.0.1", 9464)
     assert MetricsAddress.of("job", local=False, environment={}) == MetricsAddress("job", "0.0.0.0", 9464)
     chosen = {"AGENT_RFT_METRICS_PORT": "9000", "AGENT_RFT_METRICS_HOST": "10.0.0.1"}

@@ -1,4 +1,4 @@
-"""What is recorded by a name of the list reaches Prometheus by the name, the labels and the kind that the list says."""
+"""Recorded metrics reach Prometheus with the name, labels and kind that `trainer.metrics` gives them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from prometheus_client import generate_latest
 
 from actors.endpoints.stats import EndpointStats, live_endpoint_metrics
 from actors.runtime.recorder import Recorder, Spread
-from trainer.metrics import METRICS, SECONDS, prometheus_name
+from trainer.metrics import METRICS, prometheus_name
+from trainer.metrics.metric import SECONDS
 
 
 def samples(recorder: Recorder) -> dict[str, float]:
@@ -17,7 +18,7 @@ def samples(recorder: Recorder) -> dict[str, float]:
     return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[0] != "#")}
 
 
-def test_a_gauge_keeps_the_last_a_counter_the_sum_and_a_histogram_the_spread() -> None:
+def test_a_gauge_keeps_the_last_value_a_counter_the_sum_and_a_histogram_the_distribution() -> None:
     recorder = Recorder()
     for value in (1.0, 2.0):
         recorder.record("train_mean_reward", value)
@@ -31,23 +32,23 @@ def test_a_gauge_keeps_the_last_a_counter_the_sum_and_a_histogram_the_spread() -
     assert found['agent_rft_time_wait_seconds_bucket{le="+Inf"}'] == 2.0
 
 
-def test_a_name_outside_the_list_is_a_mistake_and_what_is_no_number_is_no_value() -> None:
+def test_an_unknown_name_is_an_error_and_nan_is_ignored() -> None:
     recorder = Recorder()
     with pytest.raises(KeyError):
         recorder.record("made_up", 1.0)
     recorder.record("loss", math.nan)
-    recorder.record("endpoint/tool/queue_sum_s", 1.0)  # of the file only
+    recorder.record("endpoint/tool/queue_sum_s", 1.0)  # in metrics.jsonl only
     assert samples(recorder) == {}
 
 
-def test_what_has_begun_is_seen_as_nothing_before_the_first_of_it() -> None:
+def test_begin_exports_zero_before_the_first_value() -> None:
     recorder = Recorder()
     recorder.begin("groups_trained", "time_step_s")
     found = samples(recorder)
     assert found["agent_rft_groups_trained_total"] == found["agent_rft_time_step_seconds_count"] == 0.0
 
 
-def test_an_endpoint_s_counts_are_asked_for_when_somebody_looks() -> None:
+def test_an_endpoint_s_counts_are_read_at_each_scrape() -> None:
     stats = EndpointStats()
     recorder = Recorder()
     now = {"limit": 4, "in_flight": 1, "queued": 0, "breaker": "half_open"}
@@ -69,14 +70,14 @@ def test_an_endpoint_s_counts_are_asked_for_when_somebody_looks() -> None:
     assert found[f"agent_rft_endpoint_queue_seconds_count{where}}}"] == 1.0
 
 
-def test_a_spread_counts_what_lies_above_all_bounds() -> None:
+def test_a_spread_counts_values_above_all_bounds() -> None:
     recorder = Recorder()
     counts = [*([0] * len(SECONDS)), 2]
     recorder.add(lambda: {"endpoint/x/latency_s": Spread(counts, 900.0)})
     assert samples(recorder)['agent_rft_endpoint_latency_seconds_bucket{endpoint="x",le="+Inf"}'] == 2.0
 
 
-def test_no_two_entries_of_the_list_share_a_name() -> None:
+def test_no_two_metrics_share_a_name() -> None:
     shown = [prometheus_name(name) for name, metric in METRICS.items() if metric.kind != "file"]
     assert len(set(shown)) == len(shown)
     assert all((metric.kind == "histogram") == bool(metric.buckets) for metric in METRICS.values())

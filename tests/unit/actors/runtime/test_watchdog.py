@@ -1,4 +1,4 @@
-"""The watchdog over made-up actors: who is silent is named, then given up; what takes too long is named."""
+"""The watchdog over fake actors: silent ones are reported, then given up; stalled work is reported."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TO_GIVING_UP = round(GIVE_UP_S / LOOK_EVERY_S)
 
 
 class Actor:
-    """Answers with `doing` while it `moves`."""
+    """Answers with `doing` while `moves` is set."""
 
     def __init__(self, name: str, *doing: Doing, waits_here: Any = None) -> None:
         self.name = name
@@ -46,7 +46,7 @@ class Actor:
 
 
 class Watch:
-    """A watchdog over actors, and what it said."""
+    """A watchdog over actors, and the events that it reported."""
 
     def __init__(self, *actors: Actor) -> None:
         self.actors = list(actors)
@@ -68,7 +68,7 @@ class Watch:
         return list(self.events)
 
 
-async def test_an_engine_that_does_not_answer_is_named_once_with_its_rollouts_and_given_up_in_the_end() -> None:
+async def test_a_silent_engine_is_reported_once_with_its_rollouts_and_finally_given_up() -> None:
     engine = Actor("engine-0", Doing("trace_a", "sampling", 3), Doing("trace_b", "grading", 7))
     other = Actor("engine-1", Doing("trace_c", "sampling", 2))
     watch = Watch(engine, other)
@@ -81,7 +81,7 @@ async def test_an_engine_that_does_not_answer_is_named_once_with_its_rollouts_an
     assert (engine.given_up, other.given_up) == (["it has not answered for 180 s"], [])
 
 
-async def test_one_that_answers_again_is_let_be() -> None:
+async def test_an_actor_that_answers_again_is_not_given_up() -> None:
     watch = Watch(engine := Actor("engine-0"))
     await watch.looks(1)
     engine.moves.clear()
@@ -92,7 +92,7 @@ async def test_one_that_answers_again_is_let_be() -> None:
     assert engine.given_up == []
 
 
-async def test_to_lose_the_connection_is_no_answer() -> None:
+async def test_an_unreachable_actor_counts_as_silent() -> None:
     engine = Actor("engine-0", Doing("trace_1", "sampling", 1.0))
     watch = Watch(engine)
     assert await watch.looks(2) == []
@@ -105,7 +105,7 @@ async def test_to_lose_the_connection_is_no_answer() -> None:
     assert list(map(type, await watch.looks(2))) == [ActorAnswered]
 
 
-async def test_with_a_helper_that_does_not_answer_the_rollouts_are_named_that_wait_for_it() -> None:
+async def test_a_silent_helper_is_reported_with_the_rollouts_that_wait_for_it() -> None:
     def waits_here(doing: Doing) -> bool:
         return doing.stage == "tool calls" and doing.trace_id in ("trace_a", "trace_c")
 
@@ -120,7 +120,7 @@ async def test_with_a_helper_that_does_not_answer_the_rollouts_are_named_that_wa
     assert await watch.looks(TO_SILENCE + 2) == [silent]
 
 
-async def test_the_one_that_took_its_place_is_not_blamed_for_the_silence_before() -> None:
+async def test_a_replacement_is_not_blamed_for_the_silence_before_it() -> None:
     watch = Watch(engine := Actor("engine-0"))
     engine.moves.clear()
     await watch.looks(TO_SILENCE - 1)
@@ -130,7 +130,7 @@ async def test_the_one_that_took_its_place_is_not_blamed_for_the_silence_before(
     assert await watch.looks(TO_SILENCE) == []
 
 
-async def test_an_actor_that_died_is_left_to_those_who_called_it_and_a_bug_is_not_hidden() -> None:
+async def test_a_dead_actor_is_left_to_its_callers_and_a_bug_is_not_hidden() -> None:
     watch = Watch(engine := Actor("engine-0"))
     engine.dead = True
     assert await watch.looks(2 * TO_GIVING_UP) == []
@@ -139,23 +139,23 @@ async def test_an_actor_that_died_is_left_to_those_who_called_it_and_a_bug_is_no
         await watch.looks(2)
 
 
-async def test_rollouts_of_which_none_ends_are_named_and_again_only_after_twice_the_time() -> None:
+async def test_stalled_rollouts_are_reported_and_again_only_after_twice_the_time() -> None:
     engine = Actor("engine-0", Doing("trace_a", "grading", 320), Doing("trace_b", "sampling", 400))
     watch = Watch(engine)
-    until_named = round(STALLED_S / LOOK_EVERY_S)
+    until_reported = round(STALLED_S / LOOK_EVERY_S)
     watch.rollouts = 7, 0
-    assert await watch.looks(2 * until_named) == []  # none is in flight
+    assert await watch.looks(2 * until_reported) == []  # none is in flight
     watch.rollouts = 7, 2
-    assert await watch.looks(until_named - 1) == []
+    assert await watch.looks(until_reported - 1) == []
     longest = ("sampling trace_b for 400 s on engine-0", "grading trace_a for 320 s on engine-0")
     assert await watch.looks(1) == [RolloutsStalled(idle_s=300.0, num_in_flight=2, longest=longest)]
-    assert await watch.looks(until_named - 1) == []
+    assert await watch.looks(until_reported - 1) == []
     assert await watch.looks(1) == [RolloutsStalled(idle_s=600.0, num_in_flight=2, longest=longest)]
     watch.rollouts = 8, 1
-    assert await watch.looks(until_named + 1) == []  # rollouts here take that long
+    assert await watch.looks(until_reported + 1) == []  # rollouts of this job take that long
 
 
-async def test_a_step_of_the_learner_that_goes_on_and_on_is_named() -> None:
+async def test_a_learner_step_that_takes_too_long_is_reported() -> None:
     watch = Watch(rank := Actor("learner rank 0"))
     rank.doing = [Doing("", "step", STALLED_S - 1)]
     assert await watch.looks(2) == []
@@ -165,7 +165,7 @@ async def test_a_step_of_the_learner_that_goes_on_and_on_is_named() -> None:
     assert await watch.looks(3) == [WorkStalled(actor="learner rank 0", stage="save", for_s=STALLED_S + 1)]
 
 
-async def test_after_its_end_it_asks_nobody_any_more() -> None:
+async def test_cancelling_the_watchdog_cancels_its_pending_pulses() -> None:
     watch = Watch(engine := Actor("engine-0"))
     engine.moves.clear()
     running = asyncio.create_task(watch.dog.run())
@@ -178,7 +178,7 @@ async def test_after_its_end_it_asks_nobody_any_more() -> None:
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-def test_of_each_stage_those_are_shown_that_have_been_in_it_for_longest() -> None:
+def test_longest_returns_the_oldest_rollouts_of_each_stage() -> None:
     now = 0.0
     in_flight = InFlight(lambda: now)
     for number in range(9):

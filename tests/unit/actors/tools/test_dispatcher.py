@@ -36,7 +36,7 @@ def call(number: int = 1, name: str = "search") -> ToolCall:
 
 @pytest.fixture
 async def dispatch() -> AsyncIterator[Dispatch]:
-    """Makes dispatchers and closes them."""
+    """A factory of dispatchers, which closes them after the test."""
     made = []
 
     def make(*tools: ToolSpec, timing: Timing | None = None) -> Dispatcher:
@@ -73,14 +73,14 @@ async def test_the_request_is_that_of_the_wire_contract(dispatch: Dispatch) -> N
     assert not result.truncated
 
 
-async def test_all_calls_of_a_turn_are_out_at_once_and_results_keep_their_order(dispatch: Dispatch) -> None:
+async def test_calls_of_a_turn_are_concurrent_and_results_keep_their_order(dispatch: Dispatch) -> None:
     together = asyncio.Barrier(4)
     answered = [asyncio.Event() for _ in range(5)]
 
     async def behave(request: Received) -> web.StreamResponse:
         number = int(request.body["call_id"][-1])
-        await together.wait()  # passes only when all four are here
-        if number < 4:  # answers come in the opposite order
+        await together.wait()  # returns when all four requests have arrived
+        if number < 4:  # answers in reverse order
             await answered[number + 1].wait()
         answered[number].set()
         return web.json_response({"output": f"answer {number}"})
@@ -98,7 +98,7 @@ async def test_all_calls_of_a_turn_are_out_at_once_and_results_keep_their_order(
     ("output", "text"),
     [({"a": [1, None]}, '{"a": [1, null]}'), (3, "3"), (None, "null"), ("né", "né"), ("", ""), ("\ud800", "?")],
 )
-async def test_outputs_that_are_no_text_are_shown_as_json(dispatch: Dispatch, output: object, text: str) -> None:
+async def test_outputs_that_are_not_strings_are_shown_as_json(dispatch: Dispatch, output: object, text: str) -> None:
     async with FakeEndpoint(says({"type": "function_call_output", "output": output})) as server:
         assert (await one(dispatch(tool(server.url)))).output == text
 
@@ -107,19 +107,19 @@ async def test_outputs_that_are_no_text_are_shown_as_json(dispatch: Dispatch, ou
 async def test_a_2xx_without_output_is_a_failure_of_the_tool(dispatch: Dispatch, body: object) -> None:
     async with FakeEndpoint(says(body)) as server:
         dispatcher = dispatch(tool(server.url))
-        with pytest.raises(ToolFailed, match=r'tool .search. .*without the JSON object \{"output"'):
+        with pytest.raises(ToolFailed, match=r'tool .search. .*not a JSON object such as \{"output"'):
             await one(dispatcher)
     assert len(server.received) == 1
     assert dispatcher.stats()["search"]["errors"] == {"bad_answer": 1}
 
 
-async def test_a_4xx_is_told_to_the_model(dispatch: Dispatch) -> None:
+async def test_a_4xx_is_shown_to_the_model(dispatch: Dispatch) -> None:
     async with FakeEndpoint(says("no document 17", 404)) as server:
         result = await one(dispatch(tool(server.url)))
     assert (result.error, result.output) == ("tool_error", "Error: HTTP 404 Not Found. no document 17")
 
 
-async def test_the_text_of_a_4xx_is_cut_and_holds_none_of_our_secrets(dispatch: Dispatch) -> None:
+async def test_the_text_of_a_4xx_is_truncated_and_redacted(dispatch: Dispatch) -> None:
     async with FakeEndpoint(says(f"bad token {SECRET} " + "x" * 5_000, 400)) as server:
         result = await one(dispatch(tool(server.url, headers={"Authorization": f"Bearer {SECRET}"})))
     assert "bad token [redacted]" in result.output
@@ -134,7 +134,7 @@ async def test_a_4xx_with_output_shows_the_output(dispatch: Dispatch) -> None:
 
 
 @pytest.mark.parametrize("size", [MAX_OUTPUT_BYTES + 1, 8 * MAX_OUTPUT_BYTES])
-async def test_too_large_an_output_becomes_an_error_that_the_model_sees(dispatch: Dispatch, size: int) -> None:
+async def test_an_output_that_is_too_large_becomes_an_error_that_the_model_sees(dispatch: Dispatch, size: int) -> None:
     async with FakeEndpoint(says({"output": "x" * size})) as server:
         dispatcher = dispatch(tool(server.url))
         result = await one(dispatcher)
@@ -143,7 +143,7 @@ async def test_too_large_an_output_becomes_an_error_that_the_model_sees(dispatch
     assert dispatcher.stats()["search"]["errors"] == {"too_large": 1}
 
 
-async def test_an_output_of_the_allowed_size_passes_whatever_its_json_takes(dispatch: Dispatch) -> None:
+async def test_an_output_of_the_allowed_size_passes_whatever_its_size_as_json(dispatch: Dispatch) -> None:
     async with FakeEndpoint(says({"output": "\x01" * MAX_OUTPUT_BYTES})) as server:
         result = await one(dispatch(tool(server.url)))
     assert (result.error, len(result.output)) == (None, MAX_OUTPUT_BYTES)
@@ -160,7 +160,7 @@ async def test_a_failed_call_fails_the_turn_and_cancels_the_others(dispatch: Dis
     assert type(pickle.loads(pickle.dumps(failed.value))) is ToolFailed
 
 
-async def test_a_refusal_passes_through_without_secrets(dispatch: Dispatch) -> None:
+async def test_a_401_is_raised_without_secrets(dispatch: Dispatch) -> None:
     async with FakeEndpoint(says(f"who is {SECRET}?", 401)) as server:
         with pytest.raises(EndpointRefused) as refused:
             await one(dispatch(tool(server.url + f"?key={SECRET}", headers={"X-Key": SECRET})))
@@ -180,7 +180,7 @@ async def test_cancelling_a_turn_closes_its_requests(dispatch: Dispatch) -> None
     assert dispatcher.stats()["search"]["cancelled"] == 2
 
 
-async def test_an_unknown_tool_is_told_to_the_model_and_the_other_calls_go_out(dispatch: Dispatch) -> None:
+async def test_an_unknown_tool_is_reported_to_the_model_and_the_other_calls_are_made(dispatch: Dispatch) -> None:
     async with FakeEndpoint(says({"output": "found"})) as server:
         calls = [call(1, "serch"), call(2)]
         results = await dispatch(tool(server.url)).call_turn("trace_1", ITEM, calls)
@@ -188,7 +188,7 @@ async def test_an_unknown_tool_is_told_to_the_model_and_the_other_calls_go_out(d
     assert "'serch'" in results[0].output and "search" in results[0].output
 
 
-async def test_the_stats_of_a_process_become_metrics_of_the_list(dispatch: Dispatch) -> None:
+async def test_the_stats_of_a_process_become_known_metrics(dispatch: Dispatch) -> None:
     async with FakeEndpoint(one_by_one([(429, ""), (200, {"output": "a"}), (404, "none")])) as server:
         dispatcher = dispatch(tool(server.url, "counted"))
         for _ in range(2):
@@ -199,7 +199,7 @@ async def test_the_stats_of_a_process_become_metrics_of_the_list(dispatch: Dispa
     assert all(metric_of(name) for name in metrics)
 
 
-async def test_stats_count_what_happened_per_tool(dispatch: Dispatch) -> None:
+async def test_stats_are_counted_per_tool(dispatch: Dispatch) -> None:
     answers = [(500, ""), (200, {"output": "a"}), (404, "none"), (429, ""), (200, {"output": "b"})]
     async with FakeEndpoint(one_by_one(answers)) as server:
         dispatcher = dispatch(tool(server.url), tool(server.url, "unused"))
@@ -225,19 +225,19 @@ async def test_a_thousand_calls_in_flight_are_cheap(dispatch: Dispatch) -> None:
     assert server.most_open <= 64
 
 
-async def test_a_call_id_that_no_header_may_hold_is_sent_in_quoted_form(dispatch: Dispatch) -> None:
+async def test_a_call_id_that_is_invalid_in_a_header_is_quoted(dispatch: Dispatch) -> None:
     async with FakeEndpoint(says({"output": "x"})) as server:
         await dispatch(tool(server.url)).call_turn("t", {}, [ToolCall("é\r\nX-Evil: 1", "search", "{}")])
     assert server.received[0].headers["Idempotency-Key"] == "%C3%A9%0D%0AX-Evil:%201"
     assert "X-Evil" not in server.received[0].headers
 
 
-def test_a_tool_without_a_usable_url_is_the_users_mistake() -> None:
-    with pytest.raises(UserError, match="tool 'search': its URL must begin with"):
+def test_a_tool_with_an_invalid_url_is_a_user_error() -> None:
+    with pytest.raises(UserError, match="tool 'search': its URL must start with"):
         Dispatcher([tool("localhost:8000")])
 
 
-async def test_a_request_over_a_megabyte_is_not_sent_and_the_model_is_told(dispatch: Dispatch) -> None:
+async def test_a_request_over_a_megabyte_is_not_sent_and_reported_to_the_model(dispatch: Dispatch) -> None:
     async with FakeEndpoint(says({"output": "x"})) as server:
         dispatcher = dispatch(tool(server.url))
         (result,) = await dispatcher.call_turn("t", {}, [ToolCall("call_1", "search", "x" * 1_000_001)])
@@ -246,14 +246,14 @@ async def test_a_request_over_a_megabyte_is_not_sent_and_the_model_is_told(dispa
     assert dispatcher.stats()["search"]["errors"] == {"too_large": 1}
 
 
-async def test_a_tool_may_have_a_smaller_limit_of_its_output(dispatch: Dispatch) -> None:
+async def test_a_tool_may_have_a_smaller_output_limit(dispatch: Dispatch) -> None:
     async with FakeEndpoint(says({"output": "x" * 101})) as server:
         assert (await one(dispatch(tool(server.url, max_output_bytes=101)))).error is None
         result = await one(dispatch(tool(server.url, max_output_bytes=100)))
     assert "over 100 bytes" in result.output
 
 
-async def test_a_rollout_with_many_calls_does_not_hold_up_another_one(dispatch: Dispatch) -> None:
+async def test_a_rollout_with_many_calls_does_not_block_another_one(dispatch: Dispatch) -> None:
     order: list[str] = []
 
     async def behave(request: Received) -> web.StreamResponse:
@@ -272,7 +272,7 @@ async def test_a_rollout_with_many_calls_does_not_hold_up_another_one(dispatch: 
     assert order.count("crowd") == 50
 
 
-async def test_an_idempotent_tool_is_asked_twice_where_it_is_slow(dispatch: Dispatch) -> None:
+async def test_a_slow_idempotent_tool_is_hedged(dispatch: Dispatch) -> None:
     async def behave(request: Received) -> web.StreamResponse:
         if request.number == 1:
             await asyncio.Event().wait()
@@ -291,16 +291,16 @@ async def test_an_address_that_the_operator_does_not_allow_ends_the_job() -> Non
     await dispatcher.close()
 
 
-@pytest.mark.parametrize(("most", "count"), [(64, 3), (5, 5), (7, 2), (1, 1)])
-def test_dispatchers_ask_together_for_no_more_than_one_would(most: int, count: int) -> None:
-    whole = tool("http://tools.example/x", max_concurrency=most, rate_limit_per_s=10.0)
+@pytest.mark.parametrize(("maximum", "count"), [(64, 3), (5, 5), (7, 2), (1, 1)])
+def test_dispatchers_together_keep_the_limits_of_one(maximum: int, count: int) -> None:
+    whole = tool("http://tools.example/x", max_concurrency=maximum, rate_limit_per_s=10.0)
     shares = [share_of(whole, index, count) for index in range(count)]
-    assert sum(share.max_concurrency for share in shares) == most
+    assert sum(share.max_concurrency for share in shares) == maximum
     assert min(share.max_concurrency for share in shares) >= 1
     assert sum(share.rate_limit_per_s or 0.0 for share in shares) == pytest.approx(10.0)
 
 
-async def test_stats_of_several_dispatchers_are_those_of_one(dispatch: Dispatch) -> None:
+async def test_stats_of_several_dispatchers_are_added_up(dispatch: Dispatch) -> None:
     async with FakeEndpoint(says({"output": "x"})) as server, FakeEndpoint(says("none", 404)) as other:
         first, second = dispatch(tool(server.url), tool(other.url, "other")), dispatch(tool(other.url))
         for dispatcher in (first, first, second):

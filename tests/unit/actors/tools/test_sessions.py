@@ -1,4 +1,4 @@
-"""Sessions against a real server: what was opened there is ended there, once, whatever happens in between."""
+"""Sessions against a real server: each session that was opened is ended once, whatever happens in between."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ async def quick_sleep(seconds: float) -> None:
 
 
 QUICK = Timing(sleep=quick_sleep)
-"""Waits are a thousandth of what they are."""
+"""Sleeps take a thousandth of their time."""
 
 
 @dataclass
 class Machines:
-    """A server that gives each rollout a machine. It counts starts that came and ends that it has heard."""
+    """A server that gives each rollout a machine, and counts starts and confirmed ends."""
 
     answer: Behaviour = field(default_factory=lambda: says({}))
     starts: Counter[str] = field(default_factory=Counter)
@@ -61,7 +61,7 @@ class Machines:
 
 
 def only(kind: str, behave: Behaviour) -> Behaviour:
-    """Starts or ends alone are answered by `behave`, the others with 200."""
+    """Starts or ends (`kind`) are answered by `behave`, the others with 200."""
 
     async def answer(request: Received) -> web.StreamResponse:
         return await (behave if request.body["type"] == f"session_{kind}" else says({}))(request)
@@ -71,7 +71,7 @@ def only(kind: str, behave: Behaviour) -> Behaviour:
 
 @pytest.fixture
 async def book() -> AsyncIterator[Book]:
-    """Makes books and closes them."""
+    """A factory of books, which closes them after the test."""
     made: list[SessionBook] = []
 
     def make(url: str, journal: Path | None = None, timing: Timing = QUICK, **spec: Any) -> SessionBook:
@@ -84,7 +84,7 @@ async def book() -> AsyncIterator[Book]:
         await one.close("test_over", deadline_s=0)  # its server is gone
 
 
-async def test_a_session_is_told_of_its_start_and_of_its_end_with_the_reason(book: Book) -> None:
+async def test_start_and_end_are_sent_with_the_reason(book: Book) -> None:
     async with FakeEndpoint(says({})) as server:
         sessions = book("", start_url=f"{server.url}/start", end_url=f"{server.url}/end", headers={"X-Key": "secret"})
         await sessions.start("trace_1", ITEM)
@@ -102,22 +102,22 @@ async def test_a_session_is_told_of_its_start_and_of_its_end_with_the_reason(boo
     assert [r.headers["X-Key"] for r in server.received] == ["secret", "secret"]
 
 
-@pytest.mark.parametrize(("named", "told"), [("start_url", "session_start"), ("end_url", "session_end")])
-async def test_a_job_may_name_only_one_of_the_two_urls(book: Book, named: str, told: str) -> None:
+@pytest.mark.parametrize(("named", "sent"), [("start_url", "session_start"), ("end_url", "session_end")])
+async def test_a_job_may_name_only_one_of_the_two_urls(book: Book, named: str, sent: str) -> None:
     async with FakeEndpoint(says({})) as server:
         sessions = book("", **{named: server.url})
         await sessions.start("trace_1", ITEM)
         sessions.end("trace_1", "graded")
         await until(lambda: sessions.stats()["ended"] == 1)
-    assert [received.body["type"] for received in server.received] == [told]
+    assert [received.body["type"] for received in server.received] == [sent]
 
 
-async def test_no_more_are_open_than_max_open_and_who_waits_comes_in_order(book: Book) -> None:
+async def test_at_most_max_open_sessions_are_open_and_waiters_are_served_in_order(book: Book) -> None:
     async with FakeEndpoint(machines := Machines()) as server:
         sessions = book(server.url, max_open=2)
         starts = [asyncio.create_task(sessions.start(f"trace_{i}", ITEM)) for i in range(6)]
         await asyncio.gather(*starts[:2])
-        starts[2].cancel()  # a waiter that goes loses nobody's place
+        starts[2].cancel()  # a cancelled waiter does not affect the others
         for i in (0, 1, 3, 4, 5):
             await starts[i]
             sessions.end(f"trace_{i}", "graded")
@@ -126,7 +126,7 @@ async def test_no_more_are_open_than_max_open_and_who_waits_comes_in_order(book:
     assert machines.most_open == 2
 
 
-async def test_starts_keep_to_the_rate_and_waiting_for_a_turn_is_not_taken_from_the_timeout(book: Book) -> None:
+async def test_starts_keep_to_the_rate_and_the_wait_does_not_count_against_the_timeout(book: Book) -> None:
     fake = FakeTime()
     at: list[float] = []
 
@@ -141,7 +141,7 @@ async def test_starts_keep_to_the_rate_and_waiting_for_a_turn_is_not_taken_from_
     assert at == pytest.approx([0, 10, 20, 30])
 
 
-async def test_a_cold_server_gets_few_starts_at_once_and_more_as_it_answers(book: Book) -> None:
+async def test_a_cold_server_gets_few_concurrent_starts_and_more_as_it_answers(book: Book) -> None:
     gate = asyncio.Semaphore(0)
 
     async def boots(request: Received) -> web.StreamResponse:
@@ -162,7 +162,7 @@ async def test_a_cold_server_gets_few_starts_at_once_and_more_as_it_answers(book
 
 
 @pytest.mark.parametrize("kind", ["hangs", "drops", "500", "404"])
-async def test_a_start_that_fails_discards_the_rollout_and_is_ended_all_the_same(book: Book, kind: str) -> None:
+async def test_a_failed_start_discards_the_rollout_and_the_session_is_still_ended(book: Book, kind: str) -> None:
     async def drops(request: Received) -> web.StreamResponse:
         request.drop()
         return web.Response()
@@ -173,7 +173,7 @@ async def test_a_start_that_fails_discards_the_rollout_and_is_ended_all_the_same
         with pytest.raises(ToolFailed, match="session start"):
             await sessions.start("trace_1", ITEM)
         assert not sessions.is_open("trace_1")
-        sessions.end("trace_1", "tool_failed")  # the rollout's own word comes later, and changes nothing
+        sessions.end("trace_1", "tool_failed")  # a later end by the rollout changes nothing
         await until(lambda: not machines.open)
     assert machines.reasons == {"trace_1": "start_failed"}
     assert sessions.stats()["start_failures"] == 1
@@ -191,7 +191,7 @@ async def test_a_busy_server_is_waited_for(book: Book) -> None:
     assert len(server.received) == 4
 
 
-async def test_a_server_that_refuses_us_stops_the_job_and_hears_of_no_end(book: Book) -> None:
+async def test_a_server_that_answers_401_stops_the_job_and_gets_no_end(book: Book) -> None:
     async with FakeEndpoint(says("who?", 401)) as server:
         sessions = book(server.url)
         with pytest.raises(EndpointRefused, match="session start"):
@@ -200,7 +200,7 @@ async def test_a_server_that_refuses_us_stops_the_job_and_hears_of_no_end(book: 
     assert len(server.received) == 1
 
 
-async def test_cancelled_while_it_starts_it_is_ended_after_the_server_has_answered(book: Book) -> None:
+async def test_a_start_that_is_cancelled_is_ended_after_the_server_has_answered(book: Book) -> None:
     booted = asyncio.Event()
 
     async def boots(request: Received) -> web.StreamResponse:
@@ -221,7 +221,7 @@ async def test_cancelled_while_it_starts_it_is_ended_after_the_server_has_answer
     assert machines.reasons == {"trace_1": "cancelled"}
 
 
-async def test_an_end_that_came_before_its_start_keeps_the_session_shut(book: Book) -> None:
+async def test_an_end_before_its_start_keeps_the_session_closed(book: Book) -> None:
     async with FakeEndpoint(says({})) as server:
         sessions = book(server.url)
         sessions.end("trace_1", "cancelled")
@@ -230,16 +230,18 @@ async def test_an_end_that_came_before_its_start_keeps_the_session_shut(book: Bo
     assert server.received == []
 
 
-async def test_an_end_that_fails_is_tried_until_it_is_heard_and_keeps_its_place_until_then(tmp_path: Path) -> None:
+async def test_an_end_is_repeated_until_it_is_confirmed_and_the_session_counts_as_open_until_then(
+    tmp_path: Path,
+) -> None:
     down = True
-    told: list[str] = []
+    messages: list[str] = []
 
     async def ends(request: Received) -> web.StreamResponse:
         return web.json_response({}, status=500 if down else 200)
 
     async with FakeEndpoint(machines := Machines(only("end", ends))) as server:
         spec = SessionSpec(start_url=server.url, end_url=server.url, max_open=1)
-        sessions = SessionBook(spec, tmp_path / "sessions.jsonl", LOCAL, tell=told.append, timing=QUICK)
+        sessions = SessionBook(spec, tmp_path / "sessions.jsonl", LOCAL, tell=messages.append, timing=QUICK)
         await sessions.start("trace_1", ITEM)
         sessions.end("trace_1", "graded")
         await until(lambda: sessions.stats()["end_failures"] >= 3)
@@ -251,10 +253,10 @@ async def test_an_end_that_fails_is_tried_until_it_is_heard_and_keeps_its_place_
         assert await sessions.close("job_stopped") == 0
     assert machines.reasons == {"trace_1": "graded", "trace_2": "job_stopped"}
     assert machines.most_open == 1
-    assert len(told) == 1 and server.url in told[0]
+    assert len(messages) == 1 and server.url in messages[0]
 
 
-async def test_all_sessions_of_an_engine_that_was_lost_are_ended_and_it_gets_no_more(book: Book) -> None:
+async def test_all_sessions_of_a_lost_engine_are_ended_and_it_gets_no_more(book: Book) -> None:
     async with FakeEndpoint(machines := Machines()) as server:
         sessions = book(server.url, max_open=3)
         for i in range(3):
@@ -264,14 +266,14 @@ async def test_all_sessions_of_an_engine_that_was_lost_are_ended_and_it_gets_no_
         sessions.end_owner("engine-0", "engine_failed")
         with pytest.raises(ToolFailed, match="ended before it was open"):
             await waiting
-        with pytest.raises(ToolFailed, match="no session is opened"):
+        with pytest.raises(ToolFailed, match="cannot open a session"):
             await sessions.start("trace_4", ITEM, "engine-0")
         await until(lambda: machines.open == {"trace_1"})
     assert machines.reasons == {"trace_0": "engine_failed", "trace_2": "engine_failed"}
     assert "trace_3" not in machines.starts
 
 
-async def test_a_process_that_was_killed_finds_its_open_sessions_again(book: Book, tmp_path: Path) -> None:
+async def test_open_sessions_survive_a_killed_process(book: Book, tmp_path: Path) -> None:
     journal = tmp_path / "run" / "sessions.jsonl"
     async with FakeEndpoint(machines := Machines()) as server:
         killed = book(server.url, journal)
@@ -297,7 +299,7 @@ async def test_a_process_that_was_killed_finds_its_open_sessions_again(book: Boo
     assert SessionJournal(again).open == []
 
 
-async def test_closing_ends_by_its_deadline_and_leaves_to_the_journal_what_the_server_has_not_heard(
+async def test_closing_returns_by_its_deadline_and_leaves_unconfirmed_sessions_in_the_journal(
     book: Book, tmp_path: Path
 ) -> None:
     async with FakeEndpoint(only("end", hangs)) as server:
@@ -310,7 +312,7 @@ async def test_closing_ends_by_its_deadline_and_leaves_to_the_journal_what_the_s
     assert SessionJournal(tmp_path / "sessions.jsonl").open == ["trace_0", "trace_1", "trace_2"]
 
 
-async def test_closing_gives_up_starts_that_hang_and_ends_them(book: Book) -> None:
+async def test_closing_gives_up_hanging_starts_and_ends_their_sessions(book: Book) -> None:
     async with FakeEndpoint(machines := Machines(only("start", hangs))) as server:
         sessions = book(server.url, max_concurrency=2)
         starts = [asyncio.create_task(sessions.start(f"trace_{i}", ITEM)) for i in range(5)]

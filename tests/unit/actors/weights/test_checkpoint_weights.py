@@ -1,4 +1,4 @@
-"""Weights leave the learner as the checkpoint has them: names, ties, experts, shards, a folder that loads."""
+"""Weights are written as in the checkpoint: names, ties, experts, shards, a folder that loads."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def weights_of(model: PreTrainedModel, dtype: torch.dtype = torch.float32) -> Ch
 
 
 @pytest.mark.parametrize("model", [dense(), dense(tied=False), mixture()], ids=["tied", "untied", "experts"])
-def test_names_and_values_are_those_that_transformers_saves(model: PreTrainedModel, tmp_path: Path) -> None:
+def test_names_and_values_equal_those_that_transformers_saves(model: PreTrainedModel, tmp_path: Path) -> None:
     model.save_pretrained(tmp_path / "theirs")
     weights = weights_of(model)
     (tmp_path / "ours").mkdir()
@@ -58,7 +58,7 @@ def saved_weights(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "model.safetensors")
 
 
-def test_buckets_keep_to_their_size_and_a_larger_tensor_has_one_of_its_own() -> None:
+def test_buckets_keep_to_their_size_and_a_larger_tensor_is_one_by_itself() -> None:
     weights = weights_of(dense())
     limit = EMBEDDING_BYTES - 1
     parts = weights.parts(limit)
@@ -68,7 +68,7 @@ def test_buckets_keep_to_their_size_and_a_larger_tensor_has_one_of_its_own() -> 
     assert [name for part in parts for name in part] == [name for [name] in weights.parts(1)]
 
 
-def test_bytes_follow_the_plan_in_the_dtype_asked_for() -> None:
+def test_bytes_follow_the_plan_in_the_requested_dtype() -> None:
     model = mixture()
     weights = weights_of(model, torch.bfloat16)
     for part in weights.parts(20_000):
@@ -82,7 +82,7 @@ def test_bytes_follow_the_plan_in_the_dtype_asked_for() -> None:
         assert start == len(data)
 
 
-def test_ranks_that_do_not_want_a_part_take_part_in_gathering_it_only() -> None:
+def test_ranks_that_do_not_want_a_part_only_take_part_in_gathering_it() -> None:
     gathered: list[int] = []
 
     def gather(tensors: list[torch.Tensor]) -> nullcontext[None]:

@@ -1,4 +1,4 @@
-"""Nothing of a killed process stays in shared memory."""
+"""A killed process leaves nothing in shared memory."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ DATA = np.arange(8, dtype=np.uint8)
 
 
 def killed(*lines: str) -> list[str]:
-    """What a process printed that ran these lines and then was killed."""
+    """The output of a process that ran these lines and then killed itself."""
     code = "\n".join(["import os, signal, sys", *lines, "sys.stdout.flush()", "os.kill(os.getpid(), signal.SIGKILL)"])
     done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     assert done.returncode == -9
     return done.stdout.split()
 
 
-def test_a_shared_file_is_there_until_it_is_removed(tmp_path: Path) -> None:
+def test_a_shared_file_exists_until_it_is_removed(tmp_path: Path) -> None:
     file = SharedFile(tmp_path, DATA)
     assert file.path.read_bytes() == DATA.tobytes()
     file.remove()
@@ -31,7 +31,7 @@ def test_a_shared_file_is_there_until_it_is_removed(tmp_path: Path) -> None:
         SharedFile(tmp_path / "missing", DATA)
 
 
-def test_leftovers_of_the_dead_are_removed_and_files_of_the_living_are_not(tmp_path: Path) -> None:
+def test_files_of_dead_processes_are_removed_and_those_of_living_ones_kept(tmp_path: Path) -> None:
     killed(
         "import numpy as np; from pathlib import Path; from actors.weights.shared_memory import SharedFile",
         f"file = SharedFile(Path({str(tmp_path)!r}), np.zeros(8, np.uint8))",

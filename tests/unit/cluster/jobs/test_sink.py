@@ -1,4 +1,4 @@
-"""What a driver leaves in the store: events in the contract's names, and the checkpoints that are on the disk."""
+"""What a driver writes to the store: events under the contract's names, and the checkpoints on disk."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class World:
         return StoreSink(self.store, registry or self.registry, self.job_id, 1, "gpt-5", self.folder, name)
 
     def save(self, step: int, reward: float | None) -> None:
-        """A checkpoint, and what the loop says of it."""
+        """Save a checkpoint and emit its event."""
 
         async def nothing(path: Path) -> None: ...
 
@@ -61,7 +61,7 @@ def world(tmp_path: Path) -> World:
     return World(tmp_path)
 
 
-def test_the_best_three_checkpoints_and_the_last_are_models_and_others_no_longer(world: World) -> None:
+def test_only_the_best_three_checkpoints_and_the_last_are_models(world: World) -> None:
     for step, reward in enumerate((0.9, 0.1, 0.8, 0.7, 0.2), start=1):
         world.save(step, reward)
         world.step(step, reward)
@@ -84,7 +84,7 @@ def test_the_last_checkpoint_becomes_the_tuned_model(world: World) -> None:
     assert world.registry.resolve("ft:final").folder.endswith("step-000002")
 
 
-def test_a_step_is_a_metrics_event_and_moves_the_jobs_numbers(world: World) -> None:
+def test_a_step_becomes_a_metrics_event_and_updates_the_job(world: World) -> None:
     world.save(1, 0.5)
     world.step(1, 0.5)
     world.sink.close()
@@ -93,10 +93,10 @@ def test_a_step_is_a_metrics_event_and_moves_the_jobs_numbers(world: World) -> N
     assert metrics.data["tools"] == {} and metrics.data["tool/search/output_tokens_mean"] == 7.0
     job = world.store.get(world.job_id)
     assert job.trained_tokens == 100 and job.estimated_finish is not None
-    assert job.failures == 0, "from a new checkpoint on, drivers that were lost before count no more"
+    assert job.failures == 0, "drivers lost before a new checkpoint no longer count"
 
 
-def test_a_driver_that_was_killed_between_checkpoint_and_store_leaves_nothing_unknown(world: World) -> None:
+def test_a_checkpoint_whose_driver_was_killed_before_storing_it_is_added_later(world: World) -> None:
     world.save(1, 0.5)
     world.sink.close()
     world.store.drop_checkpoint(world.job_id, 1)  # as if it had been killed before
@@ -105,24 +105,24 @@ def test_a_driver_that_was_killed_between_checkpoint_and_store_leaves_nothing_un
     assert [c.step for c in world.store.checkpoints(world.job_id)[0]] == [1]
 
 
-def test_what_a_database_that_was_away_broke_off_is_done_once_it_is_back(world: World) -> None:
-    class Away(ModelRegistry):
-        """At the first call of each method."""
+def test_writes_are_completed_once_an_unavailable_database_is_back(world: World) -> None:
+    class Unreliable(ModelRegistry):
+        """Fails on the first call of each method."""
 
         called: ClassVar[set[str]] = set()
 
         def add(self, *arguments: Any) -> ModelRecord:
-            return self._there("add") or super().add(*arguments)
+            return self._fail_once("add") or super().add(*arguments)
 
         def delete(self, model_id: str) -> None:
-            return self._there("delete") or super().delete(model_id)
+            return self._fail_once("delete") or super().delete(model_id)
 
-        def _there(self, method: str) -> None:
+        def _fail_once(self, method: str) -> None:
             if method not in self.called:
                 self.called.add(method)
                 raise OperationalError("", None, Exception("the database is locked"))
 
-    world.sink = world.new_sink(Away(world.database, {}))
+    world.sink = world.new_sink(Unreliable(world.database, {}))
     for step, reward in enumerate((0.9, 0.1, 0.8, 0.7), start=1):
         world.save(step, reward)
     world.sink.close()
@@ -130,16 +130,16 @@ def test_what_a_database_that_was_away_broke_off_is_done_once_it_is_back(world: 
     assert sorted(c.model for c in world.store.checkpoints(world.job_id)[0]) == ["ft:1", "ft:3", "ft:4"]
 
 
-def test_no_secret_of_a_url_reaches_an_event(world: World) -> None:
+def test_events_contain_no_secrets_of_urls(world: World) -> None:
     stream = stream_of(world.sink)
     stream.emit(EngineReplaced(engine="engine-0", reason="https://me:pw-secret@x.example/y?key=q-secret is slow"))
-    stream.emit(PhaseBegan(phase="resources", detail="2 cores are wanted, 1 is free"))
+    stream.emit(PhaseBegan(phase="resources", detail="2 cores requested, 1 free"))
     world.sink.close()
     events, _ = world.store.events(world.job_id)
     assert len(events) == 2 and "secret" not in str(events) and "x.example/y" in str(events)
 
 
-def test_a_supervised_job_without_validation_keeps_the_loss_with_its_checkpoints(world: World) -> None:
+def test_checkpoints_of_a_supervised_job_without_validation_have_the_loss(world: World) -> None:
     world.save(1, None)
     metrics = {"step": 1.0, "total_steps": 2.0, "loss": 0.7, "time_step_s": 5.0}
     stream_of(world.sink).emit(StepDone(step=1, total_steps=2, metrics=metrics))
@@ -148,12 +148,12 @@ def test_a_supervised_job_without_validation_keeps_the_loss_with_its_checkpoints
     assert checkpoint.metrics == {"step": 1.0, "train_loss": 0.7}
 
 
-def test_what_is_for_the_runs_folder_alone_is_no_event_of_the_api(world: World) -> None:
+def test_events_for_the_run_folder_only_are_not_stored(world: World) -> None:
     stream = stream_of(world.sink)
     stream.emit(
         RolloutDiscarded(trace_id="t", row_id="1", sample=0, purpose="train", reason="tool_failed", cause="HTTP 503")
     )
     stream.emit(PhaseBegan(phase="checkpoint"))
-    stream.emit(JobEnded(outcome="failed", error="said by the job's own state"))
+    stream.emit(JobEnded(outcome="failed", error="which the job's state has"))
     world.sink.close()
     assert world.store.events(world.job_id)[0] == []

@@ -1,4 +1,4 @@
-"""A job's numbers in the wire contract's names."""
+"""A job's metrics under the names of the wire contract."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ STEP = {
 }
 
 
-def test_a_metrics_event_reads_as_the_contract_says() -> None:
+def test_the_message_of_a_metrics_event_follows_the_contract() -> None:
     text = message_of(STEP | {"full_valid_mean_reward": 0.68})
     assert text.startswith("Step 10/20, train mean reward=0.42, full validation mean reward=0.68")
-    assert "loss" not in text, "what is not finite is not shown"
+    assert "loss" not in text, "numbers that are not finite are not shown"
 
 
-def test_its_data_hold_every_name_of_the_contract_and_what_was_not_measured_is_null() -> None:
+def test_the_data_of_a_metrics_event_has_every_field_of_the_contract_with_null_if_not_measured() -> None:
     data = wire_data(STEP | {"tool/search/output_tokens_mean": 12.5, "valid_reasoning_tokens_mean": 3.0})
     assert data.keys() >= WIRE_KEYS
     assert (data["step"], data["total_steps"], data["full_valid_mean_reward"]) == (10, 20, None)
@@ -64,12 +64,12 @@ def test_its_data_hold_every_name_of_the_contract_and_what_was_not_measured_is_n
     json.dumps(data, allow_nan=False)
 
 
-def test_a_checkpoint_has_the_numbers_of_its_step() -> None:
+def test_a_checkpoint_has_the_metrics_of_its_step() -> None:
     data = wire_data(STEP | {"full_valid_mean_reward": 0.68})
     assert checkpoint_metrics(data) == {"step": 10.0, "train_mean_reward": 0.42, "full_valid_mean_reward": 0.68}
 
 
-def test_tokens_of_tools_are_those_between_turns_shared_out_by_length() -> None:
+def test_tool_tokens_are_the_tokens_between_turns_divided_by_output_length() -> None:
     world = Synthetic()
     groups = world.groups(3, 4, "train", 1, 0.5)
     metrics = rollout_metrics([rollout for group in groups for rollout in group.rollouts])
@@ -87,7 +87,7 @@ def test_tokens_of_tools_are_those_between_turns_shared_out_by_length() -> None:
     assert summarize(groups, 4, 1.0).reasoning_tokens == 30.0
 
 
-def test_the_result_file_has_a_line_a_step_and_empty_cells_between_validations() -> None:
+def test_the_result_file_has_one_line_per_step_and_empty_cells_between_validations() -> None:
     steps = [STEP | {"step": 1.0}, STEP | {"step": 2.0, "full_valid_mean_reward": 0.5}]
     text = result_csv(steps).decode()
     assert text.startswith(

@@ -1,4 +1,4 @@
-"""NODES.yaml: groups of machines, and mistakes that are named."""
+"""NODES.yaml and this machine as nodes of a plan."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def write(folder: Path, text: str) -> Path:
     return path
 
 
-def test_a_group_stands_for_machines_that_are_alike(tmp_path: Path) -> None:
+def test_a_group_expands_into_equal_machines(tmp_path: Path) -> None:
     text = """
 nodes:
   - {name: head, cores: 2, memory_gib: 8}
@@ -31,22 +31,22 @@ nodes:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("nodes: []", "nodes"),
         ("nodes: [{name: a}]", r"nodes\[0\].cores"),
         ("nodes: [{name: a, cores: 1, gpu: 2}]", r"nodes\[0\].gpu"),
-        ("nodes: [{name: a, cores: 1}, {name: a, cores: 2}]", "stand twice"),
+        ("nodes: [{name: a, cores: 1}, {name: a, cores: 2}]", "are duplicated"),
         ("nodes: [", "cannot be parsed"),
         ("- a", "nodes"),
     ],
 )
-def test_mistakes_are_named(tmp_path: Path, text: str, said: str) -> None:
-    with pytest.raises(InvalidJob, match=said):
+def test_mistakes_name_their_field(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(InvalidJob, match=message):
         read_nodes(write(tmp_path, text))
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(InvalidJob, match="cannot be read"):
         read_nodes(tmp_path / "nowhere.yaml")
 

@@ -1,4 +1,4 @@
-"""Placement: what `auto` means on cores and on GPUs, who goes to which node, what it takes, and what does not fit."""
+"""Placement: what `auto` means on cores and on GPUs, which node each actor is assigned to, and what does not fit."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def codes(problems: tuple[Problem, ...]) -> list[str]:
 # -- what auto means ---------------------------------------------------------------------------------------------------
 
 
-def test_two_cores_hold_one_engine_and_one_learner_in_float32() -> None:
+def test_two_cores_run_one_engine_and_one_learner_in_float32() -> None:
     made = plan(LAPTOP)
     assert made.lacking == made.problems == ()
     assert made.placement.bundles == [{"CPU": 1.0}, {"CPU": 1.0}]
     assert made.placement.dtype == "float32"
 
 
-def test_gpus_are_used_where_there_are_some() -> None:
+def test_gpus_are_used_if_there_are_any() -> None:
     made = plan(EIGHT_GPUS, engines=3, learner_ranks=2, engine_gpus=2, rank_cores=4)
     assert made.lacking == made.problems == ()
     assert made.placement.bundles == [{"CPU": 1.0, "GPU": 2.0}] * 3 + [{"CPU": 4.0, "GPU": 1.0}] * 2
@@ -52,7 +52,7 @@ def test_gpus_are_used_where_there_are_some() -> None:
     assert plan(EIGHT_GPUS).placement.engine_gpus == 1
 
 
-def test_a_job_may_stay_on_cores_beside_gpus() -> None:
+def test_a_job_can_stay_on_cores_of_nodes_with_gpus() -> None:
     made = plan(EIGHT_GPUS, engine_gpus=0)
     assert made.lacking == made.problems == ()
     assert made.placement.bundles == [{"CPU": 1.0}, {"CPU": 1.0}]
@@ -62,77 +62,77 @@ def test_a_job_may_stay_on_cores_beside_gpus() -> None:
 def test_a_supervised_job_has_no_engines() -> None:
     made = plan_placement(job(method={"type": "supervised"}), [replace(LAPTOP, cores=1)], None, 2048)
     assert made.lacking == ()
-    assert [place.role for place in made.places] == ["learner rank"]
+    assert [place.role for place in made.assignments] == ["learner rank"]
 
 
-def test_a_run_that_only_grades_wants_room_for_engines_alone() -> None:
+def test_a_run_that_only_grades_needs_room_for_engines_only() -> None:
     one_core = replace(LAPTOP, cores=1)
     assert codes(plan(one_core).lacking) == ["too_few_resources"]
     for spec in (job(), on_policy(colocated=True)):
         made = plan_placement(spec, [one_core], None, 2048, learner=False)
         assert made.lacking == made.problems == ()
-        assert [place.role for place in made.places] == ["engine"]
+        assert [place.role for place in made.assignments] == ["engine"]
 
 
-# -- who goes where ----------------------------------------------------------------------------------------------------
+# -- assignment --------------------------------------------------------------------------------------------------------
 
 
-def test_what_belongs_together_is_packed_onto_few_nodes_and_engines_are_never_split() -> None:
+def test_actors_are_packed_onto_few_nodes_and_engines_are_never_split() -> None:
     small, large = replace(EIGHT_GPUS, name="small", gpus=4), replace(EIGHT_GPUS, name="large")
     made = plan(small, large, engines=2, engine_gpus=4, learner_ranks=4)
     assert made.lacking == ()
-    nodes = [(place.role, place.node.name if place.node else None) for place in made.places]
+    nodes = [(place.role, place.node.name if place.node else None) for place in made.assignments]
     assert [node for role, node in nodes if role == "engine"] in (["small", "large"], ["large", "small"])
     assert {node for role, node in nodes if role == "learner rank"} == {"large"}
 
 
-def test_enough_in_all_but_not_on_one_node_is_said_of_the_one_without_a_place() -> None:
+def test_a_bundle_that_fits_no_single_node_is_reported_although_the_total_suffices() -> None:
     nodes = [replace(EIGHT_GPUS, name=name, gpus=3) for name in "abc"]
     (problem,) = plan(*nodes, engines=2, engine_gpus=4, learner_ranks=1).lacking
-    assert problem.message == "engine 0 wants 1 cores, 4 GPUs, but no single node has as much"
+    assert problem.message == "engine 0 needs 1 cores, 4 GPUs, but no single node has that much"
     (problem,) = plan(*nodes, engines=4, engine_gpus=2, learner_ranks=1).lacking
     assert problem.message == (
-        "engine 3 wants 1 cores, 2 GPUs of one node, and no node has as much left beside the others"
+        "engine 3 needs 1 cores, 2 GPUs on one node, and no node has that much left beside the others"
     )
 
 
-def test_bundles_go_where_least_is_left() -> None:
+def test_a_bundle_is_assigned_to_the_node_with_the_least_left() -> None:
     assert assign([{"CPU": 2.0}], [{"CPU": 8.0}, {"CPU": 2.0}]) == [1]
     assert assign([{"CPU": 2.0}, {"CPU": 3.0}], [{"CPU": 4.0}, {"CPU": 4.0}]) == [1, 0]
     assert assign([{"CPU": 9.0}], [{"CPU": 8.0}]) == [None]
 
 
 @pytest.mark.parametrize(
-    ("node", "cluster", "field", "said", "remedy"),
+    ("node", "cluster", "field", "message", "remedy"),
     [
         (
             LAPTOP,
             {"engines": 2, "engine_cores": 3, "learner_ranks": 2},
             "cluster",
-            "wants 8 cores (engines 2 x 3, learner ranks 2 x 1), the cluster has 2",
+            "needs 8 cores (engines 2 x 3, learner ranks 2 x 1), the cluster has 2",
             "engine_cores, rank_cores",
         ),
         (
             LAPTOP,
             {"engine_gpus": 1},
             "cluster.engine_gpus",
-            "wants 2 GPUs (engines 1 x 1, learner ranks 1 x 1), the cluster has 0",
+            "needs 2 GPUs (engines 1 x 1, learner ranks 1 x 1), the cluster has 0",
             "set engine_gpus to 0 or auto",
         ),
-        (EIGHT_GPUS, {"engines": 8, "engine_cores": 4}, "cluster", "wants 9 GPUs", "lower engines, learner_ranks"),
-        (LAPTOP, {"engine_cores": 5, "engine_gpus": 4}, "cluster", "wants 6 cores", "add nodes"),
+        (EIGHT_GPUS, {"engines": 8, "engine_cores": 4}, "cluster", "needs 9 GPUs", "lower engines, learner_ranks"),
+        (LAPTOP, {"engine_cores": 5, "engine_gpus": 4}, "cluster", "needs 6 cores", "add nodes"),
     ],
 )
-def test_what_the_cluster_lacks_is_said_with_numbers_and_a_remedy(
-    node: Node, cluster: dict[str, Any], field: str, said: str, remedy: str
+def test_missing_resources_are_reported_with_numbers_and_a_remedy(
+    node: Node, cluster: dict[str, Any], field: str, message: str, remedy: str
 ) -> None:
     first, *_ = plan(node, **cluster).lacking
     assert (first.code, first.field) == ("too_few_resources", field)
-    assert said in first.message
+    assert message in first.message
     assert remedy in first.remedy
 
 
-def test_cores_and_gpus_are_told_together() -> None:
+def test_missing_cores_and_gpus_are_reported_together() -> None:
     lacking = plan(LAPTOP, engine_cores=5, engine_gpus=4).lacking
     assert [problem.field for problem in lacking] == ["cluster", "cluster.engine_gpus"]
 
@@ -145,16 +145,16 @@ def test_bfloat16_on_cores_is_refused_with_the_reason(node: Node, engine_gpus: o
     assert "float32" in problem.remedy
 
 
-# -- by turns ----------------------------------------------------------------------------------------------------------
+# -- colocated ---------------------------------------------------------------------------------------------------------
 
 
-def test_colocated_engines_and_ranks_have_one_core_by_turns() -> None:
+def test_colocated_engines_and_ranks_take_turns_on_one_core() -> None:
     made = plan_placement(on_policy(colocated=True), [replace(LAPTOP, cores=1)], None, 2048)
     assert made.lacking == made.problems == ()
     assert made.placement.bundles == [{"CPU": 1.0}]
     wide = plan_placement(on_policy(colocated=True, engines=2, rank_cores=2), [LAPTOP], None, 2048)
     assert wide.placement.bundles == [{"CPU": 2.0}] * 2
-    assert "wants 4 cores (2 x 2, shared by engines and learner ranks)" in wide.lacking[0].message
+    assert "needs 4 cores (2 x 2, shared by engines and learner ranks)" in wide.lacking[0].message
 
 
 def test_colocated_on_gpus_is_planned_and_refused() -> None:
@@ -164,7 +164,7 @@ def test_colocated_on_gpus_is_planned_and_refused() -> None:
     assert codes(made.problems) == ["colocated_on_gpus"]
 
 
-def test_colocated_wants_a_job_that_never_samples_while_it_learns() -> None:
+def test_colocated_needs_a_job_that_never_samples_while_it_learns() -> None:
     assert codes(plan(LAPTOP, colocated=True).problems) == ["colocated_is_on_policy"]
     supervised = plan_placement(job(method={"type": "supervised"}, cluster={"colocated": True}), [LAPTOP], None, 2048)
     assert codes(supervised.problems) == ["colocated_without_engines"]
@@ -173,14 +173,14 @@ def test_colocated_wants_a_job_that_never_samples_while_it_learns() -> None:
 # -- memory ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_cached_token_takes_what_the_model_card_says() -> None:
+def test_a_cached_token_takes_a_key_and_a_value_per_layer_and_head() -> None:
     """36 layers x 8 key-value heads x 128 x 2 bytes, twice: 144 KiB."""
     assert kv_bytes_per_token(QWEN3_8B, itemsize=2) == 144 * 1024
     assert kv_bytes_per_token(QWEN3_8B, itemsize=2, gpus=4) == 36 * 1024
-    assert kv_bytes_per_token(QWEN3_8B, itemsize=2, gpus=16) == 18 * 1024  # one head is on two of them
+    assert kv_bytes_per_token(QWEN3_8B, itemsize=2, gpus=16) == 18 * 1024  # each head is on two GPUs
 
 
-def test_what_weights_leave_of_a_gpu_is_cache() -> None:
+def test_the_memory_that_weights_leave_on_a_gpu_is_cache() -> None:
     def engine(gpus: int) -> Any:
         return engine_memory(QWEN3_8B, ClusterSpec(), gpus=gpus, itemsize=2, context_length=16_384, gpu_bytes=80 * GIB)
 
@@ -211,7 +211,7 @@ def test_zero_stages_share_optimizer_then_gradients_then_weights(
     assert state == pytest.approx(bytes_per_parameter * QWEN3_8B.num_parameters + gathered + bucket, rel=1e-6)
 
 
-def test_float32_on_one_core_takes_sixteen_bytes_a_parameter() -> None:
+def test_float32_on_one_core_takes_sixteen_bytes_per_parameter() -> None:
     memory = rank_memory(QWEN3_8B, ClusterSpec(), on_gpu=False, itemsize=4, longest=1024, keeps_start=False)
     state = memory.host["weights"] + memory.host["gradients"] + memory.host["optimizer"]
     assert state == 16 * QWEN3_8B.num_parameters
@@ -219,35 +219,35 @@ def test_float32_on_one_core_takes_sixteen_bytes_a_parameter() -> None:
     assert twice.host["weights"] == 2 * memory.host["weights"]
 
 
-def test_checkpointing_keeps_one_layer_whole() -> None:
+def test_activation_checkpointing_keeps_one_layer_in_full() -> None:
     kept = activation_bytes(QWEN3_8B, 8192, 2, recomputed=True)
     assert kept < activation_bytes(QWEN3_8B, 8192, 2, recomputed=False) / 10
     assert kept > 36 * 8192 * 4096 * 2
 
 
-def test_a_learner_that_is_too_large_for_its_gpu_is_told_what_to_do() -> None:
+def test_a_learner_that_is_too_large_for_its_gpu_gets_a_remedy() -> None:
     (problem,) = plan(EIGHT_GPUS, model=QWEN3_8B).problems
     assert problem.code == "too_little_gpu_memory"
-    assert "learner rank 0 takes" in problem.message
+    assert "learner rank 0 needs" in problem.message
     assert "(optimizer 91.5 GiB, gradients" in problem.message
     assert problem.remedy == "raise cluster.learner_ranks and set zero_stage to 1"
     assert plan(EIGHT_GPUS, model=QWEN3_8B, learner_ranks=4, zero_stage=3).problems == ()
 
 
-def test_an_engine_without_room_for_one_sequence_is_told_what_to_do() -> None:
+def test_an_engine_without_room_for_one_sequence_is_refused() -> None:
     small = replace(EIGHT_GPUS, gpu_memory_bytes=24 * GIB)
     assert "no_room_for_context" in codes(plan(small, model=QWEN3_8B, context=40_960, learner_ranks=7).problems)
     fits = plan(small, model=QWEN3_8B, context=40_960, engine_gpus=4, learner_ranks=4, zero_stage=3)
     assert "no_room_for_context" not in codes(fits.problems)
 
 
-def test_memory_of_nodes_is_added_up() -> None:
+def test_memory_on_one_node_is_summed() -> None:
     node, model = replace(LAPTOP, memory_bytes=4 * GIB), replace(QWEN3_8B, num_parameters=10**8)
     (problem,) = plan(node, model=model, context=512, micro_batch_tokens=512).problems
     assert problem.code == "too_little_memory"
     assert "laptop, which has 4.0 GiB" in problem.message
 
 
-def test_what_nobody_knows_is_not_checked() -> None:
+def test_unknown_memory_is_not_checked() -> None:
     unknown = replace(EIGHT_GPUS, memory_bytes=None, gpu_memory_bytes=None)
     assert plan(unknown, model=QWEN3_8B).problems == ()

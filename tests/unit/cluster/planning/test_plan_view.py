@@ -1,4 +1,4 @@
-"""`agent-rft plan`: a job file whose endpoints and environment are missing still, and nodes that do not exist."""
+"""`agent-rft plan`: its tables and its JSON, without endpoints, environment variables or a cluster."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ def test_the_examples_job_fits_on_two_small_nodes() -> None:
     assert [node["taken_bytes"] < 4 * GIB for node in found["nodes"]] == [True, True]
 
 
-def test_the_table_says_who_goes_where_and_what_does_not_fit() -> None:
+def test_the_tables_show_what_does_not_fit() -> None:
     console = Console(record=True, width=120, file=io.StringIO())
     print_cluster_plan(console, plan_of_file(LEDGER / "job.yaml", TWO[:1]))
     text = console.export_text()
-    assert "without a place" in text
-    assert "the job wants 2 cores (engines 1 x 1, learner ranks 1 x 1), the cluster has 1 [too_few_resources]" in text
+    assert "not placed" in text
+    assert "the job needs 2 cores (engines 1 x 1, learner ranks 1 x 1), the cluster has 1 [too_few_resources]" in text
     assert "it fits" not in text
 
 
-def test_a_job_that_is_wrong_is_not_planned(tmp_path: Path) -> None:
+def test_a_job_with_mistakes_is_not_planned(tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     path.write_text((LEDGER / "job.yaml").read_text().replace("model: base", "modle: base"))
     with pytest.raises(InvalidJob, match="modle"):
         plan_of_file(path, TWO)
 
 
-def test_parameters_are_counted_by_the_headers_of_the_weights() -> None:
+def test_parameters_are_counted_from_the_headers_of_the_weights() -> None:
     model, problems = read_folder(str(LEDGER / "base"))
     assert problems == []
     assert model is not None

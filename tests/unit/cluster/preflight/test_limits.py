@@ -1,4 +1,4 @@
-"""The operator's limits: rows of files, cores and GPUs."""
+"""The operator's limits on a job: rows, cores and GPUs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from cluster.preflight.limits import resource_problems, row_problems
 from trainer.spec.operator import JobLimits
 
 
-def test_a_files_number_of_rows_has_limits(tmp_path: Path) -> None:
+def test_files_with_too_few_or_too_many_rows_are_refused(tmp_path: Path) -> None:
     training, validation = tmp_path / "train", tmp_path / "validation"
     training.write_text('{"a": 1}\n\n' * 3)
     validation.write_text("{}\n" * 5)
@@ -19,11 +19,11 @@ def test_a_files_number_of_rows_has_limits(tmp_path: Path) -> None:
     assert row_problems(JobLimits(min_training_rows=3, max_validation_rows=5), training, validation) == []
 
 
-def test_what_a_job_takes_has_the_operators_limits() -> None:
+def test_more_cores_or_gpus_than_the_operator_allows_are_refused() -> None:
     bundles = [{"CPU": 2.0, "GPU": 1.0}, {"CPU": 3.0, "GPU": 1.0}]
     assert resource_problems(JobLimits(), bundles) == []
     assert resource_problems(JobLimits(max_cores=5, max_gpus=2), bundles) == []
     cores, gpus = resource_problems(JobLimits(max_cores=4, max_gpus=0), bundles)
-    assert cores.message == "the job wants 5 cores, but the operator lets a job take 4"
-    assert gpus.message == "the job wants 2 GPUs, but the operator lets a job take 0"
+    assert cores.message == "the job needs 5 cores, but the operator's limit is 4"
+    assert gpus.message == "the job needs 2 GPUs, but the operator's limit is 0"
     assert (cores.code, cores.field) == ("over_limit", "cluster") and "jobs.max_cores" in cores.remedy

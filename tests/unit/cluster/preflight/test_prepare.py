@@ -1,6 +1,6 @@
-"""Everything wrong with a job in one list, each with code, field, line and remedy; a good job with all it resolves to.
+"""The full check of a job: all problems in one list with code, field, line and remedy; a valid job as it is resolved.
 
-Tools and graders are real servers on localhost; no Ray, no engine.
+Tools and graders are real servers on localhost; there is no Ray and no engine.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def row(text: str = "what was debt of vorzen in 2015?", **more: Any) -> dict[str
 
 @dataclass
 class Case:
-    """A job on disk that is good until a test changes it."""
+    """A job on disk that is valid until a test changes it."""
 
     folder: Path
     tool: FakeEndpoint
@@ -97,10 +97,10 @@ async def case(tmp_path: Path) -> AsyncIterator[Case]:
         yield Case(tmp_path, tools, grader)
 
 
-# -- a good job --------------------------------------------------------------------------------------------------------
+# -- a valid job -------------------------------------------------------------------------------------------------------
 
 
-async def test_a_good_job_passes_with_all_that_it_resolves_to(case: Case) -> None:
+async def test_a_valid_job_is_resolved(case: Case) -> None:
     case.job = {"validation_file": case.write("valid.jsonl", [row("new question?")])}
     prepared = await case.prepare()
     assert (prepared.plan.num_rows, prepared.plan.batch_size, prepared.plan.n_epochs) == (2, 2, 160)
@@ -111,7 +111,7 @@ async def test_a_good_job_passes_with_all_that_it_resolves_to(case: Case) -> Non
     assert prepared.warnings == ()
 
 
-async def test_each_tool_and_the_grader_get_one_call_with_values_that_fit(case: Case) -> None:
+async def test_each_tool_and_the_grader_is_called_once_with_values_that_fit(case: Case) -> None:
     await case.prepare()
     (call,), (grade,) = case.tool.received, case.grader.received
     assert (call.body["name"], call.body["arguments"]) == ("cat", '{"path": ""}')
@@ -127,7 +127,7 @@ async def test_a_job_without_tools_passes(case: Case) -> None:
     assert (await case.prepare()).warnings == ()
 
 
-async def test_a_supervised_job_checks_whole_conversations_and_calls_nobody(case: Case) -> None:
+async def test_a_supervised_job_is_checked_by_whole_conversations_and_calls_no_endpoint(case: Case) -> None:
     turn = {"role": "assistant", "content": "1 2 3 " * 1000}
     case.rows = [{"messages": [*row()["messages"], turn]}, row()]
     case.job = {"method": {"type": "supervised"}, "cluster": {"context_length": 100}}
@@ -137,7 +137,7 @@ async def test_a_supervised_job_checks_whole_conversations_and_calls_nobody(case
     assert case.tool.received == case.grader.received == []
 
 
-async def test_warnings_tell_of_what_is_allowed_but_seldom_meant(case: Case) -> None:
+async def test_settings_that_are_rarely_intended_give_warnings(case: Case) -> None:
     tools = case.raw()["method"]["reinforcement"]["tools"]
     case.reinforcement = {
         "tools": [*tools, tools[0] | {"name": "grep"}],
@@ -169,7 +169,7 @@ cluster: {{engine_cores: 40, context_length: 100000, dtype: bfloat16}}
 """
 
 
-async def test_mistakes_of_all_kinds_come_in_one_list(case: Case) -> None:
+async def test_mistakes_of_all_kinds_are_in_one_list(case: Case) -> None:
     rows = [
         row(),
         '{"messages": [',
@@ -205,14 +205,14 @@ async def test_mistakes_of_all_kinds_come_in_one_list(case: Case) -> None:
     ]
 
 
-async def test_many_problems_of_one_kind_are_counted_not_listed(case: Case) -> None:
+async def test_many_problems_of_one_kind_are_counted(case: Case) -> None:
     case.rows = [row(tools=[tool("grep")]) for _ in range(50)]
     problems = await case.problems()
     assert len(problems) == 21
     assert problems[-1].message == "and 30 more of this kind"
 
 
-async def test_nobody_is_called_while_something_is_wrong_with_the_method(case: Case) -> None:
+async def test_no_endpoint_is_called_while_the_method_has_mistakes(case: Case) -> None:
     case.reinforcement = {"grader": {"type": "endpoint", "url": "nowhere"}}
     assert (await case.only_problem()).field == "method.reinforcement.grader.url"
     assert case.tool.received == []
@@ -245,7 +245,7 @@ async def test_a_row_that_the_template_cannot_render_is_named(case: Case) -> Non
     assert (problem.code, problem.field, problem.line) == ("unrenderable_row", "test_file.messages", 2)
 
 
-async def test_a_value_that_the_graders_template_wants_is_missed_by_line(case: Case) -> None:
+async def test_a_row_without_a_value_of_the_graders_template_is_named_by_line(case: Case) -> None:
     case.rows = [row(), {"messages": row()["messages"]}]
     case.reinforcement = {"grader": {"type": "multi", "graders": {"exact": EXACT}, "calculate_output": "exact"}}
     problem = await case.only_problem()
@@ -255,20 +255,20 @@ async def test_a_value_that_the_graders_template_wants_is_missed_by_line(case: C
 
 
 @pytest.mark.parametrize(
-    ("parameters", "said"),
+    ("parameters", "message"),
     [
         ({"type": "objet"}, "is not valid"),
-        ({"$ref": "#/$defs/none"}, "leads nowhere"),
+        ({"$ref": "#/$defs/none"}, "cannot be resolved"),
         ({"type": "string", "pattern": "("}, "is not a 'regex'"),
         ({"type": "object", "required": "path"}, "$.required"),
     ],
 )
-def test_schemas_that_values_cannot_be_checked_against(parameters: dict[str, Any], said: str) -> None:
-    assert said in str(schema_mistake(parameters))
+def test_invalid_schemas_are_refused(parameters: dict[str, Any], message: str) -> None:
+    assert message in str(schema_mistake(parameters))
 
 
 @pytest.mark.parametrize("key", ["$ref", "$dynamicRef"])
-async def test_no_schema_makes_us_fetch_a_url(case: Case, key: str) -> None:
+async def test_references_to_urls_are_never_fetched(case: Case, key: str) -> None:
     async with FakeEndpoint(says({"type": "string"})) as foreign:
         nested = {"type": "object", "properties": {"path": {"anyOf": [{key: foreign.url}]}}}
         case.rows = [{**row(), "tools": [tool(parameters=nested)]}]
@@ -277,23 +277,23 @@ async def test_no_schema_makes_us_fetch_a_url(case: Case, key: str) -> None:
         assert foreign.received == []
     fields = {problem.field for problem in problems if problem.code == "invalid_schema"}
     assert fields == {"method.reinforcement.response_format", "training_file.tools[0].function.parameters"}
-    assert all("leads out of the schema" in p.message for p in problems)
+    assert all("points outside the schema" in p.message for p in problems)
 
 
-def test_no_schema_shows_a_file(tmp_path: Path) -> None:
+def test_references_to_files_are_never_read(tmp_path: Path) -> None:
     secret = tmp_path / "credentials.json"
     secret.write_text('{"const": "sk-4711"}')
     mistake = str(schema_mistake({"$ref": secret.as_uri()}))
-    assert "leads out of the schema" in mistake and "4711" not in mistake
+    assert "points outside the schema" in mistake and "4711" not in mistake
     based = {"$id": secret.as_uri(), "$ref": "#/$defs/x", "$defs": {"x": {"type": "string"}}}
-    assert schema_mistake(based) is None, "an id of its own changes nothing: the reference stays within"
+    assert schema_mistake(based) is None, "with an id, the reference still stays within the schema"
 
 
-def test_a_schema_that_is_nothing_but_itself_is_a_mistake() -> None:
-    assert "circle" in str(schema_mistake({"$ref": "#"}))
+def test_a_schema_that_refers_to_itself_only_is_refused() -> None:
+    assert "cycle" in str(schema_mistake({"$ref": "#"}))
 
 
-def test_good_schemas_pass() -> None:
+def test_valid_schemas_pass() -> None:
     assert schema_mistake(None) is None
     assert schema_mistake({}) is None
     assert schema_mistake(PARAMETERS) is None
@@ -323,7 +323,7 @@ def test_examples_fit_their_schemas(schema: dict[str, Any], example: Any) -> Non
     assert example_of(schema) == example
 
 
-def test_an_example_of_an_endless_schema_ends() -> None:
+def test_an_example_of_a_recursive_schema_ends() -> None:
     node = {"type": "object", "properties": {"next": {"$ref": "#"}}, "required": ["next"]}
     assert "next" in example_of(node)
 
@@ -382,19 +382,23 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
 
 @pytest.mark.parametrize(
-    ("breaks", "code", "said"),
+    ("breaks", "code", "message"),
     [
-        (without("config.json"), "not_a_model", "no config.json"),
+        (without("config.json"), "not_a_model", "has no config.json"),
         (replaced("config.json", ("{", "[")), "not_a_model", "config.json"),
         (replaced("config.json", ('"qwen3"', '"sorcery"')), "not_a_model", "sorcery"),
-        (replaced("config.json", ('"qwen3"', '"vit"')), "unsupported_model", "no causal language model"),
+        (replaced("config.json", ('"qwen3"', '"vit"')), "unsupported_model", "not a causal language model"),
         (replaced("config.json", ('"full_attention"', '"linear_attention"')), "unsupported_model", "linear_attention"),
-        (without("model.safetensors"), "not_a_model", "no weights"),
+        (without("model.safetensors"), "not_a_model", "has no weights"),
         (cut("model.safetensors", 100_000), "corrupt_weights", "model.safetensors cannot be read"),
         (cut("model.safetensors", 4), "corrupt_weights", "model.safetensors cannot be read"),
         (weights_with_endless_header, "corrupt_weights", "model.safetensors cannot be read"),
-        (index_of_two, "corrupt_weights", "model-00002.safetensors is missing"),
-        (without(*TOKENIZER_FILES), "not_a_model", "no tokenizer"),
+        (
+            index_of_two,
+            "corrupt_weights",
+            "model-00002.safetensors is listed in model.safetensors.index.json but missing",
+        ),
+        (without(*TOKENIZER_FILES), "not_a_model", "has no tokenizer"),
         (cut("tokenizer.json", 50), "not_a_model", "its tokenizer"),
         (without("chat_template.jinja"), "no_chat_template", "no chat template"),
         (replaced("chat_template.jinja", ("<|im_end|>", "<end>")), "template_rewrites_history", "end token"),
@@ -405,18 +409,18 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
         ),
     ],
 )
-async def test_a_model_that_cannot_be_trained_is_told_by_what_is_wrong(
-    case: Case, breaks: Callable[[Path], None], code: str, said: str
+async def test_a_model_that_cannot_be_trained_is_refused_with_the_reason(
+    case: Case, breaks: Callable[[Path], None], code: str, message: str
 ) -> None:
     model = copy_of_base(case.folder)
     breaks(model)
     case.job = {"model": str(model)}
     problem = await case.only_problem()
     assert (problem.code, problem.field) == (code, "model")
-    assert said in problem.message
+    assert message in problem.message
 
 
-async def test_weights_and_tokenizer_are_told_together(case: Case) -> None:
+async def test_problems_of_weights_and_tokenizer_are_reported_together(case: Case) -> None:
     model = copy_of_base(case.folder)
     cut("model.safetensors", 100)(model)
     without("chat_template.jinja")(model)
@@ -432,20 +436,20 @@ async def test_weights_and_tokenizer_are_told_together(case: Case) -> None:
         ("org/model-7B", "hf download org/model-7B"),
     ],
 )
-async def test_a_model_that_is_not_there_is_said_to_be_missing(case: Case, model: str, remedy: str) -> None:
+async def test_a_missing_model_is_reported(case: Case, model: str, remedy: str) -> None:
     case.job = {"model": model}
     problem = await case.only_problem()
     assert (problem.code, problem.field) == ("missing_model", "model")
     assert remedy in problem.remedy
 
 
-async def test_a_file_is_no_model_folder(case: Case) -> None:
+async def test_a_file_is_not_a_model_folder(case: Case) -> None:
     (case.folder / "model.gguf").write_bytes(b"")
     case.job = {"model": str(case.folder / "model.gguf")}
     assert (await case.only_problem()).code == "not_a_model"
 
 
-async def test_a_longer_context_than_the_models_is_refused(case: Case) -> None:
+async def test_a_context_longer_than_the_models_is_refused(case: Case) -> None:
     case.job = {"cluster": {"context_length": 4096}}
     problem = await case.only_problem()
     assert (problem.code, problem.field) == ("context_too_long", "cluster.context_length")
@@ -455,34 +459,34 @@ async def test_a_longer_context_than_the_models_is_refused(case: Case) -> None:
 # -- tools and graders -------------------------------------------------------------------------------------------------
 
 
-async def test_tools_that_fail_a_first_call(case: Case) -> None:
+async def test_tools_that_fail_their_first_call(case: Case) -> None:
     await _tool_fails(case, says({"answer": "1"}), "tool_failed", "server_url", '"output"')
     await _tool_fails(case, says("down", 500), "tool_failed", "server_url", "HTTP 500")
     await _tool_fails(case, says("", 307), "wrong_path", "server_url", "HTTP 307")
-    await _tool_fails(case, says("", 405), "wrong_path", "server_url", "no POST")
+    await _tool_fails(case, says("", 405), "wrong_path", "server_url", "does not accept POST")
     await _tool_fails(case, says(f"bad token {SECRET}", 401), "endpoint_refused", "headers", "HTTP 401")
 
 
-async def _tool_fails(case: Case, behave: Behaviour, code: str, part: str, said: str) -> None:
+async def _tool_fails(case: Case, behave: Behaviour, code: str, part: str, text: str) -> None:
     async with FakeEndpoint(behave) as case.tool:
         problem = await case.only_problem()
     assert (problem.code, problem.field) == (code, f"method.reinforcement.tools[0].{part}")
-    assert said in problem.message + problem.remedy
+    assert text in problem.message + problem.remedy
     assert case.tool.url in problem.message or part == "server_url"
 
 
-async def test_a_tool_that_nobody_serves_is_named_with_its_url(case: Case) -> None:
+async def test_a_tool_that_is_not_running_is_named_with_its_url(case: Case) -> None:
     url = f"http://127.0.0.1:{unused_port()}/cat"
     case.reinforcement = {"tools": [{"name": "cat", "server_url": url, "max_retries": 0}]}
     problem = await case.only_problem()
     assert problem.code == "tool_failed"
     assert url in problem.message
     assert "refused" in problem.message.lower()
-    assert "check that it runs" in problem.remedy
-    assert "check that it runs" not in problem.message
+    assert "check that it is running" in problem.remedy
+    assert "check that it is running" not in problem.message
 
 
-async def test_first_calls_are_made_within_a_session_which_is_ended(case: Case) -> None:
+async def test_first_calls_are_made_in_a_session_that_is_ended(case: Case) -> None:
     async with FakeEndpoint(says({})) as server:
         case.reinforcement = {"session": {"start_url": f"{server.url}/start", "end_url": f"{server.url}/end"}}
         await case.prepare()
@@ -528,7 +532,7 @@ async def test_a_session_at_an_unusable_url(case: Case) -> None:
     assert (problem.code, problem.field) == ("invalid_endpoint", "method.reinforcement.session.end_url")
 
 
-async def test_a_missing_document_is_no_mistake_but_a_missing_path_is(case: Case) -> None:
+async def test_a_missing_document_is_accepted_but_a_missing_path_is_not(case: Case) -> None:
     async def documents(request: Received) -> web.StreamResponse:
         if request.path == urlsplit(case.tool.url).path:
             return web.json_response({"detail": "no document ''"}, status=404)
@@ -545,7 +549,7 @@ async def test_a_missing_document_is_no_mistake_but_a_missing_path_is(case: Case
     "answer",
     ['{"score": "0.5"}', '{"score": NaN}', '{"score": null}', "{}", "", "0.5", "fine", '{"score": true}', "[1]"],
 )
-async def test_a_grader_that_gives_no_number_is_refused(case: Case, answer: str) -> None:
+async def test_a_grader_that_returns_no_number_is_refused(case: Case, answer: str) -> None:
     async with FakeEndpoint(says(answer)) as case.grader:
         problem = await case.only_problem()
     assert (problem.code, problem.field) == ("grader_failed", "method.reinforcement.grader")
@@ -569,7 +573,7 @@ async def test_guards_and_the_held_out_grader_are_checked_and_called_too(case: C
     assert (problem.code, problem.field) == ("grader_failed", "method.reinforcement.held_out_grader")
 
 
-async def test_a_slow_grader_ends_by_its_own_deadline(case: Case) -> None:
+async def test_a_slow_grader_fails_at_its_own_deadline(case: Case) -> None:
     async with FakeEndpoint(hangs) as case.grader:
         case.reinforcement = {"grader": {"type": "endpoint", "url": case.grader.url, "timeout_s": 0.2}}
         problem = await case.only_problem()
@@ -590,7 +594,7 @@ async def test_addresses_that_the_operator_does_not_allow_are_found_before_any_c
     assert case.tool.received == case.grader.received == []
 
 
-async def test_names_that_lead_to_such_addresses_are_found_by_the_first_call(case: Case) -> None:
+async def test_host_names_of_such_addresses_are_found_by_the_first_call(case: Case) -> None:
     case.operator = NOTHING_ALLOWED
     case.reinforcement = {
         "tools": [{"name": "cat", "server_url": "http://localhost:9/cat"}],
@@ -601,7 +605,7 @@ async def test_names_that_lead_to_such_addresses_are_found_by_the_first_call(cas
         "forbidden_address",
         "method.reinforcement.tools[0].server_url",
     )
-    assert "leads to" in tool_problem.message and "loopback" in tool_problem.message
+    assert "resolves to" in tool_problem.message and "loopback" in tool_problem.message
     assert "allowed_networks" in tool_problem.remedy and "allowed_networks" not in tool_problem.message
     assert (grader_problem.code, grader_problem.field) == ("forbidden_address", "method.reinforcement.grader")
 
@@ -609,7 +613,7 @@ async def test_names_that_lead_to_such_addresses_are_found_by_the_first_call(cas
 JSON_GRADER = {"type": "string_check", "input": "{{sample.output_json.n}}", "reference": "1", "operation": "eq"}
 
 
-async def test_a_grader_of_json_gets_json_that_fits_the_response_format(case: Case) -> None:
+async def test_a_grader_that_reads_json_gets_json_that_fits_the_response_format(case: Case) -> None:
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
     case.reinforcement = {
         "grader": JSON_GRADER,
@@ -618,14 +622,14 @@ async def test_a_grader_of_json_gets_json_that_fits_the_response_format(case: Ca
     await case.prepare()
 
 
-async def test_a_grader_of_json_without_a_response_format_is_told_so(case: Case) -> None:
+async def test_a_grader_that_reads_json_needs_a_response_format(case: Case) -> None:
     case.reinforcement = {"grader": JSON_GRADER}
     problem = await case.only_problem()
     assert problem.code == "grader_failed"
     assert "response_format" in problem.remedy
 
 
-async def test_a_grader_of_tool_calls_sees_one(case: Case) -> None:
+async def test_a_grader_that_reads_tool_calls_gets_one(case: Case) -> None:
     name = "{{ sample.output_tools[0].function.name }}"
     case.reinforcement = {"grader": {"type": "string_check", "input": name, "reference": "cat", "operation": "eq"}}
     await case.prepare()
@@ -634,50 +638,50 @@ async def test_a_grader_of_tool_calls_sees_one(case: Case) -> None:
 # -- disk and memory ---------------------------------------------------------------------------------------------------
 
 
-async def test_a_full_disk_is_said_with_numbers(case: Case) -> None:
+async def test_a_full_disk_is_reported_with_numbers(case: Case) -> None:
     case.free = Free(disk_bytes=90 << 20, shm_bytes=PLENTY.shm_bytes)
     problem = await case.only_problem()
     assert (problem.code, problem.field) == ("disk_full", "--runs")
     assert "4 checkpoints may take 98 MiB" in problem.message
 
 
-async def test_a_run_that_only_grades_wants_room_neither_for_a_learner_nor_for_checkpoints(case: Case) -> None:
+async def test_a_run_that_only_grades_needs_room_neither_for_a_learner_nor_for_checkpoints(case: Case) -> None:
     case.nodes = [replace(NODE, cores=1)]
     case.free = Free(disk_bytes=90 << 20, shm_bytes=None)
     prepared = await case.prepare(learner=False)
-    assert [place.role for place in prepared.cluster.places] == ["engine"]
+    assert [place.role for place in prepared.cluster.assignments] == ["engine"]
 
 
-@pytest.mark.parametrize(("shm_bytes", "said"), [(None, "there is no shared memory"), (1 << 20, "1 MiB are free")])
-async def test_too_little_shared_memory(case: Case, shm_bytes: int | None, said: str) -> None:
+@pytest.mark.parametrize(("shm_bytes", "message"), [(None, "there is no shared memory"), (1 << 20, "1 MiB are free")])
+async def test_too_little_shared_memory_is_refused(case: Case, shm_bytes: int | None, message: str) -> None:
     case.free = Free(PLENTY.disk_bytes, shm_bytes)
     problem = await case.only_problem()
     assert problem.code == "no_shared_memory"
-    assert said in problem.message
+    assert message in problem.message
     assert "--shm-size=1g" in problem.remedy
 
 
-async def test_the_drivers_shared_memory_says_nothing_of_other_nodes(case: Case) -> None:
+async def test_shared_memory_is_not_checked_with_several_nodes(case: Case) -> None:
     case.free = Free(PLENTY.disk_bytes, None)
     case.nodes.append(Node("b", cores=2.0))
     await case.prepare()
 
 
-async def test_too_few_nodes_are_a_mistake_unless_the_operator_lets_jobs_wait_for_more(case: Case) -> None:
+async def test_too_few_nodes_are_a_problem_unless_the_operator_lets_jobs_wait_for_more(case: Case) -> None:
     case.nodes = [Node("a", cores=1.0)]
     assert (await case.only_problem()).code == "too_few_resources"
     case.operator = LOCAL.model_copy(update={"wait_for_nodes_s": 60.0})
     (warning,) = (await case.prepare()).warnings
-    assert warning.startswith("the job wants 2 cores")
+    assert warning.startswith("the job needs 2 cores")
     assert warning.endswith("the cluster has 1; the job waits for nodes")
 
 
-async def test_memory_that_no_node_has_is_refused(case: Case) -> None:
+async def test_too_little_memory_is_refused(case: Case) -> None:
     case.nodes = [Node("a", cores=2.0, memory_bytes=2 << 30)]
     assert (await case.only_problem()).code == "too_little_memory"
 
 
-async def test_a_runs_folder_that_cannot_be_written_is_refused(case: Case) -> None:
+async def test_a_runs_folder_that_is_not_writable_is_refused(case: Case) -> None:
     (case.folder / "runs").write_text("a file")
     problem = await case.only_problem()
     assert (problem.code, problem.field) == ("runs_not_writable", "--runs")

@@ -21,8 +21,8 @@ def notice(text):
     return run_event(Notice(text=text))
 
 
-def same(a, b):
-    """Equal to the last bit, NaN and -0.0 included."""
+def assert_identical(a, b):
+    """Assert that two rollouts are equal bit for bit, including NaN and -0.0."""
     for f in fields(Rollout):
         x, y = getattr(a, f.name), getattr(b, f.name)
         if isinstance(x, np.ndarray):
@@ -31,7 +31,7 @@ def same(a, b):
             assert x == y, f.name
 
 
-def test_rollouts_come_back_bit_by_bit(tmp_path, synthetic):
+def test_rollouts_are_read_back_bit_for_bit(tmp_path, synthetic):
     groups = synthetic.groups(5, 4, "train", 3, 0.5)
     odd = groups[0].rollouts[0]
     odd.logprobs[:4] = [-0.0, math.nan, np.float32(1e-42), -math.inf]
@@ -44,11 +44,11 @@ def test_rollouts_come_back_bit_by_bit(tmp_path, synthetic):
     assert [g.discarded for g in back] == [g.discarded for g in [*groups, lost]]
     for before, after in zip([*groups, lost], back, strict=True):
         for a, b in zip(before.rollouts, after.rollouts, strict=True):
-            same(a, b)
+            assert_identical(a, b)
     assert back[2].oldest_version == 3 and back[5].rollouts == ()
 
 
-def test_a_loop_leaves_all_that_it_reported(tmp_path, synthetic):
+def test_all_reports_of_a_loop_are_saved(tmp_path, synthetic):
     run = synthetic.run(tmp_path, steps=4, total=4, validation_every=2)
     assert [m["step"] for m in run.metrics()] == [1, 2, 3, 4]
     assert [step for step, _ in run.validations()] == [0, 2, 4]
@@ -59,7 +59,7 @@ def test_a_loop_leaves_all_that_it_reported(tmp_path, synthetic):
     assert run.job()["job"]["suffix"] == "ledger" and run.job()["context_length"] == 2048
 
 
-def test_numbers_that_are_not_finite_are_null_and_left_out(tmp_path, synthetic):
+def test_numbers_that_are_not_finite_are_null_on_disk_and_left_out_when_read(tmp_path, synthetic):
     run = RunFolder(tmp_path)
     run.event(done({"step": 1.0, "loss": math.nan, "grad_norm": math.inf, "kl_start": 0.0}))
     alone = synthetic.groups(1, 1, "test", 0, 0.0)
@@ -70,7 +70,7 @@ def test_numbers_that_are_not_finite_are_null_and_left_out(tmp_path, synthetic):
     assert math.isnan(run.evaluations()["test-before"].ci95)
 
 
-def test_a_killed_run_keeps_its_whole_lines_and_a_resumed_one_goes_on(tmp_path):
+def test_a_killed_run_keeps_its_complete_lines_and_a_resumed_run_appends(tmp_path):
     run = RunFolder(tmp_path)
     run.event(notice("first"))
     for step in (1.0, 2.0):
@@ -90,13 +90,13 @@ def test_a_killed_run_keeps_its_whole_lines_and_a_resumed_one_goes_on(tmp_path):
     assert (first, second) == (notice("first"), notice("second"))
 
 
-def test_a_step_that_a_killed_run_did_not_tell_of_is_known(tmp_path):
+def test_a_step_that_a_killed_run_did_not_record_is_detected(tmp_path):
     run = RunFolder(tmp_path)
     run.event(done({"step": 1.0}))
     run.close()
     assert run.lacks({"step": 2.0, "loss": 0.5})
     assert not run.lacks({"step": 1.0, "loss": 0.5})
-    assert not run.lacks({}), "a checkpoint between two steps tells nothing"
+    assert not run.lacks({}), "a checkpoint between two steps has no metrics"
 
 
 def test_rollouts_of_a_repeated_step_replace_the_earlier_ones(tmp_path, synthetic):
@@ -109,7 +109,7 @@ def test_rollouts_of_a_repeated_step_replace_the_earlier_ones(tmp_path, syntheti
     assert [path.name for path in (tmp_path / "rollouts").iterdir()] == ["step-000001.jsonl.zst"]
 
 
-def test_secrets_are_in_no_file(tmp_path, synthetic):
+def test_no_file_contains_secrets(tmp_path, synthetic):
     run = RunFolder(tmp_path)
     job = synthetic.job()
     run.write_job(job, resolve(job, 100), {"database": "postgresql://me:db-secret@host/runs"})
@@ -120,7 +120,7 @@ def test_secrets_are_in_no_file(tmp_path, synthetic):
     assert "tools.example/search" in text and "host/runs" in text and "answered 401" in text
 
 
-def test_a_full_disk_warns_once_and_is_told_at_the_end(tmp_path, synthetic, capsys):
+def test_a_full_disk_warns_once_and_is_reported_at_the_end(tmp_path, synthetic, capsys):
     (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
     (tmp_path / "rollouts").write_text("a file where the folder should be")
     run = RunFolder(tmp_path)
@@ -137,7 +137,7 @@ def test_a_full_disk_warns_once_and_is_told_at_the_end(tmp_path, synthetic, caps
     assert "rollouts/step-000001.jsonl.zst: 2 write(s)" in problems and "events.jsonl: 1 write(s)" in problems
 
 
-def test_writing_keeps_no_caller_waiting_and_keeps_the_order(tmp_path, synthetic):
+def test_writes_keep_their_order(tmp_path, synthetic):
     run = RunFolder(tmp_path)
     groups = synthetic.groups(2, 2, "train", 0, 0.0)
     for i in range(50):
@@ -164,7 +164,7 @@ OLDER = (
 )  # fmt: skip
 
 
-def test_events_of_a_run_from_before_they_had_kinds_are_read_and_new_ones_appended(tmp_path):
+def test_events_of_a_run_from_before_events_had_kinds_are_read_and_new_ones_appended(tmp_path):
     (tmp_path / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in OLDER))
     run = RunFolder(tmp_path)
     run.event(run_event(JobStarted(method="reinforcement", total_steps=9)))
@@ -183,10 +183,10 @@ def test_events_of_a_run_from_before_they_had_kinds_are_read_and_new_ones_append
 
 
 def test_an_event_of_a_later_version_is_shown_by_its_message(tmp_path):
-    line = run_event(Notice(text="as said")).as_line() | {"version": 9, "data": {"other": 1}}
+    line = run_event(Notice(text="a message")).as_line() | {"version": 9, "data": {"other": 1}}
     (tmp_path / "events.jsonl").write_text(json.dumps(line) + "\n")
     (event,) = RunFolder(tmp_path).events()
-    assert (event.event, event.message, event.data) == (None, "as said", {"other": 1})
+    assert (event.event, event.message, event.data) == (None, "a message", {"other": 1})
 
 
 def test_an_empty_folder_reads_as_an_empty_run(tmp_path):
@@ -196,7 +196,7 @@ def test_an_empty_folder_reads_as_an_empty_run(tmp_path):
         run.read_groups("step-000001")
 
 
-def test_lines_are_one_object_a_rollout_with_what_a_reader_looks_for(tmp_path, synthetic):
+def test_a_rollout_file_has_one_json_object_per_group_and_rollout(tmp_path, synthetic):
     import zstandard
 
     run = RunFolder(tmp_path)

@@ -1,4 +1,4 @@
-"""The driver's metrics: each step's numbers, and the rollouts of each split."""
+"""The driver's metrics: those of each step and of the rollouts of each split."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def samples(sink: MetricsSink) -> dict[str, float]:
     return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[0] != "#")}
 
 
-def test_a_step_s_numbers_are_there_but_not_what_other_processes_tell(tmp_path: Path) -> None:
+def test_metrics_of_a_step_are_exported_except_those_of_other_processes(tmp_path: Path) -> None:
     sink = MetricsSink(None, tmp_path)
     assert samples(sink)["agent_rft_time_step_seconds_count"] == 0.0
     step = {"step": 2.0, "train_mean_reward": 0.5, "finish/answer": 3.0, "time_step_s": 2.5, "judge_tokens/qwen": 40.0}
@@ -38,7 +38,7 @@ def test_a_step_s_numbers_are_there_but_not_what_other_processes_tell(tmp_path: 
     assert not any("endpoint" in name or "account" in name for name in found)
 
 
-def test_rollouts_are_told_apart_by_split(tmp_path: Path) -> None:
+def test_rollouts_are_labelled_with_their_split(tmp_path: Path) -> None:
     sink = MetricsSink(None, tmp_path)
     request = group_request(0, 2, "validation")
     calls = (ToolCall("c1", "search", "{}"), ToolCall("c2", "search", "{}"))

@@ -31,10 +31,10 @@ class FakeDispatcher(DispatcherClient):
 
 
 async def closed(dispatcher: FakeDispatcher, journal: Path) -> list[str]:
-    told: list[Event] = []
-    await JobSessions(dispatcher, journal, told.append).close()
+    events: list[Event] = []
+    await JobSessions(dispatcher, journal, events.append).close()
     assert dispatcher.closed == ["job_stopped"]
-    return [sentence(event) for event in told]
+    return [sentence(event) for event in events]
 
 
 async def test_losing_an_engine_ends_its_own_sessions_and_not_those_of_its_successor(tmp_path: Path) -> None:

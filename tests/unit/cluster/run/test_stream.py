@@ -1,4 +1,4 @@
-"""The stream: one order for all sinks, nothing secret in them, and no sink that costs the run anything."""
+"""The event stream: all sinks get the same redacted events in order, and none can disturb the run."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_events_are_stamped_with_job_step_and_time_and_reach_all_sinks_in_order(
     assert [event.message for event in first.events] == ["before", "step 3 of 9 is done", "after"]
 
 
-def test_sinks_get_events_after_redaction() -> None:
+def test_sinks_get_redacted_events() -> None:
     sink = Recording()
     stream_of(sink).emit(EngineReplaced(engine="engine-0", reason="https://me:pw-secret@x.example/a?key=q-secret: 500"))
     (event,) = sink.events
@@ -50,7 +50,7 @@ def test_sinks_get_events_after_redaction() -> None:
     assert isinstance(event.event, EngineReplaced) and "secret" not in event.event.reason
 
 
-def test_a_sink_that_raises_is_cut_off_with_a_warning_and_the_others_go_on() -> None:
+def test_a_sink_that_raises_is_cut_off_with_a_warning_and_the_others_continue() -> None:
     class Broken(Recording):
         def event(self, event: RunEvent) -> None:
             raise ValueError("a bug")
@@ -65,11 +65,11 @@ def test_a_sink_that_raises_is_cut_off_with_a_warning_and_the_others_go_on() -> 
     ]
 
 
-# -- sinks of third parties --------------------------------------------------------------------------------------------
+# -- third-party sinks -------------------------------------------------------------------------------------------------
 
 
 class Tracker(Recording):
-    """A third party's sink, made by an entry point."""
+    """A third-party sink, made by an entry point."""
 
     made: RunInfo
     closed = False
@@ -86,7 +86,7 @@ def make_tracker(run: RunInfo) -> Sink:
     return TRACKER
 
 
-def test_an_installed_package_adds_a_sink_by_its_entry_point(tmp_path: Path) -> None:
+def test_an_installed_package_adds_a_sink_with_an_entry_point(tmp_path: Path) -> None:
     info = RunInfo(JOB, tmp_path, {"model": "base"})
     plugins = load_plugins(info, [EntryPoint("tracker", f"{__name__}:make_tracker", "agent_rft.sinks")])
     stream = EventStream(JOB, [], plugins=plugins)
@@ -96,7 +96,7 @@ def test_an_installed_package_adds_a_sink_by_its_entry_point(tmp_path: Path) -> 
     assert TRACKER.made == info and TRACKER.closed
 
 
-def test_a_package_that_cannot_be_loaded_costs_a_warning(tmp_path: Path) -> None:
+def test_a_package_that_cannot_be_imported_causes_a_warning(tmp_path: Path) -> None:
     (plugin,) = load_plugins(RunInfo(JOB, tmp_path, {}), [EntryPoint("gone", "no_such_module:make", "agent_rft.sinks")])
     assert waited_for(lambda: plugin.failure)
     stream = EventStream(JOB, [sink := Recording()], plugins=[plugin])
@@ -106,7 +106,7 @@ def test_a_package_that_cannot_be_loaded_costs_a_warning(tmp_path: Path) -> None
 
 
 class Misbehaving(Recording):
-    """Does `how` at its second event."""
+    """Calls `how` on its second event."""
 
     def __init__(self, how: Callable[[], object]) -> None:
         super().__init__()
@@ -138,7 +138,7 @@ def test_a_plugin_that_raises_gets_no_more_events() -> None:
 
 
 @pytest.mark.parametrize("how", ["hangs", "is slow"])
-def test_a_plugin_that_hangs_or_is_slow_is_cut_off_and_keeps_nobody_waiting(how: str) -> None:
+def test_a_plugin_that_hangs_or_is_slow_is_cut_off_without_blocking_the_run(how: str) -> None:
     released = threading.Event()
     now = [0.0]
     bad = Misbehaving(released.wait)
@@ -150,20 +150,20 @@ def test_a_plugin_that_hangs_or_is_slow_is_cut_off_and_keeps_nobody_waiting(how:
     if how == "hangs":
         now[0] = 31.0
         stream.emit(STEP)
-        said = "one call took longer than 30 s"
+        reason = "one call took longer than 30 s"
     else:
         for _ in range(MAX_WAITING + 1):
             stream.emit(STEP)
-        said = f"it is {MAX_WAITING} events behind"
+        reason = f"it is {MAX_WAITING} events behind"
     cut_off = [event.event for event in sink.events if isinstance(event.event, SinkCutOff)]
-    assert cut_off == [SinkCutOff(step=3, sink="bad", reason=said)]
+    assert cut_off == [SinkCutOff(step=3, sink="bad", reason=reason)]
     stream.close()  # does not wait for it
     released.set()
     assert waited_for(lambda: not plugin._thread.is_alive())
     assert len(bad.events) == 2
 
 
-def test_at_the_end_a_plugin_has_some_seconds_and_no_more() -> None:
+def test_closing_a_plugin_has_a_timeout() -> None:
     released = threading.Event()
     bad = Misbehaving(released.wait)
     plugin = PluginSink("bad", lambda: bad)

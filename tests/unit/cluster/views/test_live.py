@@ -32,13 +32,13 @@ def test_a_log_gets_one_line_for_each_step_and_event(synthetic):
         view.event(run_event(PhaseBegan(phase="validation")))
         synthetic.play(stream_of(view), steps=4)
     lines = page.file.getvalue().splitlines()
-    assert len(lines) == 1 + 4 + 2 + 1  # phase, steps, validations, checkpoint; nothing is wrapped or drawn as a table
+    assert len(lines) == 1 + 4 + 2 + 1  # phase, steps, validations, checkpoint; no line is wrapped and no table drawn
     assert "starting engines" in lines[0] and "validation at step 0" in lines[1]
     for part in ("step 4/12", "valid grade 0.", "calls ", "parallel ", "1 tool_failed", "pause 0.", "left "):
         assert part in lines[-1]
 
 
-def test_the_table_shows_what_the_issue_asks_for(synthetic):
+def test_the_table_shows_progress_grades_calls_and_phases(synthetic):
     view = LiveView(12, console(True))
     synthetic.play(stream_of(view), steps=5)
     text = shown(view)
@@ -78,7 +78,7 @@ def test_a_terminal_keeps_events_above_the_table(synthetic):
     assert "step 2/3:" not in output
 
 
-def test_time_left_is_the_median_step_times_the_steps_left(synthetic):
+def test_the_time_left_is_the_median_step_time_times_the_steps_left(synthetic):
     view = LiveView(10, console(True))
     assert view.left_s is None
     for step, seconds in enumerate((10.0, 12.0, 500.0), start=1):
@@ -88,13 +88,13 @@ def test_time_left_is_the_median_step_times_the_steps_left(synthetic):
 
 def test_steps_that_a_resumed_run_repeats_count_once():
     view = LiveView(12, console(True))
-    for step in (1, 2, 3, 4, 5, 3, 4):  # it went on from the checkpoint of step 2
+    for step in (1, 2, 3, 4, 5, 3, 4):  # resumed from the checkpoint of step 2
         view.event(done({"step": float(step), "train_mean_grade": step / 10, "time_step_s": 1.0}))
     assert trend([1, 2, 3, 4]) + " " in shown(view)
     assert re.search(r"train grade +0.100 +0.400 ", shown(view))
 
 
-def test_numbers_that_are_missing_or_not_finite_break_nothing(synthetic):
+def test_numbers_that_are_missing_or_not_finite_are_not_shown(synthetic):
     for terminal in (True, False):
         page = console(terminal)
         view = LiveView(2, page)
@@ -102,7 +102,7 @@ def test_numbers_that_are_missing_or_not_finite_break_nothing(synthetic):
         assert "nan" not in shown(view) + page.file.getvalue()
 
 
-def test_text_from_outside_is_neither_markup_nor_control_code():
+def test_untrusted_text_is_shown_without_markup_and_control_codes():
     page = console(False)
     LiveView(1, page).event(run_event(Notice(text="[bold]no[/bold] \x1b]0;title\x07 [/] \ud800")))
     assert "[bold]no[/bold]" in page.file.getvalue() and "\x1b" not in page.file.getvalue()
@@ -116,10 +116,10 @@ def test_a_closed_pipe_does_not_end_the_training():
         view = LiveView(2, Console(file=file, force_terminal=False))
         for step in (1.0, 2.0):
             view.event(done({"step": step, "train_mean_reward": 0.5}))
-        os.dup2(os.open(os.devnull, os.O_WRONLY), write)  # so that closing the file finds a reader
+        os.dup2(os.open(os.devnull, os.O_WRONLY), write)  # so that closing the file does not fail
 
 
-def test_before_and_after_with_absolute_and_relative_change(synthetic):
+def test_the_table_of_before_and_after_has_absolute_and_relative_changes(synthetic):
     groups = [synthetic.groups(20, 2, "test", 0, skill) for skill in (0.0, 1.0)]
     before, after = (summarize(g, 2, 1.0) for g in groups)
     page = console(False)
@@ -146,7 +146,7 @@ def test_trends_and_durations():
     assert [duration(s) for s in (0, 61, 3661)] == ["0:00", "1:01", "1:01:01"]
 
 
-def test_a_clock_that_is_handed_in_and_steps_that_turn_out_to_be_more(synthetic):
+def test_the_number_of_steps_is_updated_and_time_left_decreases_between_steps(synthetic):
     now = [100.0]
     page = console(False)
     view = LiveView(0, page, lambda: now[0])

@@ -11,7 +11,7 @@ from trainer.events import JobEnded, Notice, StepDone
 
 
 class Page(HTMLParser):
-    """Tags, texts, and what would be loaded or run."""
+    """The tags, texts, scripts and attributes of a report."""
 
     def __init__(self, path):
         super().__init__()
@@ -43,7 +43,7 @@ def test_a_whole_run_has_headlines_curves_and_rows(tmp_path, synthetic):
     run = synthetic.run(tmp_path / "run")
     page = Page(write_report(run))
     after = run.evaluations()["test-after"]
-    assert "ledger" in page.text and "not come to its end" not in page.text
+    assert "ledger" in page.text and "not complete" not in page.text
     assert f"{after.grade:.3f}" in page.text and f"± {after.ci95:.3f}" in page.text
     quality = {curve["name"]: curve for curve in page.charts["Grade and reward"]["data"]}
     assert set(quality) == {"train grade", "train reward", "validation grade", "validation reward", "test grade"}
@@ -52,18 +52,18 @@ def test_a_whole_run_has_headlines_curves_and_rows(tmp_path, synthetic):
     assert quality["test grade"]["x"] == [0, 12] and quality["train grade"]["x"] == list(range(1, 13))
     assert [curve["name"] for curve in page.charts["Tool calls per rollout"]["data"]] == ["cat", "list", "search"]
     assert len(page.charts["Time per step"]["data"]) == 4
-    assert page.tags.count("details") == 8 + 1  # one a row, and the job
+    assert page.tags.count("details") == 8 + 1  # one per row, and the job
     assert page.text.count("what was net income of company") == 8
     assert "trace_" in page.text and "vorzen/2013/income" in page.text and "I look at" in page.text
 
 
-def test_it_needs_no_network(tmp_path, synthetic):
+def test_a_report_needs_no_network(tmp_path, synthetic):
     page = Page(write_report(synthetic.run(tmp_path)))
     assert not [value for name, value in page.attributes if name in ("src", "href", "srcset")]
     assert "default-src 'none'" in page.source and "link" not in page.tags and "img" not in page.tags
 
 
-def test_hostile_text_is_shown_and_never_run(tmp_path, synthetic):
+def test_hostile_text_is_shown_but_never_executed(tmp_path, synthetic):
     run = synthetic.run(tmp_path, hostile=True)
     run = RunFolder(tmp_path)
     run.event(run_event(JobEnded(outcome="failed", error="<script>alert(2)</script>")))
@@ -77,7 +77,7 @@ def test_hostile_text_is_shown_and_never_run(tmp_path, synthetic):
     assert any("alert(3)" in curve["name"] for curve in page.charts["Tool calls per rollout"]["data"])
 
 
-def test_an_aborted_run_says_so_and_why(tmp_path, synthetic):
+def test_the_report_of_an_aborted_run_says_so_and_why(tmp_path, synthetic):
     run = RunFolder(tmp_path)
     synthetic.play(stream_of(run, group_sinks=[run]), run, steps=5)
     run.event(run_event(JobEnded(outcome="failed", error="search answered 401")))
@@ -90,28 +90,28 @@ def test_an_aborted_run_says_so_and_why(tmp_path, synthetic):
 @pytest.mark.parametrize(
     "how", [{"test": False}, {"validation_every": 0}, {"test": False, "validation_every": 0}, {"steps": 1, "total": 1}]
 )
-def test_parts_that_are_missing_are_left_out(tmp_path, synthetic, how):
+def test_missing_parts_are_left_out(tmp_path, synthetic, how):
     page = Page(write_report(synthetic.run(tmp_path, **how)))
     assert "Grade and reward" in page.charts and "nan" not in page.text.lower().split()
     assert ("Test file" in page.text) == how.get("test", True)
 
 
-def test_a_run_that_never_began(tmp_path):
+def test_a_run_that_never_started_has_a_report(tmp_path):
     page = Page(write_report(tmp_path))
     assert "0 of 0 steps are done" in page.text and page.charts == {}
 
 
-def test_a_model_that_was_only_graded(tmp_path, synthetic):
+def test_a_model_that_was_only_graded_has_a_report(tmp_path, synthetic):
     run = RunFolder(tmp_path)
     groups = synthetic.groups(4, 3, "test", 0, 0.5)
     synthetic.evaluate(stream_of(run, group_sinks=[run]), "eval-test", groups, 0)
     run.close()
     page = Page(write_report(run))
-    assert "eval-test" in page.text and "not come to its end" not in page.text
+    assert "eval-test" in page.text and "not complete" not in page.text
     assert "pass@3" in page.text and "the first of 3" in page.text and "before" not in page.text
 
 
-def test_rows_without_a_grade_and_lone_surrogates(tmp_path, synthetic):
+def test_rows_without_a_grade_and_lone_surrogates_are_shown(tmp_path, synthetic):
     run = RunFolder(tmp_path)
     groups = synthetic.groups(2, 2, "test", 0, 0.0)
     lost = [type(g)(g.request, (), g.discarded) for g in groups]

@@ -1,4 +1,4 @@
-"""Advantages by hand, and groups that teach nothing."""
+"""Advantages against numbers worked out by hand, and groups without a training signal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ REWARDS = np.array([1.0, 0.0, 0.5, 0.5])
 ALGORITHMS: list[Algorithm] = ["centred", "grpo", "rloo"]
 
 
-def test_centred_is_the_difference_to_the_mean() -> None:
+def test_centred_is_the_difference_from_the_mean() -> None:
     assert advantages("centred", REWARDS).tolist() == [0.5, -0.5, 0.0, 0.0]
 
 
@@ -35,7 +35,7 @@ def test_advantages_of_a_group_sum_to_zero_and_keep_its_order(algorithm: Algorit
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_survivors_alone_count_so_two_are_enough_and_one_is_refused(algorithm: Algorithm) -> None:
+def test_two_rollouts_are_enough_and_one_is_rejected(algorithm: Algorithm) -> None:
     better, worse = advantages(algorithm, np.array([0.7, 0.2]))
     assert better == pytest.approx(-worse)
     assert better > 0
@@ -43,7 +43,7 @@ def test_survivors_alone_count_so_two_are_enough_and_one_is_refused(algorithm: A
         advantages(algorithm, np.array([1.0]))
 
 
-def test_a_reward_that_is_not_finite_is_refused_before_it_reaches_the_weights() -> None:
+def test_a_reward_that_is_not_finite_is_rejected() -> None:
     with pytest.raises(ValueError, match="not finite"):
         advantages("centred", np.array([1.0, float("nan")]))
 
@@ -60,9 +60,9 @@ def test_a_reward_that_is_not_finite_is_refused_before_it_reaches_the_weights() 
         ([0.0, 0.0, 1e-3], [0.0, 0.0, 1e-3], None),
     ],
 )
-def test_a_group_without_signal_is_named(rewards: list[float], grades: list[float], kind: str | None) -> None:
+def test_a_group_without_signal_has_a_reason(rewards: list[float], grades: list[float], kind: str | None) -> None:
     assert signal_of(np.array(rewards), grades, pass_threshold=1.0) == kind
 
 
-def test_all_right_goes_by_the_pass_threshold() -> None:
+def test_all_right_depends_on_the_pass_threshold() -> None:
     assert signal_of(np.array([0.8, 0.8]), [0.8, 0.8], pass_threshold=0.75) == "all_right"

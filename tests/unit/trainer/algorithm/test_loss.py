@@ -30,7 +30,7 @@ def test_importance_weights_carry_no_gradient() -> None:
     assert not loss.importance_weights(proximal, t(-2.0), cap=2.0).requires_grad
 
 
-def test_the_surrogate_stops_where_a_step_went_far_enough() -> None:
+def test_the_surrogate_has_no_gradient_beyond_the_clip_range() -> None:
     # ratios 1.5, 0.5, 1.5, 0.5 at clips of 0.2 and 0.28
     logprobs = t(log(1.5), log(0.5), log(1.5), log(0.5)).requires_grad_()
     advantages = t(2.0, 2.0, -2.0, -2.0)
@@ -53,7 +53,7 @@ def test_kl_to_the_start_is_zero_at_the_start_and_positive_elsewhere() -> None:
     assert loss.kl_to_start(logprobs, start).tolist() == pytest.approx(expected)
 
 
-def test_kl_estimates_the_divergence_over_own_samples() -> None:
+def test_the_mean_of_k3_over_own_samples_is_the_kl_divergence() -> None:
     policy, start = t(0.7, 0.2, 0.1), t(0.4, 0.4, 0.2)
     exact = float((policy * (policy / start).log()).sum())
     estimated = float((policy * loss.kl_to_start(policy.log(), start.log())).sum())
@@ -85,7 +85,7 @@ def test_gradients_agree_with_finite_differences() -> None:
     assert torch.autograd.gradcheck(total, (logprobs,))
 
 
-def test_a_stale_token_far_off_has_a_bounded_pull() -> None:
+def test_a_very_stale_token_has_a_bounded_gradient() -> None:
     logprobs = t(-0.1).requires_grad_()
     weights = loss.importance_weights(logprobs, t(-20.0), cap=2.0)
     losses = weights * loss.clipped_surrogate(logprobs, logprobs.detach(), t(1.0), 0.2, 0.28)

@@ -1,4 +1,4 @@
-"""What a step reports, from sums over its trained tokens."""
+"""Losses and metrics of one micro-batch against numbers worked out by hand."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LEARNER = torch.tensor([0.5, 0.5, 0.4]).log()
 
 
 def batch() -> DeviceBatch:
-    """Three sampled tokens after a prompt of one; the last one is a version newer than the others."""
+    """Three sampled tokens after a prompt of one token; the last has a newer version than the others."""
     sequence = TrainSequence(
         token_ids=np.arange(4, dtype=np.int32),
         loss_mask=np.array([False, True, True, True]),
@@ -39,7 +39,7 @@ def reinforcement(proximal: Tensor, start: Tensor | None = None, **changes: floa
     return float(loss), objective.means({name: float(value) for name, value in sums.items()}, 3)
 
 
-def test_on_policy_the_loss_weighs_each_token_by_its_truncated_importance() -> None:
+def test_on_policy_the_loss_weights_each_token_by_its_truncated_importance() -> None:
     loss, metrics = reinforcement(proximal=LEARNER)
     assert loss == pytest.approx(-(1 + 2 + 3) / 3)
     assert metrics["importance_ratio_mean"] == pytest.approx((1 + 2 + 4) / 3)
@@ -71,12 +71,12 @@ def test_the_gap_to_the_engine_is_measured_on_tokens_of_the_learners_version_onl
     assert metrics["logprob_gap_ratio"] == pytest.approx(1.5)
 
 
-def test_without_such_tokens_there_is_no_gap_to_report() -> None:
+def test_without_such_tokens_no_gap_is_reported() -> None:
     sums = objective.logprob_gap(batch(), LEARNER, version=9)
     assert objective.means({name: float(value) for name, value in sums.items()}, 3) == {"logprob_gap_tokens": 0.0}
 
 
-def test_supervised_loss_is_the_weighted_mean_of_surprise() -> None:
+def test_the_supervised_loss_is_the_weighted_mean_cross_entropy() -> None:
     weights = np.array([0, 1, 0.5, 1], np.float32)
     [[micro_batch]] = pack([WeightedSequence(np.arange(4, dtype=np.int32), weights)], num_ranks=1, budget=10)
     loss, _ = objective.supervised(DeviceBatch.of(micro_batch, CPU), LEARNER, micro_batch.total_weight)

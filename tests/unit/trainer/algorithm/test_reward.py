@@ -1,4 +1,4 @@
-"""Penalties make a right answer worth less, never as little as a wrong one, and never touch a wrong one."""
+"""Penalties reduce the reward of a correct answer, but never to that of a wrong one, and do not affect wrong ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trainer.types import Grade
 SPEC = RewardSpec(tool_call_budget=2, tool_call_penalty=0.03, token_penalty=1e-4, time_penalty_per_s=0.01)
 
 
-def test_calls_over_budget_tokens_and_seconds_are_taken_off() -> None:
+def test_calls_over_budget_tokens_and_seconds_are_penalized() -> None:
     assert reward_of(SPEC, Grade(1.0), num_calls=5, num_sampled=100, busy_s=2.0) == pytest.approx(
         1 - 0.09 - 0.01 - 0.02
     )
@@ -28,12 +28,12 @@ def test_a_grade_of_zero_or_less_takes_no_penalty(grade: float) -> None:
     assert reward_of(SPEC, Grade(grade), num_calls=50, num_sampled=10_000, busy_s=100.0) == grade
 
 
-def test_a_share_of_a_positive_grade_is_out_of_reach_of_penalties() -> None:
+def test_penalties_leave_a_share_of_a_positive_grade() -> None:
     assert reward_of(SPEC, Grade(0.5), num_calls=500, num_sampled=0, busy_s=0.0) == pytest.approx(KEPT_SHARE * 0.5)
 
 
 @pytest.mark.parametrize("value", [-1.0, 0.0, 0.3])
-def test_what_a_guard_says_is_the_reward_as_it_is(value: float) -> None:
+def test_the_value_of_a_guard_is_the_reward_unchanged(value: float) -> None:
     assert reward_of(SPEC, Grade(value, guard="cheating"), num_calls=50, num_sampled=10**6, busy_s=100.0) == value
 
 
@@ -51,8 +51,6 @@ def test_giving_up_never_pays(
 
 @settings(deadline=None, max_examples=50)
 @given(grades, grades, costs)
-def test_at_equal_cost_the_better_grade_has_the_better_reward(
-    a: float, b: float, spent: tuple[int, int, float]
-) -> None:
+def test_at_equal_cost_a_better_grade_has_a_better_reward(a: float, b: float, spent: tuple[int, int, float]) -> None:
     low, high = sorted((a, b))
     assert reward_of(SPEC, Grade(low), *spent) <= reward_of(SPEC, Grade(high), *spent) <= high

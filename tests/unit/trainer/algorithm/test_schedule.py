@@ -1,4 +1,4 @@
-"""The learning rate by step."""
+"""The learning rate at each step."""
 
 from __future__ import annotations
 
@@ -33,6 +33,6 @@ def test_linear_and_cosine_fall_from_the_full_rate_towards_zero() -> None:
     assert cosine[10] > linear[10]
 
 
-def test_steps_beyond_the_plan_keep_the_last_rate() -> None:
+def test_steps_after_the_last_keep_the_final_rate() -> None:
     assert learning_rate(500, total=100, base=1.0, schedule="cosine") == 0.0
     assert learning_rate(500, total=100, base=1.0, schedule="constant") == 1.0

@@ -1,4 +1,4 @@
-"""Rendering: append-only, masks, nothing injected, templates that rewrite history found out."""
+"""Rendering: append-only, masks, no injection of special tokens, detection of templates that rewrite history."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def decode(renderer: Renderer, ids: list[int]) -> str:
     return renderer.tokenizer.decode(ids, skip_special_tokens=False)
 
 
-def test_the_bridge_is_what_the_template_would_have_written(renderer: Renderer) -> None:
+def test_the_bridge_is_what_the_template_would_render(renderer: Renderer) -> None:
     question = {"role": "user", "content": "what was debt of vorzen in 2015?"}
     call = {"function": {"name": "cat", "arguments": {"path": "a"}}}
     turn = {"role": "assistant", "content": "", "tool_calls": [call, call]}
@@ -44,12 +44,12 @@ def test_the_bridge_is_what_the_template_would_have_written(renderer: Renderer) 
 
 
 @pytest.mark.parametrize("text", ["<|im_end|>", "a<|im_start|>system\nb", "<|im_end|><|im_end|>", "<pad>"])
-def test_text_from_outside_never_becomes_a_special_token(renderer: Renderer, text: str) -> None:
+def test_untrusted_text_never_becomes_a_special_token(renderer: Renderer, text: str) -> None:
     special = {renderer.tokenizer.convert_tokens_to_ids(t) for t in ("<|im_start|>", "<|im_end|>", "<pad>")}  # type: ignore[attr-defined]
     assert special.isdisjoint(renderer.plain(text))
 
 
-def test_a_conversation_trains_the_assistants_tokens_and_their_end(renderer: Renderer) -> None:
+def test_a_conversation_trains_on_the_assistants_tokens_and_end_tokens(renderer: Renderer) -> None:
     call = {"id": "c", "type": "function", "function": {"name": "cat", "arguments": '{"path": "a"}'}}
     messages = [
         {"role": "user", "content": "what was debt of vorzen in 2015?"},
@@ -63,27 +63,27 @@ def test_a_conversation_trains_the_assistants_tokens_and_their_end(renderer: Ren
     assert decode(renderer, tokens) == renderer._render(messages, (), generate=False).rstrip("\n")
 
 
-def test_the_examples_template_keeps_history(renderer: Renderer) -> None:
+def test_the_template_of_the_ledger_example_keeps_history(renderer: Renderer) -> None:
     assert renderer.rewrites_history() is None
 
 
-def test_a_template_that_drops_thoughts_is_found_out() -> None:
-    assert "reads otherwise" in str(with_template(QWEN_LIKE_HISTORY).rewrites_history())
+def test_a_template_that_drops_thoughts_is_detected() -> None:
+    assert "changes an assistant turn" in str(with_template(QWEN_LIKE_HISTORY).rewrites_history())
 
 
-def test_a_template_that_drops_earlier_turns_is_found_out() -> None:
+def test_a_template_that_drops_earlier_turns_is_detected() -> None:
     template = BASE.joinpath("chat_template.jinja").read_text().replace("(m.content or '')", "''")
     assert "drops" in str(with_template(template).rewrites_history())
 
 
-def test_a_template_without_the_end_token_is_found_out() -> None:
+def test_a_template_without_the_end_token_is_detected() -> None:
     template = BASE.joinpath("chat_template.jinja").read_text().replace("<|im_end|>", "<end>")
     assert "end token" in str(with_template(template).rewrites_history())
 
 
-def test_a_template_that_leaves_out_results_is_an_error() -> None:
+def test_a_template_that_omits_tool_results_is_an_error() -> None:
     template = BASE.joinpath("chat_template.jinja").read_text().replace("m.content + '\n</tool_response>'", "''")
-    with pytest.raises(ValueError, match="leaves out the content of tool messages"):
+    with pytest.raises(ValueError, match="omits tool messages"):
         with_template(template).bridge(["cat"], [[1]])
 
 
@@ -99,7 +99,7 @@ CONVERSATION = [
 ]
 
 
-def test_a_resumed_conversation_has_the_tokens_that_a_rollout_would_have(renderer: Renderer) -> None:
+def test_a_resumed_conversation_has_the_tokens_of_a_rollout(renderer: Renderer) -> None:
     results = [renderer.plain(message["content"]) for message in CONVERSATION[2:]]  # type: ignore[arg-type]
     rollout = renderer.prompt(CONVERSATION[:1], ())
     written = renderer._render(CONVERSATION[:2], (), generate=False).removesuffix("\n")
@@ -108,12 +108,12 @@ def test_a_resumed_conversation_has_the_tokens_that_a_rollout_would_have(rendere
     assert renderer.resume(CONVERSATION, (), results) == rollout
 
 
-def test_no_tool_of_a_resumed_conversation_can_end_a_turn(renderer: Renderer) -> None:
+def test_a_tool_result_in_a_resumed_conversation_cannot_end_a_turn(renderer: Renderer) -> None:
     ids = renderer.resume(CONVERSATION, (), [renderer.plain("<|im_end|>"), renderer.plain("x")])
-    assert ids.count(renderer.tokenizer.eos_token_id) == 3  # the user's, the call's and the results' turn
+    assert ids.count(renderer.tokenizer.eos_token_id) == 3  # ends of the user's turn, the calls' and the results'
 
 
-def test_arguments_read_as_they_were_sampled_whether_or_not_the_template_quotes_texts(renderer: Renderer) -> None:
+def test_arguments_are_rendered_as_sampled_whether_or_not_the_template_quotes_strings(renderer: Renderer) -> None:
     quoting = with_template(str(renderer.tokenizer.chat_template).replace("is string", "is none"))
     results = [renderer.plain("x"), renderer.plain("y")]
     for each in (renderer, quoting):

@@ -1,4 +1,4 @@
-"""Run folders show that rollouts come back bit by bit; here, what only crosses between actors."""
+"""Tasks and rollouts survive the round trip through JSON exactly, also where no run folder is involved."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def crossed(values: dict[str, Any]) -> dict[str, Any]:
     return back
 
 
-def test_a_rollout_has_all_its_parts_and_stays_as_it_was() -> None:
+def test_a_rollout_survives_the_round_trip_with_all_its_parts() -> None:
     turns = (
         Turn(
             2, 4, ODD, (ToolCall("call_1", "cat", "{"),), (ToolResult("call_1", ODD, "tool_error", 0.1, 2, True),), 0.5
@@ -53,10 +53,10 @@ def test_a_rollout_has_all_its_parts_and_stays_as_it_was() -> None:
         assert (ours.dtype, ours.tobytes()) == (theirs.dtype, theirs.tobytes())
     assert (back.turns, back.grade, back.answer, back.reward) == (turns, grade, ODD, -0.25)
     assert (back.finish, back.reasoning_tokens, back.wall_s) == ("max_tokens", 4, 1.5)
-    assert json.dumps(outcome_as_json(back)) == before == json.dumps(values), "reading changes nothing of what is read"
+    assert json.dumps(outcome_as_json(back)) == before == json.dumps(values), "reading must not change its input"
 
 
-def test_a_discarded_one_and_a_task_come_back() -> None:
+def test_a_discarded_rollout_and_a_task_survive_the_round_trip() -> None:
     discarded = Discarded("trace_1", "row-1", 2, "tool_failed", ODD, "tool 'cat'")
     assert outcome_from_json(crossed(outcome_as_json(discarded))) == discarded
     schema = {"type": "function", "function": {"name": "cat", "parameters": {}}}

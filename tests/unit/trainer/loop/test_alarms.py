@@ -1,4 +1,4 @@
-"""What is said of signs of reward hacking, once each, with the samples behind it."""
+"""Alarms for signs of reward hacking: once each, with the rollouts to look at."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def alarms_of(*steps: dict[str, float], total_steps: int = 100, calm_steps: int 
     ]
 
 
-def test_what_an_agent_is_meant_to_learn_raises_no_alarm() -> None:
+def test_learning_as_intended_raises_no_alarm() -> None:
     learned = {"train_mean_grade": 0.97, "completion_tokens_mean": 17.0, "tool_calls_mean": 1.4}
     assert alarms_of(learned, learned) == []
 
@@ -37,7 +37,7 @@ def test_what_an_agent_is_meant_to_learn_raises_no_alarm() -> None:
         ({"tool_calls_mean": 17.0}, "tool_calls_mean", 0),
     ],
 )
-def test_a_drift_is_said_once_with_the_samples_that_show_it(metrics: dict[str, float], metric: str, first: int) -> None:
+def test_a_drift_raises_one_alarm_with_rollouts_to_look_at(metrics: dict[str, float], metric: str, first: int) -> None:
     (alarm,) = alarms_of(metrics, metrics, CALM, metrics)
     assert (alarm.rule, alarm.metric) == ("drift", metric)
     assert len(alarm.traces) == 5
@@ -45,7 +45,7 @@ def test_a_drift_is_said_once_with_the_samples_that_show_it(metrics: dict[str, f
 
 
 @pytest.mark.parametrize("name", ["held_out_grade_mean", "grader/style/score_mean"])
-def test_a_grade_that_falls_while_the_trained_one_rises_is_said(name: str) -> None:
+def test_a_grade_that_falls_while_the_trained_one_rises_raises_an_alarm(name: str) -> None:
     watched = Alarms(100)
     for _ in range(3):
         watched.look(CALM | {name: 0.8, "step": 1.0}, ROLLOUTS)
@@ -56,7 +56,7 @@ def test_a_grade_that_falls_while_the_trained_one_rises_is_said(name: str) -> No
     assert alarm.traces[0] == ROLLOUTS[7].trace_id
 
 
-def test_a_grade_at_the_top_is_suspicious_only_where_it_came_soon() -> None:
+def test_a_top_grade_is_suspicious_only_if_reached_early() -> None:
     top = {"train_mean_grade": 0.99}
     (alarm,) = alarms_of(top, calm_steps=2)
     assert alarm.rule == "top_grade_soon"

@@ -22,7 +22,7 @@ from trainer.types import GroupRequest, StepReport
 
 
 class Made:
-    """A loop and the fakes in it."""
+    """A loop and its fakes."""
 
     def __init__(self, folder: Path, rollouts: FakeRollouts | None = None, staleness: int = 1, **changes: Any) -> None:
         self.rollouts = rollouts or FakeRollouts()
@@ -40,7 +40,7 @@ class Made:
 
 
 @pytest.mark.parametrize("staleness", [0, 1, 3])
-async def test_no_batch_is_staler_than_the_bound_and_the_bound_is_used(tmp_path: Path, staleness: int) -> None:
+async def test_staleness_reaches_its_bound_but_never_exceeds_it(tmp_path: Path, staleness: int) -> None:
     made = Made(tmp_path, staleness=staleness, steps=8)
     await made.loop.run()
     observed = [metrics["staleness_max"] for metrics in made.sink.steps]
@@ -50,8 +50,8 @@ async def test_no_batch_is_staler_than_the_bound_and_the_bound_is_used(tmp_path:
 
 
 @pytest.mark.parametrize("seed", range(20))
-async def test_staleness_holds_whatever_groups_come_to_and_whenever(tmp_path: Path, seed: int) -> None:
-    """Batches that pass over groups, small ones and late groups included."""
+async def test_staleness_is_bounded_for_any_outcome_and_timing_of_groups(tmp_path: Path, seed: int) -> None:
+    """Includes batches that skip groups, small batches and late groups."""
     rng = random.Random(seed)
     staleness, size = rng.randrange(4), rng.randrange(1, 5)
     share_with_signal, late = rng.choice([0.4, 0.6, 0.8]), rng.choice([1, 10, 60])
@@ -67,8 +67,8 @@ async def test_staleness_holds_whatever_groups_come_to_and_whenever(tmp_path: Pa
     assert max(metrics["staleness_max"] for metrics in made.sink.steps) <= staleness
 
 
-async def test_a_group_without_signal_gives_its_place_free_before_its_turn_comes(tmp_path: Path) -> None:
-    """Else each batch would wait for round after round of fresh groups while its first group is slow."""
+async def test_a_group_without_signal_makes_room_before_its_turn(tmp_path: Path) -> None:
+    """Otherwise a batch whose first group is slow would wait for several rounds of new groups."""
     ended: list[str] = []
 
     class Watched(FakeRollouts):
@@ -92,7 +92,7 @@ async def test_a_group_without_signal_gives_its_place_free_before_its_turn_comes
     assert len(ended) == 4  # two without signal and the one that trains, all before the slow one
 
 
-async def test_staleness_zero_lets_nothing_be_sampled_during_an_update(tmp_path: Path) -> None:
+async def test_with_staleness_zero_nothing_is_sampled_during_an_update(tmp_path: Path) -> None:
     rollouts = FakeRollouts()
     in_flight: list[int] = []
 
@@ -106,8 +106,8 @@ async def test_staleness_zero_lets_nothing_be_sampled_during_an_update(tmp_path:
 
 
 @pytest.mark.parametrize("staleness", [0, 1])
-async def test_a_batch_that_goes_on_smaller_leaves_nothing_staler_behind(tmp_path: Path, staleness: int) -> None:
-    """Two rows of three have no signal, so that more are passed over than may be replaced."""
+async def test_staleness_is_bounded_after_a_smaller_batch(tmp_path: Path, staleness: int) -> None:
+    """Two of three rows have no signal, so that more groups are skipped than may be replaced."""
     rollouts = FakeRollouts(
         lambda r: [0.0, 1.0, 1.0, 0.0] if r.index % 3 == 2 else [1.0] * 4, lambda r: 3 + r.index % 3
     )
@@ -117,7 +117,7 @@ async def test_a_batch_that_goes_on_smaller_leaves_nothing_staler_behind(tmp_pat
     assert max(metrics["staleness_max"] for metrics in made.sink.steps) <= staleness
 
 
-async def test_slow_rows_are_trained_as_often_as_quick_ones(tmp_path: Path) -> None:
+async def test_slow_rows_are_trained_as_often_as_fast_ones(tmp_path: Path) -> None:
     rollouts = FakeRollouts(delay=lambda request: 200 if request.task.row_id == "0" else 1)
     made = Made(tmp_path, rollouts, staleness=2, steps=9, n_epochs=3, validate=False)
     await made.loop.run()
@@ -127,7 +127,7 @@ async def test_slow_rows_are_trained_as_often_as_quick_ones(tmp_path: Path) -> N
     assert trained == {str(i): 3 for i in range(6)}
 
 
-async def test_a_batch_may_be_larger_than_the_file_and_goes_on_into_the_next_epoch(tmp_path: Path) -> None:
+async def test_a_batch_may_be_larger_than_the_file_and_continue_into_the_next_epoch(tmp_path: Path) -> None:
     made = Made(tmp_path, num_rows=3, batch_size=4, steps=3, n_epochs=4, validate=False)
     await made.loop.run()
     trained = [request for _, request in made.train_requests]
@@ -135,7 +135,7 @@ async def test_a_batch_may_be_larger_than_the_file_and_goes_on_into_the_next_epo
     assert [request.epoch for request in trained] == [0] * 3 + [1] * 3 + [2] * 3 + [3] * 3
 
 
-async def test_groups_without_signal_are_counted_and_replaced_by_fresh_rows(tmp_path: Path) -> None:
+async def test_groups_without_signal_are_counted_and_replaced_by_new_rows(tmp_path: Path) -> None:
     def grades(request: GroupRequest) -> list[float | None]:
         fixed: dict[str, list[float | None]] = {"0": [1.0] * 4, "1": [0.0] * 4, "2": [0.4] * 4}
         return fixed.get(request.task.row_id, [0.0, 1.0, 1.0, 0.0])
@@ -149,7 +149,7 @@ async def test_groups_without_signal_are_counted_and_replaced_by_fresh_rows(tmp_
     assert set(totals) == {f"groups_without_signal/{kind}" for kind in ("all_right", "all_wrong", "equal")}
 
 
-async def test_discarded_rollouts_enter_no_advantage(tmp_path: Path) -> None:
+async def test_discarded_rollouts_do_not_affect_advantages(tmp_path: Path) -> None:
     made = Made(tmp_path, FakeRollouts(lambda request: [None, 1.0, None, 0.0]), steps=1, validate=False)
     await made.loop.run()
     ((_, sequences),) = made.learner.batches
@@ -157,7 +157,7 @@ async def test_discarded_rollouts_enter_no_advantage(tmp_path: Path) -> None:
     assert made.sink.steps[0]["discarded/tool_failed"] == 4.0
 
 
-async def test_lasting_starvation_warns_then_stops(tmp_path: Path) -> None:
+async def test_starvation_warns_and_then_stops_the_job(tmp_path: Path) -> None:
     made = Made(tmp_path, FakeRollouts(lambda request: [0.0] * 4), validate=False)
     with pytest.raises(Halted, match="too easy or too hard"):
         await made.loop.run()
@@ -166,7 +166,7 @@ async def test_lasting_starvation_warns_then_stops(tmp_path: Path) -> None:
     assert made.learner.batches == []
 
 
-async def test_an_endpoint_that_refuses_ends_the_job(tmp_path: Path) -> None:
+async def test_an_endpoint_that_refuses_access_ends_the_job(tmp_path: Path) -> None:
     class Refusing(FakeRollouts):
         async def sample(self, request: GroupRequest) -> Any:
             raise EndpointRefused("http://tool answered 401")
@@ -177,7 +177,7 @@ async def test_an_endpoint_that_refuses_ends_the_job(tmp_path: Path) -> None:
         await Made(tmp_path, Refusing()).loop.run()
 
 
-async def test_a_skipped_update_publishes_nothing_and_is_said(tmp_path: Path) -> None:
+async def test_a_skipped_update_publishes_nothing_and_is_reported(tmp_path: Path) -> None:
     learner = FakeLearner(lambda step: StepReport({}, applied=step != 2))
     made = Made(tmp_path, learner=learner, steps=3, validate=False)
     state = await made.loop.run()
@@ -195,7 +195,7 @@ async def test_engine_and_learner_that_disagree_stop_the_job(tmp_path: Path) -> 
     assert len(learner.batches) == 2
 
 
-async def test_validation_grades_the_whole_file_before_the_first_step_and_at_each_interval(tmp_path: Path) -> None:
+async def test_the_whole_validation_file_is_graded_before_the_first_step_and_at_each_interval(tmp_path: Path) -> None:
     made = Made(tmp_path)
     await made.loop.run()
     graded = [(version, r.task.row_id) for version, r in made.rollouts.requests if r.purpose == "validation"]
@@ -220,7 +220,7 @@ async def test_the_best_three_checkpoints_and_the_last_are_kept(tmp_path: Path) 
     assert [state.step for _, state in made.checkpoints.all()] == [1, 2, 4, 6]
 
 
-async def test_stopping_ends_with_a_checkpoint_of_the_last_update(tmp_path: Path) -> None:
+async def test_stopping_saves_a_checkpoint_of_the_last_update(tmp_path: Path) -> None:
     learner = FakeLearner()
     made = Made(tmp_path, learner=learner, steps=100, eval_interval=50)
 
@@ -238,7 +238,7 @@ async def test_stopping_ends_with_a_checkpoint_of_the_last_update(tmp_path: Path
     assert made.rollouts.in_flight == 0
 
 
-async def test_stopping_breaks_off_waiting_for_rollouts(tmp_path: Path) -> None:
+async def test_stopping_does_not_wait_for_rollouts(tmp_path: Path) -> None:
     made = Made(tmp_path, FakeRollouts(delay=lambda request: 10**9), validate=False)
     asyncio.get_running_loop().call_later(0.05, made.loop.stop)
     state = await made.loop.run()
@@ -247,21 +247,21 @@ async def test_stopping_breaks_off_waiting_for_rollouts(tmp_path: Path) -> None:
     assert made.rollouts.in_flight == 0
 
 
-async def test_a_checkpoint_holds_what_is_told_of_its_step_but_for_what_it_cost(tmp_path: Path) -> None:
+async def test_a_checkpoint_has_the_metrics_of_its_step_except_its_own_cost(tmp_path: Path) -> None:
     made = Made(tmp_path, steps=2)
     await made.loop.run()
     latest = made.checkpoints.latest()
     assert latest is not None
-    told = made.sink.steps[-1]
-    assert told.keys() - latest[1].metrics.keys() == {"time_checkpoint_s", "checkpoint_bytes"}
+    reported = made.sink.steps[-1]
+    assert reported.keys() - latest[1].metrics.keys() == {"time_checkpoint_s", "checkpoint_bytes"}
     later = {"time_step_s", "elapsed_s"}
-    assert {k: v for k, v in told.items() if k in latest[1].metrics.keys() - later} == {
+    assert {k: v for k, v in reported.items() if k in latest[1].metrics.keys() - later} == {
         k: v for k, v in latest[1].metrics.items() if k not in later
     }
     assert latest[1].metrics["full_valid_n"] == 3.0
 
 
-async def test_a_resumed_job_skips_no_row_and_sees_none_twice(tmp_path: Path) -> None:
+async def test_a_resumed_job_skips_and_repeats_no_row(tmp_path: Path) -> None:
     first = Made(tmp_path, steps=12, n_epochs=4, eval_interval=5, validate=False)
     first.learner._report = lambda step: (first.loop.stop() if step == 5 else None) or StepReport({}, applied=True)
     await first.loop.run()

@@ -1,4 +1,4 @@
-"""Packing: nothing is lost, cut or padded, every rank gets as many micro-batches, about equally dear."""
+"""Packing: nothing is lost, split or padded, and all ranks get equally many micro-batches at about equal cost."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainer.types import TrainSequence
 
 
 def rollout(length: int, seed: int = 0, advantage: float = 1.0) -> TrainSequence:
-    """Tokens name their sequence and place: seed x 1000 + place. About half of them are sampled."""
+    """A sequence whose token at index i is seed x 1000 + i; about half of its tokens are sampled."""
     mask = np.random.default_rng(seed).random(length) < 0.5
     mask[0], mask[-1] = False, True
     tokens = seed * 1000 + np.arange(length)
@@ -33,17 +33,19 @@ def all_of(packed: list[list[MicroBatch]]) -> list[MicroBatch]:
     return [micro_batch for row in packed for micro_batch in row]
 
 
-def test_sequences_lie_end_to_end_and_positions_restart() -> None:
+def test_sequences_are_concatenated_and_positions_restart() -> None:
     [[batch]] = pack(rollouts([4, 3]), num_ranks=1, budget=100)
     assert batch.token_ids.tolist() == [0, 1, 2, 1000, 1001]
     assert batch.positions.tolist() == [0, 1, 2, 0, 1]
     assert batch.lengths == (3, 2)
 
 
-def test_each_trained_token_stands_with_its_own_numbers() -> None:
+def test_each_trained_token_keeps_its_own_values() -> None:
     sequences = rollouts([7, 9, 5])
     [[batch]] = pack(sequences, num_ranks=1, budget=100)
-    assert batch.token_ids[batch.places].tolist() == (batch.targets - 1).tolist()  # predicted from the token before
+    assert (
+        batch.token_ids[batch.logits_indices].tolist() == (batch.targets - 1).tolist()
+    )  # predicted from the token before
     owners = batch.targets // 1000
     assert batch.advantages.tolist() == owners.tolist()
     assert batch.versions.tolist() == owners.tolist()
@@ -54,7 +56,7 @@ def test_each_trained_token_stands_with_its_own_numbers() -> None:
 
 @settings(deadline=None, max_examples=50)
 @given(st.lists(st.integers(2, 60), min_size=1, max_size=40), st.integers(1, 4), st.integers(10, 100))
-def test_nothing_is_lost_and_no_budget_is_broken(lengths: list[int], num_ranks: int, budget: int) -> None:
+def test_nothing_is_lost_and_no_budget_is_exceeded(lengths: list[int], num_ranks: int, budget: int) -> None:
     packed = pack(rollouts(lengths), num_ranks=num_ranks, budget=budget)
     assert len(packed) == num_ranks
     assert len({len(row) for row in packed}) == 1
@@ -62,7 +64,7 @@ def test_nothing_is_lost_and_no_budget_is_broken(lengths: list[int], num_ranks: 
     assert sum(batch.num_useful for batch in useful) == sum(length - 1 for length in lengths)
     assert sorted(length for batch in useful for length in batch.lengths) == sorted(length - 1 for length in lengths)
     for batch in useful:
-        assert batch.num_places <= budget or len(batch.lengths) == 1
+        assert batch.num_tokens <= budget or len(batch.lengths) == 1
     assert len(all_of(packed)) - len(useful) < num_ranks
 
 
@@ -76,24 +78,24 @@ def test_a_rank_without_work_gets_fillers_that_train_nothing() -> None:
     fillers = [batch for batch in all_of(packed) if batch.num_useful == 0]
     assert len(fillers) == 2
     for batch in fillers:
-        assert (batch.num_places, batch.num_trained, batch.total_weight) == (1, 0, 0.0)
+        assert (batch.num_tokens, batch.num_trained, batch.total_weight) == (1, 0, 0.0)
 
 
 def test_a_real_batch_is_packed_without_padding() -> None:
     lengths = np.random.default_rng(0).integers(80, 400, 128).tolist()
     packed = pack(rollouts(lengths), num_ranks=2, budget=8192)
-    assert all(batch.num_useful == batch.num_places for batch in all_of(packed))
+    assert all(batch.num_useful == batch.num_tokens for batch in all_of(packed))
     assert len(packed[0]) == 2  # 31k tokens in the fewest micro-batches that two ranks can share
 
 
-def test_ranks_get_equal_shares_side_by_side() -> None:
+def test_ranks_get_equal_shares_in_every_pass() -> None:
     lengths = np.random.default_rng(1).lognormal(6, 1, 200).astype(int).clip(2, 8000).tolist()
     packed = pack(rollouts(lengths), num_ranks=4, budget=8192)
-    totals = [sum(batch.num_places for batch in row) for row in packed]
+    totals = [sum(batch.num_tokens for batch in row) for row in packed]
     assert max(totals) / min(totals) < 1.05
-    for side_by_side in zip(*packed, strict=True):
-        places = [batch.num_places for batch in side_by_side]
-        assert max(places) / min(places) < 1.25
+    for in_parallel in zip(*packed, strict=True):
+        tokens = [batch.num_tokens for batch in in_parallel]
+        assert max(tokens) / min(tokens) < 1.25
 
 
 def test_the_same_sequences_are_packed_the_same_way() -> None:
@@ -101,7 +103,7 @@ def test_the_same_sequences_are_packed_the_same_way() -> None:
     assert [b.token_ids.tolist() for b in all_of(first)] == [b.token_ids.tolist() for b in all_of(second)]
 
 
-def test_mini_batches_are_disjoint_and_share_each_group() -> None:
+def test_mini_batches_are_disjoint_and_share_every_group() -> None:
     sequences: list[AnySequence] = [*rollouts([5] * 8)]
     first, second = split_updates(sequences, 2)
     assert first == sequences[::2]
@@ -109,7 +111,7 @@ def test_mini_batches_are_disjoint_and_share_each_group() -> None:
     assert len(split_updates(sequences[:3], 8)) == 3
 
 
-def test_weights_of_a_conversation_go_with_their_tokens() -> None:
+def test_weights_of_a_conversation_stay_with_their_tokens() -> None:
     tokens = np.arange(5, dtype=np.int32)
     sequence = WeightedSequence(tokens, np.array([0, 0.2, 0, 1, 1], np.float32))
     [[batch]] = pack([sequence], num_ranks=1, budget=10)
@@ -118,7 +120,7 @@ def test_weights_of_a_conversation_go_with_their_tokens() -> None:
     assert batch.total_weight == pytest.approx(2.2)
 
 
-def test_what_cannot_be_trained_is_refused() -> None:
+def test_untrainable_sequences_are_rejected() -> None:
     untrained = WeightedSequence(np.arange(4, dtype=np.int32), np.zeros(4, np.float32))
     with pytest.raises(ValueError, match="no token"):
         pack([untrained], num_ranks=1, budget=10)

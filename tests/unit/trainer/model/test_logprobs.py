@@ -1,4 +1,4 @@
-"""Chunked log-probabilities against a plain log-softmax: values, entropies, gradients, memory in chunks."""
+"""Chunked log-probabilities against a plain log-softmax: values, entropies, gradients."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from torch import Tensor, nn
 
 from trainer.model.logprobs import TokenLogProbs
 
-NUM_WORDS, SIZE, NUM_ROWS = 13, 5, 7
-ROW_BYTES = 4 * NUM_WORDS
+VOCABULARY, SIZE, NUM_ROWS = 13, 5, 7
+ROW_BYTES = 4 * VOCABULARY
 CHUNKS = [ROW_BYTES, 3 * ROW_BYTES, 1 << 20]
 
 
 @pytest.fixture
 def inputs() -> tuple[nn.Parameter, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
-    weight = nn.Parameter(torch.randn(NUM_WORDS, SIZE, dtype=torch.float64, generator=generator))
+    weight = nn.Parameter(torch.randn(VOCABULARY, SIZE, dtype=torch.float64, generator=generator))
     hidden = torch.randn(NUM_ROWS, SIZE, dtype=torch.float64, generator=generator).requires_grad_()
-    return weight, hidden, torch.randint(NUM_WORDS, (NUM_ROWS,), generator=generator)
+    return weight, hidden, torch.randint(VOCABULARY, (NUM_ROWS,), generator=generator)
 
 
 def plain(weight: Tensor, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
@@ -28,7 +28,7 @@ def plain(weight: Tensor, hidden: Tensor, targets: Tensor, temperature: float) -
 
 @pytest.mark.parametrize("chunk_bytes", CHUNKS)
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_values_and_gradients_are_those_of_logits_in_full(
+def test_values_and_gradients_equal_those_of_full_logits(
     inputs: tuple[nn.Parameter, Tensor, Tensor], chunk_bytes: int, temperature: float
 ) -> None:
     weight, hidden, targets = inputs
@@ -62,10 +62,10 @@ def test_no_gradient_flows_through_entropies(inputs: tuple[nn.Parameter, Tensor,
 
 def test_half_precision_comes_out_in_float32_and_its_weight_gradient_is_summed_in_float32() -> None:
     generator = torch.Generator().manual_seed(1)
-    exact = torch.randn(NUM_WORDS, SIZE, generator=generator)
+    exact = torch.randn(VOCABULARY, SIZE, generator=generator)
     weight = nn.Parameter(exact.bfloat16())
     hidden = torch.randn(256, SIZE, generator=generator).bfloat16()
-    targets = torch.randint(NUM_WORDS, (256,), generator=generator)
+    targets = torch.randint(VOCABULARY, (256,), generator=generator)
     logprobs, entropies = TokenLogProbs(weight, chunk_bytes=4 * ROW_BYTES)(hidden, targets)
     assert (logprobs.dtype, entropies.dtype) == (torch.float32, torch.float32)
     logprobs.sum().backward()

@@ -1,4 +1,4 @@
-"""Packed rollouts through a tiny model of transformers: as if each were alone, and as transformers computes them."""
+"""Packed rollouts in a tiny model give the same results as transformers gives for each rollout alone."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return save_model(tmp_path, **changes[request.param])
 
 
-def test_log_probabilities_are_those_of_transformers_for_each_rollout_alone(folder: Path) -> None:
+def test_log_probabilities_equal_those_of_transformers_for_each_rollout_alone(folder: Path) -> None:
     policy = load_policy(folder, torch.float32, temperature=0.8)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
     with torch.no_grad():
@@ -76,9 +76,9 @@ def test_log_probabilities_are_those_of_transformers_for_each_rollout_alone(fold
 def test_no_gradient_crosses_from_one_rollout_to_another(folder: Path) -> None:
     policy = load_policy(folder, torch.float32, temperature=1.0)
     alone = gradients(policy, batch_of(LENGTHS[0]), slice(None))
-    beside = gradients(policy, batch_of(*LENGTHS), slice(LENGTHS[0] - 1))
+    packed = gradients(policy, batch_of(*LENGTHS), slice(LENGTHS[0] - 1))
     for name, gradient in alone.items():
-        torch.testing.assert_close(gradient, beside[name], atol=1e-4, rtol=1e-4, msg=name)
+        torch.testing.assert_close(gradient, packed[name], atol=1e-4, rtol=1e-4, msg=name)
 
 
 def gradients(policy: Policy, batch: DeviceBatch, rows: slice) -> dict[str, torch.Tensor]:
@@ -87,7 +87,7 @@ def gradients(policy: Policy, batch: DeviceBatch, rows: slice) -> dict[str, torc
     return {name: p.grad.clone() for name, p in policy.named_parameters() if p.grad is not None}
 
 
-def test_activations_that_are_computed_again_give_the_same_gradients(tmp_path: Path) -> None:
+def test_gradient_checkpointing_gives_the_same_gradients(tmp_path: Path) -> None:
     policy = load_policy(save_model(tmp_path), torch.float32, temperature=1.0).train()
     kept = gradients(policy, batch_of(*LENGTHS), slice(None))
     policy.model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -101,7 +101,7 @@ def test_the_same_batch_gives_the_same_bits(tmp_path: Path) -> None:
     assert torch.equal(first, second)
 
 
-def test_tied_weights_are_one_parameter_with_both_gradients(tmp_path: Path) -> None:
+def test_tied_weights_are_one_parameter(tmp_path: Path) -> None:
     policy = load_policy(save_model(tmp_path), torch.float32, temperature=1.0)
     names = [name for name, _ in policy.named_parameters()]
     assert "model.model.embed_tokens.weight" in names
@@ -117,6 +117,6 @@ def test_tied_weights_are_one_parameter_with_both_gradients(tmp_path: Path) -> N
         (Qwen3NextConfig(num_hidden_layers=4), "linear_attention"),
     ],
 )
-def test_a_model_that_would_be_computed_wrongly_is_refused(config: Any, what: str) -> None:
+def test_an_unsupported_model_is_rejected(config: Any, what: str) -> None:
     with pytest.raises(UserError, match=what):
         refuse_unsupported(config)

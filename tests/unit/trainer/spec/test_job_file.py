@@ -1,4 +1,4 @@
-"""Job files: clear mistakes, environment variables, no secret shown, what auto means, no dead settings."""
+"""Job files: clear error messages, environment variables, no secret shown, how auto is resolved, no dead settings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trainer.spec import job as spec
 from trainer.spec.endpoints import Endpoint
 from trainer.spec.graders import GraderBase
 from trainer.spec.job import JobSpec, resolve
-from trainer.spec.job_file import load_job, placed, read_job
+from trainer.spec.job_file import load_job, read_job, with_lines
 
 
 def job_of(raw: Any, environment: dict[str, str] | None = None) -> JobSpec:
@@ -39,7 +39,7 @@ def test_a_minimal_job_needs_model_file_and_grader() -> None:
     assert job.cluster.engines == job.cluster.learner_ranks == 1
 
 
-def test_yaml_and_json_are_read_alike_and_paths_count_from_the_job(tmp_path: Path) -> None:
+def test_yaml_and_json_are_equivalent_and_paths_are_relative_to_the_job_file(tmp_path: Path) -> None:
     (tmp_path / "base").mkdir()
     (tmp_path / "job.json").write_text(json.dumps(raw() | {"model": "base"}))
     (tmp_path / "job.yaml").write_text(json.dumps(raw() | {"model": "base"}))
@@ -51,11 +51,18 @@ def test_yaml_and_json_are_read_alike_and_paths_count_from_the_job(tmp_path: Pat
 @pytest.mark.parametrize(
     ("job", "field", "said"),
     [
-        (raw() | {"modle": 1}, "modle", "no known key"),
-        (raw(algorithm={"clip": 0.2}), "method.reinforcement.algorithm.clip", "no known key"),
+        (raw() | {"modle": 1}, "modle", "unknown key"),
+        (raw(algorithm={"clip": 0.2}), "method.reinforcement.algorithm.clip", "unknown key"),
         (raw(algorithm={"clip_low": 2}), "method.reinforcement.algorithm.clip_low", "less than 1"),
-        (raw(hyperparameters={"batch_size": "many"}), "method.reinforcement.hyperparameters.batch_size", "many"),
-        (raw(grader={"type": "vote"}), "method.reinforcement.grader", "vote"),
+        (
+            raw(hyperparameters={"batch_size": "many"}),
+            "method.reinforcement.hyperparameters.batch_size",
+            "integer, or 'auto' (given: 'many')",
+        ),
+        (raw(grader={"type": "vote"}), "method.reinforcement.grader", "unknown type 'vote'"),
+        (raw(grader={}), "method.reinforcement.grader", "`type` is missing"),
+        (raw(limits=3), "method.reinforcement.limits", "must be a mapping of keys to values"),
+        (raw() | {"suffix": "x" * 65}, "suffix", "must have at most 64 characters"),
         (raw(tools=[{"name": "a"}]), "method.reinforcement.tools[0].server_url", "is missing"),
         (raw(response_format={"type": "xml"}), "method.reinforcement.response_format", "json_schema"),
         (
@@ -64,11 +71,11 @@ def test_yaml_and_json_are_read_alike_and_paths_count_from_the_job(tmp_path: Pat
             "reinforcement is missing",
         ),
         (raw() | {"seed": -1}, "seed", "greater than or equal to 0"),
-        ([], "job", "no mapping"),
+        ([], "job", "must be a mapping"),
         (raw() | {"cluster": {"context_length": 0}}, "cluster.context_length", "equal to 1, or 'auto' (given: 0)"),
     ],
 )
-def test_mistakes_name_their_field(job: Any, field: str, said: str) -> None:
+def test_a_mistake_names_its_field(job: Any, field: str, said: str) -> None:
     found = [p for p in problems_of(job) if p.field.startswith(field)]
     assert found, problems_of(job)
     assert said in found[0].message
@@ -77,13 +84,13 @@ def test_mistakes_name_their_field(job: Any, field: str, said: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["top_p", "top_k", "min_p"])
-def test_truncated_sampling_is_refused_with_the_reason(name: str) -> None:
+def test_truncated_sampling_is_rejected_with_the_reason(name: str) -> None:
     (problem,) = problems_of(raw(algorithm={name: 0.9}))
     assert problem.code == "truncated_sampling"
     assert "log-probabilities" in problem.remedy
 
 
-def test_all_mistakes_come_in_one_list() -> None:
+def test_all_mistakes_are_reported_together() -> None:
     assert len(problems_of(raw(algorithm={"a": 1, "b": 2}) | {"c": 3})) == 3
 
 
@@ -102,7 +109,7 @@ method:
 """
 
 
-def test_mistakes_in_a_file_name_their_line(tmp_path: Path) -> None:
+def test_a_mistake_names_its_line(tmp_path: Path) -> None:
     _, problems = in_yaml(
         tmp_path, JOB + "    tools:\n    - name: a\n    - {name: b, server_url: '${X}'}\nclutser: {}\n"
     )
@@ -113,7 +120,7 @@ def test_mistakes_in_a_file_name_their_line(tmp_path: Path) -> None:
     ]
 
 
-def test_a_key_that_stands_twice_is_a_mistake(tmp_path: Path) -> None:
+def test_a_duplicate_key_is_a_mistake(tmp_path: Path) -> None:
     job, (problem,) = in_yaml(tmp_path, JOB + "seed: 1\nseed: 2\n")
     assert (problem.code, problem.field, problem.line) == ("duplicate_key", "seed", 9)
     assert job is not None
@@ -134,7 +141,7 @@ def test_a_key_that_stands_twice_is_a_mistake(tmp_path: Path) -> None:
         ("method: {type: magic}", False),
     ],
 )
-def test_what_is_left_of_a_job_can_still_be_checked(tmp_path: Path, mistake: str, kept: bool) -> None:
+def test_the_valid_rest_of_a_job_can_still_be_checked(tmp_path: Path, mistake: str, kept: bool) -> None:
     job, problems = in_yaml(tmp_path, JOB + mistake + "\n")
     assert problems
     assert (job is not None) == kept
@@ -142,7 +149,7 @@ def test_what_is_left_of_a_job_can_still_be_checked(tmp_path: Path, mistake: str
         load_job(tmp_path / "job.yaml", {})
 
 
-def test_a_grader_with_mistakes_leaves_the_rest_of_the_job(tmp_path: Path) -> None:
+def test_an_invalid_grader_leaves_the_rest_of_the_job(tmp_path: Path) -> None:
     job, (problem,) = in_yaml(tmp_path, JOB.replace("string_check", "magic"))
     assert problem.field == "method.reinforcement.grader"
     assert job is not None
@@ -158,7 +165,7 @@ def test_broken_yaml_names_the_line(tmp_path: Path) -> None:
         load_job(tmp_path / "none.yaml", {})
 
 
-def test_environment_variables_are_filled_in_and_missing_ones_named() -> None:
+def test_environment_variables_are_replaced_and_missing_ones_reported() -> None:
     tools = [{"name": "a", "server_url": "${URL}/a", "headers": {"Authorization": "Bearer ${TOKEN}"}}]
     job = job_of(raw(tools=tools), {"URL": "http://host", "TOKEN": "hunter2"})
     (tool,) = job.reinforcement.tools
@@ -186,7 +193,7 @@ def test_broken_yaml_does_not_quote_its_lines(tmp_path: Path) -> None:
     assert "hunter2" not in str(problem)
 
 
-def test_keys_of_tool_entries_that_we_do_not_know_are_kept() -> None:
+def test_unknown_keys_of_a_tool_are_kept() -> None:
     job = job_of(raw(tools=[{"name": "a", "server_url": "http://h", "note": 1}]))
     assert job.reinforcement.tools[0].model_extra == {"note": 1}
 
@@ -198,7 +205,7 @@ def test_keys_of_tool_entries_that_we_do_not_know_are_kept() -> None:
         {"type": "json_schema", "schema": {"a": 1}},
     ],
 )
-def test_response_format_takes_the_chat_form_and_the_flat_form(given: dict[str, Any]) -> None:
+def test_response_format_accepts_the_chat_completions_form_and_the_responses_form(given: dict[str, Any]) -> None:
     assert job_of(raw(response_format=given)).reinforcement.response_format == {"a": 1}
     assert job_of(raw(response_format=None)).reinforcement.response_format is None
 
@@ -207,7 +214,7 @@ def hyper(**values: Any) -> JobSpec:
     return job_of(raw(hyperparameters=values))
 
 
-def test_auto_by_its_rules() -> None:
+def test_auto_follows_its_rules() -> None:
     plan = resolve(hyper(), num_rows=10)
     assert (plan.batch_size, plan.n_epochs, plan.steps, plan.group_size) == (10, 32, 32, 8)
     plan = resolve(hyper(), num_rows=1000)
@@ -225,7 +232,7 @@ def models() -> list[type[pydantic.BaseModel]]:
 
 
 def test_there_are_at_most_sixty_settings() -> None:
-    """Of a job. The keys of endpoints and graders, which are the wire contract's, are not among them."""
+    """The keys of endpoints and graders are not counted: OpenAI's API defines them."""
     parts = {"hyperparameters", "limits", "reward", "algorithm", "method", "cluster", "reinforcement", "supervised"}
     jobs_own = [model for model in models() if not issubclass(model, (Endpoint, GraderBase))]
     assert len({name for model in jobs_own for name in model.model_fields} - parts) <= 60
@@ -239,12 +246,12 @@ def test_each_setting_is_read_by_code() -> None:
         for path in (ROOT / folder).rglob("*.py")
         if path != ROOT / "trainer" / "spec" / "job.py"
     )
-    code += (ROOT / "trainer" / "spec" / "job.py").read_text().split("# -- what auto means")[1]
+    code += (ROOT / "trainer" / "spec" / "job.py").read_text().split("# -- how auto is resolved")[1]
     names = {name for model in models() for name in model.model_fields}
     assert [name for name in sorted(names) if f".{name}" not in code and f'"{name}"' not in code] == []
 
 
-def test_the_examples_jobs_have_the_right_form() -> None:
+def test_the_jobs_of_the_examples_are_valid() -> None:
     environment = dict.fromkeys(("LEDGER_TOOLS_URL", "LEDGER_GRADER_URL", "LEDGER_TOKEN", "TOKEN"), "http://x")
     for path in sorted((ROOT / "examples").glob("*/job*.yaml")):
         assert load_job(path, environment).method.type == "reinforcement"
@@ -254,28 +261,28 @@ def test_the_examples_jobs_have_the_right_form() -> None:
     ("reinforcement", "field", "remedy"),
     [
         ({"reward": {"tool_cal_budget": 5}}, "reward.tool_cal_budget", "did you mean 'tool_call_budget'?"),
-        ({"batch_size": 4}, "batch_size", "move it: its place is below method.reinforcement.hyperparameters"),
-        ({"zzz": 4}, "zzz", "remove the key or mend its spelling"),
+        ({"batch_size": 4}, "batch_size", "move it to method.reinforcement.hyperparameters"),
+        ({"zzz": 4}, "zzz", "remove it or check its spelling"),
         (
             {"tools": [{"name": "a", "sever_url": "x"}]},
             "tools[0].server_url",
-            "mend the spelling of 'sever_url'",
+            "rename 'sever_url' to 'server_url'",
         ),
-        ({"tools": [{"name": "a"}]}, "tools[0].server_url", "add the key"),
+        ({"tools": [{"name": "a"}]}, "tools[0].server_url", "add `server_url: ...`"),
     ],
 )
-def test_a_wrong_key_is_told_the_right_one(reinforcement: dict[str, Any], field: str, remedy: str) -> None:
+def test_a_wrong_key_comes_with_the_right_one(reinforcement: dict[str, Any], field: str, remedy: str) -> None:
     (problem,) = problems_of(raw(**reinforcement))
     assert problem.field == f"method.reinforcement.{field}"
     assert problem.remedy == remedy
 
 
-def test_what_is_found_behind_the_file_gets_the_line_of_its_field(tmp_path: Path) -> None:
+def test_a_problem_found_after_reading_gets_the_line_of_its_field(tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     path.write_text("model: m\nmethod:\n  reinforcement:\n    tools:\n      - {name: a}\n      - {name: b}\n")
-    headers = Problem("refused", "method.reinforcement.tools[1].headers", "HTTP 401", "mend it")
+    headers = Problem("refused", "method.reinforcement.tools[1].headers", "HTTP 401", "fix it")
     elsewhere = Problem("disk_full", "--runs", "no space", "free some")
-    row = Problem("broken_json", "model", "is no JSON", "mend it", "train.jsonl", 7)
-    found = placed(path, [headers, elsewhere, row])
+    row = Problem("broken_json", "model", "not valid JSON", "fix it", "train.jsonl", 7)
+    found = with_lines(path, [headers, elsewhere, row])
     assert (found[0].file, found[0].line) == (str(path), 6)
     assert found[1:] == [elsewhere, row]

@@ -1,4 +1,4 @@
-"""The operator's configuration: where it is found, what it may say, and that no secret of it is shown."""
+"""The operator's configuration: where it is found, what it may contain, and that its secrets are never shown."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def problems_of(folder: Path, text: str, environment: dict[str, str] | None = No
     return raised.value.problems
 
 
-def test_without_a_file_nothing_private_is_allowed(tmp_path: Path) -> None:
+def test_without_a_file_no_private_network_is_allowed(tmp_path: Path) -> None:
     assert load_operator(None, tmp_path, {}) == NOTHING_ALLOWED
     assert NOTHING_ALLOWED.allowed_networks == ()
 
 
-def test_a_file_is_found_in_the_working_directory_or_where_it_is_named(tmp_path: Path) -> None:
+def test_the_file_is_found_in_the_working_directory_or_at_the_given_path(tmp_path: Path) -> None:
     (tmp_path / "agent-rft.yaml").write_text(GOOD)
     (tmp_path / "other.json").write_text('{"allowed_networks": ["192.168.0.0/16"]}')
     operator = load_operator(None, tmp_path, {"JUDGE_KEY": "hunter2"})
@@ -44,7 +44,7 @@ def test_a_file_is_found_in_the_working_directory_or_where_it_is_named(tmp_path:
     assert load_operator(tmp_path / "empty.yaml", tmp_path, {}) == NOTHING_ALLOWED
 
 
-def test_a_file_that_is_named_must_be_there(tmp_path: Path) -> None:
+def test_a_given_file_must_exist(tmp_path: Path) -> None:
     with pytest.raises(InvalidJob, match="cannot be read"):
         load_operator(tmp_path / "none.yaml", tmp_path, {})
 
@@ -61,7 +61,7 @@ def test_a_file_that_is_named_must_be_there(tmp_path: Path) -> None:
         (GOOD, "models.judge.api_key", 4, "missing_variable"),
     ],
 )
-def test_mistakes_name_field_and_line(tmp_path: Path, text: str, field: str, line: int | None, code: str) -> None:
+def test_a_mistake_names_its_field_and_line(tmp_path: Path, text: str, field: str, line: int | None, code: str) -> None:
     (problem,) = problems_of(tmp_path, text)
     assert (problem.field, problem.line, problem.code) == (field, line, code)
     assert problem.remedy

@@ -1,4 +1,4 @@
-"""No dead settings: each key of the operator's configuration is read by code."""
+"""No dead settings: every key of the operator's configuration is read somewhere."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trainer.spec.operator import EngineLimits, JobLimits, ModelEndpoint, Operat
 
 @functools.cache
 def attributes_read() -> set[str]:
-    """The names after a dot in our packages, but for where settings are declared."""
+    """All attribute names read in our packages, except where settings are declared."""
     packages = ("trainer", "actors", "cluster", "serve")
     files = [path for name in packages for path in (ROOT / name).rglob("*.py") if path.name != "operator.py"]
     nodes = (node for path in files for node in ast.walk(ast.parse(path.read_text())))
@@ -22,6 +22,6 @@ def attributes_read() -> set[str]:
 
 
 @pytest.mark.parametrize("settings", [Operator, ModelEndpoint, ServerLimits, EngineLimits, JobLimits])
-def test_each_setting_is_read(settings: type[Strict]) -> None:
+def test_every_setting_is_read(settings: type[Strict]) -> None:
     dead = set(settings.model_fields) - attributes_read()
     assert not dead

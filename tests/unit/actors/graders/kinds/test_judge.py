@@ -1,4 +1,4 @@
-"""Judges: what they are asked, how strictly they are read, what is kept of their answers, which failure is which."""
+"""Judges: their requests, how strictly answers are parsed, the cache, and the kinds of failures."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def verdict(result: Any, *conclusions: str) -> dict[str, Any]:
 
 
 def in_turn(*bodies: dict[str, Any]) -> Callable[[Received], Any]:
-    """Answers one body after the other, the last one for ever."""
+    """Answers with one body after the other; the last one repeats."""
 
     async def behave(request: Received) -> web.StreamResponse:
         return web.json_response(bodies[min(request.number, len(bodies)) - 1])
@@ -72,10 +72,10 @@ async def pool() -> AsyncIterator[Pool]:
         await one.close()
 
 
-# -- what is asked -----------------------------------------------------------------------------------------------------
+# -- requests ----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_judge_gets_the_filled_messages_and_must_answer_in_the_contracts_form(pool: Pool) -> None:
+async def test_a_judge_gets_the_rendered_messages_and_the_answer_schema(pool: Pool) -> None:
     spec = score(range=[1, 5], sampling_params={"temperature": 0, "max_completions_tokens": 99, "top_p": None})
     async with FakeEndpoint(says(completion(verdict(4, "right", "and short")))) as server:
         grade = await pool(spec, server.url, model="judge-7b").grade(SAMPLE, ITEM, "trace_1")
@@ -97,7 +97,7 @@ async def test_a_judge_gets_the_filled_messages_and_must_answer_in_the_contracts
     assert (grade.value, grade.reason, grade.judge_tokens) == (4.0, "right and short", {"judge": 30})
 
 
-async def test_messages_of_all_forms_reach_the_judge_in_the_chat_apis(pool: Pool) -> None:
+async def test_messages_of_all_formats_are_sent_in_that_of_the_chat_api(pool: Pool) -> None:
     messages = [
         {"type": "message", "role": "developer", "content": {"type": "input_text", "text": "Be strict."}},
         {
@@ -142,14 +142,14 @@ async def test_a_label_passes_or_not(pool: Pool, result: str, value: float) -> N
 @pytest.mark.parametrize(
     "text", ['```json\n{"steps": [], "result": 0.5}\n```', '<think>{"result": 1}</think>\n {"result": 0.5} ']
 )
-async def test_thoughts_and_fences_around_the_answer_are_left_out(pool: Pool, text: str) -> None:
+async def test_thoughts_and_code_fences_around_the_answer_are_ignored(pool: Pool, text: str) -> None:
     async with FakeEndpoint(says(completion(text))) as server:
         assert (await pool(score(), server.url).grade(SAMPLE, ITEM, "t")).value == 0.5
 
 
 # -- failures ----------------------------------------------------------------------------------------------------------
 
-UNREADABLE = [
+INVALID = [
     completion("I would say 0.8"),
     completion(verdict("0.8")),
     completion(verdict(True)),
@@ -167,10 +167,8 @@ UNREADABLE = [
 ]
 
 
-@pytest.mark.parametrize("body", UNREADABLE)
-async def test_an_answer_that_cannot_be_read_is_asked_for_again_and_its_tokens_count(
-    pool: Pool, body: dict[str, Any]
-) -> None:
+@pytest.mark.parametrize("body", INVALID)
+async def test_an_invalid_answer_is_requested_again_and_its_tokens_count(pool: Pool, body: dict[str, Any]) -> None:
     async with FakeEndpoint(in_turn(body, completion(verdict(0.5)))) as server:
         grade = await pool(score(sampling_params={"seed": 7}), server.url).grade(SAMPLE, ITEM, "t")
     assert grade.value == 0.5
@@ -179,8 +177,8 @@ async def test_an_answer_that_cannot_be_read_is_asked_for_again_and_its_tokens_c
     assert len({request.headers["Idempotency-Key"] for request in server.received}) == 2
 
 
-@pytest.mark.parametrize("body", UNREADABLE[:3])
-async def test_a_judge_that_is_never_readable_is_a_parse_error_and_no_grade(pool: Pool, body: dict[str, Any]) -> None:
+@pytest.mark.parametrize("body", INVALID[:3])
+async def test_answers_that_stay_invalid_are_a_parse_error(pool: Pool, body: dict[str, Any]) -> None:
     async with FakeEndpoint(says(body)) as server:
         with pytest.raises(GraderFailed, match=r"grader 'quality': model 'judge'.*3 times") as failed:
             await pool(score(), server.url).grade(SAMPLE, ITEM, "t")
@@ -189,7 +187,7 @@ async def test_a_judge_that_is_never_readable_is_a_parse_error_and_no_grade(pool
     assert wire_errors(failed.value)["model_grader_parse_error"] is True
 
 
-async def test_a_label_that_was_not_asked_for_is_a_parse_error(pool: Pool) -> None:
+async def test_an_unknown_label_is_a_parse_error(pool: Pool) -> None:
     async with FakeEndpoint(says(completion(verdict("fine")))) as server:
         with pytest.raises(GraderFailed, match='"fine", but must be one of the labels'):
             await pool(label(), server.url).grade(SAMPLE, ITEM, "t")
@@ -198,7 +196,7 @@ async def test_a_label_that_was_not_asked_for_is_a_parse_error(pool: Pool) -> No
 @pytest.mark.parametrize(
     "body", [completion(None, refusal="I cannot help with that"), completion("", finish="content_filter")]
 )
-async def test_a_refusal_is_a_failure_of_its_own_kind_and_asked_once(pool: Pool, body: dict[str, Any]) -> None:
+async def test_a_refusal_is_a_refusal_error_and_not_retried(pool: Pool, body: dict[str, Any]) -> None:
     async with FakeEndpoint(says(body)) as server:
         with pytest.raises(GraderFailed, match="refused to grade") as failed:
             await pool(score(), server.url).grade(SAMPLE, ITEM, "t")
@@ -206,7 +204,7 @@ async def test_a_refusal_is_a_failure_of_its_own_kind_and_asked_once(pool: Pool,
     assert failed.value.details["code"] == "model_grader_refusal_error"
 
 
-async def test_a_judges_server_that_fails_in_the_end_is_a_server_error_without_the_key(pool: Pool) -> None:
+async def test_a_failing_judge_server_is_a_server_error_without_the_key(pool: Pool) -> None:
     async with FakeEndpoint(says({"error": f"no capacity for {KEY}"}, 500)) as server:
         with pytest.raises(GraderFailed, match="HTTP 500") as failed:
             await pool(score(), server.url).grade(SAMPLE, ITEM, "t")
@@ -217,7 +215,7 @@ async def test_a_judges_server_that_fails_in_the_end_is_a_server_error_without_t
     assert "HTTP 500" in str(errors["model_grader_server_error_details"])
 
 
-async def test_a_request_that_the_judges_server_does_not_take_is_a_server_error_at_once(pool: Pool) -> None:
+async def test_a_4xx_of_the_judge_server_is_a_server_error_at_once(pool: Pool) -> None:
     async with FakeEndpoint(says({"error": {"message": "context length exceeded"}}, 400)) as server:
         with pytest.raises(GraderFailed, match="context length exceeded") as failed:
             await pool(score(), server.url).grade(SAMPLE, ITEM, "t")
@@ -235,18 +233,18 @@ async def test_a_wrong_key_stops_the_job_and_names_the_operators_configuration(p
 # -- the cache ---------------------------------------------------------------------------------------------------------
 
 
-async def test_equal_questions_are_asked_once_and_cost_their_tokens_once(pool: Pool) -> None:
-    let = asyncio.Event()
+async def test_equal_questions_are_asked_once_and_count_their_tokens_once(pool: Pool) -> None:
+    release = asyncio.Event()
 
     async def behave(request: Received) -> web.StreamResponse:
-        await let.wait()
+        await release.wait()
         return web.json_response(completion(verdict(0.5)))
 
     async with FakeEndpoint(behave) as server:
         graders = pool(score(), server.url)
         grading = asyncio.gather(*(graders.grade(SAMPLE, ITEM, f"trace_{i}") for i in range(5)))
         await until(lambda: server.open_now == 1)
-        let.set()
+        release.set()
         grades = [*(await grading), await graders.grade(SAMPLE, ITEM, "later")]
         await graders.grade(SAMPLE, {"reference": "Rome"}, "other")
     assert len(server.received) == 2
@@ -254,7 +252,7 @@ async def test_equal_questions_are_asked_once_and_cost_their_tokens_once(pool: P
     assert sum(grade.judge_tokens.get("judge", 0) for grade in grades) == 30
 
 
-async def test_a_failure_is_not_kept(pool: Pool) -> None:
+async def test_a_failure_is_not_cached(pool: Pool) -> None:
     answers = in_turn(*[completion("no")] * 3, completion(verdict(1)))
     async with FakeEndpoint(answers) as server:
         graders = pool(score(), server.url)
@@ -263,11 +261,11 @@ async def test_a_failure_is_not_kept(pool: Pool) -> None:
         assert (await graders.grade(SAMPLE, ITEM, "t")).value == 1.0
 
 
-async def test_cancelling_one_of_two_that_wait_for_an_answer_leaves_it_to_the_other(pool: Pool) -> None:
-    let = asyncio.Event()
+async def test_cancelling_one_of_two_waiting_grades_does_not_affect_the_other(pool: Pool) -> None:
+    release = asyncio.Event()
 
     async def behave(request: Received) -> web.StreamResponse:
-        await let.wait()
+        await release.wait()
         return web.json_response(completion(verdict(0.5)))
 
     async with FakeEndpoint(behave) as server:
@@ -276,12 +274,12 @@ async def test_cancelling_one_of_two_that_wait_for_an_answer_leaves_it_to_the_ot
         await until(lambda: server.open_now == 1)
         first.cancel()
         await asyncio.wait([first])
-        let.set()
+        release.set()
         assert (await second).value == 0.5
     assert len(server.received) == 1
 
 
-async def test_cancelling_the_last_one_that_waits_ends_the_request(pool: Pool) -> None:
+async def test_cancelling_the_last_waiting_grade_cancels_the_request(pool: Pool) -> None:
     async with FakeEndpoint(hangs) as server:
         grading = asyncio.create_task(pool(score(), server.url).grade(SAMPLE, ITEM, "t"))
         await until(lambda: server.open_now == 1)
@@ -313,7 +311,7 @@ def only(problems: list[Problem]) -> Problem:
     return problem
 
 
-def test_a_model_that_the_operator_does_not_know_is_named_with_those_that_he_knows() -> None:
+def test_an_unknown_model_is_reported_with_the_known_ones() -> None:
     problem = only(grader_problems(score(model="gpt-5"), operator("http://localhost"), "grader"))
     assert (problem.code, problem.field) == ("unknown_model", "grader.model")
     assert "'gpt-5'" in problem.message and "judge" in problem.message and "operator's configuration" in problem.remedy
@@ -336,13 +334,13 @@ def test_a_model_that_the_operator_does_not_know_is_named_with_those_that_he_kno
         ({"sampling_params": {"response_format": {}}}, "invalid_parameter", "sampling_params.response_format"),
     ],
 )
-def test_mistakes_of_a_judge_name_their_field(changes: dict[str, Any], code: str, field: str) -> None:
+def test_problems_of_a_judge_name_their_field(changes: dict[str, Any], code: str, field: str) -> None:
     problem = only(grader_problems(score(**changes), operator("http://localhost"), "grader"))
     assert (problem.code, problem.field) == (code, f"grader.{field}")
     assert problem.remedy
 
 
-def test_a_passing_label_must_be_a_label_and_a_models_url_one() -> None:
+def test_a_passing_label_must_be_a_label_and_a_model_s_url_valid() -> None:
     wrong = score(type="label_model", labels=["a"], passing_labels=["b"])
     assert only(grader_problems(wrong, operator("http://localhost"))).code == "unknown_label"
     problem = only(grader_problems(label(), operator("localhost:8000")))

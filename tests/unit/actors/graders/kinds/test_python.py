@@ -1,4 +1,4 @@
-"""A python grader's source, and the choice of its sandbox: what can be said without running anything."""
+"""A python grader's source, and the choice of its sandbox: what can be checked without running anything."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trainer.errors import UserError
 # -- which sandbox -----------------------------------------------------------------------------------------------------
 
 
-def test_without_a_sandbox_it_is_an_error_that_says_what_is_missing_and_what_to_do() -> None:
+def test_without_a_sandbox_the_error_says_what_is_missing_and_what_to_do() -> None:
     nothing = SandboxReport(None, {}, {"bubblewrap": "bwrap is not installed", "namespaces": "not permitted"})
     with pytest.raises(UserError) as error:
         choose_way(nothing, unsandboxed=False)
@@ -23,7 +23,7 @@ def test_without_a_sandbox_it_is_an_error_that_says_what_is_missing_and_what_to_
         assert words in error.value.message
 
 
-def test_the_operators_word_counts_only_where_there_is_no_sandbox() -> None:
+def test_unsandboxed_python_counts_only_without_a_sandbox() -> None:
     assert choose_way(SandboxReport(None), unsandboxed=True) == "none"
     assert choose_way(SandboxReport("namespaces"), unsandboxed=True) == "namespaces"
 
@@ -45,14 +45,14 @@ def test_the_filter_ends_with_allow_and_knows_both_machines() -> None:
     [
         ("def grade(sample, item)\n    return 1", "line 1: expected ':'"),
         ("x = 1\n\ndef grade(:", "line 3: invalid syntax"),
-        ("def score(sample, item): return 1", "it defines no function grade"),
-        ("def grade(sample): return 1", "line 1: grade is called with two values"),
-        ("def grade(a, b, c): return 1", "line 1: grade is called with two values"),
-        ("def grade(a, b, *, c): return 1", "line 1: grade is called with two values"),
+        ("def score(sample, item): return 1", "it does not define a function grade"),
+        ("def grade(sample): return 1", "line 1: grade is called with two arguments"),
+        ("def grade(a, b, c): return 1", "line 1: grade is called with two arguments"),
+        ("def grade(a, b, *, c): return 1", "line 1: grade is called with two arguments"),
         ("async def grade(sample, item): return 1", "line 1: grade must be a plain function"),
-        ("x = '\0'", "it cannot be read"),
+        ("x = '\0'", "it cannot be parsed"),
         ("(" * 50_000, "line 1: too many nested parentheses"),
-        ("-" * 100_000 + "1", "it cannot be read"),
+        ("-" * 100_000 + "1", "it cannot be parsed"),
     ],
 )
 def test_mistakes_in_the_source_are_found_without_running_it(source: str, problem: str) -> None:
@@ -71,5 +71,5 @@ def test_mistakes_in_the_source_are_found_without_running_it(source: str, proble
         "raise SystemExit('never run')\ndef grade(s, i): return 1",
     ],
 )
-def test_sources_that_may_be_right_pass(source: str) -> None:
+def test_sources_that_may_be_valid_pass(source: str) -> None:
     assert python_source_problems(source) == []

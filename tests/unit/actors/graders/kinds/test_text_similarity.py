@@ -1,4 +1,4 @@
-"""Text similarity: values worked out by hand, the ends of the scale, empty texts, other scripts, long texts, cosine."""
+"""Text similarity: values computed by hand, the limits, empty texts, other scripts, long texts, cosine."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def spec(metric: str, **more: Any) -> TextSimilarityGrader:
         ("gleu", "the cat sat on a mat", TEXT, (5 + 3 + 2 + 1) / (6 + 5 + 4 + 3)),
         # 5 words, P = R = 5/6, in 3 chunks, since "the" is matched with the last one: "the", "cat sat on", "mat"
         ("meteor", "the cat sat on a mat", TEXT, 5 / 6 * (1 - 0.5 * (3 / 5) ** 3)),
-        ("meteor", "cats running", "cat runs", 1 - 0.5 * (1 / 2) ** 3),  # by their stems
+        ("meteor", "cats running", "cat runs", 1 - 0.5 * (1 / 2) ** 3),  # equal stems
         ("meteor", "big", "large", 0.0),  # synonyms do not count: there is no WordNet
         ("rouge_1", "the cat", TEXT, 2 * 1 * (2 / 6) / (1 + 2 / 6)),
         ("rouge_2", "the cat sat", TEXT, 2 * 1 * (2 / 5) / (1 + 2 / 5)),
@@ -46,16 +46,16 @@ def spec(metric: str, **more: Any) -> TextSimilarityGrader:
         ("rouge_1", "Привет мир", "привет", 2 * 0.5 * 1 / 1.5),
     ],
 )
-def test_values_worked_out_by_hand(metric: Similarity, text: str, reference: str, value: float) -> None:
+def test_values_computed_by_hand(metric: Similarity, text: str, reference: str, value: float) -> None:
     assert metric_of(metric)(text, reference) == pytest.approx(value, abs=1e-4)
 
 
 @pytest.mark.parametrize("metric", WORDS)
-def test_each_metric_is_0_for_nothing_in_common_and_1_for_the_same_but_for_meteors_own_penalty(
+def test_each_metric_is_0_for_nothing_in_common_and_1_for_equal_texts_except_meteor(
     metric: Similarity,
 ) -> None:
     similarity = metric_of(metric)
-    assert similarity("zzz vvv www xxx kkk", "on the mat a cat") < 0.35  # letters and smoothing leave a little
+    assert similarity("zzz vvv www xxx kkk", "on the mat a cat") < 0.35  # single letters and smoothing add a little
     assert similarity(TEXT, TEXT) == pytest.approx(1.0, abs=0.003)  # METEOR: 1 - 0.5 / 6^3
 
 
@@ -74,7 +74,7 @@ def test_any_texts_are_between_0_and_1(metric: Similarity) -> None:
         assert 0.0 <= similarity(text, reference) <= 1.0
 
 
-def test_rouge_l_is_rouge_scores() -> None:
+def test_rouge_l_equals_rouge_score_s() -> None:
     rng, scorer = random.Random(2), RougeScorer(["rougeL"])
     for _ in range(50):
         text, reference = (" ".join(rng.choices("abcde", k=rng.randint(1, 20))) for _ in range(2))
@@ -82,7 +82,7 @@ def test_rouge_l_is_rouge_scores() -> None:
 
 
 @pytest.mark.parametrize("metric", WORDS)
-async def test_a_megabyte_is_compared_while_the_event_loop_goes_on(metric: Similarity) -> None:
+async def test_comparing_a_megabyte_does_not_block_the_event_loop(metric: Similarity) -> None:
     rng = random.Random(3)
     words = ["".join(rng.choices("abcdefghijklmnop", k=6)) for _ in range(5_000)]
     long, other = (" ".join(rng.choices(words, k=150_000)) for _ in range(2))
@@ -99,7 +99,7 @@ async def test_a_megabyte_is_compared_while_the_event_loop_goes_on(metric: Simil
     await grader.close()
 
 
-def test_a_word_that_would_drown_the_stemmer_is_compared_as_it_is() -> None:
+def test_a_very_long_word_is_not_stemmed() -> None:
     assert metric_of("meteor")("y" * 20_000 + "s", "y" * 20_000) == 0.0
     assert metric_of("meteor")("y" * 20_000, "y" * 20_000) == 0.5
 
@@ -156,7 +156,7 @@ async def test_a_reference_is_embedded_once_for_all_rollouts_of_its_row() -> Non
 @pytest.mark.parametrize(
     "body", [{"data": []}, {"data": [{"embedding": "no"}]}, {"data": [{"embedding": [0, 0]}]}, {"data": None}, "no"]
 )
-async def test_an_embedding_that_is_none_is_a_failure(body: object) -> None:
+async def test_an_invalid_embedding_is_a_failure(body: object) -> None:
     async with FakeEndpoint(says(body)) as server:
         grader = make_grader(spec("cosine"), operator(server.url), FakeTime().timing())
         with pytest.raises(GraderFailed, match="text-embedding") as failed:

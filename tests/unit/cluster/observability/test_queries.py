@@ -1,0 +1,60 @@
+"""Panels take their queries, names, units and descriptions from the list of metrics."""
+
+from __future__ import annotations
+
+import pytest
+
+from cluster.observability.dashboards.queries import MetricQuery, gauge, mean_of, panel, quantile_of, rate_of
+from cluster.observability.promql import samples
+
+
+def test_a_panel_of_one_metric_has_its_label_unit_and_help() -> None:
+    shown = panel(mean_of("checkpoint_bytes"))
+    assert (shown.title, shown.unit, shown.about) == ("Checkpoint size", "bytes", "Size of the checkpoint.")
+    assert [query.legend for query in shown.queries] == ["{{job}}"]
+
+
+def test_a_panel_of_several_metrics_names_each_in_legend_and_description() -> None:
+    shown = panel(rate_of("groups_trained", per="minute"), rate_of("groups_lost", per="minute"), title="Groups")
+    assert [query.legend for query in shown.queries] == ["trained {{job}}", "lost {{job}}"]
+    assert [line.partition(":")[0] for line in shown.about.splitlines()] == ["- trained", "- lost"]
+
+
+def test_placeholders_become_labels_of_the_query_and_fixed_values_conditions() -> None:
+    query = quantile_of(0.95, "rollout_tokens/train/<kind>")
+    assert 'agent_rft_rollout_tokens_bucket{job=~"$job",split="train"}[$window]' in query.expr
+    assert "sum by (job, kind, le)" in query.expr
+    assert query.legend() == "p95 {{kind}} {{job}}"
+
+
+@pytest.mark.parametrize(
+    ("query", "unit"),
+    [
+        (rate_of("endpoint/<endpoint>/bytes_in"), "Bps"),
+        (gauge("clipped_share"), "percentunit"),
+        (gauge("learning_rate"), "sci"),
+        (gauge("grad_norm"), "none"),
+        (mean_of("time_wait_s"), "s"),
+        (gauge("engine_slots"), "short"),
+    ],
+)
+def test_a_query_is_shown_in_the_unit_of_its_metric(query: MetricQuery, unit: str) -> None:
+    assert panel(query).unit == unit
+
+
+def test_queries_that_prometheus_cannot_answer_are_refused() -> None:
+    with pytest.raises(KeyError, match="made_up"):
+        gauge("made_up")
+    with pytest.raises(ValueError, match="not a counter"):
+        rate_of("grad_norm")
+    with pytest.raises(ValueError, match="histogram"):
+        gauge("time_step_s")
+    with pytest.raises(ValueError, match="file"):
+        samples("tool/<tool>/calls_mean")
+
+
+def test_panels_of_metrics_with_different_units_or_without_a_title_are_refused() -> None:
+    with pytest.raises(ValueError, match="one unit"):
+        panel(gauge("loss"), mean_of("time_step_s"), title="Loss and time")
+    with pytest.raises(ValueError, match="needs a title"):
+        panel(gauge("loss"), gauge("grad_norm"))

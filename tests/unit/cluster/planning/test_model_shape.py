@@ -1,0 +1,67 @@
+"""What a plan reads of config.json."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.planning.context import MAX_AUTO_CONTEXT, context_of, context_problems
+from cluster.planning.model_folder import read_folder
+from cluster.planning.model_shape import max_context, read_config, shape_of
+from cluster.preflight.model import read_model
+from tests.support.builders import job
+from tests.support.paths import BASE
+
+SIZES = {"num_attention_heads": 8, "num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 96, "vocab_size": 50}
+
+
+def test_a_plan_and_the_full_check_read_the_same_sizes() -> None:
+    planned, _ = read_folder(str(BASE))
+    checked, problems = read_model(job().model_copy(update={"model": str(BASE)}))
+    assert planned is not None and checked is not None, problems
+    assert (planned.shape, planned.max_context) == (checked.shape, checked.max_context)
+
+
+def test_sizes_that_old_configs_leave_out_follow_from_the_others(tmp_path: Path) -> None:
+    shape = shape_of(tmp_path, SIZES)
+    assert (shape.kv_heads, shape.head_dim, shape.intermediate) == (8, 8, 96)
+    experts = {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
+    assert shape_of(tmp_path, SIZES | experts).intermediate == 32
+
+
+def test_a_config_without_a_size_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="hidden_size, vocab_size must be an integer"):
+        shape_of(tmp_path, SIZES | {"hidden_size": None, "vocab_size": "50"})
+
+
+def test_the_language_model_of_several_parts_is_read(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"vision_config": {}, "text_config": SIZES}))
+    assert read_config(tmp_path) == SIZES
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(ValueError, match="JSON object"):
+        read_config(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("config", "limit"),
+    [
+        ({}, None),
+        ({"max_position_embeddings": 4096}, 4096),
+        ({"max_position_embeddings": 4096, "rope_parameters": {"rope_type": "linear", "factor": 4.0}}, 16_384),
+        ({"max_position_embeddings": 4096, "rope_scaling": {"type": "dynamic", "factor": 2.0}}, 8192),
+        ({"max_position_embeddings": 131_072, "rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, 131_072),
+    ],
+)
+def test_the_longest_context_includes_rotary_scaling(config: dict[str, Any], limit: int | None) -> None:
+    assert max_context(config) == limit
+
+
+def test_an_automatic_context_is_the_models_up_to_a_limit() -> None:
+    assert context_of(job(), 2048) == 2048
+    assert context_of(job(), None) == context_of(job(), 1 << 20) == MAX_AUTO_CONTEXT
+    assert context_of(job(cluster={"context_length": 512}), 2048) == 512
+    assert context_problems(2048, 2048) == context_problems(4096, None) == []
+    assert [problem.code for problem in context_problems(4096, 2048)] == ["context_too_long"]
