@@ -13,7 +13,7 @@ import math
 START = 16
 """The initial limit: high enough not to slow a job down, low enough for a small server's first second."""
 ROUND = 4
-"""The least number of outcomes to judge together: one pushed-back call alone is no evidence."""
+"""The least number of outcomes to judge together: one rejected call alone says little."""
 LATENCY_SAMPLES = 50
 """Latencies are roughly log-normal, with a standard deviation of 1 in the logarithm (median 0.2 s, p99 2 s). The mean
 logarithm of 50 samples has a standard error of 0.14, so a doubling by chance happens once in a million."""
@@ -51,7 +51,7 @@ class AdaptiveLimit:
         """Record that a request sent at `sent` was answered; `in_flight` includes it."""
         if sent < self._shrunk_at:
             return
-        # Answers below the limit are no evidence for a higher one, and a slow endpoint gets no more requests.
+        # Answers below the limit do not justify a higher one, and a slow endpoint gets no more requests.
         if 2 * in_flight >= self._limit and not self._fell_from:
             step = 1.0 if self._slow_start else 1.0 / math.sqrt(self._limit)
             self._limit = min(float(self._maximum), self._limit + step)

@@ -34,7 +34,7 @@ RETRYING = Retrying(
     wait=wait_exponential(0.1, max=5),
     reraise=True,
 )
-"""How a write is retried while the database is unavailable; then it is dropped and training continues."""
+"""How long a write is retried while the database is unavailable; then it is dropped and training continues."""
 STEPS_FOR_ESTIMATE = 20
 
 

@@ -16,8 +16,9 @@ HEAD = "node:__internal_head__"
 
 
 def live_nodes() -> list[Node]:
-    """Of the cluster that we are connected to, its head first. Each node with GPUs is asked for their memory, which Ray
-    does not know.
+    """The nodes of the cluster that we are connected to, the head first.
+
+    Each node with GPUs is asked for their memory, which Ray does not know.
     """
     alive = sorted((node for node in ray.nodes() if node["Alive"]), key=lambda node: HEAD not in node["Resources"])
     asked = {node["NodeID"]: _ask_gpu_memory(node["NodeID"]) for node in alive if node["Resources"].get("GPU")}
@@ -26,7 +27,7 @@ def live_nodes() -> list[Node]:
 
 def _live(node: Mapping[str, Any], gpu_memory: Any) -> Node:
     resources, host = node["Resources"], node["NodeManagerHostname"]
-    # Of other machines Ray knows only what was free when it started there.
+    # For other machines Ray knows only what was free when it started there.
     free = sum(resources.get(kind, 0.0) for kind in ("memory", "object_store_memory"))
     return Node(
         name=f"{host}-{node['NodeID'][:4]}",

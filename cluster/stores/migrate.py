@@ -67,7 +67,7 @@ def _checked_url(url: str) -> str:
     try:
         name = make_url(url).get_backend_name()
     except ArgumentError:
-        raise UserError("--database is no URL; give postgresql://user:password@host/name") from None
+        raise UserError("--database is not a valid URL; give postgresql://user:password@host/name") from None
     if name not in ("postgresql", "sqlite"):
         raise UserError(f"--database: {name} is not supported; give postgresql://user:password@host/name")
     return url

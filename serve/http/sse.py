@@ -1,4 +1,4 @@
-"""Server-sent events: a failure in mid-stream ends the stream with an error event, which clients raise."""
+"""Server-sent events: a failure during a stream ends the stream with an error event, which clients raise."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class ResponseStream:
         """Yields the events of the response.
 
         Raises:
-            ApiError: the model failed in mid-stream.
+            ApiError: the model failed during the stream.
         """
         for kind in ("response.created", "response.in_progress"):
             yield self._event(kind, response=self._response)

@@ -1,6 +1,7 @@
-"""Thousands of rollouts against endpoints that fail. The engine is a fake; what stands between it and the endpoints -
-episode, dispatcher, grader pool, sessions - is real, and so is time. Where 3 s stand for 30 and 1 s for a minute, the
-whole time is in `make nightly`.
+"""Thousands of rollouts against endpoints that fail.
+
+The engine is a fake; episode, dispatcher, grader pool, sessions and time are real. Some tests take 3 s for 30, or 1 s
+for a minute; `make nightly` runs them at full length.
 """
 
 from __future__ import annotations

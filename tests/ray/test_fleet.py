@@ -167,7 +167,7 @@ async def test_hung_processes_are_reported_within_a_minute_and_replaced(actors: 
         return [*actors.fleet.watched(), *watched_dispatchers(actors.dispatchers), *actors.learner.watched()]
 
     def silent(name: str) -> bool:
-        """Whether an event names it with rollouts that stand still."""
+        """Whether an event names it with rollouts that wait for it."""
         found = [event for event in actors.events if isinstance(event, ActorSilent) and event.actor.startswith(name)]
         return any("trace_" in " ".join(event.work) for event in found)
 

@@ -42,7 +42,7 @@ class FakeEngine:
 
     async def start(self) -> RftError | None:
         if "broken" in self._log.name:
-            return UserError("is no model that can be read")
+            return UserError("is not a readable model")
         self._note("started")
         return None
 

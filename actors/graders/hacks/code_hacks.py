@@ -1,7 +1,7 @@
 """Known hacks of code tasks, each as a function (code, reference) -> why the code looks like that hack, or None.
 
 They read syntax trees and run nothing. They find the simple forms of a hack; a judge model as a guard and a held-out
-grader complement them. Text that is not valid Python is none of these hacks: it fails in the grader that runs it.
+grader complement them. Text that is not valid Python counts as no hack: it fails in the grader that runs it.
 """
 
 from __future__ import annotations

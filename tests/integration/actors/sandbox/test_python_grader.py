@@ -186,7 +186,7 @@ async def test_no_process_outlives_a_killed_owner() -> None:
 # -- hostile graders ---------------------------------------------------------------------------------------------------
 
 HARMLESS: dict[str, Any] = {"value": 1.0}
-"""The attack was blocked, or was no attack."""
+"""The attack was blocked, or does nothing harmful."""
 ATTACKS: dict[str, dict[str, str] | dict[str, float]] = {
     "uses_what_it_may": HARMLESS,
     "reads_secrets": HARMLESS,

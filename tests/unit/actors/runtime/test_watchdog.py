@@ -59,7 +59,7 @@ class Watch:
         )
 
     async def looks(self, count: int) -> list[Event]:
-        """What is said in so many looks."""
+        """The events of this many looks."""
         self.events.clear()
         for _ in range(count):
             await self.dog.look()

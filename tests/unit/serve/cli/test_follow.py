@@ -82,7 +82,7 @@ def test_without_a_terminal_a_job_is_shown_in_the_lines_of_the_train_command(wor
 
 @pytest.mark.parametrize("describe", [sentence, lambda event: event.kind], ids=["sentences", "kinds"])
 def test_on_a_terminal_it_is_the_main_jobs_table(world: World, describe: Callable[[Event], str]) -> None:
-    """Whatever the messages are: nothing goes by them."""
+    """Whatever the messages say: the table is made of kinds and data."""
     world.now += 65
     world.run(5, describe=describe)
     console = Console(file=io.StringIO(), force_terminal=False, width=100)
