@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Literal
 
+from trainer.loop.evaluate import half_width_95
 from trainer.metrics import EVALUATION
 from trainer.metrics.metric import Metric
 from trainer.types import Evaluation, Group
@@ -63,8 +64,7 @@ def paired_change(before: Sequence[Group], after: Sequence[Group]) -> tuple[floa
     changes = [mean_grade(new[row]) - mean_grade(old[row]) for row in new if row in old]
     if not changes:
         return math.nan, math.nan, 0
-    half_width = 1.96 * stdev(changes) / math.sqrt(len(changes)) if len(changes) > 1 else math.nan
-    return fmean(changes), half_width, len(changes)
+    return fmean(changes), half_width_95(changes), len(changes)
 
 
 def mean_grade(group: Group) -> float:

@@ -55,7 +55,7 @@ def summarize(groups: Sequence[Group], samples: int, pass_threshold: float) -> E
         num_rollouts=len(graded),
         discarded=len(discarded),
         grade=mean("train_mean_grade"),
-        ci95=1.96 * stdev(row_grades) / math.sqrt(len(row_grades)) if len(row_grades) > 1 else math.nan,
+        ci95=half_width_95(row_grades),
         reward=mean("train_mean_reward"),
         pass_rate=sum(map(passed, rows)) / len(graded) if graded else math.nan,
         pass_at_k=fmean(pass_at_k(len(row), passed(row), samples) for row in rows) if rows else math.nan,
@@ -68,6 +68,11 @@ def summarize(groups: Sequence[Group], samples: int, pass_threshold: float) -> E
         busy_s=mean("rollout_busy_s_mean"),
         reasoning_tokens=mean("reasoning_tokens_mean"),
     )
+
+
+def half_width_95(values: Sequence[float]) -> float:
+    """Half the width of the 95 % confidence interval of the mean; NaN for fewer than two values."""
+    return 1.96 * stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
 
 
 def pass_at_k(n: int, correct: int, k: int) -> float:
