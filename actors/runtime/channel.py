@@ -235,7 +235,7 @@ async def _open_connection(address: Address) -> tuple[asyncio.StreamReader, asyn
 
 
 def _keep_alive(writer: asyncio.StreamWriter) -> None:
-    """Send TCP keep-alives: a connection may be idle for minutes, and firewalls drop idle connections."""
+    """Send TCP keep-alive probes: a connection may be idle for minutes, and firewalls drop idle connections."""
     connection: socket.socket = writer.get_extra_info("socket")
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in KEEP_ALIVE.items():
