@@ -1,50 +1,38 @@
-"""The driver of one run, the only module that knows all parts: prepares, starts actors, trains or grades, cleans up."""
+"""The driver of one run, where all parts come together: prepares, starts actors, trains or grades, cleans up."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
-from functools import partial
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, cast
 
-import ray
 from rich.console import Console
 from rich.markup import escape
 
-from actors.grading.pool import GraderPoolActor, GraderPoolClient, watched_graders
-from actors.learner.group import LearnerGroup
-from actors.rollout.fleet import CANARY_LIMITS, Fleet
-from actors.rollout.worker import RolloutWorker
-from actors.runtime.watchdog import Watchdog, Watched
-from actors.tools.actor import DispatcherClient, start_dispatchers, watched_dispatchers
+from actors.rollout.fleet import Fleet
 from cluster.preflight.prepare import Prepared, prepare
 from cluster.ray_cluster.job_status import RayJobStatus, folder_warning, stop_warning
-from cluster.ray_cluster.seats import Seats
 from cluster.ray_cluster.session import is_local, ray_session
 from cluster.records.redact import public_job
 from cluster.records.run_folder import RunFolder, new_run_folder
-from cluster.run.actor_configs import checking, job_digest, learner_config, print_plan, weight_sync, worker_config
+from cluster.run.actor_configs import checking, job_digest, print_plan
+from cluster.run.actors import RunActors
 from cluster.run.metrics_sink import MetricsSink
 from cluster.run.plugins import RunInfo, load_plugins
-from cluster.run.sessions import JobSessions
 from cluster.run.signals import Signals
 from cluster.run.stream import EventStream
 from cluster.run.watch import Watch
 from cluster.views.live import LiveView, before_after_table
 from cluster.views.report import write_report
-from trainer.errors import Discard, InvalidJob, Problem, RftError, first_error
+from trainer.errors import InvalidJob, Problem, RftError
 from trainer.events import (
-    ComponentFailed,
     Evaluated,
     JobEnded,
     JobStarted,
     Notice,
     Outcome,
-    Phase,
     PhaseBegan,
     StepDone,
 )
@@ -180,7 +168,6 @@ class _Run:
         self.outcome: Outcome = "done"
         self._error = ""
         self._prepared = prepared
-        self._operator = operator
         self._folder = folder
         self._view = view
         self._metrics = metrics
@@ -190,12 +177,7 @@ class _Run:
         self._stream = EventStream(folder.path.name, sinks, [folder, metrics], plugins)
         self._signals = signals
         self._console = console
-        self._seats: Seats | None = None
-        self._fleet: Fleet | None = None
-        self._sessions: JobSessions | None = None
-        self._learner: LearnerGroup | None = None
-        self._helpers: list[Watched] = []
-        self._watchdog: asyncio.Task[None] | None = None
+        self._actors = RunActors(prepared, operator, folder.path, metrics, self._stream.emit)
         folder.write_job(prepared.job, prepared.plan, {"context_length": prepared.context_length})
         self._stream.emit(JobStarted(method=prepared.job.method.type, total_steps=prepared.plan.steps), skip=view)
         for warning in prepared.warnings:
@@ -218,8 +200,8 @@ class _Run:
     async def reinforcement(self, resuming: bool) -> None:
         prepared, job = self._prepared, self._prepared.job
         checkpoints, latest, digest = self._checkpoints(resuming)
-        fleet, learner = await self._start()
-        assert learner is not None
+        await self._actors.start()
+        fleet, learner = self._actors.fleet, self._actors.learner
         before = None
         if prepared.test and latest is None:
             before = await self._grade(fleet, prepared.test, "test", "test-before", prepared.plan.eval_samples)
@@ -237,8 +219,7 @@ class _Run:
     async def supervised(self, resuming: bool) -> None:
         prepared, job = self._prepared, self._prepared.job
         checkpoints, latest, digest = self._checkpoints(resuming)
-        _, learner = await self._start()
-        assert learner is not None
+        await self._actors.start()
         loop = SupervisedLoop(
             prepared.plan,
             job.supervised.algorithm,
@@ -246,7 +227,7 @@ class _Run:
             prepared.tasks,
             prepared.validation,
             prepared.renderer,
-            learner,
+            self._actors.learner,
             checkpoints,
             self._stream,
             digest,
@@ -261,7 +242,7 @@ class _Run:
             if self._folder.lacks(state.metrics):
                 total_steps = self._prepared.plan.steps
                 self._stream.emit(StepDone(step=state.step, total_steps=total_steps, metrics=state.metrics))
-        self._phase("training")
+        self._stream.emit(PhaseBegan(phase="training"))
         with self._signals.graceful(loop.stop):
             await loop.run()
         if self._signals.count:
@@ -270,23 +251,16 @@ class _Run:
     async def evaluation(self, file: str, samples: int) -> None:
         prepared = self._prepared
         tasks = {"training_file": prepared.tasks, "validation_file": prepared.validation, "test_file": prepared.test}
-        fleet, _ = await self._start()
-        evaluation = await self._grade(fleet, tasks[file], "test", f"eval-{file.removesuffix('_file')}", samples)
+        await self._actors.start()
+        evaluation = await self._grade(
+            self._actors.fleet, tasks[file], "test", f"eval-{file.removesuffix('_file')}", samples
+        )
         self._view.stop()
         self._console.print(before_after_table(evaluation, None))
 
     async def close(self) -> None:
         """Stop the actors, release resources, flush the sinks and write the report."""
-        if self._watchdog is not None:
-            self._watchdog.cancel()
-        if self._fleet is not None:
-            await self._fleet.shutdown()
-        if self._sessions is not None:
-            await self._sessions.close()
-        if self._learner is not None:
-            await self._learner.shutdown()
-        if self._seats is not None:
-            self._seats.release()
+        await self._actors.shutdown()
         self._stream.emit(JobEnded(outcome=self.outcome, error=self._error))
         await asyncio.to_thread(self._stream.close)
         await self._status.ended()
@@ -307,9 +281,6 @@ class _Run:
                 how = f"from {latest[0].name} with --resume {self._folder.path}"
                 self._console.print(f"to resume:  {how}", soft_wrap=True, highlight=False)
 
-    def _phase(self, phase: Phase, detail: str = "") -> None:
-        self._stream.emit(PhaseBegan(phase=phase, detail=detail))
-
     def _checkpoints(self, resuming: bool) -> tuple[Checkpoints, tuple[Path, LoopState] | None, str]:
         """The run's checkpoints, the one to resume from, and the digest of the job.
 
@@ -324,94 +295,10 @@ class _Run:
             check_same_job(latest[1], digest)
         return checkpoints, latest, digest
 
-    # -- actors --------------------------------------------------------------------------------------------------------
-
-    async def _start(self) -> tuple[Any, LearnerGroup | None]:
-        """Start the placement's engines and learner concurrently; each takes tens of seconds."""
-        prepared, metrics, placement = self._prepared, self._metrics.address, self._prepared.placement
-        engines, learner = placement.engines > 0, placement.learner_ranks > 0
-        self._seats = seats = Seats(placement, self._folder.path.name)
-        self._phase("resources")
-        missing = partial(self._phase, "resources")
-        at_start = await seats.ready(missing, wait_for_nodes_s=self._operator.wait_for_nodes_s)
-        self._phase("actors", " and ".join(["engines"] * engines + ["learner"] * learner))
-        fleet, learning = None, None
-        try:
-            async with asyncio.TaskGroup() as group:
-                if learner:
-                    options = [seats.rank(i) for i in range(placement.learner_ranks)]
-                    learning = group.create_task(LearnerGroup.start(learner_config(prepared, metrics), options))
-                if engines:
-                    self._fleet = fleet = self._make_fleet(seats)
-                    self._metrics.recorder.add(fleet.live)
-                    group.create_task(fleet.start(at_start))
-                    group.create_task(self._helpers_answer())
-        except ExceptionGroup as errors:
-            raise first_error(errors) from errors
-        if learning is not None:
-            self._learner = learning.result()
-            if fleet is not None:
-                fleet.connect(weight_sync(prepared, self._learner), self._learner.logprobs)
-        progress = None if fleet is None else fleet.progress
-        self._watchdog = asyncio.create_task(Watchdog(self._watched, progress, self._stream.emit).run())
-        self._watchdog.add_done_callback(self._watchdog_ended)
-        return self._fleet, self._learner
-
-    async def _helpers_answer(self) -> None:
-        """Wait until dispatchers and graders answer, so that a job fails early.
-
-        Raises:
-            CannotStart: One of them can never start.
-        """
-        for helper in self._helpers:
-            with suppress(Discard):  # it is being restarted
-                await helper.pulse()
-
-    def _watchdog_ended(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:  # a bug: the job continues without it
-            self._stream.emit(ComponentFailed(component="watchdog", error=f"{type(error).__name__}: {error}"))
-
-    def _watched(self) -> list[Watched]:
-        """The current actors of this job."""
-        engines = [] if self._fleet is None else self._fleet.watched()
-        return engines + self._helpers + ([] if self._learner is None else self._learner.watched())
-
-    def _make_fleet(self, seats: Seats) -> Fleet:
-        prepared, metrics = self._prepared, self._metrics.address
-        reinforcement = prepared.job.reinforcement
-        folder = self._folder.path
-        tools, shards, session = reinforcement.tools, prepared.job.cluster.dispatchers, reinforcement.session
-        dispatchers = start_dispatchers(tools, self._operator, shards, session, folder, seats.beside, metrics)
-        if session is not None:
-            self._sessions = JobSessions(DispatcherClient(*dispatchers), folder, self._stream.emit)
-        graders = (
-            cast(Any, GraderPoolActor)
-            .options(**seats.beside("grader-pool"))
-            .remote(reinforcement, self._operator, metrics)
-        )
-        self._helpers = [*watched_dispatchers(dispatchers), watched_graders(graders)]
-        config = worker_config(prepared, dispatchers, graders, metrics)
-        worker_class = ray.remote(RolloutWorker)
-
-        def spawn(index: int) -> Any:
-            name = f"engine-{index}"
-            owner = None if self._sessions is None else self._sessions.new_owner(name)
-            options = worker_class.options(max_concurrency=10_000, **seats.engine(index))
-            return options.remote(replace(config, owner=owner, name=name))
-
-        def lost(name: str) -> None:
-            if self._sessions is not None:
-                self._sessions.lost(name)
-
-        size, canary_limit = prepared.job.cluster.engines, CANARY_LIMITS[prepared.placement.dtype]
-        endpoints = [DispatcherClient(*dispatchers).endpoint_stats, GraderPoolClient(graders).endpoint_stats]
-        emit, placed = self._stream.emit, seats.engine_placed
-        return Fleet(spawn, size, canary_limit, reinforcement.limits, emit, lost, endpoints, placed)
-
     async def _grade(
         self, fleet: Fleet, tasks: Sequence[Task], purpose: Purpose, name: str, samples: int
     ) -> Evaluation:
-        self._phase("grading", f"{len(tasks)} rows ({name})")
+        self._stream.emit(PhaseBegan(phase="grading", detail=f"{len(tasks)} rows ({name})"))
         reinforcement = self._prepared.job.reinforcement
         evaluation, groups = await evaluate(
             fleet, tasks, purpose, samples, reinforcement.algorithm.temperature, reinforcement.grader.pass_threshold

@@ -1,0 +1,158 @@
+"""The actors of one run: engines, learner ranks, dispatchers and graders, started together, watched and shut down."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import ray
+
+from actors.grading.pool import GraderPoolActor, GraderPoolClient, watched_graders
+from actors.learner.group import LearnerGroup
+from actors.rollout.fleet import CANARY_LIMITS, Fleet
+from actors.rollout.worker import RolloutWorker
+from actors.runtime.watchdog import Watchdog, Watched
+from actors.tools.actor import DispatcherClient, start_dispatchers, watched_dispatchers
+from cluster.preflight.prepare import Prepared
+from cluster.ray_cluster.seats import Seats
+from cluster.run.actor_configs import learner_config, weight_sync, worker_config
+from cluster.run.metrics_sink import MetricsSink
+from cluster.run.sessions import JobSessions
+from trainer.errors import Discard, first_error
+from trainer.events import ComponentFailed, PhaseBegan
+from trainer.protocols import Emit
+from trainer.spec.operator import Operator
+
+
+class RunActors:
+    """Starts and stops the actors of the run in `folder`. Call `shutdown` at the end, also if `start` failed."""
+
+    def __init__(self, prepared: Prepared, operator: Operator, folder: Path, metrics: MetricsSink, emit: Emit) -> None:
+        self._prepared = prepared
+        self._operator = operator
+        self._folder = folder
+        self._metrics = metrics
+        self._emit = emit
+        self._seats: Seats | None = None
+        self._fleet: Fleet | None = None
+        self._sessions: JobSessions | None = None
+        self._learner: LearnerGroup | None = None
+        self._helpers: list[Watched] = []
+        self._watchdog: asyncio.Task[None] | None = None
+
+    @property
+    def fleet(self) -> Fleet:
+        """The engines; only after `start`, of a placement with engines."""
+        assert self._fleet is not None
+        return self._fleet
+
+    @property
+    def learner(self) -> LearnerGroup:
+        """The learner ranks; only after `start`, of a placement with a learner."""
+        assert self._learner is not None
+        return self._learner
+
+    async def start(self) -> None:
+        """Wait for resources, then start the placement's engines and learner concurrently; each takes tens of seconds.
+
+        Raises:
+            RftError: The resources are missing, or an actor could not start.
+        """
+        prepared, metrics, placement = self._prepared, self._metrics.address, self._prepared.placement
+        engines, learner = placement.engines > 0, placement.learner_ranks > 0
+        self._seats = seats = Seats(placement, self._folder.name)
+        self._emit(PhaseBegan(phase="resources"))
+
+        at_start = await seats.ready(self._missing, wait_for_nodes_s=self._operator.wait_for_nodes_s)
+        starting = " and ".join(["engines"] * engines + ["learner"] * learner)
+        self._emit(PhaseBegan(phase="actors", detail=starting))
+        fleet, learning = None, None
+        try:
+            async with asyncio.TaskGroup() as group:
+                if learner:
+                    options = [seats.rank(i) for i in range(placement.learner_ranks)]
+                    learning = group.create_task(LearnerGroup.start(learner_config(prepared, metrics), options))
+                if engines:
+                    self._fleet = fleet = self._make_fleet(seats)
+                    self._metrics.recorder.add(fleet.live)
+                    group.create_task(fleet.start(at_start))
+                    group.create_task(self._helpers_answer())
+        except ExceptionGroup as errors:
+            raise first_error(errors) from errors
+        if learning is not None:
+            self._learner = learning.result()
+            if fleet is not None:
+                fleet.connect(weight_sync(prepared, self._learner), self._learner.logprobs)
+        progress = None if fleet is None else fleet.progress
+        self._watchdog = asyncio.create_task(Watchdog(self._watched, progress, self._emit).run())
+        self._watchdog.add_done_callback(self._watchdog_ended)
+
+    async def shutdown(self) -> None:
+        """Stop all actors and release their resources."""
+        if self._watchdog is not None:
+            self._watchdog.cancel()
+        if self._fleet is not None:
+            await self._fleet.shutdown()
+        if self._sessions is not None:
+            await self._sessions.close()
+        if self._learner is not None:
+            await self._learner.shutdown()
+        if self._seats is not None:
+            self._seats.release()
+
+    def _missing(self, resources: str) -> None:
+        self._emit(PhaseBegan(phase="resources", detail=resources))
+
+    async def _helpers_answer(self) -> None:
+        """Wait until dispatchers and graders answer, so that a job fails early.
+
+        Raises:
+            CannotStart: One of them can never start.
+        """
+        for helper in self._helpers:
+            with suppress(Discard):  # it is being restarted
+                await helper.pulse()
+
+    def _watchdog_ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:  # a bug: the job continues without it
+            self._emit(ComponentFailed(component="watchdog", error=f"{type(error).__name__}: {error}"))
+
+    def _watched(self) -> list[Watched]:
+        """The current actors of this job."""
+        engines = [] if self._fleet is None else self._fleet.watched()
+        return engines + self._helpers + ([] if self._learner is None else self._learner.watched())
+
+    def _make_fleet(self, seats: Seats) -> Fleet:
+        prepared, metrics = self._prepared, self._metrics.address
+        reinforcement = prepared.job.reinforcement
+        folder = self._folder
+        tools, shards, session = reinforcement.tools, prepared.job.cluster.dispatchers, reinforcement.session
+        dispatchers = start_dispatchers(tools, self._operator, shards, session, folder, seats.beside, metrics)
+        if session is not None:
+            self._sessions = JobSessions(DispatcherClient(*dispatchers), folder, self._emit)
+        graders = (
+            cast(Any, GraderPoolActor)
+            .options(**seats.beside("grader-pool"))
+            .remote(reinforcement, self._operator, metrics)
+        )
+        self._helpers = [*watched_dispatchers(dispatchers), watched_graders(graders)]
+        config = worker_config(prepared, dispatchers, graders, metrics)
+        worker_class = ray.remote(RolloutWorker)
+
+        def spawn(index: int) -> Any:
+            name = f"engine-{index}"
+            owner = None if self._sessions is None else self._sessions.new_owner(name)
+            options = worker_class.options(max_concurrency=10_000, **seats.engine(index))
+            return options.remote(replace(config, owner=owner, name=name))
+
+        def lost(name: str) -> None:
+            if self._sessions is not None:
+                self._sessions.lost(name)
+
+        size, canary_limit = prepared.job.cluster.engines, CANARY_LIMITS[prepared.placement.dtype]
+        endpoints = [DispatcherClient(*dispatchers).endpoint_stats, GraderPoolClient(graders).endpoint_stats]
+        emit, placed = self._emit, seats.engine_placed
+        return Fleet(spawn, size, canary_limit, reinforcement.limits, emit, lost, endpoints, placed)
