@@ -207,14 +207,15 @@ async def test_hung_processes_are_reported_within_a_minute_and_replaced(actors: 
 
 async def test_one_broadcast_updates_both_engines(actors: JobActors, tasks: list[Task]) -> None:
     actors.fleet.connect(BroadcastSync(actors.learner, 1, max_bucket_bytes=MAX_BUCKET_BYTES), actors.learner.logprobs)
-    await actors.learn(await actors.sample(tasks), version=4)
+    first = (await actors.versions())[0]
+    await actors.learn(await actors.sample(tasks), version=first)
     running = asyncio.create_task(actors.sample(tasks))
-    for version in (5, 6):
+    for version in (first + 1, first + 2):
         report = await actors.fleet.publish(version)
         assert (report.version, report.fenced) == (version, ())
         assert 0 < report.canary_gap < 1e-3
     await running
-    assert await actors.versions() == [6, 6]
+    assert await actors.versions() == [first + 2, first + 2]
 
 
 @pytest.mark.nightly

@@ -151,6 +151,7 @@ async def test_a_second_model_waits_for_the_first_one_s_answers_and_then_replace
     assert models.said("a") == ["started", "stopped"]
 
 
+@pytest.mark.nightly
 async def test_an_engine_that_fails_or_dies_is_replaced(served: ServedModels, models: Folder) -> None:
     first = (await served.chat({"model": "a"}))["pid"]
     with pytest.raises(ApiError) as died:

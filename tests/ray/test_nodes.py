@@ -100,18 +100,22 @@ async def test_engine_and_learner_are_on_different_nodes_and_weights_cross(run: 
         assert {engine, rank} <= set(where["node_ids"])  # the engine's own node has a copy, too
 
 
+@pytest.mark.nightly
 async def test_an_engine_joins_during_the_run_with_the_current_weights(
     run: JobActors, nodes: Cluster, tasks: list[Task]
 ) -> None:
     assert run.events == [EngineWaiting(engine="engine-1")]
+    (version,) = await run.versions()
+    await run.learn(await run.sample(tasks), version)
+    await run.fleet.publish(version + 1)
     nodes.add_node(num_cpus=1)
     async with asyncio.timeout(180):
         await run.fleet.all_ready()
-    assert await run.versions() == [1, 1]
+    assert await run.versions() == [version + 1, version + 1]
     assert run.events[-1] == EngineJoined(engine="engine-1")
     assert node_of(run.workers[1]) not in {node_of(run.workers[0]), node_of(run.learner._actors[0])}
-    await run.learn(await run.sample(tasks), version=1)
-    report = await run.fleet.publish(2)
+    await run.learn(await run.sample(tasks), version + 1)
+    report = await run.fleet.publish(version + 2)
     assert report.fenced == ()
     assert report.canary_gap < 1e-3
 
@@ -120,7 +124,7 @@ async def test_an_engine_joins_during_the_run_with_the_current_weights(
 async def test_an_engine_on_a_dead_node_is_replaced_on_another(
     run: JobActors, nodes: Cluster, tasks: list[Task]
 ) -> None:
-    lost = run.workers[1]
+    lost, versions = run.workers[1], await run.versions()
     (dying,) = [node for node in nodes.worker_nodes if node.node_id == node_of(lost)]
     nodes.add_node(num_cpus=1)
     running = asyncio.create_task(run.sample(tasks * 4))
@@ -132,7 +136,7 @@ async def test_an_engine_on_a_dead_node_is_replaced_on_another(
     assert all(len(group.rollouts) == 8 for group in groups)
     async with asyncio.timeout(180):
         await run.fleet.all_ready()
-    assert await run.versions() == [2, 2]
+    assert await run.versions() == versions
     assert node_of(run.workers[1]) != dying.node_id
     about_it = [event for event in run.events if getattr(event, "engine", "") == "engine-1"]
     assert {EngineReplaced, EngineRestarted} <= set(map(type, about_it))

@@ -6,12 +6,15 @@ import itertools
 import random
 from collections.abc import Iterator
 
+import pytest
+
 from examples.ledger import make_base
 from examples.ledger.base_model import build_model
 from examples.ledger.lookup_training import train_lookup
 from tests.unit.examples.test_ledger import World, world  # noqa: F401
 
 
+@pytest.mark.nightly
 def test_phase_0_learns(world: World) -> None:  # noqa: F811
     rng = random.Random(0)
     samples = make_base.practice_samples(world, rng)
