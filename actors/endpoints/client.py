@@ -1,7 +1,7 @@
 """The only retry layer: every HTTP call of a job to a tool, grader or model endpoint goes through here.
 
 A call ends by its deadline, with an answer or with an error that names the endpoint and shows no secret. The rules are
-those of section 4 of the wire contract. 408, 425, 429 and 503 are retried until the deadline, and calls wait as long
+those of the wire contract. 408, 425, 429 and 503 are retried until the deadline, and calls wait as long
 for an open breaker. Other 5xx, connection errors and attempts that took too long are retried `max_retries` times. 401
 and 403 are a mistake in the job. Redirects are not followed. Any other response is an answer, for the caller to
 interpret.

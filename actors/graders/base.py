@@ -28,7 +28,7 @@ ERROR_NAMES = (
     "model_grader_refusal_error",
     "model_grader_parse_error",
 )
-"""The booleans of `metadata.errors` in section 3 of the wire contract. A GraderFailed has one of them as its
+"""The booleans of `metadata.errors` in the wire contract. A GraderFailed has one of them as its
 `details["code"]`, unless an endpoint failed."""
 SHORT_CHARS = 4_000
 """Work on shorter texts takes a few milliseconds, too little for a thread to pay off."""
@@ -38,7 +38,7 @@ class Grader(Protocol):
     """Grades samples; `close` releases its resources, such as connections."""
 
     async def grade(self, sample: dict[str, Any], item: dict[str, Any], trace_id: str) -> Grade:
-        """The grade of `sample` (section 3 of the wire contract) for the dataset row `item`.
+        """The grade of `sample` (the wire contract) for the dataset row `item`.
 
         Raises:
             GraderFailed: the grader failed.

@@ -1,4 +1,4 @@
-"""The sample that graders see: section 3 of the wire contract."""
+"""The sample that graders see: the wire contract."""
 
 from __future__ import annotations
 

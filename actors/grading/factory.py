@@ -9,7 +9,7 @@ from typing import assert_never
 from actors.endpoints.model_client import CHAT, EMBEDDINGS, ModelClients, model_url, with_key
 from actors.endpoints.url import endpoint_mistake
 from actors.graders.base import Grader
-from actors.graders.hacks.code_check import CodeCheck
+from actors.graders.kinds.code_check import CodeCheck
 from actors.graders.kinds.endpoint import EndpointGrade
 from actors.graders.kinds.expression import expression_problems, name_problem
 from actors.graders.kinds.judge import OUR_PARAMETERS, Judge
@@ -132,15 +132,9 @@ def graders_of(reinforcement: Reinforcement) -> Iterator[tuple[str, GraderSpec]]
 
 def templates_of(spec: GraderSpec) -> Iterator[tuple[str, str]]:
     """(field relative to the grader, template) of a grader's own templates, without those of a multi grader's parts."""
-    match spec:
-        case StringCheckGrader() | TextSimilarityGrader():
-            yield from (("input", spec.input), ("reference", spec.reference))
-        case CodeCheckGrader():
-            yield from (("code", spec.code), ("reference", spec.reference))
-        case LengthGrader():
-            yield "input", spec.input
-        case ScoreModelGrader() | LabelModelGrader():
-            yield from message_templates(spec.input)
+    yield from ((field, getattr(spec, field)) for field in spec.TEMPLATES)
+    if isinstance(spec, ScoreModelGrader | LabelModelGrader):
+        yield from message_templates(spec.input)
 
 
 def _own_problems(spec: GraderSpec, operator: Operator) -> Iterator[Problem]:

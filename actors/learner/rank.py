@@ -35,7 +35,7 @@ from trainer.algorithm.schedule import learning_rate
 from trainer.errors import EngineFailed, Halted, UserError
 from trainer.model.batch import MicroBatch, WeightedSequence, pack
 from trainer.model.policy import DeviceBatch, Policy, load_policy
-from trainer.spec.job import AlgorithmSpec
+from trainer.spec.job import AlgorithmSpec, Schedule
 from trainer.types import StepReport
 
 GRADIENT_NORM = 1.0
@@ -56,7 +56,7 @@ class LearnerConfig:
     model: Path
     steps: int
     learning_rate: float
-    lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    lr_schedule: Schedule = "constant"
     algorithm: AlgorithmSpec = field(default_factory=AlgorithmSpec)
     method: Literal["reinforcement", "supervised"] = "reinforcement"
     dtype: Literal["float32", "bfloat16"] = "float32"

@@ -110,7 +110,7 @@ class Dispatcher:
 
 
 def _body(trace_id: str, item: dict[str, Any], call: ToolCall) -> dict[str, Any]:
-    """The request body of a call, as in section 4 of the wire contract."""
+    """The request body of a call, as in the wire contract."""
     return {
         "type": "function_call",
         "id": call.call_id,

@@ -78,12 +78,13 @@ def _first_line(text: str) -> str:
 
 
 def write_revision(message: str) -> None:
-    """Write the next revision to `migrations/versions`."""
+    """Write the next revision to `migrations/versions`; `ruff format` puts it into our style."""
+    number = 1 + len(list((FOLDER / "versions").glob("[0-9]*.py")))
     with tempfile.TemporaryDirectory() as folder:
         database = Database.of_folder(Path(folder))
         migrate(database)
         with database.engine.begin() as connection:
-            command.revision(_config(connection), message, autogenerate=True)
+            command.revision(_config(connection), message, autogenerate=True, rev_id=f"{number:04}")
         database.close()
 
 

@@ -27,13 +27,12 @@ from rich.text import Text
 from cluster.views.before_after import compare
 from trainer.events import Evaluated, JobEnded, PhaseBegan, RolloutDiscarded, StepDone
 from trainer.metrics import METRICS
-from trainer.metrics.metric import LIVE
 from trainer.run_events import RunEvent
 from trainer.types import Evaluation
 
 TREND_WIDTH, PHASE_WIDTH = 30, 40
 LEVEL_STYLES = {"info": "dim", "warn": "yellow", "error": "bold red"}
-ROWS = {name: metric for name, metric in METRICS.items() if metric.shown == LIVE}
+ROWS = {name: metric for name, metric in METRICS.items() if metric.in_live_view}
 """The rows of the table and the numbers of a log line, in the order of METRICS."""
 PHASES = {name: metric.series for name, metric in METRICS.items() if metric.chart == "step_time"}
 PHASE_STYLES = ("cyan", "magenta", "yellow", "green")

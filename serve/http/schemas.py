@@ -10,6 +10,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
+from cluster.stores.job_states import JobStatus
 from serve.http.errors import ErrorBody
 
 T = TypeVar("T")
@@ -74,7 +75,7 @@ class Job(ResponseBody):
     model: str
     fine_tuned_model: str | None
     organization_id: str
-    status: Literal["validating_files", "queued", "running", "paused", "succeeded", "failed", "cancelled"]
+    status: JobStatus
     error: JobFailure | None
     hyperparameters: dict[str, Any]
     method: dict[str, Any]

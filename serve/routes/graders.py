@@ -154,7 +154,7 @@ async def _run(body: RunRequest, operator: Operator) -> dict[str, Any]:
 
 
 def _run_response(spec: GraderSpec, outcome: Grade | RftError, execution_s: float) -> dict[str, Any]:
-    """Returns the response to a grader run: section 3 of the wire contract."""
+    """Returns the response to a grader run: the wire contract."""
     failed = outcome if isinstance(outcome, RftError) else None
     grade = outcome if isinstance(outcome, Grade) else Grade(0.0)
     return {

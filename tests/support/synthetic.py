@@ -9,7 +9,7 @@ from cluster.records.run_folder import RunFolder
 from tests.support.events import stream_of
 from trainer.events import CheckpointSaved, Evaluated, StepDone
 from trainer.loop.evaluate import summarize
-from trainer.loop.step_metrics import rollout_metrics
+from trainer.loop.measure import rollout_metrics
 from trainer.spec.job import JobSpec, resolve
 from trainer.types import Discarded, Grade, Group, GroupRequest, Rollout, Task, ToolCall, ToolResult, Turn
 

@@ -16,8 +16,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from trainer.spec.job import Advantage
+
 Rewards = NDArray[np.float64]
-Algorithm = Literal["centred", "grpo", "rloo"]
 NoSignal = Literal["all_right", "all_wrong", "equal"]
 
 GRPO_EPSILON = 1e-4
@@ -53,10 +54,10 @@ def rloo(rewards: Rewards) -> Rewards:
     return centred(rewards) * (len(rewards) / (len(rewards) - 1))
 
 
-_ALGORITHMS: dict[Algorithm, Callable[[Rewards], Rewards]] = {"centred": centred, "grpo": grpo, "rloo": rloo}
+_ALGORITHMS: dict[Advantage, Callable[[Rewards], Rewards]] = {"centred": centred, "grpo": grpo, "rloo": rloo}
 
 
-def advantages(algorithm: Algorithm, rewards: Rewards) -> Rewards:
+def advantages(algorithm: Advantage, rewards: Rewards) -> Rewards:
     """The advantages [n] of one group's rewards [n].
 
     Raises:

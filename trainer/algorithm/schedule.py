@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+
+from trainer.spec.job import Schedule
 
 WARM_UP_SHARE = 0.03
 """Share of all steps. Adam's second moments are inaccurate at first; a short ramp keeps its first updates small."""
 
 
-def learning_rate(step: int, *, total: int, base: float, schedule: Literal["constant", "linear", "cosine"]) -> float:
+def learning_rate(step: int, *, total: int, base: float, schedule: Schedule) -> float:
     """The learning rate of update `step` (from 0) of `total`.
 
     Warm-up: base x (step + 1) / warm for the first warm = ceil(0.03 x total) steps, so no step has rate 0. After that,

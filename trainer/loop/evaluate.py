@@ -9,7 +9,7 @@ from math import comb
 from statistics import fmean, stdev
 
 from trainer.errors import first_error
-from trainer.loop.step_metrics import rollout_metrics
+from trainer.loop.measure import rollout_metrics
 from trainer.protocols import Rollouts
 from trainer.types import Discarded, Evaluation, Group, GroupRequest, Purpose, Rollout, Task
 

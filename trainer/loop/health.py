@@ -9,7 +9,7 @@ from trainer.errors import Halted
 from trainer.events import BatchStarved, EngineLearnerGap
 from trainer.loop.alarms import Alarms
 from trainer.loop.buffer import Batch
-from trainer.loop.step_metrics import rollout_metrics
+from trainer.loop.measure import rollout_metrics
 from trainer.protocols import EventSink
 
 STARVED_BATCHES_ALLOWED = 3

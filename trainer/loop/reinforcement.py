@@ -23,8 +23,8 @@ from trainer.events import StepDone, UpdateSkipped
 from trainer.loop.buffer import TRAIN, Batch, Buffer
 from trainer.loop.checkpoint import Checkpoints, LoopState
 from trainer.loop.health import Health
+from trainer.loop.measure import step_metrics, step_times
 from trainer.loop.saving import Progress, rows_of
-from trainer.loop.step_metrics import step_metrics, step_times
 from trainer.loop.validation import Validation, validation_metrics
 from trainer.protocols import EventSink, Learner, Rollouts
 from trainer.spec.job import AlgorithmSpec, Plan

@@ -15,8 +15,8 @@ from trainer.data.chat import Renderer
 from trainer.data.rows import RowOrder
 from trainer.events import LossEvaluated, PhaseBegan, StepDone, UpdateSkipped
 from trainer.loop.checkpoint import Checkpoints, LoopState
+from trainer.loop.measure import step_times
 from trainer.loop.saving import Progress
-from trainer.loop.step_metrics import step_times
 from trainer.model.batch import WeightedSequence
 from trainer.protocols import Checkpointable, EventSink
 from trainer.spec.job import Plan, SupervisedAlgorithm

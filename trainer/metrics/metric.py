@@ -41,7 +41,7 @@ class Metric:
     form: str = ""
     chart: str = ""
     series: str = ""
-    shown: Literal["", "live view"] = ""
+    in_live_view: bool = False
     message: str = ""
     csv: bool = False
     better: int = 0
@@ -56,7 +56,6 @@ class Metric:
         return self.pattern.format(value)
 
 
-LIVE: Literal["live view"] = "live view"
 FORMS = {
     **dict.fromkeys(("tokens", "rollouts", "groups", "characters", "steps"), "{:,.0f}"),
     **dict.fromkeys(("calls", "turns", "versions"), "{:.2f}"),

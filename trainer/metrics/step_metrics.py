@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from trainer.metrics.metric import BYTES, LIVE, LONG_SECONDS, SECONDS, Metric
+from trainer.metrics.metric import BYTES, LONG_SECONDS, SECONDS, Metric
 
 _count = partial(Metric, kind="counter")
 _spread = partial(Metric, kind="histogram")
@@ -22,7 +22,7 @@ STEP_METRICS: dict[str, Metric] = {
         "",
         "mean reward of the step's graded rollouts",
         short="reward",
-        shown=LIVE,
+        in_live_view=True,
         message="train mean reward",
         csv=True,
         series="train",
@@ -32,7 +32,7 @@ STEP_METRICS: dict[str, Metric] = {
         "",
         "mean reward over the whole validation file",
         short="valid reward",
-        shown=LIVE,
+        in_live_view=True,
         message="full validation mean reward",
         csv=True,
         series="validation",
@@ -42,7 +42,7 @@ STEP_METRICS: dict[str, Metric] = {
         "",
         "mean grade of the step's graded rollouts, without penalties",
         short="grade",
-        shown=LIVE,
+        in_live_view=True,
         message="train mean grade",
         series="train",
     ),
@@ -51,7 +51,7 @@ STEP_METRICS: dict[str, Metric] = {
         "",
         "mean grade over the whole validation file",
         short="valid grade",
-        shown=LIVE,
+        in_live_view=True,
         series="validation",
     ),
     "full_valid_pass_rate": Metric(
@@ -80,7 +80,7 @@ STEP_METRICS: dict[str, Metric] = {
         "cross-entropy on the validation file (supervised jobs only)",
         chart="loss",
         series="validation",
-        shown=LIVE,
+        in_live_view=True,
         message="full validation loss",
         form="{:.4f}",
     ),
@@ -90,7 +90,7 @@ STEP_METRICS: dict[str, Metric] = {
         "calls",
         "mean tool calls per rollout",
         short="calls",
-        shown=LIVE,
+        in_live_view=True,
         message="mean tool calls",
         series="per rollout",
     ),
@@ -101,7 +101,7 @@ STEP_METRICS: dict[str, Metric] = {
         chart="turns",
         series="turns",
         short="turns",
-        shown=LIVE,
+        in_live_view=True,
     ),
     "parallel_turn_share": Metric(
         "turns with parallel calls",
@@ -110,7 +110,7 @@ STEP_METRICS: dict[str, Metric] = {
         chart="parallel",
         series="parallel",
         short="parallel",
-        shown=LIVE,
+        in_live_view=True,
     ),
     "completion_tokens_mean": Metric(
         "sampled tokens per rollout",
@@ -119,7 +119,7 @@ STEP_METRICS: dict[str, Metric] = {
         chart="tokens",
         series="sampled",
         short="sampled",
-        shown=LIVE,
+        in_live_view=True,
         message="mean completion tokens",
         csv=True,
     ),
@@ -138,7 +138,7 @@ STEP_METRICS: dict[str, Metric] = {
         chart="tokens",
         series="all",
         short="tokens",
-        shown=LIVE,
+        in_live_view=True,
     ),
     "rollout_busy_s_mean": Metric(
         "busy time per rollout",
@@ -147,7 +147,7 @@ STEP_METRICS: dict[str, Metric] = {
         chart="rollout_time",
         series="busy",
         short="busy",
-        shown=LIVE,
+        in_live_view=True,
     ),
     "rollout_wall_s_mean": Metric(
         "wall-clock time per rollout", "s", "mean wall-clock time per rollout", chart="rollout_time", series="wall"
@@ -211,7 +211,7 @@ STEP_METRICS: dict[str, Metric] = {
         "share",
         "share of the rollouts of the step's groups that were discarded",
         short="discarded",
-        shown=LIVE,
+        in_live_view=True,
         message="unresponsive rewards",
         csv=True,
     ),
@@ -248,7 +248,7 @@ STEP_METRICS: dict[str, Metric] = {
         chart="staleness",
         series="mean",
         short="stale",
-        shown=LIVE,
+        in_live_view=True,
     ),
     "staleness_max": Metric(
         "largest staleness",
@@ -265,7 +265,7 @@ STEP_METRICS: dict[str, Metric] = {
         chart="sync",
         series="pause",
         short="pause",
-        shown=LIVE,
+        in_live_view=True,
     ),
     "sync_total_s": _spread(
         "weight sync time",
@@ -285,7 +285,14 @@ STEP_METRICS: dict[str, Metric] = {
     ),
     # the learner
     "loss": Metric(
-        "loss", "", "loss of the step", chart="loss", series="train", shown=LIVE, message="training loss", form="{:.4f}"
+        "loss",
+        "",
+        "loss of the step",
+        chart="loss",
+        series="train",
+        in_live_view=True,
+        message="training loss",
+        form="{:.4f}",
     ),
     "grad_norm": Metric(
         "gradient norm", "", "norm of the gradient before clipping", chart="grad_norm", series="before clipping"

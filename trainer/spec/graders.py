@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AliasChoices, Field, field_validator
 
@@ -27,12 +27,17 @@ MAX_SOURCE_BYTES = 256_000
 class GraderBase(Strict):
     """Base class of graders. A grade of at least `pass_threshold` counts as passed in pass rates, not in the reward."""
 
+    TEMPLATES: ClassVar[tuple[str, ...]] = ()
+    """The fields of the kind that are templates."""
+
     name: str | None = None
     pass_threshold: float = 1.0
 
 
 class StringCheckGrader(GraderBase):
     """1 if the comparison holds, else 0. `like` and `ilike` test whether the input contains the reference."""
+
+    TEMPLATES: ClassVar = ("input", "reference")
 
     type: Literal["string_check"]
     input: str
@@ -42,6 +47,8 @@ class StringCheckGrader(GraderBase):
 
 class TextSimilarityGrader(GraderBase):
     """Similarity of two texts, from 0 to 1. `cosine` compares embeddings of the operator's endpoint named `model`."""
+
+    TEMPLATES: ClassVar = ("input", "reference")
 
     type: Literal["text_similarity"]
     input: str
@@ -117,6 +124,8 @@ class EndpointGrader(GraderBase, Endpoint):
 class CodeCheckGrader(GraderBase):
     """1 if the code is free of one known kind of reward hack, else 0. `code` and `reference` are templates."""
 
+    TEMPLATES: ClassVar = ("code", "reference")
+
     type: Literal["code_check"]
     check: Literal["reference_returned", "trivial_output", "tests_edited", "result_hard_coded"]
     code: str = "{{ sample.output_text }}"
@@ -125,6 +134,8 @@ class CodeCheckGrader(GraderBase):
 
 class LengthGrader(GraderBase):
     """1 if a text has at most `max_chars` characters, else 0."""
+
+    TEMPLATES: ClassVar = ("input",)
 
     type: Literal["length"]
     input: str = "{{ sample.output_text }}"

@@ -15,6 +15,8 @@ from trainer.spec.endpoints import Positive, Rate, SessionSpec, Strict, ToolSpec
 from trainer.spec.graders import GraderSpec, GuardSpec
 
 Auto = Literal["auto"]
+Schedule = Literal["constant", "linear", "cosine"]
+Advantage = Literal["centred", "grpo", "rloo"]
 FILES = ("training_file", "validation_file", "test_file")
 """The fields of a job that name files."""
 
@@ -38,7 +40,7 @@ class OptimizerSpec(Strict):
     """
 
     learning_rate: Annotated[float, Field(gt=0)] = 1e-6
-    lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    lr_schedule: Schedule = "constant"
 
 
 # -- reinforcement -----------------------------------------------------------------------------------------------------
@@ -91,7 +93,7 @@ class AlgorithmSpec(OptimizerSpec):
     reproduce the log-probabilities of a truncated distribution.
     """
 
-    advantage: Literal["centred", "grpo", "rloo"] = "centred"
+    advantage: Advantage = "centred"
     clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
     clip_high: Annotated[float, Field(gt=0)] = 0.28
     importance_cap: Annotated[float, Field(ge=1)] = 2.0

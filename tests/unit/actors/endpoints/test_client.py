@@ -1,4 +1,4 @@
-"""The retry layer: each rule of section 4 of the wire contract, against a real server."""
+"""The retry layer: each rule of the wire contract, against a real server."""
 
 from __future__ import annotations
 

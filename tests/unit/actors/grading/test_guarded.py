@@ -16,7 +16,7 @@ from actors.grading.pool import GraderPool
 from tests.support.builders import grader_spec, group_request, rollout
 from tests.support.fakes_http import LOCAL, FakeEndpoint, FakeTime, Received, hangs, says, until
 from trainer.errors import GraderFailed, InvalidJob
-from trainer.loop.step_metrics import rollout_metrics
+from trainer.loop.measure import rollout_metrics
 from trainer.metrics import metric_of
 from trainer.spec.graders import GuardSpec
 from trainer.spec.job import Reinforcement

@@ -19,7 +19,7 @@ from tests.support.fakes_http import until
 from trainer.algorithm.advantage import advantages
 from trainer.errors import EndpointRefused
 from trainer.events import EndpointDown, EndpointUp, Event
-from trainer.loop.step_metrics import slow_rows_ratio
+from trainer.loop.measure import slow_rows_ratio
 from trainer.spec.job import RolloutLimits
 from trainer.types import Discarded, Rollout
 

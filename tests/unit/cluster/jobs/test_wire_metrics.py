@@ -15,7 +15,7 @@ from cluster.jobs.wire_metrics import (
 )
 from tests.support.synthetic import Synthetic
 from trainer.loop.evaluate import summarize
-from trainer.loop.step_metrics import rollout_metrics
+from trainer.loop.measure import rollout_metrics
 
 WIRE_KEYS = {
     "step", "total_steps", "train_mean_reward", "full_valid_mean_reward", "reasoning_tokens_mean",

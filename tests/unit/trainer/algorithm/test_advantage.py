@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from trainer.algorithm.advantage import Algorithm, advantages, signal_of
+from trainer.algorithm.advantage import advantages, signal_of
+from trainer.spec.job import Advantage
 
 REWARDS = np.array([1.0, 0.0, 0.5, 0.5])
-ALGORITHMS: list[Algorithm] = ["centred", "grpo", "rloo"]
+ALGORITHMS: list[Advantage] = ["centred", "grpo", "rloo"]
 
 
 def test_centred_is_the_difference_from_the_mean() -> None:
@@ -27,7 +28,7 @@ def test_rloo_compares_with_the_mean_of_the_others() -> None:
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_advantages_of_a_group_sum_to_zero_and_keep_its_order(algorithm: Algorithm) -> None:
+def test_advantages_of_a_group_sum_to_zero_and_keep_its_order(algorithm: Advantage) -> None:
     rewards = np.random.default_rng(0).normal(size=9)
     values = advantages(algorithm, rewards)
     assert values.sum() == pytest.approx(0.0, abs=1e-12)
@@ -35,7 +36,7 @@ def test_advantages_of_a_group_sum_to_zero_and_keep_its_order(algorithm: Algorit
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_two_rollouts_are_enough_and_one_is_rejected(algorithm: Algorithm) -> None:
+def test_two_rollouts_are_enough_and_one_is_rejected(algorithm: Advantage) -> None:
     better, worse = advantages(algorithm, np.array([0.7, 0.2]))
     assert better == pytest.approx(-worse)
     assert better > 0

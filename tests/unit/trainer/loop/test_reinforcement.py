@@ -17,6 +17,7 @@ from trainer.errors import EndpointRefused, Halted
 from trainer.events import BatchStarved, EngineLearnerGap, Evaluated, JobResumed, UpdateSkipped
 from trainer.loop.checkpoint import Checkpoints
 from trainer.loop.reinforcement import Loop, LoopConfig
+from trainer.metrics import metric_of
 from trainer.spec.job import AlgorithmSpec
 from trainer.types import GroupRequest, StepReport
 
@@ -279,3 +280,10 @@ async def test_a_resumed_job_skips_and_repeats_no_row(tmp_path: Path) -> None:
     trained = [group.request for name in sorted(names) for group in names[name]]
     for epoch in range(4):
         assert sorted(r.task.row_id for r in trained if r.epoch == epoch) == [str(i) for i in range(6)]
+
+
+async def test_every_metric_of_a_step_is_in_the_list(tmp_path: Path) -> None:
+    made = Made(tmp_path, FakeRollouts(lambda request: [None, 1.0, 0.0, 1.0]), steps=4)
+    await made.loop.run()
+    names = {name for metrics in made.sink.steps for name in metrics}
+    assert [name for name in sorted(names) if metric_of(name) is None] == []

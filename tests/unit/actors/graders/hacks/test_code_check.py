@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from actors.graders.hacks.code_check import hack_in
 from actors.graders.hacks.edited_tests import is_watched, patterns_of
 from actors.graders.hacks.python_source import MAX_CHARS, TooMuch
+from actors.graders.kinds.code_check import hack_in
 from actors.grading.factory import grader_problems, make_grader
 from trainer.errors import GraderFailed
 from trainer.spec.graders import CodeCheckGrader
