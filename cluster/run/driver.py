@@ -136,9 +136,9 @@ async def _run(
             with view:
                 yield run
         except asyncio.CancelledError:
+            run.outcome = "stopped"  # by a signal, or cancelled by the server
             if not signals.count:
                 raise
-            run.outcome = "stopped"
         except OSError as error:
             run.failed(error)
             if error.errno not in DISK_ERRORS:

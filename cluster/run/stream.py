@@ -44,7 +44,7 @@ class EventStream:
         describe: Callable[[Event], str] = sentence,
     ) -> None:
         self._job = job
-        self._sinks = {type(sink).__name__: sink for sink in sinks}
+        self._sinks = list(sinks)
         self._group_sinks = group_sinks
         self._plugins = list(plugins)
         self._clock = clock
@@ -77,14 +77,12 @@ class EventStream:
 
     def _hand_out(self, event: RunEvent, skip: Sink | None) -> None:
         failed: list[SinkCutOff] = []
-        for name, sink in list(self._sinks.items()):
-            if sink is skip:
-                continue
+        for sink in [sink for sink in self._sinks if sink is not skip]:
             try:
                 sink.event(event)
             except Exception as error:  # noqa: BLE001 - a bug of one view must not end the training
-                del self._sinks[name]
-                failed.append(SinkCutOff(sink=name, reason=f"{type(error).__name__}: {error}"))
+                self._sinks.remove(sink)
+                failed.append(SinkCutOff(sink=type(sink).__name__, reason=f"{type(error).__name__}: {error}"))
         for plugin in self._plugins:
             plugin.event(event)
         for cut_off in failed:

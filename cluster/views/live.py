@@ -88,16 +88,17 @@ class LiveView:
         match event.event:
             case StepDone(metrics=metrics):
                 self._step_done(metrics)
-            case PhaseBegan(quiet=quiet):
+            case PhaseBegan(quiet=True):
                 self._phase = event.message
-                if not quiet:
-                    self.phase(event.message)
+            case PhaseBegan():
+                self.phase(event.message)
             case JobEnded() | RolloutDiscarded():
                 pass  # the command prints the outcome; the table counts discarded rollouts
             case Evaluated(name="validation", evaluation=found, step=step):
                 self._ci95 = found.ci95
                 grades = {"full_valid_mean_grade": found.grade, "full_valid_mean_reward": found.reward}
                 self._add(self._step if step is None else step, grades)
+                self._phase = f"step {self._step + 1}: rollouts and learning"
                 self._print_event(event)
             case _:
                 self._print_event(event)

@@ -5,11 +5,12 @@ Each check reports an event; the first two end the training before it learns fro
 
 from __future__ import annotations
 
+from collections import Counter
+
 from trainer.errors import Halted
 from trainer.events import BatchStarved, EngineLearnerGap
 from trainer.loop.alarms import Alarms
 from trainer.loop.buffer import Batch
-from trainer.loop.measure import rollout_metrics
 from trainer.protocols import EventSink
 
 STARVED_BATCHES_ALLOWED = 3
@@ -34,7 +35,7 @@ class Health:
             Halted: It was the third in a row.
         """
         self._starved += 1
-        lost = rollout_metrics([], [d for g in batch.all_groups for d in g.discarded])
+        discarded = Counter(d.reason for group in batch.all_groups for d in group.discarded)
         self._sink.groups(f"starved-{step + 1:06d}-{self._starved}", batch.all_groups)
         self._sink.emit(
             BatchStarved(
@@ -42,14 +43,15 @@ class Health:
                 times=self._starved,
                 num_lost=batch.num_lost,
                 without_signal={kind: float(n) for kind, n in batch.without_signal.items()},
-                discarded={n.partition("/")[2]: v for n, v in lost.items() if n.startswith("discarded/")},
+                discarded={reason: float(n) for reason, n in discarded.items()},
             )
         )
         if self._starved >= STARVED_BATCHES_ALLOWED:
+            counts = ", ".join(f"{n} {kind}" for kind, n in sorted(batch.without_signal.items())) or "none"
             raise Halted(
-                f"{self._starved} batches in a row had no group with a signal to learn from: all rewards of each group "
-                "were equal. The tasks are too easy or too hard for this model, the grader gives all rollouts the "
-                "same grade, or the endpoints fail; look at the run's traces."
+                f"{self._starved} batches in a row had no group with a signal to learn from (the last one: {counts}; "
+                f"{batch.num_lost} lost). The tasks are too easy or too hard for this model, the grader gives all "
+                "rollouts the same grade, or the endpoints fail; look at the run's traces."
             )
 
     def check(self, batch: Batch, step: int, metrics: dict[str, float]) -> None:

@@ -42,6 +42,12 @@ def test_events_are_stamped_with_job_step_and_time_and_reach_all_sinks_in_order(
     assert [event.message for event in first.events] == ["before", "step 3 of 9 is done", "after"]
 
 
+def test_two_sinks_of_one_class_both_get_every_event() -> None:
+    first, second = Recording(), Recording()
+    stream_of(first, second).emit(STEP)
+    assert len(first.events) == len(second.events) == 1
+
+
 def test_sinks_get_redacted_events() -> None:
     sink = Recording()
     stream_of(sink).emit(EngineReplaced(engine="engine-0", reason="https://me:pw-secret@x.example/a?key=q-secret: 500"))

@@ -62,6 +62,15 @@ def test_the_table_shows_progress_grades_calls_and_phases(synthetic):
     assert max(map(len, shown(view, 80).splitlines())) <= 80
 
 
+def test_after_a_validation_the_phase_is_the_next_step(synthetic):
+    view = LiveView(12, console(True))
+    stream = stream_of(view)
+    stream.emit(PhaseBegan(phase="validation"))
+    assert "grading the validation file" in shown(view)
+    synthetic.validate(stream, 0, 0.0)
+    assert "step 1: rollouts and learning" in shown(view)
+
+
 def test_before_the_first_step_the_phase_is_shown():
     view = LiveView(12, console(True))
     view.phase("baseline validation")
