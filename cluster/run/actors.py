@@ -65,7 +65,6 @@ class RunActors:
         engines, learner = placement.engines > 0, placement.learner_ranks > 0
         self._seats = seats = Seats(placement, self._folder.name)
         self._emit(PhaseBegan(phase="resources"))
-
         at_start = await seats.ready(self._missing, wait_for_nodes_s=self._operator.wait_for_nodes_s)
         starting = " and ".join(["engines"] * engines + ["learner"] * learner)
         self._emit(PhaseBegan(phase="actors", detail=starting))
