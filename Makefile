@@ -18,7 +18,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no
 PROMETHEUS := $(if $(shell command -v prometheus && command -v promtool),,build/prometheus/usr/bin/prometheus)
 FETCH := apt-get -qq -o APT::Sandbox::User=$$(id -un) download prometheus
 
-.PHONY: setup quickstart test unit chaos nightly lint bench bench-full clean
+.PHONY: setup quickstart test unit chaos nightly lint docs bench bench-full clean
 
 setup: $(STAMP)
 
@@ -63,6 +63,9 @@ lint: setup
 	git ls-files -z | xargs -0 $(BIN)/codespell
 	$(BIN)/python -m tests.lint.plain_words
 
+docs: setup
+	$(BIN)/zensical build --strict --clean
+
 bench: setup
 	$(BIN)/python -m benchmarks.run
 
@@ -70,4 +73,4 @@ bench-full: setup
 	$(BIN)/python -m benchmarks.run --full
 
 clean:
-	rm -rf $(VENV) runs build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf $(VENV) runs build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .cache
