@@ -45,7 +45,7 @@ STOPS_ACCEPTED = frozenset(
         "forbidden_address", "endpoint_refused", "wrong_path", "tool_failed", "session_failed", "grader_failed",
     }
 )  # fmt: skip
-"""The codes of problems that stop even a job that was accepted before: it cannot go on.
+"""The codes of problems that stop even a job that was accepted before: it cannot continue.
 
 All others concern the job's values. A check of values that is newer than the job only warns it.
 """

@@ -265,7 +265,7 @@ class _Run:
         await self._run_loop(loop)
 
     async def _run_loop(self, loop: Loop | SupervisedLoop) -> None:
-        """Run a loop until it is done or a signal arrives, from the latest checkpoint if the run goes on."""
+        """Run a loop until it is done or a signal arrives, from the latest checkpoint if the run is resumed."""
         if self._latest is not None:
             await loop.resume(*self._latest)
             state = self._latest[1]

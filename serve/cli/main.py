@@ -166,7 +166,7 @@ def _load(path: Path, operator: Operator) -> JobSpec:
 
 
 def _load_accepted(path: Path) -> JobSpec:
-    """The job of a run that goes on."""
+    """The job of a run that is resumed."""
     from trainer.spec.job_file import load_accepted_job
 
     job, warnings = load_accepted_job(path)

@@ -17,7 +17,7 @@ from trainer.errors import UserError
 
 KEEP_BEST = 3
 FORMAT = 1
-X
+"""The format of checkpoints; older ones have none. Raise it when older programs must not resume from them."""
 _STATE = "loop.json"
 
 
