@@ -205,4 +205,4 @@ def _public(value: Any) -> Any:
 
 def _shown(value: Any) -> str:
     text = "not set" if value is None else json.dumps(value)
-    return text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]}..."
+    return text if len(text) <= MAX_SHOWN_CHARS else f"{text[:20]}...{text[-60:]}"  # paths differ at their ends
