@@ -26,14 +26,19 @@ class NoAnswer(RftError):
 
 
 def client_of(
-    base_url: str | None, api_key: str | None, profile: str, environment: Mapping[str, str], profiles: Path
+    base_url: str | None,
+    api_key: str | None,
+    profile: str,
+    environment: Mapping[str, str],
+    profiles: Path,
+    timeout: httpx.Timeout = TIMEOUT,
 ) -> httpx.Client:
     """Returns a client of the configured server.
 
     Raises:
         UserError: no server or no key is configured.
     """
-    known = _profiles(profiles)
+    known = profiles_of(profiles)
     chosen = known.get(profile) or {}
     if profile != "default" and not chosen:
         raise UserError(f"no profile {profile!r} in {profiles}; existing profiles: {', '.join(known) or 'none'}")
@@ -48,10 +53,10 @@ def client_of(
         raise UserError(f"no {label} is configured: give --{option}, AGENT_RFT_{name}, or {name.lower()} in {profiles}")
 
     headers = {"Authorization": f"Bearer {found(api_key, 'API_KEY')}"}
-    return httpx.Client(base_url=found(base_url, "BASE_URL"), headers=headers, timeout=TIMEOUT)
+    return httpx.Client(base_url=found(base_url, "BASE_URL"), headers=headers, timeout=timeout)
 
 
-def _profiles(path: Path) -> dict[str, dict[str, Any]]:
+def profiles_of(path: Path) -> dict[str, dict[str, Any]]:
     """Returns the profiles of a file by name; none if the file does not exist.
 
     Raises:
