@@ -1,1 +1,4 @@
-"""What the manual and the commands `schema` and `explain` tell about settings, in one form for all of them."""
+"""What the reference pages and `agent-rft explain` say: collected from where each thing is declared.
+
+Nothing here is declared, and no route, job or model is touched.
+"""
