@@ -83,6 +83,22 @@ ConfigFile = Annotated[
 Runs = Annotated[Path, typer.Option(help="folder in which the run folder is created")]
 
 
+@app.command("init")
+def init_command(
+    folder: Annotated[Path, typer.Argument(help="the folder to write; it must be new or empty")],
+    example: Annotated[
+        Literal["ledger", "endpoint"],
+        typer.Option(
+            help="ledger: a job that learns in minutes without a GPU; endpoint: a skeleton for your own agent"
+        ),
+    ] = "ledger",
+) -> None:
+    """Write a project to begin with: a job, its rows, and the server of its tools and grader."""
+    from serve.cli.init import write_project
+
+    typer.echo(write_project(folder, example))
+
+
 @app.command("train")
 def train_command(
     job: JobFile,
