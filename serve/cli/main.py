@@ -29,6 +29,7 @@ from serve.cli import client as client_cli
 from serve.cli import completion
 from serve.cli.keys import DEFAULT_FOLDER, DatabaseUrl, Folder
 from serve.cli.keys import app as keys_app
+from serve.cli.schema import schema
 from trainer.errors import InvalidJob, RftError
 
 if TYPE_CHECKING:
@@ -342,6 +343,9 @@ def serve_command(
     tell = partial(print, flush=True)
     locations = StateLocations(folder, database, files)
     run_server(locations, operator, host, port, address, tell, config_path(config))
+
+
+app.command()(schema)
 
 
 def main() -> None:
