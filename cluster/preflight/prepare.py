@@ -96,7 +96,8 @@ async def prepare(
     problems += [*cluster.problems, *lacking, *resource_problems(operator.jobs, cluster.placement.bundles)]
     problems += folder_problems(runs)
     if model is not None and plan is not None:
-        space, one_node = free or Free.measured(runs), len(nodes) < 2
+        # A cluster that lacks nodes waits for more of them here: engines and ranks will be on those.
+        space, one_node = free or Free.measured(runs), len(nodes) < 2 and not cluster.lacking
         parameters = model.shape.num_parameters
         problems += space_problems(parameters, plan, cluster.placement, runs, space, one_node=one_node)
     if dry_run and not supervised and not any(p.field.startswith("method.") for p in problems):

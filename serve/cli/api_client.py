@@ -1,7 +1,8 @@
 """A client of a server's API for the command line: single requests, paginated lists, and errors in the server's words.
 
-The server and the key come from options, else from the environment (AGENT_RFT_BASE_URL and AGENT_RFT_API_KEY, or
-OpenAI's names), else from a profile: `~/.config/agent-rft/profiles.yaml`, `NAME: {base_url: ..., api_key: ...}`.
+The server and the key come from options, else from the environment (AGENT_RFT_BASE_URL and AGENT_RFT_API_KEY, else
+OPENAI_BASE_URL and OPENAI_API_KEY), else from a profile: `~/.config/agent-rft/profiles.yaml`, `NAME: {base_url: ...,
+api_key: ...}`.
 """
 
 from __future__ import annotations
