@@ -120,8 +120,9 @@ async def prepare(
     problems += [*cluster.problems, *lacking, *resource_problems(operator.jobs, cluster.placement.bundles)]
     problems += folder_problems(runs)
     if model is not None and plan is not None:
-        # A cluster that lacks nodes waits for more of them here: engines and ranks will be on those.
-        space, one_node = free or Free.measured(runs), len(nodes) < 2 and not cluster.lacking
+        # A job that waits for nodes has its engines and ranks there.
+        waits = bool(operator.wait_for_nodes_s and cluster.lacking)
+        space, one_node = free or Free.measured(runs), len(nodes) < 2 and not waits
         parameters = model.shape.num_parameters
         problems += space_problems(parameters, plan, cluster.placement, runs, space, one_node=one_node)
     tolerated = [problem for problem in problems if accepted and problem.code not in STOPS_ACCEPTED]
