@@ -46,21 +46,32 @@ class Described:
 
 
 class WireJob(Strict):
-    """The body of POST /fine_tuning/jobs. `test_file` and `cluster` are extensions; `integrations` is ignored."""
+    """The body of POST /fine_tuning/jobs. `test_file` and `cluster` are extensions of OpenAI's API."""
 
     model: Annotated[StrictStr, Field(min_length=1, max_length=255)]
+    """Id of the start model: a base model of the server (see GET /models), a tuned model or a checkpoint."""
     training_file: FileId
+    """Id of an uploaded JSONL file of tasks, one JSON object a line, with the purpose fine-tune."""
     validation_file: FileId | None = None
+    """Id of a file that is graded before the first step and at intervals; decides which checkpoints are kept."""
     test_file: FileId | None = None
+    """Id of a file that is graded before and after training, and not used for any decision."""
     method: Annotated[dict[str, Any], Described(Method)] | None = None
+    """How to train; by default a supervised job with the top-level `hyperparameters`."""
     hyperparameters: dict[str, Any] | None = None
+    """Older place of a supervised job's `batch_size`, `n_epochs` and `learning_rate_multiplier`."""
     seed: Annotated[StrictInt, Field(ge=0, lt=2**31)] | None = None
+    """Seed of the order of rows and of sampling; by default a random one, which the job then shows."""
     suffix: ShortText | None = None
+    """Part of the name of the tuned model, `ft:{base}:{organization}:{suffix}:{id}`."""
     metadata: Annotated[dict[ShortText, Annotated[StrictStr, Field(max_length=512)]], Field(max_length=16)] | None = (
         None
     )
+    """Up to 16 pairs of your own, which the job shows; keys up to 64 characters, values up to 512."""
     integrations: list[Any] | None = None
+    """Accepted because OpenAI's API has it, and ignored."""
     cluster: Annotated[dict[str, Any], Described(ClusterSpec)] | None = None
+    """Resources of the job, within the operator's limits."""
 
 
 class Files(Protocol):

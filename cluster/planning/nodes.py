@@ -45,14 +45,20 @@ class Node:
 
 
 class NodeGroup(Strict):
-    """`count` equal machines. Memory that is not given is not checked."""
+    """Equal machines."""
 
     name: str
+    """Name of the node in the plan; nodes of a group of several are numbered: `gpu-0`, `gpu-1`."""
     count: Positive = 1
+    """How many nodes like this there are."""
     cores: Annotated[float, Field(ge=0)]
+    """CPU cores that each node offers to Ray."""
     gpus: Annotated[int, Field(ge=0)] = 0
+    """GPUs of each node."""
     memory_gib: GibiBytes | None = None
+    """Memory of each node in GiB; null: unknown, and not checked."""
     gpu_memory_gib: GibiBytes | None = None
+    """Memory of each GPU in GiB; null: unknown, and not checked."""
 
     def nodes(self) -> list[Node]:
         names = [self.name] if self.count == 1 else [f"{self.name}-{i}" for i in range(self.count)]
@@ -61,7 +67,10 @@ class NodeGroup(Strict):
 
 
 class NodesFile(Strict):
+    """The nodes of a planned cluster, for `agent-rft plan --cluster`."""
+
     nodes: Annotated[tuple[NodeGroup, ...], Field(min_length=1)]
+    """The nodes of the cluster, in groups of equal ones."""
 
     @field_validator("nodes")
     @classmethod

@@ -1,7 +1,8 @@
 """A client of a server's API for the command line: single requests, paginated lists, and errors in the server's words.
 
-The server and the key come from options, else from the environment (AGENT_RFT_BASE_URL and AGENT_RFT_API_KEY, or
-OpenAI's names), else from a profile: `~/.config/agent-rft/profiles.yaml`, `NAME: {base_url: ..., api_key: ...}`.
+The server and the key come from options, else from the environment (AGENT_RFT_BASE_URL and AGENT_RFT_API_KEY, else
+OPENAI_BASE_URL and OPENAI_API_KEY), else from a profile: `~/.config/agent-rft/profiles.yaml`, `NAME: {base_url: ...,
+api_key: ...}`.
 """
 
 from __future__ import annotations
@@ -25,14 +26,19 @@ class NoAnswer(RftError):
 
 
 def client_of(
-    base_url: str | None, api_key: str | None, profile: str, environment: Mapping[str, str], profiles: Path
+    base_url: str | None,
+    api_key: str | None,
+    profile: str,
+    environment: Mapping[str, str],
+    profiles: Path,
+    timeout: httpx.Timeout = TIMEOUT,
 ) -> httpx.Client:
     """Returns a client of the configured server.
 
     Raises:
         UserError: no server or no key is configured.
     """
-    known = _profiles(profiles)
+    known = profiles_of(profiles)
     chosen = known.get(profile) or {}
     if profile != "default" and not chosen:
         raise UserError(f"no profile {profile!r} in {profiles}; existing profiles: {', '.join(known) or 'none'}")
@@ -47,10 +53,10 @@ def client_of(
         raise UserError(f"no {label} is configured: give --{option}, AGENT_RFT_{name}, or {name.lower()} in {profiles}")
 
     headers = {"Authorization": f"Bearer {found(api_key, 'API_KEY')}"}
-    return httpx.Client(base_url=found(base_url, "BASE_URL"), headers=headers, timeout=TIMEOUT)
+    return httpx.Client(base_url=found(base_url, "BASE_URL"), headers=headers, timeout=timeout)
 
 
-def _profiles(path: Path) -> dict[str, dict[str, Any]]:
+def profiles_of(path: Path) -> dict[str, dict[str, Any]]:
     """Returns the profiles of a file by name; none if the file does not exist.
 
     Raises:

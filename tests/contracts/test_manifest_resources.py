@@ -11,6 +11,9 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from cluster.planning.nodes import Node
+from cluster.preflight.prepare import prepare
+from cluster.preflight.space import Free
 from serve.cli.main import app
 from tests.contracts.manifests import (
     CLUSTERS,
@@ -22,6 +25,9 @@ from tests.contracts.manifests import (
     quantity,
     ray_pods,
 )
+from trainer.spec.job import FILES
+from trainer.spec.job_file import load_job
+from trainer.spec.operator_file import load_operator
 
 QWEN3_2B = {
     "num_parameters": 1_720_574_976,
@@ -83,6 +89,34 @@ def test_the_job_fits_according_to_the_plan(overlay: str, model: Mapping[str, in
     assert {place["role"] for place in plan["places"]} == {"engine", "learner rank"}
     for place in plan["places"]:  # each in its own worker group
         assert place["node"].startswith(place["role"].split()[0]), place
+
+
+@pytest.mark.parametrize(("overlay", "model"), [("laptop", None), ("gpu", QWEN3_2B), ("production", QWEN3_8B)])
+async def test_a_job_of_the_api_waits_for_workers_that_have_not_started(
+    overlay: str, model: Mapping[str, int] | None, tmp_path: Path
+) -> None:
+    head, *workers = ray_pods(cluster_spec(one(overlay, "RayService")))
+    assert {pod.replicas for pod in workers} == {0}
+    (shm,) = [quantity(v["emptyDir"]["sizeLimit"]) for v in head.spec["volumes"] if v["name"] == "shm"]
+    for name, text in one(overlay, "ConfigMap", "agent-rft")["data"].items():
+        (tmp_path / name).write_text(text)
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"messages": [{"role": "user", "content": "Which files are there?"}]}\n')
+    job = load_job(tmp_path / "job.yaml", dict.fromkeys(JOB_SECRETS, "secret")).model_copy(
+        update={
+            "model": str(ROOT / "examples/ledger/base" if model is None else model_folder(tmp_path / "model", model)),
+            **dict.fromkeys(FILES, str(rows)),
+        }
+    )
+    prepared = await prepare(
+        job,
+        [Node("head", cores=float(head.parameters["num-cpus"]), memory_bytes=int(quantity(head.limits["memory"])))],
+        tmp_path / "runs",
+        load_operator(tmp_path / "agent-rft.yaml"),
+        dry_run=False,
+        free=Free(disk_bytes=2**42, shm_bytes=int(shm)),
+    )
+    assert any(warning.endswith("the job waits for nodes") for warning in prepared.warnings)
 
 
 def model_folder(folder: Path, sizes: Mapping[str, int]) -> Path:

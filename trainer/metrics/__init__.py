@@ -10,11 +10,13 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-from trainer.metrics.live_metrics import LIVE_METRICS
+from trainer.metrics.live_metrics import LIVE_GROUPS, LIVE_METRICS
 from trainer.metrics.metric import Metric
-from trainer.metrics.step_metrics import STEP_METRICS
+from trainer.metrics.step_metrics import STEP_GROUPS, STEP_METRICS
 
 METRICS: dict[str, Metric] = STEP_METRICS | LIVE_METRICS
+GROUPS: dict[str, dict[str, Metric]] = STEP_GROUPS | LIVE_GROUPS
+"""The same metrics below the headings of the reference."""
 
 EVALUATION: dict[str, Metric] = {
     "grade": Metric("grade", "", "mean grade", better=1),

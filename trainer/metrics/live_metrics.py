@@ -9,8 +9,8 @@ from trainer.metrics.metric import CALLS, GRADES, LONG_SECONDS, SECONDS, TOKENS,
 _file = partial(Metric, kind="file")
 _live = partial(Metric, live=True)
 
-LIVE_METRICS: dict[str, Metric] = {
-    # at each tool, grader, judge or session server, since the start; a line of the file has the sums of all processes
+# At each tool, grader, judge or session server, since the start; a line of the file has the sums of all processes.
+_ENDPOINTS: dict[str, Metric] = {
     "endpoint/<endpoint>/calls": _live(
         "calls", "calls", "calls to the endpoint: answered, failed, cancelled or in progress", "counter"
     ),
@@ -67,7 +67,10 @@ LIVE_METRICS: dict[str, Metric] = {
     "endpoint/<endpoint>/breaker": _live(
         "circuit breaker", "", "0: closed, 1: half open, 2: open (the endpoint is down and only receives probes)"
     ),
-    # rollouts, as they end or, where they are told apart by split (train, validation, test), when their step is taken
+}
+
+# As rollouts end or, where they are told apart by split (train, validation, test), when their step is taken.
+_ROLLOUTS: dict[str, Metric] = {
     "rollouts_started": _live("rollouts started", "rollouts", "attempts at rollouts", "counter"),
     "rollouts/<outcome>": _live(
         "ended rollouts", "rollouts", "attempts that ended: graded, cancelled, or why they were discarded", "counter"
@@ -99,7 +102,9 @@ LIVE_METRICS: dict[str, Metric] = {
     ),
     "grade_s": _live("grading time", "s", "time from the end of a rollout to its grade", "histogram", SECONDS),
     "grade_errors/<kind>": _live("failed gradings", "grades", "gradings that failed, by kind of error", "counter"),
-    # the fleet and the ranks
+}
+
+_ACTORS: dict[str, Metric] = {
     "engine/<engine>/ready": _live(
         "ready engines", "", "1 for an engine that takes rollouts, 0 for one that is starting or being replaced"
     ),
@@ -133,7 +138,9 @@ LIVE_METRICS: dict[str, Metric] = {
         "histogram",
         LONG_SECONDS,
     ),
-    # the job and the server
+}
+
+_SERVER: dict[str, Metric] = {
     "events/<level>": _live("events", "events", "events reported to the user: info, warn, error", "counter"),
     "disk_free_bytes": _live("free disk space", "bytes", "free space on the disk of the run folder"),
     "disk_total_bytes": _live("disk size", "bytes", "size of the disk of the run folder"),
@@ -142,3 +149,12 @@ LIVE_METRICS: dict[str, Metric] = {
     ),
     "api_jobs/<state>": _live("API jobs", "jobs", "jobs of the API server by state"),
 }
+
+LIVE_GROUPS: dict[str, dict[str, Metric]] = {
+    "Endpoints": _ENDPOINTS,
+    "Rollouts": _ROLLOUTS,
+    "Engines and learner ranks": _ACTORS,
+    "The job and the server": _SERVER,
+}
+"""The metrics below the headings of the reference."""
+LIVE_METRICS = {name: metric for group in LIVE_GROUPS.values() for name, metric in group.items()}

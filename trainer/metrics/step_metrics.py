@@ -10,13 +10,14 @@ _count = partial(Metric, kind="counter")
 _spread = partial(Metric, kind="histogram")
 _file = partial(Metric, kind="file")
 
-STEP_METRICS: dict[str, Metric] = {
-    # where the job is
+_PROGRESS: dict[str, Metric] = {
     "step": Metric("step", "steps", "updates taken, counted from 1"),
     "total_steps": Metric("planned steps", "steps", "updates planned"),
     "version": Metric("policy version", "", "policy version after the step"),
     "elapsed_s": Metric("elapsed time", "s", "time since the training loop started"),
-    # how well it does
+}
+
+_REWARDS: dict[str, Metric] = {
     "train_mean_reward": Metric(
         "train reward",
         "",
@@ -84,7 +85,9 @@ STEP_METRICS: dict[str, Metric] = {
         message="full validation loss",
         form="{:.4f}",
     ),
-    # how it works
+}
+
+_BEHAVIOR: dict[str, Metric] = {
     "tool_calls_mean": Metric(
         "tool calls per rollout",
         "calls",
@@ -204,7 +207,9 @@ STEP_METRICS: dict[str, Metric] = {
         "calls that were invalid, or failed because of what the model sent",
         chart="call_errors",
     ),
-    # what was lost
+}
+
+_LOSSES: dict[str, Metric] = {
     "rollouts_graded": _count("graded rollouts", "rollouts", "graded rollouts of the step's groups"),
     "mean_unresponsive_rewards": Metric(
         "discarded rollouts",
@@ -240,7 +245,9 @@ STEP_METRICS: dict[str, Metric] = {
         "",
         "graded share of the rollouts of the slowest quarter of groups, relative to that of all groups",
     ),
-    # how fresh it is
+}
+
+_FRESHNESS: dict[str, Metric] = {
     "staleness_mean": Metric(
         "staleness in versions",
         "versions",
@@ -283,7 +290,9 @@ STEP_METRICS: dict[str, Metric] = {
         chart="gap",
         series="canary",
     ),
-    # the learner
+}
+
+_LEARNER: dict[str, Metric] = {
     "loss": Metric(
         "loss",
         "",
@@ -353,7 +362,9 @@ STEP_METRICS: dict[str, Metric] = {
     "update_applied": Metric(
         "update applied", "", "1 if the update was applied, 0 if it was skipped because the gradient was not finite"
     ),
-    # where the time went
+}
+
+_TIMES: dict[str, Metric] = {
     "time_wait_s": _spread(
         "waiting for rollouts",
         "s",
@@ -383,3 +394,15 @@ STEP_METRICS: dict[str, Metric] = {
         series="whole step",
     ),
 }
+
+STEP_GROUPS: dict[str, dict[str, Metric]] = {
+    "Where the job is": _PROGRESS,
+    "How well it does": _REWARDS,
+    "How it works": _BEHAVIOR,
+    "What was lost": _LOSSES,
+    "How fresh it is": _FRESHNESS,
+    "The learner": _LEARNER,
+    "Where the time went": _TIMES,
+}
+"""The metrics below the headings of the reference."""
+STEP_METRICS = {name: metric for group in STEP_GROUPS.values() for name, metric in group.items()}

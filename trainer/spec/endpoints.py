@@ -1,6 +1,7 @@
 """Settings of the HTTP endpoints of a job: tools, sessions, and what all endpoints have in common.
 
 The models are frozen and reject unknown keys, except that a tool keeps its own. Names of settings include their units.
+The docstring below a setting is its description everywhere: in the manual, in JSON schemas and on the OpenAPI page.
 """
 
 from __future__ import annotations
@@ -19,43 +20,52 @@ MAX_OUTPUT_BYTES = 1_000_000
 class Strict(BaseModel):
     """Base class of all parts of a job: frozen, no unknown keys, no NaN or infinity."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
 
 class Endpoint(Strict):
-    """An HTTP endpoint and its limits.
-
-    Attributes:
-        timeout_s: Deadline of a call, including all waits and retries.
-        attempt_timeout_s: Deadline of a single request, so that an occasional hang costs a retry and not the rollout.
-            None: the rest of `timeout_s`.
-        max_concurrency: Upper bound of the adaptive concurrency limit, which shrinks while the endpoint is overloaded.
-        max_retries: Retries after connection errors, timeouts and 5xx. Waiting after 408, 425, 429 or 503 does not
-            count as a retry.
-    """
+    """An HTTP endpoint and its limits."""
 
     headers: Headers = {}
+    """HTTP headers sent with every request, such as `Authorization: Bearer ${TOOL_KEY}`. Values are secrets: no
+    message, log or response shows them."""
     timeout_s: Annotated[float, Field(gt=0, le=600)] = 120.0
+    """Deadline of a call in seconds, from when it is queued, including all waits and retries. After it the call has
+    failed; raise it for an endpoint that is slow or often busy."""
     attempt_timeout_s: Annotated[float, Field(gt=0, le=600)] | None = None
+    """Seconds that a single request of a call may take before it is given up and retried; null: the rest of
+    `timeout_s`. Set it if the endpoint hangs now and then, so that a hang costs a retry and not the rollout."""
     max_concurrency: Positive = 64
+    """Most requests in flight to this endpoint at a time. The limit adapts: it shrinks, down to 1, while the endpoint
+    is overloaded or slow, and grows back up to this number; raise it if calls queue although the endpoint has room."""
     rate_limit_per_s: Annotated[float, Field(gt=0)] | None = None
+    """Most requests per second; null: no limit. Further calls wait their turn, and that wait counts against
+    `timeout_s`."""
     max_retries: Annotated[int, Field(ge=0, le=10)] = 3
+    """Retries of a call after lost connections, attempts that took too long, and 5xx other than 503; then the call has
+    failed. Waits after 408, 425, 429 and 503 are not counted: they go on until `timeout_s`."""
 
 
 class ToolSpec(Endpoint):
-    """A tool endpoint. The tool's JSON schema comes with each dataset row, matched by `name`; unknown keys are kept.
-
-    If `hedge_after_s` is set, a second request is sent after that time while the first is still in flight (hedging).
-    This requires an `idempotent` tool.
-    """
+    """A tool endpoint. The tool's JSON schema comes with each dataset row, matched by `name`; unknown keys are kept."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
     name: str
+    """Name of the tool, unique in the job. It must be the name of the function in the `tools` of the dataset's rows,
+    which say how the model may call it."""
     server_url: str
+    """URL that receives each call as a POST with its name, arguments, trace id and row. Private addresses must be in
+    the operator's `allowed_networks`."""
     max_output_bytes: Annotated[int, Field(ge=1, le=MAX_OUTPUT_BYTES)] = MAX_OUTPUT_BYTES
+    """Longest output of a call in bytes. In place of a longer one, the model sees an error that tells it to ask for
+    less."""
     idempotent: bool = False
+    """Whether running the same call twice does no harm. Only `hedge_after_s` needs it: after a lost connection a call
+    is retried in any case, with the same `Idempotency-Key` header."""
     hedge_after_s: Annotated[float, Field(gt=0)] | None = None
+    """Seconds without an answer after which a call is sent again while the first is still in flight; the first answer
+    wins. Set it to cut off rare slow answers, somewhat above the usual latency; needs `idempotent: true`."""
 
     @model_validator(mode="after")
     def _only_idempotent_tools_are_hedged(self) -> ToolSpec:
@@ -67,14 +77,19 @@ class ToolSpec(Endpoint):
 class SessionSpec(Endpoint):
     """Notifies the user's server when a rollout starts and when it has ended, on every path.
 
-    POST {type, trace_id, item} to `start_url` before the first token, POST {type, trace_id, reason} to `end_url` after
-    the rollout. At most `max_open` sessions are open at a time. `rate_limit_per_s` limits how fast they are opened,
-    `timeout_s` how long opening one may take (the server may have to boot a machine).
+    `rate_limit_per_s` limits how fast sessions are opened, `timeout_s` how long opening one may take (the server may
+    have to boot a machine), and `max_concurrency` how many are being opened at a time, and how many are being ended.
     """
 
     start_url: str | None = None
+    """URL that receives POST {type, trace_id, item} before a rollout's first token, for example to boot a machine for
+    it; null: no request. If it fails, the rollout is discarded and may be retried."""
     end_url: str | None = None
+    """URL that receives POST {type, trace_id, reason} after the rollout; null: no request. It is repeated until the
+    server has answered, also after a crash of the job."""
     max_open: Positive | None = None
+    """Most sessions open at a time; null: no limit. Further rollouts wait before they start, and that wait counts
+    against `limits.rollout_timeout_s`."""
 
     @model_validator(mode="after")
     def _names_a_url(self) -> SessionSpec:

@@ -25,22 +25,30 @@ FILES = ("training_file", "validation_file", "test_file")
 
 
 class CommonHyperparameters(Strict):
-    """Hyperparameters of both methods. `resolve` has the rules for `auto`."""
+    """Hyperparameters of both methods."""
 
     batch_size: Positive | Auto = "auto"
+    """Rows of the training file per step; auto: 16, or all rows of a smaller file. More rows make each update less
+    noisy and each step longer."""
     n_epochs: Positive | Auto = "auto"
+    """Passes over the training file; auto: as many as needed for about 320 rows in total, at least 1. Lower it if
+    validation stops improving."""
     learning_rate_multiplier: Annotated[float, Field(gt=0)] | Auto = "auto"
+    """Factor of `algorithm.learning_rate`; auto: 1. Lower it if the reward or the entropy collapses, raise it if
+    nothing changes over many steps."""
     eval_interval: Positive | Auto = "auto"
+    """Steps between validations, each of which also saves a checkpoint; auto: a quarter of all steps."""
 
 
 class OptimizerSpec(Strict):
-    """AdamW with gradients clipped to norm 1 and a warm-up over the first 3 % of the steps.
-
-    `learning_rate` is the base rate, which the hyperparameter `learning_rate_multiplier` scales.
-    """
+    """AdamW with gradients clipped to norm 1 and a warm-up over the first 3 % of the steps."""
 
     learning_rate: Annotated[float, Field(gt=0)] = 1e-6
+    """Base learning rate, the size of each update. Too high and training collapses, too low and nothing is learned;
+    1e-6 suits full fine-tuning of models with billions of parameters."""
     lr_schedule: Schedule = "constant"
+    """How the learning rate changes after the warm-up: constant, linear (falls to 0 at the last step) or cosine (falls
+    to 0, slowly at first)."""
 
 
 # -- reinforcement -----------------------------------------------------------------------------------------------------
@@ -50,8 +58,14 @@ class Hyperparameters(CommonHyperparameters):
     """Hyperparameters of reinforcement, with OpenAI's names."""
 
     compute_multiplier: Annotated[float, Field(gt=0)] | Auto = "auto"
+    """Rollouts per row: max(2, round(8 x compute_multiplier)); auto: 1. The model learns from the differences between
+    the rollouts of one row, so raise it if most rows have all rollouts right or all wrong; cost grows in proportion."""
     eval_samples: Positive | Auto = "auto"
+    """Rollouts per row of the validation and test file, averaged; auto: 1. Raise it for small files, whose mean is
+    noisy."""
     reasoning_effort: Literal["default", "low", "medium", "high"] = "default"
+    """Most thinking tokens per turn: low 512, medium 2048, high 8192, default: no limit. It is also passed to the chat
+    template if it has such an option; it has no effect on a model without thinking."""
 
 
 class RolloutLimits(Strict):
@@ -59,68 +73,105 @@ class RolloutLimits(Strict):
 
     A rollout that reaches one of the first three limits is graded, since the model caused it. One that reaches
     `rollout_timeout_s` is discarded.
-
-    Attributes:
-        max_rollout_retries: How often a discarded rollout is repeated, each time with a new trace id.
-        straggler_quorum: Share of a training group's rollouts after which `straggler_wait_s` starts.
-        straggler_wait_s: Time left for the group's other rollouts then. None: no limit.
-        max_failure_rate: While more than this share of recent rollouts was discarded, only probes are started.
     """
 
     max_tool_calls: Positive = 64
+    """Most tool calls of one rollout. Further calls are not sent; the model is told to answer now."""
     max_completion_tokens: Positive = 4096
+    """Most tokens that the model samples in one rollout, over all turns. At the limit the rollout ends and what there
+    is of an answer is graded."""
     max_tool_output_tokens: Positive = 2048
+    """Most tokens of one tool result that the model sees. A longer result is truncated and marked."""
     rollout_timeout_s: Annotated[float, Field(gt=0)] = 600.0
+    """Seconds for one rollout with tool calls and grading. One that takes longer is discarded, not graded 0: raise this
+    if your tools are slow."""
     max_rollout_retries: Annotated[int, Field(ge=0, le=10)] = 1
+    """How often a discarded rollout is repeated, each time under a new trace id. After that its group goes on without
+    it if at least half of the group is graded, and is otherwise sampled again, once."""
     straggler_quorum: Annotated[float, Field(gt=0, le=1)] = 0.75
+    """Share of a training group's rollouts that must have ended before `straggler_wait_s` starts."""
     straggler_wait_s: Annotated[float, Field(gt=0)] | None = None
+    """Seconds that the rest of a training group has left once `straggler_quorum` of it has ended; null: no limit. Set
+    it if a few slow rollouts hold up the steps; what is not done by then is discarded. Validation always waits."""
     max_failure_rate: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """While more than this share of the latest 64 rollouts was discarded, only probes are started, until one is graded.
+    So an endpoint that is down costs time and no data."""
 
 
 class RewardSpec(Strict):
-    """Penalties, subtracted only from positive grades so that giving up early never pays."""
+    """Penalties, subtracted only from positive grades, which keep at least a tenth: giving up early never pays."""
 
     tool_call_budget: Annotated[int, Field(ge=0)] = 0
+    """Tool calls of a rollout that cost nothing."""
     tool_call_penalty: Rate = 0.0
+    """Subtracted from the grade for each tool call above `tool_call_budget`. Raise it for an agent that calls too
+    often."""
     token_penalty: Rate = 1e-5
+    """Subtracted from the grade for each sampled token; the default takes 0.01 for 1,000 tokens. Raise it for shorter
+    answers, set 0 if long reasoning is wanted."""
     time_penalty_per_s: Rate = 0.0
+    """Subtracted from the grade for each second of model and tool time. Timing is noisy, so prefer the penalties on
+    calls and tokens."""
 
 
 class AlgorithmSpec(OptimizerSpec):
-    """How rewards become weight updates.
-
-    `temperature` is the sampling temperature of training. top_p is always 1 and top_k off, because the learner cannot
-    reproduce the log-probabilities of a truncated distribution.
-    """
+    """How rewards become weight updates."""
 
     advantage: Advantage = "centred"
+    """How a rollout's reward is compared with those of its group: centred (difference from the mean), grpo (the same,
+    divided by the standard deviation), rloo (difference from the mean of the others)."""
     clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    """How far an update may lower a token's probability: not below 1 - clip_low times the value before the batch. It
+    only matters if `updates_per_batch` is above 1; lower is more careful."""
     clip_high: Annotated[float, Field(gt=0)] = 0.28
+    """How far an update may raise a token's probability: not above 1 + clip_high times the value before the batch.
+    Larger than `clip_low`, so that rare tokens can become likely and entropy lasts."""
     importance_cap: Annotated[float, Field(ge=1)] = 2.0
+    """Largest weight of a token that the engine sampled with another probability than the learner gives it, because it
+    was older or computed differently. Lower is more stable, higher less biased."""
     kl_coef: Rate = 0.0
+    """Weight of the KL divergence from the start model in the loss; 0: none. Raise it (0.001 to 0.05) if the model
+    drifts, for example its language degrades; each learner rank then holds a second copy of the model."""
     max_staleness: Annotated[int, Field(ge=0)] = 1
+    """How many weight updates old a trained token may be. 0: engines wait while the learner works (strictly on-policy);
+    1: both work at once; more hides longer rollouts and makes training less stable."""
     updates_per_batch: Positive = 1
+    """Optimizer steps per batch, each on a part of it. More learn faster from the same rollouts, and less stably."""
     temperature: Annotated[float, Field(gt=0, le=2)] = 1.0
+    """Sampling temperature of training and validation. Lower explores less; top_p is always 1 and top_k off, because
+    the learner cannot reproduce the log-probabilities of a truncated distribution."""
 
 
 class Reinforcement(Strict):
-    """`method.reinforcement` of OpenAI's API, and extensions of self-hosted jobs.
-
-    The grade of `held_out_grader` is logged and never trained on. If it falls while the grade rises, the grader is
-    being hacked.
-    """
+    """How to learn from graded rollouts: OpenAI's settings, and extensions of self-hosted jobs."""
 
     tools: tuple[ToolSpec, ...] = ()
+    """The tools that the model may call, each behind HTTP. The dataset's rows say which of them a task has, and
+    describe their arguments."""
     session: SessionSpec | None = None
+    """Requests to your server at the start and end of each rollout, for tools that keep a state per rollout; null: no
+    requests."""
     grader: GraderSpec
+    """What gives each rollout its grade, a finite number, higher is better. It is the goal of the training."""
     guards: tuple[GuardSpec, ...] = ()
+    """Checks for behaviour that must not be rewarded; a guard that applies replaces the reward."""
     held_out_grader: GraderSpec | None = None
+    """A second grader that is logged as `held_out_grade_mean` and never trained on; null: no second grade. If its grade
+    falls while the grade rises, the grader is being hacked."""
     max_episode_steps: Positive = 64
+    """Most steps of one rollout, where each turn of the model and each tool call is a step. At the limit the rollout
+    ends and is graded."""
     response_format: dict[str, Any] | None = None
+    """JSON schema of the answer, as in chat completions or in responses: decoding is constrained to tool calls or an
+    answer that matches it; null: free text."""
     hyperparameters: Hyperparameters = Hyperparameters()
+    """OpenAI's hyperparameters; each can be auto."""
     limits: RolloutLimits = RolloutLimits()
+    """Limits of one rollout."""
     reward: RewardSpec = RewardSpec()
+    """Penalties that turn a grade into a reward."""
     algorithm: AlgorithmSpec = AlgorithmSpec()
+    """Learning rate, advantages, clipping, staleness and temperature."""
 
     @field_validator("tools")
     @classmethod
@@ -149,22 +200,31 @@ class Reinforcement(Strict):
 
 
 class SupervisedAlgorithm(OptimizerSpec):
-    """Optimizer and loss. `context_weight` is the loss weight of tokens outside the assistant's turns (0: none)."""
+    """Optimizer and loss."""
 
     context_weight: Rate = 0.0
+    """Weight in the loss of tokens outside the assistant's turns; 0: they are not trained. Set it between 0 and 1 if
+    the model should also learn the language of the prompts."""
 
 
 class Supervised(Strict):
     """`method.supervised`: cross-entropy on the assistant's tokens of whole conversations."""
 
     hyperparameters: CommonHyperparameters = CommonHyperparameters()
+    """OpenAI's hyperparameters; each can be auto."""
     algorithm: SupervisedAlgorithm = SupervisedAlgorithm()
+    """Learning rate, and which tokens count."""
 
 
 class Method(Strict):
+    """How to train: only the settings of the given type may be there."""
+
     type: Literal["reinforcement", "supervised"]
+    """reinforcement: learn from graded rollouts; supervised: imitate whole conversations, the usual step before it."""
     reinforcement: Reinforcement | None = None
+    """Settings of a reinforcement job; required by that type."""
     supervised: Supervised | None = None
+    """Settings of a supervised job; all have defaults."""
 
     @model_validator(mode="after")
     def _has_what_its_type_says(self) -> Method:
@@ -180,46 +240,72 @@ class Method(Strict):
 
 
 class ClusterSpec(Strict):
-    """Resources of a job.
-
-    Attributes:
-        dispatchers: Number of dispatcher actors; they share each endpoint's limits.
-        colocated: Engines and learner ranks take turns on the same cores. Requires `max_staleness` 0.
-        engine_gpus: GPUs per engine. auto: 1 if the cluster has GPUs, else 0. If engines have GPUs, each learner rank
-            gets one GPU.
-        dtype: auto: bfloat16 on GPUs, float32 on CPUs.
-        context_length: In tokens. auto: the model's maximum, but at most 16,384.
-        weight_transport: How new weights reach the engines: through Ray's object store, or by one broadcast (not yet
-            tested between GPUs).
-    """
+    """Resources of a job, and how its model is held in memory."""
 
     engines: Positive = 1
+    """vLLM engines, each a full copy of the model that samples rollouts. More of them shorten the sampling of a step;
+    the job starts with the first and the others join when there is room."""
     learner_ranks: Positive = 1
+    """Processes that train, each on its share of a batch. More of them shorten the learning of a step, and with
+    `zero_stage` each needs less memory."""
     engine_cores: Positive = 1
+    """CPU cores of each engine. On CPUs it computes with them; on GPUs a few are enough for tokenizing and tool
+    calls."""
     rank_cores: Positive = 1
+    """CPU cores, and threads, of each learner rank."""
     dispatchers: Positive = 1
+    """Processes that call tools; they share each endpoint's limits. Raise it only if one is busy all the time, at
+    thousands of calls per second."""
     colocated: bool = False
+    """Engines and learner ranks take turns on the same cores, which needs fewer of them and takes longer. Requires
+    `algorithm.max_staleness: 0`; on GPUs it is refused so far."""
     engine_gpus: Annotated[int, Field(ge=0)] | Auto = "auto"
+    """GPUs per engine; auto: 1 if the cluster has GPUs, else 0. More than 1 splits a model that is too large for one
+    GPU. If engines have GPUs, each learner rank has one."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Number format of the weights; auto: bfloat16 on GPUs, float32 on CPUs. bfloat16 is refused on CPUs."""
     zero_stage: Annotated[int, Field(ge=0, le=3)] = 0
+    """What DeepSpeed's ZeRO divides among the learner ranks instead of keeping it on each: 1 the optimizer's state, 2
+    also gradients, 3 also weights. Raise it if ranks run out of memory; it costs communication. In bfloat16 0 means
+    1."""
     context_length: Positive | Auto = "auto"
+    """Longest conversation in tokens, with prompt and tool results; auto: the model's maximum, but at most 16,384. A
+    rollout that reaches it ends and is graded; less context needs less memory."""
     max_num_seqs: Positive = 64
+    """Sequences that an engine decodes at a time; further ones wait. More use a GPU better, as long as its cache holds
+    them."""
     tool_parser: str = "hermes"
+    """The model's format of tool calls: the name of one of vLLM's tool parsers, such as hermes (Qwen3), llama3_json or
+    mistral."""
     micro_batch_tokens: Positive = 8192
+    """Tokens that a learner rank computes at a time; longer sequences are computed alone. Lower it if a rank runs out
+    of memory; the result is the same."""
     weight_transport: Literal["object_store", "broadcast"] = "object_store"
+    """How new weights reach the engines: object_store (through Ray's object store, while engines go on) or broadcast
+    (one broadcast from GPU to GPU while they pause; not yet tested between GPUs)."""
 
 
 class JobSpec(Strict):
-    """One fine-tuning job. Paths are relative to the job file; `model` is a folder or a Hugging Face name."""
+    """One fine-tuning job."""
 
     model: str
+    """The start model: a folder, relative to the job file, or a Hugging Face name downloaded with `hf download`. In the
+    API: a base model of the server (the operator's `aliases`) or a tuned model."""
     training_file: str
+    """JSONL file of tasks, one JSON object a line, relative to the job file. In the API: the id of an uploaded file."""
     validation_file: str | None = None
+    """JSONL file that is graded before the first step and every `eval_interval` steps (a supervised job: its loss);
+    null: no validation. Its mean reward decides which three checkpoints are kept beside the last."""
     test_file: str | None = None
+    """JSONL file that is graded before and after training; null: no test. It is not used for any decision."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    """Seed of the order of rows and of sampling."""
     suffix: Annotated[str, Field(max_length=64)] | None = None
+    """Part of the name of the run's folder, and of the tuned model in the API; at most 64 characters."""
     method: Method
+    """How to train, with the settings of that method."""
     cluster: ClusterSpec = ClusterSpec()
+    """Resources of the job."""
 
     @property
     def reinforcement(self) -> Reinforcement:
@@ -241,15 +327,25 @@ class Plan(Strict):
     """The resolved numbers of a job; printed before the start and kept in the run folder."""
 
     num_rows: int
+    """Rows of the training file."""
     batch_size: int
+    """Rows per step."""
     n_epochs: int
+    """Passes over the training file."""
     group_size: int
+    """Rollouts per row; 1 for supervised jobs."""
     steps: int
+    """Training steps in all."""
     eval_interval: int
+    """Steps between validations."""
     eval_samples: int
+    """Rollouts per validation and test row."""
     updates_per_batch: int
+    """Optimizer steps per batch."""
     learning_rate: float
+    """Learning rate after the warm-up, multiplier included."""
     max_thinking_tokens: int | None
+    """Most thinking tokens per turn; None: no limit."""
 
     @property
     def rollouts_per_step(self) -> int:

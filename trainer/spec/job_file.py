@@ -111,8 +111,9 @@ def _filled_in(
 def _truncated_sampling(path: KeyPath) -> tuple[str, str, str] | None:
     if not path or path[-1] not in _TRUNCATED_SAMPLING:
         return None
+    code = "truncated_sampling"
     remedy = "remove it: the learner cannot reproduce the log-probabilities of a truncated distribution"
-    return "truncated_sampling", "is not supported in training", remedy
+    return code, "is not supported in training", remedy
 
 
 def _without(raw: Any, invalid: Sequence[KeyPath]) -> JobSpec | None:

@@ -13,93 +13,98 @@ Seconds = Annotated[float, Field(gt=0)]
 
 
 class ModelEndpoint(Endpoint):
-    """An OpenAI-compatible endpoint that serves a judge or an embedding model.
-
-    `model` is the model's name at the endpoint, if it differs from the name that graders use.
-    """
+    """An OpenAI-compatible endpoint that serves a judge or an embedding model."""
 
     base_url: str
+    """URL of an OpenAI-compatible server, up to and including `/v1`. It may be a private address: `allowed_networks` is
+    for what jobs name."""
     api_key: SecretStr | None = None
+    """API key, sent as `Authorization: Bearer`; write it as `${NAME}`; null: no key is sent."""
     model: str | None = None
+    """The model's name at that server; by default the name that graders use."""
 
 
 class ServerLimits(Strict):
-    """Limits of the API.
-
-    Attributes:
-        max_uploads: Concurrent file uploads. Behind Ray Serve's proxy an upload is held in memory if it arrives faster
-            than the disk can write it.
-        requests_per_minute: Rate limit of an API key that has no rate limit of its own.
-        max_trial_calls: Concurrent trial calls of graders and tools through the API.
-    """
+    """Limits of the API."""
 
     max_body_bytes: Positive = 32_000_000
+    """Largest body in bytes of a request other than a file upload; a larger one is answered with 413."""
     max_file_bytes: Positive = 512 * 2**20
+    """Largest uploaded file in bytes; a larger one is answered with 413. OpenAI's limit is 512 MB."""
     max_uploads: Positive = 4
+    """Concurrent file uploads; further ones are answered with 429. Behind Ray Serve's proxy an upload is held in memory
+    if it arrives faster than the disk can write it, so lower this if memory is short."""
     requests_per_minute: Positive = 3_000
+    """Rate limit of an API key that has none of its own; further requests are answered with 429 and Retry-After."""
     max_trial_calls: Positive = 16
+    """Concurrent trial calls of graders and tools (`graders/run`, `tool/run`); further ones are answered with 429. Each
+    may occupy a sandbox or a connection for minutes."""
 
 
 class EngineLimits(Strict):
-    """Engines that serve models through the API.
-
-    Attributes:
-        max_models: Models served at a time.
-        max_replicas: Most engines per model.
-        cores: CPU cores per engine.
-        gpus: GPUs per engine. None: 1 if the cluster has GPUs, else 0.
-        max_num_seqs: Concurrent requests per engine.
-        idle_s: A model without requests for this long is stopped.
-        first_call_wait_s: How long a request waits for its model's engine to start.
-    """
+    """Engines that serve models through the API."""
 
     max_models: Positive = 1
+    """Models served at a time. A call for a further one waits until another is idle, which is then removed."""
     max_replicas: Positive = 1
+    """Most engines per model; they are added while calls queue. Each needs `cores` and `gpus`."""
     cores: Positive = 1
+    """CPU cores per engine. On CPUs it computes with them; on GPUs a few are enough."""
     gpus: Count | None = None
+    """GPUs per engine; null: 1 if the cluster has GPUs, else 0. Set it if GPU nodes join only on demand, since null
+    depends on the nodes that are there."""
     max_num_seqs: Positive = 64
+    """Requests that an engine decodes at a time; further ones wait in it or start another replica."""
     idle_s: Seconds = 300.0
+    """Seconds without requests after which a model is stopped and its resources become free; surplus engines stop after
+    the same time. The next call has to wait for a start."""
     first_call_wait_s: Seconds = 120.0
+    """Seconds that a call waits for its model's engine to start; then it is answered with 503 and Retry-After. Raise it
+    for large models if clients can wait that long."""
 
 
 class JobLimits(Strict):
-    """Limits of jobs created through the API.
-
-    `max_running` jobs run at a time. `max_cores` and `max_gpus` limit each job (None: all that the cluster has).
-    """
+    """Limits of jobs created through the API."""
 
     max_running: Positive = 1
+    """Jobs of the API that run at a time; the others wait in a queue."""
     max_cores: Positive | None = None
+    """Most CPU cores of one job; null: all that the cluster has. Applies to `agent-rft train` too; a job that needs
+    more is refused."""
     max_gpus: Count | None = None
+    """Most GPUs of one job; null: all that the cluster has. Applies to `agent-rft train` too; a job that needs more is
+    refused."""
     min_training_rows: Positive = 10
+    """Fewest rows of a training file in the API; a job with fewer fails. OpenAI's limit is 10."""
     max_training_rows: Positive = 50_000
+    """Most rows of a training file in the API; a job with more fails. OpenAI's limit is 50,000."""
     max_validation_rows: Positive = 1_000
+    """Most rows of a validation file in the API; a job with more fails. OpenAI's limit is 1,000."""
 
 
 class Operator(Strict):
-    """The operator's configuration file.
-
-    Attributes:
-        allowed_networks: Private, loopback and link-local networks that tools and graders may be in. Public addresses
-            are always allowed.
-        models: Judge and embedding models, by the name that graders use.
-        unsandboxed_python: Run python graders even if no sandbox is available.
-        aliases: Model names in clients' code, mapped to a folder or a Hugging Face name.
-        wait_for_nodes_s: How long a job may wait for nodes to join the cluster. With 0, a job that does not fit on the
-            current nodes is rejected immediately.
-        limits: Limits of the API server.
-        engines: Engines that serve models.
-        jobs: Limits of jobs created through the API.
-    """
+    """The operator's configuration file."""
 
     allowed_networks: tuple[IPvAnyNetwork, ...] = ()
+    """Private, loopback and link-local networks that tools, graders and sessions of jobs may be in, such as 127.0.0.0/8
+    or 10.20.0.0/16. Public addresses are always allowed; keep it as narrow as your tools allow."""
     models: dict[str, ModelEndpoint] = Field(default_factory=dict)
+    """Judge and embedding models, by the name that graders use in `model`."""
     unsandboxed_python: bool = False
+    """Run python graders even if no sandbox can be created. Then a grader can read what the job's user can read and use
+    the network: only for graders that you trust."""
     aliases: dict[str, str] = Field(default_factory=dict)
+    """The base models of the server: the name in clients' code, such as gpt-5, mapped to a folder or a Hugging Face
+    name."""
     limits: ServerLimits = ServerLimits()
+    """Limits of the API server."""
     wait_for_nodes_s: Annotated[float, Field(ge=0)] = 0.0
+    """Seconds that a job may wait for nodes to join the cluster. With 0, a job that could never fit on the current
+    nodes is refused at once; set it if the cluster grows on demand. What other jobs use is waited for 300 s anyway."""
     engines: EngineLimits = EngineLimits()
+    """Engines that serve models."""
     jobs: JobLimits = JobLimits()
+    """Limits of jobs created through the API."""
 
 
 NOTHING_ALLOWED = Operator()

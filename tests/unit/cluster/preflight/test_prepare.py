@@ -676,6 +676,13 @@ async def test_too_few_nodes_are_a_problem_unless_the_operator_lets_jobs_wait_fo
     assert warning.endswith("the cluster has 1; the job waits for nodes")
 
 
+async def test_shared_memory_is_not_checked_if_the_job_waits_for_the_nodes_of_its_engines(case: Case) -> None:
+    case.nodes = [Node("head", cores=0.0)]
+    case.free = Free(PLENTY.disk_bytes, 1 << 20)
+    case.operator = LOCAL.model_copy(update={"wait_for_nodes_s": 60.0})
+    assert (await case.prepare()).warnings
+
+
 async def test_too_little_memory_is_refused(case: Case) -> None:
     case.nodes = [Node("a", cores=2.0, memory_bytes=2 << 30)]
     assert (await case.only_problem()).code == "too_little_memory"

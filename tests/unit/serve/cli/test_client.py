@@ -42,7 +42,7 @@ def run(tmp_path: Path, store: JobStore) -> Iterator[Run]:
     database = store._database
     kept = FileStore(database, FolderBlobs(tmp_path / "files"), tmp_path, 10**6)
     with sync_client_of([files.make_router(kept), fine_tuning.make_router(job_service(store))]) as client:
-        yield lambda *arguments: CliRunner().invoke(cli, [str(a) for a in arguments], obj=client)
+        yield lambda *arguments: CliRunner().invoke(cli, [str(a) for a in arguments], obj=lambda: client)
     database.close()
 
 

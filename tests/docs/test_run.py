@@ -1,0 +1,76 @@
+"""Blocks that are marked `run` do what their page says: all of a page, in order, in one shell and an empty folder."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.docs.markdown import Page, guides
+from tests.support.tiny_model import add_to_hub_cache, write_tiny_model
+
+MODELS = [f"Qwen/Qwen3-{size}" for size in ("0.6B", "1.7B", "4B", "8B")]
+"""Names of models in the documents; here a tiny random model has them."""
+TIMEOUT_S = 500
+
+
+def sessions() -> Iterator[object]:
+    for page in guides():
+        marks = {block.mark for block in page.blocks}
+        if "run" in marks:
+            yield pytest.param(page, ("run",), id=page.path)
+        if "run nightly" in marks:
+            yield pytest.param(page, ("run", "run nightly"), id=f"{page.path}-nightly", marks=pytest.mark.nightly)
+
+
+@pytest.fixture(scope="module")
+def hub_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    cache = tmp_path_factory.mktemp("hub")
+    add_to_hub_cache(cache, MODELS, write_tiny_model(tmp_path_factory.mktemp("tiny")))
+    return cache
+
+
+@pytest.mark.parametrize(("page", "marks"), list(sessions()))
+def test_the_blocks_of_a_page_run(page: Page, marks: tuple[str, ...], tmp_path: Path, hub_cache: Path) -> None:
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("AGENT_RFT_", "OPENAI_"))}
+    environment |= {
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "HF_HUB_CACHE": str(hub_cache),
+        "HF_HUB_OFFLINE": "1",
+    }
+    script = "\n".join(_script(page, marks))
+    output = tmp_path / "output"
+    here = tmp_path / "here"
+    here.mkdir()
+    with output.open("wb") as out:
+        shell = subprocess.Popen(
+            ["bash"], stdin=subprocess.PIPE, stdout=out, stderr=out, cwd=here, env=environment, start_new_session=True
+        )
+        try:
+            shell.communicate(script.encode(), timeout=TIMEOUT_S)
+        finally:
+            with suppress(ProcessLookupError):  # nothing was left in the background
+                os.killpg(shell.pid, signal.SIGTERM)
+
+    assert shell.returncode == 0, output.read_text(errors="replace")
+
+
+def _script(page: Page, marks: tuple[str, ...]) -> Iterator[str]:
+    """The page as one script: files are written and marked blocks run, in order; the first failing command ends it."""
+    yield "set -eo pipefail"
+    for i, block in enumerate(page.blocks):
+        if block.mark in marks:
+            yield f"echo '--- {block}'"
+            yield block.text if block.language == "sh" else _heredoc("python -", block.text, i)
+        elif block.title and ", " not in block.title:
+            yield _heredoc(f"cat > {block.title}", block.text, i)
+
+
+def _heredoc(command: str, text: str, number: int) -> str:
+    return f"{command} <<'END_{number}'\n{text}END_{number}"

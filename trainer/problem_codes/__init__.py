@@ -1,0 +1,29 @@
+"""The registry of problem codes: what each means and what to do about it.
+
+A code stands in brackets after a message of the command line, in the `code` of an error of the API and in the `error`
+of a failed job. A key with a `<placeholder>` stands for a family: `invalid_<type>` -> `invalid_int_parsing`.
+"""
+
+from __future__ import annotations
+
+import re
+
+from trainer.problem_codes.api import API_CODES
+from trainer.problem_codes.code import ProblemCode
+from trainer.problem_codes.grading import GRADING_CODES
+from trainer.problem_codes.job import JOB_CODES
+from trainer.problem_codes.running import RUNNING_CODES
+
+GROUPS: dict[str, dict[str, ProblemCode]] = JOB_CODES | GRADING_CODES | RUNNING_CODES | API_CODES
+"""The codes below the headings of the reference."""
+PROBLEM_CODES: dict[str, ProblemCode] = {name: code for group in GROUPS.values() for name, code in group.items()}
+
+_PLACEHOLDER = re.compile(r"<\w+>")
+_FAMILIES = {name: re.compile(_PLACEHOLDER.sub(r"\\w+", name)) for name in PROBLEM_CODES if "<" in name}
+
+
+def entry_of(code: str) -> str | None:
+    """The entry that a code belongs to, or None if it is not listed."""
+    if code in PROBLEM_CODES:
+        return code
+    return next((family for family, pattern in _FAMILIES.items() if pattern.fullmatch(code)), None)

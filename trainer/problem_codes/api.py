@@ -1,0 +1,174 @@
+"""The codes in error responses of the API, apart from those of a job's form, which are the same as of `check`."""
+
+from __future__ import annotations
+
+from trainer.problem_codes.code import ProblemCode
+
+API_CODES: dict[str, dict[str, ProblemCode]] = {
+    "API: key and limits": {
+        "missing_api_key": ProblemCode(
+            "The request has no key.",
+            "Send `Authorization: Bearer sk-rft-...`. The first start of a server prints a key; `agent-rft keys "
+            "create` makes others.",
+        ),
+        "invalid_api_key": ProblemCode(
+            "The server does not know the key, or it was revoked. Keys belong to one server's database.",
+            "Check which server the client calls (`base_url`), and make a key there with `agent-rft keys create`.",
+        ),
+        "insufficient_scope": ProblemCode(
+            "The key is valid, but may not do this: `read` may look, `write` may create jobs and call models, `admin` "
+            "may do everything.",
+            "Use a key with the scope in the message.",
+        ),
+        "rate_limit_exceeded": ProblemCode(
+            "The key made more requests per minute than it may. The limit is that of the key, else that of the server.",
+            "Wait for the seconds in `Retry-After`, as OpenAI's client does by itself, or ask for a higher limit.",
+        ),
+        "too_many_uploads": ProblemCode(
+            "As many uploads are in progress as the operator allows at a time (`limits.max_uploads`), which bounds the "
+            "server's memory.",
+            "Try again in a moment.",
+        ),
+        "too_many_trials": ProblemCode(
+            "As many graders and tools are being tried as the operator allows at a time (`limits.max_trial_calls`).",
+            "Try again in a moment.",
+        ),
+    },
+    "API: form of a request": {
+        "unknown_url": ProblemCode(
+            "There is no such route. OpenAI's API has more routes than this server.",
+            "Check the path, which starts with `/v1`; the reference of the API lists all routes.",
+        ),
+        "method_not_allowed": ProblemCode(
+            "The route exists, but not with this method.",
+            "Use a method of the reference.",
+        ),
+        "invalid_url": ProblemCode(
+            "The URL has a null character.",
+            "Remove it.",
+        ),
+        "unsupported_media_type": ProblemCode(
+            "The body is not in the form that the route reads, or it is compressed.",
+            "Send JSON with `Content-Type: application/json`, files as `multipart/form-data`, without "
+            "`Content-Encoding`.",
+        ),
+        "invalid_json": ProblemCode(
+            "The body is not valid JSON, is nested too deeply, or has a number or a character that cannot be stored.",
+            "Send one JSON object.",
+        ),
+        "invalid_form": ProblemCode(
+            "The upload is not a complete multipart form, or has a field two times.",
+            "Let an HTTP library write the form; a truncated one often comes from a proxy with a limit on bodies.",
+        ),
+        "too_large": ProblemCode(
+            "The body is over the operator's limit (`limits.max_body_bytes`), or a hyperparameter is larger than any "
+            "that is meant.",
+            "Send less at a time, or a smaller number or `auto`.",
+        ),
+        "timeout": ProblemCode(
+            "The body did not arrive in time, or the model did not answer in time.",
+            "Try again; for a slow network, split the file, and for a slow model ask for fewer tokens.",
+        ),
+        "missing_required_parameter": ProblemCode(
+            "A required field is missing; `param` names it.",
+            "Add it.",
+        ),
+        "unknown_parameter": ProblemCode(
+            "The server does not know a field; `param` names it. It is refused because ignoring it would do something "
+            "else than was asked for.",
+            "Remove the field, or check its spelling.",
+        ),
+        "invalid_value": ProblemCode(
+            "The value of the field in `param` is not valid.",
+            "Correct it as the message says.",
+        ),
+        "invalid_request": ProblemCode(
+            "The request is well formed, but cannot be done; the message says why.",
+            "Follow the message.",
+        ),
+        "invalid_type": ProblemCode(
+            "A value has the wrong type: the body is not an object, or a hyperparameter is a boolean, which Python "
+            "would take for 1 or 0.",
+            "Give a number or `auto`.",
+        ),
+        "unknown_key": ProblemCode(
+            "The older form of a supervised job, with `hyperparameters` at the top, has three of them only.",
+            "Remove the key, or give it in `method.supervised.hyperparameters`.",
+        ),
+        "two_places": ProblemCode(
+            "`hyperparameters` are given both at the top, the older form, and in `method`: one of them would be "
+            "ignored.",
+            "Give all of them in `method`.",
+        ),
+    },
+    "API: files, jobs and models": {
+        "not_found": ProblemCode(
+            "There is no object with this id on this server, or it was deleted or has expired.",
+            "List the objects to find the right id.",
+        ),
+        "file_not_found": ProblemCode(
+            "The job names a file that this server does not have. Ids of another server do not work here.",
+            "Upload it first, with the purpose `fine-tune`.",
+        ),
+        "invalid_purpose": ProblemCode(
+            "The file was uploaded for something else, and a job reads only files for training.",
+            "Upload it with the purpose `fine-tune`.",
+        ),
+        "invalid_filename": ProblemCode(
+            "The name of the upload is an absolute path, has `..` or control characters. The server never uses it as a "
+            "path, but clients that download the file may.",
+            "Use a plain name.",
+        ),
+        "file_too_large": ProblemCode(
+            "The file is over the operator's limit of a file.",
+            "Split it, or ask the operator to raise the limit.",
+        ),
+        "no_space": ProblemCode(
+            "The server's disk is full.",
+            "Tell the operator; deleting files of the server helps at once.",
+        ),
+        "invalid_job_state": ProblemCode(
+            "The job cannot do this in its state, such as resuming a job that is running or cancelling one that ended.",
+            "Look at its status first.",
+        ),
+        "idempotency_key_reused": ProblemCode(
+            "The `Idempotency-Key` was sent before with another body. A key stands for one job, so that a repeated "
+            "request does not start a second one.",
+            "Use a new key for a new job.",
+        ),
+        "model_not_found": ProblemCode(
+            "The server has no model of this name, neither to call nor to train.",
+            "Use an id of `agent-rft models list`; the operator adds base models below `aliases`.",
+        ),
+        "model_not_deletable": ProblemCode(
+            "It is a base model of the server. Only tuned models and checkpoints can be deleted through the API.",
+            "Let the operator remove it from `aliases`.",
+        ),
+    },
+    "API: answers of models": {
+        "model_unavailable": ProblemCode(
+            "The model has no engine right now: it starts, was stopped, or failed, or the cluster has no room for it.",
+            "Try again after the seconds in `Retry-After`; the first call of a model starts its engine.",
+        ),
+        "context_length_exceeded": ProblemCode(
+            "Messages and tools of the request take more tokens than the model's context.",
+            "Send fewer or shorter messages.",
+        ),
+        "invalid_encrypted_content": ProblemCode(
+            "A reasoning item was not made by this server, or was changed, so it is not shown to the model.",
+            "Send reasoning items exactly as this server returned them, or leave them out.",
+        ),
+        "unsupported_endpoint": ProblemCode(
+            "The server has no embedding models.",
+            "Send the request to a server of embeddings.",
+        ),
+        "invalid_grader": ProblemCode(
+            "The `grader` of a request for the best of several answers is not valid.",
+            "Write it as in a job; `POST /v1/fine_tuning/alpha/graders/validate` checks one.",
+        ),
+        "grader_refused": ProblemCode(
+            "The endpoint of the request's grader answered 401 or 403.",
+            "Put its token into the grader's `headers`.",
+        ),
+    },
+}

@@ -1,0 +1,135 @@
+"""The codes of problems with graders, tools and sessions, when a job is checked and while it grades."""
+
+from __future__ import annotations
+
+from trainer.problem_codes.code import ProblemCode
+
+GRADING_CODES: dict[str, dict[str, ProblemCode]] = {
+    "Graders": {
+        "duplicate_name": ProblemCode(
+            "Two guards have the same name, which is how metrics and traces tell them apart.",
+            "Rename one of them.",
+        ),
+        "invalid_template": ProblemCode(
+            "A text of a grader has `{{ ... }}` with something else than a path into the row (`item`) or into what the "
+            "model wrote (`sample`). It is a path only: there are no filters, loops or calls.",
+            "Write `{{ item.answer }}` or `{{ sample.output_text }}`; more needs a python grader.",
+        ),
+        "invalid_source": ProblemCode(
+            "The `source` of a python grader does not compile, or does not define a function `grade(sample, item)`.",
+            "Run the file with Python on its own first.",
+        ),
+        "missing_reference": ProblemCode(
+            "The check `reference_returned` compares the code with the reference solution, so it needs that solution.",
+            "Set `reference`, for example to `{{ item.reference }}`.",
+        ),
+        "unknown_model": ProblemCode(
+            "A grader calls a model (a judge or an embedding) that is not listed in the operator's configuration, "
+            "below `models`. Jobs cannot name hosts and keys of judges themselves, so that a job's author needs none "
+            "of the operator's keys.",
+            "Use a model that the message lists, or let the operator add it.",
+        ),
+        "invalid_message": ProblemCode(
+            "A message in the `input` of a model grader is not in the chat format.",
+            'Write `{"role": "user", "content": "text with {{ sample.output_text }}"}`.',
+        ),
+        "invalid_parameter": ProblemCode(
+            "`sampling_params` of a model grader sets something that the grader sets itself, such as the format of the "
+            "answer that it has to read.",
+            "Remove the parameter.",
+        ),
+        "unknown_label": ProblemCode(
+            "`passing_labels` has a label that the judge cannot give, since it is not in `labels`. No sample could "
+            "ever pass with it.",
+            "Use only values of `labels`.",
+        ),
+        "invalid_grader_name": ProblemCode(
+            "The name of a part of a multi grader is used as a variable in `calculate_output`; this one is not a valid "
+            "name there, or is reserved.",
+            "Rename the part: letters, digits and `_`, not starting with a digit.",
+        ),
+        "invalid_expression": ProblemCode(
+            "`calculate_output` of a multi grader cannot be parsed, or uses a name that is not one of its parts.",
+            "Use `+ - * / ^`, parentheses, numbers, the names of the parts, and `min`, `max`, `abs`, `floor`, `ceil`, "
+            "`exp`, `sqrt` and `log`.",
+        ),
+        "invalid_line": ProblemCode(
+            "A line of the file that `agent-rft grade` should grade is not an object with `sample` and `item`.",
+            'Write `{"sample": ..., "item": {...}}` on each line; `sample` may be the text of the answer.',
+        ),
+    },
+    "Tools, graders and sessions": {
+        "invalid_endpoint": ProblemCode(
+            "A URL or a header of a tool, a grader, a session or a judge cannot be used: it is not `http` or `https`, "
+            "has no host, or a header has characters that HTTP does not allow, often a line end after a token.",
+            "Fix the URL or the headers of this entry.",
+        ),
+        "forbidden_address": ProblemCode(
+            "The host has an address that jobs may not call: this machine, a private network or a cloud's metadata "
+            "service. Otherwise anybody who may create jobs could reach what is behind the firewall. Names are "
+            "resolved at each connection, so a name that changes its address does not help.",
+            "Let the operator add the network to `allowed_networks`, or use a public address. For a tool on your own "
+            "machine: `allowed_networks: [127.0.0.0/8]` in `agent-rft.yaml`.",
+        ),
+        "endpoint_refused": ProblemCode(
+            "The endpoint answered 401 or 403. That is not retried and ends the job: a wrong token fails every call.",
+            "Put the token into its `headers`, as `${NAME}` from the environment.",
+        ),
+        "wrong_path": ProblemCode(
+            "The server answers, but probably not at this path: it redirects, does not accept POST, or answers exactly "
+            "as it does to a path that certainly does not exist.",
+            "Fix the path of the URL; redirects are not followed.",
+        ),
+        "tool_failed": ProblemCode(
+            "A tool did not answer the one call that the check makes with example values, or the answer is not what "
+            "the contract says. In a run such a rollout is discarded, not graded as wrong.",
+            'Make it answer POST with `{"output": "..."}`, also for values that make no sense; an answer with a status '
+            "of 400 to 499 is an error that the model sees.",
+        ),
+        "grader_failed": ProblemCode(
+            "The grader gave no finite number for an example. A grader that fails for some samples would lose them, "
+            "and the job would train on the rest only.",
+            'Make it give a number for any sample, also for an empty one: `{"score": number}` for an endpoint.',
+        ),
+        "session_failed": ProblemCode(
+            "The server of sessions did not start or did not end one in the check. Rollouts need a session before "
+            "their first tool call; one that does not end keeps resources of your server.",
+            "Make both URLs answer any JSON with status 200.",
+        ),
+    },
+    "Failed grades": {
+        "formula_parse_error": ProblemCode(
+            "`calculate_output` has no finite value for the scores of the parts, such as a division by zero or the "
+            "root of a negative number. The rollout is discarded.",
+            "Change the expression so that it has a value for all scores that the parts can give, with `max(x, 0.01)` "
+            "for example.",
+        ),
+        "invalid_variable_error": ProblemCode(
+            "A template's path has no value: in the row it is a mistake of the data; in the sample the model wrote "
+            "something else than the grader expects, such as no JSON.",
+            "Fix the row or the path. If the model may write anything, set `invalid_grade` of a multi grader, which "
+            "grades such samples instead of discarding them.",
+        ),
+        "python_grader_runtime_error": ProblemCode(
+            "The program of a python grader raised an error, returned no number, or used too much memory. The details "
+            "have its traceback.",
+            "Try it with `agent-rft grade`, or with the API's `graders/run`, on the same sample.",
+        ),
+        "python_grader_server_error": ProblemCode(
+            "The program of a python grader did not end in its `timeout_s`, or its sandbox did not start or was lost.",
+            "Raise `timeout_s` or make it faster; if no grade works, look at the node's log.",
+        ),
+        "model_grader_server_error": ProblemCode(
+            "The judge or the embedding model did not answer after all retries, or not in the form of OpenAI's API.",
+            "Check the server of that model and its entry in the operator's configuration, below `models`.",
+        ),
+        "model_grader_refusal_error": ProblemCode(
+            "The judge refused to grade the sample, or its content filter did.",
+            "Read the sample in the traces: often the task or the prompt of the judge sounds harmful.",
+        ),
+        "model_grader_parse_error": ProblemCode(
+            "The judge answered, but not with a grade, each time it was asked. Its last answer is in the message.",
+            "Use a judge that follows a JSON schema, say in the prompt what to answer, and leave it enough tokens.",
+        ),
+    },
+}

@@ -1,0 +1,60 @@
+"""The codes of problems when a run starts, resumes or ends, and of failed jobs of a server."""
+
+from __future__ import annotations
+
+from trainer.problem_codes.code import ProblemCode
+
+RUNNING_CODES: dict[str, dict[str, ProblemCode]] = {
+    "Starting and resuming": {
+        "no_cluster": ProblemCode(
+            "There is no Ray cluster at the address, or it did not let this process join: other version of Ray or "
+            "Python, or a token that is missing.",
+            "Check `--address` and `RAY_ADDRESS`; leave both out for a cluster of this machine only.",
+        ),
+        "job_changed": ProblemCode(
+            "The job has changed since the checkpoint was written. Counters, order of rows and optimizer state of a "
+            "checkpoint belong to the job that wrote it, so a run with other settings would mix two experiments.",
+            "Resume with the original file (`job.resolved.json` of the run folder shows its settings), or start a new "
+            "run with `model` set to the checkpoint.",
+        ),
+    },
+    "Failed jobs of a server": {
+        "invalid_training_file": ProblemCode(
+            "The training file has a problem; the message describes the first, the job's events all of them.",
+            "Fix the rows, upload the file again and create a new job.",
+        ),
+        "invalid_validation_file": ProblemCode(
+            "The validation file has a problem; the message describes the first, the job's events all of them.",
+            "Fix the rows, upload the file again and create a new job.",
+        ),
+        "invalid_test_file": ProblemCode(
+            "The test file has a problem; the message describes the first, the job's events all of them.",
+            "Fix the rows, upload the file again and create a new job.",
+        ),
+        "validation_failed": ProblemCode(
+            "The check of the job itself failed or did not end in time, so nothing is known about the job. Most often "
+            "a tool or the grader answers slowly, or the cluster was too busy to run it.",
+            "Read the end of its output in the message, and create the job again.",
+        ),
+        "training_failed": ProblemCode(
+            "Training stopped for a reason that is not in the job's form: numbers that can no longer be trusted, no "
+            "signal to learn from, or a learner that died. Checkpoints up to there can be used.",
+            "Read the message and the job's last events. For a job without signal, look at the grades in the traces.",
+        ),
+        "user_error": ProblemCode(
+            "Training stopped because of something that only the job's author can fix, such as an endpoint that began "
+            "to refuse its token.",
+            "Fix what the message names, and create the job again, with the last checkpoint as its model if you like.",
+        ),
+        "driver_lost": ProblemCode(
+            "The process that runs the job was lost several times, for example with its node or by lack of memory. "
+            "Each time a new one resumed from the last checkpoint; now the server gave up.",
+            "Read the last reason in the message; ask the operator to look at the memory of the nodes.",
+        ),
+        "internal_error": ProblemCode(
+            "A bug, or something that no check foresaw. Of an API request, the server's log has the details under the "
+            "request's id; of a job, the message has the end of its output.",
+            "Tell the operator the id (header `x-request-id`, or the job's).",
+        ),
+    },
+}
