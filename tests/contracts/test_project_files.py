@@ -58,7 +58,7 @@ def front_matter(skill: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("skill", SKILLS, ids=lambda skill: skill.name)
 def test_a_skill_says_what_it_is_for(skill: Path) -> None:
-    """The limits of the format: agents read the name and the description of all skills, and a skill's text on demand."""
+    """The format's limits: agents read names and descriptions of all skills, and the text of one on demand."""
     values = front_matter(skill)
     assert values.keys() == {"name", "description"}
     assert values["name"] == skill.name and re.fullmatch(r"[a-z0-9-]{1,64}", values["name"])
