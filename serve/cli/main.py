@@ -27,8 +27,10 @@ from actors.runtime.process import end_process, importing
 from cluster.run.signals import STOPPED
 from serve.cli import client as client_cli
 from serve.cli import completion
+from serve.cli.explain import explain_command
 from serve.cli.keys import DEFAULT_FOLDER, DatabaseUrl, Folder
 from serve.cli.keys import app as keys_app
+from serve.cli.schema import schema
 from trainer.errors import InvalidJob, RftError
 
 if TYPE_CHECKING:
@@ -83,6 +85,22 @@ ConfigFile = Annotated[
 Runs = Annotated[Path, typer.Option(help="folder in which the run folder is created")]
 
 
+@app.command("init")
+def init_command(
+    folder: Annotated[Path, typer.Argument(help="the folder to write; it must be new or empty")],
+    example: Annotated[
+        Literal["ledger", "endpoint"],
+        typer.Option(
+            help="ledger: a job that learns in minutes without a GPU; endpoint: a skeleton for your own agent"
+        ),
+    ] = "ledger",
+) -> None:
+    """Write a project to begin with: a job, its rows, and the server of its tools and grader."""
+    from serve.cli.init import write_project
+
+    typer.echo(write_project(folder, example))
+
+
 @app.command("train")
 def train_command(
     job: JobFile,
@@ -104,7 +122,8 @@ def train_command(
     operator = _operator(config)
     if run_folder is not None and resume is not None:
         raise typer.BadParameter("give --resume or --run-folder, not both")
-    spec = _load(job, operator)
+    goes_on = resume is not None or (run_folder is not None and (run_folder / "checkpoints").is_dir())
+    spec = _load(job, operator) if not goes_on else _load_accepted(job)
     with importing():
         from cluster.run.driver import train, train_in
 
@@ -188,6 +207,9 @@ def plan_command(
     raise typer.Exit(2 if plan.lacking or plan.problems else 0)
 
 
+app.command("explain")(explain_command)
+
+
 def _operator(config: Path | None) -> Operator:
     from trainer.spec.operator_file import load_operator
 
@@ -205,6 +227,16 @@ def _load(path: Path, operator: Operator) -> JobSpec:
         with _with_lines(path):
             raise invalid_job([*problems, *static_problems(job, operator)])
     return load_job(path)
+
+
+def _load_accepted(path: Path) -> JobSpec:
+    """The job of a run that is resumed."""
+    from trainer.spec.job_file import load_accepted_job
+
+    job, warnings = load_accepted_job(path)
+    for warning in warnings:
+        Console(stderr=True, emoji=False).print(f"[yellow]warning[/] {escape(warning)}", soft_wrap=True)
+    return job
 
 
 @contextmanager
@@ -317,6 +349,9 @@ def serve_command(
     run_server(locations, operator, host, port, address, tell, config_path(config))
 
 
+app.command()(schema)
+
+
 def main() -> None:
     """Runs the command line; errors meant for the user are printed without a traceback."""
     code = 0
@@ -334,7 +369,11 @@ def main() -> None:
 
 
 def _print_error(error: RftError, code: int) -> int:
-    Console(stderr=True, emoji=False).print(f"[bold red]error[/] {escape(str(error))}", soft_wrap=True)
+    console = Console(stderr=True, emoji=False)
+    console.print(f"[bold red]error[/] {escape(str(error))}", soft_wrap=True)
+    if isinstance(error, InvalidJob) and error.problems:
+        hint = f"agent-rft explain {error.problems[0].code} says more; so it does about any other code in brackets"
+        console.print(hint, soft_wrap=True, markup=False, highlight=False)
     return code
 
 
