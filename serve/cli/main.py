@@ -30,6 +30,7 @@ from serve.cli import completion
 from serve.cli.explain import explain_command
 from serve.cli.keys import DEFAULT_FOLDER, DatabaseUrl, Folder
 from serve.cli.keys import app as keys_app
+from serve.cli.schema import schema
 from trainer.errors import InvalidJob, RftError
 
 if TYPE_CHECKING:
@@ -89,6 +90,22 @@ ConfigFile = Annotated[
 Runs = Annotated[Path, typer.Option(help="folder in which the run gets a folder of its own")]
 
 
+@app.command("init")
+def init_command(
+    folder: Annotated[Path, typer.Argument(help="the folder to write; it must be new or empty")],
+    example: Annotated[
+        Literal["ledger", "endpoint"],
+        typer.Option(
+            help="ledger: a job that learns in minutes without a GPU; endpoint: a skeleton for your own agent"
+        ),
+    ] = "ledger",
+) -> None:
+    """Write a project to begin with: a job, its rows, and the server of its tools and grader."""
+    from serve.cli.init import write_project
+
+    typer.echo(write_project(folder, example))
+
+
 @app.command("train")
 def train_command(
     job: JobFile,
@@ -110,7 +127,8 @@ def train_command(
     operator = _operator(config)
     if run_folder is not None and resume is not None:
         raise typer.BadParameter("give --resume or --run-folder, not both")
-    spec = _load(job, operator)
+    goes_on = resume is not None or (run_folder is not None and (run_folder / "checkpoints").is_dir())
+    spec = _load(job, operator) if not goes_on else _load_accepted(job)
     with importing():
         from cluster.run.driver import train, train_in
 
@@ -216,6 +234,16 @@ def _load(path: Path, operator: Operator) -> JobSpec:
         with _with_lines(path):
             raise invalid_job([*problems, *static_problems(job, operator)])
     return load_job(path)
+
+
+def _load_accepted(path: Path) -> JobSpec:
+    """The job of a run that is resumed."""
+    from trainer.spec.job_file import load_accepted_job
+
+    job, warnings = load_accepted_job(path)
+    for warning in warnings:
+        Console(stderr=True, emoji=False).print(f"[yellow]warning[/] {escape(warning)}", soft_wrap=True)
+    return job
 
 
 @contextmanager
@@ -334,6 +362,9 @@ def serve_command(
     tell = partial(print, flush=True)
     locations = StateLocations(folder, database, files)
     run_server(locations, operator, host, port, address, tell, config_path(config))
+
+
+app.command()(schema)
 
 
 def main() -> None:

@@ -36,7 +36,7 @@ NOT_FOR_EDITORS = ("title", "format", "writeOnly")
 def schema_of(file: str) -> Schema:
     """The schema of a file: job, operator or nodes."""
     schema = model_schema(file)
-    models = schema.get("$defs", {})
+    models = schema["$defs"]
     for model in _models(MODELS[file]):
         for name, field in model.model_fields.items():
             if isinstance(field.validation_alias, AliasChoices):
@@ -45,7 +45,9 @@ def schema_of(file: str) -> Schema:
                 properties |= {
                     str(alias): properties[name] | about for alias in field.validation_alias.choices if alias != name
                 }
-    return {"$schema": DIALECT, **_for_editors(schema, models), "title": TITLES[file]}
+    schema = _for_editors(schema, models)
+    models = schema.pop("$defs")
+    return {"$schema": DIALECT, "title": TITLES[file], **schema, "$defs": models}
 
 
 def model_schema(file: str) -> Schema:

@@ -25,7 +25,7 @@ FILES = ("training_file", "validation_file", "test_file")
 
 
 class CommonHyperparameters(Strict):
-    """Hyperparameters of both methods. `resolve` has the rules for `auto`."""
+    """Hyperparameters of both methods."""
 
     batch_size: Positive | Auto = "auto"
     """Rows of the training file per step; auto: 16, or all rows of a smaller file. More rows make each update less
@@ -143,7 +143,7 @@ class AlgorithmSpec(OptimizerSpec):
 
 
 class Reinforcement(Strict):
-    """`method.reinforcement` of OpenAI's API, and extensions of self-hosted jobs."""
+    """How to learn from graded rollouts: OpenAI's settings, and extensions of self-hosted jobs."""
 
     tools: tuple[ToolSpec, ...] = ()
     """The tools that the model may call, each behind HTTP. The dataset's rows say which of them a task has, and
@@ -171,7 +171,7 @@ class Reinforcement(Strict):
     reward: RewardSpec = RewardSpec()
     """Penalties that turn a grade into a reward."""
     algorithm: AlgorithmSpec = AlgorithmSpec()
-    """How rewards become weight updates."""
+    """Learning rate, advantages, clipping, staleness and temperature."""
 
     @field_validator("tools")
     @classmethod
@@ -213,7 +213,7 @@ class Supervised(Strict):
     hyperparameters: CommonHyperparameters = CommonHyperparameters()
     """OpenAI's hyperparameters; each can be auto."""
     algorithm: SupervisedAlgorithm = SupervisedAlgorithm()
-    """Optimizer and loss."""
+    """Learning rate, and which tokens count."""
 
 
 class Method(Strict):
