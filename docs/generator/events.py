@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from docs.generator.markdown import code, plain, table
-from serve.reference.docstrings import field_texts, text_of
 from serve.reference.events import event_fields, level_of
+from serve.reference.texts import field_texts, text_of
 from trainer.events import KINDS, Event
 
 _INTRO = """# Events
 
 A run appends each event to `events.jsonl` in its folder, as a JSON object with `time`, `level`, `kind`, `version`,
 `job`, `step`, `message` and `data`. `message` is a sentence for people; programs use `kind` and the fields of the
-kind, which are in `data`. The API's events of a job have `kind`, `version` and `step` in `data` too; they leave out
-`rollout_discarded` and `job_ended`. `version` is raised when fields of a kind change their meaning or are removed; new
-fields may appear at any time.
+kind, which are in `data`. `version` is raised when fields of a kind change their meaning or are removed; new fields
+may appear at any time.
+
+In the API, a `step_done` is an event of type `metrics`. Other events have `kind`, `version` and `step` in `data` too;
+`rollout_discarded` and `job_ended` are left out.
 
 """
 

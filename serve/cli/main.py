@@ -27,8 +27,10 @@ from actors.runtime.process import end_process, importing
 from cluster.run.signals import STOPPED
 from serve.cli import client as client_cli
 from serve.cli import completion
+from serve.cli.explain import explain_command
 from serve.cli.keys import DEFAULT_FOLDER, DatabaseUrl, Folder
 from serve.cli.keys import app as keys_app
+from serve.cli.schema import schema
 from trainer.errors import InvalidJob, RftError
 
 if TYPE_CHECKING:
@@ -205,6 +207,9 @@ def plan_command(
     raise typer.Exit(2 if plan.lacking or plan.problems else 0)
 
 
+app.command("explain")(explain_command)
+
+
 def _operator(config: Path | None) -> Operator:
     from trainer.spec.operator_file import load_operator
 
@@ -344,6 +349,9 @@ def serve_command(
     run_server(locations, operator, host, port, address, tell, config_path(config))
 
 
+app.command()(schema)
+
+
 def main() -> None:
     """Runs the command line; errors meant for the user are printed without a traceback."""
     code = 0
@@ -361,7 +369,11 @@ def main() -> None:
 
 
 def _print_error(error: RftError, code: int) -> int:
-    Console(stderr=True, emoji=False).print(f"[bold red]error[/] {escape(str(error))}", soft_wrap=True)
+    console = Console(stderr=True, emoji=False)
+    console.print(f"[bold red]error[/] {escape(str(error))}", soft_wrap=True)
+    if isinstance(error, InvalidJob) and error.problems:
+        hint = f"agent-rft explain {error.problems[0].code} says more; so it does about any other code in brackets"
+        console.print(hint, soft_wrap=True, markup=False, highlight=False)
     return code
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from types import UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from serve.reference.docstrings import field_texts
+from serve.reference.texts import field_texts
 from trainer.events import Event
 
 _WORDS = {str: "text", int: "integer", float: "number", bool: "true or false", type(None): "null"}

@@ -1,4 +1,4 @@
-"""Reads what is written below the fields of a class: a string literal after each, which Python itself discards."""
+"""Docstrings as plain text, those of fields too: a string literal below each, which Python itself discards."""
 
 from __future__ import annotations
 
@@ -23,6 +23,11 @@ def field_texts(cls: type) -> dict[str, str]:
                 case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
                     found.setdefault(name, _joined(inspect.cleandoc(text)))
     return found
+
+
+def sentence(text: str) -> str:
+    """A phrase with a capital and a full stop."""
+    return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) else ".")
 
 
 def _joined(text: str) -> str:
