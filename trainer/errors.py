@@ -82,25 +82,37 @@ class Discard(RftError):
 
 
 class ToolFailed(Discard):
-    """A tool call failed after all retries or at its deadline."""
+    """A tool call failed after all retries or at its deadline.
+
+    The tool may be at fault, so the model is not graded for it. An answer with a status of 400 to 499 is no failure:
+    the model sees it. Look at the errors of the endpoint by kind, and at your server's log by trace id.
+    """
 
     reason = "tool_failed"
 
 
 class GraderFailed(Discard):
-    """The grader returned no finite number, after all retries or at its deadline. Never treated as a grade of 0."""
+    """The grader returned no finite number, after all retries or at its deadline. Never treated as a grade of 0.
+
+    If it fails for some samples only, those are missing in training: grade them again with `agent-rft grade RUN`, which
+    lists its errors.
+    """
 
     reason = "grader_failed"
 
 
 class RolloutTimeout(Discard):
-    """A rollout took longer than `limits.rollout_timeout_s`."""
+    """A rollout took longer than `limits.rollout_timeout_s`.
+
+    Mostly a tool is slow or a queue is long. Compare the wall-clock with the busy time per rollout: if they are close,
+    raise the limit or allow fewer calls; if not, add capacity.
+    """
 
     reason = "rollout_timeout"
 
 
 class EngineFailed(Discard):
-    """The engine of a rollout died or was fenced off."""
+    """The engine of a rollout died or was fenced off. The engine is replaced, and the rollout is tried again."""
 
     reason = "engine_failed"
 

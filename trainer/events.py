@@ -23,12 +23,13 @@ VALIDATION = "validation"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """Base class. `step` is the step of the event; for None the stream fills in the last step that is done."""
+    """Base class of all events."""
 
     VERSION: ClassVar[int] = 1
     LEVEL: ClassVar[Level] = "info"
 
     step: int | None = None
+    """The step of the event; for None the stream fills in the last step that is done."""
 
     @property
     def kind(self) -> str:
@@ -49,23 +50,33 @@ class Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobStarted(Event):
+    """A run begins, new or resumed, after all checks have passed. Nothing to do."""
+
     method: str
+    """`reinforcement` or `supervised`."""
     total_steps: int
+    """Steps that are planned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobResumed(Event):
-    """Training resumed from the checkpoint of `step`."""
+    """Training resumed from the checkpoint of `step`. Steps after it that were done before are repeated."""
 
     total_steps: int
+    """Steps that are planned, those before the checkpoint included."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseBegan(Event):
-    """A phase started. `detail`: the missing resources, the actors that start, or the file that is graded."""
+    """A phase started, so a wait that follows is explained. Nothing to do, unless `resources` never ends."""
 
     phase: Phase
+    """`resources`: waiting for cores or GPUs. `actors`: engines and learner start. `grading`: a whole file is graded.
+
+    `training`, `validation` and `checkpoint` are parts of the training loop.
+    """
     detail: str = ""
+    """The missing resources, the actors that start, or the file that is graded."""
 
     @property
     def quiet(self) -> bool:
@@ -74,40 +85,56 @@ class PhaseBegan(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepDone(Event):
-    """A training step is done. `metrics` has the names of `trainer.metrics`, when read back only its finite values."""
+    """A training step is done: its update was applied, or skipped. The step's metrics say how it went."""
 
     total_steps: int
+    """Steps that are planned."""
     metrics: dict[str, float]
+    """Values by the names of `trainer.metrics`. When read back, only the finite ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluated(Event):
-    """A whole file was graded. `name` is VALIDATION, `test-before`, `test-after` or `eval-<file>`."""
+    """A whole file was graded: the validation file every `eval_interval` steps, the test file before and after."""
 
     name: str
+    """`validation` (VALIDATION), `test-before`, `test-after`, or `eval-<file>` of `agent-rft eval`."""
     evaluation: Evaluation
+    """Mean grade with its confidence interval, pass rate, calls, tokens and times."""
     training_groups_in_flight: int = 0
+    """Groups of the next training step that were sampled meanwhile; they make an evaluation slower, not worse."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossEvaluated(Event):
-    """A supervised job evaluated its validation file; `loss` is the mean cross-entropy in nats."""
+    """A supervised job evaluated its validation file. A loss that rises while the training loss falls: stop earlier."""
 
     loss: float
+    """Mean cross-entropy of the assistant's tokens, in nats."""
     num_rows: int
+    """Rows of the validation file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointSaved(Event):
+    """A checkpoint is complete on disk. A run resumes from the last one, and each can be served as a model."""
+
     path: str
+    """Its folder."""
     num_bytes: int
+    """Its size on disk."""
     valid_reward: float | None = None
+    """Mean reward over the validation file at this step, by which the best checkpoints are kept; None without one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobEnded(Event):
+    """The last event of a run. A run that was stopped or failed resumes with `agent-rft train --resume`."""
+
     outcome: Outcome
+    """`done`, `stopped` by a signal or through the API, or `failed`."""
     error: str = ""
+    """Why it failed."""
 
     @property
     def level(self) -> Level:
@@ -119,50 +146,70 @@ class JobEnded(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateSkipped(Event):
-    """An update was skipped because its gradient was not finite."""
+    """An update was skipped because its gradient was not finite.
+
+    One is harmless. Several in a row mean that training has diverged: lower the learning rate, or resume from an
+    earlier checkpoint.
+    """
 
     LEVEL: ClassVar[Level] = "warn"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchStarved(Event):
-    """No group of a batch had a signal to learn from, for the `times`-th time in a row.
+    """No group of a batch had a signal to learn from; the third batch of this kind in a row ends the run.
 
-    `without_signal` counts groups by kind, `discarded` counts rollouts by reason.
+    If most groups are `all_right` or `all_wrong`, the rows are too easy or too hard for this model. `equal` grades in
+    between point to the grader, discarded rollouts to the endpoints. The traces are kept as `starved-<step>-<times>`.
     """
 
     LEVEL: ClassVar[Level] = "warn"
 
     times: int
+    """Which batch in a row it is."""
     num_lost: int
+    """Groups with fewer than two graded rollouts."""
     without_signal: dict[str, float] = field(default_factory=dict)
+    """Groups whose rewards are all equal, by kind: `all_right`, `all_wrong`, `equal`."""
     discarded: dict[str, float] = field(default_factory=dict)
+    """Discarded rollouts by reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLearnerGap(Event):
-    """Engine and learner differ on the same weights; `gap_nats` is the mean absolute log-probability difference."""
+    """Engine and learner give the same tokens different log-probabilities, although they have the same weights.
 
-    LEVEL: ClassVar[Level] = "warn"
-
-    gap_nats: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AlarmRaised(Event):
-    """A sign of reward hacking: `metric` changed from `before` to `now`. `traces` are ids of rollouts to look at.
-
-    The rules are `top_grade_soon`, `drift` and `diverged` (it fell while the mean grade rose by `grade_rise`).
+    Importance ratios become noise, and a larger gap ends the run. Look whether `cluster.dtype` differs between the
+    two, and whether an engine was replaced shortly before.
     """
 
     LEVEL: ClassVar[Level] = "warn"
 
+    gap_nats: float
+    """Mean absolute difference of log-probabilities, in nats."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlarmRaised(Event):
+    """A sign of reward hacking, not a proof: read the rollouts in `traces` with `agent-rft traces RUN --trace ID`."""
+
+    LEVEL: ClassVar[Level] = "warn"
+
     rule: Literal["top_grade_soon", "drift", "diverged"]
+    """`top_grade_soon`: nearly the best grade within the first steps. `drift`: a length or count changed a lot.
+
+    `diverged`: a part of the grade, or the held-out grade, fell while the mean grade rose.
+    """
     metric: str
+    """The metric that changed."""
     before: float
+    """Its value over the first steps of the run."""
     now: float
+    """Its value at this step."""
     grade_rise: float = 0.0
+    """By how much the mean grade rose meanwhile, for `diverged`."""
     traces: tuple[str, ...] = ()
+    """Ids of rollouts to look at."""
 
 
 # -- rollouts and endpoints --------------------------------------------------------------------------------------------
@@ -170,17 +217,27 @@ class AlarmRaised(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutDiscarded(Event):
-    """One attempt at a rollout ended without a grade. `endpoint` is the endpoint that failed, or empty."""
+    """One attempt at a rollout ended without a grade; it is tried again as often as `max_rollout_retries` allows.
+
+    Single ones are normal. If there are many of one `reason` and `endpoint`, look at that endpoint.
+    """
 
     LEVEL: ClassVar[Level] = "warn"
 
     trace_id: str
+    """The id in each request of this attempt, by which your servers' logs can be searched."""
     row_id: str
+    """The row: its line and a digest of its content."""
     sample: int
+    """The number of the rollout in its group, from 0."""
     purpose: Purpose
+    """`train`, `validation` or `test`."""
     reason: str
+    """`tool_failed`, `grader_failed`, `rollout_timeout` or `engine_failed`."""
     cause: str
+    """The error's message."""
     endpoint: str = ""
+    """The endpoint that failed, if any."""
 
     @property
     def quiet(self) -> bool:
@@ -191,32 +248,42 @@ class RolloutDiscarded(Event):
 class EndpointDown(Event):
     """Most of the last rollouts were discarded; new ones are held back, except for probes.
 
-    `endpoint` failed most often, `num_by_endpoint` times. If no endpoint failed, it is the most frequent reason.
+    The job waits and loses no data. Get the endpoint working again: rollouts resume by themselves (`endpoint_up`).
     """
 
     LEVEL: ClassVar[Level] = "warn"
 
     endpoint: str
+    """The endpoint that failed most often or, if none did, the most frequent reason."""
     num_by_endpoint: int
+    """Rollouts of the last `num_rollouts` that were discarded because of it."""
     num_failed: int
+    """Rollouts of the last `num_rollouts` that were discarded for any reason."""
     num_rollouts: int
+    """How many of the last rollouts were looked at."""
     cause: str
+    """The message of the last error of the endpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointUp(Event):
-    """A probe was graded, so rollouts resume."""
+    """A probe was graded, so rollouts resume. Nothing to do."""
 
     endpoint: str
+    """The `endpoint` of the `endpoint_down` before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionProblem(Event):
-    """Tool sessions of rollouts cannot be ended or may still be open."""
+    """Tool sessions of rollouts cannot be ended or may still be open, so your server may hold resources for them.
+
+    Look at the session server's log, and let it end sessions that were idle for long.
+    """
 
     LEVEL: ClassVar[Level] = "warn"
 
     detail: str
+    """What happened, as a sentence."""
 
 
 # -- the fleet and the other actors ------------------------------------------------------------------------------------
@@ -224,109 +291,144 @@ class SessionProblem(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineWaiting(Event):
-    """An engine waits for resources."""
+    """An engine waits for resources, while the run has begun with the others. It joins when there is room."""
 
     LEVEL: ClassVar[Level] = "warn"
 
     engine: str
+    """The engine, such as `engine-1`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineReplaced(Event):
-    """An engine was stopped and a replacement starts."""
+    """An engine was stopped and a replacement starts; its rollouts begin again on other engines.
+
+    One is nothing to worry about. If it repeats with the same reason, look at the node: memory, GPU errors.
+    """
 
     LEVEL: ClassVar[Level] = "warn"
 
     engine: str
+    """The engine, such as `engine-1`; the replacement has the same name."""
     reason: str
+    """Why it was stopped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRestarted(Event):
-    """A replacement was lost while it started and starts again."""
+    """A replacement was lost while it started, and starts again. If it repeats, look at the node as well."""
 
     LEVEL: ClassVar[Level] = "warn"
 
     engine: str
+    """The engine, such as `engine-1`."""
     reason: str
+    """Why it was lost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineJoined(Event):
-    """An engine with the newest weights is ready for rollouts."""
+    """An engine with the newest weights is ready for rollouts. Nothing to do."""
 
     engine: str
+    """The engine, such as `engine-1`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActorSilent(Event):
-    """An actor does not answer. `work` is its last known work, or if `waiting` the rollouts that wait for it."""
+    """An actor does not answer: it hangs, its node is overloaded, or the network between them is interrupted.
+
+    If it stays silent it is given up, as if it had died. Look at its node.
+    """
 
     LEVEL: ClassVar[Level] = "warn"
 
     actor: str
+    """The actor, such as `engine-1`, `learner rank 0` or `dispatcher`."""
     silent_s: float
+    """Seconds since its last answer."""
     work: tuple[str, ...] = ()
+    """Its last known work or, if `waiting`, the rollouts that wait for it."""
     waiting: bool = False
+    """Whether `work` are rollouts that wait for the actor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActorAnswered(Event):
-    """An actor answers again after `silent_s`."""
+    """An actor answers again. Nothing to do."""
 
     actor: str
+    """The actor of an `actor_silent` before."""
     silent_s: float
+    """Seconds for which it did not answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkStalled(Event):
-    """An actor answers, but has been in one stage of its own work for too long."""
+    """An actor answers, but has been in one stage of its own work for too long: slow hardware, a full disk, a bug."""
 
     LEVEL: ClassVar[Level] = "warn"
 
     actor: str
+    """The actor, such as `learner rank 0`."""
     stage: str
+    """The stage of its work."""
     for_s: float
+    """Seconds in this stage so far."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutsStalled(Event):
-    """No rollout has ended for `idle_s`; `longest` lists those that have been in flight longest."""
+    """No rollout has ended for a long time, although some are in flight: mostly a tool that answers slowly.
+
+    `longest` says what the oldest of them wait for.
+    """
 
     LEVEL: ClassVar[Level] = "warn"
 
     idle_s: float
+    """Seconds since the last rollout ended."""
     num_in_flight: int
+    """Rollouts in flight."""
     longest: tuple[str, ...] = ()
+    """Those that have been in flight longest, with their stages and actors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComponentFailed(Event):
-    """A part of the driver failed because of a bug; the run continues without it."""
+    """A part of the driver failed because of a bug; the run continues without it. Report it."""
 
     LEVEL: ClassVar[Level] = "error"
 
     component: str
+    """The part, such as `watchdog`."""
     error: str
+    """Type and message of the error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkCutOff(Event):
-    """A sink raised, hung or fell behind, and gets no more events."""
+    """A sink (live view, run folder, API, plug-in) raised, hung or fell behind, and gets no more events.
+
+    Training continues. For a sink of your own, fix it; it is called again in the next run.
+    """
 
     LEVEL: ClassVar[Level] = "warn"
 
     sink: str
+    """The sink's class or the plug-in's name."""
     reason: str
+    """What it raised, or how it fell behind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notice(Event):
-    """Advice from the checks before the start; for people only."""
+    """Advice from the checks before the start, about settings that are allowed but rarely intended. For people only."""
 
     LEVEL: ClassVar[Level] = "warn"
 
     text: str
+    """The advice, as a sentence."""
 
 
 def kind_of(cls: type[Event]) -> str:

@@ -23,6 +23,7 @@ from cluster.stores.job_tables import JobRecord
 from cluster.stores.model_registry import ModelRegistry
 from cluster.stores.secrets import SecretBox
 from trainer.spec.job import JobSpec
+from trainer.spec.kept import without_todays_bounds
 from trainer.spec.operator_file import load_operator
 
 SETTINGS_FILE = "driver.json"
@@ -94,9 +95,10 @@ class Server:
         """The job's decrypted specification, with the ids of its files replaced by paths.
 
         Raises:
-            UserError: A file no longer exists, or the secrets were encrypted with another key.
+            UserError: A file no longer exists, the secrets were encrypted with another key, or the job is of a form
+                that this version cannot read.
         """
-        spec = JobSpec.model_validate_json(self._box.open(record.sealed_spec))
+        spec, _ = without_todays_bounds(json.loads(self._box.open(record.sealed_spec)), "the job")
         ids = {name: getattr(spec, name) for name in ("training_file", "validation_file", "test_file")}
         return spec.model_copy(update={name: str(self.files.path(id)) for name, id in ids.items() if id is not None})
 

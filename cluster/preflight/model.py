@@ -30,38 +30,47 @@ REASONING_SWITCHES = ("reasoning_effort", "enable_thinking")
 
 @dataclass(frozen=True, slots=True)
 class LoadableModel(ModelFolder):
-    """A model that learner and engines can load."""
+    """A model that learner and engines can load, and how its conversations become tokens."""
 
     renderer: Renderer
 
 
 def read_model(job: JobSpec) -> tuple[LoadableModel | None, list[Problem]]:
-    """The job's model, or everything that is wrong with it."""
+    """The job's model, and everything that is wrong with it.
+
+    It is None if it cannot be loaded. One that should not be trained is returned with its problems.
+    """
     path, problem = find_model(job.model)
     if path is None or problem is not None:
         return None, [problem] if problem is not None else []
-    problems = weight_problems(path)
+    weights = weight_problems(path)
+    problems = list(weights)
     try:
         loaded = AutoConfig.from_pretrained(path, trust_remote_code=False)
-        _refuse(loaded)
+        if (mistake := _unsupported(loaded)) is not None:
+            problems.append(model_problem("unsupported_model", mistake, "use another model"))
+            if type(loaded) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+                return None, problems
         config = _sizes(loaded)
-        shape = None if problems else shape_of(path, config)
-    except UserError as error:
-        return None, [*problems, model_problem("unsupported_model", error.message, "use another model")]
+        shape = None if weights else shape_of(path, config)
     except Exception as error:  # noqa: BLE001 - user files, read by three libraries
         return None, [*problems, config_problem(error)]
     renderer, found = _read_renderer(path, job)
     problems += found
-    if problems or renderer is None or shape is None:
+    if renderer is None or shape is None:
         return None, problems
-    return LoadableModel(path, max_context(config), shape, renderer), []
+    return LoadableModel(path, max_context(config), shape, renderer), problems
 
 
-def _refuse(config: Any) -> None:
-    """Raise UserError for a model that the learner cannot load or would train wrongly."""
+def _unsupported(config: Any) -> str | None:
+    """Why the learner cannot load the model or would train it wrongly."""
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        raise UserError(f"a model of type {config.model_type!r} is not a causal language model")
-    refuse_unsupported(config)
+        return f"a model of type {config.model_type!r} is not a causal language model"
+    try:
+        refuse_unsupported(config)
+    except UserError as error:
+        return error.message
+    return None
 
 
 def _sizes(config: Any) -> dict[str, Any]:
@@ -92,11 +101,11 @@ def _read_renderer(path: Path, job: JobSpec) -> tuple[Renderer | None, list[Prob
             renderer.bridge(("tool", "tool"), ((), ()))
     except Exception as error:  # noqa: BLE001 - a template is the user's program
         message = f"its chat template cannot render a tool call and its result: {one_line(error)}"
-        return None, [model_problem("template_fails", message, "use a model whose chat template supports tools")]
+        return renderer, [model_problem("template_fails", message, "use a model whose chat template supports tools")]
     if mistake is not None:
         message = f"its chat template cannot be trained on: {mistake}"
         remedy = "use a template that keeps earlier turns unchanged: trained tokens must be the sampled ones"
-        return None, [model_problem("template_rewrites_history", message, remedy)]
+        return renderer, [model_problem("template_rewrites_history", message, remedy)]
     return renderer, []
 
 

@@ -20,6 +20,7 @@ from cluster.preflight.dry_run import dry_run_problems
 from cluster.preflight.form_check import TOOLS
 from cluster.preflight.limits import resource_problems
 from cluster.preflight.model import LoadableModel, read_model
+from cluster.preflight.resumed import Began
 from cluster.preflight.rows import length_problems, read_files, rows_of
 from cluster.preflight.space import Free, folder_problems, space_problems
 from cluster.preflight.static import invalid_job, method_problems
@@ -32,6 +33,22 @@ from trainer.spec.operator import NOTHING_ALLOWED, Operator
 from trainer.types import Task
 
 DEFAULT_PARSER = ClusterSpec().tool_parser
+STOPS_ACCEPTED = frozenset(
+    {
+        # What it needs is gone or cannot be read.
+        "missing_file", "unreadable_file", "empty_file", "missing_model", "not_a_model", "corrupt_weights",
+        "slow_tokenizer", "no_chat_template", "missing_variable", "unknown_model",
+        # The nodes of today cannot run it.
+        "no_cluster", "too_few_resources", "no_free_resources", "no_shared_memory", "disk_full", "runs_not_writable",
+        "bfloat16_on_cpu", "colocated_on_gpus", "no_engine", "unknown_parser", "no_sandbox",
+        # Its endpoints are forbidden today, or do not answer.
+        "forbidden_address", "endpoint_refused", "wrong_path", "tool_failed", "session_failed", "grader_failed",
+    }
+)  # fmt: skip
+"""The codes of problems that stop even a job that was accepted before: it cannot continue.
+
+All others concern the job's values. A check of values that is newer than the job only warns it.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +83,14 @@ async def prepare(
     learner: bool = True,
     found: Sequence[Problem] = (),
     free: Free | None = None,
+    began: Began | None = None,
+    accepted: bool = False,
 ) -> Prepared:
     """Check a job against its files, its model, its endpoints and the cluster's `nodes`.
 
     `found` are problems that are already known; they come first. With `dry_run`, each tool and grader is called once
-    if nothing else is wrong with the method. Without `learner`, the run only grades.
+    if nothing else is wrong with the method. Without `learner`, the run only grades. A run that is resumed keeps the
+    plan that it `began` with. For a job that was `accepted` before, problems that do not stop it are warnings.
 
     Raises:
         InvalidJob: the job has problems; lists all of them.
@@ -81,8 +101,12 @@ async def prepare(
     problems += bad
     tasks, rows = files["training_file"], rows_of(job, files)
     plan = resolve(job, len(tasks)) if tasks else None
+    if plan is not None and began is not None:
+        plan = began.plan_of(plan)
     model, bad = read_model(job)
     problems += bad
+    if not accepted and bad:
+        model = None  # what follows would be consequences
     context_length = context_of(job, None if model is None else model.max_context)
     cluster = plan_placement(job, nodes, None if model is None else model.shape, context_length, learner=learner)
     if not supervised:
@@ -92,20 +116,23 @@ async def prepare(
     if model is not None:
         problems += context_problems(context_length, model.max_context)
         problems += await length_problems(rows, model.renderer, context_length, conversations=supervised)
-    lacking = [] if operator.wait_for_nodes_s else cluster.lacking
+    waits = bool(cluster.lacking) and operator.wait_for_nodes_s > 0
+    lacking = [] if waits else cluster.lacking
     problems += [*cluster.problems, *lacking, *resource_problems(operator.jobs, cluster.placement.bundles)]
     problems += folder_problems(runs)
     if model is not None and plan is not None:
-        # A cluster that lacks nodes waits for more of them here: engines and ranks will be on those.
-        space, one_node = free or Free.measured(runs), len(nodes) < 2 and not cluster.lacking
+        # Engines and ranks will be on the nodes that a job waits for.
+        space, one_node = free or Free.measured(runs), len(nodes) < 2 and not waits
         parameters = model.shape.num_parameters
         problems += space_problems(parameters, plan, cluster.placement, runs, space, one_node=one_node)
-    if dry_run and not supervised and not any(p.field.startswith("method.") for p in problems):
+    tolerated = [problem for problem in problems if accepted and problem.code not in STOPS_ACCEPTED]
+    wrong = [problem for problem in problems if problem not in tolerated]
+    if dry_run and not supervised and not any(problem.field.startswith("method.") for problem in wrong):
         bad_lines = {(p.file, p.line) for p in problems}
         good = [row.task for row in rows if (row.file, row.line) not in bad_lines]
-        problems += await dry_run_problems(job.reinforcement, good, operator) if good else []
-    if problems or model is None or plan is None:
-        raise invalid_job(problems)
+        wrong += await dry_run_problems(job.reinforcement, good, operator) if good else []
+    if wrong or model is None or plan is None:
+        raise invalid_job(wrong or tolerated)
     return Prepared(
         job=job.model_copy(update={"model": str(model.path)}),
         plan=plan,
@@ -116,10 +143,17 @@ async def prepare(
         validation=files["validation_file"],
         test=files["test_file"],
         warnings=(
+            *(() if began is None else began.warnings),
+            *map(_as_warning, invalid_job(tolerated).problems),
             *(f"{lack.message}; the job waits for nodes" for lack in cluster.lacking),
             *_warnings(job, plan, model, files),
         ),
     )
+
+
+def _as_warning(problem: Problem) -> str:
+    line = "" if problem.line is None else f", line {problem.line}"
+    return f"{problem.field}{line}: {problem.message}; a new job would be refused, this one continues"
 
 
 def _sandbox_problems(reinforcement: Reinforcement, operator: Operator) -> list[Problem]:

@@ -16,12 +16,17 @@ REDACTED = "**********"
 
 
 def public_job(job: JobSpec, *, exclude_unset: bool = False) -> dict[str, Any]:
-    """The job without secrets. Unknown keys of a tool may contain secrets, so their values are redacted too."""
+    """The job without secrets, with all settings of its method unless `exclude_unset`.
+
+    Unknown keys of a tool may contain secrets, so their values are redacted too.
+    """
     public = job.model_dump(mode="json", exclude_unset=exclude_unset)
     if job.method.reinforcement is not None:
         tools = public["method"]["reinforcement"].get("tools", [])
         for tool, shown in zip(job.reinforcement.tools, tools, strict=True):
             shown |= dict.fromkeys(tool.model_extra or {}, REDACTED)
+    elif not exclude_unset:
+        public["method"]["supervised"] = job.supervised.model_dump(mode="json")
     return public
 
 

@@ -1,6 +1,6 @@
 """The folder of one run: all files that a job writes, readable while it runs and after it was killed.
 
-    job.resolved.json      job and plan, without secrets
+    job.resolved.json      format, job and plan, without secrets; a resumed run keeps these values
     events.jsonl           see `trainer.run_events`
     metrics.jsonl          one flat object per step, with the names of `trainer.metrics`
     evaluations.jsonl      {name, time, fields of Evaluation}
@@ -33,6 +33,9 @@ from trainer.events import VALIDATION, Evaluated, StepDone
 from trainer.run_events import RunEvent, evaluation_of
 from trainer.spec.job import JobSpec, Plan
 from trainer.types import Evaluation, Group
+
+FORMAT = 1
+"""The format of job.resolved.json; older ones have none. Raise it when older programs must not resume the run."""
 
 
 def new_run_folder(root: Path, suffix: str | None) -> Path:
@@ -94,9 +97,12 @@ class RunFolder:
         Raises:
             OSError: The folder is not writable. Raised here so that a run fails before anything starts.
         """
-        resolved = {"job": public_job(job), "plan": plan.model_dump(mode="json"), **(extra or {})}
+        resolved = {"format": FORMAT, "job": public_job(job), "plan": plan.model_dump(mode="json"), **(extra or {})}
         self.path.mkdir(parents=True, exist_ok=True)
-        (self.path / "job.resolved.json").write_text(json.dumps(plain(resolved), indent=2) + "\n")
+        path = self.path / "job.resolved.json"
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text(json.dumps(plain(resolved), indent=2) + "\n")
+        temporary.rename(path)
 
     def close(self) -> None:
         """Wait for all pending writes. Later ones are not written and are recorded in `problems`."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -24,7 +22,7 @@ from actors.weights.sync import WeightSync
 from cluster.planning.placement import size
 from cluster.preflight.prepare import Prepared
 from trainer.data.chat import THOUGHT_MARKS
-from trainer.spec.job import AlgorithmSpec, JobSpec
+from trainer.spec.job import AlgorithmSpec
 
 
 def worker_config(
@@ -86,12 +84,6 @@ def weight_sync(prepared: Prepared, learner: LearnerGroup) -> WeightSync:
     if prepared.job.cluster.weight_transport == "broadcast":
         return BroadcastSync(learner, max(1, prepared.placement.engine_gpus))
     return WeightSync(learner)
-
-
-def job_digest(job: JobSpec) -> str:
-    """A digest of all settings that must be the same when a run resumes: everything but `cluster`."""
-    text = json.dumps(job.model_dump(mode="json", exclude={"cluster"}), sort_keys=True)
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def checking() -> Status:

@@ -13,11 +13,12 @@ from rich.markup import escape
 
 from actors.rollout.fleet import Fleet
 from cluster.preflight.prepare import Prepared, prepare
+from cluster.preflight.resumed import Began, digests_of
 from cluster.ray_cluster.job_status import RayJobStatus, folder_warning, stop_warning
 from cluster.ray_cluster.session import is_local, ray_session
 from cluster.records.redact import public_job
 from cluster.records.run_folder import RunFolder, new_run_folder
-from cluster.run.actor_configs import checking, job_digest, print_plan
+from cluster.run.actor_configs import checking, print_plan
 from cluster.run.actors import RunActors
 from cluster.run.metrics_sink import MetricsSink
 from cluster.run.plugins import RunInfo, load_plugins
@@ -36,7 +37,7 @@ from trainer.events import (
     PhaseBegan,
     StepDone,
 )
-from trainer.loop.checkpoint import Checkpoints, LoopState, check_same_job
+from trainer.loop.checkpoint import Checkpoints, LoopState
 from trainer.loop.evaluate import evaluate
 from trainer.loop.reinforcement import Loop, LoopConfig
 from trainer.loop.supervised import SupervisedLoop
@@ -46,6 +47,8 @@ from trainer.spec.operator import Operator
 from trainer.types import Evaluation, Purpose, Task
 
 DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO}
+Latest = tuple[Path, LoopState]
+"""The checkpoint that a run is resumed from."""
 
 
 async def check(job: JobSpec, runs: Path, address: str | None, operator: Operator) -> None:
@@ -62,13 +65,18 @@ async def check(job: JobSpec, runs: Path, address: str | None, operator: Operato
 
 
 async def train(job: JobSpec, runs: Path, resume: Path | None, address: str | None, operator: Operator) -> Outcome:
-    """Train a job until it is done or a signal arrives.
+    """Train a job until it is done or a signal arrives, from the last checkpoint of the run folder `resume` if given.
 
     Raises:
         RftError: The run failed.
     """
-    async with _run(job, runs, address, resume, operator) as run:
-        await run.train(resume is not None)
+    latest = None
+    if resume is not None:
+        latest = _latest(resume)
+        if latest is None:
+            raise InvalidJob(f"{resume} has no checkpoint to resume from")
+    async with _run(job, runs, address, resume, operator, latest=latest) as run:
+        await run.train()
     return run.outcome
 
 
@@ -83,9 +91,8 @@ async def train_in(
     Raises:
         RftError: The run failed.
     """
-    resuming = (folder / "checkpoints").is_dir() and Checkpoints(folder / "checkpoints").latest() is not None
-    async with _run(job, folder.parent, address, folder, operator, watch) as run:
-        await run.train(resuming)
+    async with _run(job, folder.parent, address, folder, operator, watch, latest=_latest(folder)) as run:
+        await run.train()
     return run.outcome
 
 
@@ -110,28 +117,49 @@ async def evaluate_model(
 # -- a run -------------------------------------------------------------------------------------------------------------
 
 
+def _latest(folder: Path) -> Latest | None:
+    """The last checkpoint of a run folder, which may not exist."""
+    checkpoints = folder / "checkpoints"
+    return Checkpoints(checkpoints).latest() if checkpoints.is_dir() else None
+
+
 @asynccontextmanager
 async def _run(
     job: JobSpec,
     runs: Path,
     address: str | None,
-    resume: Path | None,
+    path: Path | None,
     operator: Operator,
     watch: Watch | None = None,
     learner: bool = True,
+    latest: Latest | None = None,
 ) -> AsyncIterator[_Run]:
-    """Connect, check the job and create the run folder; on exit close everything and write the report."""
+    """Connect, check the job and create the run folder; on exit close everything and write the report.
+
+    With `latest`, the run in the folder `path` is resumed from there.
+    """
     console = Console()
+    began = None if path is None or latest is None else Began.of(RunFolder(path))
+    job = job if began is None else began.keep(job)
     with ray_session(address) as nodes, Signals() as signals:
         with checking():
-            prepared = await prepare(job, nodes, runs, operator, dry_run=watch is None, learner=learner)
+            prepared = await prepare(
+                job,
+                nodes,
+                runs,
+                operator,
+                dry_run=watch is None,
+                learner=learner,
+                began=began,
+                accepted=began is not None or watch is not None,
+            )
         print_plan(console, prepared)
         if watch is not None:
             watch.prepared(prepared)
-        folder = RunFolder(resume or new_run_folder(runs, job.suffix))
+        folder = RunFolder(path or new_run_folder(runs, job.suffix))
         view = LiveView(prepared.plan.steps, console)
         metrics = MetricsSink.of_run(folder.path, local=is_local(address))
-        run = _Run(prepared, operator, folder, view, metrics, signals, console, watch)
+        run = _Run(prepared, operator, folder, view, metrics, signals, console, watch, latest)
         try:
             with view:
                 yield run
@@ -164,9 +192,11 @@ class _Run:
         signals: Signals,
         console: Console,
         watch: Watch | None,
+        latest: Latest | None,
     ) -> None:
         self.outcome: Outcome = "done"
         self._error = ""
+        self._latest = latest
         self._prepared = prepared
         self._folder = folder
         self._view = view
@@ -178,7 +208,8 @@ class _Run:
         self._signals = signals
         self._console = console
         self._actors = RunActors(prepared, operator, folder.path, metrics, self._stream.emit)
-        folder.write_job(prepared.job, prepared.plan, {"context_length": prepared.context_length})
+        recorded = {"context_length": prepared.context_length, "digests": digests_of(prepared.job)}
+        folder.write_job(prepared.job, prepared.plan, recorded)
         self._stream.emit(JobStarted(method=prepared.job.method.type, total_steps=prepared.plan.steps), skip=view)
         for warning in prepared.warnings:
             self._stream.emit(Notice(text=warning), skip=view)  # printed with the plan
@@ -191,34 +222,34 @@ class _Run:
         self.outcome = "failed"
         self._error = str(error) if isinstance(error, RftError) else f"{type(error).__name__}: {error}"
 
-    async def train(self, resuming: bool) -> None:
+    async def train(self) -> None:
         if self._prepared.job.method.type == "supervised":
-            await self.supervised(resuming)
+            await self.supervised()
         else:
-            await self.reinforcement(resuming)
+            await self.reinforcement()
 
-    async def reinforcement(self, resuming: bool) -> None:
+    async def reinforcement(self) -> None:
         prepared, job = self._prepared, self._prepared.job
-        checkpoints, latest, digest = self._checkpoints(resuming)
+        checkpoints = Checkpoints(self._folder.checkpoints)
         await self._actors.start()
         fleet, learner = self._actors.fleet, self._actors.learner
         before = None
-        if prepared.test and latest is None:
+        if prepared.test and self._latest is None:
             before = await self._grade(fleet, prepared.test, "test", "test-before", prepared.plan.eval_samples)
         config = LoopConfig(
-            prepared.plan, job.reinforcement.algorithm, job.seed, job.reinforcement.grader.pass_threshold, digest
+            prepared.plan, job.reinforcement.algorithm, job.seed, job.reinforcement.grader.pass_threshold
         )
         loop = Loop(config, prepared.tasks, prepared.validation, fleet, learner, checkpoints, self._stream)
-        await self._run_loop(loop, latest)
+        await self._run_loop(loop)
         if prepared.test and self.outcome == "done":
             after = await self._grade(fleet, prepared.test, "test", "test-after", prepared.plan.eval_samples)
             if before is not None:
                 self._view.stop()
                 self._console.print(before_after_table(before, after))
 
-    async def supervised(self, resuming: bool) -> None:
+    async def supervised(self) -> None:
         prepared, job = self._prepared, self._prepared.job
-        checkpoints, latest, digest = self._checkpoints(resuming)
+        checkpoints = Checkpoints(self._folder.checkpoints)
         await self._actors.start()
         loop = SupervisedLoop(
             prepared.plan,
@@ -230,15 +261,14 @@ class _Run:
             self._actors.learner,
             checkpoints,
             self._stream,
-            digest,
         )
-        await self._run_loop(loop, latest)
+        await self._run_loop(loop)
 
-    async def _run_loop(self, loop: Loop | SupervisedLoop, latest: tuple[Path, LoopState] | None) -> None:
-        """Run a loop until it is done or a signal arrives, from the checkpoint `latest` if it is given."""
-        if latest is not None:
-            await loop.resume(*latest)
-            state = latest[1]
+    async def _run_loop(self, loop: Loop | SupervisedLoop) -> None:
+        """Run a loop until it is done or a signal arrives, from the latest checkpoint if the run is resumed."""
+        if self._latest is not None:
+            await loop.resume(*self._latest)
+            state = self._latest[1]
             if self._folder.lacks(state.metrics):
                 total_steps = self._prepared.plan.steps
                 self._stream.emit(StepDone(step=state.step, total_steps=total_steps, metrics=state.metrics))
@@ -280,20 +310,6 @@ class _Run:
             if latest is not None:
                 how = f"from {latest[0].name} with --resume {self._folder.path}"
                 self._console.print(f"to resume:  {how}", soft_wrap=True, highlight=False)
-
-    def _checkpoints(self, resuming: bool) -> tuple[Checkpoints, tuple[Path, LoopState] | None, str]:
-        """The run's checkpoints, the one to resume from, and the digest of the job.
-
-        Raises:
-            InvalidJob: There is no checkpoint to resume from, or the job has changed since.
-        """
-        checkpoints, digest = Checkpoints(self._folder.checkpoints), job_digest(self._prepared.job)
-        latest = checkpoints.latest() if resuming else None
-        if resuming and latest is None:
-            raise InvalidJob(f"{self._folder.path} has no checkpoint to resume from")
-        if latest is not None:
-            check_same_job(latest[1], digest)
-        return checkpoints, latest, digest
 
     async def _grade(
         self, fleet: Fleet, tasks: Sequence[Task], purpose: Purpose, name: str, samples: int

@@ -18,6 +18,8 @@ from pathlib import Path
 
 from alembic import command
 from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
@@ -37,20 +39,42 @@ TABLES_LOCK = 0x7461626C
 """The PostgreSQL advisory lock held while migrating, for servers that start at the same time."""
 
 
-def migrate(database: Database) -> None:
-    """Create the tables or upgrade them to the latest revision. Idempotent; data is preserved."""
+class NewerDatabase(UserError):
+    """A newer version made the tables, and nobody knows here what is in them."""
+
+
+def migrate(database: Database, revision: str = "head") -> None:
+    """Create the tables or upgrade them to a revision. Idempotent; data is preserved.
+
+    Raises:
+        NewerDatabase: The tables have a revision that this version does not know.
+    """
     logging.getLogger("alembic").setLevel(logging.WARNING)
     with _ALEMBIC_LOCK, database.engine.begin() as connection:
         if connection.dialect.name == "postgresql":
             connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": TABLES_LOCK})
-        command.upgrade(_config(connection), "head")
+        config = _config(connection)
+        found = MigrationContext.configure(connection).get_current_revision()
+        if found is not None and found not in revisions():
+            where = database.engine.url.render_as_string(hide_password=True)
+            raise NewerDatabase(
+                f"the database {where} was made by a newer version of agent-rft (revision {found}); "
+                "use that version, or restore the backup of before its upgrade"
+            )
+        command.upgrade(config, revision)
+
+
+def revisions() -> list[str]:
+    """All revisions, oldest first."""
+    scripts = ScriptDirectory(str(FOLDER))
+    return [script.revision for script in scripts.walk_revisions()][::-1]
 
 
 def open_database(folder: Path, url: str | None) -> Database:
     """The database at `url`, or by default a file in `folder`, with all its tables.
 
     Raises:
-        UserError: its URL is none, or nothing answers there.
+        UserError: its URL is none, nothing answers there, or a newer version made it.
     """
     database = Database.of_folder(folder.resolve()) if url is None else Database(_checked_url(url))
     try:

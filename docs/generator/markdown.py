@@ -23,11 +23,5 @@ def plain(text: str) -> str:
     return "".join(part if part.startswith("`") else part.replace("<", "&lt;") for part in parts)
 
 
-def sentence(text: str) -> str:
-    """The text with a capital and a full stop."""
-    text = text.strip()
-    return text[:1].upper() + text[1:] + ("" if not text or text.endswith((".", "!", "?", ":")) else ".")
-
-
 def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")

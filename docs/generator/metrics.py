@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from docs.generator.markdown import code, sentence, table
+from docs.generator.markdown import code, plain, table
 from serve.reference.metrics import KINDS, sample_names, shown_in
+from serve.reference.texts import sentence
 from trainer.metrics import EVALUATION, GROUPS
 from trainer.metrics.metric import Metric
 
@@ -29,7 +30,7 @@ def pages() -> dict[str, str]:
     kinds = "".join(f"- {kind}: {meaning}\n" for kind, meaning in KINDS.items())
     groups = "".join(f"\n## {title}\n\n{_group(metrics)}" for title, metrics in GROUPS.items())
     head = ("Name", "Unit", "Meaning")
-    rows = ((code(name), metric.unit, sentence(metric.help)) for name, metric in EVALUATION.items())
+    rows = ((code(name), metric.unit, plain(sentence(metric.help))) for name, metric in EVALUATION.items())
     before_after = "What `agent-rft train` compares on the test file, and the report shows in a table.\n\n"
     return {"metrics.md": _INTRO + kinds + groups + f"\n## Before and after\n\n{before_after}{table(head, rows)}"}
 
@@ -43,5 +44,5 @@ def _cells(name: str, metric: Metric) -> Iterator[str]:
     yield "<br>".join(map(code, (name, *sample_names(name))))
     yield metric.unit
     yield metric.kind
-    yield sentence(metric.help)
+    yield plain(sentence(metric.help))
     yield "<br>".join(shown_in(name))

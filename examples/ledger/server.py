@@ -1,10 +1,12 @@
 """Runs tools and grader as HTTP servers: `LEDGER_TOKEN=... python -m examples.ledger.server --ports-file F`.
 
 One process with one app listens on two ports, one for the tools and one for the grader. The ports file exists only
-while both accept connections, and is always complete.
+while both accept connections, and is always complete. Without LEDGER_TOKEN, requests need no token, and the server
+listens on this machine only.
 """
 
 import argparse
+import ipaddress
 import json
 import os
 import socket
@@ -28,9 +30,9 @@ Listeners = list[socket.socket]
 
 
 class AnnouncingServer(uvicorn.Server):
-    """A server that writes its ports to a file once it is listening, and removes the file when it stops."""
+    """A server that tells its ports once it is listening: in a file until it stops, or on the terminal."""
 
-    def __init__(self, config: uvicorn.Config, ports_file: Path, ports: dict[str, int]) -> None:
+    def __init__(self, config: uvicorn.Config, ports_file: Path | None, ports: dict[str, int]) -> None:
         super().__init__(config)
         self._ports_file = ports_file
         self._ports = ports
@@ -38,21 +40,26 @@ class AnnouncingServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start, then write the ports to a temporary file and rename it, so that readers see all of it or none."""
         await super().startup(sockets)
+        if self._ports_file is None:
+            names = ", ".join(f"{name.removesuffix('_port')} on port {port}" for name, port in self._ports.items())
+            print(f"{names}; Ctrl-C stops them", flush=True)
+            return
         draft = self._ports_file.with_name(f"{self._ports_file.name}.{os.getpid()}")
         draft.write_text(json.dumps(self._ports) + "\n", encoding="utf-8")
         draft.replace(self._ports_file)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Remove the ports file, then shut down."""
-        self._ports_file.unlink(missing_ok=True)
+        if self._ports_file is not None:
+            self._ports_file.unlink(missing_ok=True)
         await super().shutdown(sockets)
 
 
-def _bind(host: str, port: int) -> socket.socket:
+def _bind(host: str, port: int, option: str) -> socket.socket:
     """A socket bound to a port, or to any free port for 0.
 
     Raises:
-        OSError: The port cannot be used; the message names it.
+        OSError: The port cannot be used; the message names it, and the option that chooses another.
     """
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -60,8 +67,17 @@ def _bind(host: str, port: int) -> socket.socket:
         listener.bind((host, port))
     except OSError as error:
         listener.close()
-        raise OSError(error.errno, f"cannot listen on port {port} of {host}: {error.strerror}") from error
+        remedy = f"give another with {option}, and write it into job.yaml"
+        raise OSError(error.errno, f"cannot listen on port {port} of {host}: {error.strerror}; {remedy}") from error
     return listener
+
+
+def _is_local(host: str) -> bool:
+    """Whether only this machine reaches an address; of names, only localhost is taken to be one."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -69,15 +85,15 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
     parser.add_argument("--tools-port", type=int, default=0, help="default: any free port")
     parser.add_argument("--grader-port", type=int, default=0, help="default: any free port")
-    parser.add_argument(
-        "--ports-file", type=Path, required=True, help='written as {"tools_port": ..., "grader_port": ...}'
-    )
+    parser.add_argument("--ports-file", type=Path, help='written as {"tools_port": ..., "grader_port": ...}')
     parser.add_argument("--latency-median-s", type=float, help="slows the tools down: the median of their latency")
     parser.add_argument("--latency-p99-s", type=float, help="the 99th percentile of that latency")
     return parser
 
 
-def prepare(app: FastAPI, addresses: dict[str, tuple[str, int]], ports_file: Path) -> tuple[uvicorn.Server, Listeners]:
+def prepare(
+    app: FastAPI, addresses: dict[str, tuple[str, int]], ports_file: Path | None
+) -> tuple[uvicorn.Server, Listeners]:
     """A server for the app, and the bound sockets to run it with: one for each named (host, port).
 
     Removes a ports file left behind by an earlier run.
@@ -85,9 +101,10 @@ def prepare(app: FastAPI, addresses: dict[str, tuple[str, int]], ports_file: Pat
     Raises:
         OSError: A port is already in use.
     """
-    ports_file.parent.mkdir(parents=True, exist_ok=True)
-    ports_file.unlink(missing_ok=True)
-    listeners = {name: _bind(*address) for name, address in addresses.items()}
+    if ports_file is not None:
+        ports_file.parent.mkdir(parents=True, exist_ok=True)
+        ports_file.unlink(missing_ok=True)
+    listeners = {name: _bind(*address, f"--{name.replace('_', '-')}") for name, address in addresses.items()}
     ports = {name: listener.getsockname()[1] for name, listener in listeners.items()}
     config = uvicorn.Config(
         app,
@@ -107,9 +124,9 @@ def main() -> None:
     options = parser.parse_args()
     if (options.latency_median_s is None) != (options.latency_p99_s is None):
         parser.error("--latency-median-s and --latency-p99-s must be given together")
-    token = os.environ.get(TOKEN_VARIABLE, "")
-    if not token:
-        sys.exit(f"set {TOKEN_VARIABLE} to the token that callers must send")
+    token = os.environ.get(TOKEN_VARIABLE) or None
+    if token is None and not _is_local(options.host):
+        sys.exit(f"set {TOKEN_VARIABLE} to the token that callers must send: {options.host} is not this machine alone")
     latency = None
     if options.latency_median_s is not None:
         latency = Latency(options.latency_median_s, options.latency_p99_s)

@@ -27,6 +27,7 @@ from actors.runtime.process import end_process, importing
 from cluster.run.signals import STOPPED
 from serve.cli import client as client_cli
 from serve.cli import completion
+from serve.cli.explain import explain_command
 from serve.cli.keys import DEFAULT_FOLDER, DatabaseUrl, Folder
 from serve.cli.keys import app as keys_app
 from serve.cli.schema import schema
@@ -73,15 +74,36 @@ def common(
     """Options of agent-rft itself."""
 
 
-JobFile = Annotated[Path, typer.Argument(help="the job, YAML or JSON")]
-ClusterAddress = Annotated[str | None, typer.Option(help="Ray cluster (default: a local one)", envvar="RAY_ADDRESS")]
+JobFile = Annotated[Path, typer.Argument(help="the job, YAML or JSON; ${NAME} is taken from the environment")]
+ClusterAddress = Annotated[
+    str | None,
+    typer.Option(
+        help="a running Ray cluster, HOST:PORT or auto (default: one of this machine only)", envvar="RAY_ADDRESS"
+    ),
+]
 ConfigFile = Annotated[
     Path | None,
     typer.Option(
         help="the operator's configuration (default: agent-rft.yaml here, if it exists)", envvar="AGENT_RFT_CONFIG"
     ),
 ]
-Runs = Annotated[Path, typer.Option(help="folder in which the run folder is created")]
+Runs = Annotated[Path, typer.Option(help="folder in which the run gets a folder of its own")]
+
+
+@app.command("init")
+def init_command(
+    folder: Annotated[Path, typer.Argument(help="the folder to write; it must be new or empty")],
+    example: Annotated[
+        Literal["ledger", "endpoint"],
+        typer.Option(
+            help="ledger: a job that learns in minutes without a GPU; endpoint: a skeleton for your own agent"
+        ),
+    ] = "ledger",
+) -> None:
+    """Write a project to begin with: a job, its rows, and the server of its tools and grader."""
+    from serve.cli.init import write_project
+
+    typer.echo(write_project(folder, example))
 
 
 @app.command("train")
@@ -101,11 +123,12 @@ def train_command(
     address: ClusterAddress = None,
     config: ConfigFile = None,
 ) -> None:
-    """Check a job, then train."""
+    """Check a job, then train it. The run folder has its metrics, events, traces, checkpoints and report."""
     operator = _operator(config)
     if run_folder is not None and resume is not None:
         raise typer.BadParameter("give --resume or --run-folder, not both")
-    spec = _load(job, operator)
+    goes_on = resume is not None or (run_folder is not None and (run_folder / "checkpoints").is_dir())
+    spec = _load(job, operator) if not goes_on else _load_accepted(job)
     with importing():
         from cluster.run.driver import train, train_in
 
@@ -152,7 +175,7 @@ def eval_command(
 def check_command(
     job: JobFile, runs: Runs = Path("runs"), address: ClusterAddress = None, config: ConfigFile = None
 ) -> None:
-    """Check a job without starting it; each tool and the grader are called once."""
+    """Check a job without starting it; each tool and the grader are called once. All problems are listed."""
     operator = _operator(config)
     spec = _load(job, operator)
     with importing():
@@ -165,11 +188,13 @@ def check_command(
 @app.command("plan")
 def plan_command(
     job: JobFile,
-    cluster: Annotated[Path | None, typer.Option(help="NODES.yaml: plan for these nodes")] = None,
+    cluster: Annotated[
+        Path | None, typer.Option(help="a list of nodes, YAML: plan for these instead of this machine")
+    ] = None,
     address: ClusterAddress = None,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object")] = False,
 ) -> None:
-    """Show placement, memory use and what does not fit (exit code 2), without starting anything."""
+    """Show where a job's processes would run, their memory, and what does not fit (exit code 2). Starts nothing."""
     from cluster.planning.nodes import read_nodes, this_machine
     from cluster.planning.plan_view import plan_as_json, plan_of_file, print_cluster_plan
 
@@ -187,6 +212,9 @@ def plan_command(
     else:
         print_cluster_plan(Console(), plan)
     raise typer.Exit(2 if plan.lacking or plan.problems else 0)
+
+
+app.command("explain")(explain_command)
 
 
 def _operator(config: Path | None) -> Operator:
@@ -208,6 +236,16 @@ def _load(path: Path, operator: Operator) -> JobSpec:
     return load_job(path)
 
 
+def _load_accepted(path: Path) -> JobSpec:
+    """The job of a run that is resumed."""
+    from trainer.spec.job_file import load_accepted_job
+
+    job, warnings = load_accepted_job(path)
+    for warning in warnings:
+        Console(stderr=True, emoji=False).print(f"[yellow]warning[/] {escape(warning)}", soft_wrap=True)
+    return job
+
+
 @contextmanager
 def _with_lines(job: Path) -> Iterator[None]:
     """Adds the field's line in the file to problems found elsewhere, for example at an endpoint or in the model."""
@@ -222,9 +260,14 @@ def _with_lines(job: Path) -> Iterator[None]:
 @app.command("traces")
 def traces_command(
     run: Annotated[Path, typer.Argument(help="a run folder", autocompletion=completion.run_folders)],
-    name: Annotated[str | None, typer.Option(help="step-000001, validation-000005, test-before, ...")] = None,
-    row: Annotated[str | None, typer.Option(help="only this row id")] = None,
-    trace: Annotated[str | None, typer.Option(help="only this trace id")] = None,
+    name: Annotated[
+        str | None,
+        typer.Option(
+            help="which rollouts: step-12, validation-5, test-before (default: the newest; with --row or --trace: all)"
+        ),
+    ] = None,
+    row: Annotated[str | None, typer.Option(help="only the row with this id or line number")] = None,
+    trace: Annotated[str | None, typer.Option(help="only the rollouts whose trace id starts so")] = None,
     best: Annotated[int | None, typer.Option(help="the K rollouts with the highest grades")] = None,
     worst: Annotated[int | None, typer.Option(help="the K rollouts with the lowest grades")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object a line")] = False,
@@ -282,7 +325,7 @@ def observe_command(
     out: Annotated[Path, typer.Option(help="folder to write the files to; existing files are replaced")],
     address: ClusterAddress = None,
 ) -> None:
-    """Write the Prometheus and Grafana setup for this cluster: scraping, alerts, dashboards, a compose file."""
+    """Write the setup of Prometheus and Grafana for this cluster: scraping, alerts, dashboards, a compose file."""
     from cluster.observability.files import write_pair
     from cluster.observability.targets import observed
 
@@ -294,11 +337,14 @@ def observe_command(
 def serve_command(
     folder: Folder = DEFAULT_FOLDER,
     database: DatabaseUrl = None,
-    files: Annotated[str | None, typer.Option(help="fsspec URL for uploaded files (default: in the folder)")] = None,
+    files: Annotated[
+        str | None,
+        typer.Option(help="fsspec URL for uploaded files, such as s3://bucket/files (default: in the folder)"),
+    ] = None,
     host: Annotated[
         str, typer.Option(help="address to listen at; 0.0.0.0: all addresses of this machine")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free port")] = 8000,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="port to listen at; 0: any free one")] = 8000,
     address: ClusterAddress = None,
     config: ConfigFile = None,
 ) -> None:
@@ -338,7 +384,11 @@ def main() -> None:
 
 
 def _print_error(error: RftError, code: int) -> int:
-    Console(stderr=True, emoji=False).print(f"[bold red]error[/] {escape(str(error))}", soft_wrap=True)
+    console = Console(stderr=True, emoji=False)
+    console.print(f"[bold red]error[/] {escape(str(error))}", soft_wrap=True)
+    if isinstance(error, InvalidJob) and error.problems:
+        hint = f"agent-rft explain {error.problems[0].code} says more; so it does about any other code in brackets"
+        console.print(hint, soft_wrap=True, markup=False, highlight=False)
     return code
 
 

@@ -13,9 +13,9 @@ from trainer.metrics.charts import CHARTS
 _SUFFIXES = {"gauge": ("",), "counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "file": ()}
 KINDS = {
     "gauge": "the last value",
-    "counter": "the sum since the process started",
-    "histogram": "a histogram",
-    "file": "only in metrics.jsonl",
+    "counter": "a sum since the process started",
+    "histogram": "observations by bucket, their sum and their number",
+    "file": "nothing, it is only in metrics.jsonl",
 }
 """What Prometheus receives of a metric, by its kind."""
 

@@ -59,6 +59,7 @@ def test_mistakes_in_a_jobs_form_are_reported_before_anything_heavy_is_loaded(tm
     modules, done = loaded_by(tmp_path, command, str(tmp_path / "job.yaml"), "--runs", str(tmp_path))
     assert done.returncode == 2 and "modle" in done.stdout
     assert "training_file (rows.jsonl:1)" in done.stdout, "what its files show is in the same list"
+    assert "agent-rft explain invalid_extra_forbidden says more" in done.stdout
     assert not HEAVY & modules
 
 
@@ -67,3 +68,9 @@ def test_a_job_file_that_is_not_yaml_loads_nothing_else(tmp_path: Path) -> None:
     modules, done = loaded_by(tmp_path, "check", str(tmp_path / "job.yaml"))
     assert done.returncode == 2 and "job.yaml" in done.stdout
     assert not (HEAVY | {"aiohttp"}) & modules
+
+
+def test_explain_loads_no_model_library_and_no_ray(tmp_path: Path) -> None:
+    modules, done = loaded_by(tmp_path, "explain", "grad_norm")
+    assert "norm of the gradient" in done.stdout.lower()
+    assert not HEAVY & modules

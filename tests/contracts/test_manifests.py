@@ -29,7 +29,6 @@ from tests.contracts.manifests import (
     AGENT_PORT,
     CLUSTERS,
     JOB_SECRETS,
-    K8S,
     METRICS_PORT,
     OVERLAYS,
     ROOT,
@@ -211,18 +210,18 @@ def test_the_code_reads_each_environment_variable(overlay: str) -> None:
 
 
 @overlays
-def test_secrets_are_only_referenced_and_the_readme_creates_them(overlay: str) -> None:
+def test_secrets_are_only_referenced_and_the_guide_creates_them(overlay: str) -> None:
     assert not of_kind(overlay, "Secret")
     text = json.dumps(rendered(overlay))
     pairs = set(re.findall(r'"secretRef": {"name": "([\w-]+)"|"secretKeyRef": {"key": "\w+", "name": "([\w-]+)"', text))
     flat = {name for pair in pairs for name in pair if name} | set(re.findall(r'"secretName": "([\w-]+)"', text))
     assert flat <= SECRETS
-    readme = (K8S / "README.md").read_text()
+    guide = (ROOT / "docs/kubernetes.md").read_text()
     for name in flat:
-        assert re.search(rf"create secret (generic|tls) {name}\b", readme), f"README does not create {name}"
+        assert re.search(rf"create secret (generic|tls) {name}\b", guide), f"the guide does not create {name}"
     variables = set(re.findall(r"\$\{(\w+)\}", one(overlay, "ConfigMap", "agent-rft")["data"]["job.yaml"]))
     for name in variables:
-        assert f"--from-literal={name}=" in readme
+        assert f"--from-literal={name}=" in guide
 
 
 @overlays

@@ -92,8 +92,8 @@ def test_python_m_prints_the_rule_and_the_dashboards_as_kubernetes_objects() -> 
 
 def test_the_documents_name_the_command_that_generates_what_monitoring_lacks_in_git() -> None:
     command = f"python -m cluster.observability > k8s/{GENERATED}"
-    for document in ("README.md", "monitoring/kustomization.yaml"):
-        assert command in (K8S / document).read_text()
+    for document in ("docs/kubernetes.md", "k8s/monitoring/kustomization.yaml"):
+        assert command in (ROOT / document).read_text()
     assert GENERATED.name in yaml.safe_load((K8S / "monitoring" / "kustomization.yaml").read_text())["resources"]
     assert f"k8s/{GENERATED}" in (ROOT / ".gitignore").read_text().splitlines()
 

@@ -96,7 +96,7 @@ def _request(file: Path, environment: Mapping[str, str]) -> None:
 
     body = yaml.safe_load(VARIABLE.sub(lambda match: environment[match[1]], file.read_text()))
     body |= {key: "file-1" for key in body if key.endswith("_file")}
-    parse_api_job(body | {"model": "base"}, KnownModels(), KnownFiles(), Operator())
+    parse_api_job(body | {"model": "gpt-5"}, KnownModels(), KnownFiles(), Operator())
 
 
 CHECKS: dict[str, Callable[[Path, Mapping[str, str]], None]] = {

@@ -124,7 +124,8 @@ def test_a_server_reports_which_port_is_in_use(tmp_path: Path, environment: dict
             text=True,
         )
     assert done.returncode == 1
-    assert done.stderr == f"cannot listen on port {port} of 127.0.0.1: Address already in use\n"
+    assert f"cannot listen on port {port} of 127.0.0.1: Address already in use" in done.stderr
+    assert "give another with --grader-port" in done.stderr
     assert not (tmp_path / "ports.json").exists()
 
 

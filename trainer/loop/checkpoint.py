@@ -10,12 +10,14 @@ import os
 import shutil
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
-from trainer.errors import InvalidJob, Problem
+from trainer.errors import UserError
 
 KEEP_BEST = 3
+FORMAT = 1
+"""The format of checkpoints; older ones have none. Raise it when older programs must not resume from them."""
 _STATE = "loop.json"
 
 
@@ -35,7 +37,6 @@ class LoopState:
     rows_done: list[str]
     trained_tokens: int
     valid_reward: float | None
-    job_digest: str
     metrics: dict[str, float] = field(default_factory=dict)
 
 
@@ -59,7 +60,7 @@ class Checkpoints:
         temporary.mkdir()
         try:
             await write(temporary)
-            (temporary / _STATE).write_text(json.dumps(asdict(state), indent=1))
+            (temporary / _STATE).write_text(json.dumps({"format": FORMAT} | asdict(state), indent=1))
             _sync_to_disk(temporary)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -71,11 +72,15 @@ class Checkpoints:
         return final
 
     def all(self) -> list[tuple[Path, LoopState]]:
-        """All complete checkpoints, oldest first. Safe to call while another thread saves one."""
+        """All complete checkpoints, oldest first. Safe to call while another thread saves one.
+
+        Raises:
+            UserError: A newer version wrote one.
+        """
         found = []
         for path in sorted(path for path in self._folder.glob("step-*") if path.suffix != ".tmp"):
             with suppress(FileNotFoundError):  # removed in the meantime
-                found.append((path, LoopState(**json.loads((path / _STATE).read_text()))))
+                found.append((path, _read_state(path)))
         return found
 
     def latest(self) -> tuple[Path, LoopState] | None:
@@ -100,16 +105,11 @@ def num_bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def check_same_job(state: LoopState, job_digest: str) -> None:
-    """Check that a checkpoint was written by the same job.
-
-    Raises:
-        InvalidJob: The job has changed since.
-    """
-    if state.job_digest != job_digest:
-        remedy = "resume with the original job file, or start a new run with `model` set to the checkpoint"
-        problem = Problem("job_changed", "job", "has changed since the checkpoint was written", remedy)
-        raise InvalidJob("cannot resume", [problem])
+def _read_state(checkpoint: Path) -> LoopState:
+    saved = json.loads((checkpoint / _STATE).read_text())
+    if saved.get("format", 0) > FORMAT:
+        raise UserError(f"{checkpoint} was written by a newer version of agent-rft; continue with that version")
+    return LoopState(**{f.name: saved[f.name] for f in fields(LoopState) if f.name in saved})
 
 
 def _sync_to_disk(folder: Path) -> None:

@@ -39,7 +39,6 @@ class LoopConfig:
     algorithm: AlgorithmSpec
     seed: int
     pass_threshold: float
-    job_digest: str
 
 
 class Loop:
@@ -61,7 +60,7 @@ class Loop:
         self._rollouts = rollouts
         self._learner = learner
         self._sink = sink
-        self._progress = Progress(learner, checkpoints, sink, plan.steps, config.job_digest)
+        self._progress = Progress(learner, checkpoints, sink, plan.steps)
         self._health = Health(plan.steps, sink)
         self._validation = Validation(
             rollouts, validation, plan.eval_samples, algorithm.temperature, config.pass_threshold, sink

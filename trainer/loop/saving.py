@@ -16,10 +16,8 @@ from trainer.types import GroupRequest
 class Progress:
     """The state of one loop, which is saved together with its learner."""
 
-    def __init__(
-        self, learner: Checkpointable, checkpoints: Checkpoints, sink: EventSink, total_steps: int, job_digest: str
-    ) -> None:
-        self.state = LoopState(0, 0, 0, [], 0, None, job_digest)
+    def __init__(self, learner: Checkpointable, checkpoints: Checkpoints, sink: EventSink, total_steps: int) -> None:
+        self.state = LoopState(0, 0, 0, [], 0, None)
         self._learner = learner
         self._checkpoints = checkpoints
         self._sink = sink

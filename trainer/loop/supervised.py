@@ -49,7 +49,6 @@ class SupervisedLoop:
         learner: SupervisedLearner,
         checkpoints: Checkpoints,
         sink: EventSink,
-        job_digest: str,
     ) -> None:
         self._plan = plan
         self._algorithm = algorithm
@@ -59,7 +58,7 @@ class SupervisedLoop:
         self._renderer = renderer
         self._learner = learner
         self._sink = sink
-        self._progress = Progress(learner, checkpoints, sink, plan.steps, job_digest)
+        self._progress = Progress(learner, checkpoints, sink, plan.steps)
         self._stopping = False
         self._started = time.monotonic()
 

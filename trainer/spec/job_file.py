@@ -14,13 +14,15 @@ from pydantic import ValidationError
 
 from trainer.errors import InvalidJob, Problem
 from trainer.spec.job import FILES, JobSpec
-from trainer.spec.reader import KeyPath, ParsedFile, fill_in, read_source, validate
+from trainer.spec.kept import BOUNDS, with_values
+from trainer.spec.reader import KeyPath, ParsedFile, Variables, fill_in, read_source, validate
 
 _TRUNCATED_SAMPLING = ("top_p", "top_k", "min_p")
 _GRADER: KeyPath = ("method", "reinforcement", "grader")
 _TOOLS: KeyPath = ("method", "reinforcement", "tools")
 _DUMMY_GRADER = {"type": "string_check", "input": "", "reference": "", "operation": "eq"}
 _DUMMY_URL = "http://dummy.invalid"
+_BOUNDS = {f"invalid_{kind}" for kind in BOUNDS}
 _KEY_OR_INDEX = re.compile(r"\[(\d+)\]|([^.\[\]]+)")
 
 
@@ -49,6 +51,23 @@ def read_job(path: Path, environment: Mapping[str, str] = os.environ) -> tuple[J
     return job, source.duplicates() + problems
 
 
+def load_accepted_job(path: Path, environment: Mapping[str, str] = os.environ) -> tuple[JobSpec, list[str]]:
+    """Like `load_job`, for a run that is resumed: values outside of today's bounds are kept, each with a warning.
+
+    Raises:
+        InvalidJob: The file has other mistakes.
+    """
+    source = read_source(path, "job")
+    if isinstance(source, ParsedFile) and isinstance(source.raw, dict):
+        raw, variables, problems = _filled_in(source, path.parent, environment)
+        _, found = validate(JobSpec, raw, source, variables, _truncated_sampling)
+        bounds = [(at, problem) for at, problem in found if problem.code in _BOUNDS]
+        if bounds and len(bounds) == len(found) and not problems and not source.duplicates():
+            warnings = [f"{problem.field}: {problem.message}; the run keeps it" for _, problem in bounds]
+            return with_values(raw, [at for at, _ in bounds]), warnings
+    return load_job(path, environment), []
+
+
 def with_lines(path: Path, problems: Sequence[Problem]) -> list[Problem]:
     """The same problems, each with the line of its field in the job file unless it already names a file."""
     source = read_source(path, "job")
@@ -69,16 +88,24 @@ def _parse(source: ParsedFile, base: Path, environment: Mapping[str, str]) -> tu
     if not isinstance(source.raw, dict):
         message, remedy = "must be a mapping of keys to values", "write `key: value` lines, such as `model: org/model`"
         return None, [Problem("job_shape", "job", message, remedy, source.file)]
+    raw, variables, problems = _filled_in(source, base, environment)
+    job, found = validate(JobSpec, raw, source, variables, _truncated_sampling)
+    problems += [problem for _, problem in found]
+    invalid = [path for path, _ in variables.missing] + [path for path, _ in found]
+    return (_without(raw, invalid) if problems else job), problems
+
+
+def _filled_in(
+    source: ParsedFile, base: Path, environment: Mapping[str, str]
+) -> tuple[dict[str, Any], Variables, list[Problem]]:
+    """The file's content with variables and absolute paths, and a problem for each variable that is not set."""
     raw, variables, problems = fill_in(source, environment)
     for name in FILES:
         if isinstance(raw.get(name), str):
             raw[name] = str((base / raw[name]).resolve())
     if isinstance(raw.get("model"), str) and (base / raw["model"]).is_dir():
         raw["model"] = str((base / raw["model"]).resolve())
-    job, found = validate(JobSpec, raw, source, variables, _truncated_sampling)
-    problems += [problem for _, problem in found]
-    invalid = [path for path, _ in variables.missing] + [path for path, _ in found]
-    return (_without(raw, invalid) if problems else job), problems
+    return raw, variables, problems
 
 
 def _truncated_sampling(path: KeyPath) -> tuple[str, str, str] | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from docs.generator.__main__ import REFERENCE, generated, main, stale
-from docs.generator.markdown import plain, sentence, table
+from docs.generator.markdown import plain, table
 from tests.support.paths import ROOT
 
 PAGES = {"a.md": "# A\n", "schemas/b.json": "{}\n"}
@@ -52,4 +52,3 @@ def test_a_page_that_no_module_generates_is_reported(tmp_path: Path, capsys: pyt
 def test_text_of_the_code_is_no_markup() -> None:
     assert table(["a", "b"], [["x | y", "two\nlines"]]) == "| a | b |\n| --- | --- |\n| x \\| y | two lines |\n"
     assert plain("<tool> in `<tool>`") == "&lt;tool> in `<tool>`"
-    assert sentence("mean grade") == "Mean grade."

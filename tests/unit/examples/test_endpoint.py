@@ -1,4 +1,4 @@
-"""The minimal tool and grader in examples/endpoint, whose README explains how to run endpoints."""
+"""The minimal tool and grader in examples/endpoint; docs/endpoints.md explains how to run endpoints."""
 
 from __future__ import annotations
 

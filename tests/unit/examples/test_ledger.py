@@ -4,7 +4,10 @@ import asyncio
 import hashlib
 import itertools
 import json
+import os
 import random
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -31,6 +34,7 @@ from examples.ledger.tokenizer import CHAT_TEMPLATE, build_tokenizer
 from examples.ledger.tools import NOT_FOUND, TOOLS
 from examples.ledger.vocabulary import TOKEN_OF, encode
 from examples.ledger.world import World
+from tests.support.paths import ROOT
 
 EXAMPLE = Path(make_data.__file__).parent
 BASE = EXAMPLE / "base"
@@ -334,6 +338,14 @@ def test_every_request_needs_the_token(app: FastAPI, path: str, headers: dict[st
     response = post(app, path, call('{"path": "vorzen/2013/income"}'), headers)
     assert response.status_code == 401
     assert "token" in response.text
+
+
+def test_without_a_token_every_caller_of_this_machine_is_served(world: World) -> None:
+    response = post(create_app(world, None), "/tools/cat", call('{"path": "vorzen/2013/income"}'), {})
+    assert response.status_code == 200
+    command = [sys.executable, "-m", "examples.ledger.server", "--host", "0.0.0.0"]
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | {"LEDGER_TOKEN": ""}, capture_output=True, text=True)
+    assert done.returncode == 1 and "set LEDGER_TOKEN" in done.stderr
 
 
 def test_an_empty_token_is_rejected(world: World) -> None:

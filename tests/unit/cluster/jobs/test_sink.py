@@ -42,7 +42,7 @@ class RunningJob(StoredJobs):
 
         async def nothing(path: Path) -> None: ...
 
-        state = LoopState(step, step, 0, [], 100 * step, reward, "digest")
+        state = LoopState(step, step, 0, [], 100 * step, reward)
         path = asyncio.run(Checkpoints(self.folder / "checkpoints").save(state, nothing))
         saved = CheckpointSaved(step=step, path=str(path), num_bytes=1, valid_reward=reward)
         stream_of(self.sink).emit(saved)

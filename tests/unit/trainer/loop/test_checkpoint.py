@@ -16,7 +16,7 @@ async def test_a_checkpoint_that_is_being_written_or_removed_is_none(tmp_path: P
 
     async def nothing(path: Path) -> None: ...
 
-    saved = await checkpoints.save(LoopState(1, 1, 0, [], 0, None, "digest"), nothing)
+    saved = await checkpoints.save(LoopState(1, 1, 0, [], 0, None), nothing)
     for half in ("step-000002.tmp", "step-000003-removed.tmp"):
         (tmp_path / half).mkdir()
         (tmp_path / half / "loop.json").write_text((saved / "loop.json").read_text())
@@ -44,6 +44,6 @@ async def test_who_reads_while_checkpoints_are_removed_sees_whole_ones_only(tmp_
     with ThreadPoolExecutor(1) as pool:
         reading = pool.submit(read)
         for step in range(1, 30):
-            await checkpoints.save(LoopState(step, step, 0, [], 0, None, "digest"), many_files)
+            await checkpoints.save(LoopState(step, step, 0, [], 0, None), many_files)
         ended.set()
     assert reading.result() == {21}

@@ -32,7 +32,7 @@ class Made:
         self.checkpoints = Checkpoints(folder / "checkpoints")
         self.tasks = [task(str(i)) for i in range(changes.get("num_rows", 6))]
         validation = [task(f"v{i}") for i in range(3)] if changes.pop("validate", True) else []
-        config = LoopConfig(plan(**changes), AlgorithmSpec(max_staleness=staleness), 7, 1.0, "digest")
+        config = LoopConfig(plan(**changes), AlgorithmSpec(max_staleness=staleness), 7, 1.0)
         self.loop = Loop(config, self.tasks, validation, self.rollouts, self.learner, self.checkpoints, self.sink)
 
     @property

@@ -1,0 +1,210 @@
+"""A resumed run keeps the values that it began with, whatever today's defaults and rules for `auto` are.
+
+The run folder's job.resolved.json has them. A setting that the job file does not name takes the run's value; one that
+it names must equal it. Only `cluster`, headers and the places of unchanged files may differ.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, SecretStr
+from pydantic_core import to_jsonable_python
+
+from cluster.planning.model_folder import find_model
+from cluster.records.redact import REDACTED, plain
+from cluster.records.run_folder import FORMAT, RunFolder
+from trainer.errors import InvalidJob, Problem
+from trainer.spec.job import FILES, JobSpec, Plan, Supervised
+from trainer.spec.kept import without_todays_bounds
+
+MAX_SHOWN_CHARS = 80
+START_AGAIN = "start a new run with `model` set to the checkpoint"
+REMEDY = f"resume with the value that the run began with, or {START_AGAIN}"
+
+
+@dataclass(frozen=True, slots=True)
+class Began:
+    """What a run began with: its job without secrets, and what `auto` was resolved to.
+
+    `digests` maps the fields that name files to digests of their contents; runs of older versions have none.
+    """
+
+    job: JobSpec
+    plan: Mapping[str, Any]
+    context_length: int | None
+    digests: Mapping[str, str]
+    warnings: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, folder: RunFolder) -> Began:
+        """Read from a run folder.
+
+        Raises:
+            InvalidJob: The folder does not say it, or was written by a newer version.
+        """
+        what = f"cannot resume {folder.path}"
+        try:
+            record = folder.job()
+        except ValueError as error:
+            raise InvalidJob(f"{what}: its job.resolved.json is damaged ({error}); {START_AGAIN}") from None
+        if record.get("format", 0) > FORMAT:
+            raise InvalidJob(f"{what}: it was written by a newer version of agent-rft; resume it with that version")
+        if "job" not in record or "plan" not in record:
+            raise InvalidJob(f"{what}: it has no job.resolved.json, which says how the run began; {START_AGAIN}")
+        job, warnings = without_todays_bounds(_as_in_a_file(record["job"]), "the run")
+        return cls(job, record["plan"], record.get("context_length"), record.get("digests", {}), tuple(warnings))
+
+    def plan_of(self, today: Plan) -> Plan:
+        """The run's plan; numbers that its version did not have yet are today's."""
+        return Plan.model_construct(
+            **today.model_dump() | {n: v for n, v in self.plan.items() if n in Plan.model_fields}
+        )
+
+    def keep(self, job: JobSpec) -> JobSpec:
+        """The job with the run's values.
+
+        Raises:
+            InvalidJob: The job has other values; lists all of them.
+        """
+        problems: list[Problem] = []
+        kept: JobSpec = _kept(_filled(job), _filled(self.job), "", problems)
+        problems += self._moved(job)
+        if problems:
+            raise InvalidJob("cannot resume", problems)
+        if kept.cluster.context_length == "auto" and self.context_length is not None:
+            cluster = kept.cluster.model_copy(update={"context_length": self.context_length})
+            kept = kept.model_copy(update={"cluster": cluster})
+        return kept
+
+    def _moved(self, job: JobSpec) -> Iterator[Problem]:
+        """A problem for each file that is another one than the run's: it has another path and other contents."""
+        paths = paths_of(job)
+        for field, was in paths_of(self.job).items():
+            if field not in job.model_fields_set or (now := paths.get(field)) == was:
+                continue
+            if now is None:
+                yield changed(field, None, str(was))
+                continue
+            digest = self.digests.get(field)
+            if (digest_of(now) != digest) if digest is not None else (now.name != was.name):
+                yield changed(field, str(now), str(was))
+        for field in paths.keys() - paths_of(self.job).keys():
+            yield changed(field, str(paths[field]), None)
+
+
+def paths_of(job: JobSpec) -> dict[str, Path]:
+    """The files and the model folder that a job names; a model that is not on this machine is its name."""
+    files = {name: Path(path) for name in FILES if (path := getattr(job, name)) is not None}
+    return files | {"model": find_model(job.model)[0] or Path(job.model)}
+
+
+def digests_of(job: JobSpec) -> dict[str, str]:
+    """Digests of the contents of a job's files and model."""
+    return {field: digest for field, path in paths_of(job).items() if (digest := digest_of(path)) is not None}
+
+
+def digest_of(path: Path) -> str | None:
+    """A digest of a file, or of a model folder: its configuration, and the names and sizes of its files.
+
+    None if it cannot be read.
+    """
+    found = hashlib.blake2b(digest_size=16)
+    try:
+        if path.is_dir():
+            sizes = sorted((file.name, file.stat().st_size) for file in path.iterdir() if file.is_file())
+            found.update(json.dumps(sizes).encode() + (path / "config.json").read_bytes())
+        else:
+            with path.open("rb") as file:
+                return hashlib.file_digest(file, lambda: found).hexdigest()
+    except OSError:
+        return None
+    return found.hexdigest()
+
+
+def changed(field: str, now: Any, was: Any, remedy: str = REMEDY) -> Problem:
+    """The problem of a setting that is another one than the run's."""
+    return Problem("job_changed", field, f"is {_shown(now)}, but the run began with {_shown(was)}", remedy)
+
+
+# -- one setting after another -----------------------------------------------------------------------------------------
+
+
+def _kept(given: Any, before: Any, at: str, problems: list[Problem]) -> Any:
+    """`given` with the values of `before` for settings that are not named; adds what differs to `problems`."""
+    if _are_headers(given) or _are_headers(before):
+        return given  # the run folder does not say what they were
+    if isinstance(given, BaseModel) and type(given) is type(before):
+        return _kept_settings(given, before, at, problems)
+    if isinstance(given, tuple) and isinstance(before, tuple) and len(given) == len(before):
+        pairs = enumerate(zip(given, before, strict=True))
+        return tuple(_kept(mine, theirs, f"{at}[{i}]", problems) for i, (mine, theirs) in pairs)
+    if isinstance(given, dict) and isinstance(before, dict) and given.keys() == before.keys():
+        return {key: _kept(value, before[key], f"{at}.{key}", problems) for key, value in given.items()}
+    if _public(given) != _public(before):
+        problems.append(changed(at, _public(given), _public(before)))
+    return given
+
+
+def _kept_settings(given: BaseModel, before: BaseModel, at: str, problems: list[Problem]) -> Any:
+    kept: dict[str, Any] = {}
+    for name in type(given).model_fields:
+        field, mine, theirs = f"{at}.{name}".lstrip("."), getattr(given, name), getattr(before, name)
+        if name not in given.model_fields_set:
+            kept[name] = theirs
+            if _has_secrets(theirs):
+                remedy = "name it in the job file: a run folder keeps no secrets"
+                problems.append(changed(field, None, _public(theirs), remedy))
+        elif at == "cluster" or field in (*FILES, "model"):
+            kept[name] = mine
+        else:
+            kept[name] = _kept(mine, theirs, field, problems)
+    mine, theirs = given.model_extra or {}, before.model_extra or {}  # the run folder has their names only
+    if mine.keys() != theirs.keys():
+        problems.append(changed(at, sorted(mine), sorted(theirs)))
+    return given.model_copy(update=kept)
+
+
+def _filled(job: JobSpec) -> JobSpec:
+    """The job with its method's section, which a supervised job may leave out."""
+    if job.method.type == "supervised" and job.method.supervised is None:
+        return job.model_copy(update={"method": job.method.model_copy(update={"supervised": Supervised()})})
+    return job
+
+
+def _as_in_a_file(recorded: Any) -> Any:
+    """A recorded job in the form of a job file: the record has the bare schema of `response_format`."""
+    reinforcement = recorded["method"].get("reinforcement") or {}
+    schema = reinforcement.get("response_format")
+    if schema is None:
+        return recorded
+    wrapped = reinforcement | {"response_format": {"type": "json_schema", "schema": schema}}
+    return recorded | {"method": recorded["method"] | {"reinforcement": wrapped}}
+
+
+def _are_headers(values: Any) -> bool:
+    return isinstance(values, dict) and bool(values) and all(isinstance(v, SecretStr) for v in values.values())
+
+
+def _has_secrets(value: Any) -> bool:
+    if isinstance(value, BaseModel):
+        return bool(value.model_extra) or any(_has_secrets(getattr(value, name)) for name in type(value).model_fields)
+    if isinstance(value, dict):
+        return any(map(_has_secrets, value.values()))
+    if isinstance(value, str):
+        return REDACTED in value
+    return isinstance(value, SecretStr) or (isinstance(value, tuple) and any(map(_has_secrets, value)))
+
+
+def _public(value: Any) -> Any:
+    return plain(to_jsonable_python(value))
+
+
+def _shown(value: Any) -> str:
+    text = "not set" if value is None else json.dumps(value)
+    return text if len(text) <= MAX_SHOWN_CHARS else f"{text[:20]}...{text[-60:]}"  # paths differ at their ends

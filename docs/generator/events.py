@@ -1,0 +1,30 @@
+"""reference/events.md: each kind of event with its fields."""
+
+from __future__ import annotations
+
+from docs.generator.markdown import code, plain, table
+from serve.reference.events import event_fields, level_of
+from serve.reference.texts import field_texts, text_of
+from trainer.events import KINDS, Event
+
+_INTRO = """# Events
+
+A run appends each event to `events.jsonl` in its folder, as a JSON object with `time`, `level`, `kind`, `version`,
+`job`, `step`, `message` and `data`. `message` is a sentence for people; programs use `kind` and the fields of the
+kind, which are in `data`. `version` is raised when fields of a kind change their meaning or are removed; new fields
+may appear at any time.
+
+In the API, a `step_done` is an event of type `metrics`. Other events have `kind`, `version` and `step` in `data` too;
+`rollout_discarded` and `job_ended` are left out.
+
+"""
+
+
+def pages() -> dict[str, str]:
+    """The page of all kinds."""
+    text = f"{_INTRO}`step`: {plain(field_texts(Event)['step'])}\n"
+    for kind, cls in KINDS.items():
+        rows = [(code(name), type_, plain(about)) for name, type_, about in event_fields(cls)]
+        text += f"\n## `{kind}`\n\n{plain(text_of(cls))}\n\nLevel: {level_of(cls)}. Version: {cls.VERSION}.\n"
+        text += f"\n{table(('Field', 'Type', 'Meaning'), rows)}" if rows else ""
+    return {"events.md": text}

@@ -1,0 +1,57 @@
+"""`agent-rft explain NAME`: what a name in a message, a file or a dashboard means, and what to do about it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from serve.reference.catalogue import Entry
+
+UNKNOWN = 2
+
+
+def explain_command(
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="a problem code, a setting (its path or the end of it), a metric (also as in Prometheus), an event, a "
+            "discard reason or an exit code"
+        ),
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object a line")] = False,
+) -> None:
+    """Explain a name in a message, a job, a metric or an event: what it means and what to do."""
+    from serve.reference.catalogue import catalogue, find, near
+    from serve.reference.settings import all_settings
+
+    entries = catalogue(all_settings())
+    found = find(name, entries)
+    settings = [entry for entry in found if entry.kind == "setting"]
+    if not found:
+        hint = ", ".join(near(name, entries))
+        typer.echo(f"nothing is named {name!r}" + (f"; did you mean: {hint}?" if hint else ""), err=True)
+        raise typer.Exit(UNKNOWN)
+    if len(settings) > 1 and len(found) == len(settings):
+        paths = "\n".join(f"  {entry.name} ({entry.facts['in']})" for entry in settings)
+        typer.echo(f"{name!r} may be one of {len(settings)} settings, give more of the path:\n{paths}", err=True)
+        raise typer.Exit(UNKNOWN)
+    if as_json:
+        for entry in found:
+            typer.echo(json.dumps(asdict(entry)))
+    else:
+        typer.echo("\n\n".join(map(_text, found)))
+
+
+def _text(entry: Entry) -> str:
+    lines = [f"{entry.name}: {entry.kind}", *(f"  {paragraph}" for paragraph in entry.meaning.split("\n\n"))]
+    if entry.remedy:
+        lines.append(f"  -> {entry.remedy}")
+    for title, value in entry.facts.items():
+        lines += (
+            [f"  {title}: {value}"] if isinstance(value, str) else [f"  {title}:", *(f"    {item}" for item in value)]
+        )
+    return "\n".join(lines)

@@ -1,0 +1,59 @@
+"""Projects that `agent-rft init` writes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from serve.cli.init import PROJECTS
+from serve.cli.main import app
+from serve.reference.schemas import schema_of
+from tests.support.paths import LEDGER
+from trainer.errors import UserError
+from trainer.spec.job_file import load_job
+from trainer.spec.operator_file import load_operator
+
+TOKEN = 'headers: {Authorization: "Bearer ${LEDGER_TOKEN}"}'
+
+
+@pytest.mark.parametrize("example", list(PROJECTS))
+def test_a_project_is_complete_and_the_next_steps_are_lines_to_copy(example: str, tmp_path: Path) -> None:
+    folder = tmp_path / "my shop"
+    result = CliRunner().invoke(app, ["init", str(folder), "--example", example])
+    assert result.exit_code == 0
+    lines = [line.strip() for line in result.output.splitlines()]
+    assert f"cd '{folder}'" in lines
+    (server,) = [line for line in lines if line.endswith(PROJECTS[example].server)]
+    assert server.startswith(f"cd '{folder}' && ")
+    assert any(line.endswith("agent-rft check job.yaml") for line in lines)
+    job = load_job(folder / "job.yaml", {})
+    assert job.training_file and Path(job.training_file).is_relative_to(folder)
+    assert [str(network) for network in load_operator(None, folder).allowed_networks] == ["127.0.0.0/8"]
+    assert PROJECTS[example].server in (folder / "README.md").read_text()
+    for name, schema in (("job.yaml", "job"), ("agent-rft.yaml", "operator")):
+        first, _ = (folder / name).read_text().split("\n", 1)
+        path = first.removeprefix("# yaml-language-server: $schema=")
+        assert json.loads((folder / path).read_text()) == schema_of(schema)
+    for file in folder.rglob("*.py"):
+        assert "examples." not in file.read_text(), "a project imports nothing from the examples"
+
+
+def test_the_ledgers_project_has_the_examples_job_at_ports_of_its_own(tmp_path: Path) -> None:
+    CliRunner().invoke(app, ["init", str(tmp_path)])
+    ours, theirs = (tmp_path / "job.yaml").read_text(), (LEDGER / "job.yaml").read_text()
+    assert TOKEN in ours, "it says how a token is given"
+    theirs = theirs.replace(f", {TOKEN}", "").replace("${LEDGER_TOOLS_URL}", "http://127.0.0.1:8701")
+    theirs = theirs.replace("${LEDGER_GRADER_URL}", "http://127.0.0.1:8702")
+    theirs = theirs.replace("../../docs/reference/schemas", "schemas")
+    assert [line for line in ours.splitlines() if not line.startswith("    #")] == theirs.splitlines()
+
+
+def test_nothing_is_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text("mine")
+    for taken in (tmp_path, tmp_path / "job.yaml"):
+        error = CliRunner().invoke(app, ["init", str(taken)]).exception
+        assert isinstance(error, UserError) and "give a folder that does not exist yet" in str(error)
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["mine"]

@@ -1,0 +1,96 @@
+"""Reads a job that an earlier version accepted: what is stricter today is a warning, and the job keeps its values."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from trainer.errors import InvalidJob, Problem
+from trainer.spec.job import JobSpec
+from trainer.spec.reader import KeyPath, field_name, key_path_of
+
+BOUNDS = frozenset(
+    {
+        "greater_than",
+        "greater_than_equal",
+        "less_than",
+        "less_than_equal",
+        "multiple_of",
+        "string_too_long",
+        "string_too_short",
+    }
+)
+"""Pydantic's types of errors whose value the program still understands."""
+UNKNOWN = "extra_forbidden"
+
+
+def without_todays_bounds(raw: Mapping[str, Any], whose: str) -> tuple[JobSpec, list[str]]:
+    """The job `raw`, with warnings for values outside of today's bounds and for settings that no longer exist.
+
+    Raises:
+        InvalidJob: A value has another form than today's.
+    """
+    try:
+        return JobSpec.model_validate(raw), []
+    except ValidationError as error:
+        errors = error.errors(include_url=False)
+    kept: list[KeyPath] = []
+    dropped: list[KeyPath] = []
+    warnings, problems = [], []
+    for item in errors:
+        path = key_path_of(item["loc"], raw, missing=item["type"] == "missing")
+        field = field_name(path) or "job"
+        if item["type"] in BOUNDS:
+            kept.append(path)
+            warnings.append(f"{field}: {whose} keeps {item['input']!r}, which a new job may not have ({item['msg']})")
+        elif item["type"] == UNKNOWN:
+            dropped.append(path)
+            warnings.append(f"{field}: this setting no longer exists; {whose} continues without it")
+        else:
+            remedy = "continue it with the version of agent-rft that began it"
+            problems.append(
+                Problem("job_changed", field, f"{whose} has a value of an older form: {item['msg']}", remedy)
+            )
+    if problems:
+        raise InvalidJob("the job was made by another version of agent-rft", problems)
+    return with_values(raw, kept, dropped), warnings
+
+
+def with_values(raw: Mapping[str, Any], kept: Sequence[KeyPath], dropped: Sequence[KeyPath] = ()) -> JobSpec:
+    """The job `raw` with the values at `kept` as they are, although they break a bound.
+
+    Raises:
+        InvalidJob: Without them, the rest is not a job.
+    """
+    rest = copy.deepcopy(dict(raw))
+    values = [(path, _taken(rest, path)) for path in kept]
+    for path in dropped:
+        _taken(rest, path)
+    try:
+        job = JobSpec.model_validate(rest)
+    except ValidationError as error:
+        raise InvalidJob(f"the job was made by another version of agent-rft: {error.errors()[0]['msg']}") from None
+    for path, value in values:
+        job = _with(job, path, value)
+    return job
+
+
+def _taken(raw: Any, path: KeyPath) -> Any:
+    for part in path[:-1]:
+        raw = raw[part]
+    return raw.pop(path[-1])
+
+
+def _with(part: Any, path: KeyPath, value: Any) -> Any:
+    """`part` with another value at `path`, which pydantic does not check."""
+    if not path:
+        return value
+    key, rest = path[0], path[1:]
+    if isinstance(part, BaseModel):
+        return part.model_copy(update={str(key): _with(getattr(part, str(key)), rest, value)})
+    if isinstance(part, dict):
+        return part | {key: _with(part.get(key), rest, value)}
+    return tuple(_with(item, rest, value) if i == key else item for i, item in enumerate(part))
