@@ -48,7 +48,7 @@ def without_todays_bounds(raw: Mapping[str, Any], whose: str) -> tuple[JobSpec, 
             warnings.append(f"{field}: {whose} keeps {item['input']!r}, which a new job may not have ({item['msg']})")
         elif item["type"] == UNKNOWN:
             dropped.append(path)
-            warnings.append(f"{field}: this setting no longer exists; {whose} continues without it")
+            warnings.append(gone(field, whose))
         else:
             remedy = "continue it with the version of agent-rft that began it"
             problems.append(
@@ -76,6 +76,20 @@ def with_values(raw: Mapping[str, Any], kept: Sequence[KeyPath], dropped: Sequen
     for path, value in values:
         job = _with(job, path, value)
     return job
+
+
+def gone(field: str, whose: str) -> str:
+    """The warning of a setting that was removed from the program."""
+    return f"{field}: this setting no longer exists; {whose} continues without it"
+
+
+def has(raw: Any, path: KeyPath) -> bool:
+    """Whether there is a value at `path`."""
+    for part in path:
+        if not (part in raw if isinstance(raw, Mapping) else isinstance(raw, list) and part in range(len(raw))):
+            return False
+        raw = raw[part]
+    return True
 
 
 def _taken(raw: Any, path: KeyPath) -> Any:

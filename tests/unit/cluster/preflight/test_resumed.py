@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
+from cluster.preflight.prepare import STOPS_ACCEPTED
 from cluster.preflight.resumed import Began, digests_of
 from cluster.records.run_folder import RunFolder
 from tests.support.builders import EXACT, job, plan, raw_job
 from tests.support.paths import BASE
 from trainer.errors import InvalidJob
+from trainer.problem_codes import entry_of
 from trainer.spec.job import JobSpec, resolve
 from trainer.spec.job_file import load_accepted_job
 from trainer.spec.kept import without_todays_bounds
@@ -143,9 +145,13 @@ def test_a_value_of_another_form_is_refused_with_the_remedy() -> None:
 
 def test_a_job_file_of_a_resumed_run_is_read_alike(tmp_path: Path) -> None:
     path = tmp_path / "job.json"
-    path.write_text(json.dumps(raw_job(**BEYOND)))
-    spec, (warning,) = load_accepted_job(path, {})
-    assert spec.reinforcement.limits.max_rollout_retries == 11 and warning.startswith(f"{FIELD}: ")
-    path.write_text(json.dumps(raw_job(**BEYOND, limit={})))
+    path.write_text(json.dumps(raw_job(**BEYOND, naps=3)))
+    spec, warnings = load_accepted_job(path, raw_job(naps=3), {})
+    assert spec.reinforcement.limits.max_rollout_retries == 11 and warnings[0].startswith(f"{FIELD}: ")
+    assert warnings[1] == "method.reinforcement.naps: this setting no longer exists; the run continues without it"
     with pytest.raises(InvalidJob, match="2 mistakes"):
-        load_accepted_job(path, {})
+        load_accepted_job(path, raw_job(), {})  # the run did not have it: it is a mistake
+
+
+def test_every_code_that_stops_a_resumed_run_is_listed() -> None:
+    assert {code for code in STOPS_ACCEPTED if entry_of(code) != code} == set()
