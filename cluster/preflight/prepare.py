@@ -126,7 +126,7 @@ async def prepare(
         parameters = model.shape.num_parameters
         problems += space_problems(parameters, plan, cluster.placement, runs, space, one_node=one_node)
     tolerated = [problem for problem in problems if accepted and problem.code not in STOPS_ACCEPTED]
-    wrong = [problem for problem in problems if problem not in tolerated]
+    wrong = [problem for problem in problems if not accepted or problem.code in STOPS_ACCEPTED]
     if dry_run and not supervised and not any(problem.field.startswith("method.") for problem in wrong):
         bad_lines = {(p.file, p.line) for p in problems}
         good = [row.task for row in rows if (row.file, row.line) not in bad_lines]

@@ -111,7 +111,9 @@ def go_on(old: OldVersion) -> None:
         assert told(old.jobs["running"], CAPPED)
         jobs.cancel(old.jobs["running"])
         jobs.resume(old.jobs["paused"])
-        jobs.cancel(old.jobs["validating_files"])
+        wait_for(lambda: jobs.retrieve(old.jobs["validating_files"]).status == "failed")
+        refused = jobs.retrieve(old.jobs["validating_files"]).error
+        assert refused is not None and refused.code == "over_limit", "it was not accepted yet"
         wait_for(lambda: jobs.retrieve(old.jobs["queued"]).status == "succeeded")
         wait_for(lambda: told(old.jobs["paused"], "resumed at step"))
         jobs.cancel(old.jobs["paused"])
