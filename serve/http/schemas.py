@@ -27,7 +27,7 @@ def answers(model: Any, *, streams: bool = False) -> Responses:
 
 
 class ResponseBody(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
 
 class Page(ResponseBody, Generic[T]):
@@ -35,21 +35,33 @@ class Page(ResponseBody, Generic[T]):
 
     object: Literal["list"]
     data: list[T]
+    """The entries."""
     has_more: bool
+    """Whether there are more after the last one."""
     first_id: str | None
+    """Id of the first entry; null if there is none."""
     last_id: str | None
+    """Id of the last entry, for `after`; null if there is none."""
 
 
 class FileObject(ResponseBody):
     id: str
+    """`file-...`."""
     object: Literal["file"]
     bytes: int
+    """Size."""
     created_at: int
+    """Unix seconds."""
     expires_at: int | None
+    """Unix seconds; null: never."""
     filename: str
+    """The name that it was uploaded with."""
     purpose: str
+    """What it was uploaded for; `fine-tune-results` for result files of jobs."""
     status: Literal["processed"]
+    """Files are usable at once."""
     status_details: str | None
+    """Always null."""
 
 
 class DeletedFile(ResponseBody):
@@ -60,65 +72,103 @@ class DeletedFile(ResponseBody):
 
 class JobFailure(ResponseBody):
     code: str
+    """A problem code."""
     message: str
+    """What went wrong and what to do."""
     param: str | None
+    """The field of the request that is wrong, if it is one."""
 
 
 class Job(ResponseBody):
     """`method` is the request's, with all hyperparameters filled in and without secrets."""
 
     id: str
+    """`ftjob-...`."""
     object: Literal["fine_tuning.job"]
     created_at: int
+    """Unix seconds."""
     finished_at: int | None
+    """Unix seconds; null while the job has not ended."""
     estimated_finish: int | None
+    """Unix seconds, from the time of the last steps; null if unknown."""
     model: str
+    """The start model."""
     fine_tuned_model: str | None
+    """Id of the tuned model; null until there is one."""
     organization_id: str
+    """`local`: a server has one organization."""
     status: JobStatus
+    """`validating_files`, then `queued`, `running`, and at last `succeeded`, `failed` or `cancelled`; or `paused`."""
     error: JobFailure | None
+    """Why it failed; null if it did not."""
     hyperparameters: dict[str, Any]
+    """Those of the method, for clients of the older form."""
     method: dict[str, Any]
+    """The method of the request, with all hyperparameters filled in and without secrets."""
     training_file: str
+    """Id of the training file."""
     validation_file: str | None
+    """Id of the validation file, or null."""
     test_file: str | None
+    """Id of the test file, or null."""
     result_files: list[str]
+    """Ids of files with the metrics of all steps."""
     trained_tokens: int | None
+    """Tokens in the loss so far; null before the first checkpoint."""
     seed: int
+    """The seed in use."""
     suffix: str | None
+    """Part of the tuned model's name."""
     metadata: dict[str, str] | None
+    """The pairs of the request."""
     integrations: list[Any]
+    """Always empty."""
 
 
 class JobEventBody(ResponseBody):
     """The `data` of a `metrics` event holds the metrics of one step."""
 
     id: str
+    """`ftevent-...`."""
     object: Literal["fine_tuning.job.event"]
     created_at: int
+    """Unix seconds."""
     level: Literal["info", "warn", "error"]
+    """How serious it is."""
     type: Literal["message", "metrics"]
+    """`metrics` for the end of a step, else `message`."""
     message: str
+    """A sentence for people."""
     data: dict[str, Any] | None
+    """The metrics of a step, or `kind`, `version`, `step` and the event's fields. Null for events of the server."""
 
 
 class Checkpoint(ResponseBody):
     """`fine_tuned_model_checkpoint` is the name under which the checkpoint is served as a model."""
 
     id: str
+    """`ftckpt-...`."""
     object: Literal["fine_tuning.job.checkpoint"]
     created_at: int
+    """Unix seconds."""
     fine_tuned_model_checkpoint: str
+    """The id under which the checkpoint is served as a model."""
     fine_tuning_job_id: str
+    """Id of its job."""
     step_number: int
+    """The step after which it was written."""
     metrics: dict[str, float]
+    """Metrics of that step."""
 
 
 class ModelBody(ResponseBody):
     id: str
+    """The name for `model` in requests."""
     object: Literal["model"]
     created: int
+    """Unix seconds."""
     owned_by: str
+    """Who made it."""
 
 
 class ModelList(ResponseBody):
@@ -172,9 +222,13 @@ class GraderRun(ResponseBody):
     """If one of `metadata.errors` is true, the grader failed and `reward` is not a grade."""
 
     reward: float
+    """The grade."""
     sub_rewards: dict[str, Any]
+    """Scores of the parts of a multi grader."""
     model_grader_token_usage_per_model: dict[str, Any]
+    """Tokens that judges took, by model."""
     metadata: GraderRunMetadata
+    """The grader's name and type, its time in seconds, and which error occurred."""
 
 
 class ToolOutput(ResponseBody):
@@ -182,10 +236,15 @@ class ToolOutput(ResponseBody):
 
     type: Literal["function_call_output"]
     id: str
+    """The request's `id`, or a new one."""
     call_id: str
+    """Id of the call."""
     output: str
+    """The text that the model would see."""
     error: str | None
+    """Null, or why the call is invalid: `unknown_tool`, `tool_error`."""
     latency_s: float
+    """Seconds of the attempt that was answered."""
 
 
 # -- models' answers ---------------------------------------------------------------------------------------------------
