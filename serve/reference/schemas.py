@@ -87,7 +87,7 @@ def _on_one_line(value: Any) -> Any:
 
 
 def _for_editors(schema: Schema, models: Schema, is_option: bool = False) -> Schema:
-    """The same schema without what an editor would show in vain, with variables allowed and variants told by type.
+    """The same schema without what helps nobody in an editor, with variables allowed and variants told by type.
 
     `is_option`: it is one of several schemas of a value, which get a common pattern for variables.
     """
