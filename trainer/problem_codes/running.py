@@ -12,10 +12,11 @@ RUNNING_CODES: dict[str, dict[str, ProblemCode]] = {
             "Check `--address` and `RAY_ADDRESS`; leave both out for a cluster of this machine only.",
         ),
         "job_changed": ProblemCode(
-            "The job has changed since the checkpoint was written. Counters, order of rows and optimizer state of a "
-            "checkpoint belong to the job that wrote it, so a run with other settings would mix two experiments.",
-            "Resume with the original file (`job.resolved.json` of the run folder shows its settings), or start a new "
-            "run with `model` set to the checkpoint.",
+            "The job file names another value than the one the run began with, or the run has a value that this "
+            "version cannot read. Counters, order of rows and optimizer state of a checkpoint belong to the job that "
+            "wrote it, so a run with other settings would mix two experiments.",
+            "Give the value of the run, or leave the setting out: it then keeps its value (`job.resolved.json` of the "
+            "run folder has all of them). Or start a new run with `model` set to the checkpoint.",
         ),
     },
     "Failed jobs of a server": {
