@@ -116,12 +116,13 @@ async def prepare(
     if model is not None:
         problems += context_problems(context_length, model.max_context)
         problems += await length_problems(rows, model.renderer, context_length, conversations=supervised)
-    lacking = [] if operator.wait_for_nodes_s else cluster.lacking
+    waits = bool(cluster.lacking) and operator.wait_for_nodes_s > 0
+    lacking = [] if waits else cluster.lacking
     problems += [*cluster.problems, *lacking, *resource_problems(operator.jobs, cluster.placement.bundles)]
     problems += folder_problems(runs)
     if model is not None and plan is not None:
-        # A cluster that lacks nodes waits for more of them here: engines and ranks will be on those.
-        space, one_node = free or Free.measured(runs), len(nodes) < 2 and not cluster.lacking
+        # Engines and ranks will be on the nodes that a job waits for.
+        space, one_node = free or Free.measured(runs), len(nodes) < 2 and not waits
         parameters = model.shape.num_parameters
         problems += space_problems(parameters, plan, cluster.placement, runs, space, one_node=one_node)
     tolerated = [problem for problem in problems if accepted and problem.code not in STOPS_ACCEPTED]

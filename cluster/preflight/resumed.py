@@ -17,7 +17,7 @@ from pydantic import BaseModel, SecretStr
 from pydantic_core import to_jsonable_python
 
 from cluster.planning.model_folder import find_model
-from cluster.records.redact import plain
+from cluster.records.redact import REDACTED, plain
 from cluster.records.run_folder import FORMAT, RunFolder
 from trainer.errors import InvalidJob, Problem
 from trainer.spec.job import FILES, JobSpec, Plan, Supervised
@@ -196,6 +196,8 @@ def _has_secrets(value: Any) -> bool:
         return bool(value.model_extra) or any(_has_secrets(getattr(value, name)) for name in type(value).model_fields)
     if isinstance(value, dict):
         return any(map(_has_secrets, value.values()))
+    if isinstance(value, str):
+        return REDACTED in value
     return isinstance(value, SecretStr) or (isinstance(value, tuple) and any(map(_has_secrets, value)))
 
 
@@ -205,4 +207,4 @@ def _public(value: Any) -> Any:
 
 def _shown(value: Any) -> str:
     text = "not set" if value is None else json.dumps(value)
-    return text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]}..."
+    return text if len(text) <= MAX_SHOWN_CHARS else f"{text[:20]}...{text[-60:]}"  # paths differ at their ends

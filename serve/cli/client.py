@@ -29,25 +29,36 @@ CANCELLED = 3
 MAX_LINE = 10_000
 TIMES = ("created_at", "created")
 
-files = typer.Typer(no_args_is_help=True, help="Files of a server.")
-jobs = typer.Typer(no_args_is_help=True, help="Fine-tuning jobs of a server.")
-events = typer.Typer(no_args_is_help=True, help="Events of a job.")
-checkpoints = typer.Typer(no_args_is_help=True, help="Checkpoints of a job.")
-models = typer.Typer(no_args_is_help=True, help="Models of a server.")
+files = typer.Typer(no_args_is_help=True, help="Upload, list, download and delete files of a server.")
+jobs = typer.Typer(no_args_is_help=True, help="Create, watch and control fine-tuning jobs of a server.")
+events = typer.Typer(no_args_is_help=True, help="List the events of a server's job.")
+checkpoints = typer.Typer(no_args_is_help=True, help="List the checkpoints of a server's job.")
+models = typer.Typer(no_args_is_help=True, help="List and delete models of a server.")
 
 BaseUrl = Annotated[
-    str | None, typer.Option(help="the server, https://host/v1 (default: from the environment or a profile)")
+    str | None,
+    typer.Option(
+        help="the server, https://host/v1 (default: AGENT_RFT_BASE_URL, OPENAI_BASE_URL, or that of the profile)"
+    ),
 ]
 Key = Annotated[
-    str | None, typer.Option("--api-key", help="the key (default, and safer: from the environment or a profile)")
+    str | None,
+    typer.Option(
+        "--api-key",
+        help="the key (default, and safer, since other users of this machine do not see it: AGENT_RFT_API_KEY, "
+        "OPENAI_API_KEY, or that of the profile)",
+    ),
 ]
 Profile = Annotated[
-    str, typer.Option(help="a profile of profiles.yaml", envvar="AGENT_RFT_PROFILE", autocompletion=profile_names)
+    str,
+    typer.Option(
+        help="a profile of ~/.config/agent-rft/profiles.yaml", envvar="AGENT_RFT_PROFILE", autocompletion=profile_names
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="one JSON object a line")]
 Limit = Annotated[int, typer.Option(min=1, help="how many to show, newest first")]
-JobIdArgument = Annotated[str, typer.Argument(help="ftjob-...", autocompletion=job_ids)]
-FileIdArgument = Annotated[str, typer.Argument(help="file-...", autocompletion=file_ids)]
+JobIdArgument = Annotated[str, typer.Argument(help="the job's id, ftjob-...", autocompletion=job_ids)]
+FileIdArgument = Annotated[str, typer.Argument(help="the file's id, file-...", autocompletion=file_ids)]
 
 
 @files.callback()
@@ -67,14 +78,19 @@ def connect(
 
 
 @files.command("upload")
-def upload_file(context: typer.Context, path: Path, purpose: str = "fine-tune", as_json: AsJson = False) -> None:
+def upload_file(
+    context: typer.Context,
+    path: Annotated[Path, typer.Argument(help="the file, JSONL for a job")],
+    purpose: Annotated[str, typer.Option(help="what it is for; jobs accept only fine-tune")] = "fine-tune",
+    as_json: AsJson = False,
+) -> None:
     """Upload a file and print its id."""
     _show(upload(context.obj(), path, purpose), as_json, lambda made: made["id"])
 
 
 @files.command("list")
 def list_files(context: typer.Context, limit: Limit = 100, as_json: AsJson = False) -> None:
-    """List files."""
+    """List files, newest first."""
     rows = pages(context.obj(), "/files", limit)
     _table(
         rows, as_json, {"id": "id", "filename": "name", "purpose": "purpose", "bytes": "bytes", "created_at": "created"}
@@ -82,8 +98,12 @@ def list_files(context: typer.Context, limit: Limit = 100, as_json: AsJson = Fal
 
 
 @files.command("download")
-def download_file(context: typer.Context, file_id: FileIdArgument, path: Path) -> None:
-    """Write a file's content to PATH."""
+def download_file(
+    context: typer.Context,
+    file_id: FileIdArgument,
+    path: Annotated[Path, typer.Argument(help="where to write it; an existing file is replaced")],
+) -> None:
+    """Write the content of a file, such as a job's result file, to PATH."""
     with context.obj().stream("GET", f"/files/{file_id}/content") as answer:
         check(answer)
         with path.open("wb") as out:
@@ -93,7 +113,7 @@ def download_file(context: typer.Context, file_id: FileIdArgument, path: Path) -
 
 @files.command("delete")
 def delete_file(context: typer.Context, file_id: FileIdArgument) -> None:
-    """Delete a file."""
+    """Delete a file and print its id."""
     typer.echo(ask(context.obj(), "DELETE", f"/files/{file_id}")["id"])
 
 
@@ -131,14 +151,14 @@ def create_job(
 
 @jobs.command("list")
 def list_jobs(context: typer.Context, limit: Limit = 20, as_json: AsJson = False) -> None:
-    """List jobs."""
+    """List jobs with their status, newest first."""
     names = {"id": "id", "status": "status", "model": "model", "fine_tuned_model": "tuned model"}
     _table(pages(context.obj(), "/fine_tuning/jobs", limit), as_json, names | {"created_at": "created"})
 
 
 @jobs.command("get")
 def get_job(context: typer.Context, job_id: JobIdArgument, as_json: AsJson = False) -> None:
-    """Show one job."""
+    """Show one job: its status, settings, tuned model and, if it failed, why."""
     job = ask(context.obj(), "GET", f"/fine_tuning/jobs/{job_id}")
     if as_json:
         typer.echo(json.dumps(job))
@@ -158,14 +178,15 @@ def follow_job(context: typer.Context, job_id: JobIdArgument, as_json: AsJson = 
     _follow(context.obj(), job_id, as_json)
 
 
-def _add_action(name: str) -> None:
-    @jobs.command(name, help=f"{name.capitalize()} a job.")
+def _add_action(name: str, about: str) -> None:
+    @jobs.command(name, help=about)
     def action(context: typer.Context, job_id: JobIdArgument) -> None:
         typer.echo(ask(context.obj(), "POST", f"/fine_tuning/jobs/{job_id}/{name}")["status"])
 
 
-for _name in ("cancel", "pause", "resume"):
-    _add_action(_name)
+_add_action("cancel", "Cancel a job for good and print its status. Its checkpoints are kept.")
+_add_action("pause", "Pause a running job and print its status. It releases its cores and GPUs and can be resumed.")
+_add_action("resume", "Queue a paused job again and print its status. It continues from its last checkpoint.")
 
 
 def _follow(client: httpx.Client, job_id: str, as_json: bool) -> None:
@@ -203,7 +224,7 @@ def _follow(client: httpx.Client, job_id: str, as_json: bool) -> None:
 
 @events.command("list")
 def list_events(context: typer.Context, job_id: JobIdArgument, limit: Limit = 100, as_json: AsJson = False) -> None:
-    """List a job's events."""
+    """List a job's events, newest first: what happened, warnings and errors."""
     rows = pages(context.obj(), f"/fine_tuning/jobs/{job_id}/events", limit)
     _table(rows, as_json, {"created_at": "time", "level": "level", "message": "message"})
 
@@ -226,8 +247,10 @@ def list_models(context: typer.Context, as_json: AsJson = False) -> None:
 
 
 @models.command("delete")
-def delete_model(context: typer.Context, model: str) -> None:
-    """Delete a tuned model or a checkpoint."""
+def delete_model(
+    context: typer.Context, model: Annotated[str, typer.Argument(help="the model's id, see `agent-rft models list`")]
+) -> None:
+    """Delete a tuned model or a checkpoint and print its id. Base models are the operator's and stay."""
     typer.echo(ask(context.obj(), "DELETE", f"/models/{model}")["id"])
 
 

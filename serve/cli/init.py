@@ -5,6 +5,8 @@ The examples are files beside the packages, in a checkout as in an installation.
 
 from __future__ import annotations
 
+import json
+import re
 import shlex
 import shutil
 import sys
@@ -13,9 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import serve
+from serve.reference.schemas import schema_of
 from trainer.errors import UserError
 
 EXAMPLES = Path(serve.__file__).parents[1] / "examples"
+SCHEMAS = "schemas"
+"""The folder of the project's JSON schemas, which the first lines of its YAML files name for editors."""
 LEDGER_MODULES = ("__init__", "app", "latency", "questions", "server", "tools", "vocabulary", "world")
 
 
@@ -67,7 +72,13 @@ def write_project(folder: Path, example: str) -> str:
             content = source.read_bytes()
             if source.suffix == ".py":
                 content = content.replace(project.package.encode(), project.renamed.encode())
+            elif source.suffix == ".yaml":
+                content = re.sub(rb"\$schema=\S+/", f"$schema={SCHEMAS}/".encode(), content)
             (folder / target).write_bytes(content)
+        (folder / SCHEMAS).mkdir()
+        for file in ("job", "operator"):
+            schema = json.dumps(schema_of(file), indent=2, ensure_ascii=False) + "\n"
+            (folder / SCHEMAS / f"{file}.json").write_text(schema, encoding="utf-8")
     except OSError as error:
         raise UserError(f"{error.filename or folder} cannot be read or written: {error.strerror}") from None
     return _next_steps(folder, project)

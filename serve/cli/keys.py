@@ -24,9 +24,9 @@ from trainer.errors import UserError
 if TYPE_CHECKING:
     from cluster.stores.keys import KeyStore, Scope
 
-app = typer.Typer(no_args_is_help=True, help="API keys of a server.")
+app = typer.Typer(no_args_is_help=True, help="Create, list and revoke API keys of a server; it may be running or not.")
 
-Folder = Annotated[Path, typer.Option(help="the server's folder", envvar="AGENT_RFT_FOLDER")]
+Folder = Annotated[Path, typer.Option(help="the folder that holds the server's state", envvar="AGENT_RFT_FOLDER")]
 DatabaseUrl = Annotated[
     str | None, typer.Option(help="postgresql://... (default: a file in the folder)", envvar="AGENT_RFT_DATABASE")
 ]

@@ -30,6 +30,7 @@ from serve.cli import completion
 from serve.cli.explain import explain_command
 from serve.cli.keys import DEFAULT_FOLDER, DatabaseUrl, Folder
 from serve.cli.keys import app as keys_app
+from serve.cli.schema import schema
 from trainer.errors import InvalidJob, RftError
 
 if TYPE_CHECKING:
@@ -73,15 +74,20 @@ def common(
     """Options of agent-rft itself."""
 
 
-JobFile = Annotated[Path, typer.Argument(help="the job, YAML or JSON")]
-ClusterAddress = Annotated[str | None, typer.Option(help="Ray cluster (default: a local one)", envvar="RAY_ADDRESS")]
+JobFile = Annotated[Path, typer.Argument(help="the job, YAML or JSON; ${NAME} is taken from the environment")]
+ClusterAddress = Annotated[
+    str | None,
+    typer.Option(
+        help="a running Ray cluster, HOST:PORT or auto (default: one of this machine only)", envvar="RAY_ADDRESS"
+    ),
+]
 ConfigFile = Annotated[
     Path | None,
     typer.Option(
         help="the operator's configuration (default: agent-rft.yaml here, if it exists)", envvar="AGENT_RFT_CONFIG"
     ),
 ]
-Runs = Annotated[Path, typer.Option(help="folder in which the run folder is created")]
+Runs = Annotated[Path, typer.Option(help="folder in which the run gets a folder of its own")]
 
 
 @app.command("init")
@@ -117,7 +123,7 @@ def train_command(
     address: ClusterAddress = None,
     config: ConfigFile = None,
 ) -> None:
-    """Check a job, then train."""
+    """Check a job, then train it. The run folder has its metrics, events, traces, checkpoints and report."""
     operator = _operator(config)
     if run_folder is not None and resume is not None:
         raise typer.BadParameter("give --resume or --run-folder, not both")
@@ -169,7 +175,7 @@ def eval_command(
 def check_command(
     job: JobFile, runs: Runs = Path("runs"), address: ClusterAddress = None, config: ConfigFile = None
 ) -> None:
-    """Check a job without starting it; each tool and the grader are called once."""
+    """Check a job without starting it; each tool and the grader are called once. All problems are listed."""
     operator = _operator(config)
     spec = _load(job, operator)
     with importing():
@@ -182,11 +188,13 @@ def check_command(
 @app.command("plan")
 def plan_command(
     job: JobFile,
-    cluster: Annotated[Path | None, typer.Option(help="NODES.yaml: plan for these nodes")] = None,
+    cluster: Annotated[
+        Path | None, typer.Option(help="a list of nodes, YAML: plan for these instead of this machine")
+    ] = None,
     address: ClusterAddress = None,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object")] = False,
 ) -> None:
-    """Show placement, memory use and what does not fit (exit code 2), without starting anything."""
+    """Show where a job's processes would run, their memory, and what does not fit (exit code 2). Starts nothing."""
     from cluster.planning.nodes import read_nodes, this_machine
     from cluster.planning.plan_view import plan_as_json, plan_of_file, print_cluster_plan
 
@@ -252,9 +260,14 @@ def _with_lines(job: Path) -> Iterator[None]:
 @app.command("traces")
 def traces_command(
     run: Annotated[Path, typer.Argument(help="a run folder", autocompletion=completion.run_folders)],
-    name: Annotated[str | None, typer.Option(help="step-000001, validation-000005, test-before, ...")] = None,
-    row: Annotated[str | None, typer.Option(help="only this row id")] = None,
-    trace: Annotated[str | None, typer.Option(help="only this trace id")] = None,
+    name: Annotated[
+        str | None,
+        typer.Option(
+            help="which rollouts: step-12, validation-5, test-before (default: the newest; with --row or --trace: all)"
+        ),
+    ] = None,
+    row: Annotated[str | None, typer.Option(help="only the row with this id or line number")] = None,
+    trace: Annotated[str | None, typer.Option(help="only the rollouts whose trace id starts so")] = None,
     best: Annotated[int | None, typer.Option(help="the K rollouts with the highest grades")] = None,
     worst: Annotated[int | None, typer.Option(help="the K rollouts with the lowest grades")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object a line")] = False,
@@ -312,7 +325,7 @@ def observe_command(
     out: Annotated[Path, typer.Option(help="folder to write the files to; existing files are replaced")],
     address: ClusterAddress = None,
 ) -> None:
-    """Write the Prometheus and Grafana setup for this cluster: scraping, alerts, dashboards, a compose file."""
+    """Write the setup of Prometheus and Grafana for this cluster: scraping, alerts, dashboards, a compose file."""
     from cluster.observability.files import write_pair
     from cluster.observability.targets import observed
 
@@ -324,11 +337,14 @@ def observe_command(
 def serve_command(
     folder: Folder = DEFAULT_FOLDER,
     database: DatabaseUrl = None,
-    files: Annotated[str | None, typer.Option(help="fsspec URL for uploaded files (default: in the folder)")] = None,
+    files: Annotated[
+        str | None,
+        typer.Option(help="fsspec URL for uploaded files, such as s3://bucket/files (default: in the folder)"),
+    ] = None,
     host: Annotated[
         str, typer.Option(help="address to listen at; 0.0.0.0: all addresses of this machine")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free port")] = 8000,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="port to listen at; 0: any free one")] = 8000,
     address: ClusterAddress = None,
     config: ConfigFile = None,
 ) -> None:
@@ -346,6 +362,9 @@ def serve_command(
     tell = partial(print, flush=True)
     locations = StateLocations(folder, database, files)
     run_server(locations, operator, host, port, address, tell, config_path(config))
+
+
+app.command()(schema)
 
 
 def main() -> None:

@@ -7,6 +7,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from importlib.metadata import version
 
 from fastapi import APIRouter, FastAPI
+from fastapi_offline import FastAPIOffline
 
 from actors.runtime.recorder import Recorder
 from serve.http.auth import Authenticator, KeyFinder, RateLimit
@@ -39,13 +40,14 @@ def create_app(
     `behind_proxy` is for Ray Serve's proxy, which assigns request ids, writes them to the responses and cancels the
     requests of clients that disconnected.
     """
-    app = FastAPI(
+    app = FastAPIOffline(
         title="agent-rft",
         version=version("agent-rft"),
         description="Agent reinforcement fine-tuning on your own cluster, through OpenAI's API.",
         lifespan=lifespan,
         redirect_slashes=False,
-        redoc_url=None,
+        redoc_url=None,  # a second page of the same, whose script loads a logo from another host
+        static_url="/docs/files",
     )
     authenticator = Authenticator(keys, rate or RateLimit(limits.requests_per_minute))
     app.add_middleware(

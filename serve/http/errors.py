@@ -11,7 +11,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 from starlette.exceptions import HTTPException
 
 from trainer.errors import InvalidJob, UserError
@@ -30,12 +30,18 @@ _MESSAGES = {
 
 
 class ErrorDetail(BaseModel):
-    """What went wrong; `param` names the field of the request that is wrong, if it is one."""
+    """What went wrong."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
 
     message: str
+    """What went wrong and what to do."""
     type: str
+    """The family of the error, such as invalid_request_error or rate_limit_error."""
     param: str | None
+    """The field of the request that is wrong, such as `method.reinforcement.grader.url`; null: none."""
     code: str | None
+    """A code that programs can compare; the manual lists the codes of problems in jobs."""
 
 
 class ErrorBody(BaseModel):

@@ -27,7 +27,7 @@ def answers(model: Any, *, streams: bool = False) -> Responses:
 
 
 class ResponseBody(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
 
 class Page(ResponseBody, Generic[T]):
@@ -36,20 +36,28 @@ class Page(ResponseBody, Generic[T]):
     object: Literal["list"]
     data: list[T]
     has_more: bool
+    """Whether there are entries after `last_id`."""
     first_id: str | None
+    """Id of the first entry of `data`; null if it is empty."""
     last_id: str | None
+    """Id of the last entry of `data`, for `after` of the next request; null if it is empty."""
 
 
 class FileObject(ResponseBody):
     id: str
     object: Literal["file"]
     bytes: int
+    """Size of the file."""
     created_at: int
+    """Unix time in seconds."""
     expires_at: int | None
+    """Unix time in seconds at which the file is deleted; null: never."""
     filename: str
     purpose: str
     status: Literal["processed"]
+    """Files are checked when a job reads them, so every stored file is processed."""
     status_details: str | None
+    """Always null."""
 
 
 class DeletedFile(ResponseBody):
@@ -60,64 +68,89 @@ class DeletedFile(ResponseBody):
 
 class JobFailure(ResponseBody):
     code: str
+    """A problem code of the manual, such as invalid_training_file."""
     message: str
+    """What went wrong, where, and what to do."""
     param: str | None
+    """The field of the request that is wrong, if it is one."""
 
 
 class Job(ResponseBody):
-    """`method` is the request's, with all hyperparameters filled in and without secrets."""
+    """A fine-tuning job."""
 
     id: str
     object: Literal["fine_tuning.job"]
     created_at: int
+    """Unix time in seconds."""
     finished_at: int | None
+    """Unix time in seconds at which the job succeeded, failed or was cancelled; null before."""
     estimated_finish: int | None
+    """Unix time in seconds; null unless the job is running and has done enough steps for an estimate."""
     model: str
+    """Id of the start model, as in the request."""
     fine_tuned_model: str | None
+    """Id of the tuned model, for chat and responses; null until the job has succeeded."""
     organization_id: str
     status: JobStatus
     error: JobFailure | None
+    """Why the job failed; null otherwise."""
     hyperparameters: dict[str, Any]
+    """The same as in `method`; clients of older versions of OpenAI's API read them here."""
     method: dict[str, Any]
+    """The request's, with all hyperparameters filled in and without secrets."""
     training_file: str
     validation_file: str | None
     test_file: str | None
     result_files: list[str]
+    """Ids of a CSV file with the metrics of each step."""
     trained_tokens: int | None
+    """Tokens that were trained so far; null before the first step."""
     seed: int
+    """Seed of the order of rows and of sampling: the request's, or a random one."""
     suffix: str | None
     metadata: dict[str, str] | None
+    """The pairs of the request."""
     integrations: list[Any]
+    """Always empty."""
 
 
 class JobEventBody(ResponseBody):
-    """The `data` of a `metrics` event holds the metrics of one step."""
+    """What happened in a job."""
 
     id: str
     object: Literal["fine_tuning.job.event"]
     created_at: int
+    """Unix time in seconds."""
     level: Literal["info", "warn", "error"]
     type: Literal["message", "metrics"]
+    """metrics: the numbers of one step, in `data`; message: anything else."""
     message: str
+    """A sentence for people."""
     data: dict[str, Any] | None
+    """The metrics of a step, or details of a message; null: none."""
 
 
 class Checkpoint(ResponseBody):
-    """`fine_tuned_model_checkpoint` is the name under which the checkpoint is served as a model."""
+    """A saved state of a job's model."""
 
     id: str
     object: Literal["fine_tuning.job.checkpoint"]
     created_at: int
+    """Unix time in seconds."""
     fine_tuned_model_checkpoint: str
+    """Id under which the checkpoint is served as a model."""
     fine_tuning_job_id: str
     step_number: int
+    """The training step after which it was saved."""
     metrics: dict[str, float]
+    """Metrics of that step and of the validation after it."""
 
 
 class ModelBody(ResponseBody):
     id: str
     object: Literal["model"]
     created: int
+    """Unix time in seconds; 0: unknown."""
     owned_by: str
 
 
@@ -143,28 +176,44 @@ class ValidGrader(ResponseBody):
 
 class GraderErrors(ResponseBody):
     formula_parse_error: bool
+    """`calculate_output` cannot be computed."""
     sample_parse_error: bool
+    """Never true; OpenAI's clients expect the key."""
     truncated_observation_error: bool
+    """Never true; OpenAI's clients expect the key."""
     unresponsive_reward_error: bool
+    """The grader's endpoint did not answer by its deadline."""
     invalid_variable_error: bool
+    """A path of a template does not exist in the row or the sample."""
     other_error: bool
+    """A failure that none of the other keys names."""
     python_grader_server_error: bool
+    """The sandbox failed: its worker was lost, or the grade took too long."""
     python_grader_server_error_type: str | None
     python_grader_runtime_error: bool
+    """The code of a python grader raised, or returned no finite number."""
     python_grader_runtime_error_details: str | None
     model_grader_server_error: bool
+    """The judge's endpoint failed."""
     model_grader_refusal_error: bool
+    """The judge refused to grade."""
     model_grader_parse_error: bool
+    """The judge's answers did not have the requested form."""
     model_grader_server_error_details: str | None
 
 
 class GraderRunMetadata(ResponseBody):
     name: str
+    """The grader's name, else its type."""
     type: str
     execution_time: float
+    """Seconds."""
     scores: dict[str, Any]
+    """For a multi grader the grade of each part by name; otherwise empty."""
     sampled_model_name: str | None
+    """The judge's name; null if there is none."""
     token_usage: int | None
+    """Tokens that judges used; null: none."""
     errors: GraderErrors
 
 
@@ -172,8 +221,11 @@ class GraderRun(ResponseBody):
     """If one of `metadata.errors` is true, the grader failed and `reward` is not a grade."""
 
     reward: float
+    """The grade; 0 if the grader failed."""
     sub_rewards: dict[str, Any]
+    """For a multi grader the grade of each part by name; otherwise empty."""
     model_grader_token_usage_per_model: dict[str, Any]
+    """Tokens that each judge used, by name."""
     metadata: GraderRunMetadata
 
 
@@ -184,8 +236,11 @@ class ToolOutput(ResponseBody):
     id: str
     call_id: str
     output: str
+    """The text that a model would see, also of an error."""
     error: str | None
+    """The kind of the error that the model would see; null: none."""
     latency_s: float
+    """Seconds from the request to the answer, without waits."""
 
 
 # -- models' answers ---------------------------------------------------------------------------------------------------
@@ -194,6 +249,7 @@ class ToolOutput(ResponseBody):
 class AnswerFunction(ResponseBody):
     name: str
     arguments: str
+    """A JSON object as text, written by the model: it may be invalid."""
 
 
 class AnswerCall(ResponseBody):
@@ -203,13 +259,15 @@ class AnswerCall(ResponseBody):
 
 
 class AnswerMessage(ResponseBody):
-    """`reasoning` is present if the model produced any."""
+    """The answer of a model: text, calls or both."""
 
     role: Literal["assistant"]
     content: str | None
+    """The answer; null if there are only calls."""
     refusal: str | None
     annotations: list[Any] | None = None
     reasoning: str | None = None
+    """The model's thoughts; left out if there are none."""
     tool_calls: list[AnswerCall] | None = None
 
 
@@ -218,14 +276,18 @@ class Choice(ResponseBody):
     message: AnswerMessage
     logprobs: dict[str, Any] | None
     finish_reason: Literal["stop", "length", "tool_calls"]
+    """stop: the model has ended its answer; length: a limit of tokens was reached; tool_calls: it waits for the results
+    of `tool_calls`."""
 
 
 class CachedTokens(ResponseBody):
     cached_tokens: int
+    """Tokens of the prompt that the engine had computed before."""
 
 
 class ReasoningTokens(ResponseBody):
     reasoning_tokens: int
+    """Those of `completion_tokens` or `output_tokens` that are thoughts."""
 
 
 class Usage(ResponseBody):
@@ -237,26 +299,31 @@ class Usage(ResponseBody):
 
 
 class BestOf(ResponseBody):
-    """The scores of `n` samples (null if grading failed) and the index of the best one."""
+    """How the answer was chosen."""
 
     scores: list[float | None]
+    """The grade of each sample; null: its grading failed."""
     best: int
+    """Index in `scores` of the sample that is returned."""
 
 
 class ChatCompletionBody(ResponseBody):
     id: str
     object: Literal["chat.completion"]
     created: int
+    """Unix time in seconds."""
     model: str
     choices: list[Choice]
     usage: Usage
     system_fingerprint: str | None = None
     service_tier: str | None = None
     metadata: BestOf | None = None
+    """Present if the request has a `grader`."""
 
 
 class InputDetails(ResponseBody):
     cached_tokens: int
+    """Tokens of the input that the engine had computed before."""
     cache_write_tokens: int
 
 
@@ -288,17 +355,21 @@ class OutputCall(ResponseBody):
     id: str
     status: Literal["completed", "incomplete"]
     call_id: str
+    """To be repeated in the `function_call_output` with the result."""
     name: str
     arguments: str
+    """A JSON object as text, written by the model: it may be invalid."""
 
 
 class OutputReasoning(ResponseBody):
-    """`encrypted_content` is present if the request's `include` asked for it."""
+    """The thoughts before an answer."""
 
     type: Literal["reasoning"]
     id: str
     summary: list[Any]
+    """Always empty."""
     encrypted_content: str | None = None
+    """The thoughts, sealed for this server; present if `include` asked for it. Send the item back in the next turn."""
 
 
 class IncompleteDetails(ResponseBody):
@@ -311,8 +382,11 @@ class Response(ResponseBody):
     id: str
     object: Literal["response"]
     created_at: int
+    """Unix time in seconds."""
     completed_at: int | None
+    """Unix time in seconds; null if the response is incomplete."""
     status: Literal["completed", "incomplete"]
+    """incomplete: a limit of tokens was reached."""
     background: Literal[False]
     error: None
     incomplete_details: IncompleteDetails | None
@@ -321,8 +395,10 @@ class Response(ResponseBody):
     metadata: dict[str, str]
     model: str
     output: list[OutputMessage | OutputCall | OutputReasoning]
+    """Reasoning, then a message or calls, in this order."""
     parallel_tool_calls: bool
     previous_response_id: None
+    """Always null: responses are not stored."""
     reasoning: dict[str, Any]
     service_tier: Literal["default"]
     store: Literal[False]

@@ -31,7 +31,7 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 class ContentPart(BaseModel):
     """One part of a content list: text, the only kind of content that is supported."""
 
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(use_attribute_docstrings=True, extra="ignore")
 
     type: Literal["text", "input_text", "output_text", "refusal"]
     text: str | None = None
@@ -71,21 +71,22 @@ def _kind_of(message: Any) -> str:
 
 
 class PlainMessage(BaseModel):
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(use_attribute_docstrings=True, extra="ignore")
 
     role: Literal["developer", "system", "user", "assistant", "tool"]
     content: Parts
 
 
 class CalledFunction(BaseModel):
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(use_attribute_docstrings=True, extra="ignore")
 
     name: Annotated[str, Field(min_length=1)]
     arguments: str
+    """A JSON object as text."""
 
 
 class Call(BaseModel):
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(use_attribute_docstrings=True, extra="ignore")
 
     id: Annotated[str, Field(min_length=1)]
     type: Literal["function"] = "function"
@@ -93,12 +94,14 @@ class Call(BaseModel):
 
 
 class AssistantMessage(BaseModel):
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(use_attribute_docstrings=True, extra="ignore")
 
     role: Literal["assistant"]
     content: Parts | None = None
+    """May be left out if there are `tool_calls`."""
     refusal: str | None = None
     reasoning: str | None = None
+    """Thoughts of an earlier answer, echoed."""
     tool_calls: list[Call] | None = None
 
     @model_validator(mode="after")
@@ -109,11 +112,13 @@ class AssistantMessage(BaseModel):
 
 
 class ToolMessage(BaseModel):
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(use_attribute_docstrings=True, extra="ignore")
 
     role: Literal["tool"]
     content: Parts
+    """The result of the call."""
     tool_call_id: Annotated[str, Field(min_length=1)]
+    """The `id` of a call in the preceding assistant message."""
 
 
 ChatMessage = Annotated[
@@ -152,45 +157,50 @@ FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
 class Function(BaseModel):
     """A tool as the model sees it; additional keys are kept, as in training."""
 
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(use_attribute_docstrings=True, extra="allow")
 
     name: FunctionName
     description: str | None = None
+    """What the function does, for the model."""
     parameters: JsonSchema | None = None
+    """JSON schema of the arguments."""
     strict: bool | None = None
+    """Accepted as in OpenAI's API."""
 
 
 class Tool(BaseModel):
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(use_attribute_docstrings=True, extra="ignore")
 
     type: Literal["function"]
     function: Function
 
 
 class NamedFunction(BaseModel):
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(use_attribute_docstrings=True, extra="ignore")
 
     name: str
 
 
 class NamedTool(BaseModel):
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(use_attribute_docstrings=True, extra="ignore")
 
     type: Literal["function"]
     function: NamedFunction
 
 
 class NamedSchema(BaseModel):
-    model_config = ConfigDict(extra="ignore", populate_by_name=True)
+    model_config = ConfigDict(use_attribute_docstrings=True, extra="ignore", populate_by_name=True)
 
     name: str = "response"
     description: str | None = None
     strict: bool | None = None
+    """Accepted as in OpenAI's API; decoding is always constrained to the schema."""
     schema_: Annotated[JsonSchema, Field(alias="schema")]
+    """JSON schema of the answer; references must stay within it."""
 
 
 class ResponseFormat(BaseModel):
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(use_attribute_docstrings=True, extra="ignore")
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: NamedSchema | None = None
@@ -203,9 +213,10 @@ class ResponseFormat(BaseModel):
 
 
 class StreamOptions(BaseModel):
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(use_attribute_docstrings=True, extra="ignore")
 
     include_usage: bool | None = None
+    """Send the numbers of tokens in a last chunk."""
 
 
 def check_unique_names(tools: list[Tool]) -> list[Tool]:
@@ -218,25 +229,43 @@ def check_unique_names(tools: list[Tool]) -> list[Tool]:
 class Sampling(BaseModel):
     """The keys that chat completions and responses share."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(use_attribute_docstrings=True, extra="forbid")
 
     model: Annotated[str, Field(min_length=1)]
+    """Id of a base model, a tuned model or a checkpoint, see GET /models."""
     temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] | None = None
+    """Sampling temperature; by default that of the model's training."""
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Sample from the most likely tokens that have this probability together; by default from all."""
     top_k: Annotated[int, Field(ge=0)] | None = None
+    """Sample from this many most likely tokens; 0: from all. An extension of OpenAI's API."""
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Sample from tokens at least this probable, relative to the most likely one. An extension of OpenAI's API."""
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    """Makes equal requests give equal answers, as far as the engine can."""
     parallel_tool_calls: bool | None = None
+    """Whether one message may have several calls."""
     stream: bool = False
+    """Send the answer as server-sent events while it is generated."""
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
+    """Number of answers."""
     grader: dict[str, Any] | None = None
+    """A grader as in `method.reinforcement.grader`: the best of `n` answers is returned. An extension of OpenAI's
+    API."""
     item: dict[str, Any] | None = None
+    """What the grader's templates call `item`."""
     user: Any = None
+    """Accepted as in OpenAI's API, and ignored."""
     service_tier: Any = None
+    """Accepted as in OpenAI's API, and ignored."""
     safety_identifier: Any = None
+    """Accepted as in OpenAI's API, and ignored."""
     prompt_cache_key: Any = None
+    """Accepted as in OpenAI's API, and ignored."""
     prompt_cache_retention: Any = None
+    """Accepted as in OpenAI's API, and ignored."""
     prompt_cache_options: Any = None
+    """Accepted as in OpenAI's API, and ignored."""
 
     @model_validator(mode="before")
     @classmethod
@@ -248,29 +277,40 @@ class Sampling(BaseModel):
 
 
 class ChatRequest(Sampling):
-    """A chat completions request; with `grader` the best of `n` samples is returned, see best_of.py.
-
-    `item` is the value that the grader's templates call item.
-    """
+    """A chat completions request."""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
+    """The whole conversation. Each call must have its result directly after its turn."""
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS), AfterValidator(check_unique_names)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    """none: no calls; auto: the model decides; required: at least one call; or the function that must be called."""
     response_format: ResponseFormat | None = None
+    """Form of the answer; calls are possible beside it."""
     max_tokens: Annotated[int, Field(ge=1)] | None = None
+    """Older name of `max_completion_tokens`."""
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    """Most tokens of the answer, thoughts included; by default the limit of the model's training."""
     stop: str | Annotated[list[str], Field(max_length=4)] | None = None
+    """Up to four texts at which generation ends."""
     logprobs: bool | None = None
+    """Return the log-probability of each token."""
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    """Return those of this many most likely tokens too."""
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    """Added to the logits of tokens, by token id."""
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     reasoning_effort: Effort | None = None
+    """Limits thoughts: low 512, medium 2048, high 8192 tokens; by default as in the model's training."""
     stream_options: StreamOptions | None = None
     store: Any = None
+    """Accepted as in OpenAI's API, and ignored."""
     metadata: Any = None
+    """Accepted as in OpenAI's API, and ignored."""
     verbosity: Any = None
+    """Accepted as in OpenAI's API, and ignored."""
     modalities: Any = None
+    """Accepted as in OpenAI's API, and ignored."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> ChatRequest:

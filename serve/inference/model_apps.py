@@ -24,11 +24,12 @@ from actors.engine.chat_engine import ChatEngine, Refusal
 from actors.engine.vllm_engine import EngineConfig
 from actors.runtime.exporter import MetricsAddress, metrics_port, start_telemetry
 from cluster.planning.context import MAX_AUTO_CONTEXT
+from cluster.planning.model_folder import find_model
 from cluster.planning.model_shape import max_context, read_config
 from cluster.ray_cluster.session import is_local
 from cluster.stores.model_registry import ModelRecord
 from serve.inference.model_server import ANSWER_TIMEOUT_S, Answers, AppState, NotServed
-from trainer.errors import EngineFailed, RftError, UserError
+from trainer.errors import EngineFailed, Problem, RftError, UserError
 from trainer.spec.operator import EngineLimits
 
 PREFIX = "agent-rft-model-"
@@ -86,14 +87,30 @@ def chat_engine(record: ModelRecord, resources: EngineResources) -> ServedEngine
     """Returns the engine of a model, not started yet.
 
     Raises:
-        UserError: the folder does not contain a readable model.
+        UserError: there is no readable model.
     """
+    return ChatEngine(engine_config(record, resources), record.settings)
+
+
+def engine_config(
+    record: ModelRecord,
+    resources: EngineResources,
+    find: Callable[[str], tuple[Path | None, Problem | None]] = find_model,
+) -> EngineConfig:
+    """Returns the settings of a model's engine; `find` gives the folder of a path or of a Hugging Face name.
+
+    Raises:
+        UserError: there is no readable model.
+    """
+    folder, problem = find(record.folder)
+    if folder is None:
+        raise UserError(f"{record.id}: " + (f"{problem.message}; {problem.remedy}" if problem else "there is no model"))
     try:
-        limit = max_context(read_config(Path(record.folder)))
+        limit = max_context(read_config(folder))
     except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise UserError(f"{Path(record.folder).name} is not a readable model") from error
-    config = EngineConfig(
-        model=record.folder,
+        raise UserError(f"{folder.name} is not a readable model") from error
+    return EngineConfig(
+        model=str(folder),
         dtype=resources.dtype,
         context_length=record.settings.context_length or min(limit or MAX_AUTO_CONTEXT, MAX_AUTO_CONTEXT),
         max_num_seqs=resources.max_num_seqs,
@@ -101,7 +118,6 @@ def chat_engine(record: ModelRecord, resources: EngineResources) -> ServedEngine
         gpus=resources.gpus,
         log_stats=metrics_port() > 0,
     )
-    return ChatEngine(config, record.settings)
 
 
 class EngineReplica:

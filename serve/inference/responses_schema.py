@@ -32,7 +32,7 @@ STATEFUL = ("previous_response_id", "conversation", "background", "prompt")
 
 
 class MessageItem(BaseModel):
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(use_attribute_docstrings=True, extra="ignore")
 
     type: Literal["message"] = "message"
     role: Literal["developer", "system", "user", "assistant"]
@@ -40,7 +40,7 @@ class MessageItem(BaseModel):
 
 
 class CallItem(BaseModel):
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(use_attribute_docstrings=True, extra="ignore")
 
     type: Literal["function_call"]
     call_id: Annotated[str, Field(min_length=1)]
@@ -52,18 +52,21 @@ class CallItem(BaseModel):
 
 
 class OutputItem(BaseModel):
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(use_attribute_docstrings=True, extra="ignore")
 
     type: Literal["function_call_output"]
     call_id: Annotated[str, Field(min_length=1)]
+    """The `call_id` of a function call in the input."""
     output: Parts
+    """The result of the call."""
 
 
 class ReasoningItem(BaseModel):
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(use_attribute_docstrings=True, extra="ignore")
 
     type: Literal["reasoning"]
     encrypted_content: str | None = None
+    """Thoughts of an earlier response of this server, echoed."""
 
 
 def _kind_of(item: Any) -> Any:
@@ -93,23 +96,25 @@ class FlatTool(Function):
 
 
 class FlatNamedTool(BaseModel):
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(use_attribute_docstrings=True, extra="ignore")
 
     type: Literal["function"]
     name: str
 
 
 class Reasoning(BaseModel):
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(use_attribute_docstrings=True, extra="ignore")
 
     effort: Effort | None = None
+    """Limits thoughts: low 512, medium 2048, high 8192 tokens; by default as in the model's training."""
     summary: Any = None
+    """Ignored: there are no summaries."""
 
 
 class Text(BaseModel):
     """`format` is OpenAI's flat form, which is converted to the form of chat completions."""
 
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(use_attribute_docstrings=True, extra="ignore")
 
     format: ResponseFormat | None = None
 
@@ -122,26 +127,43 @@ class Text(BaseModel):
 
 
 class ResponsesRequest(Sampling):
+    """A responses request."""
+
     input: Annotated[
         Annotated[str, Tag("text")] | Annotated[list[Item], Field(min_length=1, max_length=MAX_MESSAGES), Tag("list")],
         Discriminator(text_or_list),
     ]
+    """A text, or the whole conversation as items: messages, echoed output items and results of calls."""
     instructions: str | None = None
+    """A system message before the input."""
     tools: Annotated[list[FlatTool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | FlatNamedTool | None = None
+    """none: no calls; auto: the model decides; required: at least one call; or the function that must be called."""
     reasoning: Reasoning | None = None
     text: Text | None = None
+    """Form of the answer."""
     include: list[str] = Field(default_factory=list)
+    """`reasoning.encrypted_content` returns the thoughts, for the next turn."""
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    """Most tokens of the answer, thoughts included; by default the limit of the model's training."""
     metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
+    """Up to 16 pairs of your own, which the response repeats."""
     store: bool | None = None
+    """Ignored: responses are never stored."""
     truncation: Literal["auto", "disabled"] | None = None
+    """Ignored: a conversation that is too long is refused."""
     stream_options: Any = None
+    """Accepted as in OpenAI's API, and ignored."""
     previous_response_id: Any = None
+    """Refused: the server keeps no state. Send the whole conversation as input."""
     conversation: Any = None
+    """Refused: the server keeps no state. Send the whole conversation as input."""
     background: Any = None
+    """Refused: the server keeps no state. Send the whole conversation as input."""
     prompt: Any = None
+    """Refused: the server keeps no state. Send the whole conversation as input."""
     max_tool_calls: Any = None
+    """Accepted as in OpenAI's API, and ignored."""
 
     @field_validator(*STATEFUL)
     @classmethod

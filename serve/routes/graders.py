@@ -41,34 +41,46 @@ Id = Annotated[str, Field(min_length=1, max_length=200)]
 class StrictBody(BaseModel):
     """A request body without unknown keys."""
 
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
 
 class ValidateRequest(StrictBody):
     grader: Annotated[GraderSpec, BeforeValidator(without_nulls)]
+    """A grader as in `method.reinforcement.grader` of a job."""
 
 
 class RunRequest(ValidateRequest):
-    """`model_sample` is the text of the answer; if it is JSON, graders also get it as `sample.output_json`."""
+    """One answer to grade."""
 
     model_sample: str
+    """The text of the answer; if it is JSON, graders also get it as `sample.output_json`."""
     item: dict[str, Any] | None = None
+    """The row of the dataset, which templates call `item`."""
     trace_id: Id | None = None
+    """Sent to an endpoint grader; by default a new one."""
 
 
 class ToolRequest(BaseModel):
     """The request that a tool receives, and the tool's address; other keys are accepted but ignored."""
 
-    model_config = ConfigDict(extra="allow", allow_inf_nan=False)
+    model_config = ConfigDict(extra="allow", allow_inf_nan=False, use_attribute_docstrings=True)
 
     server_url: Annotated[str, Field(max_length=4000)]
+    """URL of the tool."""
     headers: dict[str, SecretStr] | None = None
+    """HTTP headers for the tool; they are shown nowhere."""
     name: Id
+    """Name of the function."""
     arguments: str | dict[str, Any] = "{}"
+    """The arguments, as an object or as JSON text."""
     id: Id | None = None
+    """Id of the call; by default `call_id`."""
     call_id: Id | None = None
+    """Id of the call; by default a new one."""
     trace_id: Id | None = None
+    """Id of the rollout; by default a new one."""
     item: dict[str, Any] | None = None
+    """The row of the dataset, which the tool receives."""
 
 
 class _TrialSlots:

@@ -43,7 +43,7 @@ def test_copied_paths_exist_and_are_sent_to_the_builder() -> None:
     for source in copied:
         assert (ROOT / source).exists(), source
     packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]["find"]
-    assert {pattern.rstrip("*") for pattern in packages["include"]} <= copied
+    assert {re.split(r"[*.]", pattern)[0] for pattern in packages["include"]} <= copied
 
 
 def test_the_image_does_not_run_as_root_and_has_a_health_check() -> None:

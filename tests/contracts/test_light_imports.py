@@ -44,6 +44,12 @@ def test_plan_loads_no_model_library_and_no_ray(tmp_path: Path, options: list[st
     assert "cluster.planning.placement" in modules and not HEAVY & modules
 
 
+def test_schema_loads_only_the_settings(tmp_path: Path) -> None:
+    modules, done = loaded_by(tmp_path, "schema", "job")
+    assert '"additionalProperties": false' in done.stdout
+    assert "trainer.spec.job" in modules and not (HEAVY | {"numpy", "aiohttp"}) & modules
+
+
 @pytest.mark.parametrize("command", ["check", "train", "eval"])
 def test_mistakes_in_a_jobs_form_are_reported_before_anything_heavy_is_loaded(tmp_path: Path, command: str) -> None:
     (tmp_path / "rows.jsonl").write_text('{"messages": [\n')

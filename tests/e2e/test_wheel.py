@@ -97,7 +97,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installe
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     pip("--python", folder / "bin" / "python", "install", "--no-deps", "--no-index", wheel)
     site = sysconfig.get_path("purelib", "venv", {"base": str(folder)})
-    # Of this environment's own .pth files, which name the checkout, none is read.
+    # A path in such a file is searched, but the .pth files there, which name the checkout, are not read.
     Path(site, "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
     return Installed(folder)
 
@@ -142,7 +142,9 @@ def test_the_lines_that_init_prints_work(installed: Installed, tmp_path: Path) -
 def test_a_new_environment_with_the_released_list_trains(wheel: Path, tmp_path: Path) -> None:
     new = Installed(tmp_path / "venv")
     subprocess.run([sys.executable, "-m", "venv", str(new.folder)], check=True)
-    new.run(f"python -m pip install --quiet --no-deps -r {ROOT / 'requirements' / 'cpu.txt'} {wheel}", tmp_path)
+    install = f"python -m pip install --quiet --no-deps -r {ROOT / 'requirements' / 'cpu.txt'} {wheel}"
+    # As in the Makefile: if the configured index has no CPU build of PyTorch, PyTorch's own has.
+    new.run(f"{install} || {install} --extra-index-url https://download.pytorch.org/whl/cpu", tmp_path)
     server, _ = next_steps(new, tmp_path)
     with new.serving(server, tmp_path):
         assert "0.9" in new.run("cd shop && agent-rft check job.yaml && agent-rft train job.yaml", tmp_path)

@@ -143,7 +143,7 @@ class AlgorithmSpec(OptimizerSpec):
 
 
 class Reinforcement(Strict):
-    """`method.reinforcement` of OpenAI's API, and extensions of self-hosted jobs."""
+    """How to learn from graded rollouts: OpenAI's settings, and extensions of self-hosted jobs."""
 
     tools: tuple[ToolSpec, ...] = ()
     """The tools that the model may call, each behind HTTP. The dataset's rows say which of them a task has, and

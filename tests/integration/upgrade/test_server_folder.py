@@ -129,7 +129,7 @@ async def test_headers_sealed_with_another_key_are_refused_with_the_remedy(old: 
 
 
 class Manager:
-    """A manager of today over the folder, on a cluster that knows none of its drivers."""
+    """A manager of today over the folder, on a cluster that has none of its drivers."""
 
     def __init__(self, old: OldVersion, later_s: float = 3600.0) -> None:
         self.server = Server(DriverSettings.read(old.server / "driver.json"))

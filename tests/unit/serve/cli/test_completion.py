@@ -74,7 +74,7 @@ def address(port: int) -> dict[str, str]:
     ("typed", "values"),
     [
         (["eval", "job.yaml", "--file", ""], ["training_file", "validation_file", "test_file"]),
-        (["eval", "job.yaml", "--file", "te"], ["test_file"]),
+        (["eval", "job.yaml", "--file", "tes"], ["test_file"]),
         (["keys", "create", "me", "--scope", ""], ["read", "write", "admin"]),
     ],
 )

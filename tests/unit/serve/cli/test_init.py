@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from typer.testing import CliRunner
 
 from serve.cli.init import PROJECTS
 from serve.cli.main import app
+from serve.reference.schemas import schema_of
 from tests.support.paths import LEDGER
 from trainer.errors import UserError
 from trainer.spec.job_file import load_job
@@ -31,6 +33,10 @@ def test_a_project_is_complete_and_the_next_steps_are_lines_to_copy(example: str
     assert job.training_file and Path(job.training_file).is_relative_to(folder)
     assert [str(network) for network in load_operator(None, folder).allowed_networks] == ["127.0.0.0/8"]
     assert PROJECTS[example].server in (folder / "README.md").read_text()
+    for name, schema in (("job.yaml", "job"), ("agent-rft.yaml", "operator")):
+        first, _ = (folder / name).read_text().split("\n", 1)
+        path = first.removeprefix("# yaml-language-server: $schema=")
+        assert json.loads((folder / path).read_text()) == schema_of(schema)
     for file in folder.rglob("*.py"):
         assert "examples." not in file.read_text(), "a project imports nothing from the examples"
 
@@ -41,6 +47,7 @@ def test_the_ledgers_project_has_the_examples_job_at_ports_of_its_own(tmp_path: 
     assert TOKEN in ours, "it says how a token is given"
     theirs = theirs.replace(f", {TOKEN}", "").replace("${LEDGER_TOOLS_URL}", "http://127.0.0.1:8701")
     theirs = theirs.replace("${LEDGER_GRADER_URL}", "http://127.0.0.1:8702")
+    theirs = theirs.replace("../../docs/reference/schemas", "schemas")
     assert [line for line in ours.splitlines() if not line.startswith("    #")] == theirs.splitlines()
 
 

@@ -61,6 +61,18 @@ def test_the_openapi_page_describes_every_route_with_its_errors(state: ServerSta
             assert route["security"] == [{"HTTPBearer": []}]
 
 
+def test_the_openapi_page_says_what_keys_mean(state: ServerState) -> None:
+    page = app(state).openapi()
+    schemas = page["components"]["schemas"]
+    create = page["paths"]["/v1/fine_tuning/jobs"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    settings = [schemas[name] for name in ("RolloutLimits", "ToolSpec", "EndpointGrader", "ErrorDetail")]
+    for model in (create, *settings):
+        assert [key for key, value in model["properties"].items() if "description" not in value] == []
+    assert "Unix time" in schemas["Job"]["properties"]["finished_at"]["description"]
+    assert "log-probability" in schemas["ChatRequest"]["properties"]["logprobs"]["description"]
+    assert "encrypted_content" in schemas["ResponsesRequest"]["properties"]["include"]["description"]
+
+
 async def test_background_tasks_end_with_the_app(state: ServerState) -> None:
     ended, started = asyncio.Event(), asyncio.Event()
 

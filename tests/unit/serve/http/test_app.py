@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any
 from unittest import TestCase
 
@@ -244,6 +245,18 @@ def test_each_key_has_its_own_rate() -> None:
     slow, fast = ApiKey("a", "a", ("read",), 0), ApiKey("b", "b", ("read",), 0, requests_per_minute=60)
     assert [rate.wait_s(slow) > 0 for _ in range(2)] == [False, True]
     assert [rate.wait_s(fast) > 0 for _ in range(11)] == [False] * 10 + [True]
+
+
+async def test_the_openapi_page_loads_nothing_from_other_hosts() -> None:
+    async with client_of([router()], token="") as client:
+        page = (await client.get("/docs")).text
+        assert "//" not in re.sub(r"<!--.*?-->", "", page), "every address on it is a path of this server"
+        loaded = [*re.findall(r'(?:src|href)="([^"]+)"', page), *re.findall(r"url: '([^']+)'", page)]
+        assert len(loaded) == 4, "script, style, icon and the API's description"
+        for path in loaded:
+            answer = await client.get(path)
+            assert (answer.status_code, bool(answer.content)) == (200, True), path
+        assert (await client.get("/redoc")).status_code == 404
 
 
 async def test_health_and_the_openapi_page_need_no_key_and_openai_headers_are_accepted() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -45,12 +46,25 @@ def test_a_schema_is_valid_and_carries_what_an_editor_shows(file: str) -> None:
     assert all(value["description"] for value in schema["properties"].values() if "$ref" not in value)
 
 
-@pytest.mark.parametrize("file", FILES)
-def test_all_files_of_the_repository_are_valid(file: str) -> None:
+def files_of_the_repository(file: str) -> list[Path]:
     pattern, least = FILES[file]
     paths = [path for folder in ("examples", "k8s") for path in (ROOT / folder).glob(pattern)]
     assert len(paths) >= least
+    return paths
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_all_files_of_the_repository_are_valid(file: str) -> None:
+    paths = files_of_the_repository(file)
     assert [found for path in paths if (found := mistake(file, yaml.safe_load(path.read_text())))] == []
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_all_files_of_the_repository_name_their_schema_for_editors(file: str) -> None:
+    for path in files_of_the_repository(file):
+        mark, _, schema = path.read_text().partition("\n")[0].partition("=")
+        assert mark == "# yaml-language-server: $schema", path
+        assert (path.parent / schema).resolve() == ROOT / "docs" / "reference" / "schemas" / f"{file}.json", path
 
 
 GRADERS: dict[str, dict[str, Any]] = {

@@ -3,23 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 import pytest
 
-from cluster.jobs.request import WireJob
-from cluster.planning.nodes import NodesFile
+from tests.support.settings import all_models
 from trainer.spec.endpoints import Strict
-from trainer.spec.job import JobSpec, Plan
-from trainer.spec.operator import Operator
 
 FILLERS = frozenset({"a", "an", "the", "of", "in", "for", "to", "is", "its", "this", "that", "number", "setting"})
-
-
-def models(base: type[Strict] = Strict) -> Iterator[type[Strict]]:
-    for model in base.__subclasses__():
-        yield model
-        yield from models(model)
 
 
 def words(text: str) -> set[str]:
@@ -30,11 +20,7 @@ def says_nothing(name: str, description: str) -> bool:
     return len(words(description) - words(name) - FILLERS) < 2
 
 
-def test_all_files_are_covered() -> None:
-    assert {JobSpec, Plan, Operator, NodesFile, WireJob} <= set(models())
-
-
-@pytest.mark.parametrize("model", list(dict.fromkeys(models())), ids=lambda model: model.__name__)
+@pytest.mark.parametrize("model", all_models(), ids=lambda model: model.__name__)
 def test_every_setting_says_more_than_its_name(model: type[Strict]) -> None:
     described = {name: field.description or "" for name, field in model.model_fields.items()}
     assert [name for name, description in described.items() if says_nothing(name, description)] == []
@@ -46,7 +32,7 @@ def test_a_description_that_repeats_the_name_does_not_count(description: str) ->
     assert not says_nothing("batch_size", "Rows of the training file per step.")
 
 
-@pytest.mark.parametrize("model", list(dict.fromkeys(models())), ids=lambda model: model.__name__)
+@pytest.mark.parametrize("model", all_models(), ids=lambda model: model.__name__)
 def test_descriptions_are_whole_sentences(model: type[Strict]) -> None:
     for name, field in model.model_fields.items():
         assert (field.description or "").endswith("."), name
