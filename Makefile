@@ -62,6 +62,7 @@ lint: setup
 	$(BIN)/lint-imports
 	git ls-files -z | xargs -0 $(BIN)/codespell
 	$(BIN)/python -m tests.lint.plain_words
+	$(BIN)/python -m docs.generator --check
 
 docs: setup
 	$(BIN)/zensical build --strict --clean

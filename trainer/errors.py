@@ -84,8 +84,8 @@ class Discard(RftError):
 class ToolFailed(Discard):
     """A tool call failed after all retries or at its deadline.
 
-    The tool may be at fault, so the model is not graded for it. An answer with a status of 400 to 499 is no failure:
-    the model sees it. Look at the errors of the endpoint by kind, and at your server's log by trace id.
+    The tool may be at fault, so the model is not graded for it. An answer with a status of 400 to 499 does not count:
+    the model sees it as an error. Look at the errors of the endpoint by kind, and at your server's log by trace id.
     """
 
     reason = "tool_failed"

@@ -12,6 +12,12 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(_cell(cell) for cell in line) + " |" for line in lines) + "\n"
 
 
+def narrow_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table without the columns in which all cells are empty."""
+    kept = [i for i in range(len(head)) if any(row[i] for row in rows)]
+    return table([head[i] for i in kept], ([row[i] for i in kept] for row in rows))
+
+
 def code(text: str) -> str:
     """The text in code font."""
     return f"`{text}`" if text else ""

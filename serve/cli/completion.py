@@ -1,4 +1,4 @@
-"""What a shell offers for values when TAB is pressed: profiles, run folders, checkpoints, and a server's ids.
+"""What a shell offers for values when TAB is pressed: names, profiles, run folders, checkpoints, and a server's ids.
 
 A list that cannot be made is empty and nothing is printed, since the user is in the middle of a line; the shell then
 offers files. Typer keeps the values that begin as typed.
@@ -36,6 +36,16 @@ def profile_names() -> list[str]:
 def scopes() -> list[str]:
     """The scopes of API keys."""
     return ["read", "write", "admin"]
+
+
+def explained_names(incomplete: str) -> Offers:
+    """What `agent-rft explain` knows, with its kind; settings also by the last part of their path, once it is typed."""
+    from serve.reference.catalogue import catalogue  # imports pydantic, which other completions do not need
+    from serve.reference.settings import all_settings
+
+    entries = catalogue(all_settings())
+    ends = [(entry.name.rpartition(".")[2], entry.kind) for entry in entries if incomplete and "." in entry.name]
+    return list(dict.fromkeys([*((entry.name, entry.kind) for entry in entries), *ends]))
 
 
 def run_folders(incomplete: str) -> list[str]:

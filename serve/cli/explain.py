@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from serve.cli.completion import explained_names
+
 if TYPE_CHECKING:
     from serve.reference.catalogue import Entry
 
@@ -19,7 +21,8 @@ def explain_command(
         str,
         typer.Argument(
             help="a problem code, a setting (its path or the end of it), a metric (also as in Prometheus), an event, a "
-            "discard reason or an exit code"
+            "discard reason or an exit code",
+            autocompletion=explained_names,
         ),
     ],
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object a line")] = False,

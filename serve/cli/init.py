@@ -29,7 +29,7 @@ class Example:
     """What a project is made of: `files` are paths in the example's folder by those in the project, folders included.
 
     In copied Python files, `package` becomes `renamed`. `server` is what Python is given to run the server; `first` are
-    commands that are run before the job is checked.
+    commands that are run before the job is checked, and `evaluated` is the file whose rows `agent-rft eval` grades.
     """
 
     server: str
@@ -37,6 +37,7 @@ class Example:
     package: str
     renamed: str
     first: tuple[tuple[str, str], ...] = ()
+    evaluated: str = "test_file"
 
 
 _LEDGER_FILES = {"project": "", "agent-rft.yaml": "agent-rft.yaml", "base": "base", "data": "data"}
@@ -53,6 +54,7 @@ PROJECTS = {
         "examples.endpoint.",
         "",
         (("hf", "download Qwen/Qwen3-0.6B"),),
+        "training_file",  # its only one
     ),
 }
 
@@ -107,7 +109,7 @@ def _next_steps(folder: Path, project: Example) -> str:
         *(f"  {_command(name)} {arguments}" for name, arguments in project.first),
         f"  {agent_rft} check job.yaml",
         f"  {agent_rft} train job.yaml",
-        f"  {agent_rft} eval job.yaml    # with --model CHECKPOINT: what was trained",
+        f"  {agent_rft} eval job.yaml --file {project.evaluated}    # with --model CHECKPOINT: what was trained",
     ]
     return "\n".join(lines)
 

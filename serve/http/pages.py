@@ -9,6 +9,9 @@ from typing import Annotated, Any
 from fastapi import Query
 from fastapi.responses import JSONResponse
 
+AFTER = "Id of the last entry of the page before."
+LIMIT = "How many entries at most."
+
 
 @dataclass(frozen=True, slots=True)
 class PageQuery:
@@ -22,13 +25,13 @@ def page_query(default: int, maximum: int) -> Callable[..., PageQuery]:
     """Returns a dependency that reads `after` and `limit`: `Annotated[PageQuery, Depends(page_query(20, 100))]`."""
 
     def read(
-        after: Annotated[str | None, Query(max_length=200)] = None,
-        limit: Annotated[int, Query(ge=1, le=maximum)] = default,
+        after: Annotated[str | None, Query(max_length=200, description=AFTER)] = None,
+        limit: Annotated[int, Query(ge=1, le=maximum, description=LIMIT)] = default,
     ) -> PageQuery:
         return PageQuery(after, limit)
 
     # Postponed annotations are resolved among the module's globals, which do not contain `maximum`.
-    read.__annotations__["limit"] = Annotated[int, Query(ge=1, le=maximum)]
+    read.__annotations__["limit"] = Annotated[int, Query(ge=1, le=maximum, description=LIMIT)]
     return read
 
 

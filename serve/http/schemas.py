@@ -35,6 +35,7 @@ class Page(ResponseBody, Generic[T]):
 
     object: Literal["list"]
     data: list[T]
+    """The entries."""
     has_more: bool
     """Whether there are entries after `last_id`."""
     first_id: str | None
@@ -45,6 +46,7 @@ class Page(ResponseBody, Generic[T]):
 
 class FileObject(ResponseBody):
     id: str
+    """`file-...`."""
     object: Literal["file"]
     bytes: int
     """Size of the file."""
@@ -53,7 +55,9 @@ class FileObject(ResponseBody):
     expires_at: int | None
     """Unix time in seconds at which the file is deleted; null: never."""
     filename: str
+    """The name that it was uploaded with."""
     purpose: str
+    """What it was uploaded for; `fine-tune-results` for result files of jobs."""
     status: Literal["processed"]
     """Files are checked when a job reads them, so every stored file is processed."""
     status_details: str | None
@@ -79,6 +83,7 @@ class Job(ResponseBody):
     """A fine-tuning job."""
 
     id: str
+    """`ftjob-...`."""
     object: Literal["fine_tuning.job"]
     created_at: int
     """Unix time in seconds."""
@@ -91,7 +96,9 @@ class Job(ResponseBody):
     fine_tuned_model: str | None
     """Id of the tuned model, for chat and responses; null until the job has succeeded."""
     organization_id: str
+    """`local`: a server has one organization."""
     status: JobStatus
+    """`validating_files`, then `queued`, `running`, and at last `succeeded`, `failed` or `cancelled`; or `paused`."""
     error: JobFailure | None
     """Why the job failed; null otherwise."""
     hyperparameters: dict[str, Any]
@@ -99,8 +106,11 @@ class Job(ResponseBody):
     method: dict[str, Any]
     """The request's, with all hyperparameters filled in and without secrets."""
     training_file: str
+    """Id of the training file."""
     validation_file: str | None
+    """Id of the validation file, or null."""
     test_file: str | None
+    """Id of the test file, or null."""
     result_files: list[str]
     """Ids of a CSV file with the metrics of each step."""
     trained_tokens: int | None
@@ -108,6 +118,7 @@ class Job(ResponseBody):
     seed: int
     """Seed of the order of rows and of sampling: the request's, or a random one."""
     suffix: str | None
+    """Part of the tuned model's name."""
     metadata: dict[str, str] | None
     """The pairs of the request."""
     integrations: list[Any]
@@ -118,10 +129,12 @@ class JobEventBody(ResponseBody):
     """What happened in a job."""
 
     id: str
+    """`ftevent-...`."""
     object: Literal["fine_tuning.job.event"]
     created_at: int
     """Unix time in seconds."""
     level: Literal["info", "warn", "error"]
+    """How serious it is."""
     type: Literal["message", "metrics"]
     """metrics: the numbers of one step, in `data`; message: anything else."""
     message: str
@@ -134,12 +147,14 @@ class Checkpoint(ResponseBody):
     """A saved state of a job's model."""
 
     id: str
+    """`ftckpt-...`."""
     object: Literal["fine_tuning.job.checkpoint"]
     created_at: int
     """Unix time in seconds."""
     fine_tuned_model_checkpoint: str
     """Id under which the checkpoint is served as a model."""
     fine_tuning_job_id: str
+    """Id of its job."""
     step_number: int
     """The training step after which it was saved."""
     metrics: dict[str, float]
@@ -148,10 +163,12 @@ class Checkpoint(ResponseBody):
 
 class ModelBody(ResponseBody):
     id: str
+    """The name for `model` in requests."""
     object: Literal["model"]
     created: int
     """Unix time in seconds; 0: unknown."""
     owned_by: str
+    """Who made it."""
 
 
 class ModelList(ResponseBody):
@@ -227,6 +244,7 @@ class GraderRun(ResponseBody):
     model_grader_token_usage_per_model: dict[str, Any]
     """Tokens that each judge used, by name."""
     metadata: GraderRunMetadata
+    """The grader's name and type, its time in seconds, and which error occurred."""
 
 
 class ToolOutput(ResponseBody):
@@ -234,7 +252,9 @@ class ToolOutput(ResponseBody):
 
     type: Literal["function_call_output"]
     id: str
+    """The request's `id`, or a new one."""
     call_id: str
+    """Id of the call."""
     output: str
     """The text that a model would see, also of an error."""
     error: str | None

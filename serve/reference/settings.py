@@ -91,6 +91,8 @@ class _Walk:
         options = schema.get("anyOf", [schema])
         bounds = [text.format(_bound(o[key])) for o in options for key, text in BOUNDS.items() if key in o]
         default = schema.get("default", {})
+        if not {"description", "$ref"} & schema.keys():
+            raise ValueError(f"{path} has no description: write one below the field")
         if "description" not in schema:  # Pydantic leaves it out if it is that of the model
             schema = self._model(schema["$ref"]) | schema
         return Setting(

@@ -81,9 +81,10 @@ def make_router(files: FileStore, max_uploads: int = ServerLimits().max_uploads)
     async def list_files(
         key: Reader,
         pages: Pages,
-        order: Literal["asc", "desc"] = "desc",
-        purpose: Annotated[str | None, Query(max_length=100)] = None,
+        order: Annotated[Literal["asc", "desc"], Query(description="By time; desc: newest first.")] = "desc",
+        purpose: Annotated[str | None, Query(max_length=100, description="Only files of this purpose.")] = None,
     ) -> JSONResponse:
+        """List files."""
         with _unknown("after"):
             found, more = await run_in_threadpool(
                 files.list, after=pages.after, limit=pages.limit, newest_first=order == "desc", purpose=purpose
@@ -92,6 +93,7 @@ def make_router(files: FileStore, max_uploads: int = ServerLimits().max_uploads)
 
     @router.get("/{file_id}", response_model=None, responses=answers(FileObject))
     async def get_file(file_id: str, key: Reader) -> dict[str, Any]:
+        """Return what is known about a file, without its content."""
         with _unknown("file_id"):
             return file_object(await run_in_threadpool(files.get, file_id))
 
@@ -105,6 +107,7 @@ def make_router(files: FileStore, max_uploads: int = ServerLimits().max_uploads)
 
     @router.delete("/{file_id}", response_model=None, responses=answers(DeletedFile))
     async def delete_file(file_id: str, key: Writer) -> dict[str, Any]:
+        """Delete a file."""
         with _unknown("file_id"):
             await run_in_threadpool(files.delete, file_id)
         return {"id": file_id, "object": "file", "deleted": True}

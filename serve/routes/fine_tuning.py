@@ -24,7 +24,12 @@ MAX_FILTERS = 16
 JobBody = Annotated[dict[str, Any], Body(), Described(WireJob)]
 """Validated by the job service, by the same code that validates job files."""
 JobIdPath = Annotated[str, Path(max_length=100)]
-IdempotencyKey = Annotated[str | None, Header(min_length=1, max_length=255)]
+IdempotencyKey = Annotated[
+    str | None,
+    Header(
+        min_length=1, max_length=255, description="A text of your own; a second request with it makes no second job."
+    ),
+]
 Retry = Annotated[int | None, Header(alias="x-stainless-retry-count", ge=0, include_in_schema=False)]
 JobPages = Annotated[PageQuery, Depends(page_query(JOBS_PAGE, MAX_PAGE))]
 EventPages = Annotated[PageQuery, Depends(page_query(EVENTS_PAGE, MAX_PAGE))]
@@ -56,6 +61,7 @@ def make_router(service: JobService, organization: str = "local") -> APIRouter:
 
     @router.get("/{job_id}", response_model=None, responses=answers(Job))
     def get_job(job_id: JobIdPath, key: Reader) -> dict[str, Any]:
+        """Return one job."""
         with _errors(job_id):
             return job_object(store.get(job_id), organization)
 
@@ -79,12 +85,14 @@ def make_router(service: JobService, organization: str = "local") -> APIRouter:
 
     @router.get("/{job_id}/events", response_model=None, responses=answers(Page[JobEventBody]))
     def events(job_id: JobIdPath, key: Reader, pages: EventPages) -> JSONResponse:
+        """List the events of a job, newest first."""
         with _errors(job_id):
             found, more = store.events(job_id, after=pages.after, limit=pages.limit)
         return page([event_object(event) for event in found], more)
 
     @router.get("/{job_id}/checkpoints", response_model=None, responses=answers(Page[Checkpoint]))
     def checkpoints(job_id: JobIdPath, key: Reader, pages: CheckpointPages) -> JSONResponse:
+        """List the checkpoints of a job, newest first; each can be called as a model."""
         with _errors(job_id):
             found, more = store.checkpoints(job_id, after=pages.after, limit=pages.limit)
         return page([checkpoint_object(checkpoint) for checkpoint in found], more)

@@ -20,7 +20,10 @@ _ENDPOINTS: dict[str, Metric] = {
     ),
     "endpoint/<endpoint>/cancelled": _live("cancelled calls", "calls", "calls that the job gave up", "counter"),
     "endpoint/<endpoint>/errors/<kind>": _live(
-        "errors", "calls", "errors by kind, such as server_error and deadline", "counter"
+        "errors",
+        "calls",
+        "failed calls by kind, such as server_error and deadline; the model sees those of tool_error and too_large",
+        "counter",
     ),
     "endpoint/<endpoint>/retries": _live(
         "retries after failures", "requests", "requests sent again after a failure", "counter", series="after failures"
@@ -147,7 +150,7 @@ _SERVER: dict[str, Metric] = {
     "api_request_s/<status>/<method>/<route>": _live(
         "API request latency", "s", "time until the end of an API response", "histogram", SECONDS
     ),
-    "api_jobs/<state>": _live("API jobs", "jobs", "jobs of the API server by state"),
+    "api_jobs/<state>": _live("API jobs", "jobs", "jobs of the API server by state, such as queued and running"),
 }
 
 LIVE_GROUPS: dict[str, dict[str, Metric]] = {

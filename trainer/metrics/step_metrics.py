@@ -204,7 +204,7 @@ _BEHAVIOR: dict[str, Metric] = {
     "call_errors/<kind>": _count(
         "invalid calls",
         "calls",
-        "calls that were invalid, or failed because of what the model sent",
+        "calls that the model got wrong: malformed_call, unknown_tool, invalid_arguments, over_budget, tool_error",
         chart="call_errors",
     ),
 }
@@ -221,7 +221,10 @@ _LOSSES: dict[str, Metric] = {
         csv=True,
     ),
     "discarded/<reason>": _count(
-        "discarded rollouts by reason", "rollouts", "discarded rollouts by reason", chart="discarded"
+        "discarded rollouts by reason",
+        "rollouts",
+        "discarded rollouts by reason: tool_failed, grader_failed, rollout_timeout, engine_failed",
+        chart="discarded",
     ),
     "groups_trained": _count(
         "groups trained", "groups", "groups that were trained on", chart="groups", series="trained"
@@ -296,7 +299,7 @@ _LEARNER: dict[str, Metric] = {
     "loss": Metric(
         "loss",
         "",
-        "loss of the step",
+        "loss of the step: the reinforcement objective, or the cross-entropy of a supervised job",
         chart="loss",
         series="train",
         in_live_view=True,
@@ -306,7 +309,9 @@ _LEARNER: dict[str, Metric] = {
     "grad_norm": Metric(
         "gradient norm", "", "norm of the gradient before clipping", chart="grad_norm", series="before clipping"
     ),
-    "learning_rate": Metric("learning rate", "", "learning rate of the update", form="{:.2e}"),
+    "learning_rate": Metric(
+        "learning rate", "", "learning rate of the step's update, as the schedule sets it", form="{:.2e}"
+    ),
     "entropy": Metric(
         "entropy",
         "nats",
@@ -374,18 +379,33 @@ _TIMES: dict[str, Metric] = {
         series="waiting",
     ),
     "time_learn_s": _spread(
-        "learning", "s", "time of the step's updates", buckets=LONG_SECONDS, chart="step_time", series="learning"
+        "learning",
+        "s",
+        "time that the learner worked on the step's updates",
+        buckets=LONG_SECONDS,
+        chart="step_time",
+        series="learning",
     ),
     "time_sync_s": _spread(
-        "weight sync", "s", "time to publish the weights", buckets=LONG_SECONDS, chart="step_time", series="weight sync"
+        "weight sync",
+        "s",
+        "time to publish the new weights to all engines",
+        buckets=LONG_SECONDS,
+        chart="step_time",
+        series="weight sync",
     ),
     "time_eval_s": _spread(
-        "validation", "s", "time of the validation", buckets=LONG_SECONDS, chart="step_time", series="validation"
+        "validation",
+        "s",
+        "time to evaluate the validation file, in steps that do",
+        buckets=LONG_SECONDS,
+        chart="step_time",
+        series="validation",
     ),
     "time_checkpoint_s": _spread(
-        "checkpoint", "s", "time to write the checkpoint", buckets=LONG_SECONDS, series="checkpoint"
+        "checkpoint", "s", "time to write the checkpoint, in steps that do", buckets=LONG_SECONDS, series="checkpoint"
     ),
-    "checkpoint_bytes": _spread("checkpoint size", "bytes", "size of the checkpoint", buckets=BYTES),
+    "checkpoint_bytes": _spread("checkpoint size", "bytes", "size of the checkpoint on disk", buckets=BYTES),
     "time_step_s": _spread(
         "whole step",
         "s",

@@ -41,14 +41,14 @@ class CommonHyperparameters(Strict):
 
 
 class OptimizerSpec(Strict):
-    """AdamW with gradients clipped to norm 1 and a warm-up over the first 3 % of the steps."""
+    """Base class of the settings of AdamW."""
 
     learning_rate: Annotated[float, Field(gt=0)] = 1e-6
     """Base learning rate, the size of each update. Too high and training collapses, too low and nothing is learned;
     1e-6 suits full fine-tuning of models with billions of parameters."""
     lr_schedule: Schedule = "constant"
-    """How the learning rate changes after the warm-up: constant, linear (falls to 0 at the last step) or cosine (falls
-    to 0, slowly at first)."""
+    """How the learning rate changes after the warm-up, the first 3 % of the steps: constant, linear (falls to 0 at the
+    last step) or cosine (falls to 0, slowly at first)."""
 
 
 # -- reinforcement -----------------------------------------------------------------------------------------------------
@@ -115,7 +115,7 @@ class RewardSpec(Strict):
 
 
 class AlgorithmSpec(OptimizerSpec):
-    """How rewards become weight updates."""
+    """How rewards become weight updates: AdamW on a clipped surrogate, with gradients clipped to norm 1."""
 
     advantage: Advantage = "centred"
     """How a rollout's reward is compared with those of its group: centred (difference from the mean), grpo (the same,
@@ -200,7 +200,7 @@ class Reinforcement(Strict):
 
 
 class SupervisedAlgorithm(OptimizerSpec):
-    """Optimizer and loss."""
+    """AdamW on the cross-entropy of tokens, with gradients clipped to norm 1."""
 
     context_weight: Rate = 0.0
     """Weight in the loss of tokens outside the assistant's turns; 0: they are not trained. Set it between 0 and 1 if
@@ -208,7 +208,7 @@ class SupervisedAlgorithm(OptimizerSpec):
 
 
 class Supervised(Strict):
-    """`method.supervised`: cross-entropy on the assistant's tokens of whole conversations."""
+    """How to imitate whole conversations, whose last message is the assistant's: cross-entropy on its tokens."""
 
     hyperparameters: CommonHyperparameters = CommonHyperparameters()
     """OpenAI's hyperparameters; each can be auto."""

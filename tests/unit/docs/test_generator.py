@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from docs.generator.__main__ import REFERENCE, generated, main, stale
+from docs.generator.__main__ import REFERENCE, generated, left_over, main, stale
 from docs.generator.markdown import plain, table
 from tests.support.paths import ROOT
 
@@ -16,7 +16,8 @@ PAGES = {"a.md": "# A\n", "schemas/b.json": "{}\n"}
 
 
 def test_the_pages_in_git_are_current() -> None:
-    assert stale(generated(), REFERENCE) == []
+    pages = generated()
+    assert stale(pages, REFERENCE) == [] and left_over(pages, REFERENCE) == []
 
 
 def test_two_processes_generate_the_same_pages() -> None:

@@ -75,6 +75,10 @@ def address(port: int) -> dict[str, str]:
     [
         (["eval", "job.yaml", "--file", ""], ["training_file", "validation_file", "test_file"]),
         (["eval", "job.yaml", "--file", "tes"], ["test_file"]),
+        (["schema", ""], ["job", "operator", "nodes"]),
+        (["explain", "method.reinforcement.limits.max_tool_calls"], ["method.reinforcement.limits.max_tool_calls"]),
+        (["explain", "max_tool_calls"], ["max_tool_calls"]),
+        (["init", "shop", "--example", ""], ["ledger", "endpoint"]),
         (["keys", "create", "me", "--scope", ""], ["read", "write", "admin"]),
     ],
 )

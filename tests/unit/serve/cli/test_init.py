@@ -30,6 +30,8 @@ def test_a_project_is_complete_and_the_next_steps_are_lines_to_copy(example: str
     assert server.startswith(f"cd '{folder}' && ")
     assert any(line.endswith("agent-rft check job.yaml") for line in lines)
     job = load_job(folder / "job.yaml", {})
+    assert getattr(job, PROJECTS[example].evaluated), "the job has the file that the last line evaluates"
+    assert f"eval job.yaml --file {PROJECTS[example].evaluated} " in lines[-1]
     assert job.training_file and Path(job.training_file).is_relative_to(folder)
     assert [str(network) for network in load_operator(None, folder).allowed_networks] == ["127.0.0.0/8"]
     assert PROJECTS[example].server in (folder / "README.md").read_text()
