@@ -127,7 +127,7 @@ def train_command(
     operator = _operator(config)
     if run_folder is not None and resume is not None:
         raise typer.BadParameter("give --resume or --run-folder, not both")
-    goes_on = resume is not None or (run_folder is not None and (run_folder / "checkpoints").is_dir())
+    goes_on = resume is not None or (run_folder is not None and _has_checkpoint(run_folder))
     spec = _load(job, operator) if not goes_on else _load_accepted(job)
     with importing():
         from cluster.run.driver import train, train_in
@@ -234,6 +234,13 @@ def _load(path: Path, operator: Operator) -> JobSpec:
         with _with_lines(path):
             raise invalid_job([*problems, *static_problems(job, operator)])
     return load_job(path)
+
+
+def _has_checkpoint(run_folder: Path) -> bool:
+    from trainer.loop.checkpoint import Checkpoints
+
+    checkpoints = run_folder / "checkpoints"
+    return checkpoints.is_dir() and Checkpoints(checkpoints).latest() is not None
 
 
 def _load_accepted(path: Path) -> JobSpec:
