@@ -128,7 +128,7 @@ def train_command(
     if run_folder is not None and resume is not None:
         raise typer.BadParameter("give --resume or --run-folder, not both")
     folder = resume or run_folder
-    resumed = folder is not None and any(folder.glob("checkpoints/step-*"))
+    resumed = resume is not None or (run_folder is not None and _has_checkpoint(run_folder))
     spec = _load_accepted(job, folder) if folder is not None and resumed else _load(job, operator)
     with importing():
         from cluster.run.driver import train, train_in
@@ -235,6 +235,13 @@ def _load(path: Path, operator: Operator) -> JobSpec:
         with _with_lines(path):
             raise invalid_job([*problems, *static_problems(job, operator)])
     return load_job(path)
+
+
+def _has_checkpoint(run_folder: Path) -> bool:
+    from trainer.loop.checkpoint import Checkpoints
+
+    checkpoints = run_folder / "checkpoints"
+    return checkpoints.is_dir() and Checkpoints(checkpoints).latest() is not None
 
 
 def _load_accepted(path: Path, folder: Path) -> JobSpec:

@@ -326,25 +326,25 @@ class JobSpec(Strict):
 class Plan(Strict):
     """The resolved numbers of a job; printed before the start and kept in the run folder."""
 
-    num_rows: int
+    num_rows: Positive
     """Rows of the training file."""
-    batch_size: int
+    batch_size: Positive
     """Rows per step."""
-    n_epochs: int
+    n_epochs: Positive
     """Passes over the training file."""
-    group_size: int
+    group_size: Positive
     """Rollouts per row; 1 for supervised jobs."""
-    steps: int
+    steps: Positive
     """Training steps in all."""
-    eval_interval: int
+    eval_interval: Positive
     """Steps between validations."""
-    eval_samples: int
+    eval_samples: Positive
     """Rollouts per validation and test row."""
-    updates_per_batch: int
+    updates_per_batch: Positive
     """Optimizer steps per batch."""
-    learning_rate: float
+    learning_rate: Annotated[float, Field(gt=0)]
     """Learning rate after the warm-up, multiplier included."""
-    max_thinking_tokens: int | None
+    max_thinking_tokens: Positive | None
     """Most thinking tokens per turn; None: no limit."""
 
     @property
