@@ -32,12 +32,12 @@ def write_tiny_model(folder: Path, context: int = 32_768) -> Path:
     fast.save_pretrained(folder)
     config = Qwen3Config(
         vocab_size=len(alphabet) + len(SPECIAL),
-        hidden_size=32,
+        hidden_size=64,
         intermediate_size=64,
         num_hidden_layers=1,
         num_attention_heads=2,
         num_key_value_heads=1,
-        head_dim=16,
+        head_dim=32,
         max_position_embeddings=context,
         tie_word_embeddings=True,
         pad_token_id=fast.pad_token_id,
