@@ -535,7 +535,8 @@ async def test_a_session_at_an_unusable_url(case: Case) -> None:
 async def test_a_missing_document_is_accepted_but_a_missing_path_is_not(case: Case) -> None:
     async def documents(request: Received) -> web.StreamResponse:
         if request.path == urlsplit(case.tool.url).path:
-            return web.json_response({"detail": "no document ''"}, status=404)
+            arguments = json.loads(request.body["arguments"])  # each request is a call: no server has to bear another
+            return web.json_response({"detail": f"no document {arguments}"}, status=404)
         return web.Response(status=404, text=f"Cannot POST {request.path}")
 
     async with FakeEndpoint(documents) as case.tool:
