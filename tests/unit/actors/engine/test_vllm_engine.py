@@ -41,6 +41,6 @@ def test_the_cause_of_an_engine_s_death_is_read_from_the_end_of_its_log(tmp_path
     assert last_error(log) == "OutOfMemoryError: CUDA out of memory."
     log.write_text(
         "(EngineCore pid=24) ERROR 11-23 00:40:18 [core.py:1512] RuntimeError: Unsupported head_dim=16\n"
-        "(MainProcess pid=23) ERROR 11-23 00:40:18 [async_llm.py:906] vllm.v1.engine.exceptions.EngineDeadError: See above\n"
+        "(MainProcess pid=23) ERROR 11-23 00:40:18 [async_llm.py:906] vllm.v1.exceptions.EngineDeadError: See above\n"
     )
     assert last_error(log) == "RuntimeError: Unsupported head_dim=16"
