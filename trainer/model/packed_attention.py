@@ -138,10 +138,9 @@ def _mask(q: Tensor, k: Tensor, v: Tensor, packing: Packing, scaling: float | No
     if window not in packing.masks:
         tokens = torch.arange(q.shape[2], device=q.device)
         packing.masks[window] = _mask_of(packing, window)(None, None, tokens[:, None], tokens)
-    grouped = q.shape[1] != k.shape[1]
-    output = functional.scaled_dot_product_attention(
-        q, k, v, attn_mask=packing.masks[window], scale=scaling, enable_gqa=grouped
-    )
+    groups = q.shape[1] // k.shape[1]  # on GPUs, no kernel with a mask takes groups
+    k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
+    output = functional.scaled_dot_product_attention(q, k, v, attn_mask=packing.masks[window], scale=scaling)
     return output.transpose(1, 2)
 
 
