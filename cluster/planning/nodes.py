@@ -12,11 +12,11 @@ from typing import Annotated
 import psutil
 from pydantic import Field, field_validator
 
+from cluster.planning.units import GIB
 from trainer.errors import InvalidJob, Problem
 from trainer.spec.endpoints import Strict
 from trainer.spec.reader import fill_in, read_source, validate
 
-GIB = 2**30
 ASK_TIMEOUT_S = 30.0
 CGROUP = Path("/sys/fs/cgroup")
 MEMORY_LIMITS = ("memory.max", "memory/memory.limit_in_bytes")
