@@ -14,8 +14,6 @@ from typing import Any, cast
 
 import psutil
 import ray
-import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from actors.engine.vllm_engine import EngineConfig
 from actors.grading.pool import GraderPoolActor
@@ -25,6 +23,7 @@ from actors.rollout.worker import RolloutWorker, WorkerConfig
 from actors.runtime.exporter import MetricsAddress
 from actors.tools.actor import start_dispatchers
 from benchmarks.common import LOCAL
+from benchmarks.enlarged import OWN_SIZE, Size, enlarged
 from cluster.preflight.prepare import Prepared, prepare
 from cluster.ray_cluster.seats import Seats
 from cluster.ray_cluster.session import ray_session
@@ -60,6 +59,29 @@ class MeasuredWorker(RolloutWorker):
     async def forget(self) -> None:
         """Empty the prefix cache, so that later requests cannot reuse it."""
         await self._engine._llm.reset_prefix_cache()
+
+    # -- an update that the sender drives step by step, as vLLM's own transports do ------------------------------------
+
+    async def begin_update(self) -> None:
+        """Pause, keeping the requests in flight, and begin to load weights."""
+        self._began = time.monotonic()
+        await self._engine._llm.engine_core.pause_scheduler_async(mode="keep", clear_cache=False)
+        await self._engine._llm.start_weight_update()
+
+    async def load(self, update: Any) -> None:
+        """Load what the sender sends meanwhile, or what the message refers to."""
+        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+
+        await self._engine._llm.update_weights(WeightTransferUpdateRequest(update_info=update))
+
+    async def finish_update(self) -> None:
+        """Finish loading, and resume."""
+        await self._engine._llm.finish_weight_update()
+        await self._engine._llm.resume_generation()
+        self._pause_s = time.monotonic() - self._began
+
+    async def last_pause_s(self) -> float:
+        return self._pause_s
 
     async def complete(self, requests: Sequence[Request], at_once: int) -> list[tuple[float, int]]:
         """Sample each request at exactly its length with vLLM alone; return when each ended and its number of tokens.
@@ -104,9 +126,9 @@ class LedgerFleet:
 
 
 @asynccontextmanager
-async def ledger_fleet(slots: int, *server_options: str, layers: int | None = None) -> AsyncIterator[LedgerFleet]:
+async def ledger_fleet(slots: int, *server_options: str, size: Size = OWN_SIZE) -> AsyncIterator[LedgerFleet]:
     """Start tools, grader, dispatcher and one engine with `slots` slots, as a training run would."""
-    async with ledger_fleets(slots, [None], *server_options, layers=layers) as (fleet,):
+    async with ledger_fleets(slots, [None], *server_options, size=size) as (fleet,):
         yield fleet
 
 
@@ -116,21 +138,21 @@ async def ledger_fleets(
     addresses: Sequence[MetricsAddress | None],
     *server_options: str,
     vllms_own: bool = True,
-    layers: int | None = None,
+    size: Size = OWN_SIZE,
 ) -> AsyncIterator[list[LedgerFleet]]:
     """Start one fleet for each of `addresses`, with the same tools and grader.
 
-    A fleet exports its metrics at its address, with vLLM's own if `vllms_own`, or none for None. With `layers`, the
-    base model is deepened to this number of layers.
+    A fleet exports its metrics at its address, with vLLM's own if `vllms_own`, or none for None. `size` enlarges
+    the base model. Engines are on GPUs if there are any, and nothing is reserved for a learner.
     """
     with services(*server_options) as environment, TemporaryDirectory() as folder:
         os.environ.update(environment)
         job = load_job(JOB)
-        if layers is not None:
-            job = job.model_copy(update={"model": deepened(Path(job.model), layers, Path(folder))})
+        if size != OWN_SIZE:
+            job = job.model_copy(update={"model": enlarged(Path(job.model), size, Path(folder))})
         with ray_session(None) as nodes:
-            prepared = await prepare(job, nodes, Path("/tmp"), LOCAL)
-            seats = Seats(replace(prepared.placement, engines=len(addresses), learner_ranks=0), "benchmark")
+            prepared = await prepare(job, nodes, Path("/tmp"), LOCAL, learner=False)
+            seats = Seats(replace(prepared.placement, engines=len(addresses)), "benchmark")
             await seats.ready(print)
             fleets: list[LedgerFleet] = []
             try:
@@ -142,22 +164,6 @@ async def ledger_fleets(
                     await ledger.fleet.shutdown()
 
 
-def deepened(model: Path, layers: int, folder: Path) -> str:
-    """Save an equivalent but deeper model: the added layers write nothing into the residual stream."""
-    config = AutoConfig.from_pretrained(model)
-    kept = config.num_hidden_layers
-    config.num_hidden_layers, config.layer_types = layers, config.layer_types[:1] * layers
-    deep = AutoModelForCausalLM.from_config(config)
-    deep.load_state_dict(deep.state_dict() | AutoModelForCausalLM.from_pretrained(model).state_dict())
-    with torch.no_grad():
-        for layer in deep.model.layers[kept:]:
-            layer.self_attn.o_proj.weight.zero_()
-            layer.mlp.down_proj.weight.zero_()
-    deep.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(model).save_pretrained(folder)
-    return str(folder)
-
-
 async def _fleet(
     prepared: Prepared, slots: int, options: dict[str, Any], metrics: MetricsAddress | None, vllms_own: bool
 ) -> LedgerFleet:
@@ -165,7 +171,13 @@ async def _fleet(
     dtype = prepared.placement.dtype
     config = WorkerConfig(
         EngineConfig(
-            job.model, dtype, prepared.context_length, slots, job.seed, log_stats=vllms_own and metrics is not None
+            job.model,
+            dtype,
+            prepared.context_length,
+            slots,
+            job.seed,
+            gpus=prepared.placement.engine_gpus,
+            log_stats=vllms_own and metrics is not None,
         ),
         EpisodeSpec(
             f"{job.seed}",
