@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from benchmarks.common import ONE_GPU, gpus_here, impossible
+from benchmarks.common import ONE_GPU, dtype_here, gpus_here, impossible
 from benchmarks.enlarged import OWN_SIZE, add_size_options, enlarged, size_of
 from benchmarks.ledger_seeds import LEDGER, run
 
@@ -64,7 +64,7 @@ def main() -> None:
     size = size_of(options)
     with tempfile.TemporaryDirectory() as folder:
         base = LEDGER / "base"
-        measure(options, str(base) if size == OWN_SIZE else enlarged(base, size, Path(folder)))
+        measure(options, str(base) if size == OWN_SIZE else enlarged(base, size, Path(folder), dtype_here()))
 
 
 def measure(options: argparse.Namespace, model: str) -> None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Literal
 
 from cluster.planning.nodes import gpu_memories
 from trainer.spec.operator import Operator
@@ -67,10 +68,15 @@ def impossible(why: str) -> None:
 
 def gpus_here() -> int:
     """GPUs that a local Ray offers: those in CUDA_VISIBLE_DEVICES, or all."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    shown = None if visible is None else len([device for device in visible.split(",") if device.strip()])
-    present = len(gpu_memories())
-    return present if shown is None else min(shown, present)
+    present, visible = len(gpu_memories()), os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return present
+    return min(present, sum(device.strip() not in ("", "-1", "NoDevFiles") for device in visible.split(",")))
+
+
+def dtype_here() -> Literal["float32", "bfloat16"]:
+    """The dtype of jobs on this machine."""
+    return "bfloat16" if gpus_here() else "float32"
 
 
 def report(figures: Sequence[Figure]) -> None:

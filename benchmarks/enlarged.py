@@ -50,7 +50,7 @@ def size_of(options: argparse.Namespace) -> Size:
     return Size(options.layers, options.hidden, options.intermediate, options.heads)
 
 
-def enlarged(model: Path, size: Size, folder: Path) -> str:
+def enlarged(model: Path, size: Size, folder: Path, dtype: str = "float32") -> str:
     """Save a model in `folder` that computes what `model`, a Qwen3, computes; returns the folder."""
     small = AutoModelForCausalLM.from_pretrained(model)
     config = AutoConfig.from_pretrained(model)
@@ -61,7 +61,7 @@ def enlarged(model: Path, size: Size, folder: Path) -> str:
     config.intermediate_size = size.intermediate or config.intermediate_size
     if size.heads is not None:
         config.num_attention_heads = config.num_key_value_heads = size.heads
-    large = AutoModelForCausalLM.from_config(config)
+    large = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
     source = dict(small.named_parameters())
     with torch.no_grad():
         for name, parameter in large.named_parameters():

@@ -55,6 +55,13 @@ def job_of(seed: int, training_file: str, settings: dict[str, Any], template: st
     return job
 
 
+def for_real_model(model: Path, folder: Path) -> dict[str, Any]:
+    """What `job_gpu.yaml` trains: the files of a job, with rows in `folder` that say how an answer looks."""
+    subprocess.run([sys.executable, "-m", "examples.ledger.make_data", "--instructed", str(folder)], check=True)
+    files = {f"{name}_file": str(folder / f"{name.removesuffix('ing')}.jsonl") for name in ("training", "test")}
+    return files | {"model": str(model.absolute()), "validation_file": None}
+
+
 def run(
     seed: int,
     training_file: str,

@@ -8,7 +8,8 @@ episodes. The baseline sends the recorded turns (prompts and lengths) to the sam
 tools. A second baseline is one plain completion per episode with as many tokens as all its turns. Rates are those of
 the steady middle, and each side starts with an empty prefix cache. With `--layers` and the other sizes the base model
 is enlarged by parts that change nothing: the same agent at the engine cost of a larger model. The engine has a GPU if
-the machine has one.
+the machine has one. With `--model`, a trained model runs the episodes of `job_gpu.yaml`, with turns of hundreds of
+tokens: those of the base model have ten, and on a GPU the agents' Python would limit them.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from itertools import islice
+from pathlib import Path
 
 from benchmarks.common import Figure, report
 from benchmarks.enlarged import add_size_options, size_of
@@ -89,7 +91,7 @@ async def measure(options: argparse.Namespace) -> list[Figure]:
         latency = ["--latency-median-s", str(options.median_s), "--latency-p99-s", str(options.p99_s)]
     turns_runs, plain_runs = [], []
     size, slots = size_of(options), options.slots
-    async with ledger_fleet(slots, *latency, size=size) as ledger:
+    async with ledger_fleet(slots, *latency, size=size, model=options.model) as ledger:
         await episodes_rate(
             ledger, 2 * options.admitted, options.admitted, epoch=0
         )  # warm-up: adaptive limits grow, code is compiled
@@ -103,6 +105,8 @@ async def measure(options: argparse.Namespace) -> list[Figure]:
             turns_runs.append((ours, turns))
             plain_runs.append((ours, plain))
     name = f"rollout_goodput_{options.median_s:g}s_tools"
+    if options.model is not None:
+        name += "_real_model"
     if size.layers is not None:
         name += f"_{size.layers}_layers"
     if size.hidden is not None:
@@ -121,6 +125,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--slots", type=int, default=64, help="sequences that the engine samples at a time")
     parser.add_argument("--median-s", type=float, default=0.2, help="median latency of the tools; 0: no added latency")
     parser.add_argument("--p99-s", type=float, default=2.0)
+    parser.add_argument("--model", type=Path, help="folder of a trained model that calls tools, such as Qwen3-4B")
     add_size_options(parser)
     return parser
 

@@ -39,7 +39,7 @@ from actors.weights.broadcast_sync import BroadcastSync
 from actors.weights.checkpoint_weights import CheckpointWeights, as_bytes
 from actors.weights.layout import Layout
 from actors.weights.sync import WeightSync
-from benchmarks.common import Figure, NotPossible, gpus_here, impossible, report
+from benchmarks.common import Figure, NotPossible, dtype_here, gpus_here, impossible, report
 from benchmarks.worker import JOB, MeasuredWorker, Request
 from cluster.ray_cluster.session import ray_session
 from trainer.errors import RftError
@@ -299,7 +299,7 @@ def main() -> None:
     except NotPossible as error:
         impossible(str(error))
         return
-    dtype = "bfloat16" if gpus else "float32"
+    dtype = dtype_here()
     if options.transport in VLLMS:  # the handles of CUDA memory are pickled
         os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
     with tempfile.TemporaryDirectory() as folder, ray_session(None):

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import psutil
 import ray
+import yaml
 
 from actors.engine.vllm_engine import EngineConfig
 from actors.grading.pool import GraderPoolActor
@@ -22,8 +23,9 @@ from actors.rollout.fleet import CANARY_LIMITS, Fleet
 from actors.rollout.worker import RolloutWorker, WorkerConfig
 from actors.runtime.exporter import MetricsAddress
 from actors.tools.actor import start_dispatchers
-from benchmarks.common import LOCAL
+from benchmarks.common import LOCAL, dtype_here
 from benchmarks.enlarged import OWN_SIZE, Size, enlarged
+from benchmarks.ledger_seeds import for_real_model, job_of
 from cluster.preflight.prepare import Prepared, prepare
 from cluster.ray_cluster.seats import Seats
 from cluster.ray_cluster.session import ray_session
@@ -32,6 +34,7 @@ from examples.ledger.services import services
 from trainer.events import Event
 from trainer.spec.job_file import load_job
 
+REAL_COMPLETION_TOKENS = 2048
 JOB = Path(__file__).parents[1] / "examples" / "ledger" / "job.yaml"
 
 
@@ -126,9 +129,11 @@ class LedgerFleet:
 
 
 @asynccontextmanager
-async def ledger_fleet(slots: int, *server_options: str, size: Size = OWN_SIZE) -> AsyncIterator[LedgerFleet]:
+async def ledger_fleet(
+    slots: int, *server_options: str, size: Size = OWN_SIZE, model: Path | None = None
+) -> AsyncIterator[LedgerFleet]:
     """Start tools, grader, dispatcher and one engine with `slots` slots, as a training run would."""
-    async with ledger_fleets(slots, [None], *server_options, size=size) as (fleet,):
+    async with ledger_fleets(slots, [None], *server_options, size=size, model=model) as (fleet,):
         yield fleet
 
 
@@ -139,17 +144,19 @@ async def ledger_fleets(
     *server_options: str,
     vllms_own: bool = True,
     size: Size = OWN_SIZE,
+    model: Path | None = None,
 ) -> AsyncIterator[list[LedgerFleet]]:
     """Start one fleet for each of `addresses`, with the same tools and grader.
 
-    A fleet exports its metrics at its address, with vLLM's own if `vllms_own`, or none for None. `size` enlarges
-    the base model. Engines are on GPUs if there are any, and nothing is reserved for a learner.
+    A fleet exports its metrics at its address, with vLLM's own if `vllms_own`, or none for None. `size` enlarges the
+    base model; `model` is a trained one that runs the episodes of `job_gpu.yaml` instead. Engines are on GPUs if there
+    are any, and nothing is reserved for a learner.
     """
     with services(*server_options) as environment, TemporaryDirectory() as folder:
         os.environ.update(environment)
-        job = load_job(JOB)
+        job = load_job(JOB if model is None else real_job(model, Path(folder)))
         if size != OWN_SIZE:
-            job = job.model_copy(update={"model": enlarged(Path(job.model), size, Path(folder))})
+            job = job.model_copy(update={"model": enlarged(Path(job.model), size, Path(folder), dtype_here())})
         with ray_session(None) as nodes:
             prepared = await prepare(job, nodes, Path("/tmp"), LOCAL, learner=False)
             seats = Seats(replace(prepared.placement, engines=len(addresses)), "benchmark")
@@ -162,6 +169,15 @@ async def ledger_fleets(
             finally:
                 for ledger in fleets:
                     await ledger.fleet.shutdown()
+
+
+def real_job(model: Path, folder: Path) -> Path:
+    """Write a job for a trained model, with `job_gpu.yaml`'s episodes and one engine."""
+    settings = {"cluster.engines": 1, "cluster.engine_cores": 1, "limits.max_completion_tokens": REAL_COMPLETION_TOKENS}
+    files = for_real_model(model, folder)
+    path = folder / "job.yaml"
+    path.write_text(yaml.safe_dump(job_of(7, files["training_file"], settings, "job_gpu.yaml") | files))
+    return path
 
 
 async def _fleet(

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from transformers import AutoTokenizer
 
 from actors.engine.vllm_engine import Engine, EngineConfig
-from benchmarks.common import gpus_here
+from benchmarks.common import dtype_here, gpus_here
 from trainer.algorithm.loss import kl_to_start
 from trainer.model.batch import WeightedSequence, pack
 from trainer.model.policy import DeviceBatch, load_policy
@@ -33,10 +33,6 @@ from trainer.spec.job import AlgorithmSpec
 QUESTIONS = Path(__file__).parents[2] / "examples" / "ledger" / "data" / "test.jsonl"
 MICRO_BATCH_TOKENS = 8192
 Arrays = dict[str, NDArray[Any]]
-
-
-def dtype_here() -> str:
-    return "bfloat16" if gpus_here() else "float32"
 
 
 def prompts(model: Path, count: int) -> list[list[int]]:

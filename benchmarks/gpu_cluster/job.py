@@ -12,8 +12,6 @@ import argparse
 import json
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from statistics import fmean
@@ -21,7 +19,7 @@ from typing import Any
 
 from benchmarks.async_gain import NO_FILES
 from benchmarks.common import ONE_GPU, gpus_here, impossible
-from benchmarks.ledger_seeds import run
+from benchmarks.ledger_seeds import for_real_model, run
 
 ROWS_PER_STEP = 16
 CORES_EACH = 4
@@ -73,14 +71,9 @@ def main() -> None:
         folder, _ = run(7, "data/train.jsonl", {}, files=NO_FILES, rows=rows)
     else:
         with tempfile.TemporaryDirectory() as data:
-            make = [sys.executable, "-m", "examples.ledger.make_data", "--instructed", data]
-            subprocess.run(make, check=True)
-            settings, files = (
-                settings_for(gpus, os.cpu_count() or 1),
-                NO_FILES | {"model": str(options.model.absolute())},
-            )
-            train = f"{data}/train.jsonl"
-            folder, _ = run(7, train, settings, files=files, rows=rows, template="job_gpu.yaml")
+            settings = settings_for(gpus, os.cpu_count() or 1)
+            files = for_real_model(options.model, Path(data)) | NO_FILES
+            folder, _ = run(7, files["training_file"], settings, files=files, rows=rows, template="job_gpu.yaml")
     for name, (value, unit) in figures(folder.metrics()).items():
         print(json.dumps({"name": name, "value": value, "unit": unit}), flush=True)
     if options.keep is not None:

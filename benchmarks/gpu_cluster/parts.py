@@ -12,8 +12,8 @@ LIMIT_S = 570.0
 """Most seconds of a part: a machine that is lent for commands of ten minutes must not end a part from outside."""
 RANDOM = {False: "qwen3-0.6b", True: "tiny"}
 """The shape of the random model by whether sizes are tiny."""
-LARGE = Size(layers=28, hidden=1024, intermediate=3072, heads=16)
-"""Qwen3-0.6B's sizes, with the heads of the ledger's base model."""
+LARGE = Size(layers=28, hidden=2048, intermediate=6144, heads=32)
+"""Qwen3-1.7B's layers and widths; heads have 32 dimensions, as in the ledger's base model. 1.3 billion parameters."""
 NEMO_RL = "0.03 to 0.04 (NeMo-RL)"
 
 
@@ -70,7 +70,7 @@ def parts_for(out: Path, model: Path | None, tiny: bool, limit_s: float = LIMIT_
             _part(f"weight_sync_{transport}", "weight_sync", _sync(folder, transport, tiny), rows, limit_s)
             for transport, rows in SYNC.items()
         ),
-        _part("goodput", "rollout_goodput", _goodput(tiny), (_goodput_row(tiny),), limit_s),
+        _part("goodput", "rollout_goodput", _goodput(model, tiny), (_goodput_row(model, tiny),), limit_s),
         _part("async_gain", "async_gain", _gain(tiny), (GAIN,), limit_s),
         _part("job", "gpu_cluster.job", _job(out, model, tiny), JOB, limit_s),
     ]
@@ -120,17 +120,22 @@ SLOW_TOOLS = ["--median-s", "0.2", "--p99-s", "2"]
 GAIN = Row("async gain, staleness 1, slow tools", "times", Aim(">=", 2.0), "1.6 (published)", "ratio")
 
 
-def _goodput_row(tiny: bool) -> Row:
-    name = (
-        "rollout_goodput_0s_tools" if tiny else f"rollout_goodput_0.2s_tools_{LARGE.layers}_layers_{LARGE.hidden}_wide"
-    )
+def _goodput_row(model: Path | None, tiny: bool) -> Row:
+    if tiny:
+        name = "rollout_goodput_0s_tools"
+    elif model is None:
+        name = f"rollout_goodput_0.2s_tools_{LARGE.layers}_layers_{LARGE.hidden}_wide"
+    else:
+        name = "rollout_goodput_0.2s_tools_real_model"
     return Row(name, "of the same turns back to back", Aim(">=", 0.9), "", "ratio")
 
 
-def _goodput(tiny: bool) -> list[str]:
+def _goodput(model: Path | None, tiny: bool) -> list[str]:
     if tiny:
         return ["--runs", "1", "--episodes", "96", "--admitted", "12", "--slots", "4", "--median-s", "0"]
-    return ["--runs", "2", "--episodes", "2048", "--admitted", "768", "--slots", "256", *SLOW_TOOLS, *LARGE.options]
+    if model is None:
+        return ["--runs", "2", "--episodes", "1024", "--admitted", "256", "--slots", "64", *SLOW_TOOLS, *LARGE.options]
+    return ["--runs", "1", "--episodes", "256", "--admitted", "96", "--slots", "64", *SLOW_TOOLS, "--model", str(model)]
 
 
 def _gain(tiny: bool) -> list[str]:

@@ -23,7 +23,10 @@ from benchmarks.gpu_cluster.parts import RANDOM, Aim, Part, Row, parts_for
 from benchmarks.gpu_cluster.processes import run_limited
 from benchmarks.gpu_cluster.results import Results, page
 from benchmarks.weight_sync import Seating, seating
+from benchmarks.worker import real_job
+from tests.support.paths import BASE
 from trainer.spec.job import AlgorithmSpec
+from trainer.spec.job_file import load_job
 
 MODULES = {module.__name__: module.arguments for module in (agreement, async_gain, job, rollout_goodput, weight_sync)}
 PART = Part(
@@ -63,7 +66,7 @@ def test_a_real_model_is_used_by_all_parts_that_need_one() -> None:
     parts = parts_for(Path("/out"), Path("/models/real"), tiny=False)
     assert [part.name for part in parts if "/models/real" in part.arguments] == [
         *("agreement", "weight_sync_object_store", "weight_sync_broadcast"),
-        *("weight_sync_vllm_nccl", "weight_sync_vllm_ipc", "job"),
+        *("weight_sync_vllm_nccl", "weight_sync_vllm_ipc", "goodput", "job"),
     ]
 
 
@@ -96,6 +99,14 @@ def test_vllm_s_own_transports_take_our_settings() -> None:
         assert {"rank", "packed"} <= {field.name for field in fields(info)}
     protocol = import_module("vllm.distributed.weight_transfer.base").VLLMWeightSyncClient
     assert isinstance(weight_sync.VllmsClient(None), protocol)
+
+
+def test_a_trained_model_s_job_is_valid(tmp_path: Path) -> None:
+    environment = {"LEDGER_TOOLS_URL": "http://a", "LEDGER_GRADER_URL": "http://b", "LEDGER_TOKEN": "x"}
+    found = load_job(real_job(BASE, tmp_path), environment)
+    assert (found.model, found.cluster.engines) == (str(BASE), 1)
+    assert found.reinforcement.limits.max_completion_tokens == 2048
+    assert found.test_file is not None and "Your final answer" in Path(found.test_file).read_text()
 
 
 def test_a_job_s_settings_fill_the_gpus() -> None:
