@@ -47,8 +47,8 @@ class OptimizerSpec(Strict):
     """Base learning rate, the size of each update. Too high and training collapses, too low and nothing is learned;
     1e-6 suits full fine-tuning of models with billions of parameters."""
     lr_schedule: Schedule = "constant"
-    """How the learning rate changes after the warm-up: constant, linear (falls to 0 at the last step) or cosine (falls
-    to 0, slowly at first)."""
+    """How the learning rate changes after the warm-up, the first 3 % of the steps: constant, linear (falls to 0 at the
+    last step) or cosine (falls to 0, slowly at first)."""
 
 
 # -- reinforcement -----------------------------------------------------------------------------------------------------
