@@ -162,7 +162,7 @@ class _Nodes:
     """The schemas in a schema, each once, and which apply others. Booleans are left out: nothing is to be checked.
 
     Raises:
-        Refused: A reference leads nowhere or out of the schema.
+        Refused: A reference does not resolve within the schema.
     """
 
     def __init__(self, root: Any) -> None:
