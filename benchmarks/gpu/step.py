@@ -23,7 +23,7 @@ from trainer.types import TrainSequence
 Mix = Literal["rollouts", "one"]
 GRADIENT_NORM = 1.0
 TRAINED_SHARE = 0.5
-"""Of the tokens, the share that the model sampled; the others are prompts and results of tools."""
+"""The share of tokens that the model sampled; the others are prompts and results of tools."""
 
 
 @dataclass(frozen=True, slots=True)
