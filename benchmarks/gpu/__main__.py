@@ -30,12 +30,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python3 -m benchmarks.gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--out", type=Path, default=Path("build/gpu"), help="folder of results.jsonl")
+    parser.add_argument("--out", type=Path, help="folder of results.jsonl (default: build/gpu, or build/gpu-tiny)")
     parser.add_argument("--part", nargs="+", choices=PARTS, default=list(PARTS), help="default: all, in this order")
     parser.add_argument("--seconds", type=float, default=540.0, help="stop between two figures after this time")
     parser.add_argument("--again", action="store_true", help="measure again what failed")
     parser.add_argument("--tiny", action="store_true", help="a trial on a CPU")
     options = parser.parse_args()
+    options.out = options.out or Path("build/gpu-tiny" if options.tiny else "build/gpu")
     results = Results(options.out)
     if options.again:
         results.drop_failed()
@@ -52,8 +53,7 @@ def main() -> int:
         if lost is None:
             print(f"the worker failed with exit code {code} before its first figure", file=sys.stderr)
             return 1
-        part, name = lost
-        results.add({"name": name, "part": part, "unit": "", "error": f"the process ended with code {code}"})
+        results.add(lost | {"error": f"the process ended with code {code}"})
     print(table(results.lines))
     failed = [name for name, line in results.lines.items() if line.get("error", "out of memory") != "out of memory"]
     wrong = [name for name, line in results.lines.items() if line.get("exact") is False]

@@ -57,9 +57,9 @@ class Results:
         value: float | None = self.lines.get(name, {}).get("value")
         return value
 
-    def start(self, part: str, name: str) -> None:
-        """Note which figure is being measured, in case the process dies."""
-        self._running.write_text(json.dumps([part, name]))
+    def start(self, line: Line) -> None:
+        """Note the figure that is being measured, in case the process dies."""
+        self._running.write_text(json.dumps(line))
 
     def add(self, line: Line) -> None:
         with self._file.open("a+") as file:
@@ -77,12 +77,12 @@ class Results:
         new.write_text("".join(json.dumps(line) + "\n" for line in lines))
         new.replace(self._file)
 
-    def lost(self) -> tuple[str, str] | None:
-        """Part and name of the figure that a process was measuring when it died."""
+    def lost(self) -> Line | None:
+        """The figure that a process was measuring when it died."""
         if not self._running.exists():
             return None
-        part, name = json.loads(self._running.read_text())
-        return part, name
+        line: Line = json.loads(self._running.read_text())
+        return line
 
 
 def table(lines: Mapping[str, Line]) -> str:

@@ -19,7 +19,8 @@ from cluster.planning.units import GIB
 PEAK_FLOPS = 989e12
 """Dense bfloat16 of an H100 or H200 SXM, by the data sheet. All MFU figures refer to it."""
 BUDGET_S = 12.0
-"""A figure is repeated for about this long, at least `MIN_RUNS` times and at most `MAX_RUNS` times."""
+"""A figure is repeated for about this long, at least `MIN_RUNS` times unless one takes as long as
+that, and at most `MAX_RUNS` times."""
 MIN_RUNS, MAX_RUNS = 3, 15
 
 
@@ -74,16 +75,20 @@ class Machine:
             return ""
         return done.stdout.strip()
 
-    def times(self, *works: Callable[[], object], warmups: int = 2) -> Times:
+    def times(self, *works: Callable[[], object], warmups: int = 2, runs: int = MAX_RUNS) -> Times:
         """Seconds of each of `works`, run in turn; the device is idle between them."""
-        for _ in range(1 if self.tiny else warmups):
+        began = time.perf_counter()
+        for _ in range(min(warmups, 1) if self.tiny else warmups):
             for work in works:
-                work()
-        self.synchronize()
+                self._seconds(work)
+            if time.perf_counter() - began > BUDGET_S:
+                break
         rounds: list[list[float]] = []
         began = time.perf_counter()
-        most, least = (1, 1) if self.tiny else (MAX_RUNS, MIN_RUNS)
-        while len(rounds) < most and (len(rounds) < least or time.perf_counter() - began < BUDGET_S):
+        most, least = (1, 1) if self.tiny else (runs, MIN_RUNS)
+        while len(rounds) < most and (took := time.perf_counter() - began) < 2 * BUDGET_S:
+            if len(rounds) >= least and took > BUDGET_S:
+                break
             rounds.append([self._seconds(work) for work in works])
         return Times(rounds)
 

@@ -50,9 +50,9 @@ class Settings:
     chunk_bytes: int | None = None
 
 
-def micro_batch(num_tokens: int, mix: Mix, vocabulary: int) -> MicroBatch:
+def micro_batch(num_tokens: int, mix: Mix, vocabulary: int, seed: int = 0) -> MicroBatch:
     """`num_tokens` packed tokens: rollouts of log-normal lengths (median 1,200, p99 7,700), or one sequence."""
-    random = np.random.default_rng(num_tokens)
+    random = np.random.default_rng([num_tokens, seed])
     lengths: list[int] = []
     while sum(lengths) < num_tokens:
         length = num_tokens if mix == "one" else int(random.lognormal(np.log(min(1200, num_tokens / 4)), 0.8))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -32,7 +33,8 @@ PARTS: Catalogue = {
 
 def run(here: Machine, parts: Sequence[str], deadline: float, catalogue: Catalogue = PARTS) -> int:
     """Measure what is missing, in order; a figure that failed is not tried again."""
-    finished = set(here.results.lines)
+    where = here.describe()
+    finished = {name for name, line in here.results.lines.items() if line.get("device") == where["device"]}
     for part in parts:
         for figure in catalogue[part](here):
             if figure.name in finished:
@@ -41,8 +43,10 @@ def run(here: Machine, parts: Sequence[str], deadline: float, catalogue: Catalog
             if left < figure.takes_s:
                 print(f"{left:.0f} s left, too little for {figure.name!r}: start again to continue", flush=True)
                 return STOPPED
-            here.results.start(part, figure.name)
-            line = measure(here, part, figure)
+            labels = {"part": part, "unit": figure.unit, "aim": figure.aim, "anchor": figure.anchor}
+            line: Line = {"name": figure.name, **labels, **where}
+            here.results.start(line)
+            line |= measure(here, figure)
             here.results.add(line)
             try:
                 here.synchronize()
@@ -53,10 +57,9 @@ def run(here: Machine, parts: Sequence[str], deadline: float, catalogue: Catalog
     return 0
 
 
-def measure(here: Machine, part: str, figure: Figure) -> Line:
-    """The line of a figure, or of the reason why it has none."""
-    line: Line = {"name": figure.name, "part": part, "unit": figure.unit, "aim": figure.aim, "anchor": figure.anchor}
-    line |= here.describe()
+def measure(here: Machine, figure: Figure) -> Line:
+    """What a figure's line says: its value, or the reason why it has none."""
+    line: Line = {}
     began = time.monotonic()
     here.forget()
     try:
@@ -84,6 +87,9 @@ def main() -> int:
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
     device = torch.device(options.device)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        print(f"torch {torch.__version__} finds no GPU; --tiny tries the figures on a CPU", file=sys.stderr)
+        return 1
     if device.type == "cpu":
         torch.set_num_threads(1)
     gc.freeze()  # collections after each figure then pass over what the imports left

@@ -108,6 +108,10 @@ def _loop(q: Tensor, k: Tensor, v: Tensor, packing: Packing, scaling: float | No
 def _cudnn(q: Tensor, k: Tensor, v: Tensor, packing: Packing, scaling: float | None, window: int | None) -> Tensor:
     """The loop with cuDNN's kernels, which use more of a Hopper GPU than torch's flash kernels."""
     with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+        groups = q.shape[1] // k.shape[1]
+        with_groups = torch.backends.cuda.SDPAParams(q, k, v, None, 0.0, True, True)
+        if groups > 1 and not torch.backends.cuda.can_use_cudnn_attention(with_groups):
+            k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
         return _loop(q, k, v, packing, scaling, window)
 
 

@@ -105,10 +105,10 @@ def test_a_figure_is_not_started_without_the_time_for_it(tmp_path: Path) -> None
 def test_a_line_that_was_cut_off_is_ignored_and_the_lost_figure_is_known(tmp_path: Path) -> None:
     results = Results(tmp_path)
     results.add({"name": "a", "value": 1.0})
-    results.start("copies", "b")
+    results.start({"name": "b", "part": "copies"})
     with (tmp_path / "results.jsonl").open("a") as file:
         file.write('{"name": "b", "val')
-    assert Results(tmp_path).lost() == ("copies", "b")
+    assert Results(tmp_path).lost() == {"name": "b", "part": "copies"}
     Results(tmp_path).add({"name": "c", "value": 2.0})
     assert list(Results(tmp_path).lines) == ["a", "c"] and Results(tmp_path).lost() is None
     assert json.loads((tmp_path / "results.jsonl").read_text().splitlines()[-1])["name"] == "c"
