@@ -21,9 +21,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from benchmarks.common import ONE_GPU, dtype_here, gpus_here, impossible
+from benchmarks.common import impossible
 from benchmarks.enlarged import OWN_SIZE, add_size_options, enlarged, size_of
 from benchmarks.ledger_seeds import LEDGER, run
+from benchmarks.local import ONE_GPU, dtype_here, gpus_here
 
 WARM_UP_STEPS = 2
 NO_FILES = {"validation_file": None, "test_file": None}

@@ -8,16 +8,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Literal
-
-from cluster.planning.nodes import gpu_memories
-from trainer.spec.operator import Operator
-
-LOCAL = Operator(allowed_networks=["127.0.0.0/8"])
-"""Allows servers on this machine."""
-
-
-ONE_GPU = "engines and learner do not share a GPU yet: a job needs two GPUs, one for each; there is one"
 
 
 class NotPossible(Exception):
@@ -64,19 +54,6 @@ def seconds(work: Callable[[], object]) -> float:
 def impossible(why: str) -> None:
     """Print the JSON line of a measurement that is not possible on this machine."""
     print(json.dumps({"not_possible": why}), flush=True)
-
-
-def gpus_here() -> int:
-    """GPUs that a local Ray offers: those in CUDA_VISIBLE_DEVICES, or all."""
-    present, visible = len(gpu_memories()), os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
-        return present
-    return min(present, sum(device.strip() not in ("", "-1", "NoDevFiles") for device in visible.split(",")))
-
-
-def dtype_here() -> Literal["float32", "bfloat16"]:
-    """The dtype of jobs on this machine."""
-    return "bfloat16" if gpus_here() else "float32"
 
 
 def report(figures: Sequence[Figure]) -> None:

@@ -39,7 +39,8 @@ from actors.weights.broadcast_sync import BroadcastSync
 from actors.weights.checkpoint_weights import CheckpointWeights, as_bytes
 from actors.weights.layout import Layout
 from actors.weights.sync import WeightSync
-from benchmarks.common import Figure, NotPossible, dtype_here, gpus_here, impossible, report
+from benchmarks.common import Figure, NotPossible, impossible, report
+from benchmarks.local import dtype_here, gpus_here
 from benchmarks.worker import JOB, MeasuredWorker, Request
 from cluster.ray_cluster.session import ray_session
 from trainer.errors import RftError

@@ -23,9 +23,9 @@ from actors.rollout.fleet import CANARY_LIMITS, Fleet
 from actors.rollout.worker import RolloutWorker, WorkerConfig
 from actors.runtime.exporter import MetricsAddress
 from actors.tools.actor import start_dispatchers
-from benchmarks.common import LOCAL, dtype_here
 from benchmarks.enlarged import OWN_SIZE, Size, enlarged
 from benchmarks.ledger_seeds import for_real_model, job_of
+from benchmarks.local import LOCAL, dtype_here
 from cluster.preflight.prepare import Prepared, prepare
 from cluster.ray_cluster.seats import Seats
 from cluster.ray_cluster.session import ray_session

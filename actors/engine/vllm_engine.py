@@ -44,9 +44,13 @@ def executor_of(gpus: int) -> str:
 
 WARM_UP_TOKENS = 8
 LIFE_POLL_S = 0.5
-LOG = Path("/proc/self/fd/2")
-"""Stderr, to which vLLM's processes write their errors: Ray's log file of the worker."""
+LOGS = (Path("/proc/self/fd/1"), Path("/proc/self/fd/2"))
+"""Ray's log files of the worker: vLLM's own log has the errors of its processes, and Python writes those at a start."""
 LOG_TAIL_BYTES = 1 << 16
+ERROR_LINE = re.compile(
+    r"^(?:\(\w+ pid=\d+\) ERROR .*?\] )?(?:[\w.]+\.)?(?!EngineDeadError)(\w+(?:Error|Exception): .+)$", re.M
+)
+"""An EngineDeadError only says that another line has the cause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,15 +367,15 @@ def _as_engine_failed(what: str) -> Iterator[None]:
         why = f"{type(error).__name__}: {error}"
         # vLLM has no class of its own for a start that failed: "See root cause above", in the log.
         if isinstance(error, _EngineDied) or "root cause" in why:
-            why = last_error(LOG) or "its process ended (killed, or out of memory)"
+            why = next(filter(None, map(last_error, LOGS)), None) or "its process ended (killed, or out of memory)"
         raise EngineFailed(f"an engine could not {what}: {why}") from error
 
 
 def last_error(log: Path) -> str | None:
-    """The last error that Python wrote to a log, such as "ValueError: ..."; None if there is no file or no error."""
+    """The last error in a log, by Python or vLLM, such as "ValueError: ..."; None if there is no file or no error."""
     if not log.is_file():
         return None
     with log.open("rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - LOG_TAIL_BYTES))
-        found = re.findall(r"^(?:[\w.]+\.)?(\w+(?:Error|Exception): .+)$", file.read().decode(errors="replace"), re.M)
+        found = ERROR_LINE.findall(file.read().decode(errors="replace"))
     return found[-1] if found else None

@@ -26,10 +26,10 @@ from runpy import run_path
 from typing import Any
 
 from actors.engine.vllm_engine import last_error
-from benchmarks.common import gpus_here
 from benchmarks.gpu_cluster.parts import LIMIT_S, Part, parts_for
 from benchmarks.gpu_cluster.processes import run_limited
 from benchmarks.gpu_cluster.results import Results, now, page
+from benchmarks.local import gpus_here
 
 PAGE = Path(__file__).parents[1] / "RESULTS-gpu.md"
 OFFLINE = {"HF_HUB_OFFLINE": "1", "RAY_USAGE_STATS_ENABLED": "0", "VLLM_NO_USAGE_STATS": "1"}

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from transformers import AutoTokenizer
 
 from actors.engine.vllm_engine import Engine, EngineConfig
-from benchmarks.common import dtype_here, gpus_here
+from benchmarks.local import dtype_here, gpus_here
 from trainer.algorithm.loss import kl_to_start
 from trainer.model.batch import WeightedSequence, pack
 from trainer.model.policy import DeviceBatch, load_policy

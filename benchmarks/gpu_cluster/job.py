@@ -18,8 +18,9 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks.async_gain import NO_FILES
-from benchmarks.common import ONE_GPU, gpus_here, impossible
+from benchmarks.common import impossible
 from benchmarks.ledger_seeds import for_real_model, run
+from benchmarks.local import ONE_GPU, gpus_here
 
 ROWS_PER_STEP = 16
 CORES_EACH = 4

@@ -17,9 +17,9 @@ from actors.engine.vllm_engine import EngineConfig
 from actors.rollout.episode import EpisodeSpec
 from actors.rollout.worker import WorkerConfig
 from actors.weights.shared_memory import SHM, SharedFile
-from benchmarks.common import gpus_here
 from benchmarks.gpu_cluster.parts import parts_for
 from benchmarks.gpu_cluster.results import Results
+from benchmarks.local import gpus_here
 from benchmarks.weight_sync import Source, VllmsClient
 from benchmarks.worker import MeasuredWorker
 from cluster.ray_cluster.session import ray_session
