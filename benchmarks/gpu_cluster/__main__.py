@@ -2,8 +2,9 @@
 
     python -m benchmarks.gpu_cluster [--model FOLDER] [--out FOLDER] [--only PART ...] [--tiny]
 
-`--model` is the folder of a trained model that calls tools, such as Qwen3-4B. Run the command again to continue: what
-is in `results.jsonl` of the folder `--out` is skipped, what failed is tried again. `--tiny` has sizes for two cores.
+`--model` is the folder of a trained model that calls tools, such as Qwen3-1.7B (two GPUs) or Qwen3-4B (four). Run the
+command again to continue: what is in `results.jsonl` of the folder `--out` is skipped, what failed is tried again.
+`--tiny` has sizes for two cores.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     },
     "tiny": {
         **{"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2},
-        **{"head_dim": 32, "layers": 2},
+        **{"head_dim": 32, "vocab_size": 4096, "layers": 2},
     },
 }
 """Shapes by name: settings of the config, `layers` and what differs from the ledger's base model."""
