@@ -9,11 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from trainer.spec.operator import Operator
-
-LOCAL = Operator(allowed_networks=["127.0.0.0/8"])
-"""Allows servers on this machine."""
-
 
 @dataclass(frozen=True, slots=True)
 class Figure:

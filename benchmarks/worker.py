@@ -24,7 +24,7 @@ from actors.rollout.fleet import CANARY_LIMITS, Fleet
 from actors.rollout.worker import RolloutWorker, WorkerConfig
 from actors.runtime.exporter import MetricsAddress
 from actors.tools.actor import start_dispatchers
-from benchmarks.common import LOCAL
+from benchmarks.local import LOCAL
 from cluster.preflight.prepare import Prepared, prepare
 from cluster.ray_cluster.seats import Seats
 from cluster.ray_cluster.session import ray_session
