@@ -22,6 +22,7 @@ from serve.cli.completion import scopes
 from trainer.errors import UserError
 
 if TYPE_CHECKING:
+    from cluster.stores.database import Database
     from cluster.stores.keys import KeyStore, Scope
 
 app = typer.Typer(no_args_is_help=True, help="Create, list and revoke API keys of a server; it may be running or not.")
@@ -85,6 +86,28 @@ def revoke_command(
     typer.echo(f"key {key.id} ({key.name}) is revoked")
 
 
+@app.command("rotate-master")
+def rotate_master_command(folder: Folder = DEFAULT_FOLDER, database: DatabaseUrl = None) -> None:
+    """Change the secret that encrypts stored headers, and encrypt them again. If it was interrupted, run it again.
+
+    The server may be running, and jobs go on. A secret in AGENT_RFT_SECRET_KEY is replaced by the one in
+    AGENT_RFT_NEW_SECRET_KEY: a server that runs must have been started with both.
+    """
+    from cluster.stores.rotation import MasterRotation
+    from cluster.stores.secrets import NEW_VARIABLE, VARIABLE, FileSecrets, secrets_of
+
+    secrets = secrets_of(_existing(folder, database))
+    with _opened(folder, database) as opened:
+        done = MasterRotation(opened, secrets).run()
+    typer.echo(f"{done.num_sealed} jobs are encrypted again with the key {done.secret_id}")
+    if done.unreadable:
+        typer.echo(f"no key opens these jobs, which stay as they are: {', '.join(done.unreadable)}", err=True)
+    if isinstance(secrets, FileSecrets):
+        typer.echo(f"{secrets.path} holds the new key only: put it into your backups")
+    else:
+        typer.echo(f"now set {VARIABLE} to what {NEW_VARIABLE} is, remove {NEW_VARIABLE}, and restart the server")
+
+
 def _existing(folder: Path, database: str | None) -> Path:
     """Returns the folder if it exists; opening its database would create an empty one.
 
@@ -97,16 +120,23 @@ def _existing(folder: Path, database: str | None) -> Path:
 
 
 @contextmanager
-def _keys(folder: Path, database: str | None) -> Iterator[KeyStore]:
-    from cluster.stores.keys import KeyStore
+def _opened(folder: Path, database: str | None) -> Iterator[Database]:
     from cluster.stores.migrate import open_database
     from serve.host.state import StateLocations
 
     opened = open_database(folder, database or StateLocations.of_folder(folder).database)
     try:
-        yield KeyStore(opened)
+        yield opened
     finally:
         opened.close()
+
+
+@contextmanager
+def _keys(folder: Path, database: str | None) -> Iterator[KeyStore]:
+    from cluster.stores.keys import KeyStore
+
+    with _opened(folder, database) as opened:
+        yield KeyStore(opened)
 
 
 def _time(seconds: int | None) -> str:

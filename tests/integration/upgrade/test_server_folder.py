@@ -19,6 +19,9 @@ from cluster.jobs.driver import drive
 from cluster.jobs.driver_settings import DriverSettings, Server
 from cluster.jobs.manager import JobManager, ManagerConfig
 from cluster.stores.job_store import JobStore
+from cluster.stores.migrate import migrate
+from cluster.stores.rotation import MasterRotation
+from cluster.stores.secrets import FileSecrets
 from serve.cli.follow import LiveProgress, follow
 from serve.deployment import app_of
 from serve.host.services import Services
@@ -141,6 +144,19 @@ async def test_headers_sealed_with_another_key_are_refused_with_the_remedy(old: 
     job = server.store.get(old.jobs["running"])
     with pytest.raises(UserError, match="restore the server's former key"):
         await drive(server, job.id, job.attempt)
+    server.close()
+
+
+def test_the_secret_is_changed_and_a_driver_that_has_read_its_job_before_goes_on(old: OldVersion) -> None:
+    server = Server(DriverSettings.read(old.server / "driver.json"))
+    migrate(server.database)
+    read_before = [server.store.get(job_id) for job_id in old.jobs.values()]
+    former = (old.server / "secret.key").read_text()
+    done = MasterRotation(server.database, FileSecrets(old.server / "secret.key")).run()
+    assert done.num_sealed == len(old.jobs) and former not in (old.server / "secret.key").read_text()
+    for record in read_before:
+        (tool,) = server.spec(record).reinforcement.tools
+        assert tool.headers["Authorization"].get_secret_value() == f"Bearer {old.tool_token}"
     server.close()
 
 

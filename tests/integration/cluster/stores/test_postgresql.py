@@ -10,6 +10,7 @@ from tests.unit.cluster.stores.test_file_store import *  # noqa: F403
 from tests.unit.cluster.stores.test_job_store import *  # noqa: F403
 from tests.unit.cluster.stores.test_keys import *  # noqa: F403
 from tests.unit.cluster.stores.test_migrate import *  # noqa: F403
+from tests.unit.cluster.stores.test_rotation import *  # noqa: F403
 
 
 def test_servers_that_start_at_the_same_time_create_the_tables_once(postgresql_url: str) -> None:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from cluster.stores.migrate import open_database
+from cluster.stores.secrets import NEW_VARIABLE, VARIABLE, Master
 from serve.cli.keys import app
 from serve.host.state import ServerState, StateLocations
 from trainer.errors import UserError
 from trainer.spec.operator import NOTHING_ALLOWED
 
 
-def keys(folder: Path, *arguments: str) -> Result:
-    return CliRunner().invoke(app, [*arguments, "--folder", str(folder)])
+def keys(folder: Path, *arguments: str, environment: Mapping[str, str] | None = None) -> Result:
+    return CliRunner(env=environment).invoke(app, [*arguments, "--folder", str(folder)])
 
 
 def test_a_key_is_created_listed_and_revoked(tmp_path: Path) -> None:
@@ -67,3 +69,30 @@ def test_a_folder_that_cannot_be_created_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot be used: Not a directory"):
         ServerState(StateLocations(tmp_path / "file" / "folder"), NOTHING_ALLOWED)
+
+
+# -- the master secret -------------------------------------------------------------------------------------------------
+
+
+def test_the_master_secret_of_the_folder_is_changed_and_not_printed(tmp_path: Path) -> None:
+    ServerState(StateLocations(tmp_path), NOTHING_ALLOWED).close()
+    before = (tmp_path / "secret.key").read_text()
+    done = keys(tmp_path, "rotate-master")
+    after = (tmp_path / "secret.key").read_text()
+    assert done.exit_code == 0 and after != before and after.strip() not in done.output
+    assert "0 jobs are encrypted again" in done.stdout and "put it into your backups" in done.stdout
+
+
+def test_the_master_secret_of_the_environment_is_changed_by_setting_a_new_one(tmp_path: Path) -> None:
+    ServerState(StateLocations(tmp_path), NOTHING_ALLOWED).close()
+    old, new = Master.generated().text, Master.generated().text
+    refused = keys(tmp_path, "rotate-master", environment={VARIABLE: old})
+    assert f"set {NEW_VARIABLE}" in str(refused.exception)
+    done = keys(tmp_path, "rotate-master", environment={VARIABLE: old, NEW_VARIABLE: new})
+    assert f"now set {VARIABLE} to what {NEW_VARIABLE} is" in done.stdout
+    assert old not in done.output and new not in done.output
+
+
+def test_a_folder_without_a_key_is_not_given_one(tmp_path: Path) -> None:
+    assert "secret.key cannot be read" in str(keys(tmp_path, "rotate-master").exception)
+    assert not (tmp_path / "secret.key").exists()
