@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from actors.graders.templates import render
+from actors.graders.templates import INVALID_VARIABLE, render
 from actors.grading.factory import graders_of, templates_of
 from cluster.preflight.examples import example_sample
 from cluster.preflight.form_check import TOOLS, schema_mistake
@@ -97,7 +97,8 @@ def value_problems(reinforcement: Reinforcement, rows: Sequence[JobRow]) -> list
             except GraderFailed as error:
                 if str(error.details["path"]).startswith("item"):
                     remedy = "add the value to the row, or fix the grader's template"
-                    problems.append(row.problem("missing_value", "", error.message, remedy))
+                    what = error.message.removesuffix(f" [{INVALID_VARIABLE}]")
+                    problems.append(row.problem("missing_value", "", what, remedy))
     return problems
 
 

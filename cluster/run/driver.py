@@ -233,7 +233,7 @@ class _Run:
         checkpoints = Checkpoints(self._folder.checkpoints)
         await self._actors.start()
         fleet, learner = self._actors.fleet, self._actors.learner
-        before = None
+        before = self._folder.evaluations().get("test-before")
         if prepared.test and self._latest is None:
             before = await self._grade(fleet, prepared.test, "test", "test-before", prepared.plan.eval_samples)
         config = LoopConfig(

@@ -74,7 +74,7 @@ class _ModelRow(Base):
     settings: Mapped[dict[str, Any]] = mapped_column(JSON)
 
     def record(self) -> ModelRecord:
-        settings = ServeSettings(**self.settings)
+        settings = ServeSettings.stored(self.settings)
         return ModelRecord(self.id, self.folder, self.base, self.job_id, self.created_at, settings)
 
 

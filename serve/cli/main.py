@@ -96,7 +96,7 @@ def init_command(
     example: Annotated[
         Literal["ledger", "endpoint"],
         typer.Option(
-            help="ledger: a job that learns in minutes without a GPU; endpoint: a skeleton for your own agent"
+            help="which one: ledger, a job that learns in minutes without a GPU, or endpoint, a skeleton for your agent"
         ),
     ] = "ledger",
 ) -> None:
@@ -127,8 +127,9 @@ def train_command(
     operator = _operator(config)
     if run_folder is not None and resume is not None:
         raise typer.BadParameter("give --resume or --run-folder, not both")
-    goes_on = resume is not None or (run_folder is not None and (run_folder / "checkpoints").is_dir())
-    spec = _load(job, operator) if not goes_on else _load_accepted(job)
+    folder = resume or run_folder
+    resumed = resume is not None or (run_folder is not None and _has_checkpoint(run_folder))
+    spec = _load_accepted(job, folder) if folder is not None and resumed else _load(job, operator)
     with importing():
         from cluster.run.driver import train, train_in
 
@@ -236,11 +237,23 @@ def _load(path: Path, operator: Operator) -> JobSpec:
     return load_job(path)
 
 
-def _load_accepted(path: Path) -> JobSpec:
-    """The job of a run that is resumed."""
+def _has_checkpoint(run_folder: Path) -> bool:
+    from trainer.loop.checkpoint import Checkpoints
+
+    checkpoints = run_folder / "checkpoints"
+    return checkpoints.is_dir() and Checkpoints(checkpoints).latest() is not None
+
+
+def _load_accepted(path: Path, folder: Path) -> JobSpec:
+    """The job of a run that is resumed from its folder."""
+    from cluster.records.run_folder import RunFolder
     from trainer.spec.job_file import load_accepted_job
 
-    job, warnings = load_accepted_job(path)
+    try:
+        recorded = RunFolder(folder).job().get("job", {})
+    except ValueError:
+        recorded = {}  # damaged, which is reported where the run is resumed
+    job, warnings = load_accepted_job(path, recorded)
     for warning in warnings:
         Console(stderr=True, emoji=False).print(f"[yellow]warning[/] {escape(warning)}", soft_wrap=True)
     return job

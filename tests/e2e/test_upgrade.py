@@ -25,6 +25,7 @@ from tests.support.old_version import OldVersion, old_version
 from trainer.loop.checkpoint import Checkpoints
 
 DEADLINE_S = 300.0
+CAPPED = "cluster: the job needs 2 cores, but the operator's limit is 1; a new job would be refused"
 
 
 @pytest.fixture
@@ -37,9 +38,19 @@ def environment(old: OldVersion) -> dict[str, str]:
     return dict(os.environ) | {"OLD_TOKEN": old.tool_token}
 
 
-async def test_a_run_is_resumed_to_its_end(old: OldVersion) -> None:
-    ended = await asyncio.to_thread(run, "train", old.job, "--resume", old.run, environment=environment(old))
+def lower_cap(old: OldVersion) -> Path:
+    """The operator's configuration with a limit that refuses the same jobs as new ones."""
+    config = old.home / "job" / "agent-rft.yaml"
+    config.write_text(f"{config.read_text()}jobs: {{max_cores: 1}}\n")
+    return config
+
+
+async def test_a_run_is_resumed_to_its_end_although_the_operator_lowered_a_limit(old: OldVersion) -> None:
+    options = ("--resume", old.run, "--config", lower_cap(old))
+    ended = await asyncio.to_thread(run, "train", old.job, *options, environment=environment(old))
     assert ended.returncode == 0, ended.stdout
+    assert f"warning {CAPPED}" in ended.stdout
+    assert "relative" in ended.stdout, "the table compares with the grade that the older version recorded"
     folder = RunFolder(old.run)
     assert [step["step"] for step in folder.metrics()] == [1, 2, 3, 4, 5, 6]
     assert [step for step, _ in folder.validations()] == [0, 2, 6] and "test-after" in folder.evaluations()
@@ -69,7 +80,7 @@ async def test_a_supervised_run_is_resumed_to_its_end_and_a_checkpoint_is_evalua
 @contextmanager
 def server(old: OldVersion) -> Iterator[str]:
     """The URL of `agent-rft serve` of today over the folder."""
-    config = old.home / "job" / "agent-rft.yaml"
+    config = lower_cap(old)
     command = [AGENT_RFT, "serve", "--folder", str(old.server), "--port", "0", "--config", str(config)]
     with subprocess.Popen(command, env=marked(environment(old)), stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -97,9 +108,12 @@ def go_on(old: OldVersion) -> None:
             return any(text in event.message for event in jobs.list_events(job_id, limit=100))
 
         wait_for(lambda: told(old.jobs["running"], "resumed at step"))
+        assert told(old.jobs["running"], CAPPED)
         jobs.cancel(old.jobs["running"])
         jobs.resume(old.jobs["paused"])
-        jobs.cancel(old.jobs["validating_files"])
+        wait_for(lambda: jobs.retrieve(old.jobs["validating_files"]).status == "failed")
+        refused = jobs.retrieve(old.jobs["validating_files"]).error
+        assert refused is not None and refused.code == "over_limit", "it was not accepted yet"
         wait_for(lambda: jobs.retrieve(old.jobs["queued"]).status == "succeeded")
         wait_for(lambda: told(old.jobs["paused"], "resumed at step"))
         jobs.cancel(old.jobs["paused"])

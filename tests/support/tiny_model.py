@@ -21,7 +21,7 @@ TEMPLATE = """\
 
 
 def write_tiny_model(folder: Path, context: int = 32_768) -> Path:
-    """Write a Hugging Face folder of some 50 kB, and return it."""
+    """Write a Hugging Face folder of some 200 kB, and return it."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={byte: i for i, byte in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -32,12 +32,12 @@ def write_tiny_model(folder: Path, context: int = 32_768) -> Path:
     fast.save_pretrained(folder)
     config = Qwen3Config(
         vocab_size=len(alphabet) + len(SPECIAL),
-        hidden_size=32,
-        intermediate_size=64,
+        hidden_size=64,
+        intermediate_size=128,
         num_hidden_layers=1,
         num_attention_heads=2,
         num_key_value_heads=1,
-        head_dim=16,
+        head_dim=32,
         max_position_embeddings=context,
         tie_word_embeddings=True,
         pad_token_id=fast.pad_token_id,

@@ -95,10 +95,10 @@ class PythonGrader(GraderBase):
 
 
 class JudgeGrader(GraderBase):
-    """Base class of graders that ask a judge model, at most three times until its answer can be parsed."""
+    """Base class of graders that ask a judge model."""
 
     model: str
-    """Name of the judge in the operator's `models`."""
+    """Name of the judge in the operator's `models`. It is asked up to three times if its answer cannot be parsed."""
     input: Annotated[tuple[dict[str, Any], ...], Field(min_length=1)]
     """Messages for the judge, each with `role` and `content`; contents are templates. Equal questions are asked once
     and the answer is reused."""

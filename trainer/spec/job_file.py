@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from trainer.errors import InvalidJob, Problem
 from trainer.spec.job import FILES, JobSpec
-from trainer.spec.kept import BOUNDS, with_values
+from trainer.spec.kept import BOUNDS, UNKNOWN, gone, has, with_values
 from trainer.spec.reader import KeyPath, ParsedFile, Variables, fill_in, read_source, validate
 
 _TRUNCATED_SAMPLING = ("top_p", "top_k", "min_p")
@@ -22,7 +22,7 @@ _GRADER: KeyPath = ("method", "reinforcement", "grader")
 _TOOLS: KeyPath = ("method", "reinforcement", "tools")
 _DUMMY_GRADER = {"type": "string_check", "input": "", "reference": "", "operation": "eq"}
 _DUMMY_URL = "http://dummy.invalid"
-_BOUNDS = {f"invalid_{kind}" for kind in BOUNDS}
+_BOUNDS, _UNKNOWN = {f"invalid_{kind}" for kind in BOUNDS}, f"invalid_{UNKNOWN}"
 _KEY_OR_INDEX = re.compile(r"\[(\d+)\]|([^.\[\]]+)")
 
 
@@ -51,8 +51,12 @@ def read_job(path: Path, environment: Mapping[str, str] = os.environ) -> tuple[J
     return job, source.duplicates() + problems
 
 
-def load_accepted_job(path: Path, environment: Mapping[str, str] = os.environ) -> tuple[JobSpec, list[str]]:
-    """Like `load_job`, for a run that is resumed: values outside of today's bounds are kept, each with a warning.
+def load_accepted_job(
+    path: Path, recorded: Mapping[str, Any], environment: Mapping[str, str] = os.environ
+) -> tuple[JobSpec, list[str]]:
+    """Like `load_job`, for a run that is resumed; `recorded` is the job in its run folder.
+
+    Values outside of today's bounds are kept, settings that no longer exist are left out, each with a warning.
 
     Raises:
         InvalidJob: The file has other mistakes.
@@ -61,10 +65,12 @@ def load_accepted_job(path: Path, environment: Mapping[str, str] = os.environ) -
     if isinstance(source, ParsedFile) and isinstance(source.raw, dict):
         raw, variables, problems = _filled_in(source, path.parent, environment)
         _, found = validate(JobSpec, raw, source, variables, _truncated_sampling)
-        bounds = [(at, problem) for at, problem in found if problem.code in _BOUNDS]
-        if bounds and len(bounds) == len(found) and not problems and not source.duplicates():
-            warnings = [f"{problem.field}: {problem.message}; the run keeps it" for _, problem in bounds]
-            return with_values(raw, [at for at, _ in bounds]), warnings
+        kept = [(at, problem) for at, problem in found if problem.code in _BOUNDS]
+        dropped = [(at, problem) for at, problem in found if problem.code == _UNKNOWN and has(recorded, at)]
+        if found and len(kept) + len(dropped) == len(found) and not problems and not source.duplicates():
+            warnings = [f"{problem.field}: {problem.message}; the run keeps it" for _, problem in kept]
+            warnings += [gone(problem.field, "the run") for _, problem in dropped]
+            return with_values(raw, [at for at, _ in kept], [at for at, _ in dropped]), warnings
     return load_job(path, environment), []
 
 
@@ -73,9 +79,10 @@ def with_lines(path: Path, problems: Sequence[Problem]) -> list[Problem]:
     source = read_source(path, "job")
     if isinstance(source, Problem):
         return list(problems)
-    lines = {problem.field: source.lines.of(_key_path(problem.field)) for problem in problems if problem.file is None}
     return [
-        replace(problem, file=source.file, line=lines[problem.field]) if lines.get(problem.field) else problem
+        replace(problem, file=source.file, line=line)
+        if problem.file is None and (line := source.lines.of(_key_path(problem.field)))
+        else problem
         for problem in problems
     ]
 

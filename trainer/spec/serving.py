@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from trainer.spec.job import JobSpec, Plan, RolloutLimits
@@ -42,3 +42,8 @@ class ServeSettings:
             temperature=job.reinforcement.algorithm.temperature,
             template_arguments=dict(template_arguments),
         )
+
+    @classmethod
+    def stored(cls, values: Mapping[str, Any]) -> ServeSettings:
+        """The settings that a server has stored; those that another version had and this one does not are left out."""
+        return cls(**{setting.name: values[setting.name] for setting in fields(cls) if setting.name in values})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sqlite3
 import time
 from collections.abc import AsyncIterator, Callable
@@ -11,11 +12,14 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from fastapi.testclient import TestClient
+from rich.console import Console
 
 from cluster.jobs.driver import drive
 from cluster.jobs.driver_settings import DriverSettings, Server
 from cluster.jobs.manager import JobManager, ManagerConfig
 from cluster.stores.job_store import JobStore
+from serve.cli.follow import LiveProgress, follow
 from serve.deployment import app_of
 from serve.host.services import Services
 from serve.host.state import ServerState, StateLocations
@@ -92,6 +96,21 @@ async def test_what_a_job_has_told_is_told_again(old: OldVersion) -> None:
         assert content.text.startswith("step,") and len(content.text.splitlines()) == 3
         models = [model.id async for model in client.models.list()]
         assert done.fine_tuned_model in models and "gpt-5" in models
+
+
+def test_a_job_that_ended_is_followed_from_its_events_alone(old: OldVersion) -> None:
+    operator = load_operator(old.home / "job" / "agent-rft.yaml")
+    state = ServerState(StateLocations.of_folder(old.server, {}), operator)
+    nothing: Any = None
+    app = app_of(state, Services(state, operator, nothing, nothing), operator)
+    headers = {"Authorization": f"Bearer {old.keys['admin']}"}
+    client = TestClient(app, base_url="http://server/v1", headers=headers)
+    job = client.get(f"/fine_tuning/jobs/{old.jobs['succeeded']}").json()
+    console = Console(file=io.StringIO(), width=200)
+    follow(client, job, LiveProgress(job, console))
+    told = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "step 1/2: reward 0." in told and "step 2/2: reward 0." in told and "validation at step 2" in told
+    state.close()
 
 
 def test_a_tuned_model_has_the_settings_it_is_served_with(old: OldVersion) -> None:

@@ -206,10 +206,17 @@ async def test_mistakes_of_all_kinds_are_in_one_list(case: Case) -> None:
 
 
 async def test_many_problems_of_one_kind_are_counted(case: Case) -> None:
-    case.rows = [row(tools=[tool("grep")]) for _ in range(50)]
+    case.rows = [row(tools=[tool(f"grep{i}")]) for i in range(50)]
     problems = await case.problems()
-    assert len(problems) == 21
-    assert problems[-1].message == "and 30 more of this kind"
+    assert len(problems) == 11
+    assert problems[-1].message == "and 40 more of this kind"
+
+
+async def test_the_same_problem_of_many_rows_is_one(case: Case) -> None:
+    case.rows = [row(tools=[tool(), tool("grep")][i % 2 :]) for i in range(50)]
+    problem = await case.only_problem()
+    assert (problem.field, problem.line) == ("training_file.tools[1]", 1)
+    assert problem.message == "the row's tool 'grep' has no server (and 49 more rows like this)"
 
 
 async def test_no_endpoint_is_called_while_the_method_has_mistakes(case: Case) -> None:
@@ -535,7 +542,8 @@ async def test_a_session_at_an_unusable_url(case: Case) -> None:
 async def test_a_missing_document_is_accepted_but_a_missing_path_is_not(case: Case) -> None:
     async def documents(request: Received) -> web.StreamResponse:
         if request.path == urlsplit(case.tool.url).path:
-            return web.json_response({"detail": "no document ''"}, status=404)
+            arguments = json.loads(request.body["arguments"])  # each request is a call: no server has to bear another
+            return web.json_response({"detail": f"no document {arguments}"}, status=404)
         return web.Response(status=404, text=f"Cannot POST {request.path}")
 
     async with FakeEndpoint(documents) as case.tool:

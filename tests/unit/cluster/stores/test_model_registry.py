@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from sqlalchemy import text
 
 from cluster.stores.database import Database
 from cluster.stores.model_registry import ModelRegistry, ProtectedModel, UnknownModel
@@ -41,6 +42,13 @@ def test_a_tuned_model_keeps_its_training_settings_after_a_restart(registry: Mod
     assert found == added
     assert found.settings == settings
     assert found.folder == "runs/a/checkpoints/final"
+
+
+def test_settings_of_another_version_are_left_out(registry: ModelRegistry, database: Database) -> None:
+    registry.add(TUNED, "a", "gpt-5", "ftjob-1", ServeSettings(context_length=64))
+    with database.engine.begin() as connection:
+        connection.execute(text("""UPDATE models SET settings = '{"context_length": 64, "naps": 3}'"""))
+    assert registry.resolve(TUNED).settings == ServeSettings(context_length=64)
 
 
 def test_the_list_has_base_models_first_then_tuned_models_newest_first(registry: ModelRegistry) -> None:
