@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jsonschema_rs
@@ -39,6 +39,8 @@ MAX_PATTERN_WORK = 1_000_000
 """Characters times patterns of one validation: at most some seconds, mostly milliseconds."""
 BACKTRACKING_COST = 10
 """How many times slower a pattern that backtracks may be."""
+MAX_VALUE_DEPTH = 200
+"""Levels of a value: jsonschema-rs raises an error from about 250 on."""
 MAX_WORDS_CHARS = 300
 MAX_VALUE_CHARS = 60
 MAX_EXPLAINED = 50
@@ -103,7 +105,9 @@ class Checker:
 
     def mistake(self, value: Any) -> str | None:
         """How a value of JSON breaks the schema, as `at $.path: words` for the model; None if it does not."""
-        num_values, num_chars = _size_of(value)
+        num_values, num_chars, depth = _size_of(value)
+        if depth > MAX_VALUE_DEPTH:
+            return f"at $: they are nested more than {MAX_VALUE_DEPTH} levels deep"
         if num_values * self._num_subschemas > MAX_COMPARISONS or num_chars * self._pattern_cost > MAX_PATTERN_WORK:
             return "at $: they are too large to be checked; write smaller ones"
         try:
@@ -214,21 +218,20 @@ def _escaped(part: str) -> str:
     return part.replace("~", "~0").replace("/", "~1")
 
 
-def _size_of(value: Any) -> tuple[int, int]:
-    """The number of values in a value of JSON, and of the characters of its texts and keys."""
-    num_values = num_chars = 0
-    remaining = [value]
-    while remaining:
-        value = remaining.pop()
-        num_values += 1
-        if isinstance(value, dict):
-            num_chars += sum(map(len, value))
-            remaining += value.values()
-        elif isinstance(value, list):
-            remaining += value
-        elif isinstance(value, str):
-            num_chars += len(value)
-    return num_values, num_chars
+def _size_of(value: Any) -> tuple[int, int, int]:
+    """The number of values in a value of JSON, that of the characters of its texts and keys, and its depth."""
+    num_values = num_chars = depth = 0
+    level = [value]
+    while level:
+        num_values, depth = num_values + len(level), depth + 1
+        num_chars += sum(len(one) for one in level if isinstance(one, str))
+        num_chars += sum(len(key) for one in level if isinstance(one, dict) for key in one)
+        level = [part for one in level if isinstance(one, dict | list) for part in _parts_of(one)]
+    return num_values, num_chars, depth
+
+
+def _parts_of(value: dict[str, Any] | list[Any]) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value
 
 
 # -- explanations ------------------------------------------------------------------------------------------------------

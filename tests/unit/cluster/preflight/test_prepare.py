@@ -73,11 +73,12 @@ class Case:
         method = {"type": "reinforcement", "reinforcement": reinforcement}
         return {"model": str(BASE), "training_file": self.write(), "method": method, **self.job}
 
-    async def prepare(self, learner: bool = True) -> Prepared:
+    async def prepare(self, learner: bool = True, accepted: bool = False) -> Prepared:
         path = self.folder / "job.json"
         path.write_text(json.dumps(self.raw()))
         job = load_job(path, {})
-        return await prepare(job, self.nodes, self.folder / "runs", self.operator, free=self.free, learner=learner)
+        runs = self.folder / "runs"
+        return await prepare(job, self.nodes, runs, self.operator, free=self.free, learner=learner, accepted=accepted)
 
     async def problems(self) -> list[Problem]:
         with pytest.raises(InvalidJob) as raised:
@@ -285,6 +286,24 @@ async def test_references_to_urls_are_never_fetched(case: Case, key: str) -> Non
     fields = {problem.field for problem in problems if problem.code == "invalid_schema"}
     assert fields == {"method.reinforcement.response_format", "training_file.tools[0].function.parameters"}
     assert all("points outside the schema" in p.message for p in problems)
+
+
+async def test_a_job_that_began_with_a_schema_above_todays_caps_goes_on_with_a_warning(case: Case) -> None:
+    case.rows = [{**row(), "tools": [tool(parameters={"properties": {"path": {"minLength": 10**9}}})]}]
+    problem = await case.only_problem()
+    assert (problem.code, problem.field) == ("schema_too_large", "training_file.tools[0].function.parameters")
+    assert "$.properties.path.minLength: is 1,000,000,000; at most 10,000 are allowed" in problem.message
+    prepared = await case.prepare(accepted=True)
+    assert any("minLength" in warning and "this one continues" in warning for warning in prepared.warnings)
+
+
+async def test_a_pattern_that_a_grammar_cannot_express_is_refused_only_beside_a_response_format(case: Case) -> None:
+    lookahead = {"type": "object", "properties": {"path": {"pattern": "^(?!/)"}}}
+    case.rows = [{**row(), "tools": [tool(parameters=lookahead)]}]
+    await case.prepare()
+    case.reinforcement = {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "object"}}}}
+    problem = await case.only_problem()
+    assert (problem.code, problem.field) == ("unsupported_pattern", "training_file.tools[0].function.parameters")
 
 
 def test_references_to_files_are_never_read(tmp_path: Path) -> None:
