@@ -146,7 +146,7 @@ RAW = {
     "not a number": '{"type":"number","maximum":NaN}',
     "half of a surrogate pair": '{"const":"\\ud800"}',
 }
-"""Schemas as text, which Python's JSON does not read or which are no JSON."""
+"""Schemas as text, which Python's JSON does not read or which are not JSON."""
 
 ALL = REFUSED | HARMLESS | ONLY_WITHOUT_GRAMMAR
 params = pytest.mark.parametrize
