@@ -308,7 +308,8 @@ class ChatRequest(Sampling):
     @model_validator(mode="after")
     def _fits_together(self) -> ChatRequest:
         check_choice(self.tool_choice, self.tools)
-        self._check_grammars()
+        wants_json = self.response_format is not None and self.response_format.type != "text"
+        check_grammars(self.tool_choice, self.tools, wants_json=wants_json)
         if self.top_logprobs and not self.logprobs:
             raise ValueError("top_logprobs requires logprobs: true")
         if self.stream_options is not None and not self.stream:
@@ -317,20 +318,6 @@ class ChatRequest(Sampling):
             raise ValueError("stream cannot be combined with grader, which chooses among whole answers: omit stream")
         _check_turns(self.messages)
         return self
-
-    def _check_grammars(self) -> None:
-        """Checks the tools to whose schemas decoding is constrained.
-
-        Raises:
-            ValueError: A grammar cannot express one of them.
-        """
-        has_format = self.response_format is not None and self.response_format.type != "text"
-        if not has_format and self.tool_choice in (None, "auto", "none"):
-            return
-        for i, tool in enumerate(self.tools or ()):
-            mistake = schema_mistake(tool.function.parameters, grammar=True)
-            if mistake is not None:
-                raise ValueError(f"tools[{i}].function.parameters: {mistake}; {mistake.remedy}")
 
     def body(self) -> dict[str, Any]:
         """Returns the request for a ModelServer."""
@@ -375,3 +362,17 @@ def check_choice(choice: str | NamedTool | None, tools: list[Tool] | None) -> No
         raise ValueError(f"tool_choice names {choice.function.name!r}, which is not in tools")
     if choice == "required" and not names:
         raise ValueError("tool_choice is required, but there are no tools")
+
+
+def check_grammars(choice: str | NamedTool | None, tools: list[Tool] | None, *, wants_json: bool) -> None:
+    """Checks the tools to whose schemas decoding is constrained.
+
+    Raises:
+        ValueError: a grammar cannot express one of them.
+    """
+    if not wants_json and choice in (None, "auto", "none"):
+        return
+    for i, tool in enumerate(tools or ()):
+        mistake = schema_mistake(tool.function.parameters, grammar=True)
+        if mistake is not None:
+            raise ValueError(f"tools[{i}], {tool.function.name!r}: its schema at {mistake}; {mistake.remedy}")

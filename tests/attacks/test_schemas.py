@@ -13,7 +13,8 @@ import pytest
 from actors.engine.structure import turn_structure
 from cluster.preflight.examples import example_call, example_of
 from cluster.preflight.rows import read_files, rows_of, tool_problems, value_problems
-from serve.inference import chat
+from cluster.stores.secrets import SecretBox
+from serve.inference import chat, responses
 from serve.routes.fine_tuning import make_router
 from tests.support.api import client_of
 from tests.support.budget import budget
@@ -25,6 +26,7 @@ from trainer.spec.json_schema import Checker, schema_mistake
 from trainer.spec.operator import NOTHING_ALLOWED, Operator
 
 LEVELS = 100_000
+BOX = SecretBox("MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE=")
 
 
 def expansion(levels: int, keyword: str) -> dict[str, Any]:
@@ -146,7 +148,7 @@ RAW = {
     "not a number": '{"type":"number","maximum":NaN}',
     "half of a surrogate pair": '{"const":"\\ud800"}',
 }
-"""Schemas as text, which Python's JSON does not read or which are not JSON."""
+"""Schemas as text, which Python's JSON does not read or which is not valid JSON."""
 
 ALL = REFUSED | HARMLESS | ONLY_WITHOUT_GRAMMAR
 params = pytest.mark.parametrize
@@ -162,6 +164,7 @@ class Api:
             [
                 make_router(job_service(self.jobs.store, Operator(), lambda: None)),
                 chat.make_router(self.models, NOTHING_ALLOWED),
+                responses.make_router(self.models, NOTHING_ALLOWED, BOX),
             ]
         )
 
@@ -209,6 +212,20 @@ async def test_a_chat_completion(api: Api, name: str, as_tool: bool) -> None:
     assert (response.status_code == 200) is allowed, response.text
     assert len(api.models.bodies) == allowed
     assert len(response.text) < 2_000
+
+
+@params("name", ALL)
+async def test_a_response_with_a_required_call(api: Api, name: str) -> None:
+    tool = {"type": "function", "name": "x", "parameters": ALL[name]}
+    body = {"model": "gpt-5", "input": "a", "tools": [tool], "tool_choice": "required"}
+    with budget():
+        response = await api.post("responses", json.dumps(body))
+    assert response.status_code == (200 if name in HARMLESS else 400), response.text
+    assert name in HARMLESS or len(response.text) < 2_000  # a good response repeats the tools
+    del body["tool_choice"]
+    with budget():
+        response = await api.post("responses", json.dumps(body))
+    assert response.status_code == (400 if name in REFUSED else 200), response.text
 
 
 @params("name", RAW)

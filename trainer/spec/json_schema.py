@@ -74,9 +74,8 @@ def schema_mistake(schema: Any, *, grammar: bool = False) -> SchemaMistake | Non
     except Refused as refused:
         return refused.mistake
     for path, pattern in patterns_in(schema):
-        if (mistake := _pattern_mistake(pattern, grammar)) is not None:
-            code, message, remedy = mistake
-            return SchemaMistake(code, path, f"{shortened(pattern, MAX_VALUE_CHARS)!r} {message}", remedy)
+        if (mistake := _pattern_mistake(path, pattern, grammar)) is not None:
+            return mistake
     try:
         _compiled(_plain(schema), _dialect(schema))
     except jsonschema_rs.ValidationError as error:
@@ -169,19 +168,24 @@ def _reads(pattern: str, options: Any) -> bool:
     return True
 
 
-def _pattern_mistake(pattern: str, grammar: bool) -> tuple[str, str, str] | None:
-    """The code, message and remedy of a pattern that cannot be used."""
+def _pattern_mistake(path: Path, pattern: str, grammar: bool) -> SchemaMistake | None:
+    """Why the pattern at `path` cannot be used."""
+    shown = repr(shortened(pattern, MAX_VALUE_CHARS))
     if _is_linear(pattern):
         if grammar and (found := _NOT_IN_GRAMMARS.search(pattern.replace("\\\\", ""))):
-            message = f"has {found[0]}, which a grammar cannot express"
-            return "unsupported_pattern", message, "write the characters as a class such as [a-z]"
+            message = f"{shown} has {found[0]}, which a grammar cannot express"
+            return SchemaMistake("unsupported_pattern", path, message, "write the characters as a class such as [a-z]")
         return None
     if not _reads(pattern, _BACKTRACKING):
-        message = "is not a regular expression of JSON schema (ECMA-262), or takes more than 1 MiB when compiled"
-        return "invalid_schema", message, "correct it; use maxLength instead of large repetitions"
+        message = (
+            f"{shown} is not a regular expression of JSON schema (ECMA-262), or takes more than 1 MiB when compiled"
+        )
+        remedy = "correct it; use maxLength instead of large repetitions"
+        return SchemaMistake("invalid_schema", path, message, remedy)
     if grammar:
-        message = "has lookaround or a backreference, which a grammar cannot express"
-        return "unsupported_pattern", message, "write the pattern without (?=, (?!, (?<=, (?<! and \\1"
+        message = f"{shown} has lookaround or a backreference, which a grammar cannot express"
+        remedy = "write the pattern without (?=, (?!, (?<=, (?<! and \\1"
+        return SchemaMistake("unsupported_pattern", path, message, remedy)
     return None
 
 
