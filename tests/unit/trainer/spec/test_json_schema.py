@@ -150,7 +150,7 @@ def nested(levels: int) -> dict[str, Any]:
         (obj(**{f"p{i}": {"pattern": "a"} for i in range(MAX_PATTERNS)}),
          obj(**{f"p{i}": {"pattern": "a"} for i in range(MAX_PATTERNS + 1)}), "schema_too_large", "101 patterns"),
         ({"anyOf": [True, *[{} for _ in range(MAX_SUBSCHEMAS - 1)]]}, {"anyOf": [{} for _ in range(MAX_SUBSCHEMAS)]},
-         "schema_too_large", "5,001 subschemas"),
+         "schema_too_large", "over 5,000 subschemas"),
         (obj(), obj(a={"description": "x" * (256 << 10)}), "schema_too_large", "bytes as JSON"),
         ({"pattern": "a"}, {"pattern": "("}, "invalid_schema", "$.pattern"),
         ({"pattern": "a"}, {"pattern": 5}, "invalid_schema", "$.pattern: 5 is not"),
