@@ -172,7 +172,12 @@ def test_a_schema_is_refused_just_above_each_cap(at_cap: Any, above: Any, code: 
 
 @pytest.mark.parametrize(
     "schema",
-    [{"pattern": p} for p in (r"^(?=a)b", r"(a)\1", r"\bfoo\b", r"\p{L}", r"(?<!a)b")] + [{"maxItems": MAX_MOST + 1}],
+    [{"pattern": p} for p in (r"^(?=a)b", r"(a)\1", r"\bfoo\b", r"\p{L}", r"(?<!a)b")]
+    + [
+        {"maxItems": MAX_MOST + 1},
+        {"pattern": "[ab]{1,1001}"},
+        obj(**{f"p{i}": {"pattern": "a{999}b{1,}"} for i in range(11)}),
+    ],
 )
 def test_what_only_a_grammar_cannot_hold_is_refused_only_there(schema: Any) -> None:
     assert schema_mistake(schema) is None
