@@ -29,6 +29,9 @@ from trainer.spec.job import RewardSpec, RolloutLimits
 from trainer.spec.json_schema import Checker
 from trainer.types import Discarded, Finish, Grade, Rollout, Task, ToolCall, ToolResult, Turn
 
+MAX_CHECKERS = 256
+"""Compiled schemas that are kept: each row may have tools of its own."""
+
 
 @dataclass(frozen=True, slots=True)
 class EpisodeSpec:
@@ -298,6 +301,8 @@ class EpisodeRunner:
             return None
         key = json.dumps(schema, sort_keys=True)
         if key not in self._checkers:
+            if len(self._checkers) >= MAX_CHECKERS:
+                del self._checkers[next(iter(self._checkers))]
             self._checkers[key] = Checker(schema)
         mistake = self._checkers[key].mistake(value)
         return None if mistake is None else f"invalid arguments {mistake}"

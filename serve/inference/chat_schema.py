@@ -12,7 +12,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
-from trainer.spec.json_schema import schema_mistake
+from trainer.spec.json_schema import form_mistake, schema_mistake
+from trainer.spec.schema_form import MAX_PATTERNS, SchemaMistake, patterns_in
 
 MAX_MESSAGES = 4096
 MAX_TOOLS = 128
@@ -127,22 +128,23 @@ ChatMessage = Annotated[
 ]
 
 
+def _checked_form(schema: dict[str, Any]) -> dict[str, Any]:
+    return _refuse(schema, form_mistake(schema))
+
+
 def _checked_schema(schema: dict[str, Any]) -> dict[str, Any]:
-    return _check_schema(schema, grammar=False)
+    return _refuse(schema, schema_mistake(schema, grammar=True))
 
 
-def _grammar_schema(schema: dict[str, Any]) -> dict[str, Any]:
-    return _check_schema(schema, grammar=True)
-
-
-def _check_schema(schema: dict[str, Any], *, grammar: bool) -> dict[str, Any]:
-    if (mistake := schema_mistake(schema, grammar=grammar)) is not None:
+def _refuse(schema: dict[str, Any], mistake: SchemaMistake | None) -> dict[str, Any]:
+    if mistake is not None:
         raise ValueError(f"{mistake}; {mistake.remedy}")
     return schema
 
 
-JsonSchema = Annotated[dict[str, Any], AfterValidator(_checked_schema)]
-GrammarSchema = Annotated[dict[str, Any], AfterValidator(_grammar_schema)]
+JsonSchema = Annotated[dict[str, Any], AfterValidator(_checked_form)]
+"""The schema of a tool. Calls are not validated here, so its patterns are not compiled."""
+GrammarSchema = Annotated[dict[str, Any], AfterValidator(_checked_schema)]
 """The schema of an answer, to which decoding is constrained."""
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
 
@@ -372,6 +374,8 @@ def check_grammars(choice: str | NamedTool | None, tools: list[Tool] | None, *, 
     """
     if not wants_json and choice in (None, "auto", "none"):
         return
+    if (count := sum(len(patterns_in(tool.function.parameters or {})) for tool in tools or ())) > MAX_PATTERNS:
+        raise ValueError(f"the tools have {count:,} patterns in all; with this tool_choice and format at most 100")
     for i, tool in enumerate(tools or ()):
         mistake = schema_mistake(tool.function.parameters, grammar=True)
         if mistake is not None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import jsonschema_rs
@@ -59,30 +60,68 @@ _LINEAR = jsonschema_rs.RegexOptions(size_limit=REGEX_BYTES, dfa_size_limit=REGE
 _BACKTRACKING = jsonschema_rs.FancyRegexOptions(
     backtrack_limit=MAX_BACKTRACKS, size_limit=REGEX_BYTES, dfa_size_limit=REGEX_BYTES
 )
+MAX_REPEATS = 1_000
+"""Repetitions such as {1,1000} in a pattern of a grammar, whose time to compile grows with their square: 0.04 s."""
+MAX_ALL_REPEATS = 10_000
+"""The sum of such repetitions in a schema."""
+_REPETITION = re.compile(r"\{(?:\d*,)?(\d+),?\}")
 _NOT_IN_GRAMMARS = re.compile(r"\\[bBpP]")
 
 
 def schema_mistake(schema: Any, *, grammar: bool = False) -> SchemaMistake | None:
     """Why values cannot be validated against this JSON schema; None if they can.
 
-    With `grammar`, also why the answers of a model cannot be held to it.
+    With `grammar`, also why the answers of a model cannot be held to it. Compiles every pattern.
     """
+    if schema is None:
+        return None
+    if (mistake := form_mistake(schema, grammar=grammar)) is not None:
+        return mistake
+    patterns = patterns_in(schema)
+    all_repeats = 0
+    for path, pattern in patterns if grammar else ():
+        repeats = sum(map(int, _REPETITION.findall(pattern)))
+        all_repeats += repeats
+        if repeats > MAX_REPEATS or all_repeats > MAX_ALL_REPEATS:
+            message = f"its patterns repeat {repeats:,} times, those of the schema until here {all_repeats:,} times; "
+            message += f"at most {MAX_REPEATS:,} and {MAX_ALL_REPEATS:,} are allowed where a grammar holds the value"
+            return SchemaMistake("schema_too_large", path, message, "use + or *, and minLength and maxLength")
+    try:
+        _, options = _compiled(_plain(schema), _dialect(schema))
+    except ValueError as error:
+        for path, pattern in patterns:
+            if not _reads(pattern, _LINEAR) and not _reads(pattern, _BACKTRACKING):
+                shown = repr(shortened(pattern, MAX_VALUE_CHARS))
+                message = f"{shown} is not a regular expression of ECMA-262, or takes more than 1 MiB when compiled"
+                remedy = "correct it; use maxLength instead of large repetitions"
+                return SchemaMistake("invalid_schema", path, message, remedy)
+        return SchemaMistake("invalid_schema", (), shortened(str(error), MAX_WORDS_CHARS))
+    for path, pattern in patterns if grammar else ():
+        if (lacking := _not_in_grammars(pattern, options)) is not None:
+            message = f"{shortened(pattern, MAX_VALUE_CHARS)!r} has {lacking}, which a grammar cannot express"
+            remedy = "write it with classes, groups and repetitions only, such as [a-z]+"
+            return SchemaMistake("unsupported_pattern", path, message, remedy)
+    return None
+
+
+def form_mistake(schema: Any, *, grammar: bool = False) -> SchemaMistake | None:
+    """What is wrong with a schema's form; nothing is compiled, so it takes milliseconds, whatever its patterns are."""
     if schema is None:
         return None
     try:
         check_form(schema, grammar=grammar)
     except Refused as refused:
         return refused.mistake
-    for path, pattern in patterns_in(schema):
-        if (mistake := _pattern_mistake(path, pattern, grammar)) is not None:
-            return mistake
+    plain = _plain(schema)
     try:
-        _compiled(_plain(schema), _dialect(schema))
+        described = plain if isinstance(plain, bool) else {**plain, "$schema": _url_of(_dialect(schema))}
+        jsonschema_rs.meta.validate(described)
     except jsonschema_rs.ValidationError as error:
         path = tuple(error.instance_path)
-        return SchemaMistake("invalid_schema", path, _words(error, _inside(_plain(schema), path)))
-    except ValueError as error:
-        return SchemaMistake("invalid_schema", (), shortened(str(error), MAX_WORDS_CHARS))
+        value = _inside(plain, path)
+        written = json.dumps(value, ensure_ascii=False, separators=(",", ":"))  # as the message has it
+        words = error.message.replace(written, _shown(value))
+        return SchemaMistake("invalid_schema", path, shortened(words, MAX_WORDS_CHARS))
     return None
 
 
@@ -96,11 +135,10 @@ class Checker:
         schema = schema if schema_mistake(schema) is None else top_level(schema)
         self._schema = _plain(schema)
         self._dialect = _dialect(schema)
-        self._validator = _compiled(self._schema, self._dialect)
+        self._validator, self._options = _compiled(self._schema, self._dialect)
         self._parts: jsonschema_rs.ValidatorMap | None = None
-        patterns = patterns_in(schema)
         self._num_subschemas = num_applied(schema)
-        self._pattern_cost = sum(1 if _is_linear(pattern) else BACKTRACKING_COST for _, pattern in patterns)
+        self._pattern_cost = len(patterns_in(schema)) * (1 if self._options is _LINEAR else BACKTRACKING_COST)
 
     def mistake(self, value: Any) -> str | None:
         """How a value of JSON breaks the schema, as `at $.path: words` for the model; None if it does not."""
@@ -124,7 +162,7 @@ class Checker:
                 {**self._schema, "$schema": _url_of(self._dialect)},
                 validate_formats=False,
                 offline=True,
-                pattern_options=_options_for(self._schema),
+                pattern_options=self._options,
             )
         return self._parts.get("#" + "".join(f"/{_escaped(str(part))}" for part in path))
 
@@ -146,18 +184,13 @@ def top_level(schema: Any) -> dict[str, Any]:
 # -- compiled schemas --------------------------------------------------------------------------------------------------
 
 
-def _compiled(schema: Any, dialect: type[jsonschema_rs.Validator]) -> jsonschema_rs.Validator:
-    options = _options_for(schema)
-    return dialect(schema, validate_formats=False, offline=True, mask=_VALUE, pattern_options=options)
-
-
-def _options_for(schema: Any) -> Any:
-    linear = all(_is_linear(pattern) for _, pattern in patterns_in(schema))
-    return _LINEAR if linear else _BACKTRACKING
-
-
-def _is_linear(pattern: str) -> bool:
-    return _reads(pattern, _LINEAR)
+def _compiled(schema: Any, dialect: type[jsonschema_rs.Validator]) -> tuple[jsonschema_rs.Validator, Any]:
+    """The validator of a schema, and how it matches patterns: in linear time if all of them can be."""
+    for options in (_LINEAR, _BACKTRACKING):
+        with suppress(ValueError):
+            return dialect(schema, validate_formats=False, offline=True, mask=_VALUE, pattern_options=options), options
+    # The error is that of the engine which reads more.
+    return dialect(schema, validate_formats=False, offline=True, mask=_VALUE, pattern_options=_BACKTRACKING), None
 
 
 def _reads(pattern: str, options: Any) -> bool:
@@ -168,25 +201,12 @@ def _reads(pattern: str, options: Any) -> bool:
     return True
 
 
-def _pattern_mistake(path: Path, pattern: str, grammar: bool) -> SchemaMistake | None:
-    """Why the pattern at `path` cannot be used."""
-    shown = repr(shortened(pattern, MAX_VALUE_CHARS))
-    if _is_linear(pattern):
-        if grammar and (found := _NOT_IN_GRAMMARS.search(pattern.replace("\\\\", ""))):
-            message = f"{shown} has {found[0]}, which a grammar cannot express"
-            return SchemaMistake("unsupported_pattern", path, message, "write the characters as a class such as [a-z]")
-        return None
-    if not _reads(pattern, _BACKTRACKING):
-        message = (
-            f"{shown} is not a regular expression of JSON schema (ECMA-262), or takes more than 1 MiB when compiled"
-        )
-        remedy = "correct it; use maxLength instead of large repetitions"
-        return SchemaMistake("invalid_schema", path, message, remedy)
-    if grammar:
-        message = f"{shown} has lookaround or a backreference, which a grammar cannot express"
-        remedy = "write the pattern without (?=, (?!, (?<=, (?<! and \\1"
-        return SchemaMistake("unsupported_pattern", path, message, remedy)
-    return None
+def _not_in_grammars(pattern: str, options: Any) -> str | None:
+    """What a pattern has that no grammar can express, or None."""
+    if options is not _LINEAR and not _reads(pattern, _LINEAR):
+        return "lookaround or a backreference"
+    found = _NOT_IN_GRAMMARS.search(pattern.replace("\\\\", ""))
+    return None if found is None else found[0]
 
 
 def _dialect(schema: Any) -> type[jsonschema_rs.Validator]:
@@ -279,7 +299,7 @@ class _Explanation:
             own |= {"patternProperties": dict.fromkeys(schema.get("patternProperties") or {}, True)}
             own["additionalProperties"] = False
         try:
-            _compiled(own, self._dialect).validate(value)
+            _compiled(own, self._dialect)[0].validate(value)
         except jsonschema_rs.ValidationError as error:
             return _words(error, value)
         return None

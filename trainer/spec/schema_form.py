@@ -162,7 +162,7 @@ class _Nodes:
     """The schemas in a schema, each once, and which apply others. Booleans are left out: nothing is to be checked.
 
     Raises:
-        Refused: A reference does not resolve within the schema.
+        Refused: A reference does not resolve within the schema, or there are too many.
     """
 
     def __init__(self, root: Any) -> None:
@@ -186,6 +186,8 @@ class _Nodes:
             if not isinstance(node, dict) or id(node) in self._applied:
                 continue
             self.found.append((path, node))
+            if len(self.found) > MAX_SUBSCHEMAS:
+                raise _too_large((), f"has over {MAX_SUBSCHEMAS:,} subschemas", MAX_SUBSCHEMAS, "shorten it")
             applied, in_place = self._applied.setdefault(id(node), []), self._in_place.setdefault(id(node), [])
             for place, part in subschemas(node):
                 remaining.append(((*path, *place), part))
