@@ -29,6 +29,19 @@ from trainer.errors import EngineFailed
 CPU_EXECUTOR = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 """Runs the model in the engine core's own process. vLLM's default on CPUs is a worker process, and polling it takes
 half a core. On CPUs vLLM rejects the short name "uni". The number of threads is OMP_NUM_THREADS, which Ray sets."""
+
+
+def executor_of(gpus: int) -> str:
+    """How vLLM runs an engine's workers.
+
+    With several GPUs vLLM would choose Ray by default, because the engine's actor is in a placement group, and would
+    wait forever for GPUs in it: this actor has them all.
+    """
+    if gpus == 0:
+        return CPU_EXECUTOR
+    return "uni" if gpus == 1 else "mp"
+
+
 WARM_UP_TOKENS = 8
 LIFE_POLL_S = 0.5
 LOGS = (Path("/proc/self/fd/1"), Path("/proc/self/fd/2"))
@@ -135,7 +148,7 @@ class Engine:
             # Between the chunks of a prompt vLLM rewinds a seeded request's generator, which crashes it on CPUs.
             enable_chunked_prefill=c.gpus > 0,
             tensor_parallel_size=max(1, c.gpus),
-            distributed_executor_backend=None if c.gpus else CPU_EXECUTOR,
+            distributed_executor_backend=executor_of(c.gpus),
             gpu_memory_utilization=GPU_MEMORY_SHARE,
             enable_prefix_caching=True,
             # The learner divides its logits by the temperature; so must the engine's log-probabilities.

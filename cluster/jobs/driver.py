@@ -27,6 +27,7 @@ from pathlib import Path
 from sqlalchemy.exc import OperationalError
 
 from actors.runtime.process import end_process
+from cluster.jobs.check_process import OUT_OF_MEMORY, limit_check
 from cluster.jobs.driver_settings import DriverSettings, Server
 from cluster.jobs.manager import PAUSING
 from cluster.jobs.problems import error_of
@@ -163,6 +164,8 @@ def main() -> None:
     parser.add_argument("--attempt", type=int, default=0)
     parser.add_argument("--check", type=Path, help="only validate the job, and write its problems to this file")
     options = parser.parse_args()
+    if options.check is not None:
+        limit_check()
     server = Server(DriverSettings.read(options.settings))
     try:
         if options.check is not None:
@@ -174,7 +177,7 @@ def main() -> None:
     except Exception as error:  # noqa: BLE001 - a bug: another driver would hit it again
         traceback.print_exc()
         if options.check is not None:
-            sys.exit(1)
+            sys.exit(OUT_OF_MEMORY if isinstance(error, MemoryError) else 1)
         words = f"{type(error).__name__}: {error}"
         _fail(server, options.job, options.attempt, JobError("internal_error", str(plain(words))[:2000]))
         code = 0

@@ -110,7 +110,10 @@ async def prepare(
         # Engines and ranks will be on the nodes that a job waits for.
         space, one_node = free or Free.measured(runs), len(nodes) < 2 and not waits
         parameters = model.shape.num_parameters
-        problems += space_problems(parameters, plan, cluster.placement, runs, space, one_node=one_node)
+        written = 0 if began is None else began.num_checkpoints
+        problems += space_problems(
+            parameters, plan, cluster.placement, runs, space, one_node=one_node, num_written=written
+        )
     tolerated = [problem for problem in problems if accepted and not stops_accepted(problem.code)]
     wrong = [problem for problem in problems if not accepted or stops_accepted(problem.code)]
     if dry_run and not supervised and not any(problem.field.startswith("method.") for problem in wrong):

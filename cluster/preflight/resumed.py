@@ -48,7 +48,7 @@ class _Record(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Began:
-    """What a run began with: its job without secrets, and what `auto` was resolved to.
+    """What a run began with: its job without secrets, and what `auto` was resolved to; and its checkpoints so far.
 
     `digests` maps the fields that name files to digests of their contents; runs of older versions have none.
     """
@@ -58,6 +58,7 @@ class Began:
     context_length: int | None
     digests: Mapping[str, str]
     warnings: tuple[str, ...] = ()
+    num_checkpoints: int = 0
 
     @classmethod
     def of(cls, folder: RunFolder) -> Began:
@@ -81,7 +82,8 @@ class Began:
         if record.job is None or record.plan is None:
             raise InvalidJob(f"{what}: it has no job.resolved.json, which says how the run began; {START_AGAIN}")
         job, warnings = without_todays_bounds(_as_in_a_file(record.job), "the run")
-        return cls(job, record.plan, record.context_length, record.digests, tuple(warnings))
+        written = len(list(folder.checkpoints.glob("step-*")))
+        return cls(job, record.plan, record.context_length, record.digests, tuple(warnings), written)
 
     def plan_of(self, today: Plan) -> Plan:
         """The run's plan; numbers that its version did not have yet are today's.

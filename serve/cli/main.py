@@ -96,7 +96,7 @@ def init_command(
     example: Annotated[
         Literal["ledger", "endpoint"],
         typer.Option(
-            help="ledger: a job that learns in minutes without a GPU; endpoint: a skeleton for your own agent"
+            help="which one: ledger, a job that learns in minutes without a GPU, or endpoint, a skeleton for your agent"
         ),
     ] = "ledger",
 ) -> None:

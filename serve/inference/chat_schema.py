@@ -12,13 +12,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
-from trainer.spec.json_schema import reference_mistake
+from trainer.spec.json_schema import schema_mistake
 
 MAX_MESSAGES = 4096
 MAX_TOOLS = 128
 MAX_CHOICES = 128
-MAX_SCHEMA_DEPTH = 64
-"""Deeper schemas crash grammar compilers."""
 IGNORED = {
     *("user", "store", "metadata", "service_tier", "safety_identifier", "verbosity", "modalities"),
     *("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"),
@@ -130,27 +128,22 @@ ChatMessage = Annotated[
 
 
 def _checked_schema(schema: dict[str, Any]) -> dict[str, Any]:
-    if _depth(schema) > MAX_SCHEMA_DEPTH:
-        raise ValueError(f"the schema is nested more than {MAX_SCHEMA_DEPTH} levels deep")
-    if (mistake := reference_mistake(schema)) is not None:
-        raise ValueError(mistake)
+    return _check_schema(schema, grammar=False)
+
+
+def _grammar_schema(schema: dict[str, Any]) -> dict[str, Any]:
+    return _check_schema(schema, grammar=True)
+
+
+def _check_schema(schema: dict[str, Any], *, grammar: bool) -> dict[str, Any]:
+    if (mistake := schema_mistake(schema, grammar=grammar)) is not None:
+        raise ValueError(f"{mistake}; {mistake.remedy}")
     return schema
 
 
-def _depth(value: Any) -> int:
-    depth, level = 0, [value]
-    while level and depth <= MAX_SCHEMA_DEPTH:
-        depth += 1
-        level = [
-            inner
-            for outer in level
-            for inner in (outer.values() if isinstance(outer, dict) else outer if isinstance(outer, list) else ())
-            if isinstance(inner, dict | list)
-        ]
-    return depth
-
-
 JsonSchema = Annotated[dict[str, Any], AfterValidator(_checked_schema)]
+GrammarSchema = Annotated[dict[str, Any], AfterValidator(_grammar_schema)]
+"""The schema of an answer, to which decoding is constrained."""
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
 
 
@@ -195,7 +188,7 @@ class NamedSchema(BaseModel):
     description: str | None = None
     strict: bool | None = None
     """Accepted as in OpenAI's API; decoding is always constrained to the schema."""
-    schema_: Annotated[JsonSchema, Field(alias="schema")]
+    schema_: Annotated[GrammarSchema, Field(alias="schema")]
     """JSON schema of the answer; references must stay within it."""
 
 
@@ -315,6 +308,7 @@ class ChatRequest(Sampling):
     @model_validator(mode="after")
     def _fits_together(self) -> ChatRequest:
         check_choice(self.tool_choice, self.tools)
+        self._check_grammars()
         if self.top_logprobs and not self.logprobs:
             raise ValueError("top_logprobs requires logprobs: true")
         if self.stream_options is not None and not self.stream:
@@ -323,6 +317,20 @@ class ChatRequest(Sampling):
             raise ValueError("stream cannot be combined with grader, which chooses among whole answers: omit stream")
         _check_turns(self.messages)
         return self
+
+    def _check_grammars(self) -> None:
+        """Checks the tools to whose schemas decoding is constrained.
+
+        Raises:
+            ValueError: A grammar cannot express one of them.
+        """
+        has_format = self.response_format is not None and self.response_format.type != "text"
+        if not has_format and self.tool_choice in (None, "auto", "none"):
+            return
+        for i, tool in enumerate(self.tools or ()):
+            mistake = schema_mistake(tool.function.parameters, grammar=True)
+            if mistake is not None:
+                raise ValueError(f"tools[{i}].function.parameters: {mistake}; {mistake.remedy}")
 
     def body(self) -> dict[str, Any]:
         """Returns the request for a ModelServer."""

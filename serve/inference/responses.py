@@ -19,7 +19,7 @@ from trainer.spec.operator import Operator
 
 
 def make_router(models: ModelServer, operator: Operator, secrets: SecretBox) -> APIRouter:
-    router = APIRouter(tags=["Responses"])
+    router = APIRouter(tags=["responses"])
 
     @router.post("/responses", response_model=None, responses=answers(ResponseAnswer, streams=True))
     async def create(request: ResponsesRequest, key: Writer) -> Response:

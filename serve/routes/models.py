@@ -13,7 +13,7 @@ from serve.http.schemas import DeletedModel, ModelBody, ModelList, answers
 
 
 def make_router(registry: ModelRegistry) -> APIRouter:
-    router = APIRouter(tags=["Models"])
+    router = APIRouter(tags=["models"])
 
     @router.get("/models", response_model=None, responses=answers(ModelList))
     def list_models(key: Reader) -> dict[str, Any]:

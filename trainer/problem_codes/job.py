@@ -140,6 +140,21 @@ JOB_CODES: dict[str, dict[str, CheckCode]] = {
             "Fix the schema at the place that the message shows; definitions belong into `$defs` of the same schema.",
             stops_accepted=False,
         ),
+        "schema_too_large": CheckCode(
+            "A JSON schema has more than is allowed of something: bytes, levels, subschemas (each reference followed), "
+            "values of an enum, patterns, or a least or greatest length or number. The caps are far above what people "
+            "write by hand; a few hundred bytes beyond them can cost hours of computing time or all memory.",
+            "Lower what the message names, or leave it out. What only documents a tool belongs into its `description`.",
+            stops_accepted=False,
+        ),
+        "unsupported_pattern": CheckCode(
+            "A `pattern` has lookaround, backreferences, `\\b` or `\\p{...}`, and its schema holds answers or calls "
+            "to it while they are decoded: in `response_format`, and in tools beside it. The grammar cannot express "
+            "it, so the engine would refuse the schema or ignore the pattern.",
+            "Write the pattern with classes, groups and repetitions only, or check the rest in the grader or the tool. "
+            "In the schemas of tools without `response_format` such patterns are fine.",
+            stops_accepted=False,
+        ),
         "tool_without_server": CheckCode(
             "A row offers the model a tool, but `method.reinforcement.tools` says no address for it: every call of it "
             "would fail.",

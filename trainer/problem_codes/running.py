@@ -38,9 +38,11 @@ RUNNING_CODES: dict[str, dict[str, ProblemCode]] = {
             "Fix the rows, upload the file again and create a new job.",
         ),
         "validation_failed": ProblemCode(
-            "The check of the job itself failed or did not end in time, so nothing is known about the job. Most often "
-            "a tool or the grader answers slowly, or the cluster was too busy to run it.",
-            "Read the end of its output in the message, and create the job again.",
+            "The check of the job itself failed, did not end in time, or took more processor time or memory than one "
+            "check may, so nothing is known about the job. Most often a tool or the grader answers slowly, the cluster "
+            "was too busy to run it, or rows or schemas are very large.",
+            "Do what the message says, and create the job again. If it names no limit, the operator finds the output "
+            "of the check in the server's log.",
         ),
         "training_failed": ProblemCode(
             "Training stopped for a reason that is not in the job's form: numbers that can no longer be trusted, no "

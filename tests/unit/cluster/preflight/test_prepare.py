@@ -20,7 +20,6 @@ from aiohttp import web
 
 from cluster.planning.nodes import Node
 from cluster.preflight.examples import example_of
-from cluster.preflight.form_check import schema_mistake
 from cluster.preflight.prepare import Prepared, prepare
 from cluster.preflight.space import Free
 from tests.support.builders import EXACT
@@ -28,6 +27,7 @@ from tests.support.fakes_http import LOCAL, Behaviour, FakeEndpoint, Received, h
 from tests.support.paths import BASE
 from trainer.errors import InvalidJob, Problem
 from trainer.spec.job_file import load_job, read_job
+from trainer.spec.json_schema import schema_mistake
 from trainer.spec.operator import NOTHING_ALLOWED, Operator
 
 SECRET = "sk-very-secret-4711"
@@ -266,7 +266,7 @@ async def test_a_row_without_a_value_of_the_graders_template_is_named_by_line(ca
     [
         ({"type": "objet"}, "is not valid"),
         ({"$ref": "#/$defs/none"}, "cannot be resolved"),
-        ({"type": "string", "pattern": "("}, "is not a 'regex'"),
+        ({"type": "string", "pattern": "("}, "is not a regular expression"),
         ({"type": "object", "required": "path"}, "$.required"),
     ],
 )
