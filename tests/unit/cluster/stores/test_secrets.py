@@ -85,7 +85,7 @@ def test_what_the_key_itself_sealed_before_there_were_purposes_opens_for_jobs_on
         one.sealer("reasoning", "any").open(sealed)
 
 
-@pytest.mark.parametrize("key", ["hunter2", "", "é" * 32, Fernet.generate_key().decode()[:-4], "A" * 43])
+@pytest.mark.parametrize("key", ["hunter2", "", "é" * 32, "QUFB" * 10, "A" * 43])
 def test_an_invalid_key_is_reported_without_revealing_it(key: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="32 random bytes") as failed:
         SecretBox.of_folder(tmp_path, {"AGENT_RFT_SECRET_KEY": key})
