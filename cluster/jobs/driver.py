@@ -71,7 +71,7 @@ async def drive(server: Server, job_id: str, attempt: int) -> int:
     record = store.get(job_id)
     folder = settings.runs / job_id
     name = partial(model_name, record.base, settings.organization, record.suffix, job_id)
-    sink = StoreSink(store, server.registry, job_id, attempt, record.base, folder, name)
+    sink = StoreSink(store, server.registry, job_id, attempt, record.base, record.owner, folder, name)
     training = asyncio.create_task(train_in(server.spec(record), folder, settings.ray_address(), server.operator, sink))
     loop = asyncio.get_running_loop()
     ended = threading.Event()
@@ -130,7 +130,7 @@ def _obey(training: asyncio.Task[Outcome], status: JobStatus | None) -> None:
 def _succeed(server: Server, record: JobRecord, attempt: int, sink: StoreSink, folder: Path) -> None:
     sink.sync_checkpoints({})
     model = sink.register_final()
-    results = server.keep_result("step_metrics.csv", result_csv(RunFolder(folder).metrics()))
+    results = server.keep_result("step_metrics.csv", result_csv(RunFolder(folder).metrics()), record.owner)
     try:
         server.store.move(
             record.id, "succeeded", attempt=attempt, fine_tuned_model=model, result_files=[results], last_words=None

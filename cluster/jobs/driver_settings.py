@@ -109,13 +109,13 @@ class Server:
         except CannotOpen:  # it may have been sealed again since the record was read
             return sealer.open(self.store.get(record.id).sealed_spec)
 
-    def keep_result(self, filename: str, content: bytes) -> str:
-        """Store a result file; returns its id."""
+    def keep_result(self, filename: str, content: bytes, owner: str) -> str:
+        """Store a result file, which belongs to the job's owner; returns its id."""
 
         async def stream() -> AsyncIterator[bytes]:
             yield content
 
-        return asyncio.run(self.files.create(stream(), filename, RESULT_PURPOSE)).id
+        return asyncio.run(self.files.create(stream(), filename, RESULT_PURPOSE, owner=owner)).id
 
     def close(self) -> None:
         self.database.close()

@@ -60,6 +60,17 @@ async def test_keys_do_what_they_did(old: OldVersion) -> None:
                 await client_of("limited").models.list()
 
 
+async def test_what_has_no_known_owner_is_deleted_with_the_scope_write_as_before(old: OldVersion) -> None:
+    async with api(old) as client_of:
+        client = client_of("write")
+        assert (await client.files.delete(old.files["bad"])).deleted
+        done = await client.fine_tuning.jobs.retrieve(old.jobs["succeeded"])
+        assert done.fine_tuned_model is not None and (await client.models.delete(done.fine_tuned_model)).deleted
+        with pytest.raises(openai.PermissionDeniedError, match="requires admin"):
+            await client.fine_tuning.jobs.cancel(old.jobs["paused"])
+        assert (await client_of("admin").fine_tuning.jobs.cancel(old.jobs["paused"])).status == "cancelled"
+
+
 async def test_files_are_listed_and_downloaded(old: OldVersion) -> None:
     async with api(old) as client_of:
         client = client_of("admin")
@@ -132,6 +143,7 @@ def test_a_tuned_model_has_the_settings_it_is_served_with(old: OldVersion) -> No
 
 def test_sealed_headers_are_opened(old: OldVersion) -> None:
     server = Server(DriverSettings.read(old.server / "driver.json"))
+    migrate(server.database)  # as the server does that starts the driver
     for job_id in old.jobs.values():
         (tool,) = server.spec(server.store.get(job_id)).reinforcement.tools
         assert tool.headers["Authorization"].get_secret_value() == f"Bearer {old.tool_token}"

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from cluster.stores.database import Base, Database
 from cluster.stores.migrate import migrate
+from tests.unit.cluster.stores.test_audit import *  # noqa: F403
 from tests.unit.cluster.stores.test_file_store import *  # noqa: F403
 from tests.unit.cluster.stores.test_job_store import *  # noqa: F403
 from tests.unit.cluster.stores.test_keys import *  # noqa: F403
