@@ -302,9 +302,10 @@ JOB_CODES: dict[str, dict[str, CheckCode]] = {
             stops_accepted=True,
         ),
         "no_sandbox": CheckCode(
-            "A python grader runs a program of the job's author, so it gets a sandbox: bubblewrap, or namespaces of "
-            "the kernel. This node offers neither, mostly because it is a container that may not create them.",
-            "Install bubblewrap or allow namespaces, as the message says. Where everybody who may create jobs is "
+            "A python grader runs a program of the job's author, so it gets a sandbox: namespaces of the kernel, "
+            "created by us or by bubblewrap. Neither works on this node, mostly because it is a container that may not "
+            "create them.",
+            "Allow namespaces or install bubblewrap, as the message says. Where everybody who may create jobs is "
             "trusted, the operator can set `unsandboxed_python` instead.",
             stops_accepted=True,
         ),
