@@ -76,7 +76,7 @@ def _script(page: Page, marks: tuple[str, ...]) -> Iterator[str]:
 def _waiting(script: str) -> str:
     """The script with a wait for each server that it starts in the background, as a reader waits."""
     wait = r"\g<0>\ntimeout 60 bash -c 'until (echo > /dev/tcp/127.0.0.1/\1) 2> /dev/null; do sleep 0.1; done'"
-    return re.sub(r"^.*-port (\d+).*&$", wait, script, flags=re.MULTILINE)
+    return re.sub(r"^.*-port ([1-9]\d*).*&$", wait, script, flags=re.MULTILINE)
 
 
 def _heredoc(command: str, text: str, number: int) -> str:
