@@ -20,8 +20,7 @@ from weakref import WeakSet
 
 from aiohttp.abc import AbstractResolver
 
-from actors.endpoints.address_guard import REMEDY as ADDRESS_REMEDY
-from actors.endpoints.address_guard import ForbiddenAddress, Guard, Network
+from actors.endpoints.address_guard import ForbiddenAddress, Guard
 from actors.endpoints.answer import HttpAnswer, cut, retry_after_s, status_text
 from actors.endpoints.breaker import Breaker
 from actors.endpoints.gate import Gate, Permit, RequestEnd, Sockets
@@ -32,6 +31,7 @@ from actors.endpoints.transport import Transport, TransportError
 from actors.endpoints.url import endpoint_mistake, safe_url, scrub, secrets_of
 from actors.runtime.timing import REAL_TIMING, Timing
 from trainer.errors import Discard, EndpointRefused, UserError
+from trainer.spec.allowed import Allowed
 from trainer.spec.endpoints import Endpoint
 
 MAX_CALL_S = 600.0
@@ -53,7 +53,6 @@ REMEDIES = {
     "server_error": "check the endpoint's own log",
     "connection": "check that it is running and that its URL is correct and reachable from the cluster",
     "redirect": "set the final URL in the job: redirects are not followed",
-    "forbidden_address": ADDRESS_REMEDY,
 }
 
 
@@ -100,7 +99,7 @@ class EndpointClient:
         failure: type[Discard],
         timing: Timing = REAL_TIMING,
         *,
-        allowed_networks: Sequence[Network] = (),
+        allowed_networks: Sequence[Allowed] = (),
         sockets: Sockets | None = None,
         hedge_after_s: float | None = None,
         resolver: AbstractResolver | None = None,
@@ -114,9 +113,10 @@ class EndpointClient:
             UserError: the URL or a header is invalid.
         """
         guard = Guard(allowed_networks)
-        mistake = endpoint_mistake(url, endpoint.headers) or guard.mistake(url)
-        if mistake:
+        if mistake := endpoint_mistake(url, endpoint.headers):
             raise UserError(f"{what}: {mistake}")
+        if address := guard.mistake(url):
+            raise UserError(f"{what}: {address.message}: {address.remedy}")
         headers = {name: value.get_secret_value() for name, value in endpoint.headers.items()}
         self.what = f"{what} (POST {safe_url(url)})"
         self.name = what
@@ -298,8 +298,8 @@ class EndpointClient:
             end, why = RequestEnd.LATE, f"no answer within {self._attempt_timeout_s:g} s"
             raise _TryAgain("timeout", why) from None
         except ForbiddenAddress as error:
-            why = f"resolves to {error.address}, {error.kind}"
-            raise self._refused(call, "forbidden_address", why, ADDRESS_REMEDY) from None
+            why = f"resolves to {error.address}, {error.why}"
+            raise self._refused(call, "forbidden_address", why, error.remedy) from None
         except asyncio.CancelledError:
             if asyncio.get_running_loop().time() >= call.ends_at - LATE_S:
                 end, why = RequestEnd.LATE, f"no answer within {self._timeout_s:g} s"

@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Sequence
-from urllib.parse import urlsplit
 
 import aiohttp
+from yarl import URL
 
 from actors.endpoints.address_guard import Guard
 from actors.grading.factory import FIELD as GRADER
@@ -128,19 +128,19 @@ async def _path_mistake(tool: ToolSpec, operator: Operator) -> str | None:
     A 404 alone is not enough, since many tools answer so for a missing document. The path is wrong if a path that
     certainly does not exist gets the same answer.
     """
-    url = urlsplit(tool.server_url)
-    nowhere = url._replace(path=url.path.rstrip("/") + "/agent-rft-no-such-path")
+    url = URL(tool.server_url)
+    nowhere = (url / "agent-rft-no-such-path").with_query(url.query)
     headers = {name: value.get_secret_value() for name, value in tool.headers.items()}
     timeout = aiohttp.ClientTimeout(total=PROBE_TIMEOUT_S)
     answers = []
     try:
-        connector = Guard(operator.allowed_networks).connector()
+        connector = Guard(operator.allowed_networks).connector(url)
         async with aiohttp.ClientSession(connector=connector, headers=headers, timeout=timeout) as session:
             for target in (url, nowhere):
-                async with session.post(target.geturl(), json={}, allow_redirects=False) as response:
+                async with session.post(target, json={}, allow_redirects=False) as response:
                     body = await response.content.read(4096)
                     # Some servers repeat the unknown path in their answer.
-                    answers.append((response.status, body.replace(target.path.encode(), b"")))
+                    answers.append((response.status, body.replace(target.raw_path.encode(), b"")))
     except (aiohttp.ClientError, TimeoutError):
         return None
     if answers[0][0] == 405:

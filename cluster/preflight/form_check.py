@@ -11,7 +11,6 @@ from typing import Any
 import jsonschema
 from referencing.exceptions import Unresolvable
 
-from actors.endpoints.address_guard import REMEDY as ADDRESS_REMEDY
 from actors.endpoints.address_guard import Guard
 from actors.endpoints.url import endpoint_mistake
 from actors.grading.factory import all_grader_problems, grader_problems, graders_of
@@ -51,7 +50,7 @@ def _address_problems(reinforcement: Reinforcement, guard: Guard) -> list[Proble
     for where, url in urls:
         mistake = None if endpoint_mistake(url, {}) else guard.mistake(url)
         if mistake is not None:
-            problems.append(Problem("forbidden_address", where, mistake, ADDRESS_REMEDY))
+            problems.append(Problem("forbidden_address", where, *mistake))
     return problems
 
 
@@ -77,7 +76,7 @@ def check_grader(spec: GraderSpec, operator: Operator) -> None:
         if isinstance(part, EndpointGrader) and not endpoint_mistake(part.url, {}):
             mistake = guard.mistake(part.url)
             if mistake is not None:
-                problems.append(Problem("forbidden_address", f"{place}.url", mistake, ADDRESS_REMEDY))
+                problems.append(Problem("forbidden_address", f"{place}.url", *mistake))
     if problems:
         raise InvalidJob("the grader has mistakes", problems)
 

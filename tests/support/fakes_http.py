@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from aiohttp import web
+from aiohttp.abc import AbstractResolver, ResolveResult
 
 from actors.runtime.timing import Timing
 from trainer.spec.operator import Operator
@@ -104,6 +105,27 @@ async def hangs(request: Received) -> web.StreamResponse:
     """A behaviour that never answers."""
     await asyncio.Event().wait()
     raise AssertionError
+
+
+class Names(AbstractResolver):
+    """Resolves to a given list of addresses per lookup; the last list repeats."""
+
+    def __init__(self, *answers: list[str]) -> None:
+        self.answers = list(answers)
+        self.asked = 0
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        addresses = self.answers[min(self.asked, len(self.answers) - 1)]
+        self.asked += 1
+        return [
+            ResolveResult(hostname=host, host=address, port=port, family=family, proto=0, flags=0)
+            for address in addresses
+        ]
+
+    async def close(self) -> None:
+        pass
 
 
 def unused_port() -> int:

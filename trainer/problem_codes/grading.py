@@ -68,8 +68,8 @@ GRADING_CODES: dict[str, dict[str, ProblemCode]] = {
             "The host has an address that jobs may not call: this machine, a private network or a cloud's metadata "
             "service. Otherwise anybody who may create jobs could reach what is behind the firewall. Names are "
             "resolved at each connection, so a name that changes its address does not help.",
-            "Let the operator add the network to `allowed_networks`, or use a public address. For a tool on your own "
-            "machine: `allowed_networks: [127.0.0.0/8]` in `agent-rft.yaml`.",
+            "Let the operator add the entry that the message names, or use a public address. For a tool at port 8000 "
+            'of your own machine: `allowed_networks: ["127.0.0.1:8000"]` in `agent-rft.yaml`.',
         ),
         "endpoint_refused": ProblemCode(
             "The endpoint answered 401 or 403. That is not retried and ends the job: a wrong token fails every call.",

@@ -43,7 +43,6 @@ _EXPECTED = {
     "int_from_float": "an integer",
     "int_parsing": "an integer",
     "int_type": "an integer",
-    "ip_any_network": "an IP network such as 10.0.0.0/8",
     "list_type": "a list",
     "model_attributes_type": "a mapping of keys to values",
     "model_type": "a mapping of keys to values",
