@@ -26,6 +26,7 @@ from actors.endpoints.breaker import Breaker
 from actors.endpoints.gate import Gate, Permit, RequestEnd, Sockets
 from actors.endpoints.hedging import hedged
 from actors.endpoints.limits import AdaptiveLimit, RateLimit
+from actors.endpoints.signing import Signer
 from actors.endpoints.stats import EndpointStats, merged
 from actors.endpoints.transport import Transport, TransportError
 from actors.endpoints.url import endpoint_mistake, safe_url, scrub, secrets_of
@@ -103,11 +104,13 @@ class EndpointClient:
         sockets: Sockets | None = None,
         hedge_after_s: float | None = None,
         resolver: AbstractResolver | None = None,
+        signer: Signer | None = None,
     ) -> None:
         """Make a client; it connects at the first call.
 
         `what` names the endpoint in messages ("tool 'search'"). `failure` is raised when a call finally fails. The
         clients of one process share their `sockets`. Set `hedge_after_s` only if a request may be sent twice.
+        A `signer` signs each request.
 
         Raises:
             UserError: the URL or a header is invalid.
@@ -130,6 +133,7 @@ class EndpointClient:
         self._attempt_timeout_s = endpoint.attempt_timeout_s
         self._max_retries = endpoint.max_retries
         self._hedge_after_s = hedge_after_s
+        self._signer = signer
         self._transport = Transport(url, headers, guard, resolver)
         self._gate = Gate(
             AdaptiveLimit(endpoint.max_concurrency),
@@ -282,9 +286,13 @@ class EndpointClient:
         """Send one request and classify its outcome. Returns the permit on every path."""
         end, why, after_s = RequestEnd.GIVEN_UP, "", None
         self.counts.bytes_out += len(call.payload)
+        headers = call.headers
+        if self._signer is not None:
+            now = self._timing.wall_clock()
+            headers = {**headers, **self._signer.headers(headers["Idempotency-Key"], call.payload, now)}
         try:
             async with asyncio.timeout(self._attempt_timeout_s):
-                reply = await self._transport.send(call.payload, call.headers)
+                reply = await self._transport.send(call.payload, headers)
             end = _request_end(reply.status)
             if end is not RequestEnd.ANSWERED:
                 why = status_text(reply.status)

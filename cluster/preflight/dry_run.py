@@ -13,6 +13,7 @@ import aiohttp
 from yarl import URL
 
 from actors.endpoints.address_guard import Guard
+from actors.endpoints.signing import Signer, signer_of
 from actors.grading.factory import FIELD as GRADER
 from actors.grading.factory import HELD_OUT
 from actors.grading.pool import GraderPool
@@ -48,8 +49,9 @@ async def _first_calls(reinforcement: Reinforcement, tasks: Sequence[Task], oper
     for task in tasks:
         for tool in task.tools:
             offered.setdefault(tool["function"]["name"], (tool, task))
+    signer = signer_of(reinforcement)
     calls = [
-        _try_tool(f"{TOOLS}[{i}]", tool, *offered[tool.name], operator)
+        _try_tool(f"{TOOLS}[{i}]", tool, *offered[tool.name], operator, signer)
         for i, tool in enumerate(reinforcement.tools)
         if tool.name in offered
     ]
@@ -62,7 +64,7 @@ async def _in_a_session(
 ) -> list[Problem]:
     """The problems of a session and of the calls in it; without a session, the tools cannot be called."""
     events: list[str] = []
-    book = SessionBook(spec, None, operator, tell=events.append)
+    book = SessionBook(spec, None, operator, tell=events.append, signer=signer_of(reinforcement))
     try:
         await book.start(TRACE_ID, tasks[0].item)
         problems = await _first_calls(reinforcement, tasks, operator)
@@ -80,8 +82,10 @@ async def _in_a_session(
     return problems
 
 
-async def _try_tool(field: str, tool: ToolSpec, schema: ToolSchema, task: Task, operator: Operator) -> Problem | None:
-    dispatcher = Dispatcher([tool], operator)
+async def _try_tool(
+    field: str, tool: ToolSpec, schema: ToolSchema, task: Task, operator: Operator, signer: Signer | None
+) -> Problem | None:
+    dispatcher = Dispatcher([tool], operator, signer=signer)
     try:
         (result,) = await dispatcher.call_turn(TRACE_ID, task.item, [example_call(schema)])
     except RftError as error:

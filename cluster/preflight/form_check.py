@@ -12,6 +12,7 @@ import jsonschema
 from referencing.exceptions import Unresolvable
 
 from actors.endpoints.address_guard import Guard
+from actors.endpoints.signing import PREFIX, secret_mistakes
 from actors.endpoints.url import endpoint_mistake
 from actors.grading.factory import all_grader_problems, grader_problems, graders_of
 from cluster.preflight.examples import example_of
@@ -24,6 +25,7 @@ from trainer.spec.operator import Operator
 
 TOOLS = "method.reinforcement.tools"
 SESSION = "method.reinforcement.session"
+SIGNING = "method.reinforcement.signing_secret"
 
 
 def endpoint_problems(reinforcement: Reinforcement, operator: Operator) -> list[Problem]:
@@ -33,6 +35,9 @@ def endpoint_problems(reinforcement: Reinforcement, operator: Operator) -> list[
         for where, url, headers in _called(reinforcement)
         if (mistake := endpoint_mistake(url, headers)) is not None
     ]
+    remedy = f"write it as ${{NAME}}, and make one by: echo {PREFIX}$(openssl rand -base64 32)"
+    for mistake in secret_mistakes(reinforcement):
+        problems.append(Problem("invalid_signing_secret", SIGNING, mistake, remedy))
     mistake = schema_mistake(reinforcement.response_format)
     if mistake is not None:
         field = "method.reinforcement.response_format"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import socket
 from collections.abc import Awaitable, Callable, Sequence
@@ -29,6 +30,7 @@ class Received:
     path: str
     headers: dict[str, str]
     body: Any
+    raw: bytes
     transport: asyncio.Transport
 
     def drop(self) -> None:
@@ -68,9 +70,11 @@ class FakeEndpoint:
         await self._runner.cleanup()
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
-        body = await request.json()
+        raw = await request.read()
         assert isinstance(request.transport, asyncio.Transport)
-        received = Received(len(self.received) + 1, request.path, dict(request.headers), body, request.transport)
+        received = Received(
+            len(self.received) + 1, request.path, dict(request.headers), json.loads(raw), raw, request.transport
+        )
         self.received.append(received)
         self.open_now += 1
         self.most_open = max(self.most_open, self.open_now)

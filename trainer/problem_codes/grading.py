@@ -64,6 +64,10 @@ GRADING_CODES: dict[str, dict[str, ProblemCode]] = {
             "has no host, or a header has characters that HTTP does not allow, often a line end after a token.",
             "Fix the URL or the headers of this entry.",
         ),
+        "invalid_signing_secret": ProblemCode(
+            "A `signing_secret` is not in the form of Standard Webhooks, so your server's library could not read it.",
+            "Make one by `echo whsec_$(openssl rand -base64 32)` and pass it as `${NAME}` from the environment.",
+        ),
         "forbidden_address": ProblemCode(
             "The host has an address that jobs may not call: this machine, a private network or a cloud's metadata "
             "service. Otherwise anybody who may create jobs could reach what is behind the firewall. Names are "

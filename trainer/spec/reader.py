@@ -33,7 +33,7 @@ _ANY = "*"
 """Any index of a list."""
 _MIN_SIMILARITY = 0.75
 """From this difflib ratio on, an unknown key counts as a misspelling of a known one."""
-_SECRETS = {"headers", "api_key"}
+_SECRETS = {"headers", "api_key", "signing_secret"}
 _EXPECTED = {
     "bool_parsing": "true or false",
     "bool_type": "true or false",
