@@ -18,7 +18,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no
 PROMETHEUS := $(if $(shell command -v prometheus && command -v promtool),,build/prometheus/usr/bin/prometheus)
 FETCH := apt-get -qq -o APT::Sandbox::User=$$(id -un) download prometheus
 
-.PHONY: setup quickstart test unit chaos nightly lint docs bench bench-full clean
+.PHONY: setup quickstart test unit chaos nightly lint docs bench bench-full gpu gpu-learner clean
 
 setup: $(STAMP)
 
@@ -72,6 +72,15 @@ bench: setup
 
 bench-full: setup
 	$(BIN)/python -m benchmarks.run --full
+
+# On a machine with GPUs; MODEL is the folder of a trained model. It does not depend on `setup`, which would install the CPU lists.
+gpu:
+	@ls $(VENV)/.ready-gpu-* >/dev/null 2>&1 || { echo "run make setup EXTRA=gpu first" >&2; exit 1; }
+	$(BIN)/python -m benchmarks.gpu_cluster $(if $(MODEL),--model $(MODEL))
+
+# Needs a GPU, torch and transformers, and neither the set-up nor make: python3 -m benchmarks.gpu does the same.
+gpu-learner:
+	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m benchmarks.gpu $(ARGS)
 
 clean:
 	rm -rf $(VENV) runs build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .cache

@@ -9,10 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from trainer.spec.operator import Operator
 
-LOCAL = Operator(allowed_networks=["127.0.0.0/8"])
-"""Allows servers on this machine."""
+class NotPossible(Exception):
+    """This machine lacks what a measurement needs; says what."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +51,16 @@ def seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
+def impossible(why: str) -> None:
+    """Print the JSON line of a measurement that is not possible on this machine."""
+    print(json.dumps({"not_possible": why}), flush=True)
+
+
 def report(figures: Sequence[Figure]) -> None:
     """Print the JSON lines, then the table, then the machine's load."""
     for figure in figures:
         line = {"name": figure.name, "value": figure.value, "unit": figure.unit, "baseline": figure.baseline}
-        print(json.dumps(line | {"runs": figure.runs}))
+        print(json.dumps(line | {"ratio": figure.ratio, "runs": figure.runs}), flush=True)
     print(f"\n{'figure':36}{'ours':>14}{'baseline':>14}  {'unit':12}{'ratio':>8}  spread")
     for figure in figures:
         low, high = figure.spread

@@ -29,7 +29,8 @@ import uvloop
 
 from actors.tools.actor import DispatcherClient, start_dispatchers
 from actors.tools.dispatcher import Dispatcher
-from benchmarks.common import LOCAL, Figure, report
+from benchmarks.common import Figure, report
+from benchmarks.local import LOCAL
 from trainer.spec.endpoints import ToolSpec
 from trainer.types import ToolCall
 

@@ -23,7 +23,8 @@ from actors.graders.base import Grader
 from actors.graders.sample import sample_of
 from actors.grading.factory import make_grader
 from actors.grading.pool import GraderPool
-from benchmarks.common import LOCAL, Figure, in_turn, report
+from benchmarks.common import Figure, in_turn, report
+from benchmarks.local import LOCAL
 from trainer.spec.graders import GraderSpec
 
 ITEM = {"reference": "Paris"}

@@ -38,12 +38,12 @@ class Learned:
     whole_s: float
 
 
-def job_of(seed: int, training_file: str, settings: dict[str, Any]) -> dict[str, Any]:
-    """The example's job with absolute paths, this seed and `settings`.
+def job_of(seed: int, training_file: str, settings: dict[str, Any], template: str = "job.yaml") -> dict[str, Any]:
+    """The example's job `template` with absolute paths, this seed and `settings`.
 
     Keys of `settings` are dotted paths, relative to `method.reinforcement` unless they start with `cluster`.
     """
-    job: dict[str, Any] = yaml.safe_load((LEDGER / "job.yaml").read_text())
+    job: dict[str, Any] = yaml.safe_load((LEDGER / template).read_text())
     job |= {"seed": seed, "model": str(LEDGER / "base"), "training_file": str(LEDGER / training_file)}
     job |= {name: str(LEDGER / job[name]) for name in ("validation_file", "test_file")}
     for key, value in settings.items():
@@ -55,6 +55,13 @@ def job_of(seed: int, training_file: str, settings: dict[str, Any]) -> dict[str,
     return job
 
 
+def for_real_model(model: Path, folder: Path) -> dict[str, Any]:
+    """What `job_gpu.yaml` trains: the files of a job, with rows in `folder` that say how an answer looks."""
+    subprocess.run([sys.executable, "-m", "examples.ledger.make_data", "--instructed", str(folder)], check=True)
+    files = {f"{name}_file": str(folder / f"{name.removesuffix('ing')}.jsonl") for name in ("training", "test")}
+    return files | {"model": str(model.absolute()), "validation_file": None}
+
+
 def run(
     seed: int,
     training_file: str,
@@ -63,14 +70,16 @@ def run(
     files: dict[str, Any] | None = None,
     rows: int | None = None,
     environment: dict[str, str] | None = None,
+    template: str = "job.yaml",
 ) -> tuple[RunFolder, float]:
     """Train one job in a separate process; return its run folder and the duration in seconds.
 
     The run folder stays in the system's temporary folder. `files` replaces the job's files, `rows` truncates the
-    training file, and `environment` has the URLs of servers that are already running.
+    training file, and `environment` has the URLs of servers that are already running. `template` is one of the
+    example's job files.
     """
     folder = Path(tempfile.mkdtemp(prefix="agent-rft-bench-"))
-    job = job_of(seed, training_file, settings) | (files or {})
+    job = job_of(seed, training_file, settings, template) | (files or {})
     if rows is not None:
         with Path(job["training_file"]).open() as file:
             (folder / "train.jsonl").write_text("".join(islice(file, rows)))

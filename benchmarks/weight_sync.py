@@ -1,10 +1,14 @@
-"""A weight update from the learner's memory to a sampling engine: pause of generation and bytes per second.
+"""A weight update from the learner's memory to a sampling engine: pause of generation and seconds per GB.
 
-    python -m benchmarks.weight_sync [--layers 15] [--runs 5]
+    python -m benchmarks.weight_sync [--transport object_store] [--layers 15 | --model FOLDER] [--runs 5]
 
-The model is a random Qwen3 with about 14M parameters per layer in float32 (15 layers: 205M, 0.8 GB). One process acts
-as the learner and puts the buckets into Ray's object store; the engine samples 16 sequences during each update. The
-baseline is a copy of the same bytes in memory.
+Without `--model` it is a random Qwen3 with about 14M parameters per layer (15 layers: 205M; 0.8 GB in float32). One
+process acts as the learner and reads its weights with the learner's own code; the engine samples 16 sequences during
+each update. Both are on GPUs, in bfloat16, if there are any. The baseline is a copy of the same bytes in memory.
+
+Transports: `object_store` and `broadcast` are ours (a broadcast is NCCL between two GPUs, gloo on CPUs); `vllm_nccl`
+(two GPUs) and `vllm_ipc` (both on one GPU) are vLLM's own. With one GPU, learner and engine share it. Nothing of this
+has run on a GPU yet.
 """
 
 from __future__ import annotations
@@ -14,6 +18,8 @@ import asyncio
 import os
 import tempfile
 import time
+from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,54 +28,151 @@ import ray
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+from actors.engine.plugin import TRANSPORT
 from actors.engine.vllm_engine import EngineConfig
 from actors.rollout.episode import EpisodeSpec
+from actors.rollout.fleet import CANARY_LIMITS
 from actors.rollout.worker import WorkerConfig
-from actors.weights.checkpoint_weights import as_bytes
-from actors.weights.layout import MAX_BUCKET_BYTES, Layout
+from actors.runtime.ports import free_port
+from actors.weights.broadcast import SENDER, Broadcast
+from actors.weights.broadcast_sync import BroadcastSync
+from actors.weights.checkpoint_weights import CheckpointWeights, as_bytes
+from actors.weights.layout import Layout
 from actors.weights.sync import WeightSync
-from benchmarks.common import Figure, report
+from benchmarks.common import Figure, NotPossible, impossible, report
+from benchmarks.local import dtype_here, gpus_here
 from benchmarks.worker import JOB, MeasuredWorker, Request
 from cluster.ray_cluster.session import ray_session
+from trainer.errors import RftError
 from trainer.spec.job import RewardSpec, RolloutLimits
 
 SEQUENCES = 16
+VLLMS = {"vllm_nccl": "nccl", "vllm_ipc": "ipc"}
+"""Transports of vLLM -> its names for them."""
+TRANSPORTS = ("object_store", "broadcast", *VLLMS)
+ENGINE_SHARE, LEARNER_SHARE = 0.9, 0.1
+"""Ray's shares of one GPU for both. vLLM takes 0.85 of its memory, whatever the share, and starts first; the learner's
+copy of the weights has to fit into the rest."""
+CANARY_TOKENS = 128
 
 
-def write_model(folder: Path, layers: int) -> None:
-    """Save a random model with the ledger's tokenizer."""
+@dataclass(frozen=True, slots=True)
+class Seating:
+    """The GPUs of engine and learner, in Ray's units."""
+
+    engine: float
+    learner: float
+
+
+def seating(transport: str, gpus: int) -> Seating:
+    """Who gets which part of the machine's GPUs.
+
+    Raises:
+        NotPossible: The transport needs other GPUs than there are.
+    """
+    if transport == "vllm_nccl" and gpus < 2:
+        raise NotPossible(f"vLLM's transfer by NCCL needs two GPUs; there are {gpus}")
+    if transport == "vllm_ipc" and gpus < 1:
+        raise NotPossible("vLLM's transfer by CUDA IPC needs a GPU; there is none")
+    if transport == "broadcast" and gpus == 1:
+        raise NotPossible("NCCL refuses two members on one GPU: a broadcast needs two GPUs; there is one")
+    if gpus == 0:
+        return Seating(0.0, 0.0)
+    return Seating(ENGINE_SHARE, LEARNER_SHARE) if gpus == 1 or transport == "vllm_ipc" else Seating(1.0, 1.0)
+
+
+def write_model(folder: Path, layers: int, dtype: str = "float32", **changes: Any) -> None:
+    """Save a random model with the ledger's tokenizer; `changes` are settings of its config."""
     base = JOB.parent / "base"
     config = AutoConfig.from_pretrained(base)
     config.update({"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": layers, "head_dim": 64})
     config.update({"num_attention_heads": 16, "num_key_value_heads": 16, "layer_types": ["full_attention"] * layers})
-    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
+    config.update(changes)
+    AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype)).save_pretrained(folder)
     AutoTokenizer.from_pretrained(base).save_pretrained(folder)
 
 
 class Source:
-    """The learner's side: the model's weights in buckets."""
+    """The learner's side: the model's weights, on this actor's GPU if it has one."""
 
-    def __init__(self, folder: str) -> None:
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        self._tensors = [(name, p.detach()) for name, p in model.named_parameters()]
-        self._buckets: list[list[tuple[str, torch.Tensor]]] = [[]]
+    def __init__(self, folder: str, dtype: str) -> None:
+        self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).to(self._device)
+        self._model = model
+        self._weights = CheckpointWeights(model, getattr(torch, dtype), lambda _: nullcontext())
+        self._broadcast: Broadcast | None = None
+        self._vllms: Any = None
 
     def plan(self, max_bytes: int) -> list[Layout]:
-        size = 0
-        for name, tensor in self._tensors:
-            if size and size + tensor.nbytes > max_bytes:
-                self._buckets.append([])
-                size = 0
-            self._buckets[-1].append((name, tensor))
-            size += tensor.nbytes
-        return [[(n, "float32", tuple(t.shape)) for n, t in bucket] for bucket in self._buckets]
+        self._parts = self._weights.parts(max_bytes)
+        return [self._weights.describe(part) for part in self._parts]
 
     def put(self, index: int) -> list[Any]:
-        return [ray.put(as_bytes([tensor for _, tensor in self._buckets[index]]))]
+        return [ray.put(as_bytes(list(self._weights.read(self._parts[index], wanted=True).values())))]
+
+    # -- our broadcast -------------------------------------------------------------------------------------------------
+
+    def address(self) -> str:
+        return f"{ray.util.get_node_ip_address()}:{free_port()}"
+
+    def open_broadcast(self, address: str, size: int) -> None:
+        self._broadcast = Broadcast(address, SENDER, size, self._device)
+
+    def send(self, bucket: Any) -> None:
+        assert self._broadcast is not None
+        self._broadcast.send(torch.tensor(bucket))
+
+    # -- vLLM's own transports -----------------------------------------------------------------------------------------
+
+    def open_vllms(self, transport: str, worker: Any) -> None:
+        """Connect vLLM's trainer side to the engine in `worker`."""
+        from vllm.distributed.weight_transfer.base import ModuleSource
+        from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
+
+        torch.cuda.set_device(0)
+        client = VllmsClient(worker)
+        info = vllms_init_info(transport, ray.util.get_node_ip_address())
+        self._vllms = WeightTransferTrainerFactory.trainer_init(info, client=client, source=ModuleSource(self._model))
+
+    def send_vllms(self) -> None:
+        """Send all weights and load them in the engine."""
+        self._vllms.send_weights()
+
+    def num_bytes(self) -> int:
+        return sum(p.nbytes for p in self._model.parameters())
+
+
+def vllms_init_info(transport: str, host: str) -> Any:
+    """The settings of vLLM's trainer side: packed into buffers, from rank 0 to one engine with one GPU."""
+    from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
+    from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
+
+    if transport == "vllm_ipc":
+        return IPCTrainerInitInfo(packed=True, rank=0)
+    return NCCLTrainerInitInfo(host, free_port(), 2, packed=True, rank=0)
+
+
+class VllmsClient:
+    """Implements vLLM's `VLLMWeightSyncClient` over a measured worker; each call waits for the engine."""
+
+    def __init__(self, worker: Any) -> None:
+        self._worker = worker
+
+    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        _checked(ray.get(self._worker.init_transport.remote(init_info)))
+
+    def start_weight_update(self) -> None:
+        _checked(ray.get(self._worker.begin_update.remote()))
+
+    def update_weights(self, update_info: Any) -> None:
+        _checked(ray.get(self._worker.load.remote(update_info)))
+
+    def finish_weight_update(self, weight_version: str | None = None) -> None:
+        _checked(ray.get(self._worker.finish_update.remote()))
 
 
 class SourceClient:
-    """Implements `actors.weights.sync.WeightSource`."""
+    """Implements `actors.weights.broadcast_sync.BroadcastSource`."""
 
     def __init__(self, actor: Any) -> None:
         self._actor = actor
@@ -81,35 +184,95 @@ class SourceClient:
     async def gather_bucket(self, index: int) -> Any:
         return (await self._actor.put.remote(index))[0]
 
+    async def meeting_point(self) -> str:
+        address: str = await self._actor.address.remote()
+        return address
 
-async def measure(folder: Path, runs: int) -> list[Figure]:
+    async def open_broadcast(self, address: str, size: int) -> None:
+        await self._actor.open_broadcast.remote(address, size)
+
+    async def send(self, bucket: Any) -> None:
+        await self._actor.send.remote(bucket)
+
+
+def _checked(outcome: Any) -> None:
+    if isinstance(outcome, RftError):
+        raise outcome
+
+
+class OurSync:
+    """One of our transports: from the learner's weights to the engine, as a training run does it."""
+
+    def __init__(self, sync: WeightSync, worker: Any) -> None:
+        self._sync = sync
+        self._worker = worker
+
+    async def update(self, version: int) -> tuple[float, int]:
+        """Seconds of pause, and bytes."""
+        published = await self._sync.collect(version)
+        (pause,) = await self._sync.deliver(published, [self._worker])
+        if not isinstance(pause, float):
+            raise pause
+        return pause, published.num_bytes
+
+
+class VllmsSync:
+    """One of vLLM's transports."""
+
+    def __init__(self, source: Any, worker: Any) -> None:
+        self._source = source
+        self._worker = worker
+
+    async def update(self, version: int) -> tuple[float, int]:
+        await self._source.send_vllms.remote()
+        return await self._worker.last_pause_s.remote(), await self._source.num_bytes.remote()
+
+
+async def connect(transport: str, source: Any, worker: Any) -> OurSync | VllmsSync:
+    """Make the connection that all updates use."""
+    if transport in VLLMS:
+        await source.open_vllms.remote(transport, worker)
+        return VllmsSync(source, worker)
+    _checked(await worker.init_transport.remote({}))
+    client = SourceClient(source)
+    return OurSync(WeightSync(client) if transport == "object_store" else BroadcastSync(client, 1), worker)
+
+
+async def measure(folder: Path, runs: int, transport: str, dtype: str, seats: Seating) -> list[Figure]:
     spec = EpisodeSpec("0", RolloutLimits(), RewardSpec(), 8, 1024)
-    engine = EngineConfig(str(folder), "float32", context_length=1024, max_num_seqs=SEQUENCES, seed=0)
-    worker = ray.remote(MeasuredWorker).options(num_cpus=1, max_concurrency=1000)
+    gpus = int(seats.engine > 0)
+    own = VLLMS.get(transport, TRANSPORT)
+    engine = EngineConfig(str(folder), dtype, 1024, max_num_seqs=SEQUENCES, seed=0, gpus=gpus, transport=own)
+    worker = ray.remote(MeasuredWorker).options(num_cpus=1, num_gpus=seats.engine, max_concurrency=1000)
     worker = worker.remote(WorkerConfig(engine, spec, "hermes", {}, dispatchers=[], graders=None))
-    await worker.start.remote()
-    await worker.init_transport.remote({})
-    sync = WeightSync(SourceClient(ray.remote(Source).options(num_cpus=1).remote(str(folder))), MAX_BUCKET_BYTES)
-    pauses, totals = [], []
+    _checked(await worker.start.remote())
+    source = ray.remote(Source).options(num_cpus=1, num_gpus=seats.learner).remote(str(folder), dtype)
+    sync = await connect(transport, source, worker)
+    canary = [1 + i % 200 for i in range(CANARY_TOKENS)]
+    before = await worker.canary.remote(canary)
+    pauses, totals, per_gb = [], [], []
     for version in range(runs + 1):
         busy = worker.complete.remote([Request([1] * 8, 1000)] * SEQUENCES, SEQUENCES)
         await asyncio.sleep(1.0)
         started = time.perf_counter()
-        published = await sync.collect(version + 1)
-        (pause,) = await sync.deliver(published, [worker])
+        pause, num_bytes = await sync.update(version + 1)
         total = time.perf_counter() - started
-        if not isinstance(pause, float):
-            raise pause
-        copy = _copy_s(published.num_bytes)
+        copy = _copy_s(num_bytes)
         if version:  # the first run maps memory that later runs reuse
             pauses.append((pause, 0.1 + 3 * copy))
-            totals.append((published.num_bytes / total / 1e6, published.num_bytes / copy / 1e6))
+            totals.append((num_bytes / total / 1e6, num_bytes / copy / 1e6))
+            per_gb.append((total / num_bytes * 1e9, copy / num_bytes * 1e9))
         ray.cancel(busy)
+    gap = float(np.abs(await worker.canary.remote(canary) - before).mean())
+    if not gap < CANARY_LIMITS[dtype]:
+        raise RuntimeError(f"after {runs + 1} updates with equal weights the engine differs by {gap} nats per token")
     await worker.shutdown.remote()
-    print(f"{published.num_bytes / 1e6:,.0f} MB in {len(published.buckets)} buckets, {SEQUENCES} sequences in flight")
+    print(f"{num_bytes / 1e6:,.0f} MB in {dtype} by {transport}, {SEQUENCES} sequences in flight")
+    suffix = "" if transport == "object_store" else f", {transport}"
     return [
-        Figure("weight sync: pause (against its limit)", "s", tuple(pauses)),
-        Figure("weight sync: end to end (against a copy)", "MB/s", tuple(totals)),
+        Figure(f"weight sync: pause (against its limit){suffix}", "s", tuple(pauses)),
+        Figure(f"weight sync: end to end (against a copy){suffix}", "MB/s", tuple(totals)),
+        Figure(f"weight sync: seconds per GB{suffix}", "s/GB", tuple(per_gb)),
     ]
 
 
@@ -120,14 +283,31 @@ def _copy_s(num_bytes: int) -> float:
     return time.perf_counter() - started
 
 
-def main() -> None:
+def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", type=int, default=15)
+    parser.add_argument("--model", type=Path, help="a model folder, instead of a random model of --layers")
+    parser.add_argument("--transport", choices=TRANSPORTS, default="object_store")
     parser.add_argument("--runs", type=int, default=5)
-    options = parser.parse_args()
+    return parser
+
+
+def main() -> None:
+    options = arguments().parse_args()
+    gpus = gpus_here()
+    try:
+        seats = seating(options.transport, gpus)
+    except NotPossible as error:
+        impossible(str(error))
+        return
+    dtype = dtype_here()
+    if options.transport in VLLMS:  # the handles of CUDA memory are pickled
+        os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
     with tempfile.TemporaryDirectory() as folder, ray_session(None):
-        write_model(Path(folder), options.layers)
-        report(asyncio.run(measure(Path(folder), options.runs)))
+        model = Path(folder) if options.model is None else options.model.absolute()
+        if options.model is None:
+            write_model(model, options.layers, dtype)
+        report(asyncio.run(measure(model, options.runs, options.transport, dtype, seats)))
     print(f"{os.cpu_count()} cores; a pause under its limit (100 ms + 3 copies) has a ratio below 1")
 
 

@@ -14,8 +14,7 @@ from typing import Any, cast
 
 import psutil
 import ray
-import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+import yaml
 
 from actors.engine.vllm_engine import EngineConfig
 from actors.grading.pool import GraderPoolActor
@@ -24,7 +23,9 @@ from actors.rollout.fleet import CANARY_LIMITS, Fleet
 from actors.rollout.worker import RolloutWorker, WorkerConfig
 from actors.runtime.exporter import MetricsAddress
 from actors.tools.actor import start_dispatchers
-from benchmarks.common import LOCAL
+from benchmarks.enlarged import OWN_SIZE, Size, enlarged
+from benchmarks.ledger_seeds import for_real_model, job_of
+from benchmarks.local import LOCAL, dtype_here
 from cluster.preflight.prepare import Prepared, prepare
 from cluster.ray_cluster.seats import Seats
 from cluster.ray_cluster.session import ray_session
@@ -33,6 +34,7 @@ from examples.ledger.services import services
 from trainer.events import Event
 from trainer.spec.job_file import load_job
 
+REAL_COMPLETION_TOKENS = 2048
 JOB = Path(__file__).parents[1] / "examples" / "ledger" / "job.yaml"
 
 
@@ -60,6 +62,29 @@ class MeasuredWorker(RolloutWorker):
     async def forget(self) -> None:
         """Empty the prefix cache, so that later requests cannot reuse it."""
         await self._engine._llm.reset_prefix_cache()
+
+    # -- an update that the sender drives step by step, as vLLM's own transports do ------------------------------------
+
+    async def begin_update(self) -> None:
+        """Pause, keeping the requests in flight, and begin to load weights."""
+        self._began = time.monotonic()
+        await self._engine._llm.engine_core.pause_scheduler_async(mode="keep", clear_cache=False)
+        await self._engine._llm.start_weight_update()
+
+    async def load(self, update: Any) -> None:
+        """Load what the sender sends meanwhile, or what the message refers to."""
+        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+
+        await self._engine._llm.update_weights(WeightTransferUpdateRequest(update_info=update))
+
+    async def finish_update(self) -> None:
+        """Finish loading, and resume."""
+        await self._engine._llm.finish_weight_update()
+        await self._engine._llm.resume_generation()
+        self._pause_s = time.monotonic() - self._began
+
+    async def last_pause_s(self) -> float:
+        return self._pause_s
 
     async def complete(self, requests: Sequence[Request], at_once: int) -> list[tuple[float, int]]:
         """Sample each request at exactly its length with vLLM alone; return when each ended and its number of tokens.
@@ -104,9 +129,11 @@ class LedgerFleet:
 
 
 @asynccontextmanager
-async def ledger_fleet(slots: int, *server_options: str, layers: int | None = None) -> AsyncIterator[LedgerFleet]:
+async def ledger_fleet(
+    slots: int, *server_options: str, size: Size = OWN_SIZE, model: Path | None = None
+) -> AsyncIterator[LedgerFleet]:
     """Start tools, grader, dispatcher and one engine with `slots` slots, as a training run would."""
-    async with ledger_fleets(slots, [None], *server_options, layers=layers) as (fleet,):
+    async with ledger_fleets(slots, [None], *server_options, size=size, model=model) as (fleet,):
         yield fleet
 
 
@@ -116,21 +143,23 @@ async def ledger_fleets(
     addresses: Sequence[MetricsAddress | None],
     *server_options: str,
     vllms_own: bool = True,
-    layers: int | None = None,
+    size: Size = OWN_SIZE,
+    model: Path | None = None,
 ) -> AsyncIterator[list[LedgerFleet]]:
     """Start one fleet for each of `addresses`, with the same tools and grader.
 
-    A fleet exports its metrics at its address, with vLLM's own if `vllms_own`, or none for None. With `layers`, the
-    base model is deepened to this number of layers.
+    A fleet exports its metrics at its address, with vLLM's own if `vllms_own`, or none for None. `size` enlarges the
+    base model; `model` is a trained one that runs the episodes of `job_gpu.yaml` instead. Engines are on GPUs if there
+    are any, and nothing is reserved for a learner.
     """
     with services(*server_options) as environment, TemporaryDirectory() as folder:
         os.environ.update(environment)
-        job = load_job(JOB)
-        if layers is not None:
-            job = job.model_copy(update={"model": deepened(Path(job.model), layers, Path(folder))})
+        job = load_job(JOB if model is None else real_job(model, Path(folder)))
+        if size != OWN_SIZE:
+            job = job.model_copy(update={"model": enlarged(Path(job.model), size, Path(folder), dtype_here())})
         with ray_session(None) as nodes:
-            prepared = await prepare(job, nodes, Path("/tmp"), LOCAL)
-            seats = Seats(replace(prepared.placement, engines=len(addresses), learner_ranks=0), "benchmark")
+            prepared = await prepare(job, nodes, Path("/tmp"), LOCAL, learner=False)
+            seats = Seats(replace(prepared.placement, engines=len(addresses)), "benchmark")
             await seats.ready(print)
             fleets: list[LedgerFleet] = []
             try:
@@ -142,20 +171,13 @@ async def ledger_fleets(
                     await ledger.fleet.shutdown()
 
 
-def deepened(model: Path, layers: int, folder: Path) -> str:
-    """Save an equivalent but deeper model: the added layers write nothing into the residual stream."""
-    config = AutoConfig.from_pretrained(model)
-    kept = config.num_hidden_layers
-    config.num_hidden_layers, config.layer_types = layers, config.layer_types[:1] * layers
-    deep = AutoModelForCausalLM.from_config(config)
-    deep.load_state_dict(deep.state_dict() | AutoModelForCausalLM.from_pretrained(model).state_dict())
-    with torch.no_grad():
-        for layer in deep.model.layers[kept:]:
-            layer.self_attn.o_proj.weight.zero_()
-            layer.mlp.down_proj.weight.zero_()
-    deep.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(model).save_pretrained(folder)
-    return str(folder)
+def real_job(model: Path, folder: Path) -> Path:
+    """Write a job for a trained model, with `job_gpu.yaml`'s episodes and one engine."""
+    settings = {"cluster.engines": 1, "cluster.engine_cores": 1, "limits.max_completion_tokens": REAL_COMPLETION_TOKENS}
+    files = for_real_model(model, folder)
+    path = folder / "job.yaml"
+    path.write_text(yaml.safe_dump(job_of(7, files["training_file"], settings, "job_gpu.yaml") | files))
+    return path
 
 
 async def _fleet(
@@ -165,7 +187,13 @@ async def _fleet(
     dtype = prepared.placement.dtype
     config = WorkerConfig(
         EngineConfig(
-            job.model, dtype, prepared.context_length, slots, job.seed, log_stats=vllms_own and metrics is not None
+            job.model,
+            dtype,
+            prepared.context_length,
+            slots,
+            job.seed,
+            gpus=prepared.placement.engine_gpus,
+            log_stats=vllms_own and metrics is not None,
         ),
         EpisodeSpec(
             f"{job.seed}",

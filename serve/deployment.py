@@ -33,6 +33,7 @@ from cluster.stores.job_store import JobStore
 from serve.host.listener import STOP_S, listening
 from serve.host.services import Services
 from serve.host.state import ServerState, StateLocations
+from serve.http.access_log import AccessLog
 from serve.http.app import Lifespan, create_app
 from serve.inference.model_apps import EngineResources, RayServeModels
 from trainer.errors import UserError
@@ -104,7 +105,8 @@ class Api:
         replica = ray_serve.get_replica_context().rank.rank
         recorder = start_telemetry(MetricsAddress.of("api", local=is_local(address)), f"api-{replica}")
         recorder.add(JobStore(state.database).live)
-        self._parts = state, Services(state, operator, launcher, hosting), operator, recorder
+        access_log = AccessLog(locations.folder / "logs" / f"access-{replica}.jsonl")
+        self._parts = state, Services(state, operator, launcher, hosting), operator, recorder, access_log
         self._listen = args.listen
 
     def __serve_build_asgi_app__(self) -> FastAPI:
@@ -117,6 +119,7 @@ def app_of(
     services: Services,
     operator: Operator,
     recorder: Recorder | None = None,
+    access_log: AccessLog | None = None,
     *,
     listen: tuple[str, int] | None = None,
     behind_proxy: bool = False,
@@ -129,6 +132,8 @@ def app_of(
         lifespan=lifespan_of([state.run_sweeps, services.run], state.close, listen),
         recorder=recorder,
         behind_proxy=behind_proxy,
+        access_log=access_log,
+        audit=state.audit,
     )
 
 

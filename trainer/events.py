@@ -29,7 +29,7 @@ class Event:
     LEVEL: ClassVar[Level] = "info"
 
     step: int | None = None
-    """The step of the event; for None the stream fills in the last step that is done."""
+    """The step of the event; None: the last step that is done, which the stream fills in."""
 
     @property
     def kind(self) -> str:

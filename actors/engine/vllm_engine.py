@@ -29,11 +29,28 @@ from trainer.errors import EngineFailed
 CPU_EXECUTOR = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 """Runs the model in the engine core's own process. vLLM's default on CPUs is a worker process, and polling it takes
 half a core. On CPUs vLLM rejects the short name "uni". The number of threads is OMP_NUM_THREADS, which Ray sets."""
+
+
+def executor_of(gpus: int) -> str:
+    """How vLLM runs an engine's workers.
+
+    With several GPUs vLLM would choose Ray by default, because the engine's actor is in a placement group, and would
+    wait forever for GPUs in it: this actor has them all.
+    """
+    if gpus == 0:
+        return CPU_EXECUTOR
+    return "uni" if gpus == 1 else "mp"
+
+
 WARM_UP_TOKENS = 8
 LIFE_POLL_S = 0.5
-LOG = Path("/proc/self/fd/2")
-"""Stderr, to which vLLM's processes write their errors: Ray's log file of the worker."""
+LOGS = (Path("/proc/self/fd/1"), Path("/proc/self/fd/2"))
+"""Ray's log files of the worker: vLLM's own log has the errors of its processes, and Python writes those at a start."""
 LOG_TAIL_BYTES = 1 << 16
+ERROR_LINE = re.compile(
+    r"^(?:\(\w+ pid=\d+\) ERROR .*?\] )?(?:[\w.]+\.)?(?!EngineDeadError)(\w+(?:Error|Exception): .+)$", re.M
+)
+"""An EngineDeadError only says that another line has the cause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +148,7 @@ class Engine:
             # Between the chunks of a prompt vLLM rewinds a seeded request's generator, which crashes it on CPUs.
             enable_chunked_prefill=c.gpus > 0,
             tensor_parallel_size=max(1, c.gpus),
-            distributed_executor_backend=None if c.gpus else CPU_EXECUTOR,
+            distributed_executor_backend=executor_of(c.gpus),
             gpu_memory_utilization=GPU_MEMORY_SHARE,
             enable_prefix_caching=True,
             # The learner divides its logits by the temperature; so must the engine's log-probabilities.
@@ -350,15 +367,15 @@ def _as_engine_failed(what: str) -> Iterator[None]:
         why = f"{type(error).__name__}: {error}"
         # vLLM has no class of its own for a start that failed: "See root cause above", in the log.
         if isinstance(error, _EngineDied) or "root cause" in why:
-            why = last_error(LOG) or "its process ended (killed, or out of memory)"
+            why = next(filter(None, map(last_error, LOGS)), None) or "its process ended (killed, or out of memory)"
         raise EngineFailed(f"an engine could not {what}: {why}") from error
 
 
 def last_error(log: Path) -> str | None:
-    """The last error that Python wrote to a log, such as "ValueError: ..."; None if there is no file or no error."""
+    """The last error in a log, by Python or vLLM, such as "ValueError: ..."; None if there is no file or no error."""
     if not log.is_file():
         return None
     with log.open("rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - LOG_TAIL_BYTES))
-        found = re.findall(r"^(?:[\w.]+\.)?(\w+(?:Error|Exception): .+)$", file.read().decode(errors="replace"), re.M)
+        found = ERROR_LINE.findall(file.read().decode(errors="replace"))
     return found[-1] if found else None

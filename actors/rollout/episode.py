@@ -16,8 +16,6 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
-from jsonschema.exceptions import best_match
-from jsonschema.protocols import Validator
 
 from actors.engine.parsing import TurnParser
 from actors.engine.structure import cut_result, turn_structure
@@ -26,10 +24,13 @@ from actors.graders.sample import sample_of
 from actors.runtime.in_flight import InFlight
 from trainer.algorithm.reward import reward_of
 from trainer.data.chat import Renderer
-from trainer.errors import Discard, RolloutTimeout, UserError
+from trainer.errors import Discard, RolloutTimeout
 from trainer.spec.job import RewardSpec, RolloutLimits
-from trainer.spec.json_schema import reference_mistake, validator_of
+from trainer.spec.json_schema import Checker
 from trainer.types import Discarded, Finish, Grade, Rollout, Task, ToolCall, ToolResult, Turn
+
+MAX_CHECKERS = 256
+"""Compiled schemas that are kept: each row may have tools of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +152,7 @@ class EpisodeRunner:
         self._call_tools = call_tools
         self._grade = grade
         self._sessions = sessions
-        self._validators: dict[str, Validator] = {}
+        self._checkers: dict[str, Checker] = {}
         self.in_flight = InFlight()
 
     async def run(self, request: RolloutRequest) -> Rollout | Discarded:
@@ -293,17 +294,18 @@ class EpisodeRunner:
         schema = tool["function"].get("parameters")
         try:
             value = json.loads(arguments)
-        except json.JSONDecodeError as error:
-            return f"the arguments are not valid JSON: {error}"
+        except (ValueError, RecursionError) as error:  # also a number of thousands of digits, or very deep nesting
+            why = str(error) if isinstance(error, json.JSONDecodeError) else "too many digits or levels of nesting"
+            return f"the arguments are not valid JSON: {why}"
         if schema is None:
             return None
         key = json.dumps(schema, sort_keys=True)
-        if key not in self._validators:
-            if (refused := reference_mistake(schema)) is not None:
-                raise UserError(f"the parameters of tool {tool['function']['name']!r}: {refused}")
-            self._validators[key] = validator_of(schema)
-        mistake = best_match(self._validators[key].iter_errors(value))
-        return None if mistake is None else f"invalid arguments at {mistake.json_path}: {mistake.message}"
+        if key not in self._checkers:
+            if len(self._checkers) >= MAX_CHECKERS:
+                del self._checkers[next(iter(self._checkers))]
+            self._checkers[key] = Checker(schema)
+        mistake = self._checkers[key].mistake(value)
+        return None if mistake is None else f"invalid arguments {mistake}"
 
     def _cut(self, results: Sequence[ToolResult]) -> tuple[list[ToolResult], list[list[int]]]:
         """Truncate outputs to `max_tool_output_tokens`, with a mark that the model sees."""

@@ -2,8 +2,8 @@
 
 No process of the sandbox outlives this one. It kills them all when the worker ends, when the other side of the socket
 on standard input is closed (the owner closed it or is gone), or when together they exceed the memory limit. It runs
-none of the grader's code and imports nothing of ours: it is run by path, with an empty environment, as
-`python -I -S launcher.py CONFIG`, where CONFIG comes from `actors.sandbox.start`.
+none of the grader's code and imports only files of this room, which import the standard library only: it is run by
+path, with an empty environment, as `python -I -S launcher.py CONFIG`, where CONFIG comes from `actors.sandbox.start`.
 """
 
 from __future__ import annotations
@@ -12,16 +12,22 @@ import ctypes
 import json
 import os
 import select
-import shutil
 import signal
 import sys
-import tempfile
 import time
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
+
+sys.path.append(str(Path(__file__).resolve().parents[2]))
+
+from actors.sandbox import cgroup
+from actors.sandbox.usage import Usage, socket_bytes, tree
 
 MEMORY_EXIT = 77
 """The exit status for: the memory limit was exceeded."""
+OWN_PROCESSES = 2
+"""The worker and bubblewrap's first process, which count in a cgroup."""
 POLL_S = 0.05
 GONE_WITHIN_S = 10.0
 
@@ -128,24 +134,28 @@ def bind(source: str, target: str, read_only: bool) -> None:
 # -- start -------------------------------------------------------------------------------------------------------------
 
 
-def start_in_namespaces(config: SandboxConfig) -> int:
+def start_in_namespaces(config: SandboxConfig, group: cgroup.Group | None) -> int:
     """Start the worker as the first process of its namespace; returns its process id outside."""
     unshare(config)
     pid = os.fork()
     if pid == 0:
+        if group is not None:
+            group.join()
         build_root(config)
         os.chdir(config["scratch"])
         os.execve(config["command"][0], config["command"], config["environment"])
     return pid
 
 
-def start_bubblewrap(config: SandboxConfig) -> int:
+def start_bubblewrap(config: SandboxConfig, group: cgroup.Group | None) -> int:
     """Start the worker with bubblewrap, which writes the process id to a pipe; returns that id."""
     read, write = os.pipe()
     os.set_inheritable(write, True)
     command = [*config["bubblewrap"], "--info-fd", str(write), "--", *config["command"]]
     monitor = os.fork()
     if monitor == 0:
+        if group is not None:
+            group.join()
         os.execve(command[0], command, config["environment"])
     os.close(write)
     with open(read) as pipe:
@@ -156,17 +166,32 @@ def start_bubblewrap(config: SandboxConfig) -> int:
     return int(json.loads(info)["child-pid"])
 
 
-def start_unsandboxed(config: SandboxConfig) -> int:
+def start_unsandboxed(config: SandboxConfig, group: cgroup.Group | None) -> int:
     """Start the worker in its own session, with an ordinary scratch folder; returns its process id."""
+    import tempfile  # takes long, and the other ways do not need it
+
     check(libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "prctl")
     config["folder"] = tempfile.mkdtemp(prefix="grader-")
+    status = os.stat(config["folder"])
+    config["folder_identity"] = (status.st_dev, status.st_ino)
     pid = os.fork()
     if pid == 0:
+        if group is not None:
+            group.join()
         os.setsid()
         os.chdir(config["folder"])
         environment = {**config["environment"], "HOME": config["folder"], "TMPDIR": config["folder"]}
         os.execve(config["command"][0], config["command"], environment)
     return pid
+
+
+def remove(folder: str, known: tuple[int, int]) -> None:
+    """Remove the scratch folder that this process made, unless something else has been put in its place."""
+    from actors.sandbox.worker import empty
+
+    with suppress(OSError):
+        empty(folder, known)
+        os.rmdir(folder)
 
 
 STARTS = {"bubblewrap": start_bubblewrap, "namespaces": start_in_namespaces, "none": start_unsandboxed}
@@ -175,61 +200,22 @@ STARTS = {"bubblewrap": start_bubblewrap, "namespaces": start_in_namespaces, "no
 # -- watch -------------------------------------------------------------------------------------------------------------
 
 
-def tree(pid: int) -> list[int]:
-    """`pid` and its descendants: all of its namespace, since orphans become children of the first process."""
-    pids = [pid]
-    for parent in pids:
-        try:
-            for thread in os.listdir(f"/proc/{parent}/task"):
-                with open(f"/proc/{parent}/task/{thread}/children") as file:
-                    pids += [int(child) for child in file.read().split()]
-        except OSError:
-            continue  # it has just ended
-    return pids
-
-
-def memory_bytes(pids: list[int]) -> int:
-    """The memory of these processes, with shared pages counted once (Pss), or more if that is unreadable."""
-    total = 0
-    for pid in pids:
-        try:
-            with open(f"/proc/{pid}/smaps_rollup") as file:
-                total += sum(int(line.split()[1]) for line in file if line.startswith("Pss_Anon:")) << 10
-        except PermissionError:
-            total += resident_bytes([pid])
-        except OSError:
-            continue  # it has just ended
-    return total
-
-
-def resident_bytes(pids: list[int]) -> int:
-    """A cheap upper bound of `memory_bytes`: shared pages are counted for each process."""
-    total = 0
-    for pid in pids:
-        try:
-            with open(f"/proc/{pid}/statm") as file:
-                _, resident, shared, *_ = file.read().split()
-        except OSError:
-            continue  # it has just ended
-        total += (int(resident) - int(shared)) * os.sysconf("SC_PAGESIZE")
-    return total
-
-
-def watch(pid: int, ended: int, limit_bytes: int) -> bool:
+def watch(usage: Usage, ended: int, limit_bytes: int) -> bool:
     """Return when the worker ends, the owner is gone or the memory limit is exceeded (True)."""
     poll = select.poll()
     poll.register(0, 0)  # hang-up only: incoming data is for the worker
     poll.register(ended, select.POLLIN)
     while not poll.poll(POLL_S * 1000):
-        pids = tree(pid)
-        if resident_bytes(pids) > limit_bytes and memory_bytes(pids) > limit_bytes:
+        if usage.exceeds(limit_bytes):
             return True
     return False
 
 
-def end(ended: int, alone: bool) -> None:
+def end(ended: int, alone: bool, group: cgroup.Group | None) -> None:
     """Kill all processes; in a PID namespace the kernel does this itself when the first process ends."""
     give_up = time.monotonic() + GONE_WITHIN_S
+    if group is not None:
+        group.kill()
     with suppress(ProcessLookupError):
         signal.pidfd_send_signal(ended, signal.SIGKILL)
     while time.monotonic() < give_up:
@@ -246,14 +232,21 @@ def main() -> None:
     config = json.loads(sys.argv[1])
     with open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")  # the first to be killed when memory runs out
+    buffer_bytes = socket_bytes()  # the file is not in every network namespace
+    group = cgroup.make(config["memory_bytes"], config["num_processes"] + OWN_PROCESSES)
     if config["become"] is not None:
         become(config["become"])
-    pid = STARTS[config["way"]](config)
+    pid = STARTS[config["way"]](config, group)
     ended = os.pidfd_open(pid)
-    too_much = watch(pid, ended, config["memory_bytes"])
-    end(ended, alone=config["way"] != "none")
+    sandboxed = config["way"] != "none"
+    usage = Usage(pid, config["scratch"] if sandboxed else None, buffer_bytes if sandboxed else 0)
+    too_much = watch(usage, ended, config["memory_bytes"])
+    end(ended, sandboxed, group)
+    if group is not None:
+        too_much = too_much or group.ran_out_of_memory()
+        group.remove()
     if "folder" in config:
-        shutil.rmtree(config["folder"], ignore_errors=True)
+        remove(config["folder"], config["folder_identity"])
     sys.exit(MEMORY_EXIT if too_much else 0)
 
 

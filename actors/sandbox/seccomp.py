@@ -1,8 +1,9 @@
-"""The seccomp filter of a grader: a deny list, so that everything that Python and numpy need keeps working.
+"""The seccomp filter of a grader: a list of the system calls that Python and numpy need; all others are denied.
 
-Denied are calls that reach beyond the sandbox's own processes and files (sockets, tracing, mounts, namespaces, keys),
-calls known from sandbox escapes (bpf, io_uring, userfaultfd, ...), calls that allocate memory which no limit counts
-(memfd, System V shared memory), and calls that change the clock, or another process's limits or priority.
+Not in the list is what reaches beyond the sandbox's own processes and files (sockets, tracing, mounts, namespaces,
+keys), what is known from sandbox escapes (bpf, io_uring, userfaultfd, ...), what holds memory that no limit counts
+(memfd, System V shared memory, messages with descriptors in them, splice), and what changes the clock, or another
+process's limits or priority. Some calls are allowed with certain arguments only (`_checks`).
 """
 
 from __future__ import annotations
@@ -11,66 +12,118 @@ import errno
 import platform
 import struct
 
-DENIED: dict[str, dict[str, int]] = {
-    "x86_64": {
-        "socket": 41, "connect": 42, "accept": 43, "bind": 49, "listen": 50, "accept4": 288,
-        "ptrace": 101, "process_vm_readv": 310, "process_vm_writev": 311, "kcmp": 312, "pidfd_getfd": 438,
-        "process_madvise": 440, "perf_event_open": 298, "bpf": 321, "userfaultfd": 323,
-        "io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427,
-        "mount": 165, "umount2": 166, "pivot_root": 155, "chroot": 161, "open_tree": 428, "move_mount": 429,
-        "fsopen": 430, "fsconfig": 431, "fsmount": 432, "fspick": 433, "mount_setattr": 442, "quotactl": 179,
-        "name_to_handle_at": 303, "open_by_handle_at": 304, "fanotify_init": 300, "unshare": 272, "setns": 308,
-        "add_key": 248, "request_key": 249, "keyctl": 250,
-        "memfd_create": 319, "memfd_secret": 447, "shmget": 29, "shmat": 30, "shmctl": 31, "semget": 64,
-        "msgget": 68, "mq_open": 240,
-        "kexec_load": 246, "kexec_file_load": 320, "init_module": 175, "finit_module": 313, "delete_module": 176,
-        "reboot": 169, "swapon": 167, "swapoff": 168, "acct": 163, "syslog": 103, "vhangup": 153, "iopl": 172,
-        "ioperm": 173, "modify_ldt": 154, "sethostname": 170, "setdomainname": 171, "personality": 135,
-        "settimeofday": 164, "clock_settime": 227, "clock_adjtime": 305, "adjtimex": 159,
-        "sched_setaffinity": 203, "sched_setscheduler": 144, "sched_setparam": 142, "sched_setattr": 314,
-        "setpriority": 141, "ioprio_set": 251, "move_pages": 279, "migrate_pages": 256, "mbind": 237,
-        "set_mempolicy": 238,
-    },
-    "aarch64": {
-        "socket": 198, "connect": 203, "accept": 202, "bind": 200, "listen": 201, "accept4": 242,
-        "ptrace": 117, "process_vm_readv": 270, "process_vm_writev": 271, "kcmp": 272, "pidfd_getfd": 438,
-        "process_madvise": 440, "perf_event_open": 241, "bpf": 280, "userfaultfd": 282,
-        "io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427,
-        "mount": 40, "umount2": 39, "pivot_root": 41, "chroot": 51, "open_tree": 428, "move_mount": 429,
-        "fsopen": 430, "fsconfig": 431, "fsmount": 432, "fspick": 433, "mount_setattr": 442, "quotactl": 60,
-        "name_to_handle_at": 264, "open_by_handle_at": 265, "fanotify_init": 262, "unshare": 97, "setns": 268,
-        "add_key": 217, "request_key": 218, "keyctl": 219,
-        "memfd_create": 279, "memfd_secret": 447, "shmget": 194, "shmat": 196, "shmctl": 195, "semget": 190,
-        "msgget": 186, "mq_open": 180,
-        "kexec_load": 104, "kexec_file_load": 294, "init_module": 105, "finit_module": 273, "delete_module": 106,
-        "reboot": 142, "swapon": 224, "swapoff": 225, "acct": 89, "syslog": 116, "vhangup": 58,
-        "sethostname": 161, "setdomainname": 162, "personality": 92,
-        "settimeofday": 170, "clock_settime": 112, "clock_adjtime": 266, "adjtimex": 171,
-        "sched_setaffinity": 122, "sched_setscheduler": 119, "sched_setparam": 118, "sched_setattr": 274,
-        "setpriority": 140, "ioprio_set": 30, "move_pages": 239, "migrate_pages": 238, "mbind": 235,
-        "set_mempolicy": 237,
-    },
+MACHINES = ("x86_64", "aarch64")
+ALLOWED: dict[str, tuple[int, int]] = {
+    # files
+    "read": (0, 63), "write": (1, 64), "readv": (19, 65), "writev": (20, 66), "pread64": (17, 67), "pwrite64": (18, 68),
+    "preadv": (295, 69), "pwritev": (296, 70), "preadv2": (327, 286), "pwritev2": (328, 287), "lseek": (8, 62),
+    "openat": (257, 56), "openat2": (437, 437), "close": (3, 57), "close_range": (436, 436), "dup": (32, 23),
+    "dup3": (292, 24), "fstat": (5, 80), "newfstatat": (262, 79), "statx": (332, 291), "statfs": (137, 43),
+    "fstatfs": (138, 44), "faccessat": (269, 48), "faccessat2": (439, 439), "readlinkat": (267, 78),
+    "getdents64": (217, 61), "getcwd": (79, 17), "chdir": (80, 49), "fchdir": (81, 50), "renameat": (264, 38),
+    "renameat2": (316, 276), "mkdirat": (258, 34), "linkat": (265, 37), "unlinkat": (263, 35), "symlinkat": (266, 36),
+    "mknodat": (259, 33), "fchmod": (91, 52), "fchmodat": (268, 53), "fchmodat2": (452, 452), "fchown": (93, 55),
+    "fchownat": (260, 54), "umask": (95, 166), "utimensat": (280, 88), "truncate": (76, 45), "ftruncate": (77, 46),
+    "fallocate": (285, 47), "fadvise64": (221, 223), "readahead": (187, 213), "fsync": (74, 82), "fdatasync": (75, 83),
+    "flock": (73, 32), "sendfile": (40, 71), "copy_file_range": (326, 285), "getxattr": (191, 8), "lgetxattr": (192, 9),
+    "fgetxattr": (193, 10), "listxattr": (194, 11), "llistxattr": (195, 12), "flistxattr": (196, 13),
+    # memory
+    "brk": (12, 214), "munmap": (11, 215), "mprotect": (10, 226), "mremap": (25, 216), "madvise": (28, 233),
+    "mincore": (27, 232), "msync": (26, 227), "get_mempolicy": (239, 236), "membarrier": (324, 283),
+    # processes
+    "execve": (59, 221), "execveat": (322, 281), "exit": (60, 93), "exit_group": (231, 94), "wait4": (61, 260),
+    "waitid": (247, 95), "getpid": (39, 172), "getppid": (110, 173), "gettid": (186, 178), "getpgid": (121, 155),
+    "setpgid": (109, 154), "getsid": (124, 156), "setsid": (112, 157), "getuid": (102, 174), "geteuid": (107, 175),
+    "getgid": (104, 176), "getegid": (108, 177), "getresuid": (118, 148), "getresgid": (120, 150),
+    "getgroups": (115, 158), "capget": (125, 90), "getpriority": (140, 141), "getrlimit": (97, 163),
+    "setrlimit": (160, 164), "getrusage": (98, 165), "times": (100, 153), "uname": (63, 160), "sysinfo": (99, 179),
+    "set_tid_address": (218, 96), "set_robust_list": (273, 99), "get_robust_list": (274, 100), "rseq": (334, 293),
+    "sched_yield": (24, 124), "sched_getaffinity": (204, 123), "sched_getscheduler": (145, 120),
+    "sched_getparam": (143, 121), "sched_get_priority_max": (146, 125), "sched_get_priority_min": (147, 126),
+    "getcpu": (309, 168), "pidfd_open": (434, 434), "pidfd_send_signal": (424, 424),
+    # signals
+    "kill": (62, 129), "tkill": (200, 130), "tgkill": (234, 131), "rt_sigaction": (13, 134),
+    "rt_sigprocmask": (14, 135), "rt_sigreturn": (15, 139), "rt_sigpending": (127, 136), "rt_sigtimedwait": (128, 137),
+    "rt_sigsuspend": (130, 133), "sigaltstack": (131, 132), "restart_syscall": (219, 128), "getitimer": (36, 102),
+    "setitimer": (38, 103),
+    # waiting
+    "futex": (202, 98), "futex_waitv": (449, 449), "futex_wake": (454, 454), "futex_wait": (455, 455),
+    "futex_requeue": (456, 456), "ppoll": (271, 73), "pselect6": (270, 72), "epoll_create1": (291, 20),
+    "epoll_ctl": (233, 21), "epoll_pwait": (281, 22), "epoll_pwait2": (441, 441), "eventfd2": (290, 19),
+    "signalfd4": (289, 74), "timerfd_create": (283, 85), "timerfd_settime": (286, 86), "timerfd_gettime": (287, 87),
+    "pipe2": (293, 59), "nanosleep": (35, 101), "clock_nanosleep": (230, 115), "clock_gettime": (228, 113),
+    "clock_getres": (229, 114), "gettimeofday": (96, 169), "getrandom": (318, 278),
+    # socket pairs
+    "shutdown": (48, 210), "getsockname": (51, 204), "getpeername": (52, 205), "getsockopt": (55, 209),
 }  # fmt: skip
-"""System call numbers by machine, from arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h
-of Linux."""
-SPECIAL = {
-    "x86_64": {"clone": 56, "clone3": 435, "prctl": 157, "prlimit64": 302},
-    "aarch64": {"clone": 220, "clone3": 435, "prctl": 167, "prlimit64": 261},
+"""System calls by name, with their numbers on x86-64 and 64-bit ARM, from arch/x86/entry/syscalls/syscall_64.tbl and
+include/uapi/asm-generic/unistd.h of Linux."""
+ALLOWED_X86: dict[str, int] = {
+    "open": 2, "creat": 85, "dup2": 33, "stat": 4, "lstat": 6, "access": 21, "readlink": 89, "getdents": 78,
+    "rename": 82, "mkdir": 83, "rmdir": 84, "link": 86, "unlink": 87, "symlink": 88, "mknod": 133, "chmod": 90,
+    "chown": 92, "lchown": 94, "utime": 132, "utimes": 235, "futimesat": 261, "fork": 57, "vfork": 58, "getpgrp": 111,
+    "arch_prctl": 158, "pause": 34, "alarm": 37, "poll": 7, "select": 23, "epoll_create": 213, "epoll_wait": 232,
+    "eventfd": 284, "signalfd": 282, "pipe": 22, "time": 201,
+}  # fmt: skip
+"""Older calls, which 64-bit ARM does not have."""
+CHECKED: dict[str, tuple[int, int]] = {
+    "clone": (56, 220),
+    "clone3": (435, 435),
+    "prctl": (157, 167),
+    "prlimit64": (302, 261),
+    "mmap": (9, 222),
+    "socketpair": (53, 199),
+    "fcntl": (72, 25),
+    "ioctl": (16, 29),
+    "sendto": (44, 206),
+    "recvfrom": (45, 207),
 }
+"""Calls that are allowed with certain arguments."""
+LAST_KNOWN = 469
+"""The highest number of Linux 6.17. Newer calls fail with ENOSYS, as on a kernel that does not have them, so that
+libraries fall back to older ones."""
 AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 X32_BIT = 0x40000000
-NEW_NAMESPACES = 0x7E020000
-"""CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET."""
-PR_SET_PDEATHSIG = 1
+NEW_NAMESPACES = 0x7E020080
+"""CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET, NEWTIME."""
+AF_UNIX = 1
+MSG_OOB = 1
+MAP_SHARED, MAP_ANONYMOUS, MAP_HUGETLB = 0x01, 0x20, 0x40000
+FCNTL = (0, 1, 2, 3, 4, 5, 36, 1030, 1032)
+"""F_DUPFD, GETFD, SETFD, GETFL, SETFL, GETLK, OFD_GETLK, DUPFD_CLOEXEC, GETPIPE_SZ; not SETPIPE_SZ, which enlarges a
+buffer."""
+FCNTL_IGNORED = (6, 7, 37, 38)
+"""F_SETLK, SETLKW, OFD_SETLK, OFD_SETLKW succeed and lock nothing: each lock is memory that nothing counts, and SQLite
+needs them to succeed."""
+IOCTL = (0x5401, 0x802C542A, 0x540F, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
+"""TCGETS, TCGETS2, TIOCGPGRP, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX."""
+PRCTL = (3, 15, 16, 21, 23, 39, 0x53564D41)
+"""PR_GET_DUMPABLE, SET_NAME, GET_NAME, GET_SECCOMP, CAPBSET_READ, GET_NO_NEW_PRIVS, SET_VMA (a mapping's name)."""
 
-LOAD, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+LOAD, AND, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
 KILL, ERRNO, ALLOW = 0x80000000, 0x00050000, 0x7FFF0000
-NUMBER, ARCH, ARGUMENT = 0, 4, 16
-"""Offsets in struct seccomp_data; ARGUMENT is the lower half of the first argument."""
+DENY = ERRNO | errno.EPERM
+NUMBER, ARCH, ARGUMENTS = 0, 4, 16
+"""Offsets in struct seccomp_data."""
+Step = tuple[int, int, int, int]
+"""Code, steps to skip if true, steps to skip if false, value."""
 
 
 def machine_is_known() -> bool:
-    return platform.machine() in DENIED
+    return platform.machine() in MACHINES
+
+
+def allowed(machine: str) -> dict[str, int]:
+    """The numbers of the calls that are allowed with any arguments."""
+    column = MACHINES.index(machine)
+    legacy = ALLOWED_X86 if machine == "x86_64" else {}
+    return {name: numbers[column] for name, numbers in ALLOWED.items()} | legacy
+
+
+def checked(machine: str) -> dict[str, int]:
+    """The numbers of the calls whose arguments decide."""
+    column = MACHINES.index(machine)
+    return {name: numbers[column] for name, numbers in CHECKED.items()}
 
 
 def program(machine: str | None = None) -> bytes:
@@ -80,20 +133,63 @@ def program(machine: str | None = None) -> bytes:
     the C library then uses clone. A call with another architecture's numbers (32 bit, x32) kills the process.
     """
     machine = machine or platform.machine()
-    special = SPECIAL[machine]
     steps = [(LOAD, 0, 0, ARCH), (EQUAL, 1, 0, AUDIT_ARCH[machine]), (RETURN, 0, 0, KILL), (LOAD, 0, 0, NUMBER)]
     if machine == "x86_64":
         steps += [(AT_LEAST, 0, 1, X32_BIT), (RETURN, 0, 0, KILL)]
-    for number in DENIED[machine].values():
-        steps += [(EQUAL, 0, 1, number), (RETURN, 0, 0, ERRNO | errno.EPERM)]
-    steps += [(EQUAL, 0, 1, special["clone3"]), (RETURN, 0, 0, ERRNO | errno.ENOSYS)]
-    for name, test, value, denied_if in (
-        ("clone", ANY_BIT, NEW_NAMESPACES, True),
-        ("prctl", EQUAL, PR_SET_PDEATHSIG, True),
-        ("prlimit64", EQUAL, 0, False),  # allowed for the process itself only
-    ):
-        yes, no = (0, 1) if denied_if else (1, 0)
-        steps += [(EQUAL, 0, 4, special[name]), (LOAD, 0, 0, ARGUMENT), (test, yes, no, value)]
-        steps += [(RETURN, 0, 0, ERRNO | errno.EPERM), (RETURN, 0, 0, ALLOW)]
-    steps.append((RETURN, 0, 0, ALLOW))
+    numbers, checks = checked(machine), _checks()
+    for name, number in numbers.items():
+        steps += [(EQUAL, 0, len(checks[name]), number), *checks[name]]
+    for first, last in _ranges(sorted(allowed(machine).values())):
+        steps += [(AT_LEAST, 0, 2, first), (AT_LEAST, 1, 0, last + 1), (RETURN, 0, 0, ALLOW)]
+    steps += [(AT_LEAST, 0, 1, LAST_KNOWN + 1), (RETURN, 0, 0, ERRNO | errno.ENOSYS), (RETURN, 0, 0, DENY)]
     return b"".join(struct.pack("=HBBI", *step) for step in steps)
+
+
+def _checks() -> dict[str, list[Step]]:
+    """What is done with a call in `CHECKED`; the lower half of an argument has all that the kernel reads."""
+    shared = MAP_SHARED | MAP_ANONYMOUS  # memory in no process and no file, as is that of a huge page
+    mapping = [_load(3), (ANY_BIT, 2, 0, MAP_HUGETLB), (AND, 0, 0, shared), (EQUAL, 0, 1, shared), _DENY, _ALLOW]
+    return {
+        "clone": _unless_bits(0, NEW_NAMESPACES),
+        "clone3": [(RETURN, 0, 0, ERRNO | errno.ENOSYS)],
+        "prctl": _if_one_of(0, PRCTL),
+        "prlimit64": _if_one_of(0, (0,)),  # for the process itself
+        "mmap": mapping,
+        "socketpair": _if_one_of(0, (AF_UNIX,)),
+        "fcntl": [_load(1), *_returns(FCNTL_IGNORED, ERRNO), *_if_one_of(1, FCNTL)],
+        "ioctl": _if_one_of(1, IOCTL, errno.ENOTTY),
+        "sendto": _unless_bits(3, MSG_OOB),
+        "recvfrom": _unless_bits(3, MSG_OOB),
+    }
+
+
+_ALLOW: Step = (RETURN, 0, 0, ALLOW)
+_DENY: Step = (RETURN, 0, 0, DENY)
+
+
+def _load(argument: int) -> Step:
+    return (LOAD, 0, 0, ARGUMENTS + 8 * argument)
+
+
+def _if_one_of(argument: int, values: tuple[int, ...], error: int = errno.EPERM) -> list[Step]:
+    return [_load(argument), *_returns(values, ALLOW), (RETURN, 0, 0, ERRNO | error)]
+
+
+def _returns(values: tuple[int, ...], result: int) -> list[Step]:
+    """The steps that end with `result` if the argument loaded last is one of `values`."""
+    return [step for value in values for step in ((EQUAL, 0, 1, value), (RETURN, 0, 0, result))]
+
+
+def _unless_bits(argument: int, bits: int) -> list[Step]:
+    return [_load(argument), (ANY_BIT, 0, 1, bits), _DENY, _ALLOW]
+
+
+def _ranges(numbers: list[int]) -> list[tuple[int, int]]:
+    """Sorted numbers as first and last ones of unbroken ranges, which makes the filter shorter."""
+    found: list[tuple[int, int]] = []
+    for number in numbers:
+        if found and found[-1][1] == number - 1:
+            found[-1] = (found[-1][0], number)
+        else:
+            found.append((number, number))
+    return found

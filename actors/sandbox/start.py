@@ -1,26 +1,10 @@
-"""Starts sandboxes: with bubblewrap if it is installed and works, else with our own namespaces, else not at all.
+"""Starts sandboxes: our own namespaces first, else with bubblewrap if it is installed and works, else not at all.
 
-A missing protection is an error, never a weaker sandbox: after giving up its privileges, the worker checks which
-protections are effective, and all of PROTECTIONS must be. Without a sandbox (`unsandboxed_python`) there are only the
-deadline and the limits of each process.
-
-In the table, "bwrap" is bubblewrap; "root" and "user" are our own namespaces, created by root (with CAP_SYS_ADMIN;
-without it, as in most containers, root becomes a plain user first) or by a plain user (in a user namespace, which
-bubblewrap needs then, too). All but "none" need Linux 5.14 on x86-64 or 64-bit ARM.
-
-| | bwrap | root | user | none |
-|---|---|---|---|---|
-| no network; no sockets except socket pairs among its own processes | yes | yes | yes | no |
-| files: Python, packages, system libraries (all read-only), a scratch folder in memory | yes | yes | yes | no |
-| cannot see or signal other processes | yes | yes | yes | no |
-| an unused user id (root), or the user's id without any capability; no new privileges | yes | yes | yes | no |
-| system calls filtered (seccomp: no tracing, mounts, namespaces, bpf, io_uring, keys, ...) | yes | yes | yes | no |
-| number of processes and threads | yes | yes | yes | no |
-| size of the scratch folder; number of its files | yes; no | yes | yes | no |
-| a clean environment | yes | yes | yes | its own; not other processes' |
-| memory of each process; of all together, checked every 50 ms | yes | yes | yes | yes |
-| CPU time and cores, open files, size of files, no core dumps; output is discarded | yes | yes | yes | yes |
-| killed at the deadline with all its descendants | yes | yes | yes | unless it evades that |
+bubblewrap is for plain users to whom the system denies user namespaces, except in programs that it knows (AppArmor on
+Ubuntu 24.04 and later). A missing protection is an error, never a weaker sandbox: after giving up its privileges, the
+worker checks which protections are effective, and all of PROTECTIONS must be before the grader's source is sent to it.
+Without a sandbox (`unsandboxed_python`) there are only the deadline and the limits of each process. What holds in which
+way is in the table of docs/security.md.
 """
 
 from __future__ import annotations
@@ -35,11 +19,12 @@ import socket
 import subprocess
 import sys
 import sysconfig
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from actors.sandbox import seccomp
+from actors.sandbox import frames, seccomp
 from trainer.errors import RftError, UserError
 
 Way = Literal["bubblewrap", "namespaces", "none"]
@@ -67,10 +52,10 @@ MEMORY_EXIT = 77
 MAX_STDERR_CHARS = 500
 HERE = Path(__file__).resolve().parent
 REMEDY = (
-    "install bubblewrap (apt-get install bubblewrap), or allow user namespaces (sysctl user.max_user_namespaces, "
-    "kernel.unprivileged_userns_clone=1, kernel.apparmor_restrict_unprivileged_userns=0; in a container, a seccomp "
-    "profile that allows unshare and mount), or set unsandboxed_python: true in the operator's configuration, which "
-    "lets graders read and send whatever this user can"
+    "allow user namespaces (sysctl user.max_user_namespaces, kernel.unprivileged_userns_clone=1; in a container, a "
+    "seccomp profile that allows unshare and mount), or, where AppArmor allows them to known programs only (Ubuntu "
+    "24.04 and later), install bubblewrap (apt-get install bubblewrap), or set unsandboxed_python: true in the "
+    "operator's configuration, which lets graders read and send whatever this user can"
 )
 
 
@@ -78,7 +63,8 @@ REMEDY = (
 class SandboxLimits:
     """The limits of one sandbox, which runs one grade at a time.
 
-    `memory_bytes` limits both the address space of each process and the memory of all together.
+    `memory_bytes` limits both the address space of each process and the memory of all together, including the files of
+    the scratch folder and the buffers of sockets.
     """
 
     memory_bytes: int = 2 << 30
@@ -141,7 +127,7 @@ def choose_way(report: SandboxReport, unsandboxed: bool) -> Way:
 def sandbox_report() -> SandboxReport:
     """Try the ways in order by starting a sandbox; takes a fraction of a second, once per process."""
     missing: dict[str, str] = {}
-    ways: tuple[Way, ...] = ("bubblewrap", "namespaces")
+    ways: tuple[Way, ...] = ("namespaces", "bubblewrap")
     for way in ways:
         try:
             sandbox = start("def grade(sample, item): return 0", way, SandboxLimits(), timeout_s=START_S, cpu_s=1)
@@ -173,13 +159,15 @@ def start(source: str, way: Way, limits: SandboxLimits, *, timeout_s: float, cpu
             start_new_session=True,
         )
     try:
+        deadline = time.monotonic() + timeout_s
         ours.settimeout(timeout_s)
-        body = json.dumps(_worker_config(source, way, limits, cpu_s)).encode()
-        ours.sendall(len(body).to_bytes(4, "big") + body)
-        ready = _receive(ours)
-        failed = [name for name in PROTECTIONS if way != "none" and not ready["holds"].get(name)]
+        frames.send(ours, json.dumps(_worker_config(way, limits, cpu_s)).encode())
+        holds = frames.receive(ours, deadline)["holds"]
+        failed = [name for name in PROTECTIONS if way != "none" and not holds.get(name)]
         if failed:
             raise SandboxFailed(f"the sandbox lacks protections: {', '.join(failed)}")
+        frames.send(ours, source.encode())
+        frames.receive(ours, deadline)
     except BaseException as error:  # on any error, so that no sandbox is left behind
         ours.close()
         output = _last_output(process)
@@ -190,14 +178,7 @@ def start(source: str, way: Way, limits: SandboxLimits, *, timeout_s: float, cpu
             raise SandboxFailed(output or f"the worker ended while the grader's module was loaded, {memory}") from None
         raise
     ours.settimeout(None)
-    return Sandbox(process, ours, ready["holds"])
-
-
-def _receive(channel: socket.socket) -> Any:
-    header = channel.recv(4, socket.MSG_WAITALL)
-    if len(header) < 4:
-        raise EOFError
-    return json.loads(channel.recv(min(int.from_bytes(header, "big"), 1 << 16), socket.MSG_WAITALL))
+    return Sandbox(process, ours, holds)
 
 
 def _end(process: subprocess.Popen[bytes]) -> int:
@@ -274,7 +255,7 @@ def _launch_config(way: Way, limits: SandboxLimits) -> dict[str, Any]:
     inside = worker if way == "none" else "/.worker.py"
     binds, links = _binds(way)
     binds.append((worker, inside))
-    devices = ["/dev/null", "/dev/zero", "/dev/random", "/dev/urandom"]
+    devices = ["/dev/null", "/dev/random", "/dev/urandom"]  # mappings of /dev/zero are memory that no limit counts
     return {
         "way": way,
         "user_namespace": not _becomes_other_user(),
@@ -286,6 +267,7 @@ def _launch_config(way: Way, limits: SandboxLimits) -> dict[str, Any]:
         "scratch": SCRATCH,
         "scratch_bytes": limits.scratch_bytes,
         "memory_bytes": limits.memory_bytes,
+        "num_processes": limits.num_processes,
         "environment": _environment(way),
         "command": [_inside(_python(), way), "-I", "-S", "-B", inside],
         "bubblewrap": _bubblewrap(binds, links, devices, limits) if way == "bubblewrap" else [],
@@ -327,7 +309,7 @@ def _bubblewrap(
     return [*words, "--remount-ro", "/", "--chdir", SCRATCH]
 
 
-def _worker_config(source: str, way: Way, limits: SandboxLimits, cpu_s: int) -> dict[str, Any]:
+def _worker_config(way: Way, limits: SandboxLimits, cpu_s: int) -> dict[str, Any]:
     sandboxed = way != "none"
     rlimits = {
         "AS": limits.memory_bytes,
@@ -339,11 +321,10 @@ def _worker_config(source: str, way: Way, limits: SandboxLimits, cpu_s: int) -> 
         "MSGQUEUE": 0,
         "RTPRIO": 0,
     }
-    if sandboxed:  # otherwise it would count all processes of this user
-        rlimits["NPROC"] = limits.num_processes
+    if sandboxed:  # otherwise they would count what all processes of this user have
+        rlimits |= {"NPROC": limits.num_processes, "SIGPENDING": limits.num_open_files}
     cores = sorted(os.sched_getaffinity(0))
     return {
-        "source": source,
         "sandboxed": sandboxed,
         "uid": _unused_id() if sandboxed and _becomes_other_user() else None,
         "packages": [_inside(path, way) for path in _packages()],

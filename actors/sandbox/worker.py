@@ -6,6 +6,7 @@ the next grade starts. Its answer comes over a separate pipe, after a random wor
 This process is the first one of its namespace, so no process inside can kill or stop it. It imports nothing of ours:
 it is run by path, as `python -I -S worker.py`, and talks over the socket on descriptor 0. A message is its length (four
 bytes) and JSON. The first one is the configuration (`actors.sandbox.start`), answered with the effective protections.
+Only then does the owner send the grader's source, so no foreign code runs where a protection is missing.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import importlib
 import json
 import linecache
 import math
+import mmap
 import os
 import resource
 import select
@@ -99,7 +101,7 @@ def give_up(config: LaunchConfig) -> dict[str, bool]:
         "files": sandboxed and not can(lambda: os.mkdir("/x")) and not os.path.exists("/proc/self"),
         "processes": sandboxed and os.getpid() == 1,
         "privileges": os.getuid() != 0 and no_capabilities() and not can(lambda: os.setuid(0)),
-        "system_calls": sandboxed and not can(lambda: os.chroot("/")) and not can(ptrace_me),
+        "system_calls": sandboxed and not can(lambda: os.chroot("/")) and not can(ptrace_me) and not can(share_memory),
         "number_of_processes": sandboxed and processes_are_counted(),
         "memory": resource.getrlimit(resource.RLIMIT_AS)[1] != resource.RLIM_INFINITY,
         "readable_python": all(os.access(path, os.R_OK | os.X_OK) for path in [LIBRARY, *config["packages"]]),
@@ -133,6 +135,10 @@ def processes_are_counted() -> bool:
 def ptrace_me() -> None:
     if libc.ptrace(0, 0, None, None) < 0:
         raise OSError
+
+
+def share_memory() -> None:
+    mmap.mmap(-1, mmap.PAGESIZE).close()
 
 
 def no_capabilities() -> bool:
@@ -246,9 +252,10 @@ def fork_grade(grade: Any, request: bytes, word: bytes, channel: socket.socket, 
     output, status = listen(read, pid)
     os.close(read)
     if output.startswith(word) and output.endswith(b"\n"):
-        with contextlib.suppress(ValueError):
-            answer: WorkerMessage = json.loads(output[len(word) :])
-            return answer
+        with contextlib.suppress(ValueError, RecursionError):
+            answer = json.loads(output[len(word) :])
+            if isinstance(answer, dict):  # the owner looks at its values
+                return {key: answer[key] for key in ("value", "error") if key in answer}
     if output:
         return {"error": "the process of the grader wrote something other than the grade"}
     if os.WIFSIGNALED(status):
@@ -312,48 +319,91 @@ def kill_all() -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def empty(folder: str) -> None:
-    """Empty the scratch folder, to any depth, without following links."""
-    left = [folder]
-    while left:
-        here = left[-1]
-        if here != folder:
-            os.chmod(here, stat.S_IRWXU)
-        below = []
-        for entry in os.scandir(here):
+def empty(folder: str, known: tuple[int, int]) -> None:
+    """Empty the scratch folder, to any depth, without following links and without leaving its file system.
+
+    Raises:
+        OSError: it cannot be emptied, or is no longer the folder with this device and inode.
+    """
+    top = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        if identity(top) != known:
+            raise OSError(f"{folder} is another folder now")
+        while names := remove_files(top):
+            for name in names:
+                empty_into(top, name)
+                os.rmdir(name, dir_fd=top)
+    finally:
+        os.close(top)
+
+
+def empty_into(top: int, name: str) -> None:
+    """Remove the files of the folder `name` in `top`, and move its folders to `top`, so that no path gets long."""
+    os.chmod(name, stat.S_IRWXU, dir_fd=top)
+    inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=top)
+    try:
+        if os.fstat(inner).st_dev != os.fstat(top).st_dev:
+            raise OSError(f"{name} is a mount")
+        for below in remove_files(inner):
+            os.chmod(below, stat.S_IRWXU, dir_fd=inner)
+            os.rename(below, os.urandom(12).hex(), src_dir_fd=inner, dst_dir_fd=top)
+    finally:
+        os.close(inner)
+
+
+def remove_files(folder: int) -> list[str]:
+    """Remove all but the folders; returns their names."""
+    folders = []
+    with os.scandir(folder) as entries:
+        for entry in list(entries):
             if entry.is_dir(follow_symlinks=False):
-                below.append(entry.path)
+                folders.append(entry.name)
             else:
-                os.unlink(entry.path)
-        left += below
-        if not below:
-            left.pop()
-            if here != folder:
-                os.rmdir(here)
+                os.unlink(entry.name, dir_fd=folder)
+    return folders
+
+
+def identity(folder: int) -> tuple[int, int]:
+    status = os.fstat(folder)
+    return status.st_dev, status.st_ino
+
+
+def scratch_folder() -> tuple[str, tuple[int, int]]:
+    """Path and identity of this folder, remembered before foreign code can change to another one."""
+    folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        return os.getcwd(), identity(folder)
+    finally:
+        os.close(folder)
 
 
 def main() -> None:
     channel = socket.socket(fileno=os.dup(0))
     config = json.loads(receive(channel) or b"null")
+    scratch, known = scratch_folder()
     null = os.open("/dev/null", os.O_RDWR)
     holds = give_up(config)
     for descriptor in (0, 1, 2):
         os.dup2(null, descriptor)
     os.close(null)
+    send(channel, {"holds": holds})
+    source = receive(channel)
+    if source is None:
+        return
     me = os.getpid()
-    grade, error = load(config["source"], config["packages"])
+    grade, error = load(source.decode(), config["packages"])
     if os.getpid() != me:  # the module forked, and this is the fork
         os._exit(1)
     reap(0)
     gc.collect()
     gc.freeze()
-    send(channel, {"ready": True, "holds": holds})
+    send(channel, {"ready": True})
     while (word := receive(channel)) and (request := receive(channel)):
         answer: WorkerMessage = {"error": error}
         if error is None:
             answer = fork_grade(grade, request, word, channel, config["cpu_s"])
         try:
-            empty(os.getcwd())
+            empty(scratch, known)
         except OSError:
             answer["last"] = True  # the owner then replaces this worker and its folder
         send(channel, {**answer, "word": word.decode()})

@@ -104,7 +104,7 @@ class Dispatcher:
             known = ", ".join(sorted(self._clients)) or "none"
             text = f"Error: there is no tool named {cut(call.name, 100)!r}. The tools are: {known}."
             return ToolResult(call.call_id, text, error="unknown_tool")
-        body = json.dumps(_body(trace_id, item, call)).encode()
+        body = json.dumps(call_body(trace_id, item, call)).encode()
         if len(body) > MAX_REQUEST_BYTES:
             client.counts.errors["too_large"] += 1
             return ToolResult(call.call_id, TOO_LARGE_REQUEST, error="tool_error")
@@ -115,7 +115,7 @@ class Dispatcher:
         return result
 
 
-def _body(trace_id: str, item: dict[str, Any], call: ToolCall) -> dict[str, Any]:
+def call_body(trace_id: str, item: dict[str, Any], call: ToolCall) -> dict[str, Any]:
     """The request body of a call, as in the wire contract."""
     return {
         "type": "function_call",

@@ -6,6 +6,7 @@ import fcntl
 import re
 import secrets
 from contextlib import suppress
+from io import RawIOBase
 from pathlib import Path
 
 import numpy as np
@@ -33,9 +34,7 @@ class SharedFile:
         self._file = self.path.open("xb", buffering=0)
         try:
             fcntl.flock(self._file, fcntl.LOCK_SH)
-            written = self._file.write(data.data)
-            if written != data.nbytes:
-                raise OSError(f"only {written} of {data.nbytes} bytes fit")
+            write_all(self._file, data.data)
         except OSError:
             self.remove()
             raise
@@ -43,6 +42,20 @@ class SharedFile:
     def remove(self) -> None:
         self.path.unlink(missing_ok=True)
         self._file.close()
+
+
+def write_all(file: RawIOBase, data: memoryview) -> None:
+    """Write bytes, also more than the 2 GiB of one call on Linux: a large model's embedding is a bucket by itself.
+
+    Raises:
+        OSError: There is no room for all of them.
+    """
+    total = len(data)
+    while data:
+        written = file.write(data)
+        if not written:
+            raise OSError(f"only {total - len(data)} of {total} bytes fit")
+        data = data[written:]
 
 
 def remove_leftovers(folder: Path = SHM) -> None:

@@ -27,6 +27,7 @@ from pathlib import Path
 from sqlalchemy.exc import OperationalError
 
 from actors.runtime.process import end_process
+from cluster.jobs.check_process import OUT_OF_MEMORY, limit_check
 from cluster.jobs.driver_settings import DriverSettings, Server
 from cluster.jobs.manager import PAUSING
 from cluster.jobs.problems import error_of
@@ -70,7 +71,7 @@ async def drive(server: Server, job_id: str, attempt: int) -> int:
     record = store.get(job_id)
     folder = settings.runs / job_id
     name = partial(model_name, record.base, settings.organization, record.suffix, job_id)
-    sink = StoreSink(store, server.registry, job_id, attempt, record.base, folder, name)
+    sink = StoreSink(store, server.registry, job_id, attempt, record.base, record.owner, folder, name)
     training = asyncio.create_task(train_in(server.spec(record), folder, settings.ray_address(), server.operator, sink))
     loop = asyncio.get_running_loop()
     ended = threading.Event()
@@ -129,7 +130,7 @@ def _obey(training: asyncio.Task[Outcome], status: JobStatus | None) -> None:
 def _succeed(server: Server, record: JobRecord, attempt: int, sink: StoreSink, folder: Path) -> None:
     sink.sync_checkpoints({})
     model = sink.register_final()
-    results = server.keep_result("step_metrics.csv", result_csv(RunFolder(folder).metrics()))
+    results = server.keep_result("step_metrics.csv", result_csv(RunFolder(folder).metrics()), record.owner)
     try:
         server.store.move(
             record.id, "succeeded", attempt=attempt, fine_tuned_model=model, result_files=[results], last_words=None
@@ -163,6 +164,8 @@ def main() -> None:
     parser.add_argument("--attempt", type=int, default=0)
     parser.add_argument("--check", type=Path, help="only validate the job, and write its problems to this file")
     options = parser.parse_args()
+    if options.check is not None:
+        limit_check()
     server = Server(DriverSettings.read(options.settings))
     try:
         if options.check is not None:
@@ -174,7 +177,7 @@ def main() -> None:
     except Exception as error:  # noqa: BLE001 - a bug: another driver would hit it again
         traceback.print_exc()
         if options.check is not None:
-            sys.exit(1)
+            sys.exit(OUT_OF_MEMORY if isinstance(error, MemoryError) else 1)
         words = f"{type(error).__name__}: {error}"
         _fail(server, options.job, options.attempt, JobError("internal_error", str(plain(words))[:2000]))
         code = 0

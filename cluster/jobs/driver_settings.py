@@ -21,7 +21,7 @@ from cluster.stores.file_store import FileStore
 from cluster.stores.job_store import JobStore
 from cluster.stores.job_tables import JobRecord
 from cluster.stores.model_registry import ModelRegistry
-from cluster.stores.secrets import SecretBox
+from cluster.stores.secrets import CannotOpen, SecretBox
 from trainer.spec.job import JobSpec
 from trainer.spec.kept import without_todays_bounds
 from trainer.spec.operator_file import load_operator
@@ -98,17 +98,24 @@ class Server:
             UserError: A file no longer exists, the secrets were encrypted with another key, or the job is of a form
                 that this version cannot read.
         """
-        spec, _ = without_todays_bounds(json.loads(self._box.open(record.sealed_spec)), "the job")
+        spec, _ = without_todays_bounds(json.loads(self._opened(record)), "the job")
         ids = {name: getattr(spec, name) for name in ("training_file", "validation_file", "test_file")}
         return spec.model_copy(update={name: str(self.files.path(id)) for name, id in ids.items() if id is not None})
 
-    def keep_result(self, filename: str, content: bytes) -> str:
-        """Store a result file; returns its id."""
+    def _opened(self, record: JobRecord) -> str:
+        sealer = self._box.sealer("job", record.id)
+        try:
+            return sealer.open(record.sealed_spec)
+        except CannotOpen:  # it may have been sealed again since the record was read
+            return sealer.open(self.store.get(record.id).sealed_spec)
+
+    def keep_result(self, filename: str, content: bytes, owner: str) -> str:
+        """Store a result file, which belongs to the job's owner; returns its id."""
 
         async def stream() -> AsyncIterator[bytes]:
             yield content
 
-        return asyncio.run(self.files.create(stream(), filename, RESULT_PURPOSE)).id
+        return asyncio.run(self.files.create(stream(), filename, RESULT_PURPOSE, owner=owner)).id
 
     def close(self) -> None:
         self.database.close()

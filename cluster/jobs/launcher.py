@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import shlex
 import sys
-import tempfile
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 from ray.job_submission import JobStatus, JobSubmissionClient
 
+from cluster.jobs.check_process import run_check
 from cluster.jobs.driver_settings import DriverSettings
 from cluster.jobs.manager import DriverState
 from cluster.stores.job_tables import JobRecord
@@ -23,7 +20,6 @@ from trainer.errors import Problem, RftError
 
 T = TypeVar("T")
 
-MAX_OUTPUT_BYTES = 2_000
 ALIVE = (JobStatus.PENDING, JobStatus.RUNNING)
 
 
@@ -37,21 +33,8 @@ class RayLauncher:
         self._client: JobSubmissionClient | None = None
 
     async def validate(self, job: JobRecord) -> list[Problem]:
-        with tempfile.TemporaryDirectory() as folder:
-            out, log = Path(folder) / "problems.json", Path(folder) / "log"
-            command = [*self._command(job), "--check", str(out)]
-            environment = dict(os.environ) if self._address is None else os.environ | {"RAY_ADDRESS": self._address}
-            with log.open("wb") as file:
-                process = await asyncio.create_subprocess_exec(*command, stdout=file, stderr=file, env=environment)
-            try:
-                code = await process.wait()
-            finally:
-                with suppress(ProcessLookupError):
-                    process.kill()
-            if code != 0 or not out.exists():
-                output = log.read_bytes()[-MAX_OUTPUT_BYTES:].decode(errors="replace").strip()
-                raise RftError(f"the validation process exited with code {code}: {output}")
-            return [Problem(**problem) for problem in json.loads(out.read_text())]
+        environment = dict(os.environ) if self._address is None else os.environ | {"RAY_ADDRESS": self._address}
+        return await run_check(self._command(job), environment, job.id)
 
     async def launch(self, job: JobRecord, handle: str) -> None:
         command = shlex.join([*self._command(job), "--attempt", str(job.attempt)])

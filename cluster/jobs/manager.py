@@ -71,7 +71,7 @@ class ManagerConfig:
         hung_s: Time without a heartbeat after which a driver is lost that the cluster reports alive.
         stop_grace_s: Time that a driver has to exit by itself when its job has ended.
         pause_grace_s: Time that a driver has to write its checkpoint when its job is paused.
-        validation_s: Timeout of a validation.
+        validation_s: Timeout of a validation, which also waits for the job's endpoints.
         call_s: Timeout of a call to the cluster.
         max_validations: Validations that run at the same time.
     """
@@ -85,7 +85,7 @@ class ManagerConfig:
     hung_s: float = 300.0
     stop_grace_s: float = 30.0
     pause_grace_s: float = 900.0
-    validation_s: float = 1800.0
+    validation_s: float = 900.0
     call_s: float = 30.0
     max_validations: int = 2
 

@@ -26,14 +26,14 @@ class JobService:
         store: JobStore,
         models: ModelCatalog,
         files: Files,
-        sealer: SecretBox,
+        secrets: SecretBox,
         operator: Operator,
         wake: Callable[[], None] = lambda: None,
     ) -> None:
         self.store = store
         self._models = models
         self._files = files
-        self._sealer = sealer
+        self._secrets = secrets
         self._operator = operator
         self._wake = wake
 
@@ -61,11 +61,15 @@ class JobService:
             seed=found.spec.seed,
             suffix=request.suffix,
             labels=request.metadata,
-            sealed_spec=self._sealer.seal(found.secret_spec),
+            sealed_spec="",
             digest=found.digest,
         )
         window_s = UNMARKED_WINDOW_S if retry is None else RETRY_WINDOW_S if retry else 0.0
-        job, is_new = self.store.create(new, idempotency_key=idempotency_key, retry_window_s=window_s)
+
+        def seal(job_id: str) -> str:
+            return self._secrets.sealer("job", job_id).seal(found.secret_spec)
+
+        job, is_new = self.store.create(new, seal=seal, idempotency_key=idempotency_key, retry_window_s=window_s)
         if is_new:
             self.store.add_event(job.id, "info", f"Created fine-tuning job: {job.id}")
         self._wake()

@@ -48,6 +48,7 @@ class StoreSink:
         job_id: str,
         attempt: int,
         base: str,
+        owner: str,
         folder: Path,
         name: Callable[[int | None], str],
     ) -> None:
@@ -56,6 +57,7 @@ class StoreSink:
         self._job_id = job_id
         self._attempt = attempt
         self._base = base
+        self._owner = owner
         self._checkpoints = Checkpoints(folder / "checkpoints")  # made once: it removes partial checkpoints
         self._name = name
         self._settings: ServeSettings | None = None
@@ -117,7 +119,7 @@ class StoreSink:
         for step, (path, _) in kept.items():
             if step not in known or step in metrics:
                 shown = metrics.get(step) or {"step": float(step)}
-                self._registry.add(self._name(step), path, self._base, self._job_id, self._settings)
+                self._registry.add(self._name(step), path, self._base, self._job_id, self._settings, self._owner)
                 self._store.add_checkpoint(self._job_id, step, self._name(step), shown)
 
     def register_final(self) -> str | None:
@@ -125,7 +127,7 @@ class StoreSink:
         latest = self._checkpoints.latest()
         if latest is None:
             return None
-        self._registry.add(self._name(None), latest[0], self._base, self._job_id, self._settings)
+        self._registry.add(self._name(None), latest[0], self._base, self._job_id, self._settings, self._owner)
         return self._name(None)
 
     def _forget(self, model: str) -> None:

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from actors.engine.sizes import GPU_MEMORY_SHARE, MIN_BATCHED_TOKENS, cpu_cache_bytes, kv_bytes
 from actors.learner.sizes import BUCKET_ELEMENTS, ranks_stage
 from actors.weights.layout import MAX_BUCKET_BYTES
 from cluster.planning.model_shape import ModelShape
-from cluster.planning.nodes import GIB
+from cluster.planning.units import GIB
 from trainer.model.sizes import CHUNK_BYTES
-from trainer.spec.job import ClusterSpec
 
 ENGINE_PROCESSES_BYTES = {"cpu": round(1.4 * GIB), "cuda": round(3.0 * GIB)}
 """The engine actor and vLLM's core process with Python, torch and vLLM, without weights."""
@@ -26,6 +26,22 @@ CUDA_CONTEXT_BYTES = round(1.5 * GIB)
 """On each GPU: the CUDA context, NCCL's buffers, and an engine's CUDA graphs."""
 LIVE_PARAMETERS = 1_000_000_000
 """DeepSpeed's `stage3_max_live_parameters`: the most parameters that ZeRO-3 gathers at a time."""
+
+
+class Cluster(Protocol):
+    """The settings of `trainer.spec.job.ClusterSpec` that are used here, where pydantic may be missing."""
+
+    @property
+    def max_num_seqs(self) -> int: ...
+
+    @property
+    def learner_ranks(self) -> int: ...
+
+    @property
+    def zero_stage(self) -> int: ...
+
+    @property
+    def micro_batch_tokens(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +74,7 @@ def kv_bytes_per_token(model: ModelShape, itemsize: int, gpus: int = 1) -> int:
 
 
 def engine_memory(
-    model: ModelShape, cluster: ClusterSpec, *, gpus: int, itemsize: int, context_length: int, gpu_bytes: int | None
+    model: ModelShape, cluster: Cluster, *, gpus: int, itemsize: int, context_length: int, gpu_bytes: int | None
 ) -> Memory:
     """Memory of an engine with `gpus` GPUs (0: on a CPU) of `gpu_bytes` each (None: unknown).
 
@@ -88,7 +104,7 @@ def engine_memory(
 
 
 def rank_memory(
-    model: ModelShape, cluster: ClusterSpec, *, on_gpu: bool, itemsize: int, longest: int, keeps_start: bool
+    model: ModelShape, cluster: Cluster, *, on_gpu: bool, itemsize: int, longest: int, keeps_start: bool
 ) -> Memory:
     """Memory of a learner rank. `longest`: the longest sequence in tokens; `keeps_start`: it holds the start model too.
 

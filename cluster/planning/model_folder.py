@@ -63,7 +63,10 @@ def find_model(name: str) -> tuple[Path | None, Problem | None]:
         remedy = "give the folder of a model in Hugging Face format"
         return None, model_problem("not_a_model", f"{path} is a file", remedy)
     if not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name):
-        remedy = "give a folder (relative to the job file) or a Hugging Face name such as Qwen/Qwen3-4B"
+        remedy = (
+            "give a folder (relative to the job file) or a Hugging Face name such as Qwen/Qwen3-4B; "
+            "an alias or a tuned model of a server is known only to its API"
+        )
         return None, model_problem("missing_model", f"there is no folder {name}", remedy)
     try:
         from huggingface_hub import snapshot_download  # slow to import, and most models are folders

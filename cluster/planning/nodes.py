@@ -12,11 +12,11 @@ from typing import Annotated
 import psutil
 from pydantic import Field, field_validator
 
+from cluster.planning.units import GIB
 from trainer.errors import InvalidJob, Problem
-from trainer.spec.endpoints import Positive, Strict
+from trainer.spec.endpoints import Strict
 from trainer.spec.reader import fill_in, read_source, validate
 
-GIB = 2**30
 ASK_TIMEOUT_S = 30.0
 CGROUP = Path("/sys/fs/cgroup")
 MEMORY_LIMITS = ("memory.max", "memory/memory.limit_in_bytes")
@@ -49,7 +49,7 @@ class NodeGroup(Strict):
 
     name: str
     """Name of the node in the plan; nodes of a group of several are numbered: `gpu-0`, `gpu-1`."""
-    count: Positive = 1
+    count: Annotated[int, Field(ge=1, le=10_000)] = 1
     """How many nodes like this there are."""
     cores: Annotated[float, Field(ge=0)]
     """CPU cores that each node offers to Ray."""

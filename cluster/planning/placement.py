@@ -13,7 +13,8 @@ from typing import Literal
 
 from cluster.planning.memory import Memory, engine_memory, rank_memory
 from cluster.planning.model_shape import ModelShape
-from cluster.planning.nodes import GIB, Node
+from cluster.planning.nodes import Node
+from cluster.planning.units import GIB
 from trainer.errors import Problem
 from trainer.spec.job import JobSpec
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Sequence
+from typing import Any
 
 import aiohttp
 from yarl import URL
@@ -17,7 +18,7 @@ from actors.endpoints.signing import Signer, signer_of
 from actors.grading.factory import FIELD as GRADER
 from actors.grading.factory import HELD_OUT
 from actors.grading.pool import GraderPool
-from actors.tools.dispatcher import Dispatcher
+from actors.tools.dispatcher import Dispatcher, call_body
 from actors.tools.sessions import SessionBook
 from cluster.preflight.examples import example_call, example_sample
 from cluster.preflight.form_check import SESSION, TOOLS
@@ -25,7 +26,7 @@ from trainer.errors import Problem, RftError
 from trainer.spec.endpoints import SessionSpec, ToolSpec
 from trainer.spec.job import Reinforcement
 from trainer.spec.operator import Operator
-from trainer.types import Task, ToolSchema
+from trainer.types import Task, ToolCall, ToolSchema
 
 TRACE_ID = f"trace_dry_run_{secrets.token_hex(8)}"
 """New in each process: a server that deduplicates calls by their key must not take this one for an old call."""
@@ -86,8 +87,9 @@ async def _try_tool(
     field: str, tool: ToolSpec, schema: ToolSchema, task: Task, operator: Operator, signer: Signer | None
 ) -> Problem | None:
     dispatcher = Dispatcher([tool], operator, signer=signer)
+    call = example_call(schema)
     try:
-        (result,) = await dispatcher.call_turn(TRACE_ID, task.item, [example_call(schema)])
+        (result,) = await dispatcher.call_turn(TRACE_ID, task.item, [call])
     except RftError as error:
         return _failed(
             error, "tool_failed", f"{field}.server_url", f"{field}.headers", 'make it answer {"output": "..."}'
@@ -95,7 +97,7 @@ async def _try_tool(
     finally:
         await dispatcher.close()
     if result.error is not None:
-        mistake = await _path_mistake(tool, operator)
+        mistake = await _path_mistake(tool, task.item, call, operator)
         if mistake is not None:
             return Problem("wrong_path", f"{field}.server_url", mistake, "fix the path of the URL")
     return None
@@ -126,29 +128,30 @@ def _failed(error: RftError, code: str, field: str, headers: str, wanted: str) -
     return Problem(CODES.get(kind, code), field, error.problem, error.remedy or wanted)
 
 
-async def _path_mistake(tool: ToolSpec, operator: Operator) -> str | None:
+async def _path_mistake(tool: ToolSpec, item: dict[str, Any], call: ToolCall, operator: Operator) -> str | None:
     """Why the path of a tool's URL looks wrong; None if it does not.
 
     A 404 alone is not enough, since many tools answer so for a missing document. The path is wrong if a path that
-    certainly does not exist gets the same answer.
+    certainly does not exist gets the same answers, to the call and to an empty body.
     """
     url = URL(tool.server_url)
     nowhere = (url / "agent-rft-no-such-path").with_query(url.query)
     headers = {name: value.get_secret_value() for name, value in tool.headers.items()}
     timeout = aiohttp.ClientTimeout(total=PROBE_TIMEOUT_S)
-    answers = []
     try:
         connector = Guard(operator.allowed_networks).connector(url)
         async with aiohttp.ClientSession(connector=connector, headers=headers, timeout=timeout) as session:
-            for target in (url, nowhere):
-                async with session.post(target, json={}, allow_redirects=False) as response:
-                    body = await response.content.read(4096)
-                    # Some servers repeat the unknown path in their answer.
-                    answers.append((response.status, body.replace(target.raw_path.encode(), b"")))
+            for body in (call_body(TRACE_ID, item, call), {}):
+                answers = []
+                for target in (url, nowhere):
+                    async with session.post(target, json=body, allow_redirects=False) as response:
+                        text = await response.content.read(4096)
+                        # Some servers repeat the unknown path in their answer.
+                        answers.append((response.status, text.replace(target.raw_path.encode(), b"")))
+                if answers[0][0] == 405:
+                    return "it does not accept POST at this path (HTTP 405)"
+                if answers[0][0] != 404 or answers[0] != answers[1]:
+                    return None
     except (aiohttp.ClientError, TimeoutError):
         return None
-    if answers[0][0] == 405:
-        return "it does not accept POST at this path (HTTP 405)"
-    if answers[0][0] == 404 and answers[0] == answers[1]:
-        return "it answers as it does to a path that does not exist (HTTP 404)"
-    return None
+    return "it answers as it does to a path that does not exist (HTTP 404)"

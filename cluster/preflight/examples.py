@@ -8,10 +8,15 @@ from typing import Any
 
 from actors.graders.sample import sample_of
 from trainer.spec.job import Reinforcement
+from trainer.spec.schema_form import resolved
 from trainer.types import Task, ToolCall, ToolSchema, Turn
 
 MAX_DEPTH = 8
 """The deepest nesting of an example: a schema may refer to itself."""
+MAX_VALUES = 10_000
+"""The values of an example: lists of lists with a least length each multiply."""
+MAX_CHARS = 100_000
+"""The characters of all texts of an example that are there for their least length."""
 
 
 def example_sample(reinforcement: Reinforcement, task: Task) -> dict[str, Any]:
@@ -29,50 +34,94 @@ def example_call(tool: ToolSchema) -> ToolCall:
     return ToolCall(f"call_dry_run_{function['name']}", function["name"], json.dumps(arguments))
 
 
-def example_of(schema: Any, root: Mapping[str, Any] | None = None, depth: int = 0) -> Any:
+def example_of(schema: Any) -> Any:
     """A small value that fits a JSON schema: its default, constant or first choice, else required parts, left empty.
 
-    Patterns and formats are ignored: a tool may well reject the value.
+    Patterns and formats are ignored: a tool may well reject the value. An example of a schema that asks for more than
+    MAX_VALUES or MAX_CHARS is incomplete.
     """
-    if not isinstance(schema, dict) or depth > MAX_DEPTH:  # true and false are schemas
-        return None
-    root = schema if root is None else root
-    for key in ("default", "const"):
-        if key in schema:
-            return schema[key]
-    for key in ("enum", "examples"):
-        if schema.get(key):
-            return schema[key][0]
-    if "$ref" in schema:
-        return example_of(_referred(schema["$ref"], root), root, depth + 1)
-    if "allOf" in schema:
-        parts = [example_of(part, root, depth + 1) for part in schema["allOf"]]
-        objects = [part for part in parts if isinstance(part, dict)]
-        return {key: value for part in objects for key, value in part.items()} if objects else parts[0]
-    for key in ("anyOf", "oneOf"):
-        if schema.get(key):
-            return example_of(schema[key][0], root, depth + 1)
-    kind = schema.get("type", "object" if "properties" in schema else "string")
-    kind = kind[0] if isinstance(kind, list) else kind
-    if kind == "object":
-        properties = schema.get("properties", {})
-        return {name: example_of(properties.get(name, {}), root, depth + 1) for name in schema.get("required", [])}
-    if kind == "array":
-        return [example_of(schema.get("items", {}), root, depth + 1)] * schema.get("minItems", 0)
-    if kind in ("integer", "number"):
-        return _example_number(schema)
-    return {"boolean": False, "null": None}.get(kind, "x" * schema.get("minLength", 0))
+    return _Maker(schema).value(schema, 0)
 
 
-def _referred(reference: str, root: Mapping[str, Any]) -> Any:
-    """The schema that `#/$defs/name` refers to; None, which fits anything, if there is none."""
-    value: Any = root
-    for part in reference.removeprefix("#").split("/")[1:]:
-        value = value.get(part) if isinstance(value, dict) else None
-    return value
+class _Maker:
+    """Makes an example of the schema `root` within a budget of values and characters."""
+
+    def __init__(self, root: Any) -> None:
+        self._root = root
+        self._values_left = MAX_VALUES
+        self._chars_left = MAX_CHARS
+
+    def value(self, schema: Any, depth: int) -> Any:
+        self._values_left -= 1
+        # true and false are schemas
+        if not isinstance(schema, dict) or depth > MAX_DEPTH or self._values_left < 0:
+            return None
+        for key in ("default", "const"):
+            if key in schema:
+                return schema[key]
+        for key in ("enum", "examples"):
+            if (choices := schema.get(key)) and isinstance(choices, list):
+                return choices[0]
+        if isinstance(reference := schema.get("$ref"), str):
+            found = resolved(self._root, reference)
+            return None if found is None else self.value(found[1], depth + 1)
+        if parts := _list(schema, "allOf"):
+            values = [self.value(part, depth + 1) for part in parts]
+            objects = [value for value in values if isinstance(value, dict)]
+            return {key: value for part in objects for key, value in part.items()} if objects else values[0]
+        for key in ("anyOf", "oneOf"):
+            if parts := _list(schema, key):
+                return self.value(parts[0], depth + 1)
+        kind = schema.get("type", "object" if "properties" in schema else "string")
+        kind = kind[0] if isinstance(kind, list) and kind else kind
+        if kind == "object":
+            return self._object(schema, depth)
+        if kind == "array":
+            return self._array(schema, depth)
+        if kind in ("integer", "number"):
+            return _example_number(schema)
+        return {"boolean": False, "null": None}[kind] if kind in ("boolean", "null") else self._text(schema)
+
+    def _object(self, schema: Mapping[str, Any], depth: int) -> dict[str, Any]:
+        properties = schema.get("properties")
+        properties = properties if isinstance(properties, dict) else {}
+        made = {}
+        for name in _list(schema, "required"):
+            if self._values_left < 0:
+                break
+            if isinstance(name, str):
+                made[name] = self.value(properties.get(name, {}), depth + 1)
+        return made
+
+    def _array(self, schema: Mapping[str, Any], depth: int) -> list[Any]:
+        made = []
+        for _ in range(min(_count(schema, "minItems"), MAX_VALUES)):
+            if self._values_left < 0:
+                break
+            made.append(self.value(schema.get("items", {}), depth + 1))
+        return made
+
+    def _text(self, schema: Mapping[str, Any]) -> str:
+        num_chars = min(_count(schema, "minLength"), self._chars_left)
+        self._chars_left -= num_chars
+        return "x" * num_chars
+
+
+def _list(schema: Mapping[str, Any], key: str) -> list[Any]:
+    return value if isinstance(value := schema.get(key), list) else []
+
+
+def _count(schema: Mapping[str, Any], key: str) -> int:
+    value = schema.get(key, 0)
+    return int(min(value, MAX_CHARS)) if isinstance(value, int | float) and value > 0 else 0
+
+
+def _number(schema: Mapping[str, Any], key: str, otherwise: float) -> float:
+    value = schema.get(key)
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else otherwise
 
 
 def _example_number(schema: Mapping[str, Any]) -> Any:
-    step = schema.get("multipleOf", 1)
-    low = max(schema.get("minimum", 0), schema.get("exclusiveMinimum", -step) + step)
-    return low if low <= schema.get("maximum", low) else schema["maximum"]
+    step = _number(schema, "multipleOf", 1)
+    low = max(_number(schema, "minimum", 0), _number(schema, "exclusiveMinimum", -step) + step)
+    return min(low, _number(schema, "maximum", low))

@@ -6,21 +6,16 @@ The API runs them before it accepts a job.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
-
-import jsonschema
-from referencing.exceptions import Unresolvable
 
 from actors.endpoints.address_guard import Guard
 from actors.endpoints.signing import PREFIX, secret_mistakes
 from actors.endpoints.url import endpoint_mistake
 from actors.grading.factory import all_grader_problems, grader_problems, graders_of
-from cluster.preflight.examples import example_of
 from trainer.errors import InvalidJob, Problem
 from trainer.spec.endpoints import Headers
 from trainer.spec.graders import EndpointGrader, GraderSpec, MultiGrader
 from trainer.spec.job import Reinforcement
-from trainer.spec.json_schema import reference_mistake, validator_of
+from trainer.spec.json_schema import schema_mistake
 from trainer.spec.operator import Operator
 
 TOOLS = "method.reinforcement.tools"
@@ -38,10 +33,8 @@ def endpoint_problems(reinforcement: Reinforcement, operator: Operator) -> list[
     remedy = f"write it as ${{NAME}}, and make one by: echo {PREFIX}$(openssl rand -base64 32)"
     for mistake in secret_mistakes(reinforcement):
         problems.append(Problem("invalid_signing_secret", SIGNING, mistake, remedy))
-    mistake = schema_mistake(reinforcement.response_format)
-    if mistake is not None:
-        field = "method.reinforcement.response_format"
-        problems.append(Problem("invalid_schema", field, mistake, "give a valid JSON schema (draft 2020-12)"))
+    if (wrong := schema_mistake(reinforcement.response_format, grammar=True)) is not None:
+        problems.append(Problem(wrong.code, "method.reinforcement.response_format", str(wrong), wrong.remedy))
     problems += all_grader_problems(reinforcement, operator)
     return problems + _address_problems(reinforcement, Guard(operator.allowed_networks))
 
@@ -90,22 +83,3 @@ def _parts(spec: GraderSpec) -> Iterator[tuple[str, GraderSpec]]:
     yield "grader", spec
     if isinstance(spec, MultiGrader):
         yield from ((f"grader.graders.{name}", part) for name, part in spec.graders.items())
-
-
-def schema_mistake(schema: Any) -> str | None:
-    """Why values cannot be validated against this JSON schema; None if they can."""
-    if schema is None:
-        return None
-    if (mistake := reference_mistake(schema)) is not None:
-        return mistake
-    validator = validator_of(schema)
-    try:
-        validator.check_schema(schema)
-        list(validator.iter_errors(example_of(schema)))
-    except jsonschema.SchemaError as error:
-        return f"{error.json_path}: {error.message}"
-    except Unresolvable as error:
-        return f"the reference {error.ref!r} cannot be resolved"
-    except RecursionError:
-        return "its references form a cycle"
-    return None

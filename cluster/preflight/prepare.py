@@ -20,12 +20,13 @@ from cluster.preflight.dry_run import dry_run_problems
 from cluster.preflight.form_check import TOOLS
 from cluster.preflight.limits import resource_problems
 from cluster.preflight.model import LoadableModel, read_model
-from cluster.preflight.resumed import Began
+from cluster.preflight.resumed import Began, lost_rows
 from cluster.preflight.rows import length_problems, read_files, rows_of
 from cluster.preflight.space import Free, folder_problems, space_problems
 from cluster.preflight.static import invalid_job, method_problems
 from trainer.data.chat import Renderer
 from trainer.errors import Problem, UserError
+from trainer.problem_codes import stops_accepted
 from trainer.spec.endpoints import ToolSpec
 from trainer.spec.graders import PythonGrader
 from trainer.spec.job import FILES, ClusterSpec, JobSpec, Plan, Reinforcement, resolve
@@ -33,22 +34,6 @@ from trainer.spec.operator import NOTHING_ALLOWED, Operator
 from trainer.types import Task
 
 DEFAULT_PARSER = ClusterSpec().tool_parser
-STOPS_ACCEPTED = frozenset(
-    {
-        # What it needs is gone or cannot be read.
-        "missing_file", "unreadable_file", "empty_file", "missing_model", "not_a_model", "corrupt_weights",
-        "slow_tokenizer", "no_chat_template", "missing_variable", "unknown_model",
-        # The nodes of today cannot run it.
-        "no_cluster", "too_few_resources", "no_free_resources", "no_shared_memory", "disk_full", "runs_not_writable",
-        "bfloat16_on_cpu", "colocated_on_gpus", "no_engine", "unknown_parser", "no_sandbox",
-        # Its endpoints are forbidden today, or do not answer.
-        "forbidden_address", "endpoint_refused", "wrong_path", "tool_failed", "session_failed", "grader_failed",
-    }
-)  # fmt: skip
-"""The codes of problems that stop even a job that was accepted before: it cannot continue.
-
-All others concern the job's values. A check of values that is newer than the job only warns it.
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +88,7 @@ async def prepare(
     plan = resolve(job, len(tasks)) if tasks else None
     if plan is not None and began is not None:
         plan = began.plan_of(plan)
+        problems += lost_rows(plan, len(tasks) + sum(problem.field.startswith("training_file") for problem in bad))
     model, bad = read_model(job)
     problems += bad
     if not accepted and bad:
@@ -124,9 +110,12 @@ async def prepare(
         # Engines and ranks will be on the nodes that a job waits for.
         space, one_node = free or Free.measured(runs), len(nodes) < 2 and not waits
         parameters = model.shape.num_parameters
-        problems += space_problems(parameters, plan, cluster.placement, runs, space, one_node=one_node)
-    tolerated = [problem for problem in problems if accepted and problem.code not in STOPS_ACCEPTED]
-    wrong = [problem for problem in problems if not accepted or problem.code in STOPS_ACCEPTED]
+        written = 0 if began is None else began.num_checkpoints
+        problems += space_problems(
+            parameters, plan, cluster.placement, runs, space, one_node=one_node, num_written=written
+        )
+    tolerated = [problem for problem in problems if accepted and not stops_accepted(problem.code)]
+    wrong = [problem for problem in problems if not accepted or stops_accepted(problem.code)]
     if dry_run and not supervised and not any(problem.field.startswith("method.") for problem in wrong):
         bad_lines = {(p.file, p.line) for p in problems}
         good = [row.task for row in rows if (row.file, row.line) not in bad_lines]

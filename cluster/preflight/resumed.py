@@ -1,36 +1,54 @@
 """A resumed run keeps the values that it began with, whatever today's defaults and rules for `auto` are.
 
 The run folder's job.resolved.json has them. A setting that the job file does not name takes the run's value; one that
-it names must equal it. Only `cluster`, headers, signing secrets and the places of unchanged files may differ.
+it names must equal it. Only `cluster`, headers, signing secrets and the places of files may differ. What is not
+recorded is not compared: values of headers and signing secrets, of a tool's own keys, credentials and queries of URLs.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, SecretStr
+from pydantic import BaseModel, SecretStr, ValidationError
 from pydantic_core import to_jsonable_python
 
 from cluster.planning.model_folder import find_model
+from cluster.preflight.contents import digest_of, has_contents
 from cluster.records.redact import REDACTED, plain
 from cluster.records.run_folder import FORMAT, RunFolder
 from trainer.errors import InvalidJob, Problem
+from trainer.spec.endpoints import Positive
 from trainer.spec.job import FILES, JobSpec, Plan, Supervised
 from trainer.spec.kept import without_todays_bounds
 
 MAX_SHOWN_CHARS = 80
 START_AGAIN = "start a new run with `model` set to the checkpoint"
+REMEDY_OF_CONTENTS = f"restore its contents, or {START_AGAIN}"
 REMEDY = f"resume with the value that the run began with, or {START_AGAIN}"
+
+
+class _Format(BaseModel):
+    """What every version can read of job.resolved.json."""
+
+    format: int = 0
+
+
+class _Record(BaseModel):
+    """What is read here of job.resolved.json."""
+
+    job: dict[str, Any] | None = None
+    plan: dict[str, Any] | None = None
+    context_length: Positive | None = None
+    digests: dict[str, str] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class Began:
-    """What a run began with: its job without secrets, and what `auto` was resolved to.
+    """What a run began with: its job without secrets, and what `auto` was resolved to; and its checkpoints so far.
 
     `digests` maps the fields that name files to digests of their contents; runs of older versions have none.
     """
@@ -40,6 +58,7 @@ class Began:
     context_length: int | None
     digests: Mapping[str, str]
     warnings: tuple[str, ...] = ()
+    num_checkpoints: int = 0
 
     @classmethod
     def of(cls, folder: RunFolder) -> Began:
@@ -50,21 +69,35 @@ class Began:
         """
         what = f"cannot resume {folder.path}"
         try:
-            record = folder.job()
-        except ValueError as error:
+            found = folder.job()
+            if _Format.model_validate(found).format > FORMAT:
+                raise InvalidJob(f"{what}: it was written by a newer version of agent-rft; resume it with that version")
+            record = _Record.model_validate(found)
+        except OSError as error:
+            raise InvalidJob(f"{what}: its job.resolved.json cannot be read: {error.strerror}") from None
+        except ValidationError as error:
+            raise InvalidJob(f"{what}: its job.resolved.json is damaged ({_first(error)}); {START_AGAIN}") from None
+        except (ValueError, RecursionError) as error:
             raise InvalidJob(f"{what}: its job.resolved.json is damaged ({error}); {START_AGAIN}") from None
-        if record.get("format", 0) > FORMAT:
-            raise InvalidJob(f"{what}: it was written by a newer version of agent-rft; resume it with that version")
-        if "job" not in record or "plan" not in record:
+        if record.job is None or record.plan is None:
             raise InvalidJob(f"{what}: it has no job.resolved.json, which says how the run began; {START_AGAIN}")
-        job, warnings = without_todays_bounds(_as_in_a_file(record["job"]), "the run")
-        return cls(job, record["plan"], record.get("context_length"), record.get("digests", {}), tuple(warnings))
+        job, warnings = without_todays_bounds(_as_in_a_file(record.job), "the run")
+        written = len(list(folder.checkpoints.glob("step-*")))
+        return cls(job, record.plan, record.context_length, record.digests, tuple(warnings), written)
 
     def plan_of(self, today: Plan) -> Plan:
-        """The run's plan; numbers that its version did not have yet are today's."""
-        return Plan.model_construct(
-            **today.model_dump() | {n: v for n, v in self.plan.items() if n in Plan.model_fields}
-        )
+        """The run's plan; numbers that its version did not have yet are today's.
+
+        Raises:
+            InvalidJob: The run's plan is none.
+        """
+        numbers = {name: value for name, value in self.plan.items() if name in Plan.model_fields}
+        try:
+            return Plan.model_validate(today.model_dump() | numbers)
+        except ValidationError as error:
+            raise InvalidJob(
+                f"cannot resume: the plan in the run's job.resolved.json is damaged ({_first(error)}); {START_AGAIN}"
+            ) from None
 
     def keep(self, job: JobSpec) -> JobSpec:
         """The job with the run's values.
@@ -83,19 +116,33 @@ class Began:
         return kept
 
     def _moved(self, job: JobSpec) -> Iterator[Problem]:
-        """A problem for each file that is another one than the run's: it has another path and other contents."""
+        """A problem for each file that is another one than the run's, wherever it is now.
+
+        Files that cannot be read are left to the check of the job, which says so.
+        """
         paths = paths_of(job)
         for field, was in paths_of(self.job).items():
-            if field not in job.model_fields_set or (now := paths.get(field)) == was:
-                continue
+            now = paths.get(field) if field in job.model_fields_set else was
+            digest = self.digests.get(field)
             if now is None:
                 yield changed(field, None, str(was))
-                continue
-            digest = self.digests.get(field)
-            if (digest_of(now) != digest) if digest is not None else (now.name != was.name):
-                yield changed(field, str(now), str(was))
+            elif (now.name != was.name) if digest is None else (has_contents(now, digest) is False):
+                if now != was:
+                    yield changed(field, str(now), str(was))
+                else:
+                    only = "" if field == "model" else "; rows may only be appended"
+                    message = f"its contents have changed since the run began{only}"
+                    yield Problem("job_changed", field, message, REMEDY_OF_CONTENTS)
         for field in paths.keys() - paths_of(self.job).keys():
             yield changed(field, str(paths[field]), None)
+
+
+def lost_rows(plan: Plan, num_rows: int) -> list[Problem]:
+    """A problem if the training file has fewer rows than the run began with; all that is known of older runs."""
+    if num_rows >= plan.num_rows:
+        return []
+    message = f"has {num_rows} rows, but the run began with {plan.num_rows}"
+    return [Problem("job_changed", "training_file", message, REMEDY_OF_CONTENTS)]
 
 
 def paths_of(job: JobSpec) -> dict[str, Path]:
@@ -109,27 +156,14 @@ def digests_of(job: JobSpec) -> dict[str, str]:
     return {field: digest for field, path in paths_of(job).items() if (digest := digest_of(path)) is not None}
 
 
-def digest_of(path: Path) -> str | None:
-    """A digest of a file, or of a model folder: its configuration, and the names and sizes of its files.
-
-    None if it cannot be read.
-    """
-    found = hashlib.blake2b(digest_size=16)
-    try:
-        if path.is_dir():
-            sizes = sorted((file.name, file.stat().st_size) for file in path.iterdir() if file.is_file())
-            found.update(json.dumps(sizes).encode() + (path / "config.json").read_bytes())
-        else:
-            with path.open("rb") as file:
-                return hashlib.file_digest(file, lambda: found).hexdigest()
-    except OSError:
-        return None
-    return found.hexdigest()
-
-
 def changed(field: str, now: Any, was: Any, remedy: str = REMEDY) -> Problem:
     """The problem of a setting that is another one than the run's."""
     return Problem("job_changed", field, f"is {_shown(now)}, but the run began with {_shown(was)}", remedy)
+
+
+def _first(error: ValidationError) -> str:
+    first = error.errors(include_url=False, include_input=False)[0]
+    return ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
 
 
 # -- one setting after another -----------------------------------------------------------------------------------------
@@ -177,14 +211,14 @@ def _filled(job: JobSpec) -> JobSpec:
     return job
 
 
-def _as_in_a_file(recorded: Any) -> Any:
+def _as_in_a_file(recorded: dict[str, Any]) -> dict[str, Any]:
     """A recorded job in the form of a job file: the record has the bare schema of `response_format`."""
-    reinforcement = recorded["method"].get("reinforcement") or {}
-    schema = reinforcement.get("response_format")
-    if schema is None:
-        return recorded
-    wrapped = reinforcement | {"response_format": {"type": "json_schema", "schema": schema}}
-    return recorded | {"method": recorded["method"] | {"reinforcement": wrapped}}
+    match recorded:
+        case {"method": {"reinforcement": {"response_format": dict(schema)}}}:
+            method = recorded["method"]
+            wrapped = method["reinforcement"] | {"response_format": {"type": "json_schema", "schema": schema}}
+            return recorded | {"method": method | {"reinforcement": wrapped}}
+    return recorded
 
 
 def _are_secrets(value: Any) -> bool:
@@ -203,6 +237,14 @@ def _has_secrets(value: Any) -> bool:
 
 
 def _public(value: Any) -> Any:
+    """The value as it is recorded: a tool's own keys may be secrets."""
+    if isinstance(value, BaseModel):
+        shown = {name: _public(getattr(value, name)) for name in type(value).model_fields}
+        return shown | dict.fromkeys(value.model_extra or {}, REDACTED)
+    if isinstance(value, tuple):
+        return [_public(item) for item in value]
+    if isinstance(value, dict):
+        return {str(key): _public(item) for key, item in value.items()}
     return plain(to_jsonable_python(value))
 
 

@@ -8,14 +8,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from actors.graders.templates import render
+from actors.graders.templates import INVALID_VARIABLE, render
 from actors.grading.factory import graders_of, templates_of
 from cluster.preflight.examples import example_sample
-from cluster.preflight.form_check import TOOLS, schema_mistake
+from cluster.preflight.form_check import TOOLS
 from trainer.data.chat import Renderer
 from trainer.data.rows import read_tasks
 from trainer.errors import GraderFailed, Problem
 from trainer.spec.job import FILES, JobSpec, Reinforcement
+from trainer.spec.json_schema import schema_mistake
+from trainer.spec.schema_form import SchemaMistake
 from trainer.types import Task
 
 MIN_ANSWER_TOKENS = 16
@@ -61,7 +63,8 @@ def tool_problems(reinforcement: Reinforcement, rows: Sequence[JobRow]) -> list[
     """Rows that offer a tool without a server, or a tool whose schema is invalid."""
     problems = []
     served = {tool.name for tool in reinforcement.tools}
-    mistakes: dict[str, str | None] = {}
+    grammar = reinforcement.response_format is not None  # which also holds the calls
+    mistakes: dict[str, SchemaMistake | None] = {}
     for row in rows:
         for i, tool in enumerate(row.task.tools):
             function = tool["function"]
@@ -70,12 +73,15 @@ def tool_problems(reinforcement: Reinforcement, rows: Sequence[JobRow]) -> list[
                 remedy = f"add an entry with this name and its server_url to {TOOLS}"
                 problems.append(row.problem("tool_without_server", f".tools[{i}]", message, remedy))
             schema = function.get("parameters")
-            key = json.dumps(schema, sort_keys=True)
+            try:
+                key = json.dumps(schema, sort_keys=True)
+            except RecursionError:
+                key = "nested too deep"
             if key not in mistakes:
-                mistakes[key] = schema_mistake(schema)
+                mistakes[key] = schema_mistake(schema, grammar=grammar)
             if (mistake := mistakes[key]) is not None:
-                remedy = "give a valid JSON schema (draft 2020-12) of type object"
-                problems.append(row.problem("invalid_schema", f".tools[{i}].function.parameters", mistake, remedy))
+                where = f".tools[{i}].function.parameters"
+                problems.append(row.problem(mistake.code, where, str(mistake), mistake.remedy))
     return problems
 
 
@@ -97,7 +103,8 @@ def value_problems(reinforcement: Reinforcement, rows: Sequence[JobRow]) -> list
             except GraderFailed as error:
                 if str(error.details["path"]).startswith("item"):
                     remedy = "add the value to the row, or fix the grader's template"
-                    problems.append(row.problem("missing_value", "", error.message, remedy))
+                    what = error.message.removesuffix(f" [{INVALID_VARIABLE}]")
+                    problems.append(row.problem("missing_value", "", what, remedy))
     return problems
 
 

@@ -44,16 +44,25 @@ def folder_problems(runs: Path) -> list[Problem]:
 
 
 def space_problems(
-    num_parameters: int, plan: Plan, placement: Placement, runs: Path, free: Free, *, one_node: bool
+    num_parameters: int,
+    plan: Plan,
+    placement: Placement,
+    runs: Path,
+    free: Free,
+    *,
+    one_node: bool,
+    num_written: int = 0,
 ) -> list[Problem]:
     """Too little disk for checkpoints, or too little shared memory for copies of the weights.
 
-    Disk holds the checkpoints that are kept and the one being written. A run without a learner has neither checkpoints
-    nor weights to transfer. Shared memory is checked with `one_node` only: that of other nodes is not visible here.
+    Disk holds the checkpoints that are kept and the one being written; `num_written` are there already. A run without a
+    learner has neither checkpoints nor weights to transfer. Shared memory is checked with `one_node` only: that of
+    other nodes is not visible here.
     """
     problems = []
     trains = placement.learner_ranks > 0
     checkpoints = min(KEEP_BEST + 2, math.ceil(plan.steps / plan.eval_interval)) if trains else 0
+    checkpoints = max(checkpoints - num_written, min(checkpoints, 1))
     disk = checkpoints * num_parameters * CHECKPOINT_BYTES_PER_PARAMETER + MIN_FREE_DISK_BYTES
     if free.disk_bytes < disk:
         what = f"{checkpoints} checkpoint{'s' * (checkpoints > 1)}" if trains else "traces"

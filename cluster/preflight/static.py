@@ -6,17 +6,19 @@ While a job's form has mistakes, this is all that is checked, so that they are r
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from cluster.planning.context import context_of, context_problems
 from cluster.planning.model_folder import read_folder
 from cluster.preflight.form_check import endpoint_problems
 from cluster.preflight.rows import JobRow, read_files, rows_of, tool_problems, value_problems
 from trainer.errors import InvalidJob, Problem
-from trainer.spec.job import JobSpec, Reinforcement
+from trainer.spec.job import FILES, JobSpec, Reinforcement
 from trainer.spec.operator import Operator
 
-SHOWN_PER_KIND = 20
+SHOWN_PER_KIND = 10
 
 
 def static_problems(job: JobSpec, operator: Operator) -> list[Problem]:
@@ -42,19 +44,39 @@ def method_problems(reinforcement: Reinforcement, rows: Sequence[JobRow], operat
 
 def invalid_job(problems: Sequence[Problem]) -> InvalidJob:
     """The error that lists all problems of a job."""
+    problems = _merged(problems)
     return InvalidJob(f"the job has {len(problems)} problem{'s' * (len(problems) != 1)}", _shortened(problems))
+
+
+def _merged(problems: Iterable[Problem]) -> list[Problem]:
+    """The problems, where the same problem of many rows is one that counts them: it has one cause."""
+    first: dict[tuple[str, str, str], Problem] = {}
+    rows: Counter[tuple[str, str, str]] = Counter()
+    merged = []
+    for problem in problems:
+        key = (problem.code, _without_indexes(problem.field), problem.message)
+        if not problem.field.startswith(FILES) or first.setdefault(key, problem) is problem:
+            merged.append(problem)
+        else:
+            rows[key] += 1
+    more = {id(first[key]): f"{first[key].message} (and {count} more rows like this)" for key, count in rows.items()}
+    return [replace(problem, message=more.get(id(problem), problem.message)) for problem in merged]
 
 
 def _shortened(problems: Iterable[Problem]) -> list[Problem]:
     """At most SHOWN_PER_KIND problems of one code and field, followed by one that counts the others."""
     shown: list[Problem] = []
-    counts: dict[tuple[str, str], int] = {}
+    counts: Counter[tuple[str, str]] = Counter()
     for problem in problems:
-        key = (problem.code, re.sub(r"\d+", "", problem.field))
-        counts[key] = counts.get(key, 0) + 1
+        key = (problem.code, _without_indexes(problem.field))
+        counts[key] += 1
         if counts[key] <= SHOWN_PER_KIND:
             shown.append(problem)
     for (code, where), count in counts.items():
         if count > SHOWN_PER_KIND:
             shown.append(Problem(code, where, f"and {count - SHOWN_PER_KIND} more of this kind", "fix them likewise"))
     return shown
+
+
+def _without_indexes(field: str) -> str:
+    return re.sub(r"\d+", "", field)

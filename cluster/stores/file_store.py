@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from sqlalchemy import BigInteger, Select, select
+from sqlalchemy import BigInteger, Select, String, select
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
 from cluster.stores.blobs import Blobs
@@ -45,7 +45,7 @@ class NoSpace(RftError):
 
 @dataclass(frozen=True, slots=True)
 class FileRecord:
-    """A stored file. Times are whole Unix seconds."""
+    """A stored file. Times are whole Unix seconds; `owner` is the id of the key that made it, None if unknown."""
 
     id: str
     filename: str
@@ -53,6 +53,7 @@ class FileRecord:
     num_bytes: int
     created_at: int
     expires_at: int | None = None
+    owner: str | None = None
 
 
 class FileRow(Base):
@@ -65,6 +66,7 @@ class FileRow(Base):
     num_bytes: Mapped[int] = mapped_column(BigInteger)
     created_at: Mapped[int] = mapped_column(BigInteger)
     expires_at: Mapped[int | None] = mapped_column(BigInteger, index=True)
+    owner: Mapped[str | None] = mapped_column(String(64))
 
 
 @dataclass(slots=True)
@@ -125,7 +127,12 @@ class FileStore:
                 path.unlink(missing_ok=True)
 
     async def keep(
-        self, incoming: Incoming, filename: str, purpose: str, expires_after_s: int | None = None
+        self,
+        incoming: Incoming,
+        filename: str,
+        purpose: str,
+        expires_after_s: int | None = None,
+        owner: str | None = None,
     ) -> FileRecord:
         """Store what was written to `incoming` as a file.
 
@@ -140,6 +147,7 @@ class FileStore:
             num_bytes=incoming.num_bytes,
             created_at=now,
             expires_at=None if expires_after_s is None else now + expires_after_s,
+            owner=owner,
         )
         await asyncio.to_thread(self._keep, incoming, record)
         return record
@@ -159,7 +167,12 @@ class FileStore:
             raise
 
     async def create(
-        self, stream: AsyncIterator[bytes], filename: str, purpose: str, expires_after_s: int | None = None
+        self,
+        stream: AsyncIterator[bytes],
+        filename: str,
+        purpose: str,
+        expires_after_s: int | None = None,
+        owner: str | None = None,
     ) -> FileRecord:
         """Store everything that `stream` yields as one file.
 
@@ -170,7 +183,7 @@ class FileStore:
         async with self.receive() as incoming:
             async for data in stream:
                 await incoming.write(data)
-            return await self.keep(incoming, filename, purpose, expires_after_s)
+            return await self.keep(incoming, filename, purpose, expires_after_s, owner)
 
     # -- reading -------------------------------------------------------------------------------------------------------
 

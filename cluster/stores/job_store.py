@@ -56,25 +56,35 @@ class JobStore:
     # -- creation ------------------------------------------------------------------------------------------------------
 
     def create(
-        self, new: NewJob, *, idempotency_key: str | None = None, retry_window_s: float = 0.0
+        self,
+        new: NewJob,
+        *,
+        seal: Callable[[str], str] | None = None,
+        idempotency_key: str | None = None,
+        retry_window_s: float = 0.0,
     ) -> tuple[JobRecord, bool]:
         """The job of a request, and whether it was created now.
 
         An existing job is returned if its Idempotency-Key was used before or, without a key, if the same owner sent
         an equal request within the last `retry_window_s`.
 
+        `seal` returns the `sealed_spec` of the job with this id. It is called while `exclusive_creation` holds, so that
+        no job is sealed with a secret that is just being replaced.
+
         Raises:
             IdempotencyConflict: The key was used with a different request.
         """
         now = self._clock()
         with self._database.session() as session:
-            self._lock(session)
+            exclusive_creation(session)
             existing = self._existing(session, new, idempotency_key, now - retry_window_s if retry_window_s else None)
             if existing is not None:
                 return existing, False
+            id = _new_id("ftjob")
+            values = asdict(new) | ({} if seal is None else {"sealed_spec": seal(id)})
             row = JobRow(
-                **asdict(new),
-                id=_new_id("ftjob"),
+                **values,
+                id=id,
                 idempotency_key=idempotency_key,
                 status="validating_files",
                 created_at=now,
@@ -99,13 +109,6 @@ class JobStore:
         equal = mine.where(JobRow.digest == new.digest, JobRow.created_at >= since)
         row = session.scalar(equal.order_by(JobRow.number.desc()).limit(1))
         return None if row is None else _job(row)
-
-    def _lock(self, session: Session) -> None:
-        """Exclude other creators until the transaction ends; any write takes SQLite's lock, even one of no rows."""
-        if session.get_bind().dialect.name == "postgresql":
-            session.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": CREATE_LOCK})
-        else:
-            session.execute(update(JobRow).where(false()).values(attempt=0))
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
@@ -331,6 +334,14 @@ class JobStore:
 
 
 # -- rows --------------------------------------------------------------------------------------------------------------
+
+
+def exclusive_creation(session: Session) -> None:
+    """Exclude all creators of jobs until the transaction ends; any write takes SQLite's lock, even one of no rows."""
+    if session.get_bind().dialect.name == "postgresql":
+        session.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": CREATE_LOCK})
+    else:
+        session.execute(update(JobRow).where(false()).values(attempt=0))
 
 
 def _new_id(kind: str) -> str:

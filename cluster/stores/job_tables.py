@@ -113,8 +113,9 @@ class JobError:
 class NewJob:
     """A valid request for a job.
 
-    `model` is the model id that the client gave, `base` the id of its base model. `method` contains no secrets;
-    `sealed_spec` is the whole job, encrypted. Equal requests have equal `digest`s.
+    `owner` is the id of the key that makes it, `model` the model id that the client gave, `base` the id of its base
+    model. `method` contains no secrets; `sealed_spec` is the whole job, encrypted and bound to its id. Equal requests
+    have equal `digest`s.
     """
 
     owner: str

@@ -11,7 +11,7 @@ import hmac
 import re
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, cast, get_args
 
@@ -26,12 +26,17 @@ SCOPES: tuple[Scope, ...] = get_args(Scope)
 """Each scope includes those before it."""
 PREFIX = "sk-rft-"
 MAX_NAME_CHARS = 100
+UNIT_S = {"h": 3600, "d": 86_400, "w": 604_800}
+_DURATION = re.compile(r"([1-9][0-9]{0,3})([hdw])", re.ASCII)
 _TOKEN = re.compile(rf"{PREFIX}([0-9a-f]{{16}})-([\w-]{{43}})", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """A key without its secret. With `requests_per_minute` None, the server's default rate limit applies."""
+    """A key without its secret. Times are Unix seconds.
+
+    With `requests_per_minute` None, the server's default rate limit applies; with `expires_at` None it never expires.
+    """
 
     id: str
     name: str
@@ -39,6 +44,10 @@ class ApiKey:
     created_at: int
     revoked_at: int | None = None
     requests_per_minute: int | None = None
+    expires_at: int | None = None
+
+    def has_expired(self, now: float) -> bool:
+        return self.expires_at is not None and self.expires_at <= now
 
     def may(self, scope: Scope) -> bool:
         """Whether the key grants `scope`."""
@@ -55,15 +64,23 @@ class KeyRow(Base):
     created_at: Mapped[int] = mapped_column(BigInteger)
     revoked_at: Mapped[int | None] = mapped_column(BigInteger)
     requests_per_minute: Mapped[int | None]
+    expires_at: Mapped[int | None] = mapped_column(BigInteger)
 
 
 class KeyStore:
-    """The keys of a server."""
+    """The keys of a server. `clock` returns Unix seconds."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, clock: Callable[[], float] = time.time) -> None:
         self._database = database
+        self._clock = clock
 
-    def create(self, name: str, scopes: Sequence[Scope], requests_per_minute: int | None = None) -> tuple[ApiKey, str]:
+    def create(
+        self,
+        name: str,
+        scopes: Sequence[Scope],
+        requests_per_minute: int | None = None,
+        expires_after_s: int | None = None,
+    ) -> tuple[ApiKey, str]:
         """Create a key; returns it and its token, which cannot be retrieved later.
 
         Raises:
@@ -79,13 +96,15 @@ class KeyStore:
             raise UserError("requests_per_minute must be at least 1")
         id = secrets.token_hex(8)
         token = f"{PREFIX}{id}-{secrets.token_urlsafe(32)}"
+        now = int(self._clock())
         row = KeyRow(
             id=id,
             name=name,
             scopes=",".join(dict.fromkeys(scopes)),
             hash=_hash(token),
-            created_at=int(time.time()),
+            created_at=now,
             requests_per_minute=requests_per_minute,
+            expires_at=None if expires_after_s is None else now + expires_after_s,
         )
         with self._database.session() as session:
             session.add(row)
@@ -93,7 +112,7 @@ class KeyStore:
             return _key(row), token
 
     def find(self, token: str) -> ApiKey | None:
-        """The key that `token` belongs to; None if there is none or it was revoked."""
+        """The key that `token` belongs to; None if there is none, it was revoked, or it has expired."""
         match = _TOKEN.fullmatch(token)
         if match is None:
             return None
@@ -101,10 +120,11 @@ class KeyStore:
             row = session.get(KeyRow, match[1])
             # Compare for an unknown id too, so that it takes as long as for a known one.
             same = hmac.compare_digest(_hash(token), row.hash if row is not None else _hash(""))
-            return _key(row) if row is not None and same and row.revoked_at is None else None
+            key = _key(row) if row is not None and same and row.revoked_at is None else None
+            return None if key is None or key.has_expired(self._clock()) else key
 
     def list(self) -> list[ApiKey]:
-        """All keys, including revoked ones, oldest first."""
+        """All keys, including revoked and expired ones, oldest first."""
         with self._database.session() as session:
             return [_key(row) for row in session.scalars(select(KeyRow).order_by(KeyRow.created_at, KeyRow.id))]
 
@@ -118,8 +138,20 @@ class KeyStore:
             row = session.get(KeyRow, id)
             if row is None:
                 raise UserError(f"there is no key {id!r}; run `agent-rft keys list` to see all keys")
-            row.revoked_at = row.revoked_at or int(time.time())
+            row.revoked_at = row.revoked_at or int(self._clock())
             return _key(row)
+
+
+def seconds_of(duration: str) -> int:
+    """The seconds of a duration such as `12h`, `90d` or `8w`.
+
+    Raises:
+        UserError: It is not one.
+    """
+    match = _DURATION.fullmatch(duration)
+    if match is None:
+        raise UserError(f"--expires {duration!r}: give a number of up to four digits and h, d or w, such as 90d")
+    return int(match[1]) * UNIT_S[match[2]]
 
 
 def _hash(token: str) -> str:
@@ -128,4 +160,4 @@ def _hash(token: str) -> str:
 
 def _key(row: KeyRow) -> ApiKey:
     scopes = cast("tuple[Scope, ...]", tuple(row.scopes.split(",")))
-    return ApiKey(row.id, row.name, scopes, row.created_at, row.revoked_at, row.requests_per_minute)
+    return ApiKey(row.id, row.name, scopes, row.created_at, row.revoked_at, row.requests_per_minute, row.expires_at)

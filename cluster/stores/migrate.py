@@ -25,6 +25,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
 # Imported for their tables: migrations only cover modules that are imported here.
+import cluster.stores.audit
 import cluster.stores.file_store
 import cluster.stores.job_tables
 import cluster.stores.keys

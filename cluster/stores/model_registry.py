@@ -37,7 +37,7 @@ class ModelRecord:
     """A model that can be deployed or trained.
 
     `folder` is a local folder or a Hugging Face name, `base` the id of the base model, `created_at` in Unix seconds.
-    A base model has no `job_id`.
+    A base model has no `job_id`. `owner` is the id of the key that made the job, None if it is unknown.
     """
 
     id: str
@@ -46,6 +46,7 @@ class ModelRecord:
     job_id: str | None
     created_at: int
     settings: ServeSettings
+    owner: str | None = None
 
     @property
     def owned_by(self) -> str:
@@ -72,10 +73,11 @@ class _ModelRow(Base):
     job_id: Mapped[str] = mapped_column(String(64), index=True)
     created_at: Mapped[int]
     settings: Mapped[dict[str, Any]] = mapped_column(JSON)
+    owner: Mapped[str | None] = mapped_column(String(64))
 
     def record(self) -> ModelRecord:
         settings = ServeSettings.stored(self.settings)
-        return ModelRecord(self.id, self.folder, self.base, self.job_id, self.created_at, settings)
+        return ModelRecord(self.id, self.folder, self.base, self.job_id, self.created_at, settings, self.owner)
 
 
 class ModelRegistry:
@@ -88,7 +90,13 @@ class ModelRegistry:
         self._clock = clock
 
     def add(
-        self, model_id: str, folder: Path | str, base: str, job_id: str, settings: ServeSettings | None = None
+        self,
+        model_id: str,
+        folder: Path | str,
+        base: str,
+        job_id: str,
+        settings: ServeSettings | None = None,
+        owner: str | None = None,
     ) -> ModelRecord:
         """Register a tuned model or a checkpoint; a job may register its own model again, which replaces it.
 
@@ -100,7 +108,7 @@ class ModelRegistry:
         with self._database.session() as session:
             row = session.get(_ModelRow, model_id)
             if row is None:
-                row = _ModelRow(id=model_id, job_id=job_id, created_at=int(self._clock()))
+                row = _ModelRow(id=model_id, job_id=job_id, created_at=int(self._clock()), owner=owner)
                 session.add(row)
             elif row.job_id != job_id:
                 raise ValueError(f"{model_id} is a model of the job {row.job_id}")

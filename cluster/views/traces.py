@@ -52,7 +52,9 @@ def select_traces(
     """
     names = run.rollout_names()
     if not names:
-        raise UserError(f"{run.path} contains no rollouts: give a run folder, such as runs/20261121-...")
+        raise UserError(
+            f"{run.path} contains no rollouts: give the folder of a run that has some, such as runs/20261121-..."
+        )
     if name is not None and (counted := re.fullmatch(r"(step|validation)-(\d+)", name)):
         name = f"{counted[1]}-{int(counted[2]):06d}"
     if name is not None and name not in names:

@@ -32,7 +32,11 @@ def generated() -> dict[str, str]:
 
 def stale(pages: Mapping[str, str], folder: Path) -> list[str]:
     """The pages that are missing in the folder or differ there."""
-    return [path for path, text in pages.items() if not (folder / path).exists() or (folder / path).read_text() != text]
+    return [path for path, text in pages.items() if _read(folder / path) != text]
+
+
+def _read(page: Path) -> str | None:
+    return page.read_text(encoding="utf-8") if page.exists() else None
 
 
 def left_over(pages: Mapping[str, str], folder: Path) -> list[str]:
@@ -49,7 +53,7 @@ def main(arguments: list[str], pages: Mapping[str, str], folder: Path = REFERENC
     for path in old:
         if not check:
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
-            (folder / path).write_text(pages[path])
+            (folder / path).write_text(pages[path], encoding="utf-8")
         print(f"{folder / path} " + (f"is stale: run `{COMMAND}`" if check else "is written"))
     unknown = left_over(pages, folder)
     for path in unknown:

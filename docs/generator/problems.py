@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from docs.generator.markdown import plain
-from trainer.problem_codes import GROUPS
+from trainer.problem_codes import GROUPS, stops_accepted
 
 _INTRO = """# Problem codes
 
@@ -23,4 +23,6 @@ def pages() -> dict[str, str]:
         for name, code in codes.items():
             shown = re.sub(r"<\w+>", "*", name)
             text += f"\n### `{shown}`\n\n{plain(code.meaning)}\n\nWhat to do: {plain(code.remedy)}\n"
+            if not stops_accepted(name):
+                text += "\nA run that is resumed continues with a warning.\n"
     return {"problems.md": text}

@@ -2,11 +2,16 @@
 
 A list that cannot be made is empty and nothing is printed, since the user is in the middle of a line; the shell then
 offers files. Typer keeps the values that begin as typed.
+
+Shells put a value into the line as it is, and zsh evaluates what Typer prints. So what a server or a folder names is
+offered only if it means nothing to a shell.
 """
 
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Iterable
 from glob import escape, iglob
 from itertools import islice
 from pathlib import Path
@@ -21,6 +26,9 @@ from trainer.errors import RftError
 ANSWER_S = 1.0
 """How long a server may take to answer: after that, typing is faster."""
 MAX_OFFERED = 100
+_SAFE = re.compile(r"[\w@%+=:,./-]+", re.ASCII)
+"""Values that mean nothing to a shell; as in `shlex.quote`."""
+_NOT_SHOWN = re.compile(r"[^\w @%+=:,./()-]+", re.ASCII)
 Offers = list[tuple[str, str]]
 """Values with a text that zsh and fish show beside them."""
 
@@ -28,7 +36,7 @@ Offers = list[tuple[str, str]]
 def profile_names() -> list[str]:
     """The names in profiles.yaml."""
     try:
-        return list(profiles_of(PROFILES.expanduser()))
+        return [name for name in profiles_of(PROFILES.expanduser()) if _SAFE.fullmatch(str(name))]
     except RftError:
         return []
 
@@ -60,18 +68,26 @@ def checkpoints(incomplete: str) -> list[str]:
 
 def _folders_with(file: str, incomplete: str, *patterns: str) -> list[str]:
     found = (path for pattern in patterns for path in iglob(f"{escape(incomplete)}{pattern}/{file}"))
-    return list(dict.fromkeys(str(Path(path).parent) for path in islice(found, MAX_OFFERED)))
+    folders = dict.fromkeys(str(Path(path).parent) for path in islice(found, MAX_OFFERED))
+    return [folder for folder in folders if _SAFE.fullmatch(folder)]
 
 
 def job_ids(context: typer.Context) -> Offers:
     """The server's latest jobs, with their status and model."""
     jobs = _listed(context, "/fine_tuning/jobs")
-    return [(job["id"], f"{job['status']} {job['fine_tuned_model'] or job['model']}") for job in jobs]
+    return _safe((job["id"], f"{job['status']} {job['fine_tuned_model'] or job['model']}") for job in jobs)
 
 
 def file_ids(context: typer.Context) -> Offers:
     """The server's latest files, with their names."""
-    return [(file["id"], file["filename"]) for file in _listed(context, "/files")]
+    return _safe((file["id"], file["filename"]) for file in _listed(context, "/files"))
+
+
+def _safe(offers: Iterable[tuple[str, str]]) -> Offers:
+    try:
+        return [(value, _NOT_SHOWN.sub(" ", text)) for value, text in offers if _SAFE.fullmatch(value)]
+    except (LookupError, TypeError):  # no entries as of a server
+        return []
 
 
 def _listed(context: typer.Context, path: str) -> list[dict[str, Any]]:

@@ -65,25 +65,39 @@ def write_project(folder: Path, example: str) -> str:
     Raises:
         UserError: the folder is not empty, or cannot be written.
     """
-    project = PROJECTS[example]
+    project, written = PROJECTS[example], list[Path]()
     try:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise UserError(f"{folder} exists and is not empty: give a folder that does not exist yet")
-        for source, target in _copies(project, EXAMPLES / example):
+        for target, content in _contents(project, EXAMPLES / example).items():
             (folder / target).parent.mkdir(parents=True, exist_ok=True)
-            content = source.read_bytes()
-            if source.suffix == ".py":
-                content = content.replace(project.package.encode(), project.renamed.encode())
-            elif source.suffix == ".yaml":
-                content = re.sub(rb"\$schema=\S+/", f"$schema={SCHEMAS}/".encode(), content)
+            written.append(folder / target)
             (folder / target).write_bytes(content)
-        (folder / SCHEMAS).mkdir()
-        for file in ("job", "operator"):
-            schema = json.dumps(schema_of(file), indent=2, ensure_ascii=False) + "\n"
-            (folder / SCHEMAS / f"{file}.json").write_text(schema, encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"{error.filename or folder} cannot be read or written: {error.strerror}") from None
+    except BaseException as error:
+        for path in written:  # so that the same command can be given again
+            path.unlink(missing_ok=True)
+        for parent in {path.parent for path in written} - {folder}:
+            parent.rmdir()
+        if isinstance(error, OSError):
+            raise UserError(f"{error.filename or folder} cannot be read or written: {error.strerror}") from None
+        raise
     return _next_steps(folder, project)
+
+
+def _contents(project: Example, root: Path) -> dict[Path, bytes]:
+    """The content of each file by its path in the project."""
+    found: dict[Path, bytes] = {}
+    for source, target in _copies(project, root):
+        content = source.read_bytes()
+        if source.suffix == ".py":
+            content = content.replace(project.package.encode(), project.renamed.encode())
+        elif source.suffix == ".yaml":
+            content = re.sub(rb"\$schema=\S+/", f"$schema={SCHEMAS}/".encode(), content)
+        found[target] = content
+    for file in ("job", "operator"):
+        schema = json.dumps(schema_of(file), indent=2, ensure_ascii=False) + "\n"
+        found[Path(SCHEMAS, f"{file}.json")] = schema.encode()
+    return found
 
 
 def _copies(project: Example, root: Path) -> Iterator[tuple[Path, Path]]:

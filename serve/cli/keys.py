@@ -6,6 +6,7 @@ Each command imports the database's modules itself, so that `--help` and shell c
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -22,6 +23,8 @@ from serve.cli.completion import scopes
 from trainer.errors import UserError
 
 if TYPE_CHECKING:
+    from cluster.stores.audit import AuditLog
+    from cluster.stores.database import Database
     from cluster.stores.keys import KeyStore, Scope
 
 app = typer.Typer(no_args_is_help=True, help="Create, list and revoke API keys of a server; it may be running or not.")
@@ -38,7 +41,13 @@ def create_command(
     name: Annotated[str, typer.Argument(help="who or what the key is for")],
     scope: Annotated[
         list[str] | None,
-        typer.Option(help="read, write (includes read) or admin (everything)", autocompletion=scopes),
+        typer.Option(
+            help="read, write (includes read; changes only what the same key made) or admin (everything)",
+            autocompletion=scopes,
+        ),
+    ] = None,
+    expires: Annotated[
+        str | None, typer.Option(help="how long it works: hours, days or weeks, such as 90d (default: until revoked)")
     ] = None,
     requests_per_minute: Annotated[int | None, typer.Option(min=1, help="rate limit (default: the server's)")] = None,
     folder: Folder = DEFAULT_FOLDER,
@@ -46,10 +55,16 @@ def create_command(
 ) -> None:
     """Create a key. It is printed once; the server stores only its hash."""
     scopes: list[Scope] = scope or ["write"]  # type: ignore[assignment]  # KeyStore validates them
-    with _keys(folder, database) as keys:
-        key, token = keys.create(name, scopes, requests_per_minute)
+    from cluster.stores.audit import OPERATOR
+    from cluster.stores.keys import seconds_of
+
+    expires_after_s = None if expires is None else seconds_of(expires)
+    with _keys(folder, database) as (keys, audit):
+        key, token = keys.create(name, scopes, requests_per_minute, expires_after_s)
+        audit.append(OPERATOR, "key.create", key.id)
     where = folder if database is None else "the database"
-    typer.echo(f"key {key.id} for {where}, scopes {', '.join(key.scopes)}; shown only once:", err=True)
+    until = "" if key.expires_at is None else f", until {_time(key.expires_at)}"
+    typer.echo(f"key {key.id} for {where}, scopes {', '.join(key.scopes)}{until}; shown only once:", err=True)
     typer.echo(token)
 
 
@@ -59,17 +74,19 @@ def list_command(
     folder: Folder = DEFAULT_FOLDER,
     database: DatabaseUrl = None,
 ) -> None:
-    """List all keys, including revoked ones, but not their secret texts."""
-    with _keys(_existing(folder, database), database) as keys:
+    """List all keys, including revoked and expired ones, but not their secret texts."""
+    with _keys(existing(folder, database), database) as (keys, _):
         found = keys.list()
     if as_json:
         for key in found:
             typer.echo(json.dumps(asdict(key)))
         return
-    table = Table(Column("id", no_wrap=True), "name", "scopes", "requests per minute", "created", "revoked")
+    table = Table(Column("id", no_wrap=True), "name", "scopes", "requests per minute", "created", "expires", "revoked")
     for key in found:
         rate = str(key.requests_per_minute or "default")
-        table.add_row(key.id, Text(key.name), ", ".join(key.scopes), rate, _time(key.created_at), _time(key.revoked_at))
+        expires = _time(key.expires_at) + " (expired)" * key.has_expired(time.time())
+        times = _time(key.created_at), expires, _time(key.revoked_at)
+        table.add_row(key.id, Text(key.name), ", ".join(key.scopes), rate, *times)
     Console().print(table)
 
 
@@ -80,12 +97,39 @@ def revoke_command(
     database: DatabaseUrl = None,
 ) -> None:
     """Revoke a key: from now on requests with it are refused."""
-    with _keys(_existing(folder, database), database) as keys:
+    from cluster.stores.audit import OPERATOR
+
+    with _keys(existing(folder, database), database) as (keys, audit):
         key = keys.revoke(id)
+        audit.append(OPERATOR, "key.revoke", key.id)
     typer.echo(f"key {key.id} ({key.name}) is revoked")
 
 
-def _existing(folder: Path, database: str | None) -> Path:
+@app.command("rotate-master")
+def rotate_master_command(folder: Folder = DEFAULT_FOLDER, database: DatabaseUrl = None) -> None:
+    """Change the secret that encrypts stored headers, and encrypt them again. If it was interrupted, run it again.
+
+    The server may be running, and jobs go on. A secret in AGENT_RFT_SECRET_KEY is replaced by the one in
+    AGENT_RFT_NEW_SECRET_KEY: a server that runs must have been started with both.
+    """
+    from cluster.stores.audit import OPERATOR, AuditLog
+    from cluster.stores.rotation import MasterRotation
+    from cluster.stores.secrets import NEW_VARIABLE, VARIABLE, FileSecrets, secrets_of
+
+    secrets = secrets_of(existing(folder, database))
+    with opened(folder, database) as of_server:
+        done = MasterRotation(of_server, secrets).run()
+        AuditLog(of_server).append(OPERATOR, "keys.rotate_master", done.secret_id)
+    typer.echo(f"{done.num_sealed} jobs are encrypted again with the key {done.secret_id}")
+    if done.unreadable:
+        typer.echo(f"no key opens these jobs, which stay as they are: {', '.join(done.unreadable)}", err=True)
+    if isinstance(secrets, FileSecrets):
+        typer.echo(f"{secrets.path} holds the new key only: put it into your backups")
+    else:
+        typer.echo(f"now set {VARIABLE} to what {NEW_VARIABLE} is, remove {NEW_VARIABLE}, and restart the server")
+
+
+def existing(folder: Path, database: str | None) -> Path:
     """Returns the folder if it exists; opening its database would create an empty one.
 
     Raises:
@@ -97,16 +141,25 @@ def _existing(folder: Path, database: str | None) -> Path:
 
 
 @contextmanager
-def _keys(folder: Path, database: str | None) -> Iterator[KeyStore]:
-    from cluster.stores.keys import KeyStore
+def opened(folder: Path, database: str | None) -> Iterator[Database]:
+    """Opens the database of a server, which is closed at the end of the block."""
     from cluster.stores.migrate import open_database
     from serve.host.state import StateLocations
 
-    opened = open_database(folder, database or StateLocations.of_folder(folder).database)
+    found = open_database(folder, database or StateLocations.of_folder(folder).database)
     try:
-        yield KeyStore(opened)
+        yield found
     finally:
-        opened.close()
+        found.close()
+
+
+@contextmanager
+def _keys(folder: Path, database: str | None) -> Iterator[tuple[KeyStore, AuditLog]]:
+    from cluster.stores.audit import AuditLog
+    from cluster.stores.keys import KeyStore
+
+    with opened(folder, database) as found:
+        yield KeyStore(found), AuditLog(found)
 
 
 def _time(seconds: int | None) -> str:

@@ -27,6 +27,7 @@ from actors.runtime.process import end_process, importing
 from cluster.run.signals import STOPPED
 from serve.cli import client as client_cli
 from serve.cli import completion
+from serve.cli.audit import app as audit_app
 from serve.cli.explain import explain_command
 from serve.cli.keys import DEFAULT_FOLDER, DatabaseUrl, Folder
 from serve.cli.keys import app as keys_app
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 app.add_typer(keys_app, name="keys")
+app.add_typer(audit_app, name="audit")
 app.add_typer(client_cli.files, name="files")
 app.add_typer(client_cli.jobs, name="jobs")
 app.add_typer(client_cli.events, name="events")
@@ -96,7 +98,7 @@ def init_command(
     example: Annotated[
         Literal["ledger", "endpoint"],
         typer.Option(
-            help="ledger: a job that learns in minutes without a GPU; endpoint: a skeleton for your own agent"
+            help="which one: ledger, a job that learns in minutes without a GPU, or endpoint, a skeleton for your agent"
         ),
     ] = "ledger",
 ) -> None:
@@ -128,7 +130,7 @@ def train_command(
     if run_folder is not None and resume is not None:
         raise typer.BadParameter("give --resume or --run-folder, not both")
     folder = resume or run_folder
-    resumed = folder is not None and any(folder.glob("checkpoints/step-*"))
+    resumed = resume is not None or (run_folder is not None and _has_checkpoint(run_folder))
     spec = _load_accepted(job, folder) if folder is not None and resumed else _load(job, operator)
     with importing():
         from cluster.run.driver import train, train_in
@@ -235,6 +237,13 @@ def _load(path: Path, operator: Operator) -> JobSpec:
         with _with_lines(path):
             raise invalid_job([*problems, *static_problems(job, operator)])
     return load_job(path)
+
+
+def _has_checkpoint(run_folder: Path) -> bool:
+    from trainer.loop.checkpoint import Checkpoints
+
+    checkpoints = run_folder / "checkpoints"
+    return checkpoints.is_dir() and Checkpoints(checkpoints).latest() is not None
 
 
 def _load_accepted(path: Path, folder: Path) -> JobSpec:

@@ -15,6 +15,7 @@ from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from cluster.stores.audit import OPERATOR, AuditLog
 from cluster.stores.blobs import Blobs, FolderBlobs, RemoteBlobs
 from cluster.stores.database import DatabaseError
 from cluster.stores.file_store import FileStore
@@ -84,6 +85,7 @@ class ServerState:
         except OSError as error:
             raise UserError(f"the server's folder {folder} cannot be used: {error.strerror}") from None
         self.keys = KeyStore(self.database)
+        self.audit = AuditLog(self.database)
         self.models = ModelRegistry(self.database, operator.aliases)
 
     def first_key(self) -> str | None:
@@ -92,7 +94,11 @@ class ServerState:
         Of several servers that start at the same time on one database, only one creates the key.
         """
         with self.database.exclusive(FIRST_KEY_LOCK):
-            return None if self.keys.list() else self.keys.create(FIRST_KEY, ["admin"])[1]
+            if self.keys.list():
+                return None
+            key, token = self.keys.create(FIRST_KEY, ["admin"])
+            self.audit.append(OPERATOR, "key.create", key.id)
+            return token
 
     @asynccontextmanager
     async def models_lock(self) -> AsyncIterator[None]:

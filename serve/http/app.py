@@ -10,6 +10,8 @@ from fastapi import APIRouter, FastAPI
 from fastapi_offline import FastAPIOffline
 
 from actors.runtime.recorder import Recorder
+from serve.http.access_log import AccessLog
+from serve.http.audit import Auditor
 from serve.http.auth import Authenticator, KeyFinder, RateLimit
 from serve.http.errors import ErrorBody, install_handlers
 from serve.http.frame import Frame
@@ -33,12 +35,14 @@ def create_app(
     lifespan: Lifespan = _no_lifespan,
     recorder: Recorder | None = None,
     behind_proxy: bool = False,
+    access_log: AccessLog | None = None,
+    audit: Auditor | None = None,
 ) -> FastAPI:
     """Returns an app that serves `routers` below `/v1`.
 
     `lifespan` is entered before the first request and exited after the last one; `recorder` records each request.
     `behind_proxy` is for Ray Serve's proxy, which assigns request ids, writes them to the responses and cancels the
-    requests of clients that disconnected.
+    requests of clients that disconnected. `access_log` gets each request, `audit` each that changes something.
     """
     app = FastAPIOffline(
         title="agent-rft",
@@ -56,6 +60,8 @@ def create_app(
         max_body_bytes=limits.max_body_bytes,
         recorder=recorder,
         behind_proxy=behind_proxy,
+        access_log=access_log,
+        audit=audit,
     )
     install_handlers(app)
     for router in routers:

@@ -15,13 +15,18 @@ import re
 import secrets
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from urllib.parse import unquote_to_bytes
 
+from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from actors.runtime.recorder import Recorder
+from cluster.stores.database import DatabaseError
+from serve.http.access_log import Access, AccessLog, now
+from serve.http.audit import Auditor, action_of, object_of, outcome_of
 from serve.http.auth import Authenticator
 from serve.http.errors import ApiError, internal_error, response_of
 from serve.http.json_body import body_mistake
@@ -51,12 +56,16 @@ class Frame:
         max_body_bytes: int,
         recorder: Recorder | None = None,
         behind_proxy: bool = False,
+        access_log: AccessLog | None = None,
+        audit: Auditor | None = None,
     ) -> None:
         self._app = app
         self._recorder = recorder or Recorder()
         self._authenticator = authenticator
         self._max_body_bytes = max_body_bytes
         self._behind_proxy = behind_proxy
+        self._access_log = access_log
+        self._audit = audit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -67,11 +76,13 @@ class Frame:
         request_id = given if _PLAIN_ID.fullmatch(given) else f"req_{secrets.token_hex(16)}"
         scope.setdefault("state", {})["request_id"] = request_id
         start, status, started, ended = time.monotonic(), NO_ANSWER, False, False
+        arrived = now()
 
         async def send_with_id(message: Message) -> None:
             nonlocal started, status, ended
             if message["type"] == "http.response.start":
                 started, status = True, message["status"]
+                await self._record_act(scope, status)  # first: an act that a client knows of is recorded
                 if not self._behind_proxy:
                     MutableHeaders(scope=message)["x-request-id"] = request_id
             await send(message)
@@ -95,8 +106,27 @@ class Frame:
                 raise
             await response_of(internal_error())(scope, receive, send_with_id)
         finally:
-            name = f"api_request_s/{status}/{_method(scope)}/{_route(scope)}"
-            self._recorder.record(name, time.monotonic() - start)
+            took_s = time.monotonic() - start
+            self._recorder.record(f"api_request_s/{status}/{_method(scope)}/{_route(scope)}", took_s)
+            if self._access_log is not None:
+                key = scope["state"].get("api_key")
+                id = None if key is None else key.id
+                ms = round(took_s * 1000, 1)
+                self._access_log.write(Access(arrived, request_id, id, _method(scope), _route(scope), status, ms))
+            if not started:  # nobody was told, and yet it may have been done
+                await self._record_act(scope, status)
+
+    async def _record_act(self, scope: Scope, status: int) -> None:
+        key, action = scope["state"].get("api_key"), action_of(scope)
+        if self._audit is None or key is None or action is None:
+            return
+        entry = partial(self._audit.append, key.id, action, object_of(scope))
+        try:
+            await run_in_threadpool(
+                entry, request_id=scope["state"]["request_id"], outcome=outcome_of(status), status=status
+            )
+        except DatabaseError:  # what was done stays done, and its client is told
+            _log.exception("%s: %s is missing in the audit log", scope["state"]["request_id"], action)
 
     async def _admit(self, scope: Scope, headers: Headers, receive: Receive) -> Receive:
         """Checks the request and returns the channel from which the app receives its body.
@@ -108,7 +138,9 @@ class Frame:
             raise ApiError(400, "The URL contains the character %00.", code="invalid_url")
         if not scope["path"].startswith(GUARDED):
             return receive
-        scope["state"]["api_key"] = await self._authenticator.key_of(headers.get("authorization", ""))
+        scope["state"]["api_key"] = await self._authenticator.key_of(
+            headers.get("authorization", ""), (scope.get("client") or ("",))[0]
+        )
         if headers.get("content-encoding", "identity").lower() != "identity":
             message = "Compressed request bodies are not supported: send the body without Content-Encoding."
             raise ApiError(415, message, code="unsupported_media_type")

@@ -19,7 +19,7 @@ from trainer.spec.operator import Operator
 
 
 def make_router(models: ModelServer, operator: Operator) -> APIRouter:
-    router = APIRouter(tags=["Chat"])
+    router = APIRouter(tags=["chat"])
 
     @router.post("/chat/completions", response_model=None, responses=answers(ChatCompletionBody, streams=True))
     async def create(request: ChatRequest, key: Writer) -> Response:

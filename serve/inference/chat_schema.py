@@ -12,13 +12,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
-from trainer.spec.json_schema import reference_mistake
+from trainer.spec.json_schema import form_mistake, schema_mistake
+from trainer.spec.schema_form import MAX_PATTERNS, SchemaMistake, patterns_in
 
 MAX_MESSAGES = 4096
 MAX_TOOLS = 128
 MAX_CHOICES = 128
-MAX_SCHEMA_DEPTH = 64
-"""Deeper schemas crash grammar compilers."""
 IGNORED = {
     *("user", "store", "metadata", "service_tier", "safety_identifier", "verbosity", "modalities"),
     *("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"),
@@ -129,28 +128,24 @@ ChatMessage = Annotated[
 ]
 
 
+def _checked_form(schema: dict[str, Any]) -> dict[str, Any]:
+    return _refuse(schema, form_mistake(schema))
+
+
 def _checked_schema(schema: dict[str, Any]) -> dict[str, Any]:
-    if _depth(schema) > MAX_SCHEMA_DEPTH:
-        raise ValueError(f"the schema is nested more than {MAX_SCHEMA_DEPTH} levels deep")
-    if (mistake := reference_mistake(schema)) is not None:
-        raise ValueError(mistake)
+    return _refuse(schema, schema_mistake(schema, grammar=True))
+
+
+def _refuse(schema: dict[str, Any], mistake: SchemaMistake | None) -> dict[str, Any]:
+    if mistake is not None:
+        raise ValueError(f"{mistake}; {mistake.remedy}")
     return schema
 
 
-def _depth(value: Any) -> int:
-    depth, level = 0, [value]
-    while level and depth <= MAX_SCHEMA_DEPTH:
-        depth += 1
-        level = [
-            inner
-            for outer in level
-            for inner in (outer.values() if isinstance(outer, dict) else outer if isinstance(outer, list) else ())
-            if isinstance(inner, dict | list)
-        ]
-    return depth
-
-
-JsonSchema = Annotated[dict[str, Any], AfterValidator(_checked_schema)]
+JsonSchema = Annotated[dict[str, Any], AfterValidator(_checked_form)]
+"""The schema of a tool. Calls are not validated here, so its patterns are not compiled."""
+GrammarSchema = Annotated[dict[str, Any], AfterValidator(_checked_schema)]
+"""The schema of an answer, to which decoding is constrained."""
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
 
 
@@ -195,7 +190,7 @@ class NamedSchema(BaseModel):
     description: str | None = None
     strict: bool | None = None
     """Accepted as in OpenAI's API; decoding is always constrained to the schema."""
-    schema_: Annotated[JsonSchema, Field(alias="schema")]
+    schema_: Annotated[GrammarSchema, Field(alias="schema")]
     """JSON schema of the answer; references must stay within it."""
 
 
@@ -315,6 +310,8 @@ class ChatRequest(Sampling):
     @model_validator(mode="after")
     def _fits_together(self) -> ChatRequest:
         check_choice(self.tool_choice, self.tools)
+        wants_json = self.response_format is not None and self.response_format.type != "text"
+        check_grammars(self.tool_choice, self.tools, wants_json=wants_json)
         if self.top_logprobs and not self.logprobs:
             raise ValueError("top_logprobs requires logprobs: true")
         if self.stream_options is not None and not self.stream:
@@ -367,3 +364,19 @@ def check_choice(choice: str | NamedTool | None, tools: list[Tool] | None) -> No
         raise ValueError(f"tool_choice names {choice.function.name!r}, which is not in tools")
     if choice == "required" and not names:
         raise ValueError("tool_choice is required, but there are no tools")
+
+
+def check_grammars(choice: str | NamedTool | None, tools: list[Tool] | None, *, wants_json: bool) -> None:
+    """Checks the tools to whose schemas decoding is constrained.
+
+    Raises:
+        ValueError: a grammar cannot express one of them.
+    """
+    if not wants_json and choice in (None, "auto", "none"):
+        return
+    if (count := sum(len(patterns_in(tool.function.parameters or {})) for tool in tools or ())) > MAX_PATTERNS:
+        raise ValueError(f"the tools have {count:,} patterns in all; with this tool_choice and format at most 100")
+    for i, tool in enumerate(tools or ()):
+        mistake = schema_mistake(tool.function.parameters, grammar=True)
+        if mistake is not None:
+            raise ValueError(f"tools[{i}], {tool.function.name!r}: its schema at {mistake}; {mistake.remedy}")

@@ -18,12 +18,13 @@ from serve.inference.responses_stream import ResponseStream
 from trainer.spec.operator import Operator
 
 
-def make_router(models: ModelServer, operator: Operator, sealer: SecretBox) -> APIRouter:
-    router = APIRouter(tags=["Responses"])
+def make_router(models: ModelServer, operator: Operator, secrets: SecretBox) -> APIRouter:
+    router = APIRouter(tags=["responses"])
 
     @router.post("/responses", response_model=None, responses=answers(ResponseAnswer, streams=True))
     async def create(request: ResponsesRequest, key: Writer) -> Response:
         """Return the model's next turn: tool calls, or a message."""
+        sealer = secrets.sealer("reasoning", key.id)
         body = chat_body(request, sealer)
         if request.stream:
             chunks = await models.stream(body)

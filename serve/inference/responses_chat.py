@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from cluster.stores.secrets import SecretBox
+from cluster.stores.secrets import CannotOpen, Sealer
 from serve.http.errors import ApiError
 from serve.inference.responses_schema import (
     ENCRYPTED,
@@ -23,7 +23,6 @@ from serve.inference.responses_schema import (
     ReasoningItem,
     ResponsesRequest,
 )
-from trainer.errors import UserError
 
 
 def new_id(prefix: str) -> str:
@@ -33,7 +32,7 @@ def new_id(prefix: str) -> str:
 # -- requests ----------------------------------------------------------------------------------------------------------
 
 
-def chat_body(request: ResponsesRequest, sealer: SecretBox) -> dict[str, Any]:
+def chat_body(request: ResponsesRequest, sealer: Sealer) -> dict[str, Any]:
     """Returns the request for a ModelServer.
 
     Raises:
@@ -57,7 +56,7 @@ def chat_body(request: ResponsesRequest, sealer: SecretBox) -> dict[str, Any]:
     return {name: value for name, value in body.items() if value is not None}
 
 
-def _messages(request: ResponsesRequest, sealer: SecretBox) -> list[dict[str, Any]]:
+def _messages(request: ResponsesRequest, sealer: Sealer) -> list[dict[str, Any]]:
     turns = _Turns(sealer)
     if request.instructions:
         turns.messages.append({"role": "system", "content": request.instructions})
@@ -69,7 +68,7 @@ def _messages(request: ResponsesRequest, sealer: SecretBox) -> list[dict[str, An
 class _Turns:
     """Converts items to messages; reasoning, a preamble and calls in a row become one assistant message."""
 
-    def __init__(self, sealer: SecretBox) -> None:
+    def __init__(self, sealer: Sealer) -> None:
         self.messages: list[dict[str, Any]] = []
         self._sealer = sealer
         self._turn: dict[str, Any] = {}
@@ -124,8 +123,11 @@ class _Turns:
     def _opened(self, i: int, sealed: str) -> str:
         try:
             return self._sealer.open(sealed)
-        except UserError:
-            message = "The encrypted content of this reasoning item could not be verified: this server did not make it."
+        except CannotOpen:
+            message = (
+                "The encrypted content of this reasoning item could not be verified: this server did not make it, "
+                "or made it for another API key."
+            )
             param = f"input[{i}].encrypted_content"
             raise ApiError(400, message, param=param, code="invalid_encrypted_content") from None
 
@@ -133,7 +135,7 @@ class _Turns:
 # -- answers -----------------------------------------------------------------------------------------------------------
 
 
-def reasoning_item(request: ResponsesRequest, thought: str, sealer: SecretBox, item_id: str) -> dict[str, Any]:
+def reasoning_item(request: ResponsesRequest, thought: str, sealer: Sealer, item_id: str) -> dict[str, Any]:
     item: dict[str, Any] = {"id": item_id, "type": "reasoning", "summary": []}
     if ENCRYPTED in request.include:
         item["encrypted_content"] = sealer.seal(thought)
@@ -159,7 +161,7 @@ def call_item(call_id: str, name: str, arguments: str, item_id: str, status: str
     }
 
 
-def output_items(request: ResponsesRequest, choice: Mapping[str, Any], sealer: SecretBox) -> list[dict[str, Any]]:
+def output_items(request: ResponsesRequest, choice: Mapping[str, Any], sealer: Sealer) -> list[dict[str, Any]]:
     """Returns the output items for one choice of a completion."""
     message = choice["message"]
     calls, text = message.get("tool_calls") or (), message.get("content") or ""
@@ -175,7 +177,7 @@ def output_items(request: ResponsesRequest, choice: Mapping[str, Any], sealer: S
 
 
 def response_of(
-    request: ResponsesRequest, completion: Mapping[str, Any], sealer: SecretBox, response_id: str
+    request: ResponsesRequest, completion: Mapping[str, Any], sealer: Sealer, response_id: str
 ) -> dict[str, Any]:
     """Returns the response for a whole completion."""
     choice = completion["choices"][0]

@@ -23,6 +23,7 @@ from serve.inference.chat_schema import (
     Sampling,
     Tool,
     check_choice,
+    check_grammars,
     check_unique_names,
     text_or_list,
 )
@@ -176,6 +177,7 @@ class ResponsesRequest(Sampling):
     @model_validator(mode="after")
     def _fits_together(self) -> ResponsesRequest:
         check_choice(self.chat_choice, self.chat_tools)
+        check_grammars(self.chat_choice, self.chat_tools, wants_json=self.wants_json)
         if self.grader is not None and self.stream:
             raise ValueError("stream cannot be combined with grader, which chooses among whole answers: omit stream")
         if self.n > 1 and self.grader is None:

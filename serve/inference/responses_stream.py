@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cluster.stores.secrets import SecretBox
+from cluster.stores.secrets import Sealer
 from serve.http.errors import ApiError
 from serve.inference.responses_chat import (
     call_item,
@@ -48,7 +48,7 @@ class _Open:
 class ResponseStream:
     """The event stream of one response."""
 
-    def __init__(self, request: ResponsesRequest, sealer: SecretBox) -> None:
+    def __init__(self, request: ResponsesRequest, sealer: Sealer) -> None:
         self._request = request
         self._sealer = sealer
         self._response = new_response(request, new_id("resp"), int(time.time()))

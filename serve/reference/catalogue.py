@@ -34,7 +34,7 @@ _WHOLE_FILE = {"job": "the job's file", "operator": "the operator's configuratio
 _OTHER_GRADERS = re.compile(r"(?:guards\[\d*\]\.grader|held_out_grader)(?=\.)|(?<=grader)\.graders\.[^.]+(?=\.)")
 """Paths of graders that have the settings of `method.reinforcement.grader`, where alone they are listed."""
 _BRACKETS = re.compile(r"\[(\w*)\]")
-_LABELS, _SAMPLE_PART = re.compile(r"\{.*\}$"), re.compile(r"_(total|bucket|sum|count)$")
+_LABELS, _SAMPLE_PART = re.compile(r"\{[^{]*\}$"), re.compile(r"_(total|bucket|sum|count)$")
 
 
 @dataclass(frozen=True, slots=True)

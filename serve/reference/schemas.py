@@ -1,7 +1,7 @@
 """JSON schemas (draft 2020-12) of the files that people write, for editors: they complete, explain and check.
 
-A schema accepts what the file's reader accepts, except numbers and truth values in quotes. It checks keys, types and
-bounds, and not what depends on several settings: `agent-rft check` does.
+A schema accepts what the file's reader accepts, except numbers and truth values in quotes or in place of each other. It
+checks keys, types and bounds, and not what depends on several settings: `agent-rft check` does.
 """
 
 from __future__ import annotations

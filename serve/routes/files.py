@@ -1,4 +1,4 @@
-"""/v1/files: uploads and downloads, streamed to and from disk; every API key of a server sees all files."""
+"""/v1/files: uploads and downloads, streamed to and from disk; every key sees all files and deletes its own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from fastapi.responses import FileResponse, JSONResponse
 from starlette.concurrency import run_in_threadpool
 
 from cluster.stores.file_store import FileRecord, FileStore, FileTooLarge, NoSpace, UnknownFile
-from serve.http.auth import Reader, Writer
+from cluster.stores.keys import ApiKey
+from serve.http.audit import made
+from serve.http.auth import Reader, Writer, check_may_change
 from serve.http.errors import ApiError, ErrorBody
 from serve.http.pages import PageQuery, page, page_query
 from serve.http.schemas import DeletedFile, FileObject, Page, Responses, answers
@@ -64,9 +66,9 @@ def make_router(files: FileStore, max_uploads: int = ServerLimits().max_uploads)
                 429, message, code="too_many_uploads", type="rate_limit_error", headers={"Retry-After": BUSY_S}
             )
         async with uploads:
-            return await receive(request)
+            return await receive(request, key)
 
-    async def receive(request: Request) -> dict[str, Any]:
+    async def receive(request: Request, key: ApiKey) -> dict[str, Any]:
         with _upload_errors():
             length = request.headers.get("content-length", "")
             if length.isdecimal() and int(length[:20]) > files.max_bytes + FORM_BYTES:
@@ -75,7 +77,9 @@ def make_router(files: FileStore, max_uploads: int = ServerLimits().max_uploads)
                 kind = request.headers.get("content-type", "")
                 form = await read_form(request.stream(), kind, "file", incoming.write)
                 filename, purpose, life_s = _checked(form, incoming.num_bytes)
-                return file_object(await files.keep(incoming, filename, purpose, life_s))
+                record = await files.keep(incoming, filename, purpose, life_s, key.id)
+                made(request, record.id)
+                return file_object(record)
 
     @router.get("", response_model=None, responses=answers(Page[FileObject]))
     async def list_files(
@@ -107,8 +111,9 @@ def make_router(files: FileStore, max_uploads: int = ServerLimits().max_uploads)
 
     @router.delete("/{file_id}", response_model=None, responses=answers(DeletedFile))
     async def delete_file(file_id: str, key: Writer) -> dict[str, Any]:
-        """Delete a file."""
+        """Delete a file: with the scope `write` one that the same key made, or that has no known owner."""
         with _unknown("file_id"):
+            check_may_change(key, (await run_in_threadpool(files.get, file_id)).owner, "file")
             await run_in_threadpool(files.delete, file_id)
         return {"id": file_id, "object": "file", "deleted": True}
 

@@ -1,4 +1,4 @@
-"""/v1/fine_tuning/jobs: create, list, follow and control jobs; every API key of a server sees all jobs."""
+"""/v1/fine_tuning/jobs: create, list, follow and control jobs; every key sees all jobs and changes its own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from cluster.jobs.request import Described, WireJob
 from cluster.jobs.service import JobService
 from cluster.stores.job_states import IdempotencyConflict, IllegalMove, UnknownCursor, UnknownJob
 from cluster.stores.job_tables import CheckpointRecord, EventRecord, JobRecord
-from serve.http.auth import Reader, Writer
+from serve.http.audit import made
+from serve.http.auth import Reader, Writer, check_may_change
 from serve.http.errors import ApiError, not_found
 from serve.http.pages import PageQuery, page, page_query
 from serve.http.schemas import Checkpoint, Job, JobEventBody, Page, answers
@@ -43,6 +44,7 @@ def make_router(service: JobService, organization: str = "local") -> APIRouter:
 
     @router.post("", response_model=None, responses=answers(Job))
     def create(
+        request: Request,
         body: JobBody,
         key: Writer,
         idempotency_key: IdempotencyKey = None,
@@ -50,7 +52,9 @@ def make_router(service: JobService, organization: str = "local") -> APIRouter:
     ) -> dict[str, Any]:
         """Create a fine-tuning job; a retried request does not create a second one."""
         with _errors():
-            return job_object(service.create(body, key.id, idempotency_key=idempotency_key, retry=retry), organization)
+            job = service.create(body, key.id, idempotency_key=idempotency_key, retry=retry)
+        made(request, job.id)
+        return job_object(job, organization)
 
     @router.get("", response_model=None, responses=answers(Page[Job]))
     def list_jobs(request: Request, key: Reader, pages: JobPages) -> JSONResponse:
@@ -69,18 +73,21 @@ def make_router(service: JobService, organization: str = "local") -> APIRouter:
     def cancel(job_id: JobIdPath, key: Writer) -> dict[str, Any]:
         """Cancel a job at once, in any state; its checkpoints are kept."""
         with _errors(job_id):
+            check_may_change(key, store.get(job_id).owner, "job")
             return job_object(service.cancel(job_id), organization)
 
     @router.post("/{job_id}/pause", response_model=None, responses=answers(Job))
     def pause(job_id: JobIdPath, key: Writer) -> dict[str, Any]:
         """Pause a running job: it saves a checkpoint and releases its resources."""
         with _errors(job_id):
+            check_may_change(key, store.get(job_id).owner, "job")
             return job_object(service.pause(job_id), organization)
 
     @router.post("/{job_id}/resume", response_model=None, responses=answers(Job))
     def resume(job_id: JobIdPath, key: Writer) -> dict[str, Any]:
         """Queue a paused job again; it resumes from its checkpoint."""
         with _errors(job_id):
+            check_may_change(key, store.get(job_id).owner, "job")
             return job_object(service.resume(job_id), organization)
 
     @router.get("/{job_id}/events", response_model=None, responses=answers(Page[JobEventBody]))

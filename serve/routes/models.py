@@ -7,13 +7,13 @@ from typing import Any
 from fastapi import APIRouter
 
 from cluster.stores.model_registry import ModelRecord, ModelRegistry, ProtectedModel, UnknownModel
-from serve.http.auth import Reader, Writer
+from serve.http.auth import Reader, Writer, check_may_change
 from serve.http.errors import ApiError
 from serve.http.schemas import DeletedModel, ModelBody, ModelList, answers
 
 
 def make_router(registry: ModelRegistry) -> APIRouter:
-    router = APIRouter(tags=["Models"])
+    router = APIRouter(tags=["models"])
 
     @router.get("/models", response_model=None, responses=answers(ModelList))
     def list_models(key: Reader) -> dict[str, Any]:
@@ -30,8 +30,9 @@ def make_router(registry: ModelRegistry) -> APIRouter:
 
     @router.delete("/models/{model_id:path}", response_model=None, responses=answers(DeletedModel))
     def delete_model(model_id: str, key: Writer) -> dict[str, Any]:
-        """Delete a tuned model or a checkpoint."""
+        """Delete a tuned model or a checkpoint: with the scope `write` one of a job that the same key made."""
         try:
+            check_may_change(key, registry.resolve(model_id).owner, "model")
             registry.delete(model_id)
         except UnknownModel as error:
             raise _unknown(error) from None

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cluster.planning.nodes import GIB, read_nodes
+from cluster.planning.nodes import read_nodes
 from cluster.planning.plan_view import plan_of_file
+from cluster.planning.units import GIB
 from tests.docs.markdown import pages
 from tests.support.paths import ROOT
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -67,9 +68,15 @@ def _script(page: Page, marks: tuple[str, ...]) -> Iterator[str]:
     for i, block in enumerate(page.blocks):
         if block.mark in marks:
             yield f"echo '--- {block}'"
-            yield block.text if block.language == "sh" else _heredoc("python -", block.text, i)
+            yield _waiting(block.text) if block.language == "sh" else _heredoc("python -", block.text, i)
         elif block.title and ", " not in block.title:
             yield _heredoc(f"cat > {block.title}", block.text, i)
+
+
+def _waiting(script: str) -> str:
+    """The script with a wait for each server that it starts in the background, as a reader waits."""
+    wait = r"\g<0>\ntimeout 60 bash -c 'until (echo > /dev/tcp/127.0.0.1/\1) 2> /dev/null; do sleep 0.1; done'"
+    return re.sub(r"^.*-port (\d+).*&$", wait, script, flags=re.MULTILINE)
 
 
 def _heredoc(command: str, text: str, number: int) -> str:

@@ -111,6 +111,20 @@ async def test_an_update_does_not_depend_on_ranks_and_zero_stage(
             assert 0.99 < report.metrics["padding_efficiency"] < 1  # the filler
 
 
+@pytest.mark.nightly
+async def test_bfloat16_trains_as_float32_does_up_to_its_rounding(groups: tuple[LearnerGroup, LearnerGroup]) -> None:
+    """What GPUs use: float32 master weights and sums of gradients, which DeepSpeed keeps differently in each stage."""
+    alone, pair = groups
+    expected, expected_logprobs = await two_steps(alone, TWICE)
+    for stage in (1, 2, 3):
+        reports, logprobs = await two_steps(pair, replace(TWICE, dtype="bfloat16", zero_stage=stage))
+        assert np.abs(logprobs - expected_logprobs).mean() < 0.1
+        for report, wanted in zip(reports, expected, strict=True):
+            assert report.applied
+            assert report.metrics["grad_norm"] == pytest.approx(wanted.metrics["grad_norm"], rel=0.1)
+            assert report.metrics["entropy"] == pytest.approx(wanted.metrics["entropy"], rel=0.05)
+
+
 async def test_replaying_the_same_rollouts_gives_bitwise_equal_weights(
     groups: tuple[LearnerGroup, LearnerGroup],
 ) -> None:

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.support.paths import ROOT
+from tests.support.source import syntax_trees
 
-PACKAGES = ("trainer", "actors", "cluster", "serve")
 CODE = re.compile(r"[a-z<][a-z0-9_<>]*")
 ANY = "<>"
 """The part of a code that is computed."""
@@ -21,8 +21,7 @@ def used_codes() -> dict[str, list[str]]:
     A code is what a parameter or field named `code` is given, or a variable named `code` or `codes`: a literal, one of
     several, or the name of a constant.
     """
-    trees = {path: ast.parse(path.read_text()) for name in PACKAGES for path in sorted((ROOT / name).rglob("*.py"))}
-    nodes = [(path, node) for path, tree in trees.items() for node in ast.walk(tree)]
+    nodes = [(path, node) for path, tree in syntax_trees().items() for node in ast.walk(tree)]
     constants = {key: value for _, node in nodes for key, value in _constants(node)}
     positions = {key: place for path, node in nodes for key, place in _position(path, node)}
     codes: dict[str, list[str]] = {}

@@ -7,10 +7,15 @@ import asyncio
 import contextlib
 import ctypes
 import errno
+import fcntl
+import mmap
 import os
 import resource
+import shutil
 import signal
 import socket
+import sqlite3
+import struct
 import subprocess
 import sys
 import tempfile
@@ -60,7 +65,38 @@ def uses_what_it_may(item):
     thread = threading.Thread(target=print)
     thread.start()
     thread.join()
+    uses_the_library()
     return 1.0
+
+
+def uses_the_library():
+    """What a list of allowed system calls breaks first."""
+
+    async def talk():
+        process = await asyncio.create_subprocess_exec(sys.executable, "-V")
+        assert await process.wait() == 0
+        one, other = socket.socketpair()
+        here, there = await asyncio.open_connection(sock=one), await asyncio.open_connection(sock=other)
+        there[1].write(b"x" * 100_000)
+        assert len(await here[0].readexactly(100_000)) == 100_000
+
+    asyncio.run(talk())
+    with sqlite3.connect("file.db") as database:
+        database.execute("create table t (x)")
+        database.execute("insert into t values (1)")
+    shutil.copy2("file.db", "copy.db")
+    shutil.copytree(".", "../tmp/tree", ignore=lambda *_: ["tree"])
+    shutil.make_archive("archive", "gztar", "tree")
+    os.mkfifo("fifo")
+    with open("mapped", "wb+") as file:
+        file.truncate(1 << 16)
+        with mmap.mmap(file.fileno(), 0) as shared:
+            shared[:3] = b"abc"
+            shared.flush()
+        assert file.read(3) == b"abc"
+    signal.setitimer(signal.ITIMER_REAL, 0.001)
+    signal.sigwait({signal.SIGALRM}) if signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM}) else time.sleep(0.01)
+    assert not sys.stdin.isatty() and shutil.get_terminal_size() and os.cpu_count()
 
 
 def reads_secrets(item):
@@ -98,13 +134,15 @@ def opens_sockets(item):
 
 def calls_the_kernel(item):
     libc = ctypes.CDLL(None, use_errno=True)
-    for name, number in item["denied"].items():
+    for number in item["denied"]:
         ctypes.set_errno(0)
-        assert libc.syscall(number, 0, 0, 0, 0, 0) == -1 and ctypes.get_errno() == errno.EPERM, name
+        assert libc.syscall(number, 0, 0, 0, 0, 0) == -1 and ctypes.get_errno() == errno.EPERM, number
+    ctypes.set_errno(0)
+    assert libc.syscall(5000, 0, 0, 0, 0, 0) == -1 and ctypes.get_errno() == errno.ENOSYS
     for flag in (0x20000, 0x10000000, 0x20000000, 0x40000000):
         ctypes.set_errno(0)
         assert libc.unshare(flag) == -1, "unshare"
-        assert libc.syscall(item["clone"], flag | signal.SIGCHLD, 0, 0, 0, 0) == -1, "clone"
+        assert libc.syscall(item["numbers"]["clone"], flag | signal.SIGCHLD, 0, 0, 0, 0) == -1, "clone"
     return refused(lambda: os.setuid(0), lambda: os.chroot("/"), lambda: os.setgroups([0]))
 
 
@@ -197,6 +235,136 @@ def prints_a_gigabyte(item):
         print(text)
         print(text, file=sys.stderr)
     return 1.0
+
+
+# -- memory that is in no process --------------------------------------------------------------------------------------
+
+
+def shares_memory(item):
+    """Shared memory that is not a file stays when no process maps it."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    for flags in (0x21, 0x23, 0x40022, 0x40021):  # SHARED, SHARED_VALIDATE, of huge pages; all ANONYMOUS
+        assert libc.mmap(None, ctypes.c_size_t(1 << 21), 3, flags, -1, 0) == -1, hex(flags)
+    return refused(lambda: mmap.mmap(-1, 1 << 30), lambda: open("/dev/zero", "rb"), lambda: os.memfd_create("x"))
+
+
+def enlarges_buffers(item):
+    one, other = socket.socketpair()
+    read, write = os.pipe()
+    return refused(
+        lambda: one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 26),
+        lambda: other.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 26),
+        lambda: one.sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, read.to_bytes(4, sys.byteorder))]),
+        lambda: one.send(b"x", socket.MSG_OOB),
+        lambda: fcntl.fcntl(write, 1031, 1 << 20),
+        *(lambda family=family: socket.socketpair(family) for family in range(46) if family != socket.AF_UNIX),
+    )
+
+
+def in_children(count, action):
+    for _ in range(count):
+        if os.fork() == 0:
+            try:
+                action()
+                time.sleep(1000)
+            finally:
+                os._exit(0)
+
+
+def fills_socket_buffers(item):
+    def fill():
+        held = [end for _ in range(120) for end in socket.socketpair()]
+        for end in held:
+            end.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    end.send(bytes(1 << 16))
+
+    in_children(50, fill)
+    time.sleep(1000)
+
+
+def adds_files_to_memory(item):
+    """690 MiB are allowed; the files of the scratch folder make it too much."""
+
+    def hold():
+        held = b"x" * (230 << 20)
+        time.sleep(1000)
+        os._exit(len(held))
+
+    in_children(3, hold)
+    with open("file", "wb") as file:
+        for _ in range(item["scratch_bytes"] >> 20):
+            file.write(bytes(1 << 20))
+    time.sleep(1000)
+
+
+def fills_pipes(item):
+    """The kernel bounds pipes for each user; the grade is that it did."""
+    counts, written = os.pipe(), 0
+
+    def fill():
+        held = []
+        with contextlib.suppress(OSError):
+            while True:
+                held.append(os.pipe())
+        size = 0
+        for _, write in held:
+            os.set_blocking(write, False)
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    size += os.write(write, bytes(1 << 12))
+        os.write(counts[1], size.to_bytes(8, "big"))
+
+    in_children(40, fill)
+    for _ in range(40):
+        written += int.from_bytes(os.read(counts[0], 8), "big")
+    assert written < 256 << 20, written
+    return 1.0
+
+
+def locks_without_end(item):
+    """Each lock is memory of the kernel, so none is set."""
+    write = struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, 0, 1, 0)
+    with open("file", "w") as file:
+        for command in (fcntl.F_SETLK, fcntl.F_SETLKW, 37, 38):
+            fcntl.fcntl(file, command, write)
+        if os.fork() == 0:
+            os._exit(struct.unpack("hhqqi4x", fcntl.fcntl(file, fcntl.F_GETLK, write))[0])
+        assert os.waitstatus_to_exitcode(os.wait()[1]) == fcntl.F_UNLCK
+    return 1.0
+
+
+def opens_descriptors(item):
+    held = []
+    with contextlib.suppress(OSError):
+        while True:
+            held.append(os.open("/dev/null", os.O_RDONLY))
+    for end in held:
+        os.close(end)
+    assert 200 < len(held) <= 256, len(held)
+    return 1.0
+
+
+def forks_without_end(item):
+    pids = []
+    with contextlib.suppress(OSError):
+        while True:
+            pids.append(os.fork())
+            if pids[-1] == 0:
+                time.sleep(1000)
+    assert len(pids) <= 64, len(pids)
+    return 1.0
+
+
+def calls_by_name(item):
+    """The best known ways out, by name; `calls_the_kernel` tries all numbers."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    for name, number in item["escapes"].items():
+        ctypes.set_errno(0)
+        result = libc.syscall(number, 0, 0, 0, 0, 0)
+        assert result == -1 and ctypes.get_errno() == errno.EPERM, (name, result, ctypes.get_errno())
+    return refused(lambda: socket.socket(socket.AF_INET), lambda: socket.socket(socket.AF_NETLINK, socket.SOCK_RAW))
 
 
 # -- attacks that fail the grade ---------------------------------------------------------------------------------------

@@ -63,8 +63,11 @@ class KnownFiles:
         return SimpleNamespace(purpose=PURPOSES[file_id])
 
 
-class ReversingSealer:
-    """A sealer whose output tests can predict."""
+class ReversingBox:
+    """A box whose output tests can predict."""
+
+    def sealer(self, purpose: str, context: str) -> ReversingBox:
+        return self
 
     def seal(self, text: str) -> str:
         return text[::-1]
@@ -73,7 +76,7 @@ class ReversingSealer:
 def job_service(
     store: JobStore, operator: Operator = NOTHING_ALLOWED, wake: Callable[[], None] = lambda: None
 ) -> JobService:
-    return JobService(store, KnownModels(), KnownFiles(), ReversingSealer(), operator, wake)
+    return JobService(store, KnownModels(), KnownFiles(), ReversingBox(), operator, wake)
 
 
 def database_with_tables(folder: Path) -> Database:

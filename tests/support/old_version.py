@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import zstandard
+from cryptography.fernet import Fernet
 
-from cluster.stores.secrets import SecretBox
 from tests.support.paths import ROOT
 
 ARCHIVE = ROOT / "tests" / "fixtures" / "v0289249" / "old.tar.zst"
@@ -76,14 +76,17 @@ def _changed(text: str, changes: Mapping[str, str]) -> str:
 
 def _change_database(folder: Path, changes: Mapping[str, str]) -> None:
     """Change every text of the database, the sealed ones too."""
-    box = SecretBox.of_folder(folder, {})
+    fernet = Fernet((folder / "secret.key").read_text())
 
     def changed(text: str) -> str:
         return _changed(text, changes)
 
+    def resealed(text: str) -> str:
+        return fernet.encrypt(changed(fernet.decrypt(text.encode()).decode()).encode()).decode()
+
     with closing(sqlite3.connect(folder / "state.db")) as database, database:
         database.create_function("changed", 1, changed)
-        database.create_function("resealed", 1, lambda sealed: box.seal(changed(box.open(sealed))))
+        database.create_function("resealed", 1, resealed)
         tables = [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
         for table in tables:
             for _, column, *_ in database.execute(f"PRAGMA table_info({table})").fetchall():

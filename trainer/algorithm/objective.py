@@ -3,15 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Protocol
 
 from torch import Tensor
 
 from trainer.algorithm import loss
 from trainer.model.policy import DeviceBatch
-from trainer.spec.job import AlgorithmSpec
 
 Sums = dict[str, Tensor]
 """Scalar sums, which are added up over micro-batches, updates and ranks."""
+
+
+class Algorithm(Protocol):
+    """The settings of `trainer.spec.job.AlgorithmSpec` that are used here, where pydantic may be missing."""
+
+    @property
+    def clip_low(self) -> float: ...
+
+    @property
+    def clip_high(self) -> float: ...
+
+    @property
+    def importance_cap(self) -> float: ...
+
+    @property
+    def kl_coef(self) -> float: ...
 
 
 def reinforcement(
@@ -19,7 +35,7 @@ def reinforcement(
     logprobs: Tensor,
     proximal: Tensor,
     start: Tensor | None,
-    algorithm: AlgorithmSpec,
+    algorithm: Algorithm,
     denominator: float,
 ) -> tuple[Tensor, Sums]:
     """The clipped surrogate with truncated importance weights, plus the KL to the start model if `start` is given.

@@ -75,7 +75,7 @@ class Checkpoints:
         """All complete checkpoints, oldest first. Safe to call while another thread saves one.
 
         Raises:
-            UserError: A newer version wrote one.
+            UserError: A newer version wrote one, or one is damaged.
         """
         found = []
         for path in sorted(path for path in self._folder.glob("step-*") if path.suffix != ".tmp"):
@@ -106,10 +106,14 @@ def num_bytes(folder: Path) -> int:
 
 
 def _read_state(checkpoint: Path) -> LoopState:
-    saved = json.loads((checkpoint / _STATE).read_text())
-    if saved.get("format", 0) > FORMAT:
-        raise UserError(f"{checkpoint} was written by a newer version of agent-rft; continue with that version")
-    return LoopState(**{f.name: saved[f.name] for f in fields(LoopState) if f.name in saved})
+    try:
+        saved = json.loads((checkpoint / _STATE).read_text())
+        if saved.get("format", 0) > FORMAT:
+            raise UserError(f"{checkpoint} was written by a newer version of agent-rft; continue with that version")
+        return LoopState(**{f.name: saved[f.name] for f in fields(LoopState) if f.name in saved})
+    except (ValueError, TypeError, AttributeError) as error:
+        what = f"{checkpoint} is damaged ({_STATE}: {error})"
+        raise UserError(f"{what}; delete it to continue from the checkpoint before it") from None
 
 
 def _sync_to_disk(folder: Path) -> None:

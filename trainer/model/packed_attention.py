@@ -1,33 +1,43 @@
 """Causal attention over packed sequences: no token sees another sequence. Registered with transformers as "packed".
 
 On a GPU in half precision it is one variable-length flash kernel, elsewhere one `scaled_dot_product_attention` per
-sequence. That loop needs no padding and no mask, which on a CPU is faster than padded batches.
+sequence. That loop needs no padding and no mask, which on a CPU is faster than padded batches. `BACKENDS` has further
+ways to compute the same; `benchmarks.gpu` compares them.
 """
 
 from __future__ import annotations
 
+import functools
+import importlib
+import importlib.util
 import inspect
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface
 
 from trainer.errors import UserError
 
 NAME = "packed"
+"""As transformers' `attn_implementation`: the default backend. `packed_flex` and so on: one of `BACKENDS`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """Where S sequences lie in N packed tokens: lengths (S numbers, sum N), cu_seqlens [S + 1] int32 on the device."""
+    """Where S sequences lie in N packed tokens: lengths (S numbers, sum N), cu_seqlens [S + 1] int32 on the device.
+
+    `masks` holds the masks of the backends that need one, by sliding window, made at the first use by a layer.
+    """
 
     lengths: tuple[int, ...]
     cu_seqlens: Tensor
+    masks: dict[int | None, Any] = field(default_factory=dict, compare=False)
 
     @classmethod
     def of(cls, lengths: Sequence[int], device: torch.device) -> Packing:
@@ -38,6 +48,9 @@ class Packing:
 _FLASH_TAKES_GROUPS = "enable_gqa" in inspect.signature(varlen_attn).parameters
 """True from torch 2.12 on."""
 
+Attend = Callable[[Tensor, Tensor, Tensor, Packing, float | None, int | None], Tensor]
+"""query [1, H, N, D], key and value [1, K, N, D], packing, scaling and sliding window -> [1, N, H, D]."""
+
 
 def packed_attention(
     module: nn.Module,
@@ -47,6 +60,7 @@ def packed_attention(
     attention_mask: Tensor | None,
     *,
     packing: Packing,
+    backend: str | None = None,
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
@@ -57,7 +71,7 @@ def packed_attention(
 
     query [1, H, N, D], key and value [1, K, N, D] with K dividing H -> [1, N, H, D]. A token attends to itself and to
     earlier tokens of its own sequence; with `sliding_window` W, to the last W of these, itself included. There is no
-    dropout, because the learner's log-probabilities must match the engine's.
+    dropout, because the learner's log-probabilities must match the engine's. `backend` is a name in `BACKENDS`.
 
     Raises:
         UserError: The model caps its attention scores or has attention sinks.
@@ -66,27 +80,52 @@ def packed_attention(
         raise UserError(
             "the model caps its attention scores or has attention sinks, which the learner does not support"
         )
-    if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
-        return _flash(query, key, value, packing, scaling, sliding_window)[None], None
+    attend = BACKENDS[backend or default_backend(query.device.type, query.dtype)]
+    return attend(query, key, value, packing, scaling, sliding_window), None
+
+
+def default_backend(device: str, dtype: torch.dtype) -> str:
+    """The fastest exact backend on CPUs. On GPUs no backend was measured yet, so this one is a guess there."""
+    return "varlen" if device == "cuda" and dtype in (torch.bfloat16, torch.float16) else "loop"
+
+
+def backends_on(device: str) -> list[str]:
+    """Those of `BACKENDS` that can train there."""
+    if device == "cpu":
+        return ["loop", "mask"]
+    return [name for name in BACKENDS if name != "package" or importlib.util.find_spec("flash_attn") is not None]
+
+
+def _loop(q: Tensor, k: Tensor, v: Tensor, packing: Packing, scaling: float | None, window: int | None) -> Tensor:
+    """One `scaled_dot_product_attention` per sequence; torch chooses its kernel."""
     # split, not slices: the backward pass of a split is one concatenation, that of S slices is S full-size tensors.
-    queries, keys, values = (torch.split(tensor, list(packing.lengths), dim=2) for tensor in (query, key, value))
+    queries, keys, values = (torch.split(tensor, list(packing.lengths), dim=2) for tensor in (q, k, v))
     sequences = zip(queries, keys, values, strict=True)
-    outputs = [_attend(q, k, v, scaling, sliding_window) for q, k, v in sequences]
-    return torch.cat(outputs, dim=2).transpose(1, 2), None
+    outputs = [_attend(q, k, v, scaling, window) for q, k, v in sequences]
+    return torch.cat(outputs, dim=2).transpose(1, 2)
 
 
-def _flash(
-    query: Tensor, key: Tensor, value: Tensor, packing: Packing, scaling: float | None, window: int | None
-) -> Tensor:
-    groups = query.shape[1] // key.shape[1]
+def _cudnn(q: Tensor, k: Tensor, v: Tensor, packing: Packing, scaling: float | None, window: int | None) -> Tensor:
+    """The loop with cuDNN's kernels, which use more of a Hopper GPU than torch's flash kernels."""
+    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+        groups = q.shape[1] // k.shape[1]
+        with_groups = torch.backends.cuda.SDPAParams(q, k, v, None, 0.0, True, True)
+        if groups > 1 and not torch.backends.cuda.can_use_cudnn_attention(with_groups):
+            k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
+        return _loop(q, k, v, packing, scaling, window)
+
+
+def _varlen(q: Tensor, k: Tensor, v: Tensor, packing: Packing, scaling: float | None, window: int | None) -> Tensor:
+    """Torch's variable-length flash kernel, for half precision on GPUs."""
+    groups = q.shape[1] // k.shape[1]
     options: dict[str, Any] = {"enable_gqa": groups > 1} if _FLASH_TAKES_GROUPS else {}
     if not _FLASH_TAKES_GROUPS:
-        key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
+        k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
     longest = max(packing.lengths)
     output: Tensor = varlen_attn(  # type: ignore[assignment]  # a pair only with return_aux
-        query[0].transpose(0, 1),
-        key[0].transpose(0, 1),
-        value[0].transpose(0, 1),
+        q[0].transpose(0, 1),
+        k[0].transpose(0, 1),
+        v[0].transpose(0, 1),
         packing.cu_seqlens,
         packing.cu_seqlens,
         longest,
@@ -95,7 +134,74 @@ def _flash(
         window_size=(-1 if window is None else window - 1, 0),
         **options,
     )
-    return output
+    return output[None]
+
+
+def _mask(q: Tensor, k: Tensor, v: Tensor, packing: Packing, scaling: float | None, window: int | None) -> Tensor:
+    """One `scaled_dot_product_attention` with a mask of N x N bytes, which computes the masked scores too."""
+    if window not in packing.masks:
+        tokens = torch.arange(q.shape[2], device=q.device)
+        packing.masks[window] = _mask_of(packing, window)(None, None, tokens[:, None], tokens)
+    groups = q.shape[1] // k.shape[1]  # on GPUs, no kernel with a mask takes groups
+    k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
+    output = functional.scaled_dot_product_attention(q, k, v, attn_mask=packing.masks[window], scale=scaling)
+    return output.transpose(1, 2)
+
+
+def _flex(q: Tensor, k: Tensor, v: Tensor, packing: Packing, scaling: float | None, window: int | None) -> Tensor:
+    """Flex attention with a block mask, compiled on GPUs."""
+    flex, block_mask = _flex_functions(q.is_cuda)
+    if window not in packing.masks:
+        packing.masks[window] = block_mask(_mask_of(packing, window), None, None, q.shape[2], q.shape[2], q.device)
+    options = {"scale": scaling, "enable_gqa": q.shape[1] != k.shape[1]}
+    output: Tensor = flex(q, k, v, block_mask=packing.masks[window], **options)
+    return output.transpose(1, 2)
+
+
+def _package(q: Tensor, k: Tensor, v: Tensor, packing: Packing, scaling: float | None, window: int | None) -> Tensor:
+    """The kernel of the package flash-attn, where it is installed."""
+    longest = max(packing.lengths)
+    output: Tensor = importlib.import_module("flash_attn").flash_attn_varlen_func(
+        *(tensor[0].transpose(0, 1) for tensor in (q, k, v)),
+        packing.cu_seqlens,
+        packing.cu_seqlens,
+        longest,
+        longest,
+        softmax_scale=scaling,
+        causal=True,
+        window_size=(-1 if window is None else window - 1, 0),
+    )
+    return output[None]
+
+
+BACKENDS: dict[str, Attend] = {
+    "loop": _loop,
+    "cudnn": _cudnn,
+    "varlen": _varlen,
+    "mask": _mask,
+    "flex": _flex,
+    "package": _package,
+}
+
+
+@functools.cache
+def _flex_functions(compiled: bool) -> tuple[Any, Any]:
+    """`flex_attention` and `create_block_mask`; uncompiled they hold N x N scores, which is right for tests only."""
+    module = importlib.import_module("torch.nn.attention.flex_attention")  # imports torch's compiler
+    functions = module.flex_attention, module.create_block_mask
+    return (torch.compile(functions[0]), torch.compile(functions[1])) if compiled else functions
+
+
+def _mask_of(packing: Packing, window: int | None) -> Callable[[Tensor | None, Tensor | None, Tensor, Tensor], Tensor]:
+    starts = packing.cu_seqlens
+    lengths = starts.diff().long()
+    number = torch.repeat_interleave(lengths, output_size=sum(packing.lengths))  # of each token's sequence
+
+    def sees(batch: Tensor | None, head: Tensor | None, query: Tensor, key: Tensor) -> Tensor:
+        seen = (query >= key) & (number[query] == number[key])
+        return seen if window is None else seen & (query - key < window)
+
+    return sees
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, window: int | None) -> Tensor:
@@ -115,3 +221,5 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, wi
 
 
 AttentionInterface.register(NAME, packed_attention)
+for _backend in BACKENDS:
+    AttentionInterface.register(f"{NAME}_{_backend}", functools.partial(packed_attention, backend=_backend))

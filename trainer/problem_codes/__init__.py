@@ -7,14 +7,22 @@ of a failed job. A key with a `<placeholder>` stands for a family: `invalid_<typ
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from trainer.problem_codes.api import API_CODES
-from trainer.problem_codes.code import ProblemCode
-from trainer.problem_codes.grading import GRADING_CODES
+from trainer.problem_codes.code import CheckCode, ProblemCode
+from trainer.problem_codes.grading import GRADE_CODES, GRADING_CODES
 from trainer.problem_codes.job import JOB_CODES
-from trainer.problem_codes.running import RUNNING_CODES
+from trainer.problem_codes.running import RUNNING_CODES, STARTING_CODES
 
-GROUPS: dict[str, dict[str, ProblemCode]] = JOB_CODES | GRADING_CODES | RUNNING_CODES | API_CODES
+GROUPS: dict[str, Mapping[str, ProblemCode]] = {
+    **JOB_CODES,
+    **GRADING_CODES,
+    **GRADE_CODES,
+    **STARTING_CODES,
+    **RUNNING_CODES,
+    **API_CODES,
+}
 """The codes below the headings of the reference."""
 PROBLEM_CODES: dict[str, ProblemCode] = {name: code for group in GROUPS.values() for name, code in group.items()}
 
@@ -27,3 +35,9 @@ def entry_of(code: str) -> str | None:
     if code in PROBLEM_CODES:
         return code
     return next((family for family, pattern in _FAMILIES.items() if pattern.fullmatch(code)), None)
+
+
+def stops_accepted(code: str) -> bool:
+    """Whether a problem stops even a job that was accepted before; if its code does not say so, it does."""
+    entry = PROBLEM_CODES.get(entry_of(code) or "")
+    return entry.stops_accepted if isinstance(entry, CheckCode) else True

@@ -12,13 +12,18 @@ API_CODES: dict[str, dict[str, ProblemCode]] = {
             "create` makes others.",
         ),
         "invalid_api_key": ProblemCode(
-            "The server does not know the key, or it was revoked. Keys belong to one server's database.",
+            "The server does not know the key, or it was revoked or has expired. Keys belong to one server's database.",
             "Check which server the client calls (`base_url`), and make a key there with `agent-rft keys create`.",
         ),
         "insufficient_scope": ProblemCode(
-            "The key is valid, but may not do this: `read` may look, `write` may create jobs and call models, `admin` "
-            "may do everything.",
+            "The key is valid, but may not do this: `read` may look, `write` may create jobs and call models and may "
+            "change what the same key made, `admin` may do everything.",
             "Use a key with the scope in the message.",
+        ),
+        "too_many_failed_logins": ProblemCode(
+            "The client's address, or all addresses together, sent too many requests with a wrong key within a minute. "
+            "A right key is never refused for that.",
+            "Correct the key of the client that sends them; it often is one whose key was revoked or has expired.",
         ),
         "rate_limit_exceeded": ProblemCode(
             "The key made more requests per minute than it may. The limit is that of the key, else that of the server.",
@@ -155,7 +160,8 @@ API_CODES: dict[str, dict[str, ProblemCode]] = {
             "Send fewer or shorter messages.",
         ),
         "invalid_encrypted_content": ProblemCode(
-            "A reasoning item was not made by this server, or was changed, so it is not shown to the model.",
+            "A reasoning item was not made by this server, was made for another API key or by an older version, or was "
+            "changed, so it is not shown to the model.",
             "Send reasoning items exactly as this server returned them, or leave them out.",
         ),
         "unsupported_endpoint": ProblemCode(

@@ -1,4 +1,4 @@
-"""The type of an entry of the registry of problem codes."""
+"""The types of entries of the registry of problem codes."""
 
 from __future__ import annotations
 
@@ -14,3 +14,15 @@ class ProblemCode:
 
     meaning: str
     remedy: str
+
+
+@dataclass(frozen=True, slots=True)
+class CheckCode(ProblemCode):
+    """A code of the check of a job.
+
+    `stops_accepted`: it also stops a job that was accepted before, such as a run that is resumed, because that cannot
+    continue: something is gone, or is forbidden or impossible today. False for what concerns only the job's values: a
+    check that is newer than the job must not end it, so the job gets a warning.
+    """
+
+    stops_accepted: bool

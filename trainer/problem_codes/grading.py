@@ -2,105 +2,127 @@
 
 from __future__ import annotations
 
-from trainer.problem_codes.code import ProblemCode
+from trainer.problem_codes.code import CheckCode, ProblemCode
 
-GRADING_CODES: dict[str, dict[str, ProblemCode]] = {
+GRADING_CODES: dict[str, dict[str, CheckCode]] = {
     "Graders": {
-        "duplicate_name": ProblemCode(
+        "duplicate_name": CheckCode(
             "Two guards have the same name, which is how metrics and traces tell them apart.",
             "Rename one of them.",
+            stops_accepted=False,
         ),
-        "invalid_template": ProblemCode(
+        "invalid_template": CheckCode(
             "A text of a grader has `{{ ... }}` with something else than a path into the row (`item`) or into what the "
             "model wrote (`sample`). It is a path only: there are no filters, loops or calls.",
             "Write `{{ item.answer }}` or `{{ sample.output_text }}`; more needs a python grader.",
+            stops_accepted=False,
         ),
-        "invalid_source": ProblemCode(
+        "invalid_source": CheckCode(
             "The `source` of a python grader does not compile, or does not define a function `grade(sample, item)`.",
             "Run the file with Python on its own first.",
+            stops_accepted=False,
         ),
-        "missing_reference": ProblemCode(
+        "missing_reference": CheckCode(
             "The check `reference_returned` compares the code with the reference solution, so it needs that solution.",
             "Set `reference`, for example to `{{ item.reference }}`.",
+            stops_accepted=False,
         ),
-        "unknown_model": ProblemCode(
+        "unknown_model": CheckCode(
             "A grader calls a model (a judge or an embedding) that is not listed in the operator's configuration, "
             "below `models`. Jobs cannot name hosts and keys of judges themselves, so that a job's author needs none "
             "of the operator's keys.",
             "Use a model that the message lists, or let the operator add it.",
+            stops_accepted=True,
         ),
-        "invalid_message": ProblemCode(
+        "invalid_message": CheckCode(
             "A message in the `input` of a model grader is not in the chat format.",
             'Write `{"role": "user", "content": "text with {{ sample.output_text }}"}`.',
+            stops_accepted=False,
         ),
-        "invalid_parameter": ProblemCode(
+        "invalid_parameter": CheckCode(
             "`sampling_params` of a model grader sets something that the grader sets itself, such as the format of the "
             "answer that it has to read.",
             "Remove the parameter.",
+            stops_accepted=False,
         ),
-        "unknown_label": ProblemCode(
+        "unknown_label": CheckCode(
             "`passing_labels` has a label that the judge cannot give, since it is not in `labels`. No sample could "
             "ever pass with it.",
             "Use only values of `labels`.",
+            stops_accepted=False,
         ),
-        "invalid_grader_name": ProblemCode(
+        "invalid_grader_name": CheckCode(
             "The name of a part of a multi grader is used as a variable in `calculate_output`; this one is not a valid "
             "name there, or is reserved.",
             "Rename the part: letters, digits and `_`, not starting with a digit.",
+            stops_accepted=False,
         ),
-        "invalid_expression": ProblemCode(
+        "invalid_expression": CheckCode(
             "`calculate_output` of a multi grader cannot be parsed, or uses a name that is not one of its parts.",
             "Use `+ - * / ^`, parentheses, numbers, the names of the parts, and `min`, `max`, `abs`, `floor`, `ceil`, "
             "`exp`, `sqrt` and `log`.",
+            stops_accepted=False,
         ),
-        "invalid_line": ProblemCode(
+        "invalid_line": CheckCode(
             "A line of the file that `agent-rft grade` should grade is not an object with `sample` and `item`.",
             'Write `{"sample": ..., "item": {...}}` on each line; `sample` may be the text of the answer.',
+            stops_accepted=False,
         ),
     },
     "Tools, graders and sessions": {
-        "invalid_endpoint": ProblemCode(
+        "invalid_endpoint": CheckCode(
             "A URL or a header of a tool, a grader, a session or a judge cannot be used: it is not `http` or `https`, "
             "has no host, or a header has characters that HTTP does not allow, often a line end after a token.",
             "Fix the URL or the headers of this entry.",
+            stops_accepted=False,
         ),
-        "invalid_signing_secret": ProblemCode(
+        "invalid_signing_secret": CheckCode(
             "A `signing_secret` is not in the form of Standard Webhooks, so your server's library could not read it.",
             "Make one by `echo whsec_$(openssl rand -base64 32)` and pass it as `${NAME}` from the environment.",
+            stops_accepted=True,
         ),
-        "forbidden_address": ProblemCode(
+        "forbidden_address": CheckCode(
             "The host has an address that jobs may not call: this machine, a private network or a cloud's metadata "
             "service. Otherwise anybody who may create jobs could reach what is behind the firewall. Names are "
             "resolved at each connection, so a name that changes its address does not help.",
             "Let the operator add the entry that the message names, or use a public address. For a tool at port 8000 "
             'of your own machine: `allowed_networks: ["127.0.0.1:8000"]` in `agent-rft.yaml`.',
+            stops_accepted=True,
         ),
-        "endpoint_refused": ProblemCode(
+        "endpoint_refused": CheckCode(
             "The endpoint answered 401 or 403. That is not retried and ends the job: a wrong token fails every call.",
             "Put the token into its `headers`, as `${NAME}` from the environment.",
+            stops_accepted=True,
         ),
-        "wrong_path": ProblemCode(
+        "wrong_path": CheckCode(
             "The server answers, but probably not at this path: it redirects, does not accept POST, or answers exactly "
             "as it does to a path that certainly does not exist.",
             "Fix the path of the URL; redirects are not followed.",
+            stops_accepted=True,
         ),
-        "tool_failed": ProblemCode(
+        "tool_failed": CheckCode(
             "A tool did not answer the one call that the check makes with example values, or the answer is not what "
             "the contract says. In a run such a rollout is discarded, not graded as wrong.",
             'Make it answer POST with `{"output": "..."}`, also for values that make no sense; an answer with a status '
             "of 400 to 499 is an error that the model sees.",
+            stops_accepted=True,
         ),
-        "grader_failed": ProblemCode(
+        "grader_failed": CheckCode(
             "The grader gave no finite number for an example. A grader that fails for some samples would lose them, "
             "and the job would train on the rest only.",
             'Make it give a number for any sample, also for an empty one: `{"score": number}` for an endpoint.',
+            stops_accepted=True,
         ),
-        "session_failed": ProblemCode(
+        "session_failed": CheckCode(
             "The server of sessions did not start or did not end one in the check. Rollouts need a session before "
             "their first tool call; one that does not end keeps resources of your server.",
             "Make both URLs answer any JSON with status 200.",
+            stops_accepted=True,
         ),
     },
+}
+
+GRADE_CODES: dict[str, dict[str, ProblemCode]] = {
     "Failed grades": {
         "formula_parse_error": ProblemCode(
             "`calculate_output` has no finite value for the scores of the parts, such as a division by zero or the "

@@ -2,263 +2,329 @@
 
 from __future__ import annotations
 
-from trainer.problem_codes.code import ProblemCode
+from trainer.problem_codes.code import CheckCode
 
-JOB_CODES: dict[str, dict[str, ProblemCode]] = {
+JOB_CODES: dict[str, dict[str, CheckCode]] = {
     "Configuration files": {
-        "unreadable_<file>": ProblemCode(
+        "unreadable_<file>": CheckCode(
             "The job, the operator's configuration (`config`), the list of nodes or the grader's file cannot be read: "
             "it is missing, this user may not read it, or it is not UTF-8 text.",
             "Check the path that the message shows. A configuration is looked for at `--config`, then at "
             "`AGENT_RFT_CONFIG`, then as `agent-rft.yaml` in the current folder.",
+            stops_accepted=True,
         ),
-        "<file>_syntax": ProblemCode(
+        "<file>_syntax": CheckCode(
             "The file is not valid YAML, or JSON if its name ends in `.json`. Nothing else in it is checked. The line "
             "is not quoted, since it may hold a secret.",
             "Look at the line and the one before it: mostly it is an indentation, a tab, an open quote, or a colon in "
             "a text without quotes.",
+            stops_accepted=True,
         ),
-        "job_shape": ProblemCode(
+        "job_shape": CheckCode(
             "The job's file is a list or a single text, not a mapping of keys to values.",
             "Write `key: value` lines at the top level: `model`, `training_file` and `method` at least.",
+            stops_accepted=True,
         ),
-        "config_shape": ProblemCode(
+        "config_shape": CheckCode(
             "The operator's configuration is a list or a single text, not a mapping of keys to values. An empty file "
             "is fine: it allows nothing beyond the defaults.",
             "Write `key: value` lines such as `allowed_networks: [10.0.0.0/8]`.",
+            stops_accepted=True,
         ),
-        "grader_shape": ProblemCode(
+        "grader_shape": CheckCode(
             "The grader's file of `agent-rft grade` is a list or a single text, not a mapping.",
             "Write the grader as it is in the job, with its `type`, or a mapping with `grader` and `guards` as below "
             "`method.reinforcement`.",
+            stops_accepted=True,
         ),
-        "duplicate_key": ProblemCode(
+        "duplicate_key": CheckCode(
             "A mapping has the same key two times. YAML would silently keep the last one, so an edit of the first "
             "would have no effect.",
             "Remove all but one of them.",
+            stops_accepted=True,
         ),
-        "missing_variable": ProblemCode(
+        "missing_variable": CheckCode(
             "The file takes a value from the environment with `${NAME}`, and that variable is not set for the process "
             "that reads the file.",
             "Run `export NAME=...` before the command. For a server, set it where the server is started.",
+            stops_accepted=True,
         ),
-        "invalid_missing": ProblemCode(
+        "invalid_missing": CheckCode(
             "A required key or item is missing.",
             "Add it; the message names it. If the file has a similar key, it is probably misspelled.",
+            stops_accepted=True,
         ),
-        "invalid_extra_forbidden": ProblemCode(
+        "invalid_extra_forbidden": CheckCode(
             "There is no such setting here. Unknown keys are refused because a misspelled setting would otherwise be "
             "ignored, and the job would train for hours with the default.",
             "Take the suggestion of the message: it is a similar key, or the place where a key of this name belongs. "
             "`agent-rft explain NAME` shows where a setting belongs.",
+            stops_accepted=True,
         ),
-        "invalid_union_tag_not_found": ProblemCode(
+        "invalid_union_tag_not_found": CheckCode(
             "The mapping has several forms, for example the kinds of graders, and `type` says which it is. Without it "
             "nothing else in the mapping can be checked.",
             "Add `type: ...`.",
+            stops_accepted=True,
         ),
-        "invalid_union_tag_invalid": ProblemCode(
+        "invalid_union_tag_invalid": CheckCode(
             "`type` names a form that does not exist.",
             "Use one of the types in the message.",
+            stops_accepted=True,
         ),
-        "invalid_value_error": ProblemCode(
+        "invalid_value_error": CheckCode(
             "The value has the right type, but breaks a rule of this setting or does not fit another setting.",
             "Change one of the settings that the message names.",
+            stops_accepted=True,
         ),
-        "invalid_<type>": ProblemCode(
+        "invalid_<type>": CheckCode(
             "The value has the wrong type or is outside the bounds of the setting. The last part of the code is the "
             "name of the rule in pydantic, the library that validates, such as `invalid_int_parsing` or "
             "`invalid_greater_than`.",
             "Correct the value as the message says; `agent-rft explain SETTING` shows type, bounds and default.",
+            stops_accepted=True,
         ),
-        "truncated_sampling": ProblemCode(
+        "truncated_sampling": CheckCode(
             "`top_p`, `top_k` and `min_p` cut off a part of the distribution that the engine samples from. The learner "
             "computes log-probabilities of the whole distribution, so the importance ratios would be wrong.",
             "Remove the setting. To sample less widely, lower `temperature`, which the learner applies as well.",
+            stops_accepted=True,
         ),
-        "unknown_parser": ProblemCode(
+        "unknown_parser": CheckCode(
             "The engine, vLLM, has no tool parser of this name. The parser turns the text of the model into tool "
             "calls, so without the right one every call is plain text.",
             "Use one of the names in the message; which one fits is documented with the model.",
+            stops_accepted=True,
         ),
     },
     "Rows": {
-        "missing_file": ProblemCode(
+        "missing_file": CheckCode(
             "There is no such file. Paths in a job are relative to the job's file, not to the current folder.",
             "Fix the path. For `agent-rft eval --file`, add that file to the job, or name one that it has.",
+            stops_accepted=True,
         ),
-        "unreadable_file": ProblemCode(
+        "unreadable_file": CheckCode(
             "The file exists, but cannot be read: this user lacks the permission, or it is not UTF-8 text.",
             "Make it readable, or save it as UTF-8.",
+            stops_accepted=True,
         ),
-        "empty_file": ProblemCode(
+        "empty_file": CheckCode(
             "The file has no rows. The API also refuses an upload of 0 bytes with this code.",
             "Write one JSON object per line.",
+            stops_accepted=True,
         ),
-        "broken_json": ProblemCode(
+        "broken_json": CheckCode(
             "A line is not valid JSON. `NaN`, `Infinity` and lone surrogates are refused as well, since neither "
             "graders nor tools could receive them.",
             "Write one whole JSON object per line, without line breaks inside.",
+            stops_accepted=False,
         ),
-        "invalid_row": ProblemCode(
+        "invalid_row": CheckCode(
             "A line is valid JSON, but not a row in OpenAI's chat format. Rows of a reinforcement job must end with a "
             "user message, which the model is to answer; rows of a supervised job with an assistant message, which it "
             "learns.",
             "Fix what the message names in this row, and look whether the program that wrote it made the same mistake "
             "in others.",
+            stops_accepted=False,
         ),
-        "invalid_n_examples": ProblemCode(
+        "invalid_n_examples": CheckCode(
             "A file has fewer or more rows than the operator allows (`jobs.min_training_rows` and so on). Few rows are "
             "learned by heart; too many are mostly a mistake.",
             "Add or remove rows, or ask the operator to change the limit.",
+            stops_accepted=False,
         ),
-        "invalid_schema": ProblemCode(
+        "invalid_schema": CheckCode(
             "A JSON schema, of a tool's `parameters` or of `response_format`, is not valid (draft 2020-12), refers to "
             "something outside of itself, or its references form a cycle. Calls and answers could not be validated "
             "against it.",
             "Fix the schema at the place that the message shows; definitions belong into `$defs` of the same schema.",
+            stops_accepted=False,
         ),
-        "tool_without_server": ProblemCode(
+        "schema_too_large": CheckCode(
+            "A JSON schema has more than is allowed of something: bytes, levels, subschemas (each reference followed), "
+            "values of an enum, patterns, or a least or greatest length or number. The caps are far above what people "
+            "write by hand; a few hundred bytes beyond them can cost hours of computing time or all memory.",
+            "Lower what the message names, or leave it out. What only documents a tool belongs into its `description`.",
+            stops_accepted=False,
+        ),
+        "unsupported_pattern": CheckCode(
+            "A `pattern` has lookaround, backreferences, `\\b` or `\\p{...}`, and its schema holds answers or calls "
+            "to it while they are decoded: in `response_format`, and in tools beside it. The grammar cannot express "
+            "it, so the engine would refuse the schema or ignore the pattern.",
+            "Write the pattern with classes, groups and repetitions only, or check the rest in the grader or the tool. "
+            "In the schemas of tools without `response_format` such patterns are fine.",
+            stops_accepted=False,
+        ),
+        "tool_without_server": CheckCode(
             "A row offers the model a tool, but `method.reinforcement.tools` says no address for it: every call of it "
             "would fail.",
             "Add an entry with the tool's name and its `server_url`, or remove the tool from the rows.",
+            stops_accepted=False,
         ),
-        "missing_value": ProblemCode(
+        "missing_value": CheckCode(
             "A grader's template reads `{{ item.x }}`, and this row has no such value. No rollout of the row could be "
             "graded: all of them would be discarded, after the time to sample them.",
             "Add the value to the row, or fix the path in the grader.",
+            stops_accepted=False,
         ),
-        "unrenderable_row": ProblemCode(
+        "unrenderable_row": CheckCode(
             "The model's chat template raised an error for this row's messages or tools. Templates differ: some refuse "
             "a system message, two user messages in a row, or a tool without a description.",
             "Change the row as the template's error says, or use a model with another template.",
+            stops_accepted=False,
         ),
-        "row_too_long": ProblemCode(
+        "row_too_long": CheckCode(
             "The row does not fit the context. A prompt must leave at least 16 tokens for the answer; a conversation "
             "of a supervised job must fit as a whole. Shortening it silently would train on half a task.",
             "Shorten or remove the row, or raise `cluster.context_length`, which takes more memory.",
+            stops_accepted=False,
         ),
     },
     "The model": {
-        "missing_model": ProblemCode(
+        "missing_model": CheckCode(
             "`model` is neither a folder nor in the local cache of Hugging Face's hub. Jobs download nothing, so that "
             "a run does not depend on another host.",
             "Download the model first, on all nodes or to a shared disk, and give its folder.",
+            stops_accepted=True,
         ),
-        "not_a_model": ProblemCode(
+        "not_a_model": CheckCode(
             "The folder is not a complete model in Hugging Face's form: `config.json`, the tokenizer or the weights as "
             "`*.safetensors` are missing or cannot be read.",
             "Copy the whole folder again. Weights in another format have to be converted first.",
+            stops_accepted=True,
         ),
-        "corrupt_weights": ProblemCode(
+        "corrupt_weights": CheckCode(
             "A file of weights is truncated or missing. This is found here, in a second, rather than by an engine that "
             "loads the model for minutes.",
             "Copy or download the file again; compare its size with the source.",
+            stops_accepted=True,
         ),
-        "unsupported_model": ProblemCode(
+        "unsupported_model": CheckCode(
             "The model's type is not a causal language model that engine and learner both support.",
             "Use another model; the manual's page on models says what is supported.",
+            stops_accepted=False,
         ),
-        "slow_tokenizer": ProblemCode(
+        "slow_tokenizer": CheckCode(
             "The model has only a tokenizer in Python. A fast one is needed, because it can encode text from tools and "
             "users without ever producing special tokens.",
             "Add the `tokenizer.json` of a fast tokenizer to the folder.",
+            stops_accepted=True,
         ),
-        "no_chat_template": ProblemCode(
+        "no_chat_template": CheckCode(
             "The tokenizer has no chat template, so there is no rule for how messages become tokens: probably it is a "
             "base model.",
             "Use an instruction-tuned model, or add a `chat_template.jinja`.",
+            stops_accepted=True,
         ),
-        "template_fails": ProblemCode(
+        "template_fails": CheckCode(
             "The chat template raises an error for an assistant turn with a tool call, or for the tool's result, so an "
             "agent cannot be trained with it.",
             "Use a model whose template supports tools.",
+            stops_accepted=False,
         ),
-        "template_rewrites_history": ProblemCode(
+        "template_rewrites_history": CheckCode(
             "The chat template changes earlier turns once later ones follow, for example it drops their thoughts. The "
             "tokens to train on would not be those that the engine sampled, and their log-probabilities would be "
             "wrong.",
             "Use a template that only appends: often a variant that keeps the thoughts of earlier turns.",
+            stops_accepted=False,
         ),
-        "context_too_long": ProblemCode(
+        "context_too_long": CheckCode(
             "`cluster.context_length` is larger than what the model was made for.",
             "Give at most the number in the message, or `auto`.",
+            stops_accepted=True,
         ),
     },
     "Place on the cluster": {
-        "too_few_resources": ProblemCode(
+        "too_few_resources": CheckCode(
             "The job needs more cores or GPUs than the cluster has in total, or one engine or rank needs more than any "
             "single node has. It would wait forever.",
             "Lower `engines`, `learner_ranks` or the resources of each below `cluster`, or add nodes. `agent-rft plan` "
             "shows the placement without starting anything.",
+            stops_accepted=True,
         ),
-        "no_free_resources": ProblemCode(
+        "no_free_resources": CheckCode(
             "The cluster is large enough for the job, but its resources were not free in the time that the message "
             "shows: mostly another job has them.",
             "Wait until other jobs have ended, add nodes, or raise the operator's `wait_for_nodes_s`. `ray status` "
             "shows what is in use.",
+            stops_accepted=True,
         ),
-        "over_limit": ProblemCode(
+        "over_limit": CheckCode(
             "The job asks for more cores or GPUs than the operator allows one job (`jobs.max_cores`, `jobs.max_gpus`).",
             "Ask for less below `cluster`, or ask the operator to raise the limit.",
+            stops_accepted=False,
         ),
-        "too_little_memory": ProblemCode(
+        "too_little_memory": CheckCode(
             "A node has less memory than the engines and ranks placed on it will need. The kernel would kill a process "
             "of the job, mostly late, at the first checkpoint or weight sync.",
             "Use fewer engines and ranks on that node, or a node with more memory; `agent-rft plan` shows the parts of "
             "the estimate.",
+            stops_accepted=False,
         ),
-        "too_little_gpu_memory": ProblemCode(
+        "too_little_gpu_memory": CheckCode(
             "An engine or a learner rank needs more than its GPU has; the message names the two largest parts.",
             "Spread it over more GPUs (`engine_gpus`, `learner_ranks`, `zero_stage`), or lower `context_length` or "
             "`micro_batch_tokens`.",
+            stops_accepted=False,
         ),
-        "no_room_for_context": ProblemCode(
+        "no_room_for_context": CheckCode(
             "What is left for the cache of an engine does not hold even one sequence of the full context length, so a "
             "long rollout could never end.",
             "Lower `cluster.context_length`, or give the engine more GPUs.",
+            stops_accepted=False,
         ),
-        "bfloat16_on_cpu": ProblemCode(
+        "bfloat16_on_cpu": CheckCode(
             "`cluster.dtype` is bfloat16 and the engines run on cores. Many CPUs lack the instructions, and where it "
             "runs, engine and learner round differently.",
             "Use float32, or `auto`.",
+            stops_accepted=True,
         ),
-        "colocated_on_gpus": ProblemCode(
+        "colocated_on_gpus": CheckCode(
             "`cluster.colocated` lets engines and learner take turns on the same resources; that works on cores only.",
             "Leave it out: each then has its own GPUs.",
+            stops_accepted=True,
         ),
-        "colocated_without_engines": ProblemCode(
+        "colocated_without_engines": CheckCode(
             "`cluster.colocated` is set for a supervised job, which has no engines to take turns with.",
             "Leave it out.",
+            stops_accepted=True,
         ),
-        "colocated_is_on_policy": ProblemCode(
+        "colocated_is_on_policy": CheckCode(
             "Engines that take turns with the learner never sample while it learns. No rollout can be stale, so "
             "`max_staleness` above 0 has no meaning.",
             "Set `method.reinforcement.algorithm.max_staleness` to 0, or leave `colocated` out.",
+            stops_accepted=True,
         ),
-        "no_engine": ProblemCode(
+        "no_engine": CheckCode(
             "The engine of rollouts, vLLM, is not installed where the command runs.",
             "Install the extra `cpu` or `gpu` of the package; supervised jobs need none.",
+            stops_accepted=True,
         ),
-        "no_sandbox": ProblemCode(
-            "A python grader runs a program of the job's author, so it gets a sandbox: bubblewrap, or namespaces of "
-            "the kernel. This node offers neither, mostly because it is a container that may not create them.",
-            "Install bubblewrap or allow namespaces, as the message says. Where everybody who may create jobs is "
+        "no_sandbox": CheckCode(
+            "A python grader runs a program of the job's author, so it gets a sandbox: namespaces of the kernel, "
+            "created by us or by bubblewrap. Neither works on this node, mostly because it is a container that may not "
+            "create them.",
+            "Allow namespaces or install bubblewrap, as the message says. Where everybody who may create jobs is "
             "trusted, the operator can set `unsandboxed_python` instead.",
+            stops_accepted=True,
         ),
-        "runs_not_writable": ProblemCode(
+        "runs_not_writable": CheckCode(
             "The run folder cannot be created, since its parent is not a folder or not writable for this user.",
             "Choose another folder with `--runs`.",
+            stops_accepted=True,
         ),
-        "disk_full": ProblemCode(
+        "disk_full": CheckCode(
             "The checkpoints that a run keeps, and the one being written, will not fit the disk. A full disk would "
             "stop the run at a checkpoint, after hours.",
             "Free some space, or choose a folder on another disk with `--runs`.",
+            stops_accepted=True,
         ),
-        "no_shared_memory": ProblemCode(
+        "no_shared_memory": CheckCode(
             "Weights go from the learner to the engines of a node through `/dev/shm`, which is too small here. "
             "Containers get 64 MiB unless told otherwise.",
             "Enlarge it: `--shm-size` for a container, a memory-backed volume on Kubernetes.",
+            stops_accepted=True,
         ),
     },
 }

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from trainer.problem_codes.code import ProblemCode
+from trainer.problem_codes.code import CheckCode, ProblemCode
 
-RUNNING_CODES: dict[str, dict[str, ProblemCode]] = {
+STARTING_CODES: dict[str, dict[str, CheckCode]] = {
     "Starting and resuming": {
-        "no_cluster": ProblemCode(
+        "no_cluster": CheckCode(
             "There is no Ray cluster at the address, or it did not let this process join: other version of Ray or "
             "Python, or a token that is missing.",
             "Check `--address` and `RAY_ADDRESS`; leave both out for a cluster of this machine only.",
+            stops_accepted=True,
         ),
-        "job_changed": ProblemCode(
+        "job_changed": CheckCode(
             "The job file names another value than the one the run began with, or the run has a value that this "
             "version cannot read. Counters, order of rows and optimizer state of a checkpoint belong to the job that "
             "wrote it, so a run with other settings would mix two experiments.",
             "Give the value of the run, or leave the setting out: it then keeps its value (`job.resolved.json` of the "
             "run folder has all of them). Or start a new run with `model` set to the checkpoint.",
+            stops_accepted=True,
         ),
     },
+}
+
+RUNNING_CODES: dict[str, dict[str, ProblemCode]] = {
     "Failed jobs of a server": {
         "invalid_training_file": ProblemCode(
             "The training file has a problem; the message describes the first, the job's events all of them.",
@@ -33,9 +38,11 @@ RUNNING_CODES: dict[str, dict[str, ProblemCode]] = {
             "Fix the rows, upload the file again and create a new job.",
         ),
         "validation_failed": ProblemCode(
-            "The check of the job itself failed or did not end in time, so nothing is known about the job. Most often "
-            "a tool or the grader answers slowly, or the cluster was too busy to run it.",
-            "Read the end of its output in the message, and create the job again.",
+            "The check of the job itself failed, did not end in time, or took more processor time or memory than one "
+            "check may, so nothing is known about the job. Most often a tool or the grader answers slowly, the cluster "
+            "was too busy to run it, or rows or schemas are very large.",
+            "Do what the message says, and create the job again. If it names no limit, the operator finds the output "
+            "of the check in the server's log.",
         ),
         "training_failed": ProblemCode(
             "Training stopped for a reason that is not in the job's form: numbers that can no longer be trusted, no "

@@ -86,16 +86,17 @@ class RolloutLimits(Strict):
     """Seconds for one rollout with tool calls and grading. One that takes longer is discarded, not graded 0: raise this
     if your tools are slow."""
     max_rollout_retries: Annotated[int, Field(ge=0, le=10)] = 1
-    """How often a discarded rollout is repeated, each time under a new trace id. After that its group goes on without
-    it if at least half of the group is graded, and is otherwise sampled again, once."""
+    """How often a discarded rollout is repeated, each time under a new trace id; one lost with its engine is repeated
+    once more. After that its group continues without it if at least half of the group, and two, are graded; a training
+    group is otherwise sampled again, once."""
     straggler_quorum: Annotated[float, Field(gt=0, le=1)] = 0.75
     """Share of a training group's rollouts that must have ended before `straggler_wait_s` starts."""
     straggler_wait_s: Annotated[float, Field(gt=0)] | None = None
     """Seconds that the rest of a training group has left once `straggler_quorum` of it has ended; null: no limit. Set
     it if a few slow rollouts hold up the steps; what is not done by then is discarded. Validation always waits."""
     max_failure_rate: Annotated[float, Field(gt=0, le=1)] = 0.5
-    """While more than this share of the latest 64 rollouts was discarded, only probes are started, until one is graded.
-    So an endpoint that is down costs time and no data."""
+    """While more than this share of the latest 16 to 64 rollouts was discarded, only probes are started, until one is
+    graded. So an endpoint that is down costs time and no data. Rollouts lost with their engine do not count."""
 
 
 class RewardSpec(Strict):
@@ -330,25 +331,25 @@ class JobSpec(Strict):
 class Plan(Strict):
     """The resolved numbers of a job; printed before the start and kept in the run folder."""
 
-    num_rows: int
+    num_rows: Positive
     """Rows of the training file."""
-    batch_size: int
+    batch_size: Positive
     """Rows per step."""
-    n_epochs: int
+    n_epochs: Positive
     """Passes over the training file."""
-    group_size: int
+    group_size: Positive
     """Rollouts per row; 1 for supervised jobs."""
-    steps: int
+    steps: Positive
     """Training steps in all."""
-    eval_interval: int
+    eval_interval: Positive
     """Steps between validations."""
-    eval_samples: int
+    eval_samples: Positive
     """Rollouts per validation and test row."""
-    updates_per_batch: int
+    updates_per_batch: Positive
     """Optimizer steps per batch."""
-    learning_rate: float
+    learning_rate: Annotated[float, Field(gt=0)]
     """Learning rate after the warm-up, multiplier included."""
-    max_thinking_tokens: int | None
+    max_thinking_tokens: Positive | None
     """Most thinking tokens per turn; None: no limit."""
 
     @property

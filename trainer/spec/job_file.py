@@ -79,9 +79,10 @@ def with_lines(path: Path, problems: Sequence[Problem]) -> list[Problem]:
     source = read_source(path, "job")
     if isinstance(source, Problem):
         return list(problems)
-    lines = {problem.field: source.lines.of(_key_path(problem.field)) for problem in problems if problem.file is None}
     return [
-        replace(problem, file=source.file, line=lines[problem.field]) if lines.get(problem.field) else problem
+        replace(problem, file=source.file, line=line)
+        if problem.file is None and (line := source.lines.of(_key_path(problem.field)))
+        else problem
         for problem in problems
     ]
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from trainer.errors import InvalidJob, Problem
 from trainer.spec.job import JobSpec
@@ -37,12 +38,14 @@ def without_todays_bounds(raw: Mapping[str, Any], whose: str) -> tuple[JobSpec, 
         return JobSpec.model_validate(raw), []
     except ValidationError as error:
         errors = error.errors(include_url=False)
+    found: dict[KeyPath, list[ErrorDetails]] = {}  # a value that may have several types has an error for each
+    for item in errors:
+        found.setdefault(key_path_of(item["loc"], raw, missing=item["type"] == "missing"), []).append(item)
     kept: list[KeyPath] = []
     dropped: list[KeyPath] = []
     warnings, problems = [], []
-    for item in errors:
-        path = key_path_of(item["loc"], raw, missing=item["type"] == "missing")
-        field = field_name(path) or "job"
+    for path, items in found.items():
+        field, item = field_name(path) or "job", next((i for i in items if i["type"] in BOUNDS), items[0])
         if item["type"] in BOUNDS:
             kept.append(path)
             warnings.append(f"{field}: {whose} keeps {item['input']!r}, which a new job may not have ({item['msg']})")
@@ -74,7 +77,7 @@ def with_values(raw: Mapping[str, Any], kept: Sequence[KeyPath], dropped: Sequen
     except ValidationError as error:
         raise InvalidJob(f"the job was made by another version of agent-rft: {error.errors()[0]['msg']}") from None
     for path, value in values:
-        job = _with(job, path, value)
+        job = _with(job, path, _number(value))
     return job
 
 
@@ -96,6 +99,15 @@ def _taken(raw: Any, path: KeyPath) -> Any:
     for part in path[:-1]:
         raw = raw[part]
     return raw.pop(path[-1])
+
+
+def _number(value: Any) -> Any:
+    """A number that is written as text, as those of variables are, or as 2.0; anything else as it is."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return value
+    return int(number) if number.is_integer() else number
 
 
 def _with(part: Any, path: KeyPath, value: Any) -> Any:

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from actors.sandbox import frames
 from actors.sandbox.start import (
     MEMORY_EXIT,
     START_S,
@@ -34,9 +35,6 @@ from trainer.errors import GraderFailed
 from trainer.spec.graders import PythonGrader
 from trainer.spec.operator import Operator
 from trainer.types import Grade
-
-MAX_ANSWER_BYTES = 1 << 20
-"""Far more than a worker ever sends."""
 
 
 class PythonGrade:
@@ -150,7 +148,7 @@ class PythonGrade:
         value = answer.get("value")
         if isinstance(value, float) and math.isfinite(value):
             return value
-        why = str(answer.get("error", "it returned no grade and no error"))
+        why = frames.clean_text(answer.get("error")) or "it returned no grade and no error"
         raise self._server_error("killed", why) if "lost" in answer else self._runtime_error(why)
 
     def _runtime_error(self, why: str) -> GraderFailed:
@@ -253,11 +251,9 @@ class _Worker:
         for message in (word, request):
             self._writer.write(len(message).to_bytes(4, "big") + message)
         await self._writer.drain()
-        length = int.from_bytes(await self._reader.readexactly(4), "big")
-        if length > MAX_ANSWER_BYTES:
-            raise ValueError(f"an answer of {length} bytes")
-        answer = json.loads(await self._reader.readexactly(length))
-        if not isinstance(answer, dict) or answer.pop("word", None) != word.decode():
+        length = frames.checked_length(await self._reader.readexactly(4))
+        answer = frames.decode(await self._reader.readexactly(length))
+        if answer.pop("word", None) != word.decode():
             raise ValueError("an answer to another request")
         return answer
 

@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -224,6 +225,26 @@ async def test_memory_that_is_too_small_by_todays_formula_warns_it(resumable: Ol
     small = Node("a", cores=2.0, memory_bytes=1 << 20)
     found = await prepare(job, [small], resumable.home, LOCAL, free=PLENTY, began=began, accepted=True)
     assert any(warning.startswith("cluster: ") and "memory" in warning for warning in found.warnings)
+
+
+async def test_the_checkpoints_that_it_has_written_need_no_room_again(resumable: OldVersion) -> None:
+    began = Began.of(RunFolder(resumable.run))
+    assert began.num_checkpoints == len(list((resumable.run / "checkpoints").iterdir())) > 0
+    job, plan = began.keep(load_job(resumable.job, VARIABLES)), dict(began.plan) | {"steps": 60, "eval_interval": 1}
+
+    async def refusal(num_checkpoints: int) -> str:
+        run = replace(began, plan=plan, num_checkpoints=num_checkpoints)
+        with pytest.raises(InvalidJob, match="disk_full") as raised:
+            await prepare(job, [NODE], resumable.home, LOCAL, free=Free(0, 1 << 34), began=run, accepted=True)
+        return str(raised.value)
+
+    for written, needed in (
+        (0, "5 checkpoints may"),
+        (2, "3 checkpoints may"),
+        (4, "1 checkpoint may"),
+        (9, "1 check"),
+    ):
+        assert needed in await refusal(written)
 
 
 @pytest.mark.parametrize(

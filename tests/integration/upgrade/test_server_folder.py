@@ -19,6 +19,9 @@ from cluster.jobs.driver import drive
 from cluster.jobs.driver_settings import DriverSettings, Server
 from cluster.jobs.manager import JobManager, ManagerConfig
 from cluster.stores.job_store import JobStore
+from cluster.stores.migrate import migrate
+from cluster.stores.rotation import MasterRotation
+from cluster.stores.secrets import FileSecrets
 from serve.cli.follow import LiveProgress, follow
 from serve.deployment import app_of
 from serve.host.services import Services
@@ -55,6 +58,17 @@ async def test_keys_do_what_they_did(old: OldVersion) -> None:
         with pytest.raises(openai.RateLimitError):  # it may ask twice a minute
             for _ in range(3):
                 await client_of("limited").models.list()
+
+
+async def test_what_has_no_known_owner_is_deleted_with_the_scope_write_as_before(old: OldVersion) -> None:
+    async with api(old) as client_of:
+        client = client_of("write")
+        assert (await client.files.delete(old.files["bad"])).deleted
+        done = await client.fine_tuning.jobs.retrieve(old.jobs["succeeded"])
+        assert done.fine_tuned_model is not None and (await client.models.delete(done.fine_tuned_model)).deleted
+        with pytest.raises(openai.PermissionDeniedError, match="requires admin"):
+            await client.fine_tuning.jobs.cancel(old.jobs["paused"])
+        assert (await client_of("admin").fine_tuning.jobs.cancel(old.jobs["paused"])).status == "cancelled"
 
 
 async def test_files_are_listed_and_downloaded(old: OldVersion) -> None:
@@ -129,6 +143,7 @@ def test_a_tuned_model_has_the_settings_it_is_served_with(old: OldVersion) -> No
 
 def test_sealed_headers_are_opened(old: OldVersion) -> None:
     server = Server(DriverSettings.read(old.server / "driver.json"))
+    migrate(server.database)  # as the server does that starts the driver
     for job_id in old.jobs.values():
         (tool,) = server.spec(server.store.get(job_id)).reinforcement.tools
         assert tool.headers["Authorization"].get_secret_value() == f"Bearer {old.tool_token}"
@@ -141,6 +156,19 @@ async def test_headers_sealed_with_another_key_are_refused_with_the_remedy(old: 
     job = server.store.get(old.jobs["running"])
     with pytest.raises(UserError, match="restore the server's former key"):
         await drive(server, job.id, job.attempt)
+    server.close()
+
+
+def test_the_secret_is_changed_and_a_driver_that_has_read_its_job_before_goes_on(old: OldVersion) -> None:
+    server = Server(DriverSettings.read(old.server / "driver.json"))
+    migrate(server.database)
+    read_before = [server.store.get(job_id) for job_id in old.jobs.values()]
+    former = (old.server / "secret.key").read_text()
+    done = MasterRotation(server.database, FileSecrets(old.server / "secret.key")).run()
+    assert done.num_sealed == len(old.jobs) and former not in (old.server / "secret.key").read_text()
+    for record in read_before:
+        (tool,) = server.spec(record).reinforcement.tools
+        assert tool.headers["Authorization"].get_secret_value() == f"Bearer {old.tool_token}"
     server.close()
 
 

@@ -7,7 +7,8 @@ import re
 import pytest
 
 from tests.support.codes import ANY, used_codes
-from trainer.problem_codes import GROUPS, PROBLEM_CODES, entry_of
+from trainer.problem_codes import GROUPS, PROBLEM_CODES, entry_of, stops_accepted
+from trainer.problem_codes.code import CheckCode
 
 USED = used_codes()
 
@@ -55,3 +56,16 @@ def test_a_computed_code_has_the_entry_of_its_family() -> None:
     assert entry_of("nodes_syntax") == "<file>_syntax"
     assert entry_of("invalid_row") == "invalid_row"
     assert entry_of("no_such_code") is None
+
+
+def test_every_code_of_a_check_says_whether_it_stops_a_job_that_was_accepted_before() -> None:
+    checks = ("cluster/preflight/", "cluster/planning/", "trainer/spec/", "trainer/data/")
+    found = {code for code, places in USED.items() if any(place.startswith(checks) for place in places)}
+    registered = {entry for code in found if (entry := entry_of(code)) is not None}
+    assert len(registered) > 40
+    assert [entry for entry in registered if not isinstance(PROBLEM_CODES[entry], CheckCode)] == []
+
+
+def test_a_code_that_does_not_say_so_stops_it() -> None:
+    assert not stops_accepted("row_too_long") and stops_accepted("missing_model") and stops_accepted("job_changed")
+    assert stops_accepted("no_such_code") and stops_accepted("not_found")

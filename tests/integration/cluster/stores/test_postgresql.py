@@ -6,10 +6,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 from cluster.stores.database import Base, Database
 from cluster.stores.migrate import migrate
+from tests.unit.cluster.stores.test_audit import *  # noqa: F403
 from tests.unit.cluster.stores.test_file_store import *  # noqa: F403
 from tests.unit.cluster.stores.test_job_store import *  # noqa: F403
 from tests.unit.cluster.stores.test_keys import *  # noqa: F403
 from tests.unit.cluster.stores.test_migrate import *  # noqa: F403
+from tests.unit.cluster.stores.test_rotation import *  # noqa: F403
 
 
 def test_servers_that_start_at_the_same_time_create_the_tables_once(postgresql_url: str) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from actors.engine.vllm_engine import Engine, EngineConfig, last_error
+from actors.engine.vllm_engine import CPU_EXECUTOR, Engine, EngineConfig, executor_of, last_error
 from trainer.errors import EngineFailed
 
 CONFIG = EngineConfig("model", "float32", context_length=64, max_num_seqs=4, seed=0)
@@ -39,3 +39,12 @@ def test_the_cause_of_an_engine_s_death_is_read_from_the_end_of_its_log(tmp_path
         "torch.OutOfMemoryError: CUDA out of memory.\nLoading: 0%\n"
     )
     assert last_error(log) == "OutOfMemoryError: CUDA out of memory."
+    log.write_text(
+        "(EngineCore pid=24) ERROR 11-23 00:40:18 [core.py:1512] RuntimeError: Unsupported head_dim=16\n"
+        "(MainProcess pid=23) ERROR 11-23 00:40:18 [async_llm.py:906] vllm.v1.exceptions.EngineDeadError: See above\n"
+    )
+    assert last_error(log) == "RuntimeError: Unsupported head_dim=16"
+
+
+def test_an_engine_runs_its_own_workers_even_in_a_placement_group() -> None:
+    assert [executor_of(gpus) for gpus in (0, 1, 2, 8)] == [CPU_EXECUTOR, "uni", "mp", "mp"]

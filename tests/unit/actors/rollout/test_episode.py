@@ -19,7 +19,7 @@ from actors.rollout.episode import EpisodeRunner, EpisodeSpec, RolloutRequest, t
 from tests.support.builders import task
 from tests.support.paths import BASE
 from trainer.data.chat import Renderer
-from trainer.errors import EndpointRefused, EngineFailed, GraderFailed, ToolFailed, UserError
+from trainer.errors import EndpointRefused, EngineFailed, GraderFailed, ToolFailed
 from trainer.spec.job import RewardSpec, RolloutLimits
 from trainer.types import Discarded, Grade, Rollout, ToolCall, ToolResult
 
@@ -117,8 +117,8 @@ class ScriptedEpisode:
 REQUEST = RolloutRequest(TASK, epoch=0, sample=3, attempt=0, temperature=1.0)
 
 
-async def graded(runner: EpisodeRunner) -> Rollout:
-    rollout = await runner.run(REQUEST)
+async def graded(runner: EpisodeRunner, request: RolloutRequest = REQUEST) -> Rollout:
+    rollout = await runner.run(request)
     assert isinstance(rollout, Rollout), rollout
     return rollout
 
@@ -255,14 +255,25 @@ async def test_mistakes_of_the_model_are_reported_to_it_and_the_rollout_continue
     assert rollout.finish == "answer"
 
 
-async def test_a_schema_that_refers_to_another_document_is_a_user_error(renderer: Renderer, tmp_path: Path) -> None:
+async def test_a_schema_that_refers_to_another_document_is_compared_at_its_top_level_only(
+    renderer: Renderer, tmp_path: Path
+) -> None:
+    """A new job with one is refused; one that began before continues, and the reference is not followed."""
     (tmp_path / "secret.json").write_text('{"const": "sk-4711"}')
-    elsewhere = {"properties": {"path": {"$ref": (tmp_path / "secret.json").as_uri()}}}
+    elsewhere = {"properties": {"path": {"$ref": (tmp_path / "secret.json").as_uri()}}, "required": ["line"]}
     tools = ({"type": "function", "function": {"name": "cat", "parameters": elsewhere}},)
     episode = ScriptedEpisode(renderer, call("a"), "1")
-    with pytest.raises(UserError, match=r"tool 'cat'.*points outside the schema"):
-        await episode.runner().run(replace(REQUEST, task=replace(TASK, tools=tools)))
+    rollout = await graded(episode.runner(), replace(REQUEST, task=replace(TASK, tools=tools)))
+    (result,) = rollout.turns[0].results
+    assert result.output == 'error: invalid arguments at $: "line" is a required property'
     assert episode.messages == []
+
+
+@pytest.mark.parametrize("arguments", ["9" * 5_000, "[" * 3_000 + "]" * 3_000])
+async def test_numbers_and_nesting_without_end_are_mistakes_of_the_model(renderer: Renderer, arguments: str) -> None:
+    episode = ScriptedEpisode(renderer, call("a"), "1")
+    mistake = episode.runner()._argument_mistake(TOOLS[0], f'{{"path": {arguments}}}')
+    assert mistake is not None and "too many digits or levels" in mistake
 
 
 async def test_calls_beyond_the_budget_are_rejected_and_the_others_made(renderer: Renderer) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from io import BytesIO, RawIOBase
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from actors.weights.shared_memory import SHM, SharedFile, remove_leftovers
+from actors.weights.shared_memory import SHM, SharedFile, remove_leftovers, write_all
 
 DATA = np.arange(8, dtype=np.uint8)
 
@@ -29,6 +30,25 @@ def test_a_shared_file_exists_until_it_is_removed(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(OSError):
         SharedFile(tmp_path / "missing", DATA)
+
+
+class Little(RawIOBase):
+    """A file that takes three bytes per call, as Linux takes 2 GiB, and `room` in total."""
+
+    def __init__(self, room: int) -> None:
+        self._room = room
+        self.content = BytesIO()
+
+    def write(self, data: memoryview) -> int:  # type: ignore[override]
+        return self.content.write(data[: min(3, self._room - self.content.tell())])
+
+
+def test_a_bucket_that_is_larger_than_one_write_is_written_whole() -> None:
+    file = Little(room=8)
+    write_all(file, memoryview(DATA))
+    assert file.content.getvalue() == DATA.tobytes()
+    with pytest.raises(OSError, match="only 7 of 8 bytes fit"):
+        write_all(Little(room=7), memoryview(DATA))
 
 
 def test_files_of_dead_processes_are_removed_and_those_of_living_ones_kept(tmp_path: Path) -> None:

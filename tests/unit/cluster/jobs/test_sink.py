@@ -35,7 +35,7 @@ class RunningJob(StoredJobs):
         def name(step: int | None) -> str:
             return "ft:final" if step is None else f"ft:{step}"
 
-        return StoreSink(self.store, registry or self.registry, self.job_id, 1, "gpt-5", self.folder, name)
+        return StoreSink(self.store, registry or self.registry, self.job_id, 1, "gpt-5", "key-1", self.folder, name)
 
     def save(self, step: int, reward: float | None) -> None:
         """Save a checkpoint and emit its event."""

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster.planning.nodes import GIB, Node, memory_here, read_nodes, this_machine
+from cluster.planning.nodes import Node, memory_here, read_nodes, this_machine
+from cluster.planning.units import GIB
 from trainer.errors import InvalidJob
 
 

@@ -9,8 +9,9 @@ import pytest
 
 from cluster.planning.memory import activation_bytes, engine_memory, kv_bytes_per_token, rank_memory
 from cluster.planning.model_shape import ModelShape
-from cluster.planning.nodes import GIB, Node
+from cluster.planning.nodes import Node
 from cluster.planning.placement import ClusterPlan, assign, plan_placement
+from cluster.planning.units import GIB
 from tests.support.builders import job
 from trainer.errors import Problem
 from trainer.spec.job import ClusterSpec, JobSpec

@@ -10,8 +10,9 @@ import pytest
 from rich.console import Console
 
 from cluster.planning.model_folder import read_folder
-from cluster.planning.nodes import GIB, Node
+from cluster.planning.nodes import Node
 from cluster.planning.plan_view import plan_as_json, plan_of_file, print_cluster_plan
+from cluster.planning.units import GIB
 from tests.support.paths import LEDGER
 from trainer.errors import InvalidJob
 

@@ -20,7 +20,6 @@ from aiohttp import web
 
 from cluster.planning.nodes import Node
 from cluster.preflight.examples import example_of
-from cluster.preflight.form_check import schema_mistake
 from cluster.preflight.prepare import Prepared, prepare
 from cluster.preflight.space import Free
 from tests.support.builders import EXACT
@@ -28,6 +27,7 @@ from tests.support.fakes_http import LOCAL, Behaviour, FakeEndpoint, Received, h
 from tests.support.paths import BASE
 from trainer.errors import InvalidJob, Problem
 from trainer.spec.job_file import load_job, read_job
+from trainer.spec.json_schema import schema_mistake
 from trainer.spec.operator import NOTHING_ALLOWED, Operator
 
 SECRET = "sk-very-secret-4711"
@@ -73,11 +73,12 @@ class Case:
         method = {"type": "reinforcement", "reinforcement": reinforcement}
         return {"model": str(BASE), "training_file": self.write(), "method": method, **self.job}
 
-    async def prepare(self, learner: bool = True) -> Prepared:
+    async def prepare(self, learner: bool = True, accepted: bool = False) -> Prepared:
         path = self.folder / "job.json"
         path.write_text(json.dumps(self.raw()))
         job = load_job(path, {})
-        return await prepare(job, self.nodes, self.folder / "runs", self.operator, free=self.free, learner=learner)
+        runs = self.folder / "runs"
+        return await prepare(job, self.nodes, runs, self.operator, free=self.free, learner=learner, accepted=accepted)
 
     async def problems(self) -> list[Problem]:
         with pytest.raises(InvalidJob) as raised:
@@ -206,10 +207,17 @@ async def test_mistakes_of_all_kinds_are_in_one_list(case: Case) -> None:
 
 
 async def test_many_problems_of_one_kind_are_counted(case: Case) -> None:
-    case.rows = [row(tools=[tool("grep")]) for _ in range(50)]
+    case.rows = [row(tools=[tool(f"grep{i}")]) for i in range(50)]
     problems = await case.problems()
-    assert len(problems) == 21
-    assert problems[-1].message == "and 30 more of this kind"
+    assert len(problems) == 11
+    assert problems[-1].message == "and 40 more of this kind"
+
+
+async def test_the_same_problem_of_many_rows_is_one(case: Case) -> None:
+    case.rows = [row(tools=[tool(), tool("grep")][i % 2 :]) for i in range(50)]
+    problem = await case.only_problem()
+    assert (problem.field, problem.line) == ("training_file.tools[1]", 1)
+    assert problem.message == "the row's tool 'grep' has no server (and 49 more rows like this)"
 
 
 async def test_no_endpoint_is_called_while_the_method_has_mistakes(case: Case) -> None:
@@ -259,7 +267,7 @@ async def test_a_row_without_a_value_of_the_graders_template_is_named_by_line(ca
     [
         ({"type": "objet"}, "is not valid"),
         ({"$ref": "#/$defs/none"}, "cannot be resolved"),
-        ({"type": "string", "pattern": "("}, "is not a 'regex'"),
+        ({"type": "string", "pattern": "("}, "is not a regular expression"),
         ({"type": "object", "required": "path"}, "$.required"),
     ],
 )
@@ -278,6 +286,24 @@ async def test_references_to_urls_are_never_fetched(case: Case, key: str) -> Non
     fields = {problem.field for problem in problems if problem.code == "invalid_schema"}
     assert fields == {"method.reinforcement.response_format", "training_file.tools[0].function.parameters"}
     assert all("points outside the schema" in p.message for p in problems)
+
+
+async def test_a_job_that_began_with_a_schema_above_todays_caps_goes_on_with_a_warning(case: Case) -> None:
+    case.rows = [{**row(), "tools": [tool(parameters={"properties": {"path": {"minLength": 10**9}}})]}]
+    problem = await case.only_problem()
+    assert (problem.code, problem.field) == ("schema_too_large", "training_file.tools[0].function.parameters")
+    assert "$.properties.path.minLength: is 1,000,000,000; at most 10,000 are allowed" in problem.message
+    prepared = await case.prepare(accepted=True)
+    assert any("minLength" in warning and "this one continues" in warning for warning in prepared.warnings)
+
+
+async def test_a_pattern_that_a_grammar_cannot_express_is_refused_only_beside_a_response_format(case: Case) -> None:
+    lookahead = {"type": "object", "properties": {"path": {"pattern": "^(?!/)"}}}
+    case.rows = [{**row(), "tools": [tool(parameters=lookahead)]}]
+    await case.prepare()
+    case.reinforcement = {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "object"}}}}
+    problem = await case.only_problem()
+    assert (problem.code, problem.field) == ("unsupported_pattern", "training_file.tools[0].function.parameters")
 
 
 def test_references_to_files_are_never_read(tmp_path: Path) -> None:
@@ -535,7 +561,8 @@ async def test_a_session_at_an_unusable_url(case: Case) -> None:
 async def test_a_missing_document_is_accepted_but_a_missing_path_is_not(case: Case) -> None:
     async def documents(request: Received) -> web.StreamResponse:
         if request.path == urlsplit(case.tool.url).path:
-            return web.json_response({"detail": "no document ''"}, status=404)
+            arguments = json.loads(request.body["arguments"])  # each request is a call: no server has to bear another
+            return web.json_response({"detail": f"no document {arguments}"}, status=404)
         return web.Response(status=404, text=f"Cannot POST {request.path}")
 
     async with FakeEndpoint(documents) as case.tool:

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from cluster.preflight.prepare import STOPS_ACCEPTED
-from cluster.preflight.resumed import Began, digests_of
+from cluster.preflight import contents
+from cluster.preflight.contents import digest_of, has_contents
+from cluster.preflight.resumed import Began, digests_of, lost_rows
 from cluster.records.run_folder import RunFolder
 from tests.support.builders import EXACT, job, plan, raw_job
 from tests.support.paths import BASE
 from trainer.errors import InvalidJob
-from trainer.problem_codes import entry_of
 from trainer.spec.job import JobSpec, resolve
 from trainer.spec.job_file import load_accepted_job
 from trainer.spec.kept import without_todays_bounds
@@ -154,5 +154,154 @@ def test_a_job_file_of_a_resumed_run_is_read_alike(tmp_path: Path) -> None:
         load_accepted_job(path, raw_job(), {})  # the run did not have it: it is a mistake
 
 
-def test_every_code_that_stops_a_resumed_run_is_listed() -> None:
-    assert {code for code in STOPS_ACCEPTED if entry_of(code) != code} == set()
+def test_a_bound_of_a_value_that_may_also_be_auto_is_kept_too() -> None:
+    spec, (warning,) = without_todays_bounds(raw_job(hyperparameters={"batch_size": 0}), "the run")
+    assert spec.reinforcement.hyperparameters.batch_size == 0 and "batch_size: the run keeps 0" in warning
+
+
+@pytest.mark.parametrize("written", ["11", 11.0])
+def test_a_number_outside_of_todays_bounds_is_a_number_however_it_is_written(tmp_path: Path, written: object) -> None:
+    path = tmp_path / "job.json"
+    path.write_text(json.dumps(raw_job(limits={"max_rollout_retries": "${N}" if written == "11" else written})))
+    kept = load_accepted_job(path, {}, {"N": "11"})[0].reinforcement.limits.max_rollout_retries
+    assert (kept, type(kept)) == (11, int)
+
+
+# -- attacks -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("now", ["one more tool", "no tools", "another method"])
+def test_no_message_shows_what_a_tools_own_keys_hold(tmp_path: Path, now: str) -> None:
+    tool = {"name": "cat", "server_url": URL, "own": "secret-1"}
+    before, given = job({"tools": [tool]}, model=str(BASE)), job({"tools": []}, model=str(BASE))
+    if now == "one more tool":
+        given = job({"tools": [tool, tool | {"name": "dog", "own": "secret-2"}]}, model=str(BASE))
+    elif now == "another method":
+        before, given = job(model=str(BASE), method={"type": "supervised"}), before
+    with pytest.raises(InvalidJob, match="cannot resume") as raised:
+        began(tmp_path, before).keep(given)
+    assert "secret" not in str(raised.value).replace("keeps no secrets", "")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "is damaged"),
+        ("\0" * 9, "is damaged"),
+        ("[" * 100_000, "is damaged"),
+        ("[]", "is damaged"),
+        ('{"format": 2, "job": [], "plan": {}}', "by a newer version"),
+        ('{"format": "new"}', "is damaged"),
+        ('{"job": null, "plan": {}}', "has no job.resolved.json"),
+        ('{"job": {}, "plan": []}', "is damaged"),
+        ('{"job": {}, "plan": {}, "digests": ["a"]}', "is damaged"),
+        ('{"job": {}, "plan": {}, "context_length": 0}', "is damaged"),
+        ('{"job": {"model": "x", "method": []}, "plan": {}}', "value of an older form"),
+        ('{"job": {"model": "x", "method": {"reinforcement": [1]}}, "plan": {}}', "value of an older form"),
+    ],
+)
+def test_a_damaged_record_is_refused_with_a_sentence(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "job.resolved.json").write_text(text)
+    with pytest.raises(InvalidJob, match=said):
+        Began.of(RunFolder(tmp_path))
+
+
+def test_a_record_that_cannot_be_read_is_refused_with_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "job.resolved.json").mkdir()
+    with pytest.raises(InvalidJob, match="cannot be read: Is a directory"):
+        Began.of(RunFolder(tmp_path))
+
+
+@pytest.mark.parametrize("numbers", [{"steps": "many"}, {"batch_size": 0}, {"learning_rate": None}, {"steps": 1e400}])
+def test_a_plan_that_was_edited_by_hand_is_checked(tmp_path: Path, numbers: dict[str, Any]) -> None:
+    found = began(tmp_path, job(model=str(BASE)), plan=numbers)
+    with pytest.raises(InvalidJob, match=r"the plan in the run's job.resolved.json is damaged"):
+        found.plan_of(plan())
+
+
+# -- files and models --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("written", "same"),
+    [
+        ('{"a": 1}\n{"b": 2}\n', True),
+        ('{"a": 1}\n{"b": 2}\n{"c": 3}\n', True),
+        ('{"a": 1}\n{"b": 3}\n', False),
+        ('{"a": 1}\n', False),
+        ("", False),
+    ],
+)
+@pytest.mark.parametrize("named", [True, False])
+def test_a_file_may_only_grow(tmp_path: Path, written: str, same: bool, named: bool) -> None:
+    rows, tests = tmp_path / "rows.jsonl", tmp_path / "tests.jsonl"
+    for path in (rows, tests):
+        path.write_text('{"a": 1}\n{"b": 2}\n')
+    spec = job(model=str(BASE), training_file=str(rows), test_file=str(tests))
+    found = began(tmp_path, spec)
+    tests.write_text(written)
+    again = spec if named else job(model=str(BASE), training_file=str(rows))
+    if same:
+        assert found.keep(again) == found.keep(spec)
+    else:
+        with pytest.raises(InvalidJob, match=r"test_file: its contents have changed since .* only be appended"):
+            found.keep(again)
+
+
+def test_the_last_row_of_a_file_without_a_line_end_may_not_grow(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"a": 1}')
+    digest = digest_of(path)
+    assert digest is not None
+    for text, same in (('{"a": 1}', True), ('{"a": 1}\n{}', True), ('{"a": 1}\r\n', True), ('{"a": 1}  {}', False)):
+        path.write_bytes(text.encode())
+        assert has_contents(path, digest) is same
+
+
+@pytest.mark.parametrize("digest", ["", "-", "x", "0" * 32, "9" * 30 + "-", "\u0661-"])
+def test_a_digest_that_was_edited_by_hand_matches_nothing(tmp_path: Path, digest: str) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text("{}\n")
+    assert has_contents(path, digest) is False
+
+
+def test_what_cannot_be_read_is_left_to_the_check_of_the_job(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("{}\n")
+    spec = job(model=str(BASE), training_file=str(rows))
+    found = began(tmp_path, spec)
+    rows.unlink()
+    assert found.keep(spec).training_file == str(rows)
+
+
+def test_rows_that_an_older_runs_file_has_lost_are_found() -> None:
+    assert lost_rows(plan(num_rows=6), 6) == [] == lost_rows(plan(num_rows=6), 7)
+    (problem,) = lost_rows(plan(num_rows=6), 5)
+    assert (problem.code, problem.message) == ("job_changed", "has 5 rows, but the run began with 6")
+
+
+def write_model(folder: Path, weights: bytes) -> Path:
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(weights)
+    return folder
+
+
+def test_a_model_that_was_trained_on_is_another_one_and_a_readme_does_not_matter(tmp_path: Path) -> None:
+    size = contents.WHOLE_BYTES + 12_345
+    model = write_model(tmp_path / "model", bytes(size))
+    found = began(tmp_path, job(model=str(model)))
+    (model / "README.md").write_text("mine")
+    (model / ".cache").mkdir()
+    moved = model.rename(tmp_path / "moved")
+    assert found.keep(job(model=str(moved))).model == str(moved)
+    other = write_model(tmp_path / "model", bytes(size - 1) + b"1")
+    with pytest.raises(InvalidJob, match="model: its contents have changed since the run began"):
+        found.keep(job(model=str(other)))
+
+
+def test_of_large_weights_a_bounded_part_is_read(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model", b"")
+    with (model / "model.safetensors").open("r+b") as file:
+        file.truncate(1 << 40)  # a sparse file: reading all of it would take minutes
+    assert has_contents(model, str(digest_of(model)))

@@ -10,6 +10,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy import MetaData, text
 
+from cluster.stores.audit import AuditEntry, AuditLog
 from cluster.stores.blobs import FolderBlobs
 from cluster.stores.database import Base, Database
 from cluster.stores.file_store import FileStore
@@ -29,6 +30,16 @@ SAVED: dict[str, dict[str, Any]] = {
         "hash": "0" * 64,
         "created_at": 1,
         "requests_per_minute": 5,
+        "expires_at": 2**34,
+    },
+    "audit": {
+        "at": 1.5,
+        "actor": "00112233445566aa",
+        "action": "file.create",
+        "object": FILE,
+        "request_id": "req_1",
+        "outcome": "failed",
+        "status": 507,
     },
     "files": {
         "id": FILE,
@@ -37,6 +48,7 @@ SAVED: dict[str, dict[str, Any]] = {
         "num_bytes": 3 * 2**31,
         "created_at": 2,
         "expires_at": 2**33,
+        "owner": "00112233445566aa",
     },
     "models": {
         "id": MODEL,
@@ -45,6 +57,7 @@ SAVED: dict[str, dict[str, Any]] = {
         "job_id": JOB,
         "created_at": 3,
         "settings": {"tool_parser": "hermes", "max_completion_tokens": 24, "template_arguments": {"a": [1]}},
+        "owner": "00112233445566aa",
     },
     "jobs": {
         "id": JOB,
@@ -134,7 +147,12 @@ def test_data_of_each_revision_is_read_by_todays_stores(
     assert (found.id, found.scopes, found.requests_per_minute) == (key["id"], ("read", "admin"), 5)
     record = FileStore(empty_database, FolderBlobs(tmp_path / "files"), tmp_path).get(FILE)
     assert (record.num_bytes, record.filename, record.expires_at) == (3 * 2**31, file["filename"], 2**33)
-    assert ModelRegistry(empty_database, {}).resolve(MODEL).settings == ServeSettings(**model["settings"])
+    tuned = ModelRegistry(empty_database, {}).resolve(MODEL)
+    assert tuned.settings == ServeSettings(**model["settings"])
+    known = revision >= "0002"  # before, keys did not expire, and nobody noted who made something
+    assert (record.owner, tuned.owner) == ((file["owner"], model["owner"]) if known else (None, None))
+    assert found.expires_at == (key["expires_at"] if known else None)
+    assert AuditLog(empty_database).list(10) == ([AuditEntry(**SAVED["audit"])] if known else [])
     store = JobStore(empty_database)
     job = store.get(JOB)
     columns = set(saved) - {"result_files"}

@@ -13,7 +13,7 @@ from trainer.errors import UserError
 
 SIGNS = ("secret.key",)
 OTHER = os.geteuid() + 1
-"""Whoever runs the server, where the folder belongs to us."""
+"""The user who runs the server, where the folder belongs to us."""
 
 
 def mode_of(folder: Path) -> int:

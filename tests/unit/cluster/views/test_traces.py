@@ -101,7 +101,7 @@ def test_the_text_of_a_turn_leaves_out_tool_calls_unless_malformed():
 
 
 def test_finding_nothing_is_an_error(run, tmp_path):
-    with pytest.raises(UserError, match="contains no rollouts: give a run folder"):
+    with pytest.raises(UserError, match="contains no rollouts: give the folder"):
         select_traces(RunFolder(tmp_path / "typo"))
     with pytest.raises(UserError, match="no rollout with trace 'trace_x' in step-000001"):
         select_traces(run, name="step-000001", trace="trace_x")

@@ -41,13 +41,13 @@ def offered(*typed: str, environment: dict[str, str] | None = None) -> list[str]
 
 
 @contextmanager
-def server() -> Iterator[dict[str, str]]:
-    """A server with one job and one file, as the environment names it."""
+def server(*listed: Any) -> Iterator[dict[str, str]]:
+    """A server with one job and one file, or with what is `listed`, as the environment names it."""
 
     class Lists(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             known = JOB if "/jobs" in self.path else FILE
-            body = json.dumps({"data": [known], "has_more": False}).encode()
+            body = json.dumps({"data": listed or [known], "has_more": False}).encode()
             self.send_response(200)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
@@ -135,3 +135,44 @@ def test_a_server_that_does_not_answer_is_not_waited_for() -> None:
         start = time.monotonic()
         assert offered("jobs", "get", "", environment=address(silent.getsockname()[1])) == []
         assert 0.9 < time.monotonic() - start < 5
+
+
+HOSTILE = [
+    "$(touch x)",
+    "`touch x`",
+    "a;touch x",
+    "a\nb",
+    "a b",
+    "\x1b[31m",
+    "\\$(touch x)",
+    '"',
+    "'",
+    "\u202e",
+    "~",
+    "",
+]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_what_means_something_to_a_shell_is_not_offered(shell: str) -> None:
+    jobs = [JOB | {"id": value} for value in HOSTILE] + [
+        JOB | {"model": f"b{value}", "id": "good"} for value in HOSTILE
+    ]
+    with server(*jobs) as environment:
+        answer = asked(shell, "jobs", "get", "", environment=environment).stdout
+    assert "good" in answer and "ftjob" not in answer
+    assert not set("$`;\x1b\\~\u202e") & set(answer)
+
+
+def test_a_folder_whose_name_means_something_to_a_shell_is_not_offered(tmp_path: Path) -> None:
+    for name in ("good", "$(touch x)", "a;b", "a b", "\x1b[31m"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "events.jsonl").touch()
+    with chdir(tmp_path):
+        assert offered("traces", "") == ["good"]
+
+
+@pytest.mark.parametrize("listed", [1, None, "text", [], {"id": 3}, {"id": "a"}, {"filename": None, "id": "a"}])
+def test_a_list_of_something_else_offers_nothing(listed: Any) -> None:
+    with server(listed) as environment:
+        assert offered("files", "delete", "", environment=environment) == []

@@ -46,3 +46,12 @@ def test_a_name_of_several_settings_lists_them() -> None:
     result = explain("timeout_s")
     assert result.exit_code == 2
     assert "  method.reinforcement.tools[].timeout_s (the job's file)" in result.output.splitlines()
+
+
+@pytest.mark.parametrize(
+    "name", ["[red]x[/]", ".*", "a[", "\x1b[31m\n", "", "\udcff", pytest.param("{" * 100_000, id="long")]
+)
+def test_a_hostile_name_is_an_unknown_one(name: str) -> None:
+    result = explain(name)
+    assert result.exit_code == 2 and "nothing is named " in result.output
+    assert "\x1b" not in result.output

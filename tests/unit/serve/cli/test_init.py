@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from resource import RLIMIT_FSIZE, getrlimit, setrlimit
 
 import pytest
 from typer.testing import CliRunner
 
-from serve.cli.init import PROJECTS
+from serve.cli.init import PROJECTS, write_project
 from serve.cli.main import app
 from serve.reference.schemas import schema_of
 from tests.support.paths import LEDGER
@@ -61,3 +62,18 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
         error = CliRunner().invoke(app, ["init", str(taken)]).exception
         assert isinstance(error, UserError) and "give a folder that does not exist yet" in str(error)
     assert [path.read_text() for path in tmp_path.iterdir()] == ["mine"]
+
+
+def test_a_project_that_could_not_be_written_leaves_nothing_behind(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="File name too long"):
+        write_project(tmp_path / "a" / ("x" * 300), "ledger")
+    full = tmp_path / "full"
+    size = getrlimit(RLIMIT_FSIZE)
+    setrlimit(RLIMIT_FSIZE, (20_000, size[1]))  # larger files fail as on a full disk, after some were written
+    try:
+        with pytest.raises(UserError, match="cannot be read or written: File too large"):
+            write_project(full, "ledger")
+    finally:
+        setrlimit(RLIMIT_FSIZE, size)
+    assert list(full.iterdir()) == []
+    write_project(full, "ledger")

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from cluster.stores.migrate import open_database
+from cluster.stores.secrets import NEW_VARIABLE, VARIABLE, Master
 from serve.cli.keys import app
+from serve.cli.main import app as main_app
 from serve.host.state import ServerState, StateLocations
 from trainer.errors import UserError
 from trainer.spec.operator import NOTHING_ALLOWED
 
 
-def keys(folder: Path, *arguments: str) -> Result:
-    return CliRunner().invoke(app, [*arguments, "--folder", str(folder)])
+def keys(folder: Path, *arguments: str, environment: Mapping[str, str] | None = None) -> Result:
+    return CliRunner(env=environment).invoke(app, [*arguments, "--folder", str(folder)])
 
 
 def test_a_key_is_created_listed_and_revoked(tmp_path: Path) -> None:
@@ -67,3 +71,71 @@ def test_a_folder_that_cannot_be_created_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot be used: Not a directory"):
         ServerState(StateLocations(tmp_path / "file" / "folder"), NOTHING_ALLOWED)
+
+
+def test_a_key_is_created_for_some_time(tmp_path: Path) -> None:
+    made = keys(tmp_path, "create", "guest", "--expires", "90d")
+    assert ", until 20" in made.stderr
+    key = json.loads(keys(tmp_path, "list", "--json").stdout)
+    assert key["expires_at"] == key["created_at"] + 90 * 86_400 and key["scopes"] == ["write"]
+    refused = keys(tmp_path / "new", "create", "guest", "--expires", "soon")
+    assert "such as 90d" in str(refused.exception) and not (tmp_path / "new").exists()
+
+
+# -- the audit log -----------------------------------------------------------------------------------------------------
+
+
+def audit(folder: Path, *arguments: str) -> list[dict[str, Any]]:
+    listed = CliRunner().invoke(main_app, ["audit", "list", "--json", "--folder", str(folder), *arguments])
+    assert listed.exit_code == 0, listed.exception
+    return [json.loads(line) for line in listed.stdout.splitlines()]
+
+
+def test_what_the_commands_do_is_in_the_audit_log(tmp_path: Path) -> None:
+    state = ServerState(StateLocations(tmp_path), NOTHING_ALLOWED)
+    state.first_key()
+    state.close()
+    keys(tmp_path, "create", "ci")
+    id = json.loads(keys(tmp_path, "list", "--json").stdout.splitlines()[-1])["id"]
+    keys(tmp_path, "revoke", id)
+    keys(tmp_path, "rotate-master")
+    entries = audit(tmp_path)
+    assert [entry["action"] for entry in entries] == ["keys.rotate_master", "key.revoke", "key.create", "key.create"]
+    assert {entry["actor"] for entry in entries} == {"operator"}
+    assert [entry["action"] for entry in audit(tmp_path, "--object", id, "--limit", "1")] == ["key.revoke"]
+    assert audit(tmp_path, "--action", "key.create", "--outcome", "failed") == []
+    table = CliRunner(env={"COLUMNS": "200"}).invoke(main_app, ["audit", "list", "--folder", str(tmp_path)])
+    assert id in table.stdout and "key.revoke" in table.stdout
+
+
+def test_an_unknown_outcome_and_a_folder_that_does_not_exist_are_refused(tmp_path: Path) -> None:
+    for arguments, why in (["--outcome", "bad"], "done, refused, failed"), ([], "does not exist"):
+        given = ["audit", "list", "--folder", str(tmp_path / "typo"), *arguments]
+        assert why in str(CliRunner().invoke(main_app, given).exception)
+
+
+# -- the master secret -------------------------------------------------------------------------------------------------
+
+
+def test_the_master_secret_of_the_folder_is_changed_and_not_printed(tmp_path: Path) -> None:
+    ServerState(StateLocations(tmp_path), NOTHING_ALLOWED).close()
+    before = (tmp_path / "secret.key").read_text()
+    done = keys(tmp_path, "rotate-master")
+    after = (tmp_path / "secret.key").read_text()
+    assert done.exit_code == 0 and after != before and after.strip() not in done.output
+    assert "0 jobs are encrypted again" in done.stdout and "put it into your backups" in done.stdout
+
+
+def test_the_master_secret_of_the_environment_is_changed_by_setting_a_new_one(tmp_path: Path) -> None:
+    ServerState(StateLocations(tmp_path), NOTHING_ALLOWED).close()
+    old, new = Master.generated().text, Master.generated().text
+    refused = keys(tmp_path, "rotate-master", environment={VARIABLE: old})
+    assert f"set {NEW_VARIABLE}" in str(refused.exception)
+    done = keys(tmp_path, "rotate-master", environment={VARIABLE: old, NEW_VARIABLE: new})
+    assert f"now set {VARIABLE} to what {NEW_VARIABLE} is" in done.stdout
+    assert old not in done.output and new not in done.output
+
+
+def test_a_folder_without_a_key_is_not_given_one(tmp_path: Path) -> None:
+    assert "secret.key cannot be read" in str(keys(tmp_path, "rotate-master").exception)
+    assert not (tmp_path / "secret.key").exists()

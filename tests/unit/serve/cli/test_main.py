@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import platform
 from collections.abc import Iterator
 from importlib.metadata import version
@@ -12,6 +13,7 @@ import typer
 from typer.testing import CliRunner
 
 from serve.cli.main import app
+from tests.support.builders import raw_job
 from trainer.errors import InvalidJob
 
 
@@ -44,6 +46,15 @@ def test_resume_and_run_folder_exclude_each_other(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 2
     assert "--resume or --run-folder" in result.output
+
+
+def test_a_run_folder_without_a_checkpoint_is_a_new_job_with_todays_bounds(tmp_path: Path) -> None:
+    job = tmp_path / "job.json"
+    job.write_text(json.dumps(raw_job(limits={"max_rollout_retries": 11})))
+    (tmp_path / "run" / "checkpoints" / "step-000001.tmp").mkdir(parents=True)
+    error = CliRunner().invoke(app, ["train", str(job), "--run-folder", str(tmp_path / "run")]).exception
+    assert isinstance(error, InvalidJob)
+    assert "invalid_less_than_equal" in {problem.code for problem in error.problems}
 
 
 def commands(group: typer.core.TyperGroup, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:

@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from cluster.stores.model_registry import ModelRegistry
-from cluster.stores.secrets import SecretBox
+from cluster.stores.secrets import FixedSecrets, Master, SecretBox
 from serve.inference import chat, responses
 from serve.routes import models
 from tests.support.api import client_of, openai_of
@@ -21,7 +21,7 @@ from tests.support.fake_models import FakeModels, call, turn
 from tests.support.jobs import database_with_tables
 from trainer.spec.operator import NOTHING_ALLOWED
 
-BOX = SecretBox("MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE=")
+BOX = SecretBox(FixedSecrets((Master("MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="),)))
 USER: Any = {"role": "user", "content": "what was debt?"}
 TOOL: Any = {"type": "function", "function": {"name": "cat", "parameters": {"type": "object"}}}
 CALL = call("call_a", "cat", '{"path": "a"}')

@@ -8,14 +8,14 @@ from typing import Any
 import openai
 import pytest
 
-from cluster.stores.secrets import SecretBox
+from cluster.stores.secrets import FixedSecrets, Master, SecretBox
 from serve.http.errors import ApiError
 from serve.inference.responses import make_router
-from tests.support.api import client_of, openai_of
+from tests.support.api import TOKEN, client_of, openai_of
 from tests.support.fake_models import FakeModels, call, turn
 from trainer.spec.operator import NOTHING_ALLOWED
 
-BOX = SecretBox("MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE=")
+BOX = SecretBox(FixedSecrets((Master("MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="),)))
 TOOL: Any = {"type": "function", "name": "cat", "description": "reads", "parameters": {"type": "object"}}
 INPUT: Any = [{"role": "developer", "content": "be brief"}, {"role": "user", "content": "what was debt?"}]
 CALLS = (call("call_a", "cat", '{"path": "a"}'), call("call_b", "cat", '{"path": "b"}'))
@@ -209,5 +209,5 @@ def plain(response: Any) -> Any:
     for item in dumped["output"]:
         item.pop("id")
         if item.get("encrypted_content"):
-            item["encrypted_content"] = BOX.open(item["encrypted_content"])
+            item["encrypted_content"] = BOX.sealer("reasoning", TOKEN).open(item["encrypted_content"])
     return dumped

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from copy import deepcopy
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
 import yaml
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 from jsonschema.exceptions import best_match
+from pydantic import ValidationError
 
 from cluster.planning.nodes import NodesFile
 from serve.reference.schemas import MODELS, schema_of
@@ -182,6 +189,7 @@ def test_valid_operators_configurations_are_valid(text: str) -> None:
         ("nodes", "nodes: []"),
         ("nodes", "nodes: [{name: a}]"),
         ("nodes", "nodes: [{name: a, cores: -1}]"),
+        ("nodes", "nodes: [{name: a, cores: 1, count: 9223372036854775807}]"),
         ("nodes", "nodes: [{name: a, cores: 1, memory: 3}]"),
     ],
 )
@@ -199,3 +207,67 @@ def test_the_nodes_of_the_manual_are_valid() -> None:
     )
     NodesFile.model_validate(content)
     assert mistake("nodes", content) is None
+
+
+# -- the schema and the reader agree on any value anywhere -------------------------------------------------------------
+
+EVERY_GRADER = {"type": "multi", "calculate_output": "a", "graders": {}} | {
+    "graders": {kind: {**GRADERS[kind], "type": kind} for kind in GRADERS if kind != "multi"}
+}
+WHOLE: list[tuple[str, Any]] = [
+    ("job", raw_job(grader=EVERY_GRADER, tools=[TOOL], session={"end_url": "https://x.example"})),
+    ("job", {"model": "m", "training_file": "t", "method": {"type": "supervised", "supervised": {}}}),
+    ("operator", {"models": {"judge": {"base_url": "https://x.example"}}, "aliases": {"gpt-5": "x"}}),
+    ("nodes", {"nodes": [{"name": "a", "cores": 1}]}),
+]
+FULL = [(file, MODELS[file].model_validate(content).model_dump(mode="json")) for file, content in WHOLE]
+"""Files in which every setting is given."""
+CHECKERS = {file: jsonschema.Draft202012Validator(schema_of(file)) for file in MODELS}
+ONLY_THE_READER = {"value_error"}
+"""Errors of what depends on several settings."""
+
+
+def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The path of each value in a file, and of a further key of each mapping."""
+    for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+        yield (*at, key)
+        if isinstance(inner, dict | list):
+            yield from places(inner, (*at, key))
+    if isinstance(value, dict):
+        yield (*at, "further")
+
+
+def replaced(content: Any, path: tuple[Any, ...], value: Any) -> tuple[Any, Any]:
+    """A copy with another value at the path, and the former value."""
+    changed = deepcopy(content)
+    parent = reduce(getitem, path[:-1], changed)
+    before = parent.get(path[-1]) if isinstance(parent, dict) else parent[path[-1]]
+    parent[path[-1]] = value
+    return changed, before
+
+
+def read(file: str, content: Any) -> set[str]:
+    """The types of the reader's errors."""
+    try:
+        MODELS[file].model_validate(content)
+    except ValidationError as error:
+        return {found["type"] for found in error.errors()}
+    return set()
+
+
+SCALARS = (
+    st.none() | st.integers(-2, 700) | st.floats(-2, 700) | st.sampled_from(["", "auto", "a", "http://a", "x" * 65])
+)
+VALUES = st.booleans() | SCALARS | st.lists(SCALARS, max_size=3) | st.dictionaries(st.sampled_from("ab"), SCALARS)
+PLACES = [(file, full, path) for file, full in FULL for path in places(full)]
+
+
+@given(st.sampled_from(PLACES), VALUES)
+@settings(max_examples=200, deadline=None)
+def test_the_schema_and_the_reader_agree_on_any_value(place: tuple[str, Any, tuple[Any, ...]], value: Any) -> None:
+    file, full, path = place
+    content, before = replaced(full, path, value)
+    assume(isinstance(value, bool) == isinstance(before, bool) or not isinstance(value, bool | int | float))
+    assume("response_format" not in path and "allowed_networks" not in path)
+    wrong = read(file, content) - ONLY_THE_READER
+    assert bool(wrong) == (not CHECKERS[file].is_valid(content)), (path, value, wrong, mistake(file, content))

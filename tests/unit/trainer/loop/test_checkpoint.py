@@ -8,6 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
+import pytest
+
+from trainer.errors import UserError
 from trainer.loop.checkpoint import Checkpoints, LoopState
 
 
@@ -47,3 +50,11 @@ async def test_who_reads_while_checkpoints_are_removed_sees_whole_ones_only(tmp_
             await checkpoints.save(LoopState(step, step, 0, [], 0, None), many_files)
         ended.set()
     assert reading.result() == {21}
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"format": "x"}', "\0" * 100])
+def test_a_damaged_checkpoint_is_named_with_the_remedy(tmp_path: Path, text: str) -> None:
+    (tmp_path / "step-000004").mkdir()
+    (tmp_path / "step-000004" / "loop.json").write_text(text)
+    with pytest.raises(UserError, match=r"step-000004 is damaged .* delete it to continue from the checkpoint before"):
+        Checkpoints(tmp_path).latest()

@@ -272,6 +272,7 @@ def test_a_problem_found_after_reading_gets_the_line_of_its_field(tmp_path: Path
     headers = Problem("refused", "method.reinforcement.tools[1].headers", "HTTP 401", "fix it")
     elsewhere = Problem("disk_full", "--runs", "no space", "free some")
     row = Problem("broken_json", "model", "not valid JSON", "fix it", "train.jsonl", 7)
-    found = with_lines(path, [headers, elsewhere, row])
-    assert (found[0].file, found[0].line) == (str(path), 6)
-    assert found[1:] == [elsewhere, row]
+    model = Problem("missing_model", "model", "there is no folder m", "fix it")
+    found = with_lines(path, [headers, model, elsewhere, row])
+    assert [(problem.file, problem.line) for problem in found[:2]] == [(str(path), 6), (str(path), 1)]
+    assert found[2:] == [elsewhere, row]

@@ -7,8 +7,8 @@ import functools
 
 import pytest
 
-from tests.support.paths import ROOT
 from tests.support.settings import all_models
+from tests.support.source import syntax_trees
 from trainer.spec.endpoints import Strict
 
 ONLY_ACCEPTED = {"PythonGrader.image_tag", "WireJob.integrations"}
@@ -18,8 +18,7 @@ ONLY_ACCEPTED = {"PythonGrader.image_tag", "WireJob.integrations"}
 @functools.cache
 def attributes_read() -> set[str]:
     """All attribute names that are read in our packages."""
-    files = [path for name in ("trainer", "actors", "cluster", "serve") for path in (ROOT / name).rglob("*.py")]
-    nodes = (node for path in files for node in ast.walk(ast.parse(path.read_text())))
+    nodes = (node for tree in syntax_trees().values() for node in ast.walk(tree))
     return {node.attr for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)}
 
 

@@ -1,0 +1,111 @@
+"""Limits of one sandbox by cgroup v2, which count all memory, where the system has delegated a cgroup to this user.
+
+A cgroup with processes cannot have limited ones below it, so ours must be a sibling of the owner's: a systemd service
+needs `Delegate=memory pids` and `DelegateSubgroup=`. Elsewhere there is none, and the launcher's own sum is the limit.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+PREFIX = "agent-rft-grader-"
+CONTROLLERS = {"memory", "pids"}
+
+
+class Group(NamedTuple):
+    """The cgroup of one sandbox; `joins` is its open list of processes, since another user's process will join."""
+
+    folder: Path
+    joins: int
+
+    def join(self) -> None:
+        """Move this process into the cgroup, if that is allowed."""
+        with suppress(OSError):
+            os.write(self.joins, b"0")
+
+    def ran_out_of_memory(self) -> bool:
+        """Whether the kernel killed it at its limit of memory."""
+        with suppress(OSError):
+            events = dict(line.split() for line in (self.folder / "memory.events").read_text().splitlines())
+            return int(events.get("oom_kill", 0)) > 0
+        return False
+
+    def kill(self) -> None:
+        """Kill all its processes (Linux 5.14)."""
+        with suppress(OSError):
+            (self.folder / "cgroup.kill").write_text("1")
+
+    def remove(self) -> None:
+        """Remove it; all its processes must have ended."""
+        os.close(self.joins)
+        with suppress(OSError):
+            self.folder.rmdir()
+
+
+def make(memory_bytes: int, num_processes: int, parents: list[Path] | None = None) -> Group | None:
+    """A new cgroup below the first of `parents` (by default `delegated()`) where that is allowed, else None."""
+    for parent in delegated() if parents is None else parents:
+        folder = parent / f"{PREFIX}{os.getpid()}"
+        try:
+            _enable(parent)
+            _sweep(parent)
+            folder.mkdir(exist_ok=True)
+            (folder / "memory.max").write_text(str(memory_bytes))
+            (folder / "pids.max").write_text(str(num_processes))
+            for name, value in (("memory.swap.max", "0"), ("memory.oom.group", "1")):  # not on every kernel
+                with suppress(OSError):
+                    (folder / name).write_text(value)
+            return Group(folder, os.open(folder / "cgroup.procs", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC))
+        except OSError:
+            with suppress(OSError):
+                folder.rmdir()
+    return None
+
+
+def delegated() -> list[Path]:
+    """The cgroups that may be ours to divide: this process's own and the one above, if they are this user's.
+
+    root may write everywhere, so it needs systemd's mark of delegation, or to be at the top of a cgroup namespace.
+    """
+    try:
+        path = next(line[3:] for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::"))
+        mounts = [line.split() for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+    except (OSError, StopIteration):
+        return []
+    tops = [Path(mount[4]) for mount in mounts if mount[mount.index("-") + 1] == "cgroup2" and mount[3] == "/"]
+    if not tops or "/.." in path:
+        return []
+    own = tops[0] / path.lstrip("/")
+    found = [own] if own == tops[0] else [own, own.parent]
+    return [folder for folder in found if os.getuid() != 0 or folder == tops[0] or _is_marked(folder)]
+
+
+def _is_marked(folder: Path) -> bool:
+    for name in ("user.delegate", "trusted.delegate"):
+        with suppress(OSError):
+            return os.getxattr(folder, name) == b"1"
+    return False
+
+
+def _enable(parent: Path) -> None:
+    """Let the cgroups below `parent` have limits.
+
+    Raises:
+        OSError: it has not these controllers, has processes itself, or is not ours.
+    """
+    if not set((parent / "cgroup.controllers").read_text().split()) >= CONTROLLERS:
+        raise OSError(f"{parent} has no controllers of memory and pids")
+    control = parent / "cgroup.subtree_control"
+    if not set(control.read_text().split()) >= CONTROLLERS:
+        control.write_text("+memory +pids")
+
+
+def _sweep(parent: Path) -> None:
+    """Remove what killed launchers have left."""
+    for folder in parent.glob(f"{PREFIX}*"):
+        if not Path(f"/proc/{folder.name.removeprefix(PREFIX)}").exists():
+            with suppress(OSError):
+                folder.rmdir()

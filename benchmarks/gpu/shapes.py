@@ -1,0 +1,107 @@
+"""Qwen3's shapes: sizes, floating-point operations, and the memory that `agent-rft plan` predicts. Without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cluster.planning.memory import rank_memory
+from cluster.planning.model_shape import ModelShape
+from cluster.planning.units import GIB
+
+BYTES_PER_PARAMETER = 18
+"""bfloat16 weight (2), float32 sum of gradients (4), float32 master weight (4) and Adam's two moments (8). Gradients
+in bfloat16 are added to the sum one by one. DeepSpeed keeps all of them until then, so `plan` predicts 20."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A dense Qwen3, as in its config.json."""
+
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    tied: bool
+    kv_heads: int = 8
+    head_dim: int = 128
+    vocabulary: int = 151_936
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The arguments of transformers' Qwen3Config."""
+        return {
+            "hidden_size": self.hidden,
+            "intermediate_size": self.intermediate,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads,
+            "head_dim": self.head_dim,
+            "vocab_size": self.vocabulary,
+            "tie_word_embeddings": self.tied,
+            "max_position_embeddings": 131_072,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000.0},
+        }
+
+    @property
+    def matrices(self) -> int:
+        """The parameters of all layers' matrices."""
+        attention = 2 * self.hidden * self.head_dim * (self.heads + self.kv_heads)
+        return self.layers * (attention + 3 * self.hidden * self.intermediate)
+
+    @property
+    def parameters(self) -> int:
+        norms = self.layers * (2 * self.hidden + 2 * self.head_dim) + self.hidden
+        return self.vocabulary * self.hidden * (1 if self.tied else 2) + self.matrices + norms
+
+    def flops(self, lengths: Sequence[int], trained: int) -> float:
+        """Operations of one forward and backward pass, without recomputation.
+
+        Six per parameter of a matrix and token, the head only for the `trained` tokens, and causal attention:
+        12 x layers x width of queries x n (n + 1) / 2 for a sequence of n tokens.
+        """
+        products = 6 * (self.matrices * sum(lengths) + self.hidden * self.vocabulary * trained)
+        pairs = sum(length * (length + 1) / 2 for length in lengths)
+        return products + 12 * self.layers * self.heads * self.head_dim * pairs
+
+    def flops_6n(self, lengths: Sequence[int]) -> float:
+        """As published tables count: six per parameter and token, and attention as if it were not causal."""
+        squares = sum(length**2 for length in lengths)
+        return 6 * self.parameters * sum(lengths) + 12 * self.layers * self.heads * self.head_dim * squares
+
+    def plan_gib(self, num_tokens: int) -> float:
+        """GiB of tensors on the GPU of a single rank, as `agent-rft plan` estimates it for the same micro-batch."""
+        shape = ModelShape(
+            num_parameters=self.parameters,
+            layers=self.layers,
+            hidden=self.hidden,
+            heads=self.heads,
+            kv_heads=self.kv_heads,
+            head_dim=self.head_dim,
+            intermediate=self.intermediate,
+            vocabulary=self.vocabulary,
+        )
+        memory = rank_memory(
+            shape, _OneRank(num_tokens), on_gpu=True, itemsize=2, longest=num_tokens, keeps_start=False
+        )
+        return (memory.gpu_bytes - memory.gpu["context"]) / GIB
+
+
+@dataclass(frozen=True, slots=True)
+class _OneRank:
+    """A job's settings of its cluster."""
+
+    micro_batch_tokens: int
+    learner_ranks: int = 1
+    zero_stage: int = 1
+    max_num_seqs: int = 0
+
+
+QWEN3 = {
+    "0.6B": Shape(1024, 3072, 28, 16, tied=True),
+    "1.7B": Shape(2048, 6144, 28, 16, tied=True),
+    "4B": Shape(2560, 9728, 36, 32, tied=True),
+    "8B": Shape(4096, 12288, 36, 32, tied=False),
+}
+TINY = Shape(32, 48, 2, 4, tied=True, kv_heads=2, head_dim=8, vocabulary=97)

@@ -1,0 +1,73 @@
+"""The process that validates a job: its limits, how it is run, and what its end means.
+
+Rows, schemas and graders are their users' input: what they cost is the job's, never the server's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import resource
+import signal
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from trainer.errors import Problem, RftError
+
+log = logging.getLogger(__name__)
+
+CPU_S = 300
+"""Processor seconds of a check: 50,000 rows take one minute."""
+MEMORY_BYTES = 8 << 30
+"""Memory of a check: rows of 512 MB, the largest file, take half of it."""
+OUT_OF_MEMORY = 4
+"""The exit code of a check that exceeded MEMORY_BYTES."""
+LOGGED_BYTES = 8_000
+
+
+def limit_check(cpu_s: int = CPU_S, memory_bytes: int = MEMORY_BYTES) -> None:
+    """Limit this process: it is ended by SIGXCPU, or raises MemoryError."""
+    for kind, limit in (
+        (resource.RLIMIT_CPU, cpu_s),
+        (resource.RLIMIT_DATA, memory_bytes),  # not RLIMIT_AS: Ray maps far more than it uses
+        (resource.RLIMIT_CORE, 0),
+    ):
+        hard = resource.getrlimit(kind)[1]
+        soft = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+        resource.setrlimit(kind, (soft, hard))
+
+
+async def run_check(command: Sequence[str], environment: Mapping[str, str], job_id: str) -> list[Problem]:
+    """Run the command, with `--check FILE` added, and return the problems that it wrote; ends it when cancelled.
+
+    Raises:
+        RftError: The check exceeded a limit, or failed; the log of this process has its output.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        out, output = Path(folder) / "problems.json", Path(folder) / "log"
+        with output.open("wb") as file:
+            process = await asyncio.create_subprocess_exec(
+                *command, "--check", str(out), stdout=file, stderr=file, env=environment
+            )
+        try:
+            code = await process.wait()
+        finally:
+            with suppress(ProcessLookupError):
+                process.kill()
+        if code != 0 or not out.exists():
+            said = output.read_bytes()[-LOGGED_BYTES:].decode(errors="replace").strip()
+            log.error("the check of the job %s ended with code %d; its output:\n%s", job_id, code, said)
+            raise RftError(_reason(code, job_id))
+        return [Problem(**problem) for problem in json.loads(out.read_text())]
+
+
+def _reason(code: int, job_id: str) -> str:
+    remedy = "use fewer or smaller rows, tools and schemas"
+    if code == -signal.SIGXCPU:
+        return f"checking the job took more than {CPU_S} s of a processor: {remedy}"
+    if code == OUT_OF_MEMORY:
+        return f"checking the job took more than {MEMORY_BYTES >> 30} GiB of memory: {remedy}"
+    return f"the check of the job failed with exit code {code}; the server's log has its output under {job_id}"

@@ -1,0 +1,66 @@
+"""Which requests are recorded in the audit log, and as what."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from starlette.requests import Request
+from starlette.types import Scope
+
+from cluster.stores.audit import Outcome
+
+ACTIONS = {
+    ("POST", "/v1/files"): "file.create",
+    ("DELETE", "/v1/files/{file_id}"): "file.delete",
+    ("POST", "/v1/fine_tuning/jobs"): "job.create",
+    ("POST", "/v1/fine_tuning/jobs/{job_id}/cancel"): "job.cancel",
+    ("POST", "/v1/fine_tuning/jobs/{job_id}/pause"): "job.pause",
+    ("POST", "/v1/fine_tuning/jobs/{job_id}/resume"): "job.resume",
+    ("DELETE", "/v1/models/{model_id:path}"): "model.delete",
+}
+CHANGES_NOTHING = frozenset(
+    {
+        "/v1/chat/completions",
+        "/v1/embeddings",
+        "/v1/responses",
+        "/v1/fine_tuning/alpha/graders/validate",
+        "/v1/fine_tuning/alpha/graders/run",
+        "/v1/fine_tuning/alpha/tool/run",
+    }
+)
+"""Routes of POST that leave nothing behind; the access log has them."""
+
+
+class Auditor(Protocol):
+    """The part of cluster.stores.audit.AuditLog that requests need."""
+
+    def append(
+        self,
+        actor: str,
+        action: str,
+        object: str | None = None,
+        *,
+        request_id: str | None = None,
+        outcome: Outcome = "done",
+        status: int | None = None,
+    ) -> None: ...
+
+
+def action_of(scope: Scope) -> str | None:
+    """Returns what a request does, or None if it is not recorded."""
+    return ACTIONS.get((scope["method"], str(getattr(scope.get("route"), "path", ""))))
+
+
+def made(request: Request, object_id: str) -> None:
+    """Tells the audit log the id of the object that a request made."""
+    request.state.made = object_id
+
+
+def object_of(scope: Scope) -> str | None:
+    """Returns the id of the object that a request made or named."""
+    found = scope["state"].get("made")
+    return found or next(iter(scope.get("path_params", {}).values()), None)
+
+
+def outcome_of(status: int) -> Outcome:
+    return "done" if status < 400 else "refused" if status == 403 else "failed"

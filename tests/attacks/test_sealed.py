@@ -1,0 +1,124 @@
+"""What a server sealed is moved to where it does not belong: between uses, jobs, API keys and servers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from cryptography.fernet import Fernet
+from sqlalchemy import update
+
+from cluster.jobs.driver_settings import DriverSettings, Server
+from cluster.jobs.service import JobService
+from cluster.stores.database import Database
+from cluster.stores.job_store import JobStore
+from cluster.stores.job_tables import JobRow
+from cluster.stores.migrate import migrate
+from cluster.stores.secrets import KEY_FILE, CannotOpen, SecretBox
+from serve.inference import responses
+from serve.routes import fine_tuning
+from tests.support.api import client_of
+from tests.support.bad_requests import SECRET
+from tests.support.fake_models import FakeModels, turn
+from tests.support.jobs import BODY, KnownFiles, KnownModels
+from trainer.spec.operator import NOTHING_ALLOWED
+
+THOUGHT = "the customer's number is 17"
+
+
+class Victim:
+    """A server with jobs and a model that thinks."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.database = Database.of_folder(folder)
+        migrate(self.database)
+        self.store = JobStore(self.database)
+        self.box = SecretBox.of_folder(folder, {})
+        self.models = FakeModels(*[turn("hello", reasoning=THOUGHT)] * 10)
+        jobs = JobService(self.store, KnownModels(), KnownFiles(), self.box, NOTHING_ALLOWED)
+        routers = [fine_tuning.make_router(jobs), responses.make_router(self.models, NOTHING_ALLOWED, self.box)]
+        self.http = client_of(routers)
+
+    async def job(self, **changes: Any) -> str:
+        answer = await self.http.post("/v1/fine_tuning/jobs", json=BODY | changes)
+        assert answer.status_code == 200, answer.text
+        return str(answer.json()["id"])
+
+    async def thought(self, token: str) -> str:
+        """The sealed thought that the owner of an API key was given."""
+        body = {"model": "gpt-5", "input": "hi", "reasoning": {}, "include": ["reasoning.encrypted_content"]}
+        answer = await self.http.post("/v1/responses", json=body, headers={"Authorization": f"Bearer {token}"})
+        assert answer.status_code == 200, answer.text
+        return str(answer.json()["output"][0]["encrypted_content"])
+
+    async def echo(self, sealed: str, token: str = "sk-rft-write") -> httpx.Response:
+        """A client sends a sealed text back as a thought; the model would see what is in it."""
+        item = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": sealed}
+        said = {"role": "assistant", "content": "hello"}
+        body = {"model": "gpt-5", "input": [{"role": "user", "content": "hi"}, item, said]}
+        return await self.http.post("/v1/responses", json=body, headers={"Authorization": f"Bearer {token}"})
+
+
+@pytest.fixture
+async def victim(tmp_path: Path) -> AsyncIterator[Victim]:
+    victim = Victim(tmp_path)
+    async with victim.http:
+        yield victim
+    victim.database.close()
+
+
+def check_refused(victim: Victim, answer: httpx.Response, secret: str) -> None:
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["code"] == "invalid_encrypted_content"
+    assert secret not in answer.text and secret not in json.dumps([dict(call) for call in victim.models.bodies])
+
+
+async def test_a_sealed_job_does_not_come_out_as_a_thought(victim: Victim) -> None:
+    sealed = victim.store.get(await victim.job()).sealed_spec
+    check_refused(victim, await victim.echo(sealed), SECRET)
+
+
+async def test_a_job_that_an_older_version_sealed_does_not_either(victim: Victim) -> None:
+    fernet = Fernet((victim.folder / KEY_FILE).read_text())
+    check_refused(victim, await victim.echo(fernet.encrypt(SECRET.encode()).decode()), SECRET)
+
+
+async def test_a_thought_is_only_for_the_key_that_it_was_given_to(victim: Victim) -> None:
+    sealed = await victim.thought("sk-rft-write")
+    assert THOUGHT not in sealed
+    assert (await victim.echo(sealed, "sk-rft-write")).status_code == 200
+    victim.models.bodies.clear()
+    check_refused(victim, await victim.echo(sealed, "sk-rft-of-a-test"), THOUGHT)
+
+
+async def test_a_thought_sealed_for_the_same_key_elsewhere_is_refused(victim: Victim, tmp_path: Path) -> None:
+    other = SecretBox.of_folder(tmp_path / "other", {}).sealer("reasoning", "sk-rft-write").seal(THOUGHT)
+    check_refused(victim, await victim.echo(other), THOUGHT)
+
+
+async def test_the_secrets_of_one_job_do_not_open_in_another(victim: Victim) -> None:
+    """Who can write to the database, and no more, does not get a job's headers sent to his own tool."""
+    rich, poor = await victim.job(seed=1), await victim.job(seed=2)
+    with victim.database.session() as session:
+        stolen = victim.store.get(rich).sealed_spec
+        session.execute(update(JobRow).where(JobRow.id == poor).values(sealed_spec=stolen))
+    server = Server(DriverSettings(str(victim.folder), victim.database.url))
+    with pytest.raises(CannotOpen):
+        server.spec(victim.store.get(poor))
+    server.close()
+
+
+async def test_a_thought_is_no_job(victim: Victim) -> None:
+    job = await victim.job()
+    thought = await victim.thought("sk-rft-write")
+    with victim.database.session() as session:
+        session.execute(update(JobRow).where(JobRow.id == job).values(sealed_spec=thought))
+    server = Server(DriverSettings(str(victim.folder), victim.database.url))
+    with pytest.raises(CannotOpen):
+        server.spec(victim.store.get(job))
+    server.close()

@@ -1,0 +1,42 @@
+"""What something costs: processor seconds and peak memory. Unlike wall time, they do not depend on the load."""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+MIB = 1 << 20
+
+
+@contextmanager
+def budget(cpu_s: float = 1.0, mib: float = 100.0) -> Iterator[None]:
+    """Assert that the block costs this process, and the children that it waits for, at most this much.
+
+    Memory is the highest resident size in the block beyond that before it. A block that would take all of the machine's
+    memory ends in MemoryError.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (4 << 30, hard))
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+    before, begun = _status("VmRSS"), _cpu_s()
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+    spent, grown = _cpu_s() - begun, (_status("VmHWM") - before) / MIB
+    assert spent <= cpu_s, f"took {spent:.2f} s of a processor, {cpu_s:g} s are allowed"
+    assert grown <= mib, f"took {grown:.0f} MiB, {mib:g} MiB are allowed"
+
+
+def _cpu_s() -> float:
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + children.ru_utime + children.ru_stime
+
+
+def _status(name: str) -> int:
+    """Bytes of a line of this process's status."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(f"{name}:"))

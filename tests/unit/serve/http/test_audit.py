@@ -1,0 +1,55 @@
+"""Which requests the audit log gets, and when."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from fastapi.routing import APIRoute
+
+from cluster.stores.audit import Outcome
+from cluster.stores.blobs import FolderBlobs
+from cluster.stores.database import Database, DatabaseError
+from cluster.stores.file_store import FileStore
+from serve.host.services import Services
+from serve.host.state import ServerState, StateLocations
+from serve.http.audit import ACTIONS, CHANGES_NOTHING
+from serve.routes.files import make_router
+from tests.support.api import client_of
+from trainer.spec.operator import NOTHING_ALLOWED
+
+FORM: Any = {"files": {"file": ("a.jsonl", b"{}")}, "data": {"purpose": "fine-tune"}}
+
+
+class FullDisk:
+    """An audit log whose database fails."""
+
+    def append(
+        self,
+        actor: str,
+        action: str,
+        object: str | None = None,
+        *,
+        request_id: str | None = None,
+        outcome: Outcome = "done",
+        status: int | None = None,
+    ) -> None:
+        raise DatabaseError("disk full")
+
+
+def test_each_route_that_changes_something_is_recorded(tmp_path: Path) -> None:
+    state = ServerState(StateLocations(tmp_path), NOTHING_ALLOWED)
+    nothing: Any = None
+    routers = Services(state, NOTHING_ALLOWED, nothing, nothing).routers
+    routes = [route for router in routers for route in router.routes if isinstance(route, APIRoute)]
+    found = {(method, f"/v1{route.path}") for route in routes for method in route.methods if method != "GET"}
+    left_out = {("POST", path) for path in CHANGES_NOTHING}
+    assert found == ACTIONS.keys() | left_out and not ACTIONS.keys() & left_out
+    state.close()
+
+
+async def test_what_was_done_is_answered_although_the_audit_log_fails(any_database: Database, tmp_path: Path) -> None:
+    files = FileStore(any_database, FolderBlobs(tmp_path / "files"), tmp_path)
+    async with client_of([make_router(files)], audit=FullDisk()) as client:
+        made = await client.post("/v1/files", **FORM)
+        assert made.status_code == 200 and files.get(made.json()["id"]).owner == "sk-rft-of-a-test"

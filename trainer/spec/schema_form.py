@@ -1,0 +1,300 @@
+"""The form of JSON schemas that users write: what is looked at, within fixed bounds, before any engine compiles one.
+
+Nothing is ever retrieved: a reference must start with # and is resolved from the top of its schema. Ids are ignored.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
+from typing import Any
+from urllib.parse import unquote
+
+MAX_DEPTH = 64
+"""Levels of nesting, each object or list one. Deeper schemas crash grammar compilers; those of people have ten."""
+MAX_BYTES = 256 << 10
+"""Size as JSON. A tool's schema is part of every prompt that offers it, and no context holds more."""
+MAX_SUBSCHEMAS = 5_000
+"""Subschemas after following references: a grammar of 5,000 takes about a second, and a value is compared with each."""
+MAX_CHOICES = 10_000
+"""Values of an enum: a grammar of 10,000 takes 0.1 s and 25 MB."""
+MAX_PATTERNS = 100
+"""Patterns of one schema: each compiled one takes up to a few MB."""
+MAX_PATTERN_CHARS = 2_000
+"""Length of a pattern; the longest ones in use, for dates and URLs, have some hundred characters."""
+MAX_LEAST = 10_000
+"""Bound of what a value must have at least: examples of it are made, and a turn of a model has no more."""
+MAX_MOST = 1_000_000
+"""Bound of what a value may have at most, where a grammar counts it."""
+
+LEAST = ("minLength", "minItems", "minProperties", "minContains")
+MOST = ("maxLength", "maxItems", "maxProperties", "maxContains")
+REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
+ANCHORS = ("$anchor", "$dynamicAnchor")
+IN_PLACE = frozenset({"allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependentSchemas", "dependencies"})
+"""Keywords whose schemas apply to the same value."""
+DEFINITIONS = frozenset({"$defs", "definitions"})
+"""Keywords whose schemas apply only where they are referred to."""
+ONE = frozenset(
+    {
+        *("additionalItems", "additionalProperties", "contains", "contentSchema", "else", "if", "items", "not"),
+        *("propertyNames", "then", "unevaluatedItems", "unevaluatedProperties"),
+    }
+)
+"""Keywords with a schema. `items` may also be a list of schemas."""
+MANY = frozenset({"allOf", "anyOf", "items", "oneOf", "prefixItems"})
+"""Keywords with a list of schemas."""
+NAMED = frozenset({"dependencies", "dependentSchemas", "patternProperties", "properties"}) | DEFINITIONS
+"""Keywords with schemas by name."""
+
+Path = tuple[str | int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaMistake:
+    """Why a schema is refused: a problem code, the place in the schema, what is wrong there, and the remedy."""
+
+    code: str
+    path: Path
+    message: str
+    remedy: str = "give a valid JSON schema (draft 2020-12)"
+
+    @property
+    def at(self) -> str:
+        return shown_path(self.path)
+
+    def __str__(self) -> str:
+        return f"{self.at}: {self.message}"
+
+
+class Refused(Exception):
+    """Carries a `SchemaMistake` out of nested loops."""
+
+    def __init__(self, mistake: SchemaMistake) -> None:
+        super().__init__(str(mistake))
+        self.mistake = mistake
+
+
+def shown_path(path: Path) -> str:
+    """A path as `$.properties.path`, cut where a key is long."""
+    parts = (f"[{part}]" if isinstance(part, int) else f".{shortened(part, 60)}" for part in path)
+    return shortened("$" + "".join(parts), 200)
+
+
+def shortened(text: str, limit: int) -> str:
+    """`text` without its middle if it is longer than `limit`."""
+    return text if len(text) <= limit else f"{text[: limit - limit // 4 - 3]}...{text[-(limit // 4) :]}"
+
+
+def check_form(schema: Any, *, grammar: bool) -> None:
+    """Check size, depth, references and numbers of a schema; with `grammar`, also what only grammars cannot hold.
+
+    Raises:
+        Refused: The schema has a mistake; the first one is reported.
+    """
+    _check_json(schema)
+    nodes = _Nodes(schema)
+    for path, node in nodes.found:
+        _check_numbers(node, path, grammar)
+    _check_patterns(patterns_of(nodes))
+    if (count := nodes.num_applied()) > MAX_SUBSCHEMAS:
+        raise _too_large((), f"has {_count(count)} subschemas, each reference followed", MAX_SUBSCHEMAS, "shorten it")
+    nodes.check_cycles()
+
+
+def patterns_in(schema: Any) -> list[tuple[Path, str]]:
+    """The place and text of each pattern of a schema whose form is good."""
+    return patterns_of(_Nodes(schema))
+
+
+def patterns_of(nodes: _Nodes) -> list[tuple[Path, str]]:
+    """As `patterns_in`."""
+    found: list[tuple[Path, str]] = []
+    for path, node in nodes.found:
+        if isinstance(pattern := node.get("pattern"), str):
+            found.append(((*path, "pattern"), pattern))
+        if isinstance(named := node.get("patternProperties"), dict):
+            found += [((*path, "patternProperties", key), key) for key in named]
+    return found
+
+
+def num_applied(schema: Any) -> int:
+    """The number of subschemas after following references; a reference back to where it comes from counts once."""
+    return _Nodes(schema).num_applied()
+
+
+def subschemas(node: Mapping[str, Any]) -> Iterator[tuple[Path, Any]]:
+    """The schemas directly in a schema, with their paths in it."""
+    for key, value in node.items():
+        if key in ONE and isinstance(value, dict | bool):
+            yield (key,), value
+        elif key in MANY and isinstance(value, list):
+            yield from (((key, i), part) for i, part in enumerate(value))
+        elif key in NAMED and isinstance(value, dict):
+            yield from (((key, name), part) for name, part in value.items())
+
+
+def resolved(root: Any, reference: str) -> tuple[Path, Any] | None:
+    """What a reference such as `#/$defs/name` refers to, with its path; None if there is nothing."""
+    if reference != "#" and not reference.startswith("#/"):
+        return None
+    value = root
+    path: list[str | int] = []
+    for raw in reference.split("/")[1:]:
+        part = unquote(raw).replace("~1", "/").replace("~0", "~")
+        if isinstance(value, dict) and part in value:
+            path.append(part)
+            value = value[part]
+        elif isinstance(value, list) and part.isascii() and part.isdigit() and int(part[:9]) < len(value):
+            path.append(int(part[:9]))
+            value = value[int(part[:9])]
+        else:
+            return None
+    return tuple(path), value
+
+
+# -- the walk ----------------------------------------------------------------------------------------------------------
+
+
+class _Nodes:
+    """The schemas in a schema, each once, and which apply others. Booleans are left out: nothing is to be checked.
+
+    Raises:
+        Refused: A reference does not resolve within the schema, or there are too many.
+    """
+
+    def __init__(self, root: Any) -> None:
+        self.found: list[tuple[Path, dict[str, Any]]] = []
+        self._root = root
+        self._applied: dict[int, list[int]] = {}
+        self._in_place: dict[int, list[int]] = {}
+        references: list[tuple[Path, dict[str, Any], str]] = []
+        anchors: dict[str, tuple[Path, Any]] = {}
+        remaining: list[tuple[Path, Any]] = [((), root)]
+        while remaining or references:
+            if not remaining:  # a reference may lead to a place where no schema was expected
+                path, node, key = references.pop()
+                target = self._target(path, node, key, anchors)
+                if isinstance(target[1], dict):
+                    self._applied[id(node)].append(id(target[1]))
+                    self._in_place[id(node)].append(id(target[1]))
+                    remaining.append(target)
+                continue
+            path, node = remaining.pop()
+            if not isinstance(node, dict) or id(node) in self._applied:
+                continue
+            self.found.append((path, node))
+            if len(self.found) > MAX_SUBSCHEMAS:
+                raise _too_large((), f"has over {MAX_SUBSCHEMAS:,} subschemas", MAX_SUBSCHEMAS, "shorten it")
+            applied, in_place = self._applied.setdefault(id(node), []), self._in_place.setdefault(id(node), [])
+            for place, part in subschemas(node):
+                remaining.append(((*path, *place), part))
+                if isinstance(part, dict) and place[0] not in DEFINITIONS:
+                    applied.append(id(part))
+                    if place[0] in IN_PLACE:
+                        in_place.append(id(part))
+            names = [node[key] for key in ANCHORS if isinstance(node.get(key), str)]
+            ids = [node[key] for key in ("$id", "id") if isinstance(node.get(key), str)]  # their form until draft 7
+            names += [name[1:] for name in ids if name.startswith("#")]
+            anchors |= dict.fromkeys(names, (path, node))
+            references += [(path, node, key) for key in REFERENCES if isinstance(node.get(key), str)]
+
+    def _target(
+        self, path: Path, node: dict[str, Any], key: str, anchors: Mapping[str, tuple[Path, Any]]
+    ) -> tuple[Path, Any]:
+        reference = node[key]
+        shown = shortened(reference, 80)
+        if not reference.startswith("#"):
+            message = (
+                f"the reference {shown!r} points outside the schema; only references that start with # are allowed"
+            )
+            remedy = "put what it refers to into `$defs` of the same schema, and write #/$defs/NAME"
+            raise Refused(SchemaMistake("invalid_schema", (*path, key), message, remedy))
+        found = anchors.get(unquote(reference[1:])) or resolved(self._root, reference)
+        if found is None or not isinstance(found[1], dict | bool):
+            message = f"the reference {shown!r} cannot be resolved"
+            remedy = "add what it refers to to `$defs` of the schema"
+            raise Refused(SchemaMistake("invalid_schema", (*path, key), message, remedy))
+        return found
+
+    def num_applied(self) -> int:
+        """The number of subschemas that the top one applies, references followed."""
+        sizes: dict[int, int] = {}
+        begun: set[int] = set()
+        remaining = [(id(self._root), False)]
+        while remaining:
+            node, parts_done = remaining.pop()
+            if parts_done:
+                # A part without a size has begun, but not ended: it refers back.
+                sizes[node] = 1 + sum(sizes.get(part, 1) for part in self._applied.get(node, ()))
+            elif node not in begun:
+                begun.add(node)
+                remaining.append((node, True))
+                remaining += [(part, False) for part in self._applied.get(node, ())]
+        return max(sizes[id(self._root)], len(self.found))
+
+    def check_cycles(self) -> None:
+        try:
+            TopologicalSorter(self._in_place).prepare()
+        except CycleError:
+            message = "its references form a cycle: a value would be compared with the same schema forever"
+            remedy = "refer to the schema from `properties` or `items`"
+            raise Refused(SchemaMistake("invalid_schema", (), message, remedy)) from None
+
+
+# -- the checks --------------------------------------------------------------------------------------------------------
+
+
+def _check_json(schema: Any) -> None:
+    if not isinstance(schema, dict | bool):
+        raise Refused(SchemaMistake("invalid_schema", (), "must be a JSON object"))
+    depth, num_values = 0, 0
+    level: list[Any] = [schema]
+    while level := [value for value in level if isinstance(value, dict | list)]:
+        depth += 1
+        num_values += sum(map(len, level))
+        if depth > MAX_DEPTH:
+            what = f"is nested more than {MAX_DEPTH} levels deep"
+            raise Refused(SchemaMistake("schema_too_large", (), what, "use fewer levels of objects and lists"))
+        if num_values > MAX_BYTES:  # aliases of a YAML file may stand for more than its text
+            raise _too_large((), f"has over {num_values - 1:,} values", MAX_BYTES, "shorten it")
+        level = [part for value in level for part in (value.values() if isinstance(value, dict) else value)]
+    try:
+        size = len(json.dumps(schema, allow_nan=False, ensure_ascii=False).encode())
+    except UnicodeEncodeError:
+        raise Refused(SchemaMistake("invalid_schema", (), "has half of a surrogate pair", "write UTF-8 text")) from None
+    except (ValueError, TypeError, RecursionError):
+        message = "has a value that JSON does not have, such as an infinite number or one of thousands of digits"
+        raise Refused(SchemaMistake("invalid_schema", (), message, "write numbers of ordinary size")) from None
+    if size > MAX_BYTES:
+        raise _too_large(
+            (), f"has {size:,} bytes as JSON", MAX_BYTES, "shorten descriptions and enums, or split the tool"
+        )
+
+
+def _check_numbers(node: Mapping[str, Any], path: Path, grammar: bool) -> None:
+    for keys, most in ((LEAST, MAX_LEAST), (MOST, MAX_MOST)):
+        for key in keys if grammar or keys is LEAST else ():
+            value = node.get(key)
+            if isinstance(value, int | float) and value > most:
+                raise _too_large((*path, key), f"is {_count(value)}", most, "lower it, or leave it out")
+    if isinstance(choices := node.get("enum"), list) and len(choices) > MAX_CHOICES:
+        raise _too_large((*path, "enum"), f"has {len(choices):,} values", MAX_CHOICES, "use a type instead of the enum")
+
+
+def _check_patterns(patterns: list[tuple[Path, str]]) -> None:
+    if len(patterns) > MAX_PATTERNS:
+        raise _too_large((), f"has {len(patterns):,} patterns", MAX_PATTERNS, "leave some out")
+    for path, pattern in patterns:
+        if len(pattern) > MAX_PATTERN_CHARS:
+            raise _too_large(path, f"has {len(pattern):,} characters", MAX_PATTERN_CHARS, "write a shorter pattern")
+
+
+def _too_large(path: Path, what: str, most: int, remedy: str) -> Refused:
+    return Refused(SchemaMistake("schema_too_large", path, f"{what}; at most {most:,} are allowed", remedy))
+
+
+def _count(value: float) -> str:
+    return f"{value:,}" if value < 10**15 else "more than 10^15"
