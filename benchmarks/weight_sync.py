@@ -30,10 +30,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from actors.engine.plugin import TRANSPORT
 from actors.engine.vllm_engine import EngineConfig
-from actors.learner.rank import free_port
 from actors.rollout.episode import EpisodeSpec
 from actors.rollout.fleet import CANARY_LIMITS
 from actors.rollout.worker import WorkerConfig
+from actors.runtime.ports import free_port
 from actors.weights.broadcast import SENDER, Broadcast
 from actors.weights.broadcast_sync import BroadcastSync
 from actors.weights.checkpoint_weights import CheckpointWeights, as_bytes

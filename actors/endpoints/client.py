@@ -20,18 +20,19 @@ from weakref import WeakSet
 
 from aiohttp.abc import AbstractResolver
 
-from actors.endpoints.address_guard import REMEDY as ADDRESS_REMEDY
-from actors.endpoints.address_guard import ForbiddenAddress, Guard, Network
+from actors.endpoints.address_guard import ForbiddenAddress, Guard
 from actors.endpoints.answer import HttpAnswer, cut, retry_after_s, status_text
 from actors.endpoints.breaker import Breaker
 from actors.endpoints.gate import Gate, Permit, RequestEnd, Sockets
 from actors.endpoints.hedging import hedged
 from actors.endpoints.limits import AdaptiveLimit, RateLimit
+from actors.endpoints.signing import Signer
 from actors.endpoints.stats import EndpointStats, merged
 from actors.endpoints.transport import Transport, TransportError
 from actors.endpoints.url import endpoint_mistake, safe_url, scrub, secrets_of
 from actors.runtime.timing import REAL_TIMING, Timing
 from trainer.errors import Discard, EndpointRefused, UserError
+from trainer.spec.allowed import Allowed
 from trainer.spec.endpoints import Endpoint
 
 MAX_CALL_S = 600.0
@@ -53,7 +54,6 @@ REMEDIES = {
     "server_error": "check the endpoint's own log",
     "connection": "check that it is running and that its URL is correct and reachable from the cluster",
     "redirect": "set the final URL in the job: redirects are not followed",
-    "forbidden_address": ADDRESS_REMEDY,
 }
 
 
@@ -100,23 +100,26 @@ class EndpointClient:
         failure: type[Discard],
         timing: Timing = REAL_TIMING,
         *,
-        allowed_networks: Sequence[Network] = (),
+        allowed_networks: Sequence[Allowed] = (),
         sockets: Sockets | None = None,
         hedge_after_s: float | None = None,
         resolver: AbstractResolver | None = None,
+        signer: Signer | None = None,
     ) -> None:
         """Make a client; it connects at the first call.
 
         `what` names the endpoint in messages ("tool 'search'"). `failure` is raised when a call finally fails. The
         clients of one process share their `sockets`. Set `hedge_after_s` only if a request may be sent twice.
+        A `signer` signs each request.
 
         Raises:
             UserError: the URL or a header is invalid.
         """
         guard = Guard(allowed_networks)
-        mistake = endpoint_mistake(url, endpoint.headers) or guard.mistake(url)
-        if mistake:
+        if mistake := endpoint_mistake(url, endpoint.headers):
             raise UserError(f"{what}: {mistake}")
+        if address := guard.mistake(url):
+            raise UserError(f"{what}: {address.message}: {address.remedy}")
         headers = {name: value.get_secret_value() for name, value in endpoint.headers.items()}
         self.what = f"{what} (POST {safe_url(url)})"
         self.name = what
@@ -130,6 +133,7 @@ class EndpointClient:
         self._attempt_timeout_s = endpoint.attempt_timeout_s
         self._max_retries = endpoint.max_retries
         self._hedge_after_s = hedge_after_s
+        self._signer = signer
         self._transport = Transport(url, headers, guard, resolver)
         self._gate = Gate(
             AdaptiveLimit(endpoint.max_concurrency),
@@ -282,9 +286,13 @@ class EndpointClient:
         """Send one request and classify its outcome. Returns the permit on every path."""
         end, why, after_s = RequestEnd.GIVEN_UP, "", None
         self.counts.bytes_out += len(call.payload)
+        headers = call.headers
+        if self._signer is not None:
+            now = self._timing.wall_clock()
+            headers = {**headers, **self._signer.headers(headers["Idempotency-Key"], call.payload, now)}
         try:
             async with asyncio.timeout(self._attempt_timeout_s):
-                reply = await self._transport.send(call.payload, call.headers)
+                reply = await self._transport.send(call.payload, headers)
             end = _request_end(reply.status)
             if end is not RequestEnd.ANSWERED:
                 why = status_text(reply.status)
@@ -298,8 +306,8 @@ class EndpointClient:
             end, why = RequestEnd.LATE, f"no answer within {self._attempt_timeout_s:g} s"
             raise _TryAgain("timeout", why) from None
         except ForbiddenAddress as error:
-            why = f"resolves to {error.address}, {error.kind}"
-            raise self._refused(call, "forbidden_address", why, ADDRESS_REMEDY) from None
+            why = f"resolves to {error.address}, {error.why}"
+            raise self._refused(call, "forbidden_address", why, error.remedy) from None
         except asyncio.CancelledError:
             if asyncio.get_running_loop().time() >= call.ends_at - LATE_S:
                 end, why = RequestEnd.LATE, f"no answer within {self._timeout_s:g} s"

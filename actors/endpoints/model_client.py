@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
-from ipaddress import ip_network
 from typing import Any
 
 from pydantic import SecretStr
@@ -15,11 +14,12 @@ from pydantic import SecretStr
 from actors.endpoints.client import EndpointClient
 from actors.runtime.timing import Timing
 from trainer.errors import Discard, EndpointRefused, GraderFailed
+from trainer.spec.allowed import parse_allowed
 from trainer.spec.operator import ModelEndpoint
 
 CHAT = "/chat/completions"
 EMBEDDINGS = "/embeddings"
-EVERYWHERE = (ip_network("0.0.0.0/0"), ip_network("::/0"))
+EVERYWHERE = (parse_allowed("0.0.0.0/0"), parse_allowed("::/0"))
 """The operator configures these endpoints, not a job, so they may have any address."""
 SERVER_ERROR = "model_grader_server_error"
 

@@ -83,7 +83,7 @@ class Transport:
             headers = CIMultiDict({"Content-Type": "application/json"})
             headers.update(self._headers)
             self._session = aiohttp.ClientSession(
-                connector=self._guard.connector(self._resolver, limit=0, keepalive_timeout=KEEPALIVE_S),
+                connector=self._guard.connector(self._url, self._resolver, limit=0, keepalive_timeout=KEEPALIVE_S),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 headers=headers,
                 timeout=aiohttp.ClientTimeout(total=None, connect=CONNECT_TIMEOUT_S),

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import assert_never
 
 from actors.endpoints.model_client import CHAT, EMBEDDINGS, ModelClients, model_url, with_key
+from actors.endpoints.signing import Signer
 from actors.endpoints.url import endpoint_mistake
 from actors.graders.base import Grader
 from actors.graders.kinds.code_check import CodeCheck
@@ -49,6 +50,7 @@ def make_grader(
     operator: Operator = NOTHING_ALLOWED,
     timing: Timing = REAL_TIMING,
     models: ModelClients | None = None,
+    signer: Signer | None = None,
 ) -> Grader:
     """The grader that `spec` describes. Graders that share `models` share the limits of the models' endpoints.
 
@@ -59,10 +61,12 @@ def make_grader(
     if problems:
         raise InvalidJob("the grader is invalid", problems)
     models = ModelClients(operator.models, timing) if models is None else models
-    return _make(spec, spec.name or spec.type, operator, timing, models)
+    return _make(spec, spec.name or spec.type, operator, timing, models, signer)
 
 
-def _make(spec: GraderSpec, label: str, operator: Operator, timing: Timing, models: ModelClients) -> Grader:
+def _make(
+    spec: GraderSpec, label: str, operator: Operator, timing: Timing, models: ModelClients, signer: Signer | None
+) -> Grader:
     match spec:
         case StringCheckGrader():
             return StringCheck(spec, label)
@@ -74,13 +78,13 @@ def _make(spec: GraderSpec, label: str, operator: Operator, timing: Timing, mode
         case ScoreModelGrader() | LabelModelGrader():
             return Judge(spec, label, models.client(spec.model, CHAT))
         case EndpointGrader():
-            return EndpointGrade(spec, label, operator, timing)
+            return EndpointGrade(spec, label, operator, timing, signer)
         case CodeCheckGrader():
             return CodeCheck(spec, label)
         case LengthGrader():
             return LengthCheck(spec, label)
         case MultiGrader():
-            parts = {name: _make(part, name, operator, timing, models) for name, part in spec.graders.items()}
+            parts = {name: _make(part, name, operator, timing, models, signer) for name, part in spec.graders.items()}
             return Multi(spec, label, parts)
     assert_never(spec)
 

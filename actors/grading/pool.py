@@ -16,6 +16,7 @@ import ray
 
 from actors.endpoints.client import process_stats
 from actors.endpoints.model_client import ModelClients
+from actors.endpoints.signing import Signer, signer_of
 from actors.endpoints.stats import live_endpoint_metrics
 from actors.graders.base import Grader, finite_number
 from actors.grading.factory import make_grader
@@ -66,6 +67,7 @@ class GraderPool:
         grader: Grader | None = None,
         deadline_s: float | None = None,
         timing: Timing = REAL_TIMING,
+        signer: Signer | None = None,
     ) -> None:
         """Make the graders.
 
@@ -78,10 +80,10 @@ class GraderPool:
 
         def bounded(spec: GraderSpec, what: str) -> Grader:
             limit_s = _deadline_s(spec, operator)
-            return _Bounded(make_grader(spec, operator, timing, models), what, limit_s)
+            return _Bounded(make_grader(spec, operator, timing, models, signer), what, limit_s)
 
         if grader is None:
-            grader = make_grader(spec, operator, timing, models)
+            grader = make_grader(spec, operator, timing, models, signer)
         limit_s = _deadline_s(spec, operator) if deadline_s is None else deadline_s
         self._grader: Grader = _Bounded(grader, f"grader {spec.name or spec.type!r}", limit_s)
         if not guards and held_out is None:
@@ -95,8 +97,14 @@ class GraderPool:
     @classmethod
     def of(cls, reinforcement: Reinforcement, operator: Operator, timing: Timing = REAL_TIMING) -> GraderPool:
         """The pool with all graders of a job."""
-        guards, held_out = reinforcement.guards, reinforcement.held_out_grader
-        return cls(reinforcement.grader, operator=operator, guards=guards, held_out=held_out, timing=timing)
+        return cls(
+            reinforcement.grader,
+            operator=operator,
+            guards=reinforcement.guards,
+            held_out=reinforcement.held_out_grader,
+            timing=timing,
+            signer=signer_of(reinforcement),
+        )
 
     async def grade(self, sample: dict[str, Any], item: dict[str, Any], trace_id: str) -> Grade:
         """The grade of one rollout.

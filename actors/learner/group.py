@@ -17,10 +17,11 @@ import ray
 from numpy.typing import NDArray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
-from actors.learner.rank import LearnerConfig, LearnerRank, free_port
+from actors.learner.rank import LearnerConfig, LearnerRank
 from actors.runtime.calls import cannot_start, kind_of
 from actors.runtime.exporter import start_telemetry
 from actors.runtime.in_flight import Doing
+from actors.runtime.ports import free_port
 from actors.runtime.recorder import Recorder
 from actors.runtime.watchdog import Watched
 from actors.weights.layout import TensorInfo

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -26,6 +25,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from actors.learner.sizes import BUCKET_ELEMENTS, ranks_stage
 from actors.runtime.exporter import MetricsAddress
+from actors.runtime.ports import free_port, loopback_socket
 from actors.weights.broadcast import SENDER, Broadcast
 from actors.weights.checkpoint_weights import CheckpointWeights, ParameterNames, as_bytes
 from actors.weights.layout import TensorInfo
@@ -364,17 +364,32 @@ def _join(config: LearnerConfig, rank: int, world_size: int, address: str | None
     # compiler); gloo does not need it. This table lists the ops that it may build: if it is empty, DeepSpeed builds
     # none, and does not search for compilers, which it does to fill the table.
     deepspeed.ops.__compatible_ops__ = {}
+    backend, timeout = "nccl" if config.on_gpu else "gloo", timedelta(seconds=config.collective_timeout_s)
+    if host.startswith("127.") and not dist.is_initialized():
+        _meet(backend, timeout, host, int(port), rank, world_size)
     deepspeed.init_distributed(
-        dist_backend="nccl" if config.on_gpu else "gloo",
-        auto_mpi_discovery=False,
-        timeout=timedelta(seconds=config.collective_timeout_s),
-        rank=rank,
-        world_size=world_size,
+        dist_backend=backend, auto_mpi_discovery=False, timeout=timeout, rank=rank, world_size=world_size
     )
     return deepspeed
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
+def _meet(backend: str, timeout: timedelta, host: str, port: int, rank: int, world_size: int) -> None:
+    """Form the group of all ranks at a socket of ours: torch's own would listen on all addresses."""
+    listener = loopback_socket(host, port) if rank == 0 else None
+    store = dist.TCPStore(  # type: ignore[attr-defined]  # public, but torch's stubs do not say so
+        host,
+        port,
+        world_size,
+        is_master=rank == 0,
+        timeout=timeout,
+        multi_tenant=True,
+        master_listen_fd=None if listener is None else listener.detach(),
+    )
+    dist.init_process_group(
+        backend,
+        store=store,
+        rank=rank,
+        world_size=world_size,
+        timeout=timeout,
+        device_id=torch.device("cuda", 0) if backend == "nccl" and world_size > 1 else None,  # as DeepSpeed does
+    )

@@ -18,6 +18,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from actors.endpoints.client import process_stats
+from actors.endpoints.signing import Signer
 from actors.endpoints.stats import live_endpoint_metrics, merged
 from actors.runtime.calls import QUICK_S, ask
 from actors.runtime.channel import Channel, Reachable
@@ -53,11 +54,15 @@ class DispatcherActor(Reachable):
         journal: Path | None = None,
         name: str = "dispatcher",
         metrics: MetricsAddress | None = None,
+        signer: Signer | None = None,
     ) -> None:
-        self._dispatcher = Dispatcher(tools, operator)
+        self._dispatcher = Dispatcher(tools, operator, signer=signer)
         start_telemetry(metrics, name).add(lambda: live_endpoint_metrics(process_stats()))
         self._news: deque[str] = deque(maxlen=MAX_NEWS)
-        self._sessions = None if session is None else SessionBook(session, journal, operator, tell=self._news.append)
+        if session is None:
+            self._sessions = None
+        else:
+            self._sessions = SessionBook(session, journal, operator, tell=self._news.append, signer=signer)
         self._serve_methods({"call_turn": self._call_turn, "open_session": self._open_session})
         gc.freeze()  # otherwise each full collection traverses all imported modules
         lower_priority()
@@ -104,6 +109,7 @@ def start_dispatchers(
     journals: Path | None = None,
     options_of: Callable[[str, int], dict[str, Any]] = lambda name, index: {},
     metrics: MetricsAddress | None = None,
+    signer: Signer | None = None,
 ) -> list[Any]:
     """Start `count` dispatcher actors that split the limits of each endpoint; fewer if one could not make any call.
 
@@ -126,6 +132,7 @@ def start_dispatchers(
             path,
             f"dispatcher-{index}",
             metrics,
+            signer,
         )
         for index, path in enumerate(paths)
     ]

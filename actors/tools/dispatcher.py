@@ -15,6 +15,7 @@ from typing import Any
 from actors.endpoints.answer import HttpAnswer, cut, status_text
 from actors.endpoints.client import EndpointClient
 from actors.endpoints.gate import Sockets
+from actors.endpoints.signing import Signer
 from actors.runtime.timing import REAL_TIMING, Timing
 from trainer.errors import ToolFailed
 from trainer.spec.endpoints import ToolSpec
@@ -50,7 +51,11 @@ class Dispatcher:
     """
 
     def __init__(
-        self, tools: Sequence[ToolSpec], operator: Operator = NOTHING_ALLOWED, timing: Timing = REAL_TIMING
+        self,
+        tools: Sequence[ToolSpec],
+        operator: Operator = NOTHING_ALLOWED,
+        timing: Timing = REAL_TIMING,
+        signer: Signer | None = None,
     ) -> None:
         sockets = Sockets.of_process()
         self._tools = {tool.name: tool for tool in tools}
@@ -64,6 +69,7 @@ class Dispatcher:
                 allowed_networks=operator.allowed_networks,
                 sockets=sockets,
                 hedge_after_s=tool.hedge_after_s,
+                signer=signer,
             )
             for tool in tools
         }

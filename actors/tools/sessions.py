@@ -19,6 +19,7 @@ from typing import Any
 
 from actors.endpoints.answer import HttpAnswer, status_text
 from actors.endpoints.client import EndpointClient
+from actors.endpoints.signing import Signer
 from actors.runtime.timing import REAL_TIMING, Timing
 from actors.tools.session_journal import SessionJournal
 from trainer.errors import EndpointRefused, RftError, ToolFailed
@@ -101,6 +102,7 @@ class SessionBook:
         *,
         tell: Callable[[str], None] = LOG.warning,
         timing: Timing = REAL_TIMING,
+        signer: Signer | None = None,
     ) -> None:
         """Open the journal; sessions of an earlier process are ended at the first call of a method.
 
@@ -108,9 +110,9 @@ class SessionBook:
             UserError: a URL or a header is invalid.
             OSError: the journal cannot be written.
         """
-        self._starts = _client("session start", spec.start_url, spec, operator, timing)
+        self._starts = _client("session start", spec.start_url, spec, operator, timing, signer)
         without_rate = spec.model_copy(update={"rate_limit_per_s": None})
-        self._ends = _client("session end", spec.end_url, without_rate, operator, timing)
+        self._ends = _client("session end", spec.end_url, without_rate, operator, timing, signer)
         self._journal = None if journal is None else SessionJournal(journal)
         self._left_open = [] if self._journal is None else self._journal.open
         self._tell = tell
@@ -357,10 +359,13 @@ class SessionBook:
             self._tell(f"the journal of sessions cannot be written ({error})")
 
 
-def _client(what: str, url: str | None, spec: SessionSpec, operator: Operator, timing: Timing) -> EndpointClient | None:
+def _client(
+    what: str, url: str | None, spec: SessionSpec, operator: Operator, timing: Timing, signer: Signer | None
+) -> EndpointClient | None:
     if url is None:
         return None
-    return EndpointClient(what, url, spec, ToolFailed, timing, allowed_networks=operator.allowed_networks)
+    allowed = operator.allowed_networks
+    return EndpointClient(what, url, spec, ToolFailed, timing, allowed_networks=allowed, signer=signer)
 
 
 async def _post(client: EndpointClient | None, body: dict[str, Any], key: str) -> HttpAnswer | None:

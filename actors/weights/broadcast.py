@@ -11,6 +11,8 @@ from datetime import timedelta
 import torch
 from torch import Tensor
 
+from actors.runtime.ports import loopback_socket
+
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 TIMEOUT_S = 120.0
 """Timeout to form the group, and of one bucket. Exceeding it means that a member is lost: gloo raises an error, NCCL
@@ -31,7 +33,13 @@ class Broadcast:
         host, port = address.rsplit(":", 1)
         self._device = device
         self._group = stateless_init_torch_distributed_process_group(
-            host, int(port), rank, size, BACKENDS[device.type], timeout=timedelta(seconds=TIMEOUT_S)
+            host,
+            int(port),
+            rank,
+            size,
+            BACKENDS[device.type],
+            listen_socket=loopback_socket(host, int(port)) if rank == SENDER else None,
+            timeout=timedelta(seconds=TIMEOUT_S),
         )
 
     def send(self, data: Tensor) -> None:

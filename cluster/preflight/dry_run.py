@@ -9,11 +9,12 @@ import asyncio
 import secrets
 from collections.abc import Sequence
 from typing import Any
-from urllib.parse import urlsplit
 
 import aiohttp
+from yarl import URL
 
 from actors.endpoints.address_guard import Guard
+from actors.endpoints.signing import Signer, signer_of
 from actors.grading.factory import FIELD as GRADER
 from actors.grading.factory import HELD_OUT
 from actors.grading.pool import GraderPool
@@ -49,8 +50,9 @@ async def _first_calls(reinforcement: Reinforcement, tasks: Sequence[Task], oper
     for task in tasks:
         for tool in task.tools:
             offered.setdefault(tool["function"]["name"], (tool, task))
+    signer = signer_of(reinforcement)
     calls = [
-        _try_tool(f"{TOOLS}[{i}]", tool, *offered[tool.name], operator)
+        _try_tool(f"{TOOLS}[{i}]", tool, *offered[tool.name], operator, signer)
         for i, tool in enumerate(reinforcement.tools)
         if tool.name in offered
     ]
@@ -63,7 +65,7 @@ async def _in_a_session(
 ) -> list[Problem]:
     """The problems of a session and of the calls in it; without a session, the tools cannot be called."""
     events: list[str] = []
-    book = SessionBook(spec, None, operator, tell=events.append)
+    book = SessionBook(spec, None, operator, tell=events.append, signer=signer_of(reinforcement))
     try:
         await book.start(TRACE_ID, tasks[0].item)
         problems = await _first_calls(reinforcement, tasks, operator)
@@ -81,8 +83,10 @@ async def _in_a_session(
     return problems
 
 
-async def _try_tool(field: str, tool: ToolSpec, schema: ToolSchema, task: Task, operator: Operator) -> Problem | None:
-    dispatcher = Dispatcher([tool], operator)
+async def _try_tool(
+    field: str, tool: ToolSpec, schema: ToolSchema, task: Task, operator: Operator, signer: Signer | None
+) -> Problem | None:
+    dispatcher = Dispatcher([tool], operator, signer=signer)
     call = example_call(schema)
     try:
         (result,) = await dispatcher.call_turn(TRACE_ID, task.item, [call])
@@ -130,20 +134,20 @@ async def _path_mistake(tool: ToolSpec, item: dict[str, Any], call: ToolCall, op
     A 404 alone is not enough, since many tools answer so for a missing document. The path is wrong if a path that
     certainly does not exist gets the same answers, to the call and to an empty body.
     """
-    url = urlsplit(tool.server_url)
-    nowhere = url._replace(path=url.path.rstrip("/") + "/agent-rft-no-such-path")
+    url = URL(tool.server_url)
+    nowhere = (url / "agent-rft-no-such-path").with_query(url.query)
     headers = {name: value.get_secret_value() for name, value in tool.headers.items()}
     timeout = aiohttp.ClientTimeout(total=PROBE_TIMEOUT_S)
     try:
-        connector = Guard(operator.allowed_networks).connector()
+        connector = Guard(operator.allowed_networks).connector(url)
         async with aiohttp.ClientSession(connector=connector, headers=headers, timeout=timeout) as session:
             for body in (call_body(TRACE_ID, item, call), {}):
                 answers = []
                 for target in (url, nowhere):
-                    async with session.post(target.geturl(), json=body, allow_redirects=False) as response:
+                    async with session.post(target, json=body, allow_redirects=False) as response:
                         text = await response.content.read(4096)
                         # Some servers repeat the unknown path in their answer.
-                        answers.append((response.status, text.replace(target.path.encode(), b"")))
+                        answers.append((response.status, text.replace(target.raw_path.encode(), b"")))
                 if answers[0][0] == 405:
                     return "it does not accept POST at this path (HTTP 405)"
                 if answers[0][0] != 404 or answers[0] != answers[1]:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from actors.endpoints.address_guard import REMEDY as ADDRESS_REMEDY
 from actors.endpoints.address_guard import Guard
+from actors.endpoints.signing import PREFIX, secret_mistakes
 from actors.endpoints.url import endpoint_mistake
 from actors.grading.factory import all_grader_problems, grader_problems, graders_of
 from trainer.errors import InvalidJob, Problem
@@ -20,6 +20,7 @@ from trainer.spec.operator import Operator
 
 TOOLS = "method.reinforcement.tools"
 SESSION = "method.reinforcement.session"
+SIGNING = "method.reinforcement.signing_secret"
 
 
 def endpoint_problems(reinforcement: Reinforcement, operator: Operator) -> list[Problem]:
@@ -29,6 +30,9 @@ def endpoint_problems(reinforcement: Reinforcement, operator: Operator) -> list[
         for where, url, headers in _called(reinforcement)
         if (mistake := endpoint_mistake(url, headers)) is not None
     ]
+    remedy = f"write it as ${{NAME}}, and make one by: echo {PREFIX}$(openssl rand -base64 32)"
+    for mistake in secret_mistakes(reinforcement):
+        problems.append(Problem("invalid_signing_secret", SIGNING, mistake, remedy))
     if (wrong := schema_mistake(reinforcement.response_format, grammar=True)) is not None:
         problems.append(Problem(wrong.code, "method.reinforcement.response_format", str(wrong), wrong.remedy))
     problems += all_grader_problems(reinforcement, operator)
@@ -44,7 +48,7 @@ def _address_problems(reinforcement: Reinforcement, guard: Guard) -> list[Proble
     for where, url in urls:
         mistake = None if endpoint_mistake(url, {}) else guard.mistake(url)
         if mistake is not None:
-            problems.append(Problem("forbidden_address", where, mistake, ADDRESS_REMEDY))
+            problems.append(Problem("forbidden_address", where, *mistake))
     return problems
 
 
@@ -70,7 +74,7 @@ def check_grader(spec: GraderSpec, operator: Operator) -> None:
         if isinstance(part, EndpointGrader) and not endpoint_mistake(part.url, {}):
             mistake = guard.mistake(part.url)
             if mistake is not None:
-                problems.append(Problem("forbidden_address", f"{place}.url", mistake, ADDRESS_REMEDY))
+                problems.append(Problem("forbidden_address", f"{place}.url", *mistake))
     if problems:
         raise InvalidJob("the grader has mistakes", problems)
 

@@ -1,8 +1,8 @@
 """A resumed run keeps the values that it began with, whatever today's defaults and rules for `auto` are.
 
 The run folder's job.resolved.json has them. A setting that the job file does not name takes the run's value; one that
-it names must equal it. Only `cluster`, headers and the places of files may differ. What is not recorded is not
-compared: values of headers and of a tool's own keys, credentials and queries of URLs.
+it names must equal it. Only `cluster`, headers, signing secrets and the places of files may differ. What is not
+recorded is not compared: values of headers and signing secrets, of a tool's own keys, credentials and queries of URLs.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ def _first(error: ValidationError) -> str:
 
 def _kept(given: Any, before: Any, at: str, problems: list[Problem]) -> Any:
     """`given` with the values of `before` for settings that are not named; adds what differs to `problems`."""
-    if _are_headers(given) or _are_headers(before):
+    if _are_secrets(given) or _are_secrets(before):
         return given  # the run folder does not say what they were
     if isinstance(given, BaseModel) and type(given) is type(before):
         return _kept_settings(given, before, at, problems)
@@ -221,8 +221,9 @@ def _as_in_a_file(recorded: dict[str, Any]) -> dict[str, Any]:
     return recorded
 
 
-def _are_headers(values: Any) -> bool:
-    return isinstance(values, dict) and bool(values) and all(isinstance(v, SecretStr) for v in values.values())
+def _are_secrets(value: Any) -> bool:
+    values = list(value.values()) if isinstance(value, dict) else value if isinstance(value, tuple) else [value]
+    return bool(values) and all(isinstance(item, SecretStr) for item in values)
 
 
 def _has_secrets(value: Any) -> bool:

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import IO
 
@@ -26,6 +26,7 @@ from ray.dashboard.utils import ray_address_to_api_server_url
 from actors.runtime.exporter import HOST as METRICS_HOST
 from cluster.planning.nodes import Node
 from cluster.ray_cluster.live_nodes import live_nodes
+from cluster.ray_cluster.loopback import LOOPBACK_ONLY, keep_token_private, on_the_loopback
 from trainer.errors import InvalidJob, Problem, RftError
 
 CONNECT_TIMEOUT_S = 10.0
@@ -61,12 +62,19 @@ def ray_session(address: str | None) -> Iterator[list[Node]]:
     """
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     logging.getLogger("ray").setLevel(logging.ERROR)
+    if address is None:
+        keep_token_private()
     # `log_to_driver=False` keeps the raylet's messages about each process that died; we report those that matter.
     ray._private.worker._worker_logs_enabled = False
     if address is None:
         os.environ.setdefault(NICENESS, "0")
     else:
         _look_for(address)
+    with on_the_loopback() if address is None else nullcontext():
+        yield from _session(address)
+
+
+def _session(address: str | None) -> Iterator[list[Node]]:
     try:
         ray.init(
             address=address or "local",
@@ -122,7 +130,7 @@ def job_cluster(
             stdout=log,
             stderr=log,
             # By default its processes would serve metrics on the machine's public address.
-            env={METRICS_HOST: "127.0.0.1", NICENESS: "0", **os.environ, MARK: folder},
+            env={METRICS_HOST: "127.0.0.1", NICENESS: "0", **LOOPBACK_ONLY, **os.environ, MARK: folder},
             start_new_session=True,
             preexec_fn=_end_with_parent,
         )
@@ -131,7 +139,7 @@ def job_cluster(
                 note.write_text(json.dumps({"owner": _identity(os.getpid()), "folder": folder}))
             meanwhile()
             _wait_for_head(head, port, log)
-            with ray_session(f"127.0.0.1:{port}"):
+            with on_the_loopback(), ray_session(f"127.0.0.1:{port}"):
                 yield
         finally:
             _end(head)

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import ray
 
+from actors.endpoints.signing import signer_of
 from actors.grading.pool import GraderPoolActor, GraderPoolClient, watched_graders
 from actors.learner.group import LearnerGroup
 from actors.rollout.fleet import CANARY_LIMITS, Fleet
@@ -129,7 +130,8 @@ class RunActors:
         reinforcement = prepared.job.reinforcement
         folder = self._folder
         tools, shards, session = reinforcement.tools, prepared.job.cluster.dispatchers, reinforcement.session
-        dispatchers = start_dispatchers(tools, self._operator, shards, session, folder, seats.beside, metrics)
+        signer = signer_of(reinforcement)
+        dispatchers = start_dispatchers(tools, self._operator, shards, session, folder, seats.beside, metrics, signer)
         if session is not None:
             self._sessions = JobSessions(DispatcherClient(*dispatchers), folder, self._emit)
         graders = (

@@ -40,7 +40,7 @@ class Example:
     evaluated: str = "test_file"
 
 
-_LEDGER_FILES = {"project": "", "agent-rft.yaml": "agent-rft.yaml", "base": "base", "data": "data"}
+_LEDGER_FILES = {"project": "", "base": "base", "data": "data"}
 PROJECTS = {
     "ledger": Example(
         "-m ledger.server --tools-port 8701 --grader-port 8702",

@@ -22,7 +22,8 @@ from cluster.stores.file_store import FileStore
 from cluster.stores.keys import KeyStore
 from cluster.stores.migrate import open_database
 from cluster.stores.model_registry import ModelRegistry
-from cluster.stores.secrets import SecretBox
+from cluster.stores.private_folder import make_private
+from cluster.stores.secrets import KEY_FILE, SecretBox
 from trainer.errors import UserError
 from trainer.spec.operator import Operator
 
@@ -73,7 +74,7 @@ class ServerState:
         """
         self.folder = folder = locations.folder
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private(folder, (KEY_FILE, LOCATIONS_FILE, "state.db"))
             self.secrets = SecretBox.of_folder(folder)
             self.database = open_database(folder, locations.database)
             remote = locations.files is not None

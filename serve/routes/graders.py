@@ -192,7 +192,9 @@ def _run_response(spec: GraderSpec, outcome: Grade | RftError, execution_s: floa
 
 def _checked_tool(body: ToolRequest, operator: Operator) -> ToolSpec:
     headers = body.headers or {}
-    mistake = endpoint_mistake(body.server_url, {}) or Guard(operator.allowed_networks).mistake(body.server_url)
+    mistake = endpoint_mistake(body.server_url, {})
+    if mistake is None and (address := Guard(operator.allowed_networks).mistake(body.server_url)) is not None:
+        mistake = f"{address.message}; the operator can {address.remedy}"
     if mistake is not None:
         raise ApiError(400, f"The tool cannot be called: {mistake}.", param="server_url", code="invalid_endpoint")
     mistake = endpoint_mistake(body.server_url, headers)

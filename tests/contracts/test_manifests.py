@@ -182,7 +182,8 @@ def test_the_code_can_load_the_configuration(overlay: str, tmp_path: Path) -> No
     for name, text in data.items():
         (tmp_path / name).write_text(text)
     operator = load_operator(tmp_path / "agent-rft.yaml")
-    assert operator.allowed_networks
+    private = set(re.findall(r"http://([^/]+)", (tmp_path / "job.yaml").read_text()))
+    assert private == {str(entry) for entry in operator.allowed_networks}
     job = load_job(tmp_path / "job.yaml", dict.fromkeys(JOB_SECRETS, "secret"))
     for path in filter(None, (job.model, job.training_file, job.validation_file, job.test_file)):
         if path.startswith(IMAGE):

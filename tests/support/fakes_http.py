@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import socket
 from collections.abc import Awaitable, Callable, Sequence
@@ -12,6 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from aiohttp import web
+from aiohttp.abc import AbstractResolver, ResolveResult
 
 from actors.runtime.timing import Timing
 from trainer.spec.operator import Operator
@@ -28,6 +30,7 @@ class Received:
     path: str
     headers: dict[str, str]
     body: Any
+    raw: bytes
     transport: asyncio.Transport
 
     def drop(self) -> None:
@@ -67,9 +70,11 @@ class FakeEndpoint:
         await self._runner.cleanup()
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
-        body = await request.json()
+        raw = await request.read()
         assert isinstance(request.transport, asyncio.Transport)
-        received = Received(len(self.received) + 1, request.path, dict(request.headers), body, request.transport)
+        received = Received(
+            len(self.received) + 1, request.path, dict(request.headers), json.loads(raw), raw, request.transport
+        )
         self.received.append(received)
         self.open_now += 1
         self.most_open = max(self.most_open, self.open_now)
@@ -104,6 +109,27 @@ async def hangs(request: Received) -> web.StreamResponse:
     """A behaviour that never answers."""
     await asyncio.Event().wait()
     raise AssertionError
+
+
+class Names(AbstractResolver):
+    """Resolves to a given list of addresses per lookup; the last list repeats."""
+
+    def __init__(self, *answers: list[str]) -> None:
+        self.answers = list(answers)
+        self.asked = 0
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        addresses = self.answers[min(self.asked, len(self.answers) - 1)]
+        self.asked += 1
+        return [
+            ResolveResult(hostname=host, host=address, port=port, family=family, proto=0, flags=0)
+            for address in addresses
+        ]
+
+    async def close(self) -> None:
+        pass
 
 
 def unused_port() -> int:

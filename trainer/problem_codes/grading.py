@@ -76,12 +76,17 @@ GRADING_CODES: dict[str, dict[str, CheckCode]] = {
             "Fix the URL or the headers of this entry.",
             stops_accepted=False,
         ),
+        "invalid_signing_secret": CheckCode(
+            "A `signing_secret` is not in the form of Standard Webhooks, so your server's library could not read it.",
+            "Make one by `echo whsec_$(openssl rand -base64 32)` and pass it as `${NAME}` from the environment.",
+            stops_accepted=True,
+        ),
         "forbidden_address": CheckCode(
             "The host has an address that jobs may not call: this machine, a private network or a cloud's metadata "
             "service. Otherwise anybody who may create jobs could reach what is behind the firewall. Names are "
             "resolved at each connection, so a name that changes its address does not help.",
-            "Let the operator add the network to `allowed_networks`, or use a public address. For a tool on your own "
-            "machine: `allowed_networks: [127.0.0.0/8]` in `agent-rft.yaml`.",
+            "Let the operator add the entry that the message names, or use a public address. For a tool at port 8000 "
+            'of your own machine: `allowed_networks: ["127.0.0.1:8000"]` in `agent-rft.yaml`.',
             stops_accepted=True,
         ),
         "endpoint_refused": CheckCode(

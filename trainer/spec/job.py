@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 
 from trainer.spec.endpoints import Positive, Rate, SessionSpec, Strict, ToolSpec
 from trainer.spec.graders import GraderSpec, GuardSpec
@@ -152,6 +152,10 @@ class Reinforcement(Strict):
     session: SessionSpec | None = None
     """Requests to your server at the start and end of each rollout, for tools that keep a state per rollout; null: no
     requests."""
+    signing_secret: SecretStr | Annotated[tuple[SecretStr, ...], Field(min_length=1, max_length=8)] | None = None
+    """Signs each call of tools, sessions and endpoint graders as Standard Webhooks does, so that your server knows who
+    called: `whsec_` and base64 of 24 to 64 random bytes, written as `${NAME}`; null: not signed. Of a list each signs,
+    so that a secret can be replaced while the server accepts both."""
     grader: GraderSpec
     """What gives each rollout its grade, a finite number, higher is better. It is the goal of the training."""
     guards: tuple[GuardSpec, ...] = ()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field, IPvAnyNetwork, SecretStr
+from pydantic import Field, SecretStr
 
+from trainer.spec.allowed import AllowedEntry
 from trainer.spec.endpoints import Endpoint, Positive, Strict
 
 Count = Annotated[int, Field(ge=0)]
@@ -85,9 +86,11 @@ class JobLimits(Strict):
 class Operator(Strict):
     """The operator's configuration file."""
 
-    allowed_networks: tuple[IPvAnyNetwork, ...] = ()
-    """Private, loopback and link-local networks that tools, graders and sessions of jobs may be in, such as 127.0.0.0/8
-    or 10.20.0.0/16. Public addresses are always allowed; keep it as narrow as your tools allow."""
+    allowed_networks: tuple[AllowedEntry, ...] = ()
+    """What tools, graders and sessions of jobs may reach at private, loopback and link-local addresses: networks,
+    addresses and hosts, each with a port or, without one, on all ports, such as 127.0.0.1:8700, 10.20.0.0/16:443,
+    [fd00::5]:8000 or tools.internal:8000. A host allows what its name resolves to when a connection is made, to URLs
+    with that very name only. Public addresses are always allowed; keep it as narrow as your tools allow."""
     models: dict[str, ModelEndpoint] = Field(default_factory=dict)
     """Judge and embedding models, by the name that graders use in `model`."""
     unsandboxed_python: bool = False

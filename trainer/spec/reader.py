@@ -33,7 +33,7 @@ _ANY = "*"
 """Any index of a list."""
 _MIN_SIMILARITY = 0.75
 """From this difflib ratio on, an unknown key counts as a misspelling of a known one."""
-_SECRETS = {"headers", "api_key"}
+_SECRETS = {"headers", "api_key", "signing_secret"}
 _EXPECTED = {
     "bool_parsing": "true or false",
     "bool_type": "true or false",
@@ -43,7 +43,6 @@ _EXPECTED = {
     "int_from_float": "an integer",
     "int_parsing": "an integer",
     "int_type": "an integer",
-    "ip_any_network": "an IP network such as 10.0.0.0/8",
     "list_type": "a list",
     "model_attributes_type": "a mapping of keys to values",
     "model_type": "a mapping of keys to values",

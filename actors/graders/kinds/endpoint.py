@@ -6,6 +6,7 @@ from typing import Any
 
 from actors.endpoints.answer import HttpAnswer
 from actors.endpoints.client import EndpointClient
+from actors.endpoints.signing import Signer
 from actors.graders.base import finite_number
 from actors.runtime.timing import Timing
 from trainer.errors import GraderFailed
@@ -20,7 +21,9 @@ SCORE_KEYS = ("score", "reward")
 class EndpointGrade:
     """A grader of kind `endpoint`. `label` names it in messages, and makes idempotency keys unique within a `multi`."""
 
-    def __init__(self, spec: EndpointGrader, label: str, operator: Operator, timing: Timing) -> None:
+    def __init__(
+        self, spec: EndpointGrader, label: str, operator: Operator, timing: Timing, signer: Signer | None = None
+    ) -> None:
         self._label = label
         self._client = EndpointClient(
             f"grader {label!r}",
@@ -30,6 +33,7 @@ class EndpointGrade:
             timing,
             allowed_networks=operator.allowed_networks,
             hedge_after_s=spec.hedge_after_s,
+            signer=signer,
         )
 
     async def grade(self, sample: dict[str, Any], item: dict[str, Any], trace_id: str) -> Grade:

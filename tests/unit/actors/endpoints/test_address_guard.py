@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import socket
-from ipaddress import ip_address, ip_network
+from ipaddress import ip_address
 from typing import Any
 
 import aiohttp
 import pytest
 from aiohttp import web
-from aiohttp.abc import AbstractResolver, ResolveResult
+from aiohttp.abc import AbstractResolver
+from yarl import URL
 
 from actors.endpoints.address_guard import ForbiddenAddress, Guard
 from actors.endpoints.client import EndpointClient
-from tests.support.fakes_http import FakeEndpoint, FakeTime, Received, says
+from tests.support.fakes_http import FakeEndpoint, FakeTime, Names, Received, says
 from trainer.errors import EndpointRefused, ToolFailed, UserError
+from trainer.spec.allowed import parse_allowed
 from trainer.spec.endpoints import Endpoint
 
-LOOPBACK = ip_network("127.0.0.0/8")
 FORBIDDEN = {
     "127.0.0.1": "loopback",
     "127.8.9.10": "loopback",
@@ -64,36 +64,14 @@ FORBIDDEN = {
 }
 
 
-class Names(AbstractResolver):
-    """Resolves to a given list of addresses per lookup; the last list repeats."""
-
-    def __init__(self, *answers: list[str]) -> None:
-        self.answers = list(answers)
-        self.asked = 0
-
-    async def resolve(
-        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
-    ) -> list[ResolveResult]:
-        addresses = self.answers[min(self.asked, len(self.answers) - 1)]
-        self.asked += 1
-        return [
-            ResolveResult(hostname=host, host=address, port=port, family=family, proto=0, flags=0)
-            for address in addresses
-        ]
-
-    async def close(self) -> None:
-        pass
-
-
 def client(url: str, *allowed: str, resolver: AbstractResolver | None = None, **endpoint: Any) -> EndpointClient:
-    networks = [ip_network(network) for network in allowed]
     return EndpointClient(
         "tool 'search'",
         url,
         Endpoint(**endpoint),
         ToolFailed,
         FakeTime().timing(),
-        allowed_networks=networks,
+        allowed_networks=[parse_allowed(entry) for entry in allowed],
         resolver=resolver,
     )
 
@@ -101,11 +79,11 @@ def client(url: str, *allowed: str, resolver: AbstractResolver | None = None, **
 @pytest.mark.parametrize("host", FORBIDDEN)
 async def test_forbidden_addresses_are_never_connected_to(host: str) -> None:
     """The check at socket creation alone; the check of the URL is skipped here."""
-    guard = Guard()
-    async with aiohttp.ClientSession(connector=guard.connector()) as session:
+    url = URL(f"http://{host}:9/x")
+    async with aiohttp.ClientSession(connector=Guard().connector(url)) as session:
         # aiohttp itself rejects legacy notations of IPv4 addresses.
         with pytest.raises((aiohttp.ClientConnectorError, aiohttp.InvalidUrlClientError)) as refused:
-            await session.post(f"http://{host}:9/x", timeout=aiohttp.ClientTimeout(total=5))
+            await session.post(url, timeout=aiohttp.ClientTimeout(total=5))
     if isinstance(refused.value, aiohttp.ClientConnectorError):
         assert isinstance(refused.value.os_error, ForbiddenAddress)
 
@@ -113,7 +91,7 @@ async def test_forbidden_addresses_are_never_connected_to(host: str) -> None:
 @pytest.mark.parametrize("host", [host for host in FORBIDDEN if host != "localhost"])
 def test_numeric_hosts_are_rejected_before_any_call(host: str) -> None:
     mistake = Guard().mistake(f"http://{host}:9/x")
-    assert mistake is not None and FORBIDDEN[host] in mistake
+    assert mistake is not None and FORBIDDEN[host] in mistake.message
     with pytest.raises(UserError, match="tool 'search': its URL points to"):
         client(f"http://{host}:9/x")
 
@@ -140,7 +118,7 @@ def test_public_addresses_and_names_pass(host: str) -> None:
     ],
 )
 def test_only_networks_that_the_operator_allows_pass(host: str, network: str, passes: bool) -> None:
-    assert (Guard([ip_network(network)]).mistake(f"http://{host}/x") is None) is passes
+    assert (Guard([parse_allowed(network)]).mistake(f"http://{host}/x") is None) is passes
 
 
 async def test_a_name_that_resolves_to_a_forbidden_address_is_a_configuration_error_and_not_retried() -> None:
@@ -169,7 +147,7 @@ async def test_a_name_cannot_change_its_address_between_check_and_use() -> None:
         url = server.url.replace("127.0.0.1", "tools.example.com")
         assert Guard().mistake(url) is None
         (checked,) = await names.resolve("tools.example.com")
-        assert Guard().forbidden(ip_address(checked["host"])) is None
+        Guard().check(ip_address(checked["host"]), 80)
         search = client(url, resolver=names)
         with pytest.raises(EndpointRefused, match=r"resolves to 127.0.0.1, a loopback address"):
             await search.post({}, "call_1")
@@ -182,7 +160,7 @@ async def test_a_redirect_to_a_forbidden_address_is_not_followed() -> None:
         return web.Response(status=302, headers={"Location": "http://169.254.169.254/latest/meta-data"})
 
     async with FakeEndpoint(behave) as server:
-        search = client(server.url, str(LOOPBACK))
+        search = client(server.url, "127.0.0.0/8")
         with pytest.raises(ToolFailed, match="302 Found, a redirect"):
             await search.post({}, "call_1")
         await search.close()

@@ -98,6 +98,17 @@ def test_the_echo_shows_the_request_with_all_hyperparameters_and_no_secrets() ->
     assert shown["hyperparameters"]["n_epochs"] == 2 and shown["hyperparameters"]["batch_size"] == "auto"
 
 
+def test_a_signing_secret_is_sealed_with_the_job_and_shown_nowhere() -> None:
+    secrets = [f"whsec_{letter * 32}" for letter in "ab"]
+    for given in (secrets[0], secrets):
+        job = parse(method=reinforcement(signing_secret=given))
+        assert json.loads(job.secret_spec)["method"]["reinforcement"]["signing_secret"] == given
+        assert "whsec_" not in json.dumps(job.method) + repr(job.spec)
+    with pytest.raises(InvalidJob) as refused:
+        parse(method=reinforcement(signing_secret="whsec_short"))
+    assert "invalid_signing_secret" in str(refused.value) and "whsec_short" not in str(refused.value)
+
+
 def test_a_missing_seed_is_drawn_at_random_and_does_not_change_the_digest() -> None:
     one, two = parse(), parse()
     assert one.spec.seed != two.spec.seed and one.digest == two.digest != parse(suffix="x").digest

@@ -39,6 +39,7 @@ EVERYTHING: dict[str, Any] = {
     "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}}},
     "hyperparameters": {"reasoning_effort": "low", "learning_rate_multiplier": 2},
     "limits": {"straggler_wait_s": 1.5},
+    "signing_secret": ["whsec_d", "whsec_e"],
 }
 
 

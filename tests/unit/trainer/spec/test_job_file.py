@@ -181,6 +181,8 @@ def test_no_secret_is_shown() -> None:
     assert "hunter2" not in repr(job) + str(job) + job.model_dump_json()
     bad = problems_of(raw_job(tools=[tools[0] | {"headers": {"Authorization": 12345678}}]))
     assert "12345678" not in str(bad)
+    assert "12345678" not in str(problems_of(raw_job(signing_secret=12345678)))
+    assert "hunter2" not in str(problems_of(raw_job(signing_secret=["hunter2"] * 9)))
     assert "hunter2" not in str(problems_of(raw_job() | {"api_key": "hunter2"}))
     (problem,) = problems_of(raw_job() | {"seed": "seed of ${TOKEN}"}, {"TOKEN": "hunter2"})
     assert "hunter2" not in str(problem)

@@ -1,0 +1,58 @@
+"""A local run is reachable from this machine only: Ray, our channels, and the ranks' rendezvous and groups."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Iterator
+from ipaddress import IPv6Address, ip_address
+
+import psutil
+import pytest
+
+from actors.learner.group import LearnerGroup
+from actors.learner.rank import LearnerConfig
+from actors.tools.actor import start_dispatchers
+from cluster.ray_cluster.session import ray_session
+from tests.support.fakes_http import LOCAL
+from tests.support.paths import BASE
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::ResourceWarning")
+CONFIG = LearnerConfig(BASE, steps=10, learning_rate=1e-3, micro_batch_tokens=200)
+
+
+def listening() -> Iterator[tuple[str, str]]:
+    """(address, process) of all sockets at which this test's processes wait for connections."""
+    here = psutil.Process()
+    for process in (here, *here.children(recursive=True)):
+        try:
+            for connection in process.net_connections("inet"):
+                if connection.status == psutil.CONN_LISTEN:
+                    yield connection.laddr.ip, " ".join(process.cmdline())
+        except psutil.NoSuchProcess:
+            continue
+
+
+def is_loopback(text: str) -> bool:
+    address = ip_address(text)
+    return ((isinstance(address, IPv6Address) and address.ipv4_mapped) or address).is_loopback
+
+
+@pytest.fixture(scope="module", autouse=True)
+def local_run() -> Iterator[None]:
+    with ray_session(None):
+        yield
+    gc.collect()  # Ray's process handles warn when they are collected: here the warnings are expected
+
+
+async def test_a_local_run_listens_on_the_loopback_address_only() -> None:
+    (dispatcher,) = start_dispatchers([], LOCAL, 1)
+    channel = await asyncio.wait_for(dispatcher.address.remote(), 60)  # it listens from now on
+    ranks = await asyncio.wait_for(LearnerGroup.start(CONFIG, [{"num_cpus": 1}] * 2), 120)
+    await asyncio.wait_for(ranks.build(CONFIG), 120)
+    places = list(listening())
+    await ranks.shutdown()
+    names = " ".join(process for _, process in places)
+    assert all(part in names for part in ("gcs_server", "raylet", "_RankProcess", "DispatcherActor"))
+    assert [place for place in places if not is_loopback(place[0])] == []
+    assert is_loopback(channel.host)

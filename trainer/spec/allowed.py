@@ -1,0 +1,107 @@
+"""One entry of the operator's `allowed_networks`: a network, an address or a host, with or without a port."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from ipaddress import IPv4Network, IPv6Network, ip_network
+from typing import Annotated, Any
+
+from pydantic import PlainSerializer, PlainValidator, WithJsonSchema
+from pydantic_core import PydanticCustomError
+
+Network = IPv4Network | IPv6Network
+EXAMPLES = ["127.0.0.1:8700", "10.20.0.0/16:443", "[fd00::5]:8000", "tools.internal:8000", "10.20.0.0/16"]
+_PORT = re.compile(r"(?P<place>\[[^]]*\]|[^:]*):(?P<port>[0-9]{1,5})")
+_LABEL = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
+_HOST = re.compile(rf"{_LABEL}(?:\.{_LABEL})*\.?")
+_NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
+"""A host whose last label is a number is an IPv4 address to some resolvers, such as 2130706433 or 0x7f.1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """What jobs may reach: either a `network` or a `host` (lower case); port None: all ports."""
+
+    network: Network | None
+    host: str | None
+    port: int | None
+
+    def __str__(self) -> str:
+        """The entry as it is written in the configuration."""
+        if self.network is None:
+            place = str(self.host)
+        else:
+            single = self.network.num_addresses == 1 and self.port is not None
+            place = str(self.network.network_address if single else self.network)
+        if self.port is None:
+            return place
+        return f"[{place}]:{self.port}" if ":" in place else f"{place}:{self.port}"
+
+
+def parse_allowed(text: str) -> Allowed:
+    """The entry that `text` describes.
+
+    Raises:
+        ValueError: it describes none; says why if it is a common mistake, and never shows the text.
+    """
+    place, port = text, None
+    network = _network(text)
+    if network is None and (match := _PORT.fullmatch(text)) is not None:
+        place, port = match["place"], int(match["port"])
+        if not 0 < port < 65536:
+            raise ValueError("its port must be from 1 to 65535")
+    if place.startswith("[") and place.endswith("]") and ":" in place:
+        place = place[1:-1]
+    network = _network(place)
+    if network is not None:
+        return Allowed(network, None, port)
+    host = place.lower()
+    if _HOST.fullmatch(host) and len(host) <= 254 and not _NUMBER.fullmatch(host.rstrip(".").rpartition(".")[2]):
+        return Allowed(None, host, port)
+    raise ValueError(_why_not(place))
+
+
+def _network(text: str) -> Network | None:
+    try:
+        network = ip_network(text)
+    except ValueError:
+        return None
+    return None if "%" in text else network  # a zone id means nothing on another machine
+
+
+def _why_not(place: str) -> str:
+    if "://" in place or "@" in place:
+        return "a URL is not accepted: write its host and port"
+    if "*" in place:
+        return "there are no wildcards: write each host, or a network"
+    if "%" in place:
+        return "zone ids are not accepted: write the address without it"
+    if place.count(":") > 1:
+        return "write an IPv6 address with a port in brackets, such as [fd00::5]:8000"
+    if not place.isascii():
+        return "write a host's name in ASCII, with its xn-- labels"
+    return ""
+
+
+def _validated(value: Any) -> Allowed:
+    if isinstance(value, Allowed):
+        return value
+    why = ""
+    if isinstance(value, str | IPv4Network | IPv6Network):
+        try:
+            return parse_allowed(str(value))
+        except ValueError as error:
+            why = f"; {error}" if str(error) else ""
+    wanted = (
+        "must be a network, an address or a host, with or without a port, such as 10.0.0.0/8 or tools.internal:8000"
+    )
+    raise PydanticCustomError("ip_any_network", "{wanted}{why}", {"wanted": wanted, "why": why})
+
+
+AllowedEntry = Annotated[
+    Allowed,
+    PlainValidator(_validated),
+    PlainSerializer(str, return_type=str),
+    WithJsonSchema({"type": "string", "examples": EXAMPLES}),
+]
