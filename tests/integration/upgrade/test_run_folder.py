@@ -23,6 +23,7 @@ from cluster.preflight.resumed import Began
 from cluster.preflight.space import Free
 from cluster.records.run_folder import RunFolder
 from cluster.run.driver import train
+from cluster.stores.migrate import migrate
 from cluster.views.before_after import compare
 from cluster.views.regrade import grade_file
 from cluster.views.report import write_report
@@ -276,6 +277,7 @@ async def test_what_makes_it_impossible_is_an_error(resumable: OldVersion, break
 
 async def test_a_servers_job_is_checked_alike_when_it_goes_on(resumable: OldVersion) -> None:
     server = Server(DriverSettings.read(resumable.server / "driver.json"))
+    migrate(server.database)  # as the server does that starts the driver
     job_id = resumable.jobs["paused"]
     began = Began.of(RunFolder(resumable.server / "runs" / job_id))
     job = began.keep(server.spec(server.store.get(job_id)))
