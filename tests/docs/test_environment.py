@@ -23,7 +23,7 @@ def test_the_table_of_environment_variables_is_complete() -> None:
 
 
 def variables(path: Path) -> Iterator[str]:
-    """Names in strings that look like ours or those of OpenAI, Ray and gloo, and all that are looked up or set by default."""
+    """Names in strings that look like ours or those of OpenAI, Ray and gloo, and all that are looked up."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield from OURS.findall(node.value)
