@@ -37,7 +37,7 @@ from trainer.events import (
     PhaseBegan,
     StepDone,
 )
-from trainer.loop.checkpoint import Checkpoints, LoopState
+from trainer.loop.checkpoint import Checkpoints, LoopState, latest_checkpoint
 from trainer.loop.evaluate import evaluate
 from trainer.loop.reinforcement import Loop, LoopConfig
 from trainer.loop.supervised import SupervisedLoop
@@ -72,7 +72,7 @@ async def train(job: JobSpec, runs: Path, resume: Path | None, address: str | No
     """
     latest = None
     if resume is not None:
-        latest = _latest(resume)
+        latest = latest_checkpoint(resume / "checkpoints")
         if latest is None:
             raise InvalidJob(f"{resume} has no checkpoint to resume from")
     async with _run(job, runs, address, resume, operator, latest=latest) as run:
@@ -91,7 +91,9 @@ async def train_in(
     Raises:
         RftError: The run failed.
     """
-    async with _run(job, folder.parent, address, folder, operator, watch, latest=_latest(folder)) as run:
+    async with _run(
+        job, folder.parent, address, folder, operator, watch, latest=latest_checkpoint(folder / "checkpoints")
+    ) as run:
         await run.train()
     return run.outcome
 
@@ -115,12 +117,6 @@ async def evaluate_model(
 
 
 # -- a run -------------------------------------------------------------------------------------------------------------
-
-
-def _latest(folder: Path) -> Latest | None:
-    """The last checkpoint of a run folder, which may not exist."""
-    checkpoints = folder / "checkpoints"
-    return Checkpoints(checkpoints).latest() if checkpoints.is_dir() else None
 
 
 @asynccontextmanager
@@ -305,8 +301,8 @@ class _Run:
             problems.append(f"cannot write the report: {error.strerror}")
         for problem in problems:
             self._console.print(f"[yellow]warning[/] {escape(problem)}", soft_wrap=True, highlight=False)
-        if self.outcome != "done" and self._folder.checkpoints.is_dir():
-            latest = Checkpoints(self._folder.checkpoints).latest()
+        if self.outcome != "done":
+            latest = latest_checkpoint(self._folder.checkpoints)
             if latest is not None:
                 how = f"from {latest[0].name} with --resume {self._folder.path}"
                 self._console.print(f"to resume:  {how}", soft_wrap=True, highlight=False)

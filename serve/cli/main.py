@@ -240,10 +240,9 @@ def _load(path: Path, operator: Operator) -> JobSpec:
 
 
 def _has_checkpoint(run_folder: Path) -> bool:
-    from trainer.loop.checkpoint import Checkpoints
+    from trainer.loop.checkpoint import latest_checkpoint
 
-    checkpoints = run_folder / "checkpoints"
-    return checkpoints.is_dir() and Checkpoints(checkpoints).latest() is not None
+    return latest_checkpoint(run_folder / "checkpoints") is not None
 
 
 def _load_accepted(path: Path, folder: Path) -> JobSpec:

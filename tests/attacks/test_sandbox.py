@@ -13,38 +13,17 @@ from typing import Any
 
 import pytest
 
-from actors.graders.kinds.python import PythonGrade
 from actors.sandbox import cgroup
 from actors.sandbox.start import SandboxLimits
 from tests.support.budget import budget
+from tests.support.graders import RUNTIME, SERVER, Make, failure, python_graders
 from tests.support.sandboxes import COST, SANDBOXES, attacked
-from trainer.errors import GraderFailed
-from trainer.spec.graders import PythonGrader
-from trainer.spec.operator import Operator
-
-Make = Callable[..., PythonGrade]
-RUNTIME, SERVER = "python_grader_runtime_error", "python_grader_server_error"
 
 
 @pytest.fixture
 async def make() -> AsyncIterator[Make]:
-    """A factory of graders with one worker in our own namespaces; closes them after the test."""
-    made = []
-
-    def grader(source: str, **more: Any) -> PythonGrade:
-        spec = PythonGrader(type="python", source=source, timeout_s=20.0)
-        made.append(PythonGrade(spec, "mine", Operator(), **{"way": "namespaces", "num_workers": 1, **more}))
-        return made[-1]
-
-    yield grader
-    for one in made:
-        await one.close()
-
-
-async def failure(grader: PythonGrade, item: dict[str, Any] | None = None) -> GraderFailed:
-    with pytest.raises(GraderFailed) as caught:
-        await grader.grade({}, item or {}, "trace_1")
-    return caught.value
+    async with python_graders(timeout_s=20.0) as made:
+        yield made
 
 
 # -- memory, descriptors, processes, system calls ----------------------------------------------------------------------

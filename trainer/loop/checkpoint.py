@@ -40,8 +40,28 @@ class LoopState:
     metrics: dict[str, float] = field(default_factory=dict)
 
 
+def checkpoints_in(folder: Path) -> list[tuple[Path, LoopState]]:
+    """All complete checkpoints in a run's `checkpoints` folder, oldest first; none if there is no such folder.
+
+    Only reads, so it is safe while another thread or process saves one.
+
+    Raises:
+        UserError: A newer version wrote one, or one is damaged.
+    """
+    found = []
+    for path in sorted(path for path in folder.glob("step-*") if path.suffix != ".tmp"):
+        with suppress(FileNotFoundError):  # removed in the meantime
+            found.append((path, _read_state(path)))
+    return found
+
+
+def latest_checkpoint(folder: Path) -> tuple[Path, LoopState] | None:
+    """The last one of `checkpoints_in`, if there is any."""
+    return next(reversed(checkpoints_in(folder)), None)
+
+
 class Checkpoints:
-    """The `checkpoints` folder of a run."""
+    """Writes the `checkpoints` folder of a run, and removes what a killed process left half-written there."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -72,19 +92,11 @@ class Checkpoints:
         return final
 
     def all(self) -> list[tuple[Path, LoopState]]:
-        """All complete checkpoints, oldest first. Safe to call while another thread saves one.
-
-        Raises:
-            UserError: A newer version wrote one, or one is damaged.
-        """
-        found = []
-        for path in sorted(path for path in self._folder.glob("step-*") if path.suffix != ".tmp"):
-            with suppress(FileNotFoundError):  # removed in the meantime
-                found.append((path, _read_state(path)))
-        return found
+        """All complete checkpoints, oldest first: see `checkpoints_in`."""
+        return checkpoints_in(self._folder)
 
     def latest(self) -> tuple[Path, LoopState] | None:
-        return next(reversed(self.all()), None)
+        return latest_checkpoint(self._folder)
 
     def _prune(self) -> None:
         kept = self.all()

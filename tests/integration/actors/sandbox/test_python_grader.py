@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any
 
@@ -14,36 +14,16 @@ import pytest
 
 from actors.graders.kinds.python import PythonGrade
 from actors.sandbox.start import PROTECTIONS, SandboxLimits, sandbox_report
+from tests.support.graders import RUNTIME, SERVER, Make, failure, python_graders
 from tests.support.paths import ROOT
 from tests.support.python_attacks import until
 from tests.support.sandboxes import SANDBOXES, attacked
-from trainer.errors import GraderFailed
-from trainer.spec.graders import PythonGrader
-from trainer.spec.operator import Operator
-
-RUNTIME, SERVER = "python_grader_runtime_error", "python_grader_server_error"
-Make = Callable[..., PythonGrade]
 
 
 @pytest.fixture
 async def make() -> AsyncIterator[Make]:
-    """A factory of graders with one worker, in the sandbox that always exists; closes them after the test."""
-    made = []
-
-    def grader(source: str, timeout_s: float = 60.0, **more: Any) -> PythonGrade:
-        spec = PythonGrader(type="python", source=source, timeout_s=timeout_s)
-        made.append(PythonGrade(spec, "mine", Operator(), **{"way": "namespaces", "num_workers": 1, **more}))
-        return made[-1]
-
-    yield grader
-    for one in made:
-        await one.close()
-
-
-async def failure(grader: PythonGrade, item: dict[str, Any] | None = None) -> GraderFailed:
-    with pytest.raises(GraderFailed) as caught:
-        await grader.grade({}, item or {}, "trace_1")
-    return caught.value
+    async with python_graders(timeout_s=60.0) as made:
+        yield made
 
 
 async def value(grader: PythonGrade, sample: dict[str, Any] | None = None, item: dict[str, Any] | None = None) -> float:

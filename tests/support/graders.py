@@ -1,0 +1,39 @@
+"""Python graders with one real worker, and how a grade of one fails."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from actors.graders.kinds.python import PythonGrade
+from trainer.errors import GraderFailed
+from trainer.spec.graders import PythonGrader
+from trainer.spec.operator import Operator
+
+Make = Callable[..., PythonGrade]
+RUNTIME, SERVER = "python_grader_runtime_error", "python_grader_server_error"
+
+
+@asynccontextmanager
+async def python_graders(timeout_s: float) -> AsyncIterator[Make]:
+    """A factory of graders, by default in the sandbox that always exists; closes them at the end."""
+    made = []
+    default_s = timeout_s
+
+    def grader(source: str, timeout_s: float = default_s, **more: Any) -> PythonGrade:
+        spec = PythonGrader(type="python", source=source, timeout_s=timeout_s)
+        made.append(PythonGrade(spec, "mine", Operator(), **{"way": "namespaces", "num_workers": 1, **more}))
+        return made[-1]
+
+    yield grader
+    for one in made:
+        await one.close()
+
+
+async def failure(grader: PythonGrade, item: dict[str, Any] | None = None) -> GraderFailed:
+    with pytest.raises(GraderFailed) as caught:
+        await grader.grade({}, item or {}, "trace_1")
+    return caught.value
