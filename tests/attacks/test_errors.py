@@ -172,7 +172,7 @@ REQUESTS: dict[str, tuple[str, str, Any]] = {
     "a private tool": (
         "POST", "/fine_tuning/alpha/tool/run", {"json": {"name": "t", "server_url": f"http://a:{SECRET}@127.0.0.1/"}},
     ),
-    "a grader that is no Python": (
+    "a grader that is not valid Python": (
         "POST", "/fine_tuning/alpha/graders/validate", {"json": {"grader": {"type": "python", "source": "def ("}}},
     ),
 }  # fmt: skip
