@@ -26,7 +26,7 @@ from trainer.errors import InvalidJob, Problem, UserError
 from trainer.spec.endpoints import Strict
 from trainer.spec.job import FILES, ClusterSpec, JobSpec, Method
 from trainer.spec.operator import Operator
-from trainer.spec.reader import Lines, ParsedFile, Variables, validate
+from trainer.spec.reader import Lines, ParsedFile, Variables, validate, without_nulls
 
 TRAINING_PURPOSES = ("fine-tune",)
 LEGACY = ("batch_size", "n_epochs", "learning_rate_multiplier")
@@ -176,17 +176,6 @@ def _validated(model: Any, raw: Any) -> Any:
 def _refuse(problems: list[Problem]) -> None:
     if problems:
         raise InvalidJob(f"{len(problems)} mistake{'s' * (len(problems) != 1)} in the request", problems)
-
-
-def without_nulls(value: Any, *, key: str = "") -> Any:
-    """Without keys whose value is null, which clients send for omitted fields. Nulls in a JSON schema are kept."""
-    if key == "response_format":
-        return value
-    if isinstance(value, dict):
-        return {k: without_nulls(v, key=k) for k, v in value.items() if v is not None}
-    if isinstance(value, list):
-        return [without_nulls(item) for item in value]
-    return value
 
 
 def _method(request: WireJob) -> dict[str, Any]:

@@ -23,7 +23,6 @@ from actors.graders.sample import sample_of
 from actors.grading.pool import GraderPool
 from actors.runtime.calls import outcome_of
 from actors.tools.dispatcher import Dispatcher
-from cluster.jobs.request import without_nulls
 from cluster.preflight.form_check import check_grader
 from cluster.records.redact import REDACTED
 from serve.http.auth import Writer
@@ -33,6 +32,7 @@ from trainer.errors import Discard, EndpointRefused, InvalidJob, RftError, UserE
 from trainer.spec.endpoints import ToolSpec
 from trainer.spec.graders import EndpointGrader, GraderSpec, LabelModelGrader, MultiGrader, ScoreModelGrader
 from trainer.spec.operator import Operator
+from trainer.spec.reader import without_nulls
 from trainer.types import Grade, ToolCall
 
 Id = Annotated[str, Field(min_length=1, max_length=200)]

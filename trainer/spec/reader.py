@@ -129,6 +129,17 @@ def _keys(model: type[BaseModel]) -> Keys:
     return Keys(model)
 
 
+def without_nulls(value: Any, *, key: str = "") -> Any:
+    """Without keys whose value is null, which clients send for omitted fields. Nulls in a JSON schema are kept."""
+    if key == "response_format":
+        return value
+    if isinstance(value, dict):
+        return {k: without_nulls(v, key=k) for k, v in value.items() if v is not None}
+    if isinstance(value, list):
+        return [without_nulls(item) for item in value]
+    return value
+
+
 def _problem(
     errors: list[Any], path: KeyPath, source: ParsedFile, variables: Variables, known: KnownMistake, keys: Keys
 ) -> Problem:
