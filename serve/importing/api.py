@@ -140,7 +140,7 @@ class ApiSource:
         try:
             with self._client.stream("GET", path, params=dict(params)) as answer:
                 yield answer
-        except httpx.TransportError as error:
+        except httpx.RequestError as error:
             why = str(error) or type(error).__name__
             raise NoAnswer(f"{self._where} does not answer: {why}; try again later") from None
 

@@ -66,7 +66,7 @@ def definition_of(job: WireJob, rows: Mapping[str, Converted], model: str | None
     raw |= {name: ROWS[name] for name in ROWS if name in rows}
     if job.seed is not None:
         raw["seed"] = job.seed % 2**31
-    if suffix := _suffix(job.fine_tuned_model):
+    if suffix := job.user_provided_suffix or _suffix(job.fine_tuned_model):
         raw["suffix"] = secrets.literal(suffix)
     raw["method"] = method
     if cluster:
@@ -315,7 +315,7 @@ def _state_notes(job: WireJob) -> Iterator[str]:
 def _suffix(tuned: str | None) -> str | None:
     """The suffix in `ft:{base}:{org}:{suffix}:{id}`."""
     parts = (tuned or "").split(":")
-    return parts[3][:64] or None if len(parts) > 4 else None
+    return parts[3] or None if len(parts) > 4 else None
 
 
 def _undated(model: str) -> str:

@@ -92,6 +92,6 @@ def _new_folder(folder: Path) -> Iterator[Path]:
         yield unfinished
         unfinished.rename(folder)
     except OSError as error:
-        raise UserError(f"{error.filename or folder} cannot be written: {error.strerror}") from None
+        raise UserError(f"{folder} cannot be written: {error.strerror}") from None
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)

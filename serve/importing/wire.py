@@ -39,6 +39,7 @@ class WireJob(Wire):
     hyperparameters: dict[str, Any] | None = None
     """Those of a supervised job; the older API has them here only."""
     seed: int | None = None
+    user_provided_suffix: str | None = None
     fine_tuned_model: str | None = None
     error: WireError | None = None
     created_at: int | None = None

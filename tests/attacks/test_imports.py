@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from serve.importing.api import LONGEST_WAIT_S, ApiSource, client_of
+from serve.importing.api import LONGEST_WAIT_S
 from serve.importing.folder import import_job
 from serve.importing.source import MAX_BODY_BYTES, FolderSource
 from tests.support.budget import MIB, budget
-from tests.support.openai_api import KEY, FakeOpenAI, Reply, refusal
+from tests.support.imports import run
+from tests.support.openai_api import FakeOpenAI, Reply, refusal
 from tests.support.openai_jobs import JOB_ID, ROW, lines, record, recorded, reinforcement
 from trainer.errors import InvalidJob, RftError, UserError
+from trainer.spec.job_file import load_job
 
 
 @pytest.fixture
@@ -23,12 +25,6 @@ def api() -> Iterator[FakeOpenAI]:
     with FakeOpenAI() as served:
         record(served, recorded(reinforcement()))
         yield served
-
-
-def run(api: FakeOpenAI, folder: Path, wait: Callable[[float], None] = lambda seconds: None) -> None:
-    client, key = client_of(None, {"OPENAI_API_KEY": KEY, "OPENAI_BASE_URL": api.url})
-    with client:
-        import_job(ApiSource(client, key, JOB_ID, wait, max_file_bytes=MIB), folder / "moved", {}, None)
 
 
 def exported(folder: Path, method: dict[str, Any], rows: bytes = lines(ROW)) -> FolderSource:
@@ -63,7 +59,7 @@ def test_an_error_without_end_is_cut_off(api: FakeOpenAI, tmp_path: Path) -> Non
 def test_a_file_larger_than_the_limit_is_not_kept(api: FakeOpenAI, tmp_path: Path) -> None:
     api.files["file-train"] = lines(ROW) * 20_000
     with pytest.raises(UserError, match="/files/file-train/content is larger than"):
-        run(api, tmp_path)
+        run(api, tmp_path, max_file_bytes=MIB)
 
     assert not left_in(tmp_path)
 
@@ -72,7 +68,7 @@ def test_an_api_cannot_make_the_import_wait_for_days(api: FakeOpenAI, tmp_path: 
     api.instead = lambda path, times: refusal(429, "later", Retry_After="1e9")
     waits: list[float] = []
     with pytest.raises(RftError):
-        run(api, tmp_path, waits.append)
+        run(api, tmp_path, waits=waits)
 
     assert waits and max(waits) <= 1.1 * LONGEST_WAIT_S
 
@@ -136,8 +132,6 @@ def test_a_job_of_somebody_else_reads_no_variable(text: str, tmp_path: Path) -> 
     ]
     grader = {"type": "string_check", "input": text, "reference": "b", "operation": "eq", "name": text}
     import_job(exported(tmp_path, reinforcement(grader, tools=tools)), tmp_path / "moved", {}, None)
-
-    from trainer.spec.job_file import load_job
 
     theirs = {"AWS_SECRET_ACCESS_KEY": "s3cret", "HOME": "s3cret"}
     needed = {"DOLLAR": "$", "KEY_EVIL_EXAMPLE_COM_X": "ours"}

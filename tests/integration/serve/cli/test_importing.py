@@ -85,7 +85,7 @@ def test_a_signal_in_the_middle_of_a_download_leaves_nothing(
         (["--job", "../x"], 1, "which begins with ftjob-"),
         (["--job", "ftjob-other"], 1, "check the job's id"),
         (["--from", "export"], 1, "export/job.json cannot be read"),
-        (["--job", JOB_ID, "--out", "a/b"], 1, "cannot be written: No such file or directory"),
+        (["--job", JOB_ID, "--out", "a/b"], 1, "a/b cannot be written: No such file or directory"),
         (["--job", JOB_ID, "--training-file", "none.jsonl"], 1, "none.jsonl cannot be read"),
     ],
 )
