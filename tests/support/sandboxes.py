@@ -22,17 +22,17 @@ COST = "cost"
 
 
 @functools.cache
-def attacked(attacks: tuple[str, ...]) -> dict[str, Future[dict[str, Any]]]:
-    """The outcomes of the attacks by sandbox; run in parallel, since they mostly wait for deadlines."""
+def attacked(attacks: tuple[str, ...], module: str = "tests.support.python_attacks") -> dict[str, Future[dict[str, Any]]]:
+    """The outcomes of the attacks by sandbox, as `module` prints them; run in parallel, since they mostly wait for deadlines."""
     executor = ThreadPoolExecutor(len(SANDBOXES))
-    return {sandbox: executor.submit(_outcomes, sandbox, attacks) for sandbox in SANDBOXES}
+    return {sandbox: executor.submit(_outcomes, sandbox, attacks, module) for sandbox in SANDBOXES}
 
 
-def _outcomes(sandbox: str, attacks: tuple[str, ...]) -> dict[str, Any]:
+def _outcomes(sandbox: str, attacks: tuple[str, ...], module: str) -> dict[str, Any]:
     """The outcomes of all attacks on a sandbox, run in a separate process that has secrets."""
     way, user = sandbox.split("-")
     plain = ["--plain"] if user == "as_plain_user" else []
-    command = [sys.executable, "-m", "tests.support.python_attacks", way, *plain]
+    command = [sys.executable, "-m", module, way, *plain]
     environment = os.environ | {"ATTACKS": json.dumps(attacks), "VERY_SECRET": "secret"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

@@ -110,10 +110,10 @@ async def test_a_killed_worker_costs_its_grade_and_is_replaced(make: Make, victi
     before = set(psutil.Process().children())
     assert await value(grader, item={"s": 0}) == 1
     (launcher,) = set(psutil.Process().children()) - before
-    (worker,) = launcher.children()
+    runner, worker = launcher.children()
     slow = asyncio.create_task(failure(grader, {"s": 1000}))
     await until(lambda: bool(worker.children()))
-    family = [launcher, worker, *worker.children()]
+    family = [launcher, runner, worker, *worker.children()]
     (launcher if victim == "launcher" else worker).kill()
     assert (await slow).details["python_grader_server_error_type"] == "worker_lost"
     await until(lambda: grader.num_workers == 1)
@@ -151,7 +151,7 @@ async def test_no_process_outlives_a_killed_owner() -> None:
     )
     owner = psutil.Popen([sys.executable, "-c", script], cwd=ROOT)
     try:
-        await until(lambda: len(owner.children(recursive=True)) == 3)  # launcher, worker, fork
+        await until(lambda: len(owner.children(recursive=True)) == 4)  # launcher, runner, worker, fork
         family = owner.children(recursive=True)
     finally:
         owner.kill()
