@@ -17,13 +17,15 @@ BUBBLEWRAP = ["bubblewrap"] if shutil.which("bwrap") else []
 USERS = ["as_root", "as_plain_user"] if os.getuid() == 0 else ["as_plain_user"]
 SANDBOXES = [f"{way}-{user}" for way in ["namespaces", *BUBBLEWRAP] for user in USERS]
 """The sandboxes to test: root's only if the tests run as root, bubblewrap's only if it is installed."""
+GRADERS, CODE = "tests.support.python_attacks", "tests.support.untrusted_attacks"
+"""The modules that attack a sandbox: as a grader, and as code under test of a grader."""
 COST = "cost"
 """The key of what all attacks together cost: processor seconds, and bytes by which the pool's process grew."""
 
 
 @functools.cache
-def attacked(attacks: tuple[str, ...], module: str = "tests.support.python_attacks") -> dict[str, Future[dict[str, Any]]]:
-    """The outcomes of the attacks by sandbox, as `module` prints them; run in parallel, since they mostly wait for deadlines."""
+def attacked(attacks: tuple[str, ...], module: str = GRADERS) -> dict[str, Future[dict[str, Any]]]:
+    """The outcomes of the attacks by sandbox; run in parallel, since they mostly wait for deadlines."""
     executor = ThreadPoolExecutor(len(SANDBOXES))
     return {sandbox: executor.submit(_outcomes, sandbox, attacks, module) for sandbox in SANDBOXES}
 
