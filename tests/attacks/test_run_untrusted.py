@@ -45,7 +45,7 @@ ATTACKS = {
     "crashes": KILLED,
 }
 """The grade of each: what its answer deserves where it was blocked, nothing where it forged, and how it was ended."""
-CPU_S, GROWN_BYTES = 40.0, 32 << 20
+CPU_S, GROWN_BYTES = 20.0, 32 << 20
 """What all attacks on one sandbox may cost: processor time, and memory of the process that has the pool."""
 
 
