@@ -14,6 +14,8 @@ from trainer.errors import InvalidJob, Problem, RftError, UserError
 from trainer.spec.job import FILES
 
 MAX_MESSAGE_CHARS = 2_000
+OPERATORS = frozenset({"no_sandbox", "corrupt_weights"})
+"""Codes of problems of the machine, whose messages quote programs on it; those of command-line options are, too."""
 
 
 def wire_error(problems: Sequence[Problem]) -> JobError:
@@ -50,7 +52,7 @@ def error_of(error: RftError, job_id: str, names: Mapping[str, str]) -> JobError
 
 def public(problem: Problem, job_id: str, names: Mapping[str, str]) -> Problem:
     """The problem as clients see it: `names` are those of paths, and what only the operator can change is theirs."""
-    if problem.field.startswith("--"):
+    if problem.field.startswith("--") or problem.code in OPERATORS:
         remedy = f"ask its operator, who sees more with `agent-rft jobs log {job_id}`"
         return replace(problem, message=f"the server cannot run the job now ({problem.code})", remedy=remedy)
     message, remedy = hide(problem.message, names), hide(problem.remedy, names)

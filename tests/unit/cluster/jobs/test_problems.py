@@ -72,6 +72,13 @@ def test_of_a_problem_of_the_operator_clients_learn_its_code_only() -> None:
     )
 
 
+def test_what_a_sandbox_wrote_is_no_message_for_clients() -> None:
+    field = "method.reinforcement.grader"
+    problem = Problem("no_sandbox", field, "no sandbox (namespaces: /opt/x: denied)", "run /opt/x")
+    told = public(problem, "ftjob-1", {})
+    assert (told.code, told.field) == (problem.code, field) and "/opt/x" not in str(told)
+
+
 @pytest.mark.parametrize(
     ("code", "sentence"),
     [
