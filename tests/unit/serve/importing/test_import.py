@@ -10,6 +10,7 @@ import openai
 import pytest
 import yaml
 
+from cluster.jobs.request import parse_api_job
 from cluster.preflight.rows import read_files
 from serve.importing.folder import import_job
 from serve.importing.source import FolderSource
@@ -30,8 +31,11 @@ from tests.support.openai_jobs import (
     reinforcement,
     supervised,
 )
+from tests.unit.cluster.jobs.test_request import KnownFiles, KnownModels
 from trainer.errors import InvalidJob, RftError, UserError
 from trainer.spec.job_file import load_job
+from trainer.spec.operator import Operator
+from trainer.spec.reader import Variables
 
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
 
@@ -153,6 +157,16 @@ def test_texts_in_parts_are_joined_and_a_long_row_gets_room(api: FakeOpenAI, tmp
     assert rows["training_file"][0].messages[0]["content"] == "What?\n" + "é " * 40_000
     assert "joined, in 12 rows" in said
     assert isinstance(job.cluster.context_length, int) and 30_000 < job.cluster.context_length <= 40_960
+
+
+def test_the_job_file_is_a_request_of_the_api_too(api: FakeOpenAI, tmp_path: Path) -> None:
+    imported(api, tmp_path, recorded(reinforcement(GRADERS["multi"])))
+    variables = Variables(environment_of(tmp_path / "moved"))
+    body = variables.fill_in(yaml.safe_load((tmp_path / "moved" / "job.yaml").read_text()), ())
+    files = {"training_file": "file-1", "validation_file": "file-1"}
+
+    made = parse_api_job(body | files | {"model": "gpt-5"}, KnownModels(), KnownFiles(), Operator())
+    assert made.spec.reinforcement.grader.type == "multi"
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------
