@@ -101,16 +101,19 @@ class RolloutLimits(Strict):
 
 
 class RewardSpec(Strict):
-    """Penalties, subtracted only from positive grades, which keep at least a tenth: giving up early never pays."""
+    """Penalties, subtracted only from positive grades, which keep at least a tenth: giving up early never pays.
+
+    Rollouts of a row that have equal grades are trained on only if penalties make their rewards differ by 0.001.
+    """
 
     tool_call_budget: Annotated[int, Field(ge=0)] = 0
     """Tool calls of a rollout that cost nothing."""
     tool_call_penalty: Rate = 0.0
     """Subtracted from the grade for each tool call above `tool_call_budget`. Raise it for an agent that calls too
     often."""
-    token_penalty: Rate = 1e-5
-    """Subtracted from the grade for each sampled token; the default takes 0.01 for 1,000 tokens. Raise it for shorter
-    answers, set 0 if long reasoning is wanted."""
+    token_penalty: Rate = 0.0
+    """Subtracted from the grade for each sampled token; 1e-5 takes 0.01 for 1,000 tokens. Set it for shorter answers,
+    and leave it at 0 if long reasoning is wanted."""
     time_penalty_per_s: Rate = 0.0
     """Subtracted from the grade for each second of model and tool time. Timing is noisy, so prefer the penalties on
     calls and tokens."""
