@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import assert_never
@@ -25,6 +25,7 @@ from actors.graders.kinds.text_similarity import TextSimilarity
 from actors.graders.templates import MAX_PLACEHOLDERS, num_placeholders, template_problems
 from actors.grading.guarded import UNGATED
 from actors.grading.slots import InSlot, OncePerSlot, Slot
+from actors.grading.texts import TextPart, TextParts
 from actors.runtime.timing import REAL_TIMING, Timing
 from trainer.errors import InvalidJob, Problem
 from trainer.spec.graders import (
@@ -90,13 +91,22 @@ class _Maker:
     def make(self, spec: GraderSpec, label: str) -> Grader:
         if isinstance(spec, MultiGrader):
             maker = replace(self, num_workers=_num_workers(spec))
-            return Multi(spec, label, {name: maker.make(part, name) for name, part in spec.graders.items()})
-        if self.slot is None or not is_heavy(spec):
-            return self._single(spec, label)
+            return Multi(spec, label, maker.parts(spec.graders))
+        return self.parts({label: spec})[label]
+
+    def parts(self, specs: Mapping[str, SingleGrader]) -> dict[str, Grader]:
+        if self.slot is None:
+            return {name: self._single(spec, name) for name, spec in specs.items()}
+        texts = TextParts({name: spec for name, spec in specs.items() if not is_heavy(spec)}, self.slot)
+        return {name: self._trial(spec, name, texts, self.slot) for name, spec in specs.items()}
+
+    def _trial(self, spec: SingleGrader, label: str, texts: TextParts, slot: Slot) -> Grader:
+        if not is_heavy(spec):
+            return TextPart(label, self._single(spec, label), texts)
         if isinstance(spec, PythonGrader):
             once = partial(PythonGrade, spec, label, self.operator, num_workers=1, ahead=False)
-            return OncePerSlot(once, self.slot)
-        return InSlot(self._single(spec, label), self.slot)
+            return OncePerSlot(once, slot)
+        return InSlot(self._single(spec, label), slot)
 
     def _single(self, spec: SingleGrader, label: str) -> Grader:
         match spec:
