@@ -59,6 +59,18 @@ class JobStarted(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SettingChosen(Event):
+    """What `auto` became in a new run. Set the setting yourself if you know better."""
+
+    setting: str
+    """Its path below the method's section, such as `algorithm.learning_rate`."""
+    value: float
+    """The value, before `learning_rate_multiplier`."""
+    why: str
+    """What it follows from: the numbers of rows, steps and parameters."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobResumed(Event):
     """Training resumed from the checkpoint of `step`. Steps after it that were done before are repeated."""
 

@@ -21,6 +21,8 @@ def sentence(event: e.Event) -> str:
     match event:
         case e.JobStarted():
             return f"{event.method} job with {event.total_steps} steps"
+        case e.SettingChosen():
+            return f"{event.setting}: auto is {event.value:g} ({event.why})"
         case e.JobResumed():
             return f"resumed at step {event.step} of {event.total_steps}"
         case e.PhaseBegan():

@@ -50,7 +50,8 @@ class KnownModels:
 
     def resolve(self, model_id: str) -> SimpleNamespace:
         if model_id not in MODELS:
-            raise UserError(f"The model '{model_id}' does not exist.")
+            problem, remedy = f"The model '{model_id}' does not exist", "use another one"
+            raise UserError(f"{problem}: {remedy}.", problem=problem, remedy=remedy)
         return MODELS[model_id]
 
 
