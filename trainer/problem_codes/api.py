@@ -35,8 +35,8 @@ API_CODES: dict[str, dict[str, ProblemCode]] = {
             "Try again in a moment.",
         ),
         "too_many_trials": ProblemCode(
-            "As many graders and tools are being tried as the operator allows at a time (`limits.max_trial_calls`), and "
-            "no slot became free in two minutes, or too many trials wait already. One key has at most three quarters.",
+            "As many graders and tools are being tried as the operator allows at a time (`limits.max_trial_calls`), "
+            "and no slot became free in two minutes, or too many trials wait already. One key has at most three quarters.",
             "Try again in a moment, with fewer samples (`n`) or fewer parts that start a process or ask a model.",
         ),
     },
