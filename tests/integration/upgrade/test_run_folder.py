@@ -225,7 +225,7 @@ async def test_a_template_that_is_refused_today_warns_it(resumable: OldVersion) 
 async def test_a_grader_and_numbers_beyond_todays_limits_warn_it(resumable: OldVersion) -> None:
     template = "{{ item.answer }}" * 1_001
     length = {"type": "length", "input": template, "max_chars": 10}
-    parts = {f"p{i}": PYTHON if i < 40 else length for i in range(70)}
+    parts = {f"p{i}": PYTHON if i < 17 else length for i in range(70)}
     grader = {"type": "multi", "graders": parts, "calculate_output": "p0"}
     record = json.loads((resumable.run / "job.resolved.json").read_text())
     record["job"]["method"]["reinforcement"]["grader"] = grader
