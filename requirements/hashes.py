@@ -24,6 +24,8 @@ from requirements.lists import LISTS, Pin, read, write
 PYTHONS = (11, 12, 13)
 MACHINES = ("x86_64", "aarch64")
 PYTORCH_INDEX = "https://download.pytorch.org/whl/cpu"
+COMPILE = "pip compile - --quiet --no-deps --universal --python-version 3.11.5 --no-python-downloads --output-file"
+"""For all systems, and from the oldest Python on that the pins support."""
 
 _ABIS = {
     (tag.interpreter, tag.abi)
@@ -65,20 +67,7 @@ def listed_files(pins: Iterable[Pin], *options: str) -> dict[str, list[File]]:
     uv = Path(sys.executable).with_name("uv")
     with tempfile.TemporaryDirectory() as folder:
         lock = Path(folder, "pylock.toml")
-        # All systems, and the oldest Python that the pins support.
-        python = ["--universal", "--python-version", "3.11.5", "--no-python-downloads"]
-        command = [
-            str(uv),
-            "pip",
-            "compile",
-            "-",
-            "--quiet",
-            "--no-deps",
-            *python,
-            "--output-file",
-            str(lock),
-            *options,
-        ]
+        command = [str(uv), *COMPILE.split(), str(lock), *options]
         result = subprocess.run(command, input="\n".join(map(str, pins)), text=True, stderr=subprocess.PIPE)
         if result.returncode:
             raise SystemExit(result.stderr)

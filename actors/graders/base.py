@@ -83,6 +83,13 @@ def finite_number(value: object, where: str) -> float:
     return number
 
 
+def outside(value: float, allowed: tuple[float, float] | None) -> str | None:
+    """Why a grade is not within the range that the job allows; None if it is."""
+    if allowed is None or allowed[0] <= value <= allowed[1]:
+        return None
+    return f"is {value:g}, not within the grader's range, {allowed[0]:g} to {allowed[1]:g}"
+
+
 def wire_errors(error: RftError | None) -> dict[str, bool | str | None]:
     """`metadata.errors` of the wire contract, for a grade (None) or for the error that was raised instead."""
     errors: dict[str, bool | str | None] = dict.fromkeys(ERROR_NAMES, False)

@@ -1,9 +1,10 @@
 """The outer process of one sandbox: creates its namespaces, starts the worker in them, and kills everything at the end.
 
 No process of the sandbox outlives this one. It kills them all when the worker ends, when the other side of the socket
-on standard input is closed (the owner closed it or is gone), or when together they exceed the memory limit. It runs
-none of the grader's code and imports only files of this room, which import the standard library only: it is run by
-path, with an empty environment, as `python -I -S launcher.py CONFIG`, where CONFIG comes from `actors.sandbox.start`.
+on standard input is closed (the owner closed it or is gone), or when together they exceed the memory limit. Before it
+creates them it forks the runner (`actors.sandbox.runner`), which holds the sandboxes of code under test. It runs none
+of the grader's code and imports only files of this room, which import the standard library only: it is run by path,
+with an empty environment, as `python -I -S launcher.py CONFIG`, where CONFIG comes from `actors.sandbox.start`.
 """
 
 from __future__ import annotations
@@ -21,11 +22,10 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 
-from actors.sandbox import cgroup
+from actors.sandbox import cgroup, runner, scratch
+from actors.sandbox.runner import MEMORY_EXIT
 from actors.sandbox.usage import Usage, socket_bytes, tree
 
-MEMORY_EXIT = 77
-"""The exit status for: the memory limit was exceeded."""
 OWN_PROCESSES = 2
 """The worker and bubblewrap's first process, which count in a cgroup."""
 POLL_S = 0.05
@@ -187,10 +187,8 @@ def start_unsandboxed(config: SandboxConfig, group: cgroup.Group | None) -> int:
 
 def remove(folder: str, known: tuple[int, int]) -> None:
     """Remove the scratch folder that this process made, unless something else has been put in its place."""
-    from actors.sandbox.worker import empty
-
     with suppress(OSError):
-        empty(folder, known)
+        scratch.empty(folder, known)
         os.rmdir(folder)
 
 
@@ -228,15 +226,15 @@ def end(ended: int, alone: bool, group: cgroup.Group | None) -> None:
             return
 
 
-def main() -> None:
-    config = json.loads(sys.argv[1])
-    with open("/proc/self/oom_score_adj", "w") as file:
-        file.write("1000")  # the first to be killed when memory runs out
+def hold(config: SandboxConfig) -> bool:
+    """Hold one sandbox until its first process ends or descriptor 0 is closed; returns whether memory ended it."""
     buffer_bytes = socket_bytes()  # the file is not in every network namespace
     group = cgroup.make(config["memory_bytes"], config["num_processes"] + OWN_PROCESSES)
     if config["become"] is not None:
         become(config["become"])
     pid = STARTS[config["way"]](config, group)
+    for descriptor in config["given"]:
+        os.close(descriptor)
     ended = os.pidfd_open(pid)
     sandboxed = config["way"] != "none"
     usage = Usage(pid, config["scratch"] if sandboxed else None, buffer_bytes if sandboxed else 0)
@@ -247,7 +245,17 @@ def main() -> None:
         group.remove()
     if "folder" in config:
         remove(config["folder"], config["folder_identity"])
-    sys.exit(MEMORY_EXIT if too_much else 0)
+    return too_much
+
+
+def main() -> None:
+    config = json.loads(sys.argv[1])
+    with open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")  # the first to be killed when memory runs out
+    if config["runs"] is not None:
+        config["given"] = runner.start(config["runs"], hold)
+        config["command"] += map(str, config["given"])
+    sys.exit(MEMORY_EXIT if hold(config) else 0)
 
 
 if __name__ == "__main__":

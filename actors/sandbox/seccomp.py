@@ -42,7 +42,7 @@ ALLOWED: dict[str, tuple[int, int]] = {
     "sched_getparam": (143, 121), "sched_get_priority_max": (146, 125), "sched_get_priority_min": (147, 126),
     "getcpu": (309, 168), "pidfd_open": (434, 434), "pidfd_send_signal": (424, 424),
     # signals
-    "kill": (62, 129), "tkill": (200, 130), "tgkill": (234, 131), "rt_sigaction": (13, 134),
+    "kill": (62, 129), "tkill": (200, 130), "tgkill": (234, 131),
     "rt_sigprocmask": (14, 135), "rt_sigreturn": (15, 139), "rt_sigpending": (127, 136), "rt_sigtimedwait": (128, 137),
     "rt_sigsuspend": (130, 133), "sigaltstack": (131, 132), "restart_syscall": (219, 128), "getitimer": (36, 102),
     "setitimer": (38, 103),
@@ -71,6 +71,7 @@ CHECKED: dict[str, tuple[int, int]] = {
     "clone3": (435, 435),
     "prctl": (157, 167),
     "prlimit64": (302, 261),
+    "rt_sigaction": (13, 134),
     "mmap": (9, 222),
     "socketpair": (53, 199),
     "fcntl": (72, 25),
@@ -88,6 +89,7 @@ NEW_NAMESPACES = 0x7E020080
 """CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET, NEWTIME."""
 AF_UNIX = 1
 MSG_OOB = 1
+SIGCHLD = 17
 MAP_SHARED, MAP_ANONYMOUS, MAP_HUGETLB = 0x01, 0x20, 0x40000
 FCNTL = (0, 1, 2, 3, 4, 5, 36, 1030, 1032)
 """F_DUPFD, GETFD, SETFD, GETFL, SETFL, GETLK, OFD_GETLK, DUPFD_CLOEXEC, GETPIPE_SZ; not SETPIPE_SZ, which enlarges a
@@ -126,17 +128,18 @@ def checked(machine: str) -> dict[str, int]:
     return {name: numbers[column] for name, numbers in CHECKED.items()}
 
 
-def program(machine: str | None = None) -> bytes:
+def program(machine: str | None = None, *, children_count: bool = False) -> bytes:
     """The filter as an array of struct sock_filter, for prctl(PR_SET_SECCOMP).
 
     A denied call fails with EPERM. clone3 fails with ENOSYS, since a filter cannot read its flags behind a pointer, and
     the C library then uses clone. A call with another architecture's numbers (32 bit, x32) kills the process.
+    With `children_count` the action of SIGCHLD cannot be changed: times of children that it discards would be lost.
     """
     machine = machine or platform.machine()
     steps = [(LOAD, 0, 0, ARCH), (EQUAL, 1, 0, AUDIT_ARCH[machine]), (RETURN, 0, 0, KILL), (LOAD, 0, 0, NUMBER)]
     if machine == "x86_64":
         steps += [(AT_LEAST, 0, 1, X32_BIT), (RETURN, 0, 0, KILL)]
-    numbers, checks = checked(machine), _checks()
+    numbers, checks = checked(machine), _checks(children_count)
     for name, number in numbers.items():
         steps += [(EQUAL, 0, len(checks[name]), number), *checks[name]]
     for first, last in _ranges(sorted(allowed(machine).values())):
@@ -145,7 +148,7 @@ def program(machine: str | None = None) -> bytes:
     return b"".join(struct.pack("=HBBI", *step) for step in steps)
 
 
-def _checks() -> dict[str, list[Step]]:
+def _checks(children_count: bool) -> dict[str, list[Step]]:
     """What is done with a call in `CHECKED`; the lower half of an argument has all that the kernel reads."""
     shared = MAP_SHARED | MAP_ANONYMOUS  # memory in no process and no file, as is that of a huge page
     mapping = [_load(3), (ANY_BIT, 2, 0, MAP_HUGETLB), (AND, 0, 0, shared), (EQUAL, 0, 1, shared), _DENY, _ALLOW]
@@ -154,6 +157,7 @@ def _checks() -> dict[str, list[Step]]:
         "clone3": [(RETURN, 0, 0, ERRNO | errno.ENOSYS)],
         "prctl": _if_one_of(0, PRCTL),
         "prlimit64": _if_one_of(0, (0,)),  # for the process itself
+        "rt_sigaction": _KEEP_SIGCHLD if children_count else [_ALLOW],
         "mmap": mapping,
         "socketpair": _if_one_of(0, (AF_UNIX,)),
         "fcntl": [_load(1), *_returns(FCNTL_IGNORED, ERRNO), *_if_one_of(1, FCNTL)],
@@ -165,6 +169,13 @@ def _checks() -> dict[str, list[Step]]:
 
 _ALLOW: Step = (RETURN, 0, 0, ALLOW)
 _DENY: Step = (RETURN, 0, 0, DENY)
+
+
+_KEEP_SIGCHLD: list[Step] = [
+    *((LOAD, 0, 0, ARGUMENTS), (EQUAL, 1, 0, SIGCHLD), _ALLOW),
+    *((LOAD, 0, 0, ARGUMENTS + 8), (EQUAL, 0, 3, 0)),  # it is only read if the pointer to a new action is null
+    *((LOAD, 0, 0, ARGUMENTS + 12), (EQUAL, 0, 1, 0), _ALLOW, _DENY),
+]
 
 
 def _load(argument: int) -> Step:

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import sysconfig
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -51,6 +51,8 @@ MANY_IDS, FEW_IDS = (2_000_000_000, 2_100_000_000), (30_000, 60_000)
 MEMORY_EXIT = 77
 MAX_STDERR_CHARS = 500
 HERE = Path(__file__).resolve().parent
+BESIDE = ("frames.py", "inside.py")
+"""Our files that each first process of a sandbox imports."""
 REMEDY = (
     "allow user namespaces (sysctl user.max_user_namespaces, kernel.unprivileged_userns_clone=1; in a container, a "
     "seccomp profile that allows unshare and mount), or, where AppArmor allows them to known programs only (Ubuntu "
@@ -72,6 +74,11 @@ class SandboxLimits:
     num_processes: int = 64
     num_open_files: int = 256
     num_cores: int = 2
+
+
+RUN_LIMITS = SandboxLimits(scratch_bytes=64 << 20, num_processes=32)
+"""The limits of a run of untrusted code, beside the grader's own; its memory is for the grader to say, up to that of
+the grader."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +126,9 @@ def choose_way(report: SandboxReport, unsandboxed: bool) -> Way:
     if unsandboxed:
         return "none"
     why = "; ".join(f"{way}: {reason}" for way, reason in report.missing.items())
-    problem = f"python graders need a sandbox, which cannot be created here ({why})"
-    raise UserError(f"{problem}: {REMEDY}", code="no_sandbox", problem=problem, remedy=REMEDY)
+    needed = "python graders need a sandbox, which cannot be created here"
+    problem, public = f"{needed} ({why})", f"{needed}: {REMEDY}"
+    raise UserError(f"{problem}: {REMEDY}", code="no_sandbox", problem=problem, remedy=REMEDY, public=public)
 
 
 @functools.cache
@@ -147,7 +155,8 @@ def start(source: str, way: Way, limits: SandboxLimits, *, timeout_s: float, cpu
     """
     _check_needs(way)
     ours, theirs = socket.socketpair()
-    command = [_python(), "-I", "-S", "-B", str(HERE / "launcher.py"), json.dumps(_launch_config(way, limits))]
+    config = {**_launch_config(way, limits, "worker.py"), "runs": _runs_config(way, limits)}
+    command = [_python(), "-I", "-S", "-B", str(HERE / "launcher.py"), json.dumps(config)]
     with theirs:
         process = subprocess.Popen(
             command,
@@ -161,7 +170,7 @@ def start(source: str, way: Way, limits: SandboxLimits, *, timeout_s: float, cpu
     try:
         deadline = time.monotonic() + timeout_s
         ours.settimeout(timeout_s)
-        frames.send(ours, json.dumps(_worker_config(way, limits, cpu_s)).encode())
+        frames.send(ours, json.dumps({**_worker_config(way, limits), "cpu_s": cpu_s}).encode())
         holds = frames.receive(ours, deadline)["holds"]
         failed = [name for name in PROTECTIONS if way != "none" and not holds.get(name)]
         if failed:
@@ -250,11 +259,13 @@ def _environment(way: Way) -> dict[str, str]:
     }
 
 
-def _launch_config(way: Way, limits: SandboxLimits) -> dict[str, Any]:
-    worker = str(HERE / "worker.py")
-    inside = worker if way == "none" else "/.worker.py"
+def _launch_config(way: Way, limits: SandboxLimits, script: str) -> dict[str, Any]:
+    top = str(HERE.parents[1]) if way == "none" else "/.own"
     binds, links = _binds(way)
-    binds.append((worker, inside))
+    binds += [(str(HERE / name), f"{top}/actors/sandbox/{name}") for name in (script, *BESIDE)]
+    if script == "worker.py":
+        binds += [(str(HERE / "scratch.py"), f"{top}/actors/sandbox/scratch.py")]
+        binds += [(str(HERE.parents[1] / "agent_rft_grader.py"), f"{top}/agent_rft_grader.py")]
     devices = ["/dev/null", "/dev/random", "/dev/urandom"]  # mappings of /dev/zero are memory that no limit counts
     return {
         "way": way,
@@ -269,8 +280,24 @@ def _launch_config(way: Way, limits: SandboxLimits) -> dict[str, Any]:
         "memory_bytes": limits.memory_bytes,
         "num_processes": limits.num_processes,
         "environment": _environment(way),
-        "command": [_inside(_python(), way), "-I", "-S", "-B", inside],
+        "command": [_inside(_python(), way), "-I", "-S", "-B", f"{top}/actors/sandbox/{script}"],
+        "runs": None,
+        "given": [],
         "bubblewrap": _bubblewrap(binds, links, devices, limits) if way == "bubblewrap" else [],
+    }
+
+
+def _runs_config(way: Way, limits: SandboxLimits) -> dict[str, Any] | None:
+    """How the runner runs untrusted code; None if it cannot."""
+    if way == "none":
+        return None
+    of_run = replace(limits, scratch_bytes=RUN_LIMITS.scratch_bytes, num_processes=RUN_LIMITS.num_processes)
+    filtered = {"seccomp": seccomp.program(children_count=True).hex()}
+    return {
+        "launch": _launch_config(way, of_run, "untrusted.py"),
+        "worker": _worker_config(way, of_run) | filtered,
+        "protections": PROTECTIONS,
+        "ids": _unused_ids(),
     }
 
 
@@ -309,7 +336,7 @@ def _bubblewrap(
     return [*words, "--remount-ro", "/", "--chdir", SCRATCH]
 
 
-def _worker_config(way: Way, limits: SandboxLimits, cpu_s: int) -> dict[str, Any]:
+def _worker_config(way: Way, limits: SandboxLimits) -> dict[str, Any]:
     sandboxed = way != "none"
     rlimits = {
         "AS": limits.memory_bytes,
@@ -330,7 +357,6 @@ def _worker_config(way: Way, limits: SandboxLimits, cpu_s: int) -> dict[str, Any
         "packages": [_inside(path, way) for path in _packages()],
         "limits": rlimits,
         "cores": random.sample(cores, min(limits.num_cores, len(cores))),
-        "cpu_s": cpu_s,
         "seccomp": seccomp.program().hex() if sandboxed else "",
     }
 
@@ -357,7 +383,11 @@ def _has_capability(number: int) -> bool:
 
 def _unused_id() -> int:
     """A random unused user id per sandbox, since the kernel counts processes by user id."""
-    return random.randrange(*(MANY_IDS if _num_ids() > MANY_IDS[1] else FEW_IDS))
+    return random.randrange(*_unused_ids())
+
+
+def _unused_ids() -> tuple[int, int]:
+    return MANY_IDS if _num_ids() > MANY_IDS[1] else FEW_IDS
 
 
 def _num_ids() -> int:

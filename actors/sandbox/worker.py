@@ -3,164 +3,44 @@
 Each grade runs in its own fork, with the module as its body left it; the fork and all its descendants are killed before
 the next grade starts. Its answer comes over a separate pipe, after a random word that only this grade knows.
 
-This process is the first one of its namespace, so no process inside can kill or stop it. It imports nothing of ours:
-it is run by path, as `python -I -S worker.py`, and talks over the socket on descriptor 0. A message is its length (four
-bytes) and JSON. The first one is the configuration (`actors.sandbox.start`), answered with the effective protections.
-Only then does the owner send the grader's source, so no foreign code runs where a protection is missing.
+This process is the first one of its namespace, so no process inside can kill or stop it. It is run by path, as
+`python -I -S worker.py`, with the few files of ours that are bound beside it, and talks over the socket on descriptor
+0. A message is its length (four bytes) and JSON. The first one is the configuration (`actors.sandbox.start`), answered
+with the effective protections. Only then does the owner send the grader's source, so no foreign code runs where a
+protection is missing. Its arguments are two more sockets, if there is a runner (`actors.sandbox.runner`): one for the
+runs that a grade asks for, and one on which this process says that the turn of a grade begins.
 """
 
 from __future__ import annotations
 
 import ast
 import contextlib
-import ctypes
 import gc
 import importlib
 import json
 import linecache
 import math
-import mmap
 import os
-import resource
 import select
 import signal
 import socket
-import stat
 import sys
 import traceback
-from collections.abc import Callable
 from typing import Any
+
+sys.path.append(os.path.abspath(f"{__file__}/../../.."))
+
+import agent_rft_grader
+from actors.sandbox import frames, inside, scratch
+
+sys.path.pop()
 
 FILE = "grader.py"
 MAX_ANSWER_BYTES = 64_000
 MAX_DETAILS_CHARS = 4_000
 MAX_FRAMES = 20
-CPU_OF_WORKER_S = 600
-"""Far more than the worker itself needs for all its grades; bounds what a module leaves running, such as a thread."""
-PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS, SECCOMP_MODE_FILTER = 1, 22, 38, 2
-CAPABILITY_VERSION_3 = 0x20080522
-LIBRARY = os.path.dirname(os.__file__)
 NOTHING = "the process of the grader ended without a grade: "
-LaunchConfig = dict[str, Any]
 WorkerMessage = dict[str, Any]
-
-libc = ctypes.CDLL(None, use_errno=True)
-
-
-# -- privileges --------------------------------------------------------------------------------------------------------
-
-
-def prctl(*values: Any) -> None:
-    if libc.prctl(*values) < 0:
-        raise OSError(ctypes.get_errno(), f"prctl {values[0]}: {os.strerror(ctypes.get_errno())}")
-
-
-def drop_user(uid: int) -> None:
-    os.setgroups([])
-    os.setresgid(uid, uid, uid)
-    os.setresuid(uid, uid, uid)
-    header, nothing = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0), (ctypes.c_uint32 * 6)()
-    libc.capset(header, nothing)  # bubblewrap leaves inheritable ones
-
-
-def limit(name: str, value: int) -> None:
-    """Set a resource limit, but never above the current hard limit."""
-    kind = getattr(resource, f"RLIMIT_{name}")
-    hard = resource.getrlimit(kind)[1]
-    value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-    resource.setrlimit(kind, (value, value))
-
-
-def filter_calls(program: bytes) -> None:
-    class Program(ctypes.Structure):
-        _fields_ = (("len", ctypes.c_ushort), ("filter", ctypes.c_char_p))
-
-    code = Program(len(program) // 8, program)
-    prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(code), 0, 0)
-
-
-def give_up(config: LaunchConfig) -> dict[str, bool]:
-    """Drop all privileges of this process and its future children; returns which protections are effective."""
-    sandboxed = config["sandboxed"]
-    network = not sandboxed or [name for _, name in socket.if_nameindex()] in ([], ["lo"])
-    if config["uid"] is not None:
-        drop_user(config["uid"])
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # the first process of a namespace gets no signal without a handler
-    os.umask(0o077)
-    os.sched_setaffinity(0, config["cores"])
-    limits = config["limits"]
-    for name in limits:
-        limit(name, limits[name])
-    limit("CPU", CPU_OF_WORKER_S)
-    prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    if sandboxed:
-        prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # last, because a change of user resets it
-        filter_calls(bytes.fromhex(config["seccomp"]))
-    return {
-        "network": sandboxed and network and not can(lambda: socket.socket(socket.AF_INET)),
-        "files": sandboxed and not can(lambda: os.mkdir("/x")) and not os.path.exists("/proc/self"),
-        "processes": sandboxed and os.getpid() == 1,
-        "privileges": os.getuid() != 0 and no_capabilities() and not can(lambda: os.setuid(0)),
-        "system_calls": sandboxed and not can(lambda: os.chroot("/")) and not can(ptrace_me) and not can(share_memory),
-        "number_of_processes": sandboxed and processes_are_counted(),
-        "memory": resource.getrlimit(resource.RLIMIT_AS)[1] != resource.RLIM_INFINITY,
-        "readable_python": all(os.access(path, os.R_OK | os.X_OK) for path in [LIBRARY, *config["packages"]]),
-    }
-
-
-def can(what: Callable[[], object]) -> bool:
-    try:
-        what()
-    except OSError:
-        return False
-    return True
-
-
-def processes_are_counted() -> bool:
-    """Whether the limit of processes applies to this user; it does not if the user is root outside the namespace."""
-    hard = resource.getrlimit(resource.RLIMIT_NPROC)[1]
-    resource.setrlimit(resource.RLIMIT_NPROC, (1, hard))
-    try:
-        pid = os.fork()
-    except OSError:
-        return True
-    finally:
-        resource.setrlimit(resource.RLIMIT_NPROC, (hard, hard))
-    if pid == 0:
-        os._exit(0)
-    os.waitpid(pid, 0)
-    return False
-
-
-def ptrace_me() -> None:
-    if libc.ptrace(0, 0, None, None) < 0:
-        raise OSError
-
-
-def share_memory() -> None:
-    mmap.mmap(-1, mmap.PAGESIZE).close()
-
-
-def no_capabilities() -> bool:
-    header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0)
-    sets = (ctypes.c_uint32 * 6)()
-    return libc.capget(header, sets) == 0 and not any(sets)
-
-
-# -- messages ----------------------------------------------------------------------------------------------------------
-
-
-def receive(channel: socket.socket) -> bytes | None:
-    """One message; None if the owner is gone."""
-    header = channel.recv(4, socket.MSG_WAITALL)
-    if len(header) < 4:
-        return None
-    return channel.recv(int.from_bytes(header, "big"), socket.MSG_WAITALL)
-
-
-def send(channel: socket.socket, message: WorkerMessage) -> None:
-    body = json.dumps(message).encode()
-    channel.sendall(len(body).to_bytes(4, "big") + body)
 
 
 # -- the grader --------------------------------------------------------------------------------------------------------
@@ -228,15 +108,45 @@ def run(grade: Any, request: bytes) -> WorkerMessage:
     """Run one grade; returns its message."""
     try:
         body = json.loads(request)
-        return number_of(grade(body["sample"], body["item"]))
+        answer = number_of(grade(body["sample"], body["item"]))
     except BaseException as error:  # noqa: BLE001 - as in `load`
-        return {"error": describe(error)}
+        answer = {"error": describe(error)}
+    if agent_rft_grader.failure is not None:  # whatever the grader made of it
+        return {"lost": "no_sandbox", "error": agent_rft_grader.failure}
+    return answer
+
+
+# -- runs of untrusted code --------------------------------------------------------------------------------------------
+
+
+class Runs:
+    """The sockets to the runner, by their descriptors; without them a grade cannot run untrusted code."""
+
+    def __init__(self, descriptors: list[int]) -> None:
+        for descriptor in descriptors:
+            os.set_inheritable(descriptor, False)
+        self._sockets = [socket.socket(fileno=descriptor) for descriptor in descriptors]
+        self._turn = b""
+
+    def begin_turn(self) -> None:
+        """Let the runner end what the last grade has left running, and serve the next one only."""
+        self._turn = os.urandom(frames.TURN_BYTES)
+        for begins in self._sockets[1:]:
+            begins.send(self._turn)
+
+    def use(self) -> None:
+        """Let this process, which is a grade's, use them; only the worker says when a turn begins."""
+        for begins in self._sockets[1:]:
+            begins.close()
+        agent_rft_grader.connect(self._sockets[0] if self._sockets else None, self._turn)
 
 
 # -- a grade in a fork -------------------------------------------------------------------------------------------------
 
 
-def fork_grade(grade: Any, request: bytes, word: bytes, channel: socket.socket, cpu_s: int) -> WorkerMessage:
+def fork_grade(
+    grade: Any, request: bytes, word: bytes, channel: socket.socket, runs: Runs, cpu_s: int
+) -> WorkerMessage:
     """Run one grade in a fork; returns its message after the fork and all its descendants have ended."""
     read, write = os.pipe()
     pid = os.fork()
@@ -244,7 +154,8 @@ def fork_grade(grade: Any, request: bytes, word: bytes, channel: socket.socket, 
         try:
             channel.close()
             os.close(read)
-            limit("CPU", cpu_s)
+            runs.use()
+            inside.limit("CPU", cpu_s)
             os.write(write, word + json.dumps(run(grade, request)).encode() + b"\n")
         finally:
             os._exit(0)
@@ -255,7 +166,7 @@ def fork_grade(grade: Any, request: bytes, word: bytes, channel: socket.socket, 
         with contextlib.suppress(ValueError, RecursionError):
             answer = json.loads(output[len(word) :])
             if isinstance(answer, dict):  # the owner looks at its values
-                return {key: answer[key] for key in ("value", "error") if key in answer}
+                return {key: answer[key] for key in ("value", "error", "lost") if key in answer}
     if output:
         return {"error": "the process of the grader wrote something other than the grade"}
     if os.WIFSIGNALED(status):
@@ -284,129 +195,40 @@ def listen(read: int, pid: int) -> tuple[bytes, int]:
             break
         if read in ready and not chunk:
             poll.unregister(read)  # the pipe is closed: wait for the process's end, or the deadline
-    status = reap(pid)
+    status = inside.reap(pid)
     os.close(ended)
     return output, status
 
 
-def reap(pid: int) -> int:
-    """Kill the grade and all its descendants; returns the exit status of `pid`."""
-    status = 0
-    while True:
-        kill_all()
-        try:
-            child, how = os.waitpid(-1, 0)
-        except ChildProcessError:
-            return status
-        if child == pid:
-            status = how
-
-
-def kill_all() -> None:
-    """Kill all other processes of the namespace, or all descendants if there is no PID namespace."""
-    if os.getpid() == 1:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(-1, signal.SIGKILL)
-        return
-    pids = [os.getpid()]
-    for parent in pids:
-        with contextlib.suppress(OSError):
-            for thread in os.listdir(f"/proc/{parent}/task"):
-                with open(f"/proc/{parent}/task/{thread}/children") as file:
-                    pids += map(int, file.read().split())
-    for pid in pids[1:]:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-
-
-def empty(folder: str, known: tuple[int, int]) -> None:
-    """Empty the scratch folder, to any depth, without following links and without leaving its file system.
-
-    Raises:
-        OSError: it cannot be emptied, or is no longer the folder with this device and inode.
-    """
-    top = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
-        if identity(top) != known:
-            raise OSError(f"{folder} is another folder now")
-        while names := remove_files(top):
-            for name in names:
-                empty_into(top, name)
-                os.rmdir(name, dir_fd=top)
-    finally:
-        os.close(top)
-
-
-def empty_into(top: int, name: str) -> None:
-    """Remove the files of the folder `name` in `top`, and move its folders to `top`, so that no path gets long."""
-    os.chmod(name, stat.S_IRWXU, dir_fd=top)
-    inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=top)
-    try:
-        if os.fstat(inner).st_dev != os.fstat(top).st_dev:
-            raise OSError(f"{name} is a mount")
-        for below in remove_files(inner):
-            os.chmod(below, stat.S_IRWXU, dir_fd=inner)
-            os.rename(below, os.urandom(12).hex(), src_dir_fd=inner, dst_dir_fd=top)
-    finally:
-        os.close(inner)
-
-
-def remove_files(folder: int) -> list[str]:
-    """Remove all but the folders; returns their names."""
-    folders = []
-    with os.scandir(folder) as entries:
-        for entry in list(entries):
-            if entry.is_dir(follow_symlinks=False):
-                folders.append(entry.name)
-            else:
-                os.unlink(entry.name, dir_fd=folder)
-    return folders
-
-
-def identity(folder: int) -> tuple[int, int]:
-    status = os.fstat(folder)
-    return status.st_dev, status.st_ino
-
-
-def scratch_folder() -> tuple[str, tuple[int, int]]:
-    """Path and identity of this folder, remembered before foreign code can change to another one."""
-    folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        return os.getcwd(), identity(folder)
-    finally:
-        os.close(folder)
-
-
 def main() -> None:
     channel = socket.socket(fileno=os.dup(0))
-    config = json.loads(receive(channel) or b"null")
-    scratch, known = scratch_folder()
-    null = os.open("/dev/null", os.O_RDWR)
-    holds = give_up(config)
-    for descriptor in (0, 1, 2):
-        os.dup2(null, descriptor)
-    os.close(null)
-    send(channel, {"holds": holds})
-    source = receive(channel)
+    runs = Runs([int(text) for text in sys.argv[1:]])
+    config = json.loads(inside.receive(channel) or b"null")
+    folder, known = scratch.scratch_folder()
+    inside.start(channel, config)
+    source = inside.receive(channel)
     if source is None:
         return
     me = os.getpid()
     grade, error = load(source.decode(), config["packages"])
     if os.getpid() != me:  # the module forked, and this is the fork
         os._exit(1)
-    reap(0)
+    inside.reap(0)
+    runs.begin_turn()
     gc.collect()
     gc.freeze()
-    send(channel, {"ready": True})
-    while (word := receive(channel)) and (request := receive(channel)):
+    inside.send(channel, {"ready": True})
+    while (word := inside.receive(channel)) and (request := inside.receive(channel)):
         answer: WorkerMessage = {"error": error}
         if error is None:
-            answer = fork_grade(grade, request, word, channel, config["cpu_s"])
+            answer = fork_grade(grade, request, word, channel, runs, config["cpu_s"])
+        runs.begin_turn()
+        answer |= {"last": True} if "lost" in answer else {}  # the runner may be gone
         try:
-            empty(scratch, known)
+            scratch.empty(folder, known)
         except OSError:
             answer["last"] = True  # the owner then replaces this worker and its folder
-        send(channel, {**answer, "word": word.decode()})
+        inside.send(channel, {**answer, "word": word.decode()})
         del request
 
 

@@ -168,7 +168,9 @@ async def _run(
             run.failed(error)
             if error.errno not in DISK_ERRORS:
                 raise
-            raise RftError(f"cannot write to {folder.path}: {error.strerror}") from error
+            raise RftError(
+                f"cannot write to {folder.path}: {error.strerror}", public=f"cannot write to the run: {error.strerror}"
+            ) from error
         except Exception as error:
             run.failed(error)
             raise

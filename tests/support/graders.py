@@ -23,8 +23,10 @@ async def python_graders(timeout_s: float) -> AsyncIterator[Make]:
     made = []
     default_s = timeout_s
 
-    def grader(source: str, timeout_s: float = default_s, **more: Any) -> PythonGrade:
-        spec = PythonGrader(type="python", source=source, timeout_s=timeout_s)
+    def grader(
+        source: str, timeout_s: float = default_s, range: tuple[float, float] | None = None, **more: Any
+    ) -> PythonGrade:
+        spec = PythonGrader(type="python", source=source, timeout_s=timeout_s, range=range)
         made.append(PythonGrade(spec, "mine", Operator(), **{"way": "namespaces", "num_workers": 1, **more}))
         return made[-1]
 

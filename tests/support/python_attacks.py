@@ -93,7 +93,7 @@ def main() -> None:
     way = cast(Way, sys.argv[1])
     assert way != "none", "without a sandbox the attacks would harm the machine"
     if "--plain" in sys.argv and os.getuid() == 0:
-        become_plain()
+        become_plain("tests.support.python_attacks")
     attacks = json.loads(os.environ["ATTACKS"])
     column = seccomp.MACHINES.index(platform.machine())
     listed = seccomp.allowed(platform.machine()) | seccomp.checked(platform.machine())
@@ -128,8 +128,8 @@ def main() -> None:
     print(json.dumps(found))
 
 
-def become_plain() -> None:
-    """Become a user without privileges who can read the folders of Python, its packages and this project."""
+def become_plain(module: str) -> None:
+    """Run the module as a user without privileges who can read the folders of Python, its packages and this project."""
     here = str(ROOT)
     paths = [here, sys.prefix, sys.base_prefix, sysconfig.get_paths()["purelib"]]
     launcher.check(launcher.libc.unshare(launcher.CLONE_NEWNS), "unshare the mount namespace")
@@ -151,7 +151,7 @@ def become_plain() -> None:
     os.setgroups([])
     os.setresgid(NOBODY, NOBODY, NOBODY)
     os.setresuid(NOBODY, NOBODY, NOBODY)
-    os.execv(sys.executable, [sys.executable, "-m", "tests.support.python_attacks", *(set(sys.argv[1:]) - {"--plain"})])
+    os.execv(sys.executable, [sys.executable, "-m", module, *(set(sys.argv[1:]) - {"--plain"})])
 
 
 if __name__ == "__main__":

@@ -304,9 +304,10 @@ JOB_CODES: dict[str, dict[str, CheckCode]] = {
         "no_sandbox": CheckCode(
             "A python grader runs a program of the job's author, so it gets a sandbox: namespaces of the kernel, "
             "created by us or by bubblewrap. Neither works on this node, mostly because it is a container that may not "
-            "create them.",
+            "create them. It is also the type of a grade's failure (`python_grader_server_error_type`) if the grader "
+            "calls `run_untrusted` and there is no sandbox for that.",
             "Allow namespaces or install bubblewrap, as the message says. Where everybody who may create jobs is "
-            "trusted, the operator can set `unsandboxed_python` instead.",
+            "trusted, the operator can set `unsandboxed_python` instead; `run_untrusted` then fails.",
             stops_accepted=True,
         ),
         "runs_not_writable": CheckCode(

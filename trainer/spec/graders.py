@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AliasChoices, Field, field_validator
+from pydantic import AfterValidator, AliasChoices, Field, field_validator
 
 from trainer.spec.endpoints import Endpoint, Positive, Strict
 
@@ -22,6 +22,15 @@ Similarity = Literal[
     "rouge_l",
 ]
 MAX_SOURCE_BYTES = 256_000
+
+
+def _rises(value: tuple[float, float]) -> tuple[float, float]:
+    if not value[0] < value[1]:
+        raise ValueError("the first number must be less than the second")
+    return value
+
+
+Range = Annotated[tuple[float, float], AfterValidator(_rises)]
 
 
 class GraderBase(Strict):
@@ -79,12 +88,15 @@ class PythonGrader(GraderBase):
     """Runs your Python code in a sandbox."""
     source: str
     """Python source that defines `grade(sample, item)` and returns a finite number, at most 256,000 bytes. It has the
-    standard library and numpy, a scratch folder, and no network."""
+    standard library and numpy, a scratch folder, and no network. `from agent_rft_grader import run_untrusted` runs code
+    of the model in a sandbox of its own."""
     image_tag: str | None = None
     """Accepted because OpenAI's API has it, and ignored: there is one environment."""
     timeout_s: Annotated[float, Field(gt=0, le=120)] = 120.0
     """Seconds that one grade may take, without the wait for a free worker. A grade that takes longer is killed and
     counts as a failure, so the rollout is discarded."""
+    range: Range | None = None
+    """Lowest and highest grade; a grade outside is a failure, so the rollout is discarded. null: any finite number."""
 
     @field_validator("source")
     @classmethod
@@ -112,15 +124,8 @@ class ScoreModelGrader(JudgeGrader):
 
     type: Literal["score_model"]
     """A judge model gives a score."""
-    range: tuple[float, float] = (0.0, 1.0)
+    range: Range = (0.0, 1.0)
     """Lowest and highest score; a score outside is clipped to it."""
-
-    @field_validator("range")
-    @classmethod
-    def _rises(cls, value: tuple[float, float]) -> tuple[float, float]:
-        if not value[0] < value[1]:
-            raise ValueError("the first number must be less than the second")
-        return value
 
 
 class LabelModelGrader(JudgeGrader):
@@ -149,6 +154,8 @@ class EndpointGrader(GraderBase, Endpoint):
         default=None, validation_alias=AliasChoices("rate_limit_per_s", "rate_limit")
     )
     """Most requests per second; null: no limit. `rate_limit`, OpenAI's name, is accepted too."""
+    range: Range | None = None
+    """Lowest and highest score; a score outside is a failure, so the rollout is discarded. null: any finite number."""
 
 
 class CodeCheckGrader(GraderBase):

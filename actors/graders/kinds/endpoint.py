@@ -7,7 +7,7 @@ from typing import Any
 from actors.endpoints.answer import HttpAnswer
 from actors.endpoints.client import EndpointClient
 from actors.endpoints.signing import Signer
-from actors.graders.base import finite_number
+from actors.graders.base import finite_number, outside
 from actors.runtime.timing import Timing
 from trainer.errors import GraderFailed
 from trainer.spec.graders import EndpointGrader
@@ -25,6 +25,7 @@ class EndpointGrade:
         self, spec: EndpointGrader, label: str, operator: Operator, timing: Timing, signer: Signer | None = None
     ) -> None:
         self._label = label
+        self._range = spec.range
         self._client = EndpointClient(
             f"grader {label!r}",
             spec.url,
@@ -55,5 +56,9 @@ class EndpointGrade:
             raise self._client.bad_answer(answer, 'the body is not a JSON object such as {"score": 0.5}')
         for key in SCORE_KEYS:
             if key in body:
-                return finite_number(body[key], f"{self._client.what} failed: the {key} in its answer")
+                where = f"{self._client.what} failed: the {key} in its answer"
+                score = finite_number(body[key], where)
+                if problem := outside(score, self._range):
+                    raise GraderFailed(f"{where} {problem}")
+                return score
         raise self._client.bad_answer(answer, 'the object has no "score"')

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from actors.graders.base import outside
 from actors.sandbox import frames
 from actors.sandbox.start import (
     MEMORY_EXIT,
@@ -153,9 +154,13 @@ class PythonGrade:
         """The grade in a worker's answer, which is checked again here, since the worker is not trusted."""
         value = answer.get("value")
         if isinstance(value, float) and math.isfinite(value):
+            if problem := outside(value, self._spec.range):
+                raise self._runtime_error(f"grade returned a number that {problem}")
             return value
         why = frames.clean_text(answer.get("error")) or "it returned no grade and no error"
-        raise self._server_error("killed", why) if "lost" in answer else self._runtime_error(why)
+        if "lost" in answer:
+            raise self._server_error("no_sandbox" if answer["lost"] == "no_sandbox" else "killed", why)
+        raise self._runtime_error(why)
 
     def _runtime_error(self, why: str) -> GraderFailed:
         last = why.strip().rsplit("\n", 1)[-1]

@@ -60,6 +60,14 @@ async def test_grade_must_return_a_finite_number_which_may_be_numpy_s(make: Make
         assert error.details["code"] == RUNTIME and "grade returned" in error.message, bad
 
 
+async def test_a_grade_outside_of_the_range_is_a_failure_and_never_clipped(make: Make) -> None:
+    grader = make("def grade(sample, item): return item['grade']", range=(0, 1))
+    assert [await value(grader, item={"grade": grade}) for grade in (0, 0.5, 1)] == [0, 0.5, 1]
+    for grade in (1.01, -1, 1e300):
+        error = await failure(grader, {"grade": grade})
+        assert error.details["code"] == RUNTIME and f"{grade:g}, not within the grader's range, 0 to 1" in error.message
+
+
 async def test_the_traceback_of_the_grader_s_own_lines_is_in_the_details(make: Make) -> None:
     grader = make("def half(x):\n    return x / 0  # boom\n\ndef grade(sample, item):\n    return half(1)\n")
     error = await failure(grader)
@@ -110,10 +118,10 @@ async def test_a_killed_worker_costs_its_grade_and_is_replaced(make: Make, victi
     before = set(psutil.Process().children())
     assert await value(grader, item={"s": 0}) == 1
     (launcher,) = set(psutil.Process().children()) - before
-    (worker,) = launcher.children()
+    runner, worker = launcher.children()
     slow = asyncio.create_task(failure(grader, {"s": 1000}))
     await until(lambda: bool(worker.children()))
-    family = [launcher, worker, *worker.children()]
+    family = [launcher, runner, worker, *worker.children()]
     (launcher if victim == "launcher" else worker).kill()
     assert (await slow).details["python_grader_server_error_type"] == "worker_lost"
     await until(lambda: grader.num_workers == 1)
@@ -151,7 +159,7 @@ async def test_no_process_outlives_a_killed_owner() -> None:
     )
     owner = psutil.Popen([sys.executable, "-c", script], cwd=ROOT)
     try:
-        await until(lambda: len(owner.children(recursive=True)) == 3)  # launcher, worker, fork
+        await until(lambda: len(owner.children(recursive=True)) == 4)  # launcher, runner, worker, fork
         family = owner.children(recursive=True)
     finally:
         owner.kill()

@@ -147,6 +147,28 @@ async def test_an_answer_without_a_number_is_a_failure_that_says_so(pool: Pool, 
     assert len(str(failed.value)) < 600
 
 
+@pytest.mark.parametrize(("score", "grade"), [(0, 0.0), (1, 1.0), (0.5, 0.5), (1.01, None), (-1, None)])
+async def test_a_score_outside_of_the_range_is_a_failure_and_never_clipped(
+    pool: Pool, score: float, grade: float | None
+) -> None:
+    async with FakeEndpoint(says({"score": score})) as server:
+        graders = pool(grader_spec(type="endpoint", name="quality", url=server.url, range=[0, 1]))
+        if grade is not None:
+            assert (await graders.grade(SAMPLE, ITEM, "t")).value == grade
+            return
+        with pytest.raises(GraderFailed) as error:
+            await graders.grade(SAMPLE, ITEM, "t")
+    assert error.value.message.endswith(f"the score in its answer is {score:g}, not within the grader's range, 0 to 1")
+    assert wire_errors(error.value)["other_error"] is True
+
+
+@pytest.mark.parametrize("kind", [{"type": "endpoint", "url": "http://localhost/x"}, {"type": "python", "source": ""}])
+def test_a_range_rises_and_is_not_shown_unless_it_is_set(kind: dict[str, Any]) -> None:
+    assert "range" not in grader_spec(**kind).model_dump(exclude_unset=True)
+    with pytest.raises(ValueError, match="the first number must be less than the second"):
+        grader_spec(**kind, range=[1, 1])
+
+
 async def test_failures_of_a_graders_endpoint_are_retried(pool: Pool) -> None:
     async with FakeEndpoint(one_by_one([(500, ""), (429, ""), (500, ""), (500, ""), (200, {"score": 1})])) as server:
         assert (await pool(grader_spec(type="endpoint", url=server.url)).grade(SAMPLE, ITEM, "t")).value == 1.0

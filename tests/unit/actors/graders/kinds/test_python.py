@@ -39,10 +39,10 @@ def test_the_filter_ends_with_denial_and_knows_both_machines() -> None:
     assert platform.machine() in seccomp.MACHINES
 
 
-def outcome(machine: str, number: int, *arguments: int) -> int:
+def outcome(machine: str, number: int, *arguments: int, children_count: bool = False) -> int:
     """What the filter does with a call: this runs its program as the kernel would."""
     data = struct.pack("=IIQ6Q", number, seccomp.AUDIT_ARCH[machine], 0, *arguments, *[0] * (6 - len(arguments)))
-    steps = list(struct.iter_unpack("=HBBI", seccomp.program(machine)))
+    steps = list(struct.iter_unpack("=HBBI", seccomp.program(machine, children_count=children_count)))
     value = at = 0
     while True:
         code, yes, no, operand = steps[at]
@@ -73,6 +73,12 @@ def test_the_filter_decides_by_number_and_argument_on_both_machines(machine: str
     assert {outcome(machine, numbers[name], *given) for name, given in bad.items()} == {seccomp.DENY}
     assert outcome(machine, numbers["ioctl"], 0, 0x5412) == seccomp.ERRNO | errno.ENOTTY
     assert outcome(machine, numbers["fcntl"], 0, 6) == seccomp.ERRNO  # 0: it succeeds and does nothing
+    action, sigchld = numbers["rt_sigaction"], (17, 1 << 32)
+    assert outcome(machine, action, *sigchld) == seccomp.ALLOW
+    assert outcome(machine, action, *sigchld, children_count=True) == seccomp.DENY
+    assert outcome(machine, action, 17, 0x1000, children_count=True) == seccomp.DENY
+    assert outcome(machine, action, 17, 0, children_count=True) == seccomp.ALLOW  # it only asks
+    assert outcome(machine, action, 15, 1, children_count=True) == seccomp.ALLOW
 
 
 # -- the source --------------------------------------------------------------------------------------------------------

@@ -1,0 +1,266 @@
+"""Runs code under test for the graders of one worker, each run in a sandbox of its own; one at a time.
+
+The launcher forks this process before it creates the worker's namespaces, so it is outside of the worker's sandbox and
+without its filter. A grade asks for a run and gets its outcome, by value, over a socket whose messages stay whole;
+nothing else can be asked for, and nothing in a message is taken on trust. The worker says on a second socket when the
+turn of a grade begins. Then, and when the worker has ended, the run of the grade before is killed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import select
+import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, NoReturn
+
+from actors.sandbox import frames
+
+MEMORY_EXIT = 77
+"""The exit status of a process that held a sandbox: the memory limit was exceeded."""
+MAX_RUNS = 256
+"""Runs of one grade."""
+MAX_REQUEST_BYTES = 16 << 20
+MAX_FILES = 100
+MAX_NAME_BYTES = 200
+START_S, GRACE_S = 60.0, 30.0
+"""Deadlines for what the sandbox itself does, before and after the run."""
+MAIN = "main.py"
+DEFAULTS: dict[str, float] = {"wall_s": 10.0, "cpu_s": 10.0, "memory_bytes": 512 << 20, "output_bytes": 64 << 10}
+LEAST: dict[str, float] = {"wall_s": 0.1, "cpu_s": 0.1, "memory_bytes": 64 << 20, "output_bytes": 0}
+MOST: dict[str, float] = {"wall_s": 120.0, "cpu_s": 240.0, "memory_bytes": 2 << 30, "output_bytes": 1 << 20}
+RunnerConfig = dict[str, Any]
+Hold = Callable[[RunnerConfig], bool]
+
+
+class TurnEnded(Exception):
+    """The grade that asked has ended, or the worker has."""
+
+
+class NotStarted(Exception):
+    """No sandbox for the run, or one that lacks a protection."""
+
+
+def start(config: RunnerConfig, hold: Hold) -> list[int]:
+    """Fork the runner; returns the descriptors of the worker's two sockets, which its program inherits."""
+    requests, asks = socket.socketpair(type=socket.SOCK_SEQPACKET)
+    turns, begins = socket.socketpair(type=socket.SOCK_SEQPACKET)
+    if os.fork() == 0:
+        try:
+            asks.close()
+            begins.close()
+            null = os.open(os.devnull, os.O_RDWR)
+            for descriptor in (0, 1, 2):  # the owner would wait for their end
+                os.dup2(null, descriptor)
+            Runner(config, hold, requests, turns).serve()
+        finally:
+            os._exit(0)
+    given = [asks.detach(), begins.detach()]
+    for descriptor in given:
+        os.set_inheritable(descriptor, True)
+    return given
+
+
+class Runner:
+    """Serves the grades of one worker; `hold` holds a sandbox, in a process of its own."""
+
+    def __init__(self, config: RunnerConfig, hold: Hold, requests: socket.socket, turns: socket.socket) -> None:
+        self._config = config
+        self._hold = hold
+        self._requests = requests
+        self._turns = turns
+
+    def serve(self) -> None:
+        """Serve until the worker has ended."""
+        while turn := self._turns.recv(frames.TURN_BYTES):
+            with suppress(TurnEnded):
+                for _ in range(MAX_RUNS):
+                    self._serve(turn, self._run)
+                while True:
+                    self._serve(turn, refuse)
+
+    def _serve(self, turn: bytes, run: Callable[[bytes], bytes]) -> None:
+        head, request = self._receive(turn)
+        for packet in frames.chunks(head, run(request)):
+            self._wait(self._requests, select.POLLOUT, math.inf)
+            self._requests.send(packet)
+
+    def _receive(self, turn: bytes) -> tuple[bytes, bytes]:
+        """The next complete request of this turn, after its head; what a process left unfinished is dropped."""
+        head, request = b"", bytearray()
+        while True:
+            self._wait(self._requests, select.POLLIN, math.inf)
+            packet = self._requests.recv(frames.HEAD_BYTES + 1 + frames.CHUNK_BYTES)
+            if not packet.startswith(turn) or len(packet) <= frames.HEAD_BYTES:
+                continue
+            if packet[: frames.HEAD_BYTES] != head:
+                head, request = packet[: frames.HEAD_BYTES], bytearray()
+            if len(request) <= MAX_REQUEST_BYTES:  # a longer one is refused later
+                request += packet[frames.HEAD_BYTES + 1 :]
+            if packet[frames.HEAD_BYTES]:
+                return head, bytes(request)
+
+    def _run(self, request: bytes) -> bytes:
+        """The answer to a request: the outcome of its run, or why there is none."""
+        try:
+            limits = checked(request, self._config["launch"]["memory_bytes"])
+        except ValueError as error:
+            return frames.pack({"refused": str(error)})
+        launch = {**self._config["launch"], "memory_bytes": limits["memory_bytes"]}
+        worker = {**self._config["worker"], "run": limits, "main": MAIN}
+        worker["limits"] = {**worker["limits"], "AS": limits["memory_bytes"]}
+        for config, name in ((launch, "become"), (worker, "uid")):
+            if config[name] is not None:
+                config[name] = unused_id(*self._config["ids"])
+        ours, theirs = socket.socketpair()
+        pid = os.fork()
+        if pid == 0:
+            hold_in_this_process(self._hold, launch, theirs)
+        theirs.close()
+        message = None
+        try:
+            self._start(ours, worker)
+            began = time.monotonic()
+            message = self._outcome(ours, request, limits["wall_s"])
+        except NotStarted as error:
+            return frames.pack({"no_sandbox": str(error)})
+        finally:
+            ours.close()  # which kills it
+            _, status, usage = os.wait4(pid, 0)
+        return answer(message, os.waitstatus_to_exitcode(status) == MEMORY_EXIT, limits, usage, began)
+
+    def _start(self, channel: socket.socket, worker: RunnerConfig) -> None:
+        """Let the sandbox give up its rights, and check that it did."""
+        deadline = time.monotonic() + START_S
+        try:
+            frames.send(channel, json.dumps(worker).encode())
+            said = frames.decode(self._frame(channel, deadline))
+        except (OSError, EOFError, ValueError):
+            raise NotStarted("the sandbox ended before the code was run") from None
+        failed = [name for name in self._config["protections"] if not said.get("holds", {}).get(name)]
+        if failed:
+            raise NotStarted(said.get("error") or f"it lacks protections: {', '.join(failed)}")
+
+    def _outcome(self, channel: socket.socket, request: bytes, wall_s: float) -> bytes | None:
+        """What the sandbox says about its run; None if it was killed."""
+        with suppress(OSError, EOFError, ValueError):
+            frames.send(channel, request)
+            return self._frame(channel, time.monotonic() + wall_s + GRACE_S)
+        return None
+
+    def _frame(self, channel: socket.socket, deadline: float) -> bytes:
+        length = int.from_bytes(self._exactly(channel, 4, deadline), "big")
+        if length > 2 * int(MOST["output_bytes"]) + frames.MAX_FRAME_BYTES:
+            raise ValueError(f"a message of {length} bytes")
+        return self._exactly(channel, length, deadline)
+
+    def _exactly(self, channel: socket.socket, size: int, deadline: float) -> bytes:
+        data = b""
+        while len(data) < size:
+            self._wait(channel, select.POLLIN, deadline)
+            chunk = channel.recv(size - len(data))
+            if not chunk:
+                raise EOFError
+            data += chunk
+        return data
+
+    def _wait(self, channel: socket.socket, event: int, deadline: float) -> None:
+        """Wait for a channel.
+
+        Raises:
+            TurnEnded: the turn ended before.
+            TimeoutError: it is not ready at the deadline.
+        """
+        poll = select.poll()
+        poll.register(self._turns, select.POLLIN)
+        poll.register(channel, event)
+        left_s = deadline - time.monotonic()
+        ready = dict(poll.poll(None if left_s == math.inf else max(left_s, 0) * 1000))
+        if self._turns.fileno() in ready:
+            raise TurnEnded
+        if not ready:
+            raise TimeoutError
+
+
+def hold_in_this_process(hold: Hold, launch: RunnerConfig, channel: socket.socket) -> NoReturn:
+    """Hold the sandbox of one run, whose first process has `channel` as its descriptor 0."""
+    status = 1
+    try:
+        os.dup2(channel.fileno(), 0)
+        os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+        try:
+            status = MEMORY_EXIT if hold(launch) else 0
+        except OSError as error:
+            frames.send(socket.socket(fileno=0), json.dumps({"error": str(error)}).encode())
+    finally:
+        os._exit(status)
+
+
+def unused_id(first: int, last: int) -> int:
+    """A random user id for one run, since the kernel counts processes by user id."""
+    return first + int.from_bytes(os.urandom(8), "big") % (last - first)
+
+
+# -- requests and answers ----------------------------------------------------------------------------------------------
+
+
+def refuse(request: bytes) -> bytes:
+    return frames.pack({"refused": f"a grade may run code {MAX_RUNS} times"})
+
+
+def checked(request: bytes, most_memory: int) -> dict[str, float]:
+    """The limits of a request, all of them.
+
+    Raises:
+        ValueError: the request is invalid; the message is for the grader's author.
+    """
+    if len(request) > MAX_REQUEST_BYTES:
+        raise ValueError(f"code, stdin and files have more than {MAX_REQUEST_BYTES:,} bytes")
+    header, parts = frames.unpack(request)
+    names, limits = header.get("files"), header.get("limits")
+    if not isinstance(names, list) or len(parts) != 2 + len(names) or not isinstance(limits, dict):
+        raise ValueError("not a request")
+    if len(names) > MAX_FILES:
+        raise ValueError(f"more than {MAX_FILES} files")
+    for name in names:
+        check_name(name)
+    if unknown := sorted(set(limits) - set(DEFAULTS)):
+        raise ValueError(f"limits: {unknown[0]!r:.100} is unknown; known are {', '.join(DEFAULTS)}")
+    limits = {**DEFAULTS, **limits}
+    for name, value in limits.items():
+        most = min(MOST[name], most_memory) if name == "memory_bytes" else MOST[name]
+        if type(value) not in (int, float) or not LEAST[name] <= value <= most:
+            raise ValueError(f"limits: {name} must be a number from {LEAST[name]:,} to {most:,}")
+    return {name: value if name.endswith("_s") else int(value) for name, value in limits.items()}
+
+
+def check_name(name: object) -> None:
+    """Check that this is a file's path below the scratch folder.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if not isinstance(name, str) or not 0 < len(name.encode()) <= MAX_NAME_BYTES or "\0" in name:
+        raise ValueError(f"files: a name must be a text of 1 to {MAX_NAME_BYTES} bytes")
+    if any(part in ("", ".", "..") for part in name.split("/")):
+        raise ValueError(f"files: {name!r} must be a path below the folder of the run, such as 'data.csv' or 'a/b.py'")
+    if name == MAIN:
+        raise ValueError(f"files: {MAIN} is the code itself")
+
+
+def answer(message: bytes | None, over_memory: bool, limits: dict[str, float], usage: Any, began: float) -> bytes:
+    """The answer for a run, from what the first process of its sandbox says; from what is known outside if it died."""
+    wall_s, cpu_s = time.monotonic() - began, usage.ru_utime + usage.ru_stime
+    outcome = {"exit": -9, "timed_out": wall_s >= limits["wall_s"], "wall_s": wall_s, "cpu_s": cpu_s}
+    output: list[bytes] = []
+    if message is not None:
+        with suppress(ValueError):
+            said, output = frames.unpack(message)
+            if "refused" in said:
+                return frames.pack({"refused": said["refused"]})
+            outcome = {name: said[name] for name in outcome if name in said}
+    return frames.pack({**outcome, "killed": outcome["exit"] < 0, "over_memory": over_memory}, output or [b"", b""])

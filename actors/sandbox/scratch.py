@@ -1,0 +1,64 @@
+"""The scratch folder of a worker is emptied after each grade, whatever the grade has put into it or in its place."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+
+def empty(folder: str, known: tuple[int, int]) -> None:
+    """Empty the scratch folder, to any depth, without following links and without leaving its file system.
+
+    Raises:
+        OSError: it cannot be emptied, or is no longer the folder with this device and inode.
+    """
+    top = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        if identity(top) != known:
+            raise OSError(f"{folder} is another folder now")
+        while names := remove_files(top):
+            for name in names:
+                empty_into(top, name)
+                os.rmdir(name, dir_fd=top)
+    finally:
+        os.close(top)
+
+
+def empty_into(top: int, name: str) -> None:
+    """Remove the files of the folder `name` in `top`, and move its folders to `top`, so that no path gets long."""
+    os.chmod(name, stat.S_IRWXU, dir_fd=top)
+    inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=top)
+    try:
+        if os.fstat(inner).st_dev != os.fstat(top).st_dev:
+            raise OSError(f"{name} is a mount")
+        for below in remove_files(inner):
+            os.chmod(below, stat.S_IRWXU, dir_fd=inner)
+            os.rename(below, os.urandom(12).hex(), src_dir_fd=inner, dst_dir_fd=top)
+    finally:
+        os.close(inner)
+
+
+def remove_files(folder: int) -> list[str]:
+    """Remove all but the folders; returns their names."""
+    folders = []
+    with os.scandir(folder) as entries:
+        for entry in list(entries):
+            if entry.is_dir(follow_symlinks=False):
+                folders.append(entry.name)
+            else:
+                os.unlink(entry.name, dir_fd=folder)
+    return folders
+
+
+def identity(folder: int) -> tuple[int, int]:
+    status = os.fstat(folder)
+    return status.st_dev, status.st_ino
+
+
+def scratch_folder() -> tuple[str, tuple[int, int]]:
+    """Path and identity of this folder, remembered before foreign code can change to another one."""
+    folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        return os.getcwd(), identity(folder)
+    finally:
+        os.close(folder)
