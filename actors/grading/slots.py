@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
@@ -124,6 +124,18 @@ class InSlot:
         await self._grader.close()
 
 
+async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
+    """Do the work to its end, also when this is cancelled meanwhile, which then takes effect."""
+    task, cancelled = asyncio.ensure_future(work), None
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
+
+
 class OncePerSlot:
     """Graders that each make one grade: what one started has ended before the slot is free again."""
 
@@ -137,7 +149,7 @@ class OncePerSlot:
             try:
                 return await grader.grade(sample, item, trace_id)
             finally:
-                await grader.close()
+                await _to_its_end(grader.close())
 
     async def close(self) -> None:
         """Do nothing: each grade has closed its own."""

@@ -134,6 +134,24 @@ async def test_a_grader_of_one_grade_is_closed_before_its_slot_is_free() -> None
     assert (Fake.open, Fake.most_open, slots.num_held) == (0, 2, 0)
 
 
+async def test_a_slot_is_not_free_before_its_grader_is_closed_however_often_that_is_cancelled() -> None:
+    slots, closing = TrialSlots(1), asyncio.Event()
+
+    class Slow(Fake):
+        async def close(self) -> None:
+            await closing.wait()
+
+    grading = asyncio.create_task(OncePerSlot(Slow, lambda: slots.slot("a")).grade({}, {}, "t"))
+    for _ in range(3):
+        await settled()
+        grading.cancel()
+    await settled()
+    assert slots.num_held == 1 and not grading.done()
+    closing.set()
+    await asyncio.wait([grading])
+    assert grading.cancelled() and slots.num_held == 0
+
+
 async def test_an_endpoints_grader_waits_for_each_grade() -> None:
     slots = TrialSlots(1, max_waiting=1)
     grader = InSlot(Fake(), lambda: slots.slot("a"))
