@@ -18,6 +18,7 @@ from pydantic import BaseModel, Field, GetJsonSchemaHandler, StrictInt, StrictSt
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
+from actors.grading.factory import graders_of, size_problems
 from cluster.preflight.form_check import endpoint_problems
 from cluster.records.redact import plain, public_job
 from cluster.stores.file_store import FileRecord
@@ -122,7 +123,7 @@ def parse_api_job(body: Any, models: ModelCatalog, files: Files, operator: Opera
     spec = _validated(JobSpec, raw)
     found = [*_boolean_problems(raw["method"]), *_size_problems(spec)]
     if spec.method.type == "reinforcement":
-        found += endpoint_problems(spec.reinforcement, operator)
+        found += size_problems(list(graders_of(spec.reinforcement))) or endpoint_problems(spec.reinforcement, operator)
     _refuse(found)
     model = _known_model(request.model, models)
     _refuse([p for name in FILES if (p := _file_problem(name, getattr(request, name), files)) is not None])

@@ -13,6 +13,7 @@ from cluster.jobs.manager import JobManager, Launcher, ManagerConfig
 from cluster.jobs.service import JobService
 from cluster.stores.job_store import JobStore
 from serve.host.state import ServerState
+from serve.http.trials import Trials
 from serve.inference import chat, responses
 from serve.inference.model_server import Hosting, ServedModels
 from serve.routes import files, fine_tuning, graders, models
@@ -30,13 +31,14 @@ class Services:
         self._jobs = JobService(store, registry, state.files, state.secrets, operator, logs, wake=self._wake)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._models = ServedModels(registry, hosting, operator.engines, state.models_lock)
+        trials = Trials(operator)
         self.routers: Sequence[APIRouter] = (
             files.make_router(state.files, operator.limits.max_uploads),
             fine_tuning.make_router(self._jobs),
-            graders.make_router(operator),
+            graders.make_router(trials),
             models.make_router(registry),
-            chat.make_router(self._models, operator),
-            responses.make_router(self._models, operator, state.secrets),
+            chat.make_router(self._models, trials),
+            responses.make_router(self._models, trials, state.secrets),
         )
 
     async def run(self) -> None:

@@ -14,6 +14,7 @@ from actors.engine.structure import turn_structure
 from cluster.preflight.examples import example_call, example_of
 from cluster.preflight.rows import read_files, rows_of, tool_problems, value_problems
 from cluster.stores.secrets import SecretBox
+from serve.http.trials import Trials
 from serve.inference import chat, responses
 from serve.routes.fine_tuning import make_router
 from tests.support.api import client_of
@@ -165,8 +166,8 @@ class Api:
         self.client = client_of(
             [
                 make_router(job_service(self.jobs.store, Operator(), lambda: None)),
-                chat.make_router(self.models, NOTHING_ALLOWED),
-                responses.make_router(self.models, NOTHING_ALLOWED, BOX),
+                chat.make_router(self.models, Trials(NOTHING_ALLOWED)),
+                responses.make_router(self.models, Trials(NOTHING_ALLOWED), BOX),
             ]
         )
 

@@ -12,8 +12,8 @@ MIB = 1 << 20
 
 
 @contextmanager
-def budget(cpu_s: float = 1.0, mib: float = 100.0) -> Iterator[None]:
-    """Assert that the block costs this process, and the children that it waits for, at most this much.
+def budget(cpu_s: float = 1.0, mib: float = 100.0, *, children: bool = True) -> Iterator[None]:
+    """Assert that the block costs this process, and with `children` those that it waits for, at most this much.
 
     Memory is the highest resident size in the block beyond that before it. A block that would take all of the machine's
     memory ends in MemoryError.
@@ -21,19 +21,19 @@ def budget(cpu_s: float = 1.0, mib: float = 100.0) -> Iterator[None]:
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (4 << 30, hard))
     Path("/proc/self/clear_refs").write_text("5")  # resets the peak
-    before, begun = _status("VmRSS"), _cpu_s()
+    before, begun = _status("VmRSS"), _cpu_s(children)
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
-    spent, grown = _cpu_s() - begun, (_status("VmHWM") - before) / MIB
+    spent, grown = _cpu_s(children) - begun, (_status("VmHWM") - before) / MIB
     assert spent <= cpu_s, f"took {spent:.2f} s of a processor, {cpu_s:g} s are allowed"
     assert grown <= mib, f"took {grown:.0f} MiB, {mib:g} MiB are allowed"
 
 
-def _cpu_s() -> float:
-    children = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return time.process_time() + children.ru_utime + children.ru_stime
+def _cpu_s(children: bool) -> float:
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + (ended.ru_utime + ended.ru_stime if children else 0.0)
 
 
 def _status(name: str) -> int:

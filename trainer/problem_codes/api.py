@@ -35,8 +35,9 @@ API_CODES: dict[str, dict[str, ProblemCode]] = {
             "Try again in a moment.",
         ),
         "too_many_trials": ProblemCode(
-            "As many graders and tools are being tried as the operator allows at a time (`limits.max_trial_calls`).",
-            "Try again in a moment.",
+            "As many graders and tools are being tried as the operator allows at a time (`limits.max_trial_calls`), "
+            "and no slot became free in two minutes, or too many wait already. A key has three quarters at most.",
+            "Try again in a moment, with fewer samples (`n`) or fewer parts that start a process or ask a model.",
         ),
     },
     "API: form of a request": {

@@ -38,8 +38,8 @@ class ServerLimits(Strict):
     requests_per_minute: Positive = 3_000
     """Rate limit of an API key that has none of its own; further requests are answered with 429 and Retry-After."""
     max_trial_calls: Positive = 16
-    """Concurrent trial calls of graders and tools (`graders/run`, `tool/run`); further ones are answered with 429. Each
-    may occupy a sandbox or a connection for minutes."""
+    """Sandboxes, judges' answers and calls of endpoints at a time for trials (`graders/run`, `tool/run`, the `grader`
+    of chat completions and responses); one key has at most three quarters. Others wait, up to two minutes; then 429."""
 
 
 class EngineLimits(Strict):
