@@ -25,6 +25,7 @@ from ray import serve as ray_serve
 from ray.serve import Application
 
 from actors.runtime.exporter import MetricsAddress, start_telemetry
+from actors.runtime.nodes import ELSEWHERE
 from actors.runtime.recorder import Recorder
 from cluster.jobs.driver_settings import DriverSettings
 from cluster.jobs.launcher import RayLauncher
@@ -73,7 +74,7 @@ def build(args: Settings) -> Application:
     deployment = ray_serve.deployment(Api).options(
         name=DEPLOYMENT,
         num_replicas=args.replicas,
-        ray_actor_options={"num_cpus": 0},
+        ray_actor_options={"num_cpus": 0, "label_selector": ELSEWHERE},
         max_ongoing_requests=MAX_REQUESTS,
         graceful_shutdown_timeout_s=STOP_S,
         graceful_shutdown_wait_loop_s=0.2,

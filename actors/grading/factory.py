@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import assert_never
@@ -53,6 +53,8 @@ REINFORCEMENT = "method.reinforcement"
 FIELD = "method.reinforcement.grader"
 GUARDS = "method.reinforcement.guards"
 HELD_OUT = "method.reinforcement.held_out_grader"
+MakePython = Callable[..., Grader]
+"""Takes a PythonGrader, its label, and `num_workers` and `ahead` as PythonGrade."""
 MODEL_REMEDY = "add the model to `models` in the operator's configuration, or use a model that is listed there"
 
 
@@ -63,8 +65,11 @@ def make_grader(
     models: ModelClients | None = None,
     signer: Signer | None = None,
     slot: Slot | None = None,
+    python: MakePython | None = None,
 ) -> Grader:
     """The grader that `spec` describes. Graders that share `models` share the limits of the models' endpoints.
+
+    `python` makes those of kind `python`; by default they run in this process's own workers.
 
     With `slot`, for trials, each grade of what is heavy waits for a slot.
 
@@ -75,7 +80,8 @@ def make_grader(
     if problems:
         raise InvalidJob("the grader is invalid", problems)
     models = ModelClients(operator.models, timing) if models is None else models
-    return _Maker(operator, timing, models, signer, slot).make(spec, spec.name or spec.type)
+    python = python or partial(PythonGrade, operator=operator)
+    return _Maker(operator, timing, models, signer, slot, python).make(spec, spec.name or spec.type)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +93,7 @@ class _Maker:
     models: ModelClients
     signer: Signer | None
     slot: Slot | None
+    python: MakePython
     num_workers: int | None = None
 
     def make(self, spec: GraderSpec, label: str) -> Grader:
@@ -105,7 +112,7 @@ class _Maker:
         if not is_heavy(spec):
             return TextPart(label, self._single(spec, label), texts)
         if isinstance(spec, PythonGrader):
-            once = partial(PythonGrade, spec, label, self.operator, num_workers=1, ahead=False)
+            once = partial(self.python, spec, label, num_workers=1, ahead=False)
             return OncePerSlot(once, slot)
         return InSlot(self._single(spec, label), slot)
 
@@ -117,7 +124,7 @@ class _Maker:
                 by_model = spec.evaluation_metric == "cosine"
                 return TextSimilarity(spec, label, self.models.client(spec.model, EMBEDDINGS) if by_model else None)
             case PythonGrader():
-                return PythonGrade(spec, label, self.operator, num_workers=self.num_workers)
+                return self.python(spec, label, num_workers=self.num_workers)
             case ScoreModelGrader() | LabelModelGrader():
                 return Judge(spec, label, self.models.client(spec.model, CHAT))
             case EndpointGrader():

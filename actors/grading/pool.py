@@ -21,11 +21,13 @@ from actors.endpoints.stats import live_endpoint_metrics
 from actors.graders.base import Grader, finite_number
 from actors.grading.factory import make_grader
 from actors.grading.guarded import Guarded
+from actors.grading.python_nodes import PythonNodes
 from actors.grading.slots import WAIT_S, Slot
 from actors.runtime.calls import QUICK_S, ask
 from actors.runtime.channel import Channel, Reachable
 from actors.runtime.exporter import MetricsAddress, start_telemetry
 from actors.runtime.in_flight import Doing
+from actors.runtime.nodes import ELSEWHERE
 from actors.runtime.process import lower_priority
 from actors.runtime.timing import REAL_TIMING, Timing
 from actors.runtime.watchdog import Watched, watched_helper
@@ -81,13 +83,15 @@ class GraderPool:
             InvalidJob: a grader is invalid.
         """
         models = ModelClients(operator.models, timing)
+        self._nodes = PythonNodes.of(operator)
+        python = None if self._nodes is None else self._nodes.grader
 
         def bounded(spec: GraderSpec, what: str) -> Grader:
             limit_s = _deadline_s(spec, operator)
-            return _Bounded(make_grader(spec, operator, timing, models, signer), what, limit_s)
+            return _Bounded(make_grader(spec, operator, timing, models, signer, python=python), what, limit_s)
 
         if grader is None:
-            grader = make_grader(spec, operator, timing, models, signer, slot)
+            grader = make_grader(spec, operator, timing, models, signer, slot, python)
         limit_s = _deadline_s(spec, operator) if deadline_s is None else deadline_s
         limit_s += 0.0 if slot is None else WAIT_S
         self._grader: Grader = _Bounded(grader, f"grader {spec.name or spec.type!r}", limit_s)
@@ -121,6 +125,8 @@ class GraderPool:
         return await self._grader.grade(sample, item, trace_id)
 
     async def close(self) -> None:
+        if self._nodes is not None:
+            self._nodes.close()
         await self._grader.close()
 
 
@@ -168,7 +174,7 @@ def _deadline_s(spec: GraderSpec, operator: Operator) -> float:
 # -- as an actor -------------------------------------------------------------------------------------------------------
 
 
-@ray.remote(num_cpus=0, max_concurrency=10_000, max_restarts=-1)
+@ray.remote(num_cpus=0, max_concurrency=10_000, max_restarts=-1, label_selector=ELSEWHERE)
 class GraderPoolActor(Reachable):
     """A GraderPool in its own process; it is stateless, so it may be restarted at any time."""
 

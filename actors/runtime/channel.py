@@ -149,14 +149,23 @@ class Channel:
     """The client side: calls one actor from one event loop, and connects at the first call.
 
     `what` names the actor in messages. `lost` is raised when the actor died or a call took longer than `deadline_s`;
-    after a death it is raised once Ray knows of it and, for an actor that Ray restarts, once the actor answers again.
+    after a death it is raised once Ray knows of it and, for an actor that Ray restarts, once the actor answers again,
+    for which it has `restart_s`.
     """
 
-    def __init__(self, actor: Any, what: str, lost: type[Discard], deadline_s: float = DEADLINE_S) -> None:
+    def __init__(
+        self,
+        actor: Any,
+        what: str,
+        lost: type[Discard],
+        deadline_s: float = DEADLINE_S,
+        restart_s: float = RESTART_S,
+    ) -> None:
         self._actor = actor
         self._what = what
         self._lost = lost
         self._deadline_s = deadline_s
+        self._restart_s = restart_s
         self._connection: _Connection | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._by_ray = False
@@ -202,7 +211,7 @@ class Channel:
     async def _connect_now(self) -> None:
         for _ in range(CONNECT_TRIES):
             ref = self._actor.address.options(max_task_retries=-1).remote()
-            address: Address | None = await ask(ref, self._what, self._lost, RESTART_S)
+            address: Address | None = await ask(ref, self._what, self._lost, self._restart_s)
             if address is None:
                 break
             try:

@@ -24,6 +24,7 @@ from actors.runtime.calls import QUICK_S, ask
 from actors.runtime.channel import Channel, Reachable
 from actors.runtime.exporter import MetricsAddress, start_telemetry
 from actors.runtime.in_flight import Doing
+from actors.runtime.nodes import ELSEWHERE
 from actors.runtime.process import lower_priority
 from actors.runtime.watchdog import Watched, watched_helper
 from actors.tools.dispatcher import Dispatcher
@@ -38,7 +39,7 @@ WHAT = "the tool dispatcher"
 MAX_NEWS = 100
 
 
-@ray.remote(num_cpus=0, max_concurrency=10_000, max_restarts=-1)
+@ray.remote(num_cpus=0, max_concurrency=10_000, max_restarts=-1, label_selector=ELSEWHERE)
 class DispatcherActor(Reachable):
     """A Dispatcher in its own process, which gets one message per turn.
 

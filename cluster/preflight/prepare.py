@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +11,7 @@ from pathlib import Path
 
 from actors.engine.parsing import tool_parser_names
 from actors.grading.factory import graders_of
-from actors.sandbox.start import choose_way, sandbox_report
+from actors.grading.python_nodes import check_sandbox
 from cluster.planning.context import context_of, context_problems
 from cluster.planning.nodes import Node
 from cluster.planning.placement import ClusterPlan, Placement, plan_placement
@@ -25,7 +24,7 @@ from cluster.preflight.rows import length_problems, read_files, rows_of
 from cluster.preflight.space import Free, folder_problems, space_problems
 from cluster.preflight.static import invalid_job, method_problems
 from trainer.data.chat import Renderer
-from trainer.errors import Problem, UserError
+from trainer.errors import GraderFailed, Problem, UserError
 from trainer.problem_codes import stops_accepted
 from trainer.spec.endpoints import ToolSpec
 from trainer.spec.graders import PythonGrader
@@ -35,6 +34,7 @@ from trainer.spec.plan import Choice, Plan, resolve
 from trainer.types import Task
 
 DEFAULT_PARSER = ClusterSpec().tool_parser
+NODE_REMEDY = "add a node with the Ray resource python_grader, or set python_grader_nodes: false in the configuration"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ async def prepare(
     cluster = plan_placement(job, nodes, None if model is None else model.shape, context_length, learner=learner)
     if not supervised:
         problems += method_problems(job.reinforcement, rows, operator)
-        problems += await asyncio.to_thread(_sandbox_problems, job.reinforcement, operator)
+        problems += await _sandbox_problems(job.reinforcement, operator)
         problems += _engine_problems(job)
     if model is not None:
         problems += context_problems(context_length, model.max_context)
@@ -152,15 +152,18 @@ def _as_warning(problem: Problem) -> str:
     return f"{problem.field}{line}: {problem.message}; a new job would be refused, this one continues"
 
 
-def _sandbox_problems(reinforcement: Reinforcement, operator: Operator) -> list[Problem]:
-    """A problem if a python grader finds no working sandbox on this node; other nodes are not visible here."""
+async def _sandbox_problems(reinforcement: Reinforcement, operator: Operator) -> list[Problem]:
+    """A problem if a python grader finds no working sandbox on a node for such graders, or else on this one."""
     python = [field for field, spec in graders_of(reinforcement) if isinstance(spec, PythonGrader)]
     if not python:
         return []
     try:
-        choose_way(sandbox_report(), operator.unsandboxed_python)
+        await check_sandbox(operator)
     except UserError as error:
         return [Problem("no_sandbox", python[0], error.problem, error.remedy)]
+    except GraderFailed as error:
+        message = f"there is no node for python graders: {error.message}"
+        return [Problem("no_free_resources", python[0], message, NODE_REMEDY)]
     return []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import shlex
@@ -9,7 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,7 +22,11 @@ from cluster.observability.files import kubernetes_manifest
 from tests.support.paths import ROOT
 
 K8S = ROOT / "k8s"
-OVERLAYS = ("laptop", "gpu", "production")
+GRADERS = "production with graders"
+OVERLAYS = ("laptop", "gpu", "production", GRADERS)
+"""The folders, and one of them with the component for python graders, as docs/kubernetes.md says."""
+PYTHON_GRADERS = "python-graders"
+"""The worker group of the component."""
 GENERATED = Path("monitoring", "alerts-and-dashboards.yaml")
 """Relative to k8s/; not in git."""
 KUBECTL = Path(sys.executable).with_name("kubectl")
@@ -39,9 +44,19 @@ def rendered(overlay: str) -> Sequence[Object]:
     with TemporaryDirectory() as folder:
         copy = shutil.copytree(K8S, Path(folder, "k8s"))
         (copy / GENERATED).write_text(kubernetes_manifest())
-        command = [KUBECTL, "kustomize", copy / "overlays" / overlay]
+        folder = copy / "overlays" / overlay.split()[0]
+        if overlay == GRADERS:
+            edit(folder / "kustomization.yaml", "../../copies", "../../graders, ../../copies")
+            edit(folder / "agent-rft.yaml", "wait_for_nodes_s:", "python_grader_nodes: true\nwait_for_nodes_s:")
+        command = [KUBECTL, "kustomize", folder]
         text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     return list(yaml.safe_load_all(text))
+
+
+def edit(file: Path, old: str, new: str) -> None:
+    text = file.read_text()
+    assert text.count(old) == 1
+    file.write_text(text.replace(old, new))
 
 
 def of_kind(overlay: str, kind: str) -> list[Object]:
@@ -71,13 +86,18 @@ def image_environment() -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class RayPod:
-    """A pod of a cluster: `group` is head, engine or learner, `replicas` the initial number of pods."""
+    """A pod of a cluster: `group` is head, engine, learner or python-graders, `replicas` the initial number of pods.
+
+    `resources` and `ray_labels` are the node's custom resources and labels in Ray.
+    """
 
     group: str
     spec: Object
     labels: Mapping[str, str]
     parameters: Mapping[str, str]
     replicas: int = 1
+    resources: Mapping[str, str] = field(default_factory=dict)
+    ray_labels: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def container(self) -> Object:
@@ -106,6 +126,10 @@ class RayPod:
             "memory": str(quantity(self.limits["memory"])),
         }
         options |= {"num-gpus": str(self.gpus)} if self.gpus else {}
+        if self.resources:
+            options["resources"] = json.dumps({name: float(amount) for name, amount in self.resources.items()})
+        if self.ray_labels:
+            options["labels"] = ",".join(f"{name}={value}" for name, value in self.ray_labels.items())
         options |= extra
         words = ["--head"] if address is None else [f"--address={address}"]
         words += [f"--{name}" if value == "true" else f"--{name}={value}" for name, value in options.items()]
@@ -125,6 +149,8 @@ def ray_pods(spec: Object) -> Iterator[RayPod]:
             template["metadata"]["labels"],
             group["rayStartParams"],
             group["replicas"],
+            group.get("resources", {}),
+            group.get("labels", {}),
         )
 
 

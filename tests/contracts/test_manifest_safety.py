@@ -9,10 +9,13 @@ from typing import Any
 
 import pytest
 
+from actors.runtime.nodes import LABEL, PYTHON_GRADER
 from tests.contracts.manifests import (
     CLUSTERS,
+    GRADERS,
     K8S,
     OVERLAYS,
+    PYTHON_GRADERS,
     cluster_spec,
     containers,
     matches,
@@ -30,7 +33,9 @@ overlays = pytest.mark.parametrize("overlay", OVERLAYS)
 
 @overlays
 def test_pods_meet_the_restricted_security_standard(overlay: str) -> None:
-    assert one(overlay, "Namespace")["metadata"]["labels"] == {"pod-security.kubernetes.io/enforce": "restricted"}
+    enforced = one(overlay, "Namespace")["metadata"]["labels"]["pod-security.kubernetes.io/enforce"]
+    assert enforced == ("privileged" if overlay == GRADERS else "restricted")
+    assert bool(of_kind(overlay, "ValidatingAdmissionPolicy")) == (overlay == GRADERS)
     user = re.findall(r"^USER (\d+):(\d+)$", (K8S / "Dockerfile").read_text(), re.MULTILINE)[-1]
     for name, _, spec in pod_specs(overlay):
         context = spec["securityContext"]
@@ -43,6 +48,8 @@ def test_pods_meet_the_restricted_security_standard(overlay: str) -> None:
             assert spec["automountServiceAccountToken"] is False
         for container in containers(spec):
             check_restricted(container["securityContext"])
+            free = {"seccompProfile", "appArmorProfile"} if name.endswith(PYTHON_GRADERS) else set()
+            assert {"seccompProfile", "appArmorProfile", "procMount"} & set(container["securityContext"]) == free
             resources = container["resources"]
             assert quantity(resources["limits"]["memory"]) >= quantity(resources["requests"]["memory"])
     for kind in CLUSTERS:
@@ -61,8 +68,110 @@ def test_ray_requires_a_token_and_only_the_server_gets_its_secrets(overlay: str)
         spec = cluster_spec(one(overlay, kind))
         assert spec["authOptions"] == {"mode": "token"}
         for pod in ray_pods(spec):
+            if pod.group == PYTHON_GRADERS:
+                continue
             names = [source["secretRef"]["name"] for source in pod.container["envFrom"]]
             assert names == ["agent-rft", "agent-rft-server"][: 1 + (kind == "RayService")]
+
+
+@pytest.mark.parametrize("kind", CLUSTERS)
+def test_graders_pods_have_no_secret_no_volume_and_only_what_ray_places_there_for_graders(kind: str) -> None:
+    (pod,) = [pod for pod in ray_pods(cluster_spec(one(GRADERS, kind))) if pod.group == PYTHON_GRADERS]
+    assert not {"env", "envFrom"} & set(pod.container)
+    assert all("emptyDir" in volume for volume in pod.spec["volumes"])
+    assert pod.spec["automountServiceAccountToken"] is False
+    assert set(pod.resources) == {PYTHON_GRADER}
+    assert int(pod.resources[PYTHON_GRADER]) > 1
+    assert pod.ray_labels == {LABEL: "true"}  # keeps all actors away that need no cores; others find none
+    assert pod.parameters["num-cpus"] == "0"
+
+
+def test_graders_pods_reach_rays_ports_and_nothing_else() -> None:
+    """The policies that select them, by what each lets out and in."""
+    labels = next(labels for name, labels, _ in pod_specs(GRADERS) if name.endswith(PYTHON_GRADERS))
+    policies = {policy["metadata"]["name"]: policy["spec"] for policy in of_kind(GRADERS, "NetworkPolicy")}
+    selecting = {
+        name for name, policy in policies.items() if matches(policy["podSelector"].get("matchLabels", {}), labels)
+    }
+    assert selecting == {"deny-all", "to-dns", PYTHON_GRADERS}
+    own, theirs = policies[PYTHON_GRADERS], policies["ray-and-python-graders"]
+    ray_pod = {"podSelector": {"matchLabels": {"app.kubernetes.io/name": "agent-rft"}}}
+    for policy, peer in ((own, ray_pod), (theirs, {"podSelector": own["podSelector"]})):
+        for direction, other in (("egress", "to"), ("ingress", "from")):
+            (rule,) = policy[direction]
+            assert rule[other] == [peer]
+    assert theirs["podSelector"] == ray_pod["podSelector"]
+    for rule in (*own["egress"], *theirs["ingress"]):
+        ranges = [range(port["port"], port.get("endPort", port["port"]) + 1) for port in rule["ports"]]
+        for closed in (8000, 8080, 8265, 9464):
+            assert not any(closed in ports for ports in ranges)
+    assert own["egress"][0]["ports"] == theirs["ingress"][0]["ports"]
+    assert own["ingress"][0]["ports"] == theirs["egress"][0]["ports"]
+
+
+FREE = "variables.grader ||"
+CONTROLS = {
+    "host namespaces": ({"hostNetwork", "hostPID", "hostIPC"}, "pod"),
+    "windows host processes": ({"hostProcess"}, "holders"),
+    "privileged containers": ({"privileged"}, "containers"),
+    "privilege escalation": ({"allowPrivilegeEscalation"}, "containers"),
+    "capabilities": ({"drop", "add", '"ALL"', '"NET_BIND_SERVICE"'}, "containers"),
+    "volume types": ({"volumes", "v.configMap", "v.secret", "v.persistentVolumeClaim"}, "pod"),
+    "host ports": ({"hostPort"}, "containers"),
+    "host of probes and lifecycle hooks": (
+        {"livenessProbe", "readinessProbe", "startupProbe", "postStart", "preStop", "httpGet", "tcpSocket"},
+        "containers",
+    ),
+    "runAsNonRoot": ({"runAsNonRoot"}, "containers"),
+    "runAsUser": ({"runAsUser"}, "holders"),
+    "SELinux": ({"seLinuxOptions.?type", "seLinuxOptions.?user", "seLinuxOptions.?role"}, "holders"),
+    "/proc": ({"procMount"}, "containers"),
+    "sysctls": ({"sysctls"}, "pod"),
+    "seccomp": ({"seccompProfile"}, "containers"),
+    "AppArmor": ({"appArmorProfile", "container.apparmor.security.beta.kubernetes.io/"}, "holders"),
+}
+"""The controls of Pod Security's `restricted`, those of `baseline` included: words of the fields that each restricts,
+and which objects have them."""
+
+
+def test_a_policy_holds_every_pod_to_each_control_of_restricted() -> None:
+    """By its structure: its expressions are evaluated by a Kubernetes API server only, which the tests do not have."""
+    policy, binding = (one(GRADERS, f"ValidatingAdmissionPolicy{kind}") for kind in ("", "Binding"))
+    assert binding["spec"]["policyName"] == policy["metadata"]["name"]
+    assert binding["spec"]["validationActions"] == ["Deny"]
+    (label,) = binding["spec"]["matchResources"]["namespaceSelector"]["matchLabels"].items()
+    assert label == ("kubernetes.io/metadata.name", one(GRADERS, "Namespace")["metadata"]["name"])
+    spec = policy["spec"]
+    assert spec["failurePolicy"] == "Fail"
+    assert "matchConditions" not in spec
+    rules = {(*rule["operations"], *rule["resources"]) for rule in spec["matchConstraints"]["resourceRules"]}
+    assert rules == {("CREATE", "pods"), ("UPDATE", "pods/ephemeralcontainers")}
+
+    expressions = {found["message"].split(":")[0]: found["expression"] for found in spec["validations"]}
+    *controls, no_secrets = expressions
+    assert controls == list(CONTROLS)
+    for control, (words, where) in CONTROLS.items():
+        text = expressions[control]
+        assert all(word in text for word in words), control
+        assert ("object.spec." if where == "pod" else f"variables.{where}.all(") in text
+        assert text.startswith(FREE) == (control in ("seccomp", "AppArmor")), control
+    assert expressions[no_secrets].startswith("!variables.grader ||")
+    variables = {found["name"]: found["expression"] for found in spec["variables"]}
+    for kind in ("containers", "initContainers", "ephemeralContainers"):
+        assert kind in variables["containers"]
+    assert variables["holders"] == "[object.spec] + variables.containers"
+
+
+def test_no_label_makes_a_pod_a_graders_pod() -> None:
+    """It must have been created by KubeRay's operator, for the group of the manifests."""
+    spec = one(GRADERS, "ValidatingAdmissionPolicy")["spec"]
+    (grader,) = [found["expression"] for found in spec["variables"] if found["name"] == "grader"]
+    user, *labels = re.findall(r'(?:\S+) == "([\w:-]+)"', grader)
+    assert grader.count("&&") == 2 and "||" not in grader
+    assert grader.startswith("request.userInfo.username ==")
+    assert user == "system:serviceaccount:kuberay-system:kuberay-operator"
+    assert labels == [PYTHON_GRADERS, "agent-rft-graders"]
+    assert "--namespace kuberay-system" in (K8S.parent / "docs/kubernetes.md").read_text()
 
 
 @overlays
@@ -93,5 +202,7 @@ def test_draining_a_node_evicts_no_training(overlay: str) -> None:
     budgets = {budget["metadata"]["name"]: budget["spec"] for budget in of_kind(overlay, "PodDisruptionBudget")}
     groups = {(pod.group, tuple(pod.labels.items())) for pod in ray_pods(cluster_spec(one(overlay, "RayJob")))}
     for group, labels in groups:
+        if group == PYTHON_GRADERS:  # a grade that is lost is made again
+            continue
         (budget,) = [b for b in budgets.values() if matches(b["selector"]["matchLabels"], dict(labels))]
         assert budget["minAvailable"] == (1 if group == "engine" else 1000)

@@ -115,7 +115,7 @@ def test_the_three_clusters_have_the_same_pods(overlay: str) -> None:
     for spec in (job, service):
         assert set(spec) == set(cluster)
     assert [g["template"] for g in job["workerGroupSpecs"]] == [g["template"] for g in cluster["workerGroupSpecs"]]
-    assert [g["minReplicas"] for g in service["workerGroupSpecs"]] == [0, 0]
+    assert {g["minReplicas"] for g in service["workerGroupSpecs"]} == {0}
     cluster["suspend"] = True
 
 

@@ -245,7 +245,8 @@ JOB_CODES: dict[str, dict[str, CheckCode]] = {
         ),
         "no_free_resources": CheckCode(
             "The cluster is large enough for the job, but its resources were not free in the time that the message "
-            "shows: mostly another job has them.",
+            "shows: mostly another job has them. For a python grader: no node for such graders (`python_grader_nodes`) "
+            "has joined, or other jobs and trials use it.",
             "Wait until other jobs have ended, add nodes, or raise the operator's `wait_for_nodes_s`. `ray status` "
             "shows what is in use.",
             stops_accepted=True,

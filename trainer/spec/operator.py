@@ -96,6 +96,10 @@ class Operator(Strict):
     unsandboxed_python: bool = False
     """Run python graders even if no sandbox can be created. Then a grader can read what the job's user can read and use
     the network: only for graders that you trust."""
+    python_grader_nodes: bool = False
+    """Run python graders on Ray nodes with the resource `python_grader` only, in a process that gets their sources and
+    no secrets. Jobs and trials wait for such a node, for `wait_for_nodes_s` or 60 s if that is more. Set it on
+    Kubernetes, together with the component `k8s/graders`. `agent-rft grade` runs graders where it is called."""
     aliases: dict[str, str] = Field(default_factory=dict)
     """The base models of the server: the name in clients' code, such as gpt-5, mapped to a folder or a Hugging Face
     name. It also stands for its dated forms, such as gpt-5-2025-08-07; one that is here itself comes first."""

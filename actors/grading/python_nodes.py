@@ -1,0 +1,160 @@
+"""Python graders on nodes of their own: an actor there gets the sources and what they grade, and no secret.
+
+Each GraderPool has one such actor. Its variables, arguments and calls have nothing of the job's headers, the judges'
+keys or the server. What it does have is Ray's token, as every process of the cluster.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from contextlib import suppress
+from typing import Any, cast
+
+import ray
+
+from actors.graders.base import Grader
+from actors.graders.kinds.python import PythonGrade
+from actors.runtime.calls import RESTART_S
+from actors.runtime.channel import Channel, Reachable
+from actors.runtime.in_flight import Doing
+from actors.runtime.nodes import PYTHON_GRADER
+from actors.sandbox.start import choose_way, sandbox_report
+from trainer.errors import GraderFailed
+from trainer.spec.graders import PythonGrader
+from trainer.spec.operator import Operator
+from trainer.types import Grade
+
+WHAT = "the process of python graders"
+CLOSE_S = 30.0
+"""How long closing a grader may take; then its process is gone, or is killed when the pool is closed."""
+KEPT = ("PYTHONPATH", "RAY_")
+"""How variables of a job's runtime environment begin that Ray needs there."""
+
+
+@ray.remote(num_cpus=0, resources={PYTHON_GRADER: 1}, max_concurrency=10_000, max_restarts=-1)
+class PythonGraderActor(Reachable):
+    """Runs the graders that were added to it; after a restart it has none."""
+
+    def __init__(self, unsandboxed: bool) -> None:
+        self._operator = Operator(unsandboxed_python=unsandboxed)
+        self._num_workers = _num_workers_here()
+        self._graders: dict[int, PythonGrade] = {}
+        self._serve_methods({"check": self._check, "add": self._add, "grade": self._grade, "remove": self._remove})
+
+    async def _check(self) -> None:
+        await _check_here(self._operator)
+
+    async def _add(self, key: int, spec: dict[str, Any], label: str, num_workers: int | None, ahead: bool) -> None:
+        if key not in self._graders:  # otherwise a grade at the same time has added it
+            grader = PythonGrader.model_validate(spec)
+            workers = num_workers or self._num_workers
+            self._graders[key] = PythonGrade(grader, label, self._operator, num_workers=workers, ahead=ahead)
+
+    async def _grade(
+        self, key: int, sample: dict[str, Any], item: dict[str, Any], trace_id: str
+    ) -> tuple[float, float] | None:
+        """Value and latency_s; None if it has no such grader."""
+        if key not in self._graders:
+            return None
+        grade = await self._graders[key].grade(sample, item, trace_id)
+        return grade.value, grade.latency_s
+
+    async def _remove(self, key: int) -> None:
+        if (grader := self._graders.pop(key, None)) is not None:
+            await grader.close()
+
+    async def pulse(self) -> list[Doing]:
+        """Empty: the engines report the grades that wait here."""
+        return []
+
+
+class PythonNodes:
+    """The client of such an actor, which the first call starts and `close` ends; it waits for a node to join."""
+
+    @classmethod
+    def of(cls, operator: Operator) -> PythonNodes | None:
+        """None if python graders run in this process, also since it is not connected to a cluster."""
+        return cls(operator) if operator.python_grader_nodes and ray.is_initialized() else None
+
+    def __init__(self, operator: Operator, restart_s: float = RESTART_S) -> None:
+        self._unsandboxed = operator.unsandboxed_python
+        self._wait_s = max(restart_s, operator.wait_for_nodes_s)
+        self._numbers = itertools.count()
+        self._actor: Any = None
+        self._channel: Channel | None = None
+
+    def grader(self, spec: PythonGrader, label: str, *, num_workers: int | None = None, ahead: bool = True) -> Grader:
+        """A grader of kind `python` that runs there, with the arguments of PythonGrade."""
+        return _There(self, next(self._numbers), (spec.model_dump(mode="json"), label, num_workers, ahead))
+
+    async def call(self, method: str, *arguments: Any) -> Any:
+        if self._channel is None:
+            options: dict[str, Any] = {"runtime_env": {"env_vars": hidden}} if (hidden := _hidden()) else {}
+            self._actor = cast(Any, PythonGraderActor).options(**options).remote(self._unsandboxed)
+            self._channel = Channel(self._actor, WHAT, GraderFailed, restart_s=self._wait_s)
+        return await self._channel.call(method, *arguments)
+
+    @property
+    def is_open(self) -> bool:
+        return self._actor is not None
+
+    def close(self) -> None:
+        """End the actor with all that runs there."""
+        actor, self._actor = self._actor, None
+        if actor is not None and ray.is_initialized():
+            ray.kill(actor)
+
+
+class _There:
+    """A python grader in the actor of `nodes`, under the number `key`."""
+
+    def __init__(self, nodes: PythonNodes, key: int, settings: tuple[Any, ...]) -> None:
+        self._nodes = nodes
+        self._key = key
+        self._settings = settings
+
+    async def grade(self, sample: dict[str, Any], item: dict[str, Any], trace_id: str) -> Grade:
+        while (answer := await self._nodes.call("grade", self._key, sample, item, trace_id)) is None:
+            await self._nodes.call("add", self._key, *self._settings)  # the first grade, or its process has restarted
+        value, latency_s = answer
+        return Grade(value, latency_s=latency_s)
+
+    async def close(self) -> None:
+        if self._nodes.is_open:
+            with suppress(GraderFailed, TimeoutError):
+                async with asyncio.timeout(CLOSE_S):
+                    await self._nodes.call("remove", self._key)
+
+
+async def check_sandbox(operator: Operator) -> None:
+    """Check that python graders find a sandbox where they will run.
+
+    Raises:
+        UserError: none can be created there.
+        GraderFailed: no node has room for them in time.
+    """
+    nodes = PythonNodes.of(operator)
+    if nodes is None:
+        await _check_here(operator)
+        return
+    try:
+        await nodes.call("check")
+    finally:
+        nodes.close()
+
+
+async def _check_here(operator: Operator) -> None:
+    choose_way(await asyncio.to_thread(sandbox_report), operator.unsandboxed_python)
+
+
+def _num_workers_here() -> int:
+    here = ray.get_runtime_context().get_node_id()
+    (resources,) = [node["Resources"] for node in ray.nodes() if node["NodeID"] == here]
+    return max(1, int(resources[PYTHON_GRADER]))
+
+
+def _hidden() -> dict[str, str]:
+    """The variables of the job's runtime environment, which Ray would give the actor too, as empty ones."""
+    given = ray.get_runtime_context().runtime_env.get("env_vars") or {}
+    return {name: "" for name in given if not name.startswith(KEPT)}
