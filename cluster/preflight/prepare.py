@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from importlib.util import find_spec
@@ -152,13 +152,15 @@ def _as_warning(problem: Problem) -> str:
     return f"{problem.field}{line}: {problem.message}; a new job would be refused, this one continues"
 
 
-async def _sandbox_problems(reinforcement: Reinforcement, operator: Operator) -> list[Problem]:
+async def _sandbox_problems(
+    reinforcement: Reinforcement, operator: Operator, check: Callable[[Operator], Awaitable[None]] = check_sandbox
+) -> list[Problem]:
     """A problem if a python grader finds no working sandbox on a node for such graders, or else on this one."""
     python = [field for field, spec in graders_of(reinforcement) if isinstance(spec, PythonGrader)]
     if not python:
         return []
     try:
-        await check_sandbox(operator)
+        await check(operator)
     except UserError as error:
         return [Problem("no_sandbox", python[0], error.problem, error.remedy)]
     except GraderFailed as error:

@@ -84,6 +84,7 @@ def test_graders_pods_have_no_secret_no_volume_and_only_what_ray_places_there_fo
     assert int(pod.resources[PYTHON_GRADER]) > 1
     assert pod.ray_labels == {LABEL: "true"}  # keeps all actors away that need no cores; others find none
     assert pod.parameters["num-cpus"] == "0"
+    assert "readinessProbe" not in pod.container  # KubeRay's keeps it out of the endpoints of the RayService
 
 
 def test_graders_pods_reach_rays_ports_and_nothing_else() -> None:

@@ -307,8 +307,9 @@ JOB_CODES: dict[str, dict[str, CheckCode]] = {
             "created by us or by bubblewrap. Neither works on this node, mostly because it is a container that may not "
             "create them. It is also the type of a grade's failure (`python_grader_server_error_type`) if the grader "
             "calls `run_untrusted` and there is no sandbox for that.",
-            "Allow namespaces or install bubblewrap, as the message says. Where everybody who may create jobs is "
-            "trusted, the operator can set `unsandboxed_python` instead; `run_untrusted` then fails.",
+            "Allow namespaces or install bubblewrap, as the message says. On Kubernetes give python graders pods of "
+            "their own (`python_grader_nodes`). Where everybody who may create jobs is trusted, the operator can set "
+            "`unsandboxed_python` instead; `run_untrusted` then fails.",
             stops_accepted=True,
         ),
         "runs_not_writable": CheckCode(
