@@ -28,6 +28,7 @@ from cluster.preflight.form_check import check_grader
 from cluster.records.redact import REDACTED
 from serve.http.auth import Writer
 from serve.http.errors import ApiError, of_user_error
+from serve.http.json_body import has_many_values
 from serve.http.schemas import GraderRun, ToolOutput, ValidGrader, answers
 from trainer.errors import Discard, EndpointRefused, InvalidJob, RftError, UserError
 from trainer.spec.endpoints import ToolSpec
@@ -155,7 +156,7 @@ async def _run(body: RunRequest, operator: Operator) -> dict[str, Any]:
     start = time.monotonic()
     pool = GraderPool(body.grader, operator=operator)
     try:
-        sample = sample_of(body.model_sample, (), "answer", wants_json=True)
+        sample = sample_of(body.model_sample, (), "answer", wants_json=not has_many_values(body.model_sample))
         trace_id = body.trace_id or f"trace_{secrets.token_hex(16)}"
         outcome = await outcome_of(pool.grade(sample, body.item or {}, trace_id))
     finally:
