@@ -1,11 +1,13 @@
-"""Requests that are made to cost much, or to take for ever, against the API in a process of its own on a real socket."""
+"""Requests that are made to cost much or to take for ever, against the API in a process of its own, by real sockets."""
 
 from __future__ import annotations
 
 import json
+import select
 import socket
+import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import httpx
@@ -13,8 +15,8 @@ import pytest
 
 from serve.http.json_body import MAX_VALUES
 from tests.support.api_process import Server, api_process
-from tests.support.budget import budget_of
-from tests.support.hostile_requests import BYTES, JOB, PLACES, REFUSED, ROOM, VALUES
+from tests.support.budget import MIB, budget_of
+from tests.support.hostile_requests import BYTES, PLACES, REFUSED, ROOM, VALUES, WIDE
 from trainer.spec.operator import ServerLimits
 
 JSON = {"Content-Type": "application/json"}
@@ -28,6 +30,7 @@ SHORT = {
     "unread_s": 1.0,
     "rest_s": 1.0,
 }
+IN_FULL = ("completions messages", "completions item", "responses input", "run item", "run arguments", "a method")
 params = pytest.mark.parametrize
 
 
@@ -73,13 +76,13 @@ def attack(server: Server, client: httpx.Client, method: str, path: str, body: b
 def test_a_value_that_is_parsed(server: Server, place: str) -> None:
     at = PLACES[place]
     with server.client() as client:
-        for name, value in VALUES.items():
+        for name, value in (VALUES if place in IN_FULL else WIDE).items():
             answer = attack(server, client, "POST", at.path, at.body(value))
-            assert "values" not in answer.text, f"{name} must reach the route"
+            assert '"invalid_json"' not in answer.text, f"{name} must reach the route"
 
 
 @params("name", REFUSED)
-@params("place", ["a job", "chat.messages", "cancel"])
+@params("place", ["a job", "responses input"])
 def test_a_value_that_is_not_parsed(server: Server, name: str, place: str) -> None:
     at = PLACES[place]
     with server.client() as client:
@@ -147,8 +150,8 @@ def test_a_key_holds_a_share_of_memory_and_no_more(tmp_path: Any) -> None:
         with budget_of(server.pid, cpu_s=count * 0.02):
             for each in sockets:
                 each.sendall(sent)
-            refused = [each for each in sockets if is_answered(each, b"429")]
-        assert 0 < len(refused) <= count - 64
+            refused, _, _ = select.select(sockets, [], [], 20)
+            assert refused and all(each.recv(1 << 16).startswith(b"HTTP/1.1 429") for each in refused)
         with server.client(1) as other:
             assert other.post("/v1/chat/completions", json=CHAT).status_code == 200
 
@@ -163,10 +166,8 @@ def connected(server: Server) -> socket.socket:
 def answer_of(server: Server, content: bytes) -> bytes:
     """All that the server says until it closes the connection; it may do so before it has received everything."""
     with connected(server) as connection:
-        try:
+        with suppress(OSError):
             connection.sendall(content)
-        except OSError:
-            pass
         return said_on(connection)
 
 
@@ -179,14 +180,6 @@ def said_on(connection: socket.socket) -> bytes:
     except ConnectionResetError:
         pass
     return said
-
-
-def is_answered(connection: socket.socket, status: bytes) -> bool:
-    connection.settimeout(0.5)
-    try:
-        return connection.recv(1 << 16).startswith(b"HTTP/1.1 " + status)
-    except TimeoutError:
-        return False
 
 
 def drip(connection: socket.socket, piece: bytes) -> bytes:
@@ -233,7 +226,7 @@ def test_headers_that_drip_after_an_answer(hasty: Server) -> None:
     with connected(hasty) as connection:
         connection.sendall(b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n")
         assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200")
-        assert drip(connection, b"\r\n") == b""
+        assert drip(connection, b"\r\n") in (b"", b'{"status":"ok"}')
 
 
 def head_of(server: Server, path: str, length: int, kind: str = "application/json", key: int = 0) -> bytes:
@@ -260,16 +253,13 @@ def test_slow_uploads_of_a_key_end_and_leave_room_for_others(hasty: Server) -> N
     share = ServerLimits().max_uploads // 2
     with ExitStack() as stack:
         slow = [stack.enter_context(connected(hasty)) for _ in range(share + 1)]
-        for each in slow[:share]:
+        for each in slow:
             each.sendall(head_of(hasty, "/v1/files", 10**8, FORM) + start)
-        slow[share].sendall(head_of(hasty, "/v1/files", 10**8, FORM) + start)
         with hasty.client(1) as other:
             form: Any = {"files": {"file": ("a.jsonl", b"{}")}, "data": {"purpose": "fine-tune"}}
             assert other.post("/v1/files", **form).status_code == 200
-        assert b"too_many_uploads" in said_on(slow[share])
-        for each in slow[:share]:
-            said = drip(each, b"a" * 100)
-            assert said.startswith(b"HTTP/1.1 408") and b"too slow" in said
+        codes = sorted(drip(each, b"a" * 100).rpartition(b'"code":')[2] for each in slow)
+        assert codes == [b'"timeout"}}'] * share + [b'"too_many_uploads"}}']
     with hasty.client() as client:
         assert client.post("/v1/files", **form).status_code == 200
 
@@ -280,25 +270,19 @@ def test_a_stream_that_is_not_read_ends_and_holds_no_memory(hasty: Server) -> No
         unread = [stack.enter_context(connected(hasty)) for _ in range(10)]
         for each in unread:
             each.sendall(head_of(hasty, "/v1/chat/completions", len(body)) + body)
-        with hasty.client() as client:
-            while b'"open": 0' not in client.get("/health").content:
-                break
+        time.sleep(SHORT["unread_s"] * 3)  # the kernel's buffers are full long before
         for each in unread:
-            each.settimeout(20)
-            assert said_on(each)
+            said = said_on(each)
+            assert len(said) > MIB and not said.endswith(b"0\r\n\r\n"), "it was cut off"
 
 
 def test_a_body_of_many_values_that_is_allowed_is_answered(server: Server) -> None:
     """The bounds leave room for what is sent in earnest."""
     call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": '{"a": [1, 2, 3], "b": "x, y"}'}}
-    turn = [
-        {"role": "assistant", "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "a", "content": "1, 2, " * 50},
-    ]
-    messages = [{"role": "user", "content": "a"}, *turn * 1_900]
+    result = {"role": "tool", "tool_call_id": "a", "content": "1, 2, " * 50}
+    messages = [{"role": "user", "content": "a"}, *[{"role": "assistant", "tool_calls": [call]}, result] * 1_700]
     body = {"model": "gpt-5", "messages": messages}
     assert json.dumps(body).count(",") > 2 * MAX_VALUES
     with server.client() as client:
         answer = client.post("/v1/chat/completions", json=body)
     assert answer.status_code == 200, answer.text
-    assert JOB
