@@ -142,7 +142,7 @@ class Frame:
     async def _admit(self, scope: Scope, headers: Headers, receive: Receive, held: ExitStack) -> Receive:
         """Checks the request and returns the channel from which the app receives its body.
 
-        `held` gives back what the request takes of its key's shares.
+        `held` frees what the request takes of its key's shares.
 
         Raises:
             ApiError: the request is refused.

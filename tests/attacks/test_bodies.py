@@ -1,12 +1,12 @@
-"""Requests that are made to cost much or to take for ever, against the API in a process of its own, by real sockets."""
+"""Requests that cost much or take very long, against the API in a process of its own, on real sockets."""
 
 from __future__ import annotations
 
+import asyncio
 import json
-import select
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, suppress
 from typing import Any
 
@@ -14,10 +14,13 @@ import httpx
 import pytest
 
 from serve.http.json_body import MAX_VALUES
+from serve.inference import chat
+from tests.support.api import client_of
 from tests.support.api_process import Server, api_process
 from tests.support.budget import MIB, budget_of
+from tests.support.fake_models import FakeModels, turn
 from tests.support.hostile_requests import BYTES, PLACES, REFUSED, ROOM, VALUES, WIDE
-from trainer.spec.operator import ServerLimits
+from trainer.spec.operator import NOTHING_ALLOWED, ServerLimits
 
 JSON = {"Content-Type": "application/json"}
 CHAT = {"model": "gpt-5", "messages": [{"role": "user", "content": "a"}]}
@@ -37,7 +40,7 @@ params = pytest.mark.parametrize
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with api_process(tmp_path_factory.mktemp("server"), {}) as server:
-        with server.client() as client:  # what the first request imports and compiles is no cost of an attack
+        with server.client() as client:  # the first requests import and compile, which no attack can repeat
             for path in ("chat/completions", "responses", "fine_tuning/jobs"):
                 client.post(f"/v1/{path}", json={})
         yield server
@@ -139,21 +142,43 @@ def test_a_form(server: Server, name: str) -> None:
         attack(server, client, "POST", path, FORMS[name], **{"Content-Type": FORM + "x" * 60_000})
 
 
-def test_a_key_holds_a_share_of_memory_and_no_more(tmp_path: Any) -> None:
-    """128 bodies of the largest size fit, half of them of one key: the others of that key are told to retry."""
-    size, count = 100_000, 80
-    body = b'"' + b"a" * (size - 10)
-    head = "POST /v1/responses HTTP/1.1\r\nhost: a\r\nauthorization: Bearer {}\r\ncontent-type: application/json\r\n"
-    with api_process(tmp_path, {}, max_body_bytes=size) as server, ExitStack() as stack:
-        sent = (head.format(server.tokens[0]) + f"content-length: {size}\r\n\r\n").encode() + body
-        sockets = [stack.enter_context(connected(server)) for _ in range(count)]
-        with budget_of(server.pid, cpu_s=count * 0.02):
-            for each in sockets:
-                each.sendall(sent)
-            refused, _, _ = select.select(sockets, [], [], 20)
-            assert refused and all(each.recv(1 << 16).startswith(b"HTTP/1.1 429") for each in refused)
-        with server.client(1) as other:
-            assert other.post("/v1/chat/completions", json=CHAT).status_code == 200
+async def test_a_key_holds_a_share_of_the_requests_and_of_the_memory() -> None:
+    """Half of 128 bodies are of one key: its next ones are told to retry, and other keys go on."""
+    size, go_on = 1_000, asyncio.Event()
+    waiting = 0
+
+    async def body() -> AsyncIterator[bytes]:
+        nonlocal waiting
+        yield b" " * size
+        waiting += 1
+        await go_on.wait()
+        yield b""
+
+    routers = [chat.make_router(FakeModels(turn("1")), NOTHING_ALLOWED)]
+    async with client_of(routers, limits=ServerLimits(max_body_bytes=size, max_connections=200)) as client:
+        path = "/v1/chat/completions"
+        held = [asyncio.create_task(client.post(path, content=body())) for _ in range(64)]
+        while waiting < 64:
+            await asyncio.sleep(0)
+        refused = await client.post(path, json=CHAT)
+        assert (refused.status_code, error_of(refused)["code"]) == (429, "too_many_in_progress")
+        other = {"Authorization": "Bearer sk-rft-write"}
+        assert (await client.post(path, json=CHAT, headers=other)).status_code == 200
+        more = [asyncio.create_task(client.get("/v1/models")) for _ in range(40)]
+        assert [(await each).status_code for each in more] == [404] * 40, "they hold no body"
+        go_on.set()
+        await asyncio.gather(*held)
+        assert (await client.post(path, json=CHAT)).status_code == 200
+    async with client_of(routers, limits=ServerLimits(max_connections=2)) as client:
+        go_on.clear()
+        held = [asyncio.create_task(client.post(path, content=body()))]
+        while waiting < 65:
+            await asyncio.sleep(0)
+        assert (await client.get("/v1/models")).status_code == 429
+        assert (await client.get("/v1/models", headers=other)).status_code == 404
+        go_on.set()
+        await asyncio.gather(*held)
+        assert (await client.get("/v1/models")).status_code == 404
 
 
 # -- how long a client may take ----------------------------------------------------------------------------------------
@@ -172,7 +197,7 @@ def answer_of(server: Server, content: bytes) -> bytes:
 
 
 def said_on(connection: socket.socket) -> bytes:
-    """What is said until the connection is closed."""
+    """All bytes until the connection is closed."""
     said = b""
     try:
         while chunk := connection.recv(1 << 16):
