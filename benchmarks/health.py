@@ -2,8 +2,8 @@
 
     python -m benchmarks.health [--runs 3]
 
-The requests are those of tests/attacks/test_bodies.py, each below 1 MB and made to cost much, to all kinds of routes;
-they are sent by a process of their own. The API has a process of its own too, without Ray. Aim: 250 ms.
+The requests are those of tests/attacks/test_bodies.py that cost most, each below 1 MB, to all kinds of routes. They are
+sent by a process of their own. The API has a process of its own too, without Ray. Aim: 250 ms.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from benchmarks.common import Figure, report
 from tests.support.api_process import Server, api_process
-from tests.support.hostile_requests import PLACES, VALUES
+from tests.support.hostile_requests import PLACES, WIDE
 
 EVERY_S = 0.01
 QUIET_S = 3.0
@@ -27,7 +27,7 @@ def attack(server: Server) -> None:
     """Send each value to each place."""
     with server.client() as client:
         for place in PLACES.values():
-            for value in VALUES.values():
+            for value in WIDE.values():
                 client.post(place.path, content=place.body(value), headers={"Content-Type": "application/json"})
 
 
