@@ -2,33 +2,41 @@
 
 PYTHON ?= python3
 EXTRA ?= cpu
+VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+PYTORCH_INDEX := https://download.pytorch.org/whl/cpu
 VENV := .venv
 BIN := $(VENV)/bin
 # The set-up is repeated unless it finished with exactly these lists and this interpreter.
 STAMP := $(VENV)/.ready-$(EXTRA)-$(shell { cat requirements/$(EXTRA).txt requirements/dev.txt pyproject.toml; $(PYTHON) -VV; pwd; } | cksum | cut -d' ' -f1)
 LISTS := -r requirements/$(EXTRA).txt -r requirements/dev.txt
+# The pin of one package, with its hashes.
+pin = sed -n '/^$(1)==/,/[^\\]$$/p' requirements/$(EXTRA).txt
 PYTEST := $(BIN)/python -m pytest
 # Tests of whole jobs mostly wait for one process at a time, and tests of one file share what they start. The order is
 # that of tests/conftest.py, long files first; pytest-xdist would order by number of tests and run them last.
 SIDE_BY_SIDE := -n 2 --dist loadfile --no-loadscope-reorder
 CHAOS := tests/chaos tests/integration/actors/sandbox/test_python_grader.py
-INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation
+# A file that differs from those in the lists is refused, wherever it comes from.
+HASHED := $(INSTALL) --require-hashes
 
 # Tests of metrics, dashboards and alerts need Prometheus: an installed one, or Debian's package unpacked here.
 PROMETHEUS := $(if $(shell command -v prometheus && command -v promtool),,build/prometheus/usr/bin/prometheus)
 FETCH := apt-get -qq -o APT::Sandbox::User=$$(id -un) download prometheus
 
-.PHONY: setup quickstart test unit chaos nightly lint docs bench bench-full gpu gpu-learner clean
+.PHONY: setup quickstart test unit chaos nightly lint docs bench bench-full gpu gpu-learner hashes sbom image clean
 
 setup: $(STAMP)
 
 $(STAMP):
 	rm -f $(VENV)/.ready-*
 	$(PYTHON) -m venv --clear $(VENV) || { echo "python3-venv is missing: apt-get install python3-venv" >&2; exit 1; }
-	# If the configured index has no CPU build of PyTorch, use PyTorch's own index.
-	$(INSTALL) $(LISTS) || \
-		$(INSTALL) $(LISTS) --extra-index-url https://download.pytorch.org/whl/$(if $(filter cpu,$(EXTRA)),cpu,cu130)
-	$(INSTALL) --no-build-isolation --editable .
+	# What builds the sdists is pinned, too.
+	$(call pin,setuptools) | $(HASHED) -r /dev/stdin
+	# If the configured index has no CPU build of PyTorch, PyTorch's own index is asked for it, and for nothing else.
+	$(HASHED) $(LISTS) || { [ $(EXTRA) = cpu ] && \
+		$(call pin,torch) | $(HASHED) -r /dev/stdin --index-url $(PYTORCH_INDEX) && $(HASHED) $(LISTS); }
+	$(INSTALL) --editable .
 	$(BIN)/python -c "import ray, torch, transformers, vllm, deepspeed" 2>/dev/null
 	touch $(STAMP)
 
@@ -81,6 +89,19 @@ gpu:
 # Needs a GPU, torch and transformers, and neither the set-up nor make: python3 -m benchmarks.gpu does the same.
 gpu-learner:
 	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m benchmarks.gpu $(ARGS)
+
+# After a pin was added or changed. It does not depend on `setup`, which would refuse the incomplete list.
+hashes:
+	@[ -x $(BIN)/uv ] || { echo "run make setup first, before you change a list" >&2; exit 1; }
+	$(BIN)/python -m requirements.hashes
+
+# build/sbom-{cpu,gpu,dev}.json
+sbom: setup
+	$(BIN)/python -m requirements.sbom
+
+# build/image-cpu.txt or image-gpu.txt says on which base image it was built.
+image:
+	k8s/build_image $(EXTRA) agent-rft:$(VERSION)-$(EXTRA) build/image-$(EXTRA).txt
 
 clean:
 	rm -rf $(VENV) runs build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .cache

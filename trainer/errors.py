@@ -19,6 +19,14 @@ class RftError(Exception):
         self.details = details
 
     @property
+    def public(self) -> str:
+        """What a server's clients are told: the message, except where it quotes the error of a program or names a path.
+
+        Such an error is raised with the detail `public`; its message is for the server's log.
+        """
+        return str(self.details.get("public", self.message))
+
+    @property
     def problem(self) -> str:
         """The message without its remedy, if it has one."""
         return str(self.details.get("problem", self.message))

@@ -27,6 +27,8 @@ class Event:
 
     VERSION: ClassVar[int] = 1
     LEVEL: ClassVar[Level] = "info"
+    # Texts for the operator, who has the machine: a server's clients do not see them.
+    PRIVATE: ClassVar[frozenset[str]] = frozenset()
 
     step: int | None = None
     """The step of the event; None: the last step that is done, which the stream fills in."""
@@ -56,6 +58,18 @@ class JobStarted(Event):
     """`reinforcement` or `supervised`."""
     total_steps: int
     """Steps that are planned."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettingChosen(Event):
+    """What `auto` became in a new run. Set the setting yourself if you know better."""
+
+    setting: str
+    """Its path below the method's section, such as `algorithm.learning_rate`."""
+    value: float
+    """The value, before `learning_rate_multiplier`."""
+    why: str
+    """What it follows from: the numbers of rows, steps and parameters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +132,8 @@ class LossEvaluated(Event):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointSaved(Event):
     """A checkpoint is complete on disk. A run resumes from the last one, and each can be served as a model."""
+
+    PRIVATE: ClassVar[frozenset[str]] = frozenset({"path"})
 
     path: str
     """Its folder."""
@@ -307,6 +323,7 @@ class EngineReplaced(Event):
     """
 
     LEVEL: ClassVar[Level] = "warn"
+    PRIVATE: ClassVar[frozenset[str]] = frozenset({"reason"})
 
     engine: str
     """The engine, such as `engine-1`; the replacement has the same name."""
@@ -319,6 +336,7 @@ class EngineRestarted(Event):
     """A replacement was lost while it started, and starts again. If it repeats, look at the node as well."""
 
     LEVEL: ClassVar[Level] = "warn"
+    PRIVATE: ClassVar[frozenset[str]] = frozenset({"reason"})
 
     engine: str
     """The engine, such as `engine-1`."""
@@ -399,6 +417,7 @@ class ComponentFailed(Event):
     """A part of the driver failed because of a bug; the run continues without it. Report it."""
 
     LEVEL: ClassVar[Level] = "error"
+    PRIVATE: ClassVar[frozenset[str]] = frozenset({"error"})
 
     component: str
     """The part, such as `watchdog`."""
@@ -414,6 +433,7 @@ class SinkCutOff(Event):
     """
 
     LEVEL: ClassVar[Level] = "warn"
+    PRIVATE: ClassVar[frozenset[str]] = frozenset({"reason"})
 
     sink: str
     """The sink's class or the plug-in's name."""

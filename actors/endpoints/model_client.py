@@ -15,6 +15,7 @@ from actors.endpoints.client import EndpointClient
 from actors.runtime.timing import Timing
 from trainer.errors import Discard, EndpointRefused, GraderFailed
 from trainer.spec.allowed import parse_allowed
+from trainer.spec.model_names import named
 from trainer.spec.operator import ModelEndpoint
 
 CHAT = "/chat/completions"
@@ -86,10 +87,11 @@ class ModelClients:
         self._clients: dict[tuple[str, str], ModelClient] = {}
 
     def client(self, name: str, path: str) -> ModelClient:
-        """The client of a configured model."""
-        if (name, path) not in self._clients:
-            self._clients[name, path] = ModelClient(name, self._models[name], path, self._timing)
-        return self._clients[name, path]
+        """The client of a configured model; its dated names share its limits."""
+        entry = named(name, self._models) or name
+        if (entry, path) not in self._clients:
+            self._clients[entry, path] = ModelClient(entry, self._models[entry], path, self._timing)
+        return self._clients[entry, path]
 
 
 def model_url(endpoint: ModelEndpoint, path: str) -> str:

@@ -19,7 +19,7 @@ from actors.engine.vllm_engine import Engine, EngineConfig
 from actors.runtime.calls import outcome_of
 from trainer.data.chat import THOUGHT_MARKS, Renderer
 from trainer.errors import EngineFailed, RftError
-from trainer.spec.job import THINKING_TOKENS
+from trainer.spec.plan import THINKING_TOKENS
 from trainer.spec.serving import ServeSettings
 from trainer.types import Message
 

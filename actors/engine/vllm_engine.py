@@ -267,7 +267,8 @@ class Engine:
         try:
             self._staged.append((SharedFile(self._shm, data), layout))
         except OSError as error:
-            raise EngineFailed(f"cannot put {data.nbytes} bytes of weights into {self._shm}: {error}") from error
+            what = f"cannot put {data.nbytes} bytes of weights into"
+            raise EngineFailed(f"{what} {self._shm}: {error}", public=f"{what} shared memory") from error
 
     async def swap(self, version: int) -> float:
         """Load all staged buckets as `version`; returns the pause of generation in seconds."""
@@ -368,7 +369,7 @@ def _as_engine_failed(what: str) -> Iterator[None]:
         # vLLM has no class of its own for a start that failed: "See root cause above", in the log.
         if isinstance(error, _EngineDied) or "root cause" in why:
             why = next(filter(None, map(last_error, LOGS)), None) or "its process ended (killed, or out of memory)"
-        raise EngineFailed(f"an engine could not {what}: {why}") from error
+        raise EngineFailed(f"an engine could not {what}: {why}", public=f"an engine could not {what}") from error
 
 
 def last_error(log: Path) -> str | None:

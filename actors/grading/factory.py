@@ -37,6 +37,7 @@ from trainer.spec.graders import (
     TextSimilarityGrader,
 )
 from trainer.spec.job import Reinforcement
+from trainer.spec.model_names import named, nearest
 from trainer.spec.operator import NOTHING_ALLOWED, Operator
 
 FIELD = "method.reinforcement.grader"
@@ -163,13 +164,18 @@ def _own_problems(spec: GraderSpec, operator: Operator) -> Iterator[Problem]:
 
 
 def _model_problems(name: str, path: str, operator: Operator) -> Iterator[Problem]:
-    endpoint = operator.models.get(name)
-    if endpoint is None:
+    entry = named(name, operator.models)
+    if entry is None:
         known = ", ".join(sorted(operator.models)) or "none"
         message = f"the operator's configuration has no model {name!r}; it has {known}"
-        yield Problem("unknown_model", "model", message, MODEL_REMEDY)
-    elif mistake := endpoint_mistake(model_url(endpoint, path), with_key(endpoint).headers, "base_url"):
-        remedy = f"correct models.{name} in the operator's configuration"
+        near = nearest(name, operator.models)
+        yield Problem(
+            "unknown_model", "model", message, f"did you mean {near!r}? Or {MODEL_REMEDY}" if near else MODEL_REMEDY
+        )
+        return
+    endpoint = operator.models[entry]
+    if mistake := endpoint_mistake(model_url(endpoint, path), with_key(endpoint).headers, "base_url"):
+        remedy = f"correct models.{entry} in the operator's configuration"
         yield Problem("invalid_endpoint", "model", mistake, remedy)
 
 

@@ -40,6 +40,7 @@ from trainer.spec.graders import (
     TextSimilarityGrader,
 )
 from trainer.spec.job import Reinforcement
+from trainer.spec.model_names import named
 from trainer.spec.operator import NOTHING_ALLOWED, Operator
 from trainer.types import Grade
 
@@ -153,8 +154,10 @@ def _deadline_s(spec: GraderSpec, operator: Operator) -> float:
             return spec.timeout_s + GRACE_S
         case PythonGrader():
             return spec.timeout_s + QUEUE_S
-        case ScoreModelGrader() | LabelModelGrader() | TextSimilarityGrader() if spec.model in operator.models:
-            return operator.models[spec.model].timeout_s + GRACE_S
+        case ScoreModelGrader() | LabelModelGrader() | TextSimilarityGrader() if entry := named(
+            spec.model, operator.models
+        ):
+            return operator.models[entry].timeout_s + GRACE_S
     return LOCAL_DEADLINE_S
 
 

@@ -267,16 +267,18 @@ def _why(what: str, failed: Mapping[int, BaseException], num_ranks: int, given_u
         if known is not None:
             return known
     ranks = sorted(failed, key=lambda rank: not isinstance(failed[rank], RayActorError))
-    messages = [
-        f"learner rank {rank} of {num_ranks} failed in {what}: {given_up.get(rank) or _describe(failed[rank])}"
-        for rank in ranks
-    ]
-    return LearnerFailed("; ".join(messages), ranks=ranks)
+    described = [(rank, given_up.get(rank) or _lost(failed[rank])) for rank in ranks]
+    failed_in = [(f"learner rank {rank} of {num_ranks} failed in {what}", why, failed[rank]) for rank, why in described]
+    message = "; ".join(f"{who}: {why or _quoted(error)}" for who, why, error in failed_in)
+    public = "; ".join(f"{who}: {why}" if why else who for who, why, _ in failed_in)
+    return LearnerFailed(message, ranks=ranks, public=public)
 
 
-def _describe(error: BaseException) -> str:
-    if isinstance(error, RayTaskError):
-        return f"{type(error.cause).__name__}: {error.cause}"
-    if isinstance(error, RayActorError):
-        return "its process was lost (killed, out of memory, or its node is gone)"
-    return f"{type(error).__name__}: {error}"
+def _lost(error: BaseException) -> str:
+    lost = isinstance(error, RayActorError)
+    return "its process was lost (killed, out of memory, or its node is gone)" if lost else ""
+
+
+def _quoted(error: BaseException) -> str:
+    cause = error.cause if isinstance(error, RayTaskError) else error
+    return f"{type(cause).__name__}: {cause}"

@@ -242,7 +242,8 @@ class LearnerRank:
                 before.close()
             self._broadcast = Broadcast(address, SENDER, size, self._device)
         except RuntimeError as error:  # torch's errors of stores and groups derive from it
-            raise EngineFailed(f"cannot open a broadcast to the engines: {error}") from error
+            what = "cannot open a broadcast to the engines"
+            raise EngineFailed(f"{what}: {error}", public=what) from error
 
     def send(self, bucket: NDArray[np.uint8]) -> None:
         """Broadcast a bucket of `gather_bucket`.
@@ -254,7 +255,8 @@ class LearnerRank:
         try:
             self._broadcast.send(torch.tensor(bucket))
         except RuntimeError as error:
-            raise EngineFailed(f"a broadcast to the engines failed: {error}") from error
+            what = "a broadcast to the engines failed"
+            raise EngineFailed(f"{what}: {error}", public=what) from error
 
     def save(self, folder: Path) -> None:
         """Write the model for transformers and vLLM, and the state that `load` needs to resume bitwise equally."""

@@ -272,7 +272,8 @@ class Fleet:
         try:
             while True:
                 if self._replacements > REPLACEMENTS_ALLOWED * len(self._seats):
-                    raise Halted(f"{seat.name} was replaced too often; the last reason: {why}")
+                    what = f"{seat.name} was replaced too often"
+                    raise Halted(f"{what}; the last reason: {why}", public=what)
                 await self._place(seat)
                 try:
                     await self._fill(seat)
@@ -287,7 +288,8 @@ class Fleet:
             self._emit(EngineJoined(engine=seat.name))
         except Exception as error:  # noqa: BLE001 - all callers that wait for an engine must get it
             async with self._changed:
-                self._failure = Halted(f"{seat.name} could not be started: {error}")
+                what = f"{seat.name} could not be started"
+                self._failure = Halted(f"{what}: {error}", public=what)
                 self._failure.__cause__ = error
                 self._changed.notify_all()
 

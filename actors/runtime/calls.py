@@ -71,10 +71,11 @@ def cannot_start(error: BaseException, what: str) -> CannotStart | None:
     """The error to raise if the actor's `__init__` failed; None for any other error."""
     if not isinstance(error, RayActorError) or not error.actor_init_failed:
         return None
-    message = f"{what} cannot start: {error.error_msg.strip().splitlines()[-1]}"
+    remedy = ""
     if IMPORT_FAILED in error.error_msg:
-        message += "; install the driver's version of agent-rft and its dependencies on each node"
-    return CannotStart(message)
+        remedy = "; install the driver's version of agent-rft and its dependencies on each node"
+    why = error.error_msg.strip().splitlines()[-1]
+    return CannotStart(f"{what} cannot start: {why}{remedy}", public=f"{what} cannot start{remedy}")
 
 
 def kind_of(error: RayError) -> str:

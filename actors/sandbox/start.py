@@ -119,8 +119,9 @@ def choose_way(report: SandboxReport, unsandboxed: bool) -> Way:
     if unsandboxed:
         return "none"
     why = "; ".join(f"{way}: {reason}" for way, reason in report.missing.items())
-    problem = f"python graders need a sandbox, which cannot be created here ({why})"
-    raise UserError(f"{problem}: {REMEDY}", code="no_sandbox", problem=problem, remedy=REMEDY)
+    needed = "python graders need a sandbox, which cannot be created here"
+    problem, public = f"{needed} ({why})", f"{needed}: {REMEDY}"
+    raise UserError(f"{problem}: {REMEDY}", code="no_sandbox", problem=problem, remedy=REMEDY, public=public)
 
 
 @functools.cache

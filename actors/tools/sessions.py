@@ -348,7 +348,9 @@ class SessionBook:
             self._journal.started(session.trace_id)
         except OSError as error:
             session.refused = True
-            raise ToolFailed(f"no session was opened: its journal cannot be written ({error})", kind="disk") from None
+            raise ToolFailed(
+                f"no session was opened: its journal cannot be written ({error.strerror})", kind="disk"
+            ) from None
 
     def _journal_end(self, trace_id: str) -> None:
         if self._journal is None:
@@ -356,7 +358,7 @@ class SessionBook:
         try:
             self._journal.ended(trace_id)
         except OSError as error:
-            self._tell(f"the journal of sessions cannot be written ({error})")
+            self._tell(f"the journal of sessions cannot be written ({error.strerror})")
 
 
 def _client(

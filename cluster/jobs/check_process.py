@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import resource
 import signal
 import tempfile
@@ -15,9 +14,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from cluster.jobs.problems import how_it_ended, see_log
 from trainer.errors import Problem, RftError
-
-log = logging.getLogger(__name__)
 
 CPU_S = 300
 """Processor seconds of a check: 50,000 rows take one minute."""
@@ -25,7 +23,6 @@ MEMORY_BYTES = 8 << 30
 """Memory of a check: rows of 512 MB, the largest file, take half of it."""
 OUT_OF_MEMORY = 4
 """The exit code of a check that exceeded MEMORY_BYTES."""
-LOGGED_BYTES = 8_000
 
 
 def limit_check(cpu_s: int = CPU_S, memory_bytes: int = MEMORY_BYTES) -> None:
@@ -40,15 +37,17 @@ def limit_check(cpu_s: int = CPU_S, memory_bytes: int = MEMORY_BYTES) -> None:
         resource.setrlimit(kind, (soft, hard))
 
 
-async def run_check(command: Sequence[str], environment: Mapping[str, str], job_id: str) -> list[Problem]:
+async def run_check(command: Sequence[str], environment: Mapping[str, str], job_id: str, output: Path) -> list[Problem]:
     """Run the command, with `--check FILE` added, and return the problems that it wrote; ends it when cancelled.
 
+    Its output is appended to the file `output`.
+
     Raises:
-        RftError: The check exceeded a limit, or failed; the log of this process has its output.
+        RftError: The check exceeded a limit, or failed.
     """
     with tempfile.TemporaryDirectory() as folder:
-        out, output = Path(folder) / "problems.json", Path(folder) / "log"
-        with output.open("wb") as file:
+        out = Path(folder) / "problems.json"
+        with output.open("ab") as file:
             process = await asyncio.create_subprocess_exec(
                 *command, "--check", str(out), stdout=file, stderr=file, env=environment
             )
@@ -58,8 +57,6 @@ async def run_check(command: Sequence[str], environment: Mapping[str, str], job_
             with suppress(ProcessLookupError):
                 process.kill()
         if code != 0 or not out.exists():
-            said = output.read_bytes()[-LOGGED_BYTES:].decode(errors="replace").strip()
-            log.error("the check of the job %s ended with code %d; its output:\n%s", job_id, code, said)
             raise RftError(_reason(code, job_id))
         return [Problem(**problem) for problem in json.loads(out.read_text())]
 
@@ -70,4 +67,4 @@ def _reason(code: int, job_id: str) -> str:
         return f"checking the job took more than {CPU_S} s of a processor: {remedy}"
     if code == OUT_OF_MEMORY:
         return f"checking the job took more than {MEMORY_BYTES >> 30} GiB of memory: {remedy}"
-    return f"the check of the job failed with exit code {code}; the server's log has its output under {job_id}"
+    return see_log(f"the check of the job failed: {how_it_ended(code)}", job_id)

@@ -29,8 +29,9 @@ from sqlalchemy.exc import OperationalError
 from actors.runtime.process import end_process
 from cluster.jobs.check_process import OUT_OF_MEMORY, limit_check
 from cluster.jobs.driver_settings import DriverSettings, Server
+from cluster.jobs.logs import JobLogs
 from cluster.jobs.manager import PAUSING
-from cluster.jobs.problems import error_of
+from cluster.jobs.problems import error_of, public, see_log
 from cluster.jobs.request import model_name
 from cluster.jobs.sink import StoreSink
 from cluster.jobs.wire_metrics import result_csv
@@ -51,15 +52,18 @@ LOST = 3
 
 
 async def check(server: Server, job_id: str) -> list[Problem]:
-    """The problems of a job; calls its endpoints."""
-    spec, settings = server.spec(server.store.get(job_id)), server.settings
+    """The problems of a job as clients see them, printed as they are; calls its endpoints."""
+    record = server.store.get(job_id)
+    spec, settings = server.spec(record), server.settings
     validation = None if spec.validation_file is None else Path(spec.validation_file)
     found = row_problems(server.operator.jobs, Path(spec.training_file), validation)
     with ray_session(settings.ray_address()) as nodes:
         try:
             await prepare(spec, nodes, settings.runs, server.operator, found=found)
         except InvalidJob as error:
-            return error.problems
+            for problem in error.problems:
+                print(problem)
+            return [public(problem, job_id, server.names(record)) for problem in error.problems]
     return []
 
 
@@ -71,8 +75,10 @@ async def drive(server: Server, job_id: str, attempt: int) -> int:
     record = store.get(job_id)
     folder = settings.runs / job_id
     name = partial(model_name, record.base, settings.organization, record.suffix, job_id)
-    sink = StoreSink(store, server.registry, job_id, attempt, record.base, record.owner, folder, name)
-    training = asyncio.create_task(train_in(server.spec(record), folder, settings.ray_address(), server.operator, sink))
+    names = server.names(record)
+    sink = StoreSink(store, server.registry, job_id, attempt, record.base, record.owner, folder, name, names)
+    job = server.spec(record)
+    training = asyncio.create_task(train_in(job, folder, settings.ray_address(), server.operator, sink))
     loop = asyncio.get_running_loop()
     ended = threading.Event()
 
@@ -90,10 +96,12 @@ async def drive(server: Server, job_id: str, attempt: int) -> int:
     except asyncio.CancelledError:
         return 0
     except LearnerFailed as error:
-        store.note(job_id, attempt, last_words=str(plain(error.message)))
+        traceback.print_exception(error)
+        store.note(job_id, attempt, last_words=str(plain(error.public)))
         return LOST
     except RftError as error:
-        _fail(server, job_id, attempt, error_of(error))
+        traceback.print_exception(error)
+        _fail(server, job_id, attempt, error_of(error, job_id, names))
         return 0
     finally:
         ended.set()
@@ -107,7 +115,9 @@ def _beat(
     server: Server, job_id: str, attempt: int, ended: threading.Event, obey: Callable[[JobStatus | None], object]
 ) -> None:
     """Send heartbeats, in a thread: an event loop that reads a large file is blocked, but the driver does not hang."""
+    logs = JobLogs(Path(server.settings.folder))
     while not ended.wait(HEARTBEAT_S):
+        logs.bound(job_id, attempt)
         try:
             status = server.store.heartbeat(job_id, attempt)
         except OperationalError:  # the database restarts; the manager cannot read heartbeats either
@@ -157,6 +167,11 @@ def _fail(server: Server, job_id: str, attempt: int, error: JobError) -> None:
     server.store.add_event(job_id, "error", f"The job failed: {error.message}")
 
 
+def _bug(error: Exception, job_id: str) -> JobError:
+    message = see_log("the driver ended by a bug, or by something that no check foresaw", job_id)
+    return JobError("internal_error", message, log=str(plain(f"{type(error).__name__}: {error}")))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train one job of a server, or validate it with --check.")
     parser.add_argument("--settings", type=Path, required=True)
@@ -178,8 +193,8 @@ def main() -> None:
         traceback.print_exc()
         if options.check is not None:
             sys.exit(OUT_OF_MEMORY if isinstance(error, MemoryError) else 1)
-        words = f"{type(error).__name__}: {error}"
-        _fail(server, options.job, options.attempt, JobError("internal_error", str(plain(words))[:2000]))
+        found = error_of(error, options.job, {}) if isinstance(error, RftError) else _bug(error, options.job)
+        _fail(server, options.job, options.attempt, found)
         code = 0
     finally:
         server.close()

@@ -22,7 +22,7 @@ from cluster.stores.job_store import JobStore
 from cluster.stores.job_tables import JobRecord
 from cluster.stores.model_registry import ModelRegistry
 from cluster.stores.secrets import CannotOpen, SecretBox
-from trainer.spec.job import JobSpec
+from trainer.spec.job import FILES, JobSpec
 from trainer.spec.kept import without_todays_bounds
 from trainer.spec.operator_file import load_operator
 
@@ -99,7 +99,7 @@ class Server:
                 that this version cannot read.
         """
         spec, _ = without_todays_bounds(json.loads(self._opened(record)), "the job")
-        ids = {name: getattr(spec, name) for name in ("training_file", "validation_file", "test_file")}
+        ids = {name: getattr(spec, name) for name in FILES}
         return spec.model_copy(update={name: str(self.files.path(id)) for name, id in ids.items() if id is not None})
 
     def _opened(self, record: JobRecord) -> str:
@@ -108,6 +108,14 @@ class Server:
             return sealer.open(record.sealed_spec)
         except CannotOpen:  # it may have been sealed again since the record was read
             return sealer.open(self.store.get(record.id).sealed_spec)
+
+    def names(self, record: JobRecord) -> dict[str, str]:
+        """What clients of a job call what is a path here, for messages."""
+        spec = self.spec(record)
+        files = {path: id for name in FILES if (path := getattr(spec, name)) and (id := getattr(record, name))}
+        folders = {str(self.settings.runs / record.id): "the run", self.settings.folder: "the server's folder"}
+        model = {spec.model: record.model} if spec.model.startswith("/") else {}
+        return model | files | folders
 
     def keep_result(self, filename: str, content: bytes, owner: str) -> str:
         """Store a result file, which belongs to the job's owner; returns its id."""

@@ -6,38 +6,57 @@ import asyncio
 import os
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 from ray.job_submission import JobStatus, JobSubmissionClient
 
 from cluster.jobs.check_process import run_check
 from cluster.jobs.driver_settings import DriverSettings
+from cluster.jobs.logs import VALIDATION, JobLogs
 from cluster.jobs.manager import DriverState
 from cluster.stores.job_tables import JobRecord
 from trainer.errors import Problem, RftError
 
 T = TypeVar("T")
 
+DRIVER = (sys.executable, "-m", "cluster.jobs.driver")
 ALIVE = (JobStatus.PENDING, JobStatus.RUNNING)
 
 
 class RayLauncher:
-    """A Launcher (cluster/jobs/manager.py) on Ray. `dashboard` is the URL of the cluster's job server."""
+    """A Launcher (cluster/jobs/manager.py) on Ray. `dashboard` is the URL of the cluster's job server.
 
-    def __init__(self, settings: DriverSettings, dashboard: str) -> None:
+    `program` replaces the driver's, and `connect` the client of the job server.
+    """
+
+    def __init__(
+        self,
+        settings: DriverSettings,
+        dashboard: str,
+        program: Sequence[str] = DRIVER,
+        connect: Callable[[str], Any] = JobSubmissionClient,
+    ) -> None:
         self._settings_file = settings.write()
+        self._logs = JobLogs(Path(settings.folder))
         self._address = settings.address
         self._dashboard = dashboard
-        self._client: JobSubmissionClient | None = None
+        self._program = program
+        self._connect = connect
+        self._client: Any = None
 
     async def validate(self, job: JobRecord) -> list[Problem]:
         environment = dict(os.environ) if self._address is None else os.environ | {"RAY_ADDRESS": self._address}
-        return await run_check(self._command(job), environment, job.id)
+        output = await asyncio.to_thread(self._logs.begin, job.id, VALIDATION)
+        return await run_check(self._command(job), environment, job.id, output)
 
     async def launch(self, job: JobRecord, handle: str) -> None:
+        # Its output goes to a file, not to Ray: it must be there when the cluster is not.
+        output = await asyncio.to_thread(self._logs.begin, job.id, job.attempt)
         command = shlex.join([*self._command(job), "--attempt", str(job.attempt)])
+        command = f"exec {command} >> {shlex.quote(str(output))} 2>&1"
         try:
             await self._call(lambda client: client.submit_job(entrypoint=command, submission_id=handle))
         except RftError:
@@ -51,13 +70,15 @@ class RayLauncher:
             if "does not exist" not in str(error):
                 raise
             return DriverState("unknown")
-        return DriverState("alive") if info.status in ALIVE else DriverState("ended", _driver_output(info.message))
+        if info.status in ALIVE:
+            return DriverState("alive")
+        return DriverState("ended", info.driver_exit_code, info.message or "")
 
     async def stop(self, handle: str) -> None:
         await self._call(lambda client: client.stop_job(handle))
 
     def _command(self, job: JobRecord) -> list[str]:
-        return [sys.executable, "-m", "cluster.jobs.driver", "--settings", str(self._settings_file), "--job", job.id]
+        return [*self._program, "--settings", str(self._settings_file), "--job", job.id]
 
     async def _call(self, ask: Callable[[JobSubmissionClient], T]) -> T:
         return await asyncio.to_thread(partial(self._ask, ask))
@@ -65,13 +86,8 @@ class RayLauncher:
     def _ask(self, ask: Callable[[Any], T]) -> T:
         try:
             if self._client is None:
-                self._client = JobSubmissionClient(self._dashboard)
+                self._client = self._connect(self._dashboard)
             return ask(self._client)
         except Exception as error:  # Ray raises plain RuntimeErrors and more
-            raise RftError(f"a request to the cluster's job server failed: {' '.join(str(error).split())}") from error
-
-
-def _driver_output(message: str | None) -> str:
-    """The driver's last output, without the preface that Ray puts before it."""
-    text = message or ""
-    return text.partition("chars):")[2].strip() or text
+            what = "a request to the cluster's job server failed"
+            raise RftError(f"{what}: {' '.join(str(error).split())}", public=what) from error

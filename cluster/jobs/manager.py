@@ -16,8 +16,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeVar
 
-from cluster.jobs.problems import describe, wire_error
-from cluster.records.redact import plain
+from cluster.jobs.logs import JobLogs
+from cluster.jobs.problems import describe, how_it_ended, see_log, wire_error
 from cluster.stores.job_states import IllegalMove, JobStatus
 from cluster.stores.job_store import JobStore
 from cluster.stores.job_tables import JobError, JobRecord
@@ -26,20 +26,20 @@ from trainer.errors import Problem, RftError
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
-MAX_OUTPUT_CHARS = 2_000
 PAUSING: tuple[JobStatus, ...] = ("paused", "queued")
 """The states in which a driver may still be writing its checkpoint; queued if a client has resumed the job already."""
 
 
 @dataclass(frozen=True, slots=True)
 class DriverState:
-    """The state of a driver and, if it ended, its last output.
+    """The state of a driver and, if it ended, its exit code if known, and what the cluster says of it, for the log.
 
     `unknown` if the cluster does not answer or has no record of the driver.
     """
 
     state: Literal["alive", "ended", "unknown"]
-    output: str = ""
+    exit_code: int | None = None
+    said: str = ""
 
 
 class Launcher(Protocol):
@@ -91,18 +91,23 @@ class ManagerConfig:
 
 
 class JobManager:
-    """Manages the jobs of one server. `clock` returns Unix seconds; `name` identifies the manager in leases."""
+    """Manages the jobs of one server. `clock` returns Unix seconds; `name` identifies the manager in leases.
+
+    Clients see no text of a process or of the cluster: that goes to `logs`.
+    """
 
     def __init__(
         self,
         store: JobStore,
         launcher: Launcher,
+        logs: JobLogs,
         config: ManagerConfig,
         clock: Callable[[], float] = time.time,
         name: str | None = None,
     ) -> None:
         self._store = store
         self._launcher = launcher
+        self._logs = logs
         self._config = config
         self._clock = clock
         self._name = name or f"manager-{secrets.token_hex(6)}"
@@ -170,7 +175,7 @@ class JobManager:
             await self._fail(job, JobError("validation_failed", message))
             return
         except RftError as error:
-            await self._fail(job, JobError("validation_failed", _tail(str(error))))
+            await self._fail(job, JobError("validation_failed", error.public))
             return
         for problem in problems:
             await self._add_event(job, "error", describe(problem))
@@ -211,8 +216,9 @@ class JobManager:
                 await self._launcher.launch(job, handle)
             self._not_started.pop(handle, None)
         except (RftError, TimeoutError) as error:
-            why = _tail(str(error)) or "it does not answer"
+            why = error.public if isinstance(error, RftError) else "the cluster does not answer"
             if handle not in self._not_started:
+                await self._call(self._logs.add, job.id, job.attempt, f"not started: {error or why}")
                 await self._add_event(job, "warn", f"the cluster has not started the driver yet: {why}")
             self._not_started[handle] = why
 
@@ -230,7 +236,9 @@ class JobManager:
             return
         found = await self._state(job.handle)
         if found.state == "ended":
-            await self._lost(job, found.output)
+            if found.said:
+                await self._call(self._logs.add, job.id, job.attempt, found.said)
+            await self._lost(job, how_it_ended(found.exit_code))
         elif found.state == "alive" and silent_s > self._config.hung_s:
             await self._stop(job.handle)
             await self._lost(job, f"no heartbeat for {silent_s:.0f} s")
@@ -242,13 +250,14 @@ class JobManager:
         job = await self._call(self._store.get, job.id)
         if job.status != "running":
             return
-        reason = _tail(job.last_words or reason)
+        reason = job.last_words or reason
         failures = job.failures + 1
         if failures > self._config.max_relaunches:
             text = f"the job's driver was lost {failures} times; last reason: {reason}"
-            await self._fail(job, JobError("driver_lost", text))
+            await self._fail(job, JobError("driver_lost", see_log(text, job.id)))
             return
-        await self._add_event(job, "warn", f"the job's driver was lost and is being replaced; reason: {reason}")
+        text = f"the job's driver was lost and is being replaced; reason: {reason}"
+        await self._add_event(job, "warn", see_log(text, job.id))
         await self._launch(job, failures)
 
     async def _release(self, job: JobRecord) -> None:
@@ -299,8 +308,3 @@ class JobManager:
 
     def _call(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> Awaitable[T]:
         return asyncio.to_thread(function, *args, **kwargs)
-
-
-def _tail(output: str) -> str:
-    """The end of a process's output, with secrets in URLs redacted."""
-    return str(plain(output.strip()))[-MAX_OUTPUT_CHARS:]

@@ -1,11 +1,14 @@
-"""Turns the problems of a job into the error of a failed job, with the codes of the API."""
+"""What clients are told when a job fails: a code of the API and a sentence, never what a process wrote."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import signal
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 
 from cluster.preflight.limits import NUM_ROWS
-from cluster.records.redact import plain
+from cluster.records.redact import hide, plain
 from cluster.stores.job_tables import JobError
 from trainer.errors import InvalidJob, Problem, RftError, UserError
 from trainer.spec.job import FILES
@@ -34,12 +37,40 @@ def describe(problem: Problem) -> str:
     return str(plain(f"{place}: {problem.message}; {problem.remedy}"))
 
 
-def error_of(error: RftError) -> JobError:
-    """The error of a job that failed while it ran."""
+def error_of(error: RftError, job_id: str, names: Mapping[str, str]) -> JobError:
+    """The error of a job that failed while it ran; `names` are those of paths."""
     if isinstance(error, InvalidJob) and error.problems:
-        return wire_error(error.problems)
+        return wire_error([public(problem, job_id, names) for problem in error.problems])
     code = "user_error" if isinstance(error, UserError) else "training_failed"
-    return JobError(code, str(plain(error.message))[:MAX_MESSAGE_CHARS])
+    message = str(hide(plain(error.public), names))
+    if error.public == error.message:
+        return JobError(code, message[:MAX_MESSAGE_CHARS])
+    return JobError(code, see_log(message[:MAX_MESSAGE_CHARS], job_id), log=str(plain(error.message)))
+
+
+def public(problem: Problem, job_id: str, names: Mapping[str, str]) -> Problem:
+    """The problem as clients see it: `names` are those of paths, and what only the operator can change is theirs."""
+    if problem.field.startswith("--"):
+        remedy = f"ask its operator, who sees more with `agent-rft jobs log {job_id}`"
+        return replace(problem, message=f"the server cannot run the job now ({problem.code})", remedy=remedy)
+    message, remedy = hide(problem.message, names), hide(problem.remedy, names)
+    return replace(problem, message=message, remedy=remedy, file=None)
+
+
+def see_log(message: str, job_id: str) -> str:
+    return f"{message}; an admin of the server sees more with `agent-rft jobs log {job_id}`"
+
+
+def how_it_ended(exit_code: int | None) -> str:
+    """A sentence on the end of a process; a shell reports a signal N as 128 + N."""
+    if exit_code is None:
+        return "it is not known how it ended"
+    number = -exit_code if exit_code < 0 else exit_code - 128
+    with suppress(ValueError):
+        name = signal.Signals(number).name
+        memory = ", mostly because its node has too little memory" if number == signal.SIGKILL else ""
+        return f"it was ended by {name}{memory}"
+    return f"it ended with exit code {exit_code}"
 
 
 def _file_of(problem: Problem) -> str:

@@ -246,8 +246,8 @@ def _known_model(name: str, models: ModelCatalog) -> ModelRecord:
     try:
         return models.resolve(name)
     except UserError as error:
-        message, remedy = str(plain(error.message)), "use an id from GET /v1/models"
-        raise InvalidJob("unknown model", [Problem("model_not_found", "model", message, remedy)]) from error
+        problem = Problem("model_not_found", "model", str(plain(error.problem)), str(plain(error.remedy)))
+        raise InvalidJob("unknown model", [problem]) from error
 
 
 def _file_problem(field: str, file_id: str | None, files: Files) -> Problem | None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
+from cluster.jobs.logs import JobLogs, Output, known_secrets, without_secrets
 from cluster.jobs.request import Files, parse_api_job
 from cluster.stores.job_store import JobStore
 from cluster.stores.job_tables import JobRecord, NewJob
 from cluster.stores.model_registry import ModelCatalog
-from cluster.stores.secrets import SecretBox
+from cluster.stores.secrets import CannotOpen, SecretBox
+from trainer.errors import InvalidJob
+from trainer.spec.kept import without_todays_bounds
 from trainer.spec.operator import Operator
 
 RETRY_WINDOW_S = 600.0
@@ -28,6 +33,7 @@ class JobService:
         files: Files,
         secrets: SecretBox,
         operator: Operator,
+        logs: JobLogs,
         wake: Callable[[], None] = lambda: None,
     ) -> None:
         self.store = store
@@ -35,6 +41,7 @@ class JobService:
         self._files = files
         self._secrets = secrets
         self._operator = operator
+        self._logs = logs
         self._wake = wake
 
     def create(
@@ -104,6 +111,21 @@ class JobService:
         """
         job = self.store.move(job_id, "queued")
         return self._record(job, "The job was resumed and is queued again")
+
+    def log(self, job_id: str) -> tuple[str, list[Output]]:
+        """What only admins see: the whole message of the job's error, and the ends of its processes' outputs.
+
+        Raises:
+            UnknownJob: The job does not exist.
+        """
+        job = self.store.get(job_id)
+        secrets = known_secrets(self._operator)
+        # What this server cannot open, a driver could not either.
+        with suppress(CannotOpen, InvalidJob):
+            sealed = self._secrets.sealer("job", job.id).open(job.sealed_spec)
+            secrets = known_secrets(self._operator, without_todays_bounds(json.loads(sealed), "the job")[0])
+        error = without_secrets(job.error.log or job.error.message, secrets) if job.error else ""
+        return error, self._logs.read(job_id, secrets)
 
     def _record(self, job: JobRecord, message: str) -> JobRecord:
         self.store.add_event(job.id, "info", message)

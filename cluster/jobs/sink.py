@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -20,8 +21,10 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_e
 
 from cluster.jobs.wire_metrics import checkpoint_metrics, message_of, wire_data
 from cluster.preflight.prepare import Prepared
+from cluster.records.redact import hide
 from cluster.stores.job_store import JobStore
 from cluster.stores.model_registry import ModelRegistry
+from cluster.views.sentences import sentence
 from trainer.errors import UserError
 from trainer.events import CheckpointSaved, JobEnded, JobResumed, PhaseBegan, RolloutDiscarded, StepDone
 from trainer.loop.checkpoint import Checkpoints
@@ -39,7 +42,11 @@ STEPS_FOR_ESTIMATE = 20
 
 
 class StoreSink:
-    """A Watch (cluster/run/watch.py) of one driver. `name` maps a step to a model name, and None to the final one."""
+    """A Watch (cluster/run/watch.py) of one driver. `name` maps a step to a model name, and None to the final one.
+
+    Clients read what it writes: texts of events that are private to the operator are left out, and each path in `names`
+    is replaced by its name.
+    """
 
     def __init__(
         self,
@@ -51,6 +58,7 @@ class StoreSink:
         owner: str,
         folder: Path,
         name: Callable[[int | None], str],
+        names: Mapping[str, str],
     ) -> None:
         self._store = store
         self._registry = registry
@@ -60,6 +68,7 @@ class StoreSink:
         self._owner = owner
         self._checkpoints = Checkpoints(folder / "checkpoints")  # made once: it removes partial checkpoints
         self._name = name
+        self._names = names
         self._settings: ServeSettings | None = None
         self._saved_step: int | None = None
         self._times: list[float] = []
@@ -80,8 +89,9 @@ class StoreSink:
                 return  # the job's state has the outcome; the others are too many for a list of events
             case JobResumed(step=step):
                 self._saved_step = step
-        data = {"kind": event.kind, "version": event.version, "step": event.step, **event.data}
-        self._later(lambda: self._store.add_event(self._job_id, event.level, event.message, data=data))
+        message, data = hide([*_public(event)], self._names)
+        data = {"kind": event.kind, "version": event.version, "step": event.step, **data}
+        self._later(lambda: self._store.add_event(self._job_id, event.level, message, data=data))
         if isinstance(event.event, CheckpointSaved):
             self._saved_step = event.step
             self._later(lambda: self.sync_checkpoints({}))
@@ -148,3 +158,13 @@ class StoreSink:
                 print(f"warning: dropped a write to the store: {type(error).__name__}: {error}", file=sys.stderr)
 
         self._writer.submit(guarded)
+
+
+def _public(event: RunEvent) -> tuple[str, dict[str, Any]]:
+    """The event's message and data as clients see them."""
+    if event.event is None or not event.event.PRIVATE:
+        return event.message, event.data
+    private = event.event.PRIVATE
+    blank: dict[str, Any] = dict.fromkeys(private, "")
+    message = sentence(replace(event.event, **blank))
+    return message, {name: value for name, value in event.data.items() if name not in private}

@@ -29,8 +29,9 @@ from trainer.errors import Problem, UserError
 from trainer.problem_codes import stops_accepted
 from trainer.spec.endpoints import ToolSpec
 from trainer.spec.graders import PythonGrader
-from trainer.spec.job import FILES, ClusterSpec, JobSpec, Plan, Reinforcement, resolve
+from trainer.spec.job import FILES, ClusterSpec, JobSpec, Reinforcement
 from trainer.spec.operator import NOTHING_ALLOWED, Operator
+from trainer.spec.plan import Choice, Plan, resolve
 from trainer.types import Task
 
 DEFAULT_PARSER = ClusterSpec().tool_parser
@@ -40,7 +41,8 @@ DEFAULT_PARSER = ClusterSpec().tool_parser
 class Prepared:
     """A job that passed the check, with what was read and resolved for it.
 
-    `job.model` is a local folder. `warnings` are for the user only.
+    `job.model` is a local folder. `choices` say what `auto` became; a resumed run has none, since it keeps its plan.
+    `warnings` are for the user only.
     """
 
     job: JobSpec
@@ -51,6 +53,7 @@ class Prepared:
     tasks: list[Task]
     validation: list[Task] = field(default_factory=list)
     test: list[Task] = field(default_factory=list)
+    choices: tuple[Choice, ...] = ()
     warnings: tuple[str, ...] = ()
 
     @property
@@ -85,11 +88,14 @@ async def prepare(
     files, bad = read_files(job)
     problems += bad
     tasks, rows = files["training_file"], rows_of(job, files)
-    plan = resolve(job, len(tasks)) if tasks else None
-    if plan is not None and began is not None:
-        plan = began.plan_of(plan)
-        problems += lost_rows(plan, len(tasks) + sum(problem.field.startswith("training_file") for problem in bad))
+    num_rows = len(tasks) + sum(problem.field.startswith("training_file") for problem in bad)
     model, bad = read_model(job)
+    plan, choices = None, tuple[Choice, ...]()
+    if tasks and model is not None:
+        plan, choices = resolve(job, len(tasks), model.shape.num_parameters)
+        if began is not None:
+            plan, choices = began.plan_of(plan), ()
+            problems += lost_rows(plan, num_rows)
     problems += bad
     if not accepted and bad:
         model = None  # what follows would be consequences
@@ -131,6 +137,7 @@ async def prepare(
         tasks=tasks,
         validation=files["validation_file"],
         test=files["test_file"],
+        choices=choices,
         warnings=(
             *(() if began is None else began.warnings),
             *map(_as_warning, invalid_job(tolerated).problems),

@@ -22,8 +22,9 @@ from cluster.records.redact import REDACTED, plain
 from cluster.records.run_folder import FORMAT, RunFolder
 from trainer.errors import InvalidJob, Problem
 from trainer.spec.endpoints import Positive
-from trainer.spec.job import FILES, JobSpec, Plan, Supervised
+from trainer.spec.job import FILES, JobSpec, Supervised
 from trainer.spec.kept import without_todays_bounds
+from trainer.spec.plan import Plan
 
 MAX_SHOWN_CHARS = 80
 START_AGAIN = "start a new run with `model` set to the checkpoint"

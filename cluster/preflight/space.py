@@ -11,7 +11,7 @@ from pathlib import Path
 from cluster.planning.placement import Placement, size
 from trainer.errors import Problem
 from trainer.loop.checkpoint import KEEP_BEST
-from trainer.spec.job import Plan
+from trainer.spec.plan import Plan
 
 CHECKPOINT_BYTES_PER_PARAMETER = 16
 """Measured: the weights for engines, and the optimizer state (weights and two moments in float32)."""

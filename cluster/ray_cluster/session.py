@@ -30,6 +30,7 @@ from cluster.ray_cluster.loopback import LOOPBACK_ONLY, keep_token_private, on_t
 from trainer.errors import InvalidJob, Problem, RftError
 
 CONNECT_TIMEOUT_S = 10.0
+NOT_STARTED = "Ray could not be started on this machine"
 START_TIMEOUT_S, KILL_TIMEOUT_S = 60.0, 5.0
 LAST_WORDS_BYTES = 2_000
 HOME_PREFIX = "rft-"
@@ -87,7 +88,7 @@ def _session(address: str | None) -> Iterator[list[Node]]:
     except Exception as error:  # Ray raises bare ones
         if address is not None:
             raise _no_cluster(address, str(error), TOKEN_REMEDY) from error
-        raise RftError(f"Ray could not be started on this machine: {error}") from error
+        raise RftError(f"{NOT_STARTED}: {error}", public=NOT_STARTED) from error
     try:
         yield live_nodes()
     finally:
@@ -225,9 +226,8 @@ def _wait_for_head(head: subprocess.Popen[bytes], port: int, log: IO[bytes]) -> 
         except OSError:
             time.sleep(0.1)
     log.seek(0)
-    raise RftError(
-        f"Ray could not be started on this machine: {log.read()[-LAST_WORDS_BYTES:].decode(errors='replace')}"
-    )
+    said = log.read()[-LAST_WORDS_BYTES:].decode(errors="replace")
+    raise RftError(f"{NOT_STARTED}: {said}", public=NOT_STARTED)
 
 
 def _end(head: subprocess.Popen[bytes]) -> None:

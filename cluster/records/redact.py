@@ -45,6 +45,18 @@ def plain(value: Any) -> Any:
     return _URL.sub(_without_credentials, str(value))
 
 
+def hide(value: Any, names: Mapping[str, str]) -> Any:
+    """The JSON value, in whose texts each key of `names`, such as a path, is replaced by its name."""
+    if isinstance(value, dict):
+        return {key: hide(item, names) for key, item in value.items()}
+    if isinstance(value, list):
+        return [hide(item, names) for item in value]
+    if isinstance(value, str):
+        for hidden in sorted(names, key=len, reverse=True):
+            value = value.replace(hidden, names[hidden])
+    return value
+
+
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://[^\s'\"<>]+", re.IGNORECASE)
 
 

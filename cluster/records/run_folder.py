@@ -31,7 +31,8 @@ from cluster.records.redact import plain, public_job
 from cluster.records.rollout_files import ROLLOUTS_SUFFIX, read_groups, write_groups
 from trainer.events import VALIDATION, Evaluated, StepDone
 from trainer.run_events import RunEvent, evaluation_of
-from trainer.spec.job import JobSpec, Plan
+from trainer.spec.job import JobSpec
+from trainer.spec.plan import Plan
 from trainer.types import Evaluation, Group
 
 FORMAT = 1

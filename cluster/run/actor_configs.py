@@ -122,6 +122,8 @@ def _print_training(console: Console, prepared: Prepared) -> None:
     rows = f"{plan.num_rows} rows x {plan.n_epochs} epochs"
     say = partial(console.print, highlight=False, soft_wrap=True)
     say(f"  {rows}: {plan.steps} steps of {plan.batch_size} rows, learning rate {plan.learning_rate:g}")
+    for choice in prepared.choices:
+        say(f"  {choice.setting}: auto is {choice.value:g} ({choice.why})", style="dim")
     if prepared.job.method.type == "reinforcement":
         limits = prepared.job.reinforcement.limits
         validation = f"{len(prepared.validation)} validation rows every {plan.eval_interval} steps"

@@ -35,6 +35,7 @@ from trainer.events import (
     Notice,
     Outcome,
     PhaseBegan,
+    SettingChosen,
     StepDone,
 )
 from trainer.loop.checkpoint import Checkpoints, LoopState, latest_checkpoint
@@ -167,7 +168,9 @@ async def _run(
             run.failed(error)
             if error.errno not in DISK_ERRORS:
                 raise
-            raise RftError(f"cannot write to {folder.path}: {error.strerror}") from error
+            raise RftError(
+                f"cannot write to {folder.path}: {error.strerror}", public=f"cannot write to the run: {error.strerror}"
+            ) from error
         except Exception as error:
             run.failed(error)
             raise
@@ -207,6 +210,8 @@ class _Run:
         recorded = {"context_length": prepared.context_length, "digests": digests_of(prepared.job)}
         folder.write_job(prepared.job, prepared.plan, recorded)
         self._stream.emit(JobStarted(method=prepared.job.method.type, total_steps=prepared.plan.steps), skip=view)
+        for choice in prepared.choices:
+            self._stream.emit(SettingChosen(setting=choice.setting, value=choice.value, why=choice.why), skip=view)
         for warning in prepared.warnings:
             self._stream.emit(Notice(text=warning), skip=view)  # printed with the plan
         for unsafe in () if watch is not None else (stop_warning(), folder_warning(folder.path)):

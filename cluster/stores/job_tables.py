@@ -1,7 +1,8 @@
 """The tables of jobs, events and checkpoints, and the records that the store returns.
 
 `number` is the order of creation and the sort key of listings: with an index on it, reading a page takes as long in a
-table of 100,000 rows as in one of ten. Only `sealed_spec` holds secrets, encrypted; all other columns may be shown.
+table of 100,000 rows as in one of ten. Only `sealed_spec` holds secrets, encrypted; all other columns may be shown,
+except `log` in `error`, which is for admins.
 """
 
 from __future__ import annotations
@@ -102,11 +103,15 @@ class CheckpointRow(Base):
 
 @dataclass(frozen=True, slots=True)
 class JobError:
-    """Why a job failed, in the API's form; `param` is the request field at fault, if any."""
+    """Why a job failed, in the API's form; `param` is the request field at fault, if any.
+
+    `log` is what only admins see: the message as it was before what it quotes was cut.
+    """
 
     code: str
     message: str
     param: str | None = None
+    log: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from cluster.stores.database import Base, Database
 from trainer.errors import UserError
+from trainer.spec.model_names import named, nearest, with_snapshots
 from trainer.spec.serving import ServeSettings
 
 BASE_OWNER = "system"
@@ -81,7 +82,10 @@ class _ModelRow(Base):
 
 
 class ModelRegistry:
-    """All models of a server. `aliases` maps the ids of base models to a folder or Hugging Face name."""
+    """All models of a server. `aliases` maps the ids of base models to a folder or Hugging Face name.
+
+    An alias stands for its dated forms, too: `gpt-5` for `gpt-5-2025-08-07`.
+    """
 
     def __init__(self, database: Database, aliases: Mapping[str, str], clock: Callable[[], float] = time.time) -> None:
         self._database = database
@@ -103,7 +107,7 @@ class ModelRegistry:
         Raises:
             ValueError: The id belongs to a base model or to another job.
         """
-        if model_id in self._aliases:
+        if named(model_id, self._aliases):
             raise ValueError(f"{model_id} is the id of a base model")
         with self._database.session() as session:
             row = session.get(_ModelRow, model_id)
@@ -121,19 +125,19 @@ class ModelRegistry:
         Raises:
             UnknownModel: There is no model of this id.
         """
-        if model_id in self._aliases:
+        if named(model_id, self._aliases):
             return self._base_model(model_id)
         with self._database.session() as session:
             row = session.get(_ModelRow, model_id)
             if row is None:
-                raise UnknownModel(f"The model '{model_id}' does not exist.")
+                raise self._unknown(model_id)
             return row.record()
 
     def list(self) -> list[ModelRecord]:
-        """All models: base models first, then tuned ones, newest first."""
+        """All models: base models with the known of their dated names, then tuned models, newest first."""
         with self._database.session() as session:
             rows = session.scalars(select(_ModelRow).order_by(_ModelRow.created_at.desc(), _ModelRow.id.desc())).all()
-            return [self._base_model(name) for name in self._aliases] + [row.record() for row in rows]
+            return [self._base_model(name) for name in with_snapshots(self._aliases)] + [row.record() for row in rows]
 
     def delete(self, model_id: str) -> None:
         """Delete a tuned model's entry. Its folder is kept, because its job may resume from that checkpoint.
@@ -142,16 +146,24 @@ class ModelRegistry:
             UnknownModel: There is no model of this id.
             ProtectedModel: It is a base model.
         """
-        if model_id in self._aliases:
+        if named(model_id, self._aliases):
             raise ProtectedModel(f"The model '{model_id}' is a base model of this server and cannot be deleted.")
         with self._database.session() as session:
             row = session.get(_ModelRow, model_id)
             if row is None:
-                raise UnknownModel(f"The model '{model_id}' does not exist.")
+                raise self._unknown(model_id)
             session.delete(row)
 
     def _base_model(self, name: str) -> ModelRecord:
-        folder = self._aliases[name]
+        """The model of an alias or of a dated form of one, under the name that was asked for."""
+        folder = self._aliases[named(name, self._aliases) or name]
         config = Path(folder) / "config.json"
         created = int(config.stat().st_mtime) if config.is_file() else 0  # unknown for a Hugging Face name
         return ModelRecord(name, folder, name, None, created, ServeSettings())
+
+    def _unknown(self, model_id: str) -> UnknownModel:
+        near = nearest(model_id, self._aliases)
+        meant = f"did you mean '{near}'? GET /v1/models lists" if near else "GET /v1/models lists"
+        problem = f"The model '{model_id}' does not exist"
+        remedy = f"{meant} what there is; the operator adds a name below `aliases` in agent-rft.yaml"
+        return UnknownModel(f"{problem}: {remedy}.", problem=problem, remedy=remedy)

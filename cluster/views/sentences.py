@@ -21,6 +21,8 @@ def sentence(event: e.Event) -> str:
     match event:
         case e.JobStarted():
             return f"{event.method} job with {event.total_steps} steps"
+        case e.SettingChosen():
+            return f"{event.setting}: auto is {event.value:g} ({event.why})"
         case e.JobResumed():
             return f"resumed at step {event.step} of {event.total_steps}"
         case e.PhaseBegan():
@@ -78,7 +80,7 @@ def _trouble(event: e.Event) -> str:
         case e.SessionProblem():
             return event.detail
         case e.SinkCutOff():
-            return f"the sink {event.sink} was cut off and gets no more events: {event.reason}"
+            return f"the sink {event.sink} was cut off and gets no more events{_why(event.reason)}"
         case e.Notice():
             return event.text
         case _:
@@ -90,9 +92,9 @@ def _actor(event: e.Event) -> str:
         case e.EngineWaiting():
             return f"the cluster has no room for {event.engine} yet; it joins when there is room"
         case e.EngineReplaced():
-            return f"{event.engine} is being replaced: {event.reason}"
+            return f"{event.engine} is being replaced{_why(event.reason)}"
         case e.EngineRestarted():
-            return f"{event.engine} is being restarted: {event.reason}"
+            return f"{event.engine} is being restarted{_why(event.reason)}"
         case e.EngineJoined():
             return f"{event.engine} is ready, with the newest weights"
         case e.ActorSilent():
@@ -107,7 +109,7 @@ def _actor(event: e.Event) -> str:
             longest = _list(event.longest) or "waiting for an engine"
             return f"no rollout has ended for {event.idle_s:.0f} s, {event.num_in_flight} are in flight: {longest}"
         case e.ComponentFailed():
-            return f"the {event.component} failed: {event.error}"
+            return f"the {event.component} failed{_why(event.error)}"
     return event.kind.replace("_", " ")
 
 
@@ -119,6 +121,11 @@ def _alarm(event: e.AlarmRaised) -> str:
     return (
         f"{event.metric} fell from {event.before:.2f} to {event.now:.2f} while the grade rose by {event.grade_rise:.2f}"
     )
+
+
+def _why(text: str) -> str:
+    """Empty if the text is PRIVATE and the sentence for a server's clients."""
+    return f": {text}" if text else ""
 
 
 def _list(items: Sequence[str]) -> str:

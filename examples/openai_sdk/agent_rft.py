@@ -66,13 +66,20 @@ def upload(client: OpenAI, path: Path) -> str:
     return client.files.create(file=path, purpose="fine-tune").id
 
 
-def start(client: OpenAI, model: str, servers: Servers, training: str, validation: str, **more: Any) -> Any:
-    """Create the job. `more` is added to `method.reinforcement`."""
+def tools_and_grader(servers: Servers) -> dict[str, Any]:
+    """What a reinforcement job needs at least."""
     tools = [
         {"name": name, "server_url": f"{servers.tools_url}/tools/{name}", "headers": servers.headers} for name in TOOLS
     ]
-    grader = {"type": "endpoint", "url": f"{servers.grader_url}/grade", "headers": servers.headers}
-    reinforcement = {"tools": tools, "grader": grader, "max_episode_steps": 32, **more}
+    return {
+        "tools": tools,
+        "grader": {"type": "endpoint", "url": f"{servers.grader_url}/grade", "headers": servers.headers},
+    }
+
+
+def start(client: OpenAI, model: str, servers: Servers, training: str, validation: str, **more: Any) -> Any:
+    """Create the job. `more` is added to `method.reinforcement`."""
+    reinforcement = {**tools_and_grader(servers), "max_episode_steps": 32, **more}
     method: Any = {"type": "reinforcement", "reinforcement": reinforcement}
     return client.fine_tuning.jobs.create(
         model=model, training_file=training, validation_file=validation, method=method, suffix="ledger", seed=7

@@ -178,6 +178,29 @@ def follow_job(context: typer.Context, job_id: JobIdArgument, as_json: AsJson = 
     _follow(context.obj(), job_id, as_json)
 
 
+@jobs.command("log")
+def log(
+    context: typer.Context,
+    job_id: JobIdArgument,
+    attempt: Annotated[int | None, typer.Option(min=0, help="only this driver, from 1; 0 is the validation")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object")] = False,
+) -> None:
+    """Show why a job failed, and the end of what its processes wrote, without secrets. Needs an admin key."""
+    chosen = {} if attempt is None else {"attempt": attempt}
+    found = ask(context.obj(), "GET", f"/fine_tuning/jobs/{job_id}/log", params=chosen)
+    if as_json:
+        typer.echo(json.dumps(found))
+        return
+    if found["error"]:
+        typer.echo(f"error: {found['error']}")
+    for output in found["outputs"]:
+        name = "the validation" if output["process"] == "validation" else f"driver {output['attempt']}"
+        typer.echo(f"== {name}, last written to at {_at(output['written_at'])} UTC ==")
+        typer.echo(output["text"].rstrip() or "(nothing)")
+    if not found["outputs"]:
+        typer.echo("no outputs are kept: its processes have not begun, or wrote for the last time over 30 days ago")
+
+
 def _add_action(name: str, about: str) -> None:
     @jobs.command(name, help=about)
     def action(context: typer.Context, job_id: JobIdArgument) -> None:

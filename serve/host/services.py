@@ -8,6 +8,7 @@ from contextlib import suppress
 
 from fastapi import APIRouter
 
+from cluster.jobs.logs import JobLogs
 from cluster.jobs.manager import JobManager, Launcher, ManagerConfig
 from cluster.jobs.service import JobService
 from cluster.stores.job_store import JobStore
@@ -32,10 +33,9 @@ class Services:
     ) -> None:
         registry = state.models
         config = ManagerConfig(max_running=operator.jobs.max_running)
-        self._manager = JobManager(JobStore(state.database), launcher, config)
-        self._jobs = JobService(
-            JobStore(state.database), registry, state.files, state.secrets, operator, wake=self._wake
-        )
+        store, logs = JobStore(state.database), JobLogs(state.folder)
+        self._manager = JobManager(store, launcher, logs, config)
+        self._jobs = JobService(store, registry, state.files, state.secrets, operator, logs, wake=self._wake)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._models = ServedModels(registry, hosting, operator.engines, state.models_lock)
         self.routers: Sequence[APIRouter] = (

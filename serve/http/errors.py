@@ -116,7 +116,7 @@ def install_handlers(app: FastAPI) -> None:
 def of_user_error(error: UserError, param: str | None = None) -> ApiError:
     """Returns a UserError of the layers below as a 400; the first problem of an InvalidJob sets `param`."""
     if not isinstance(error, InvalidJob) or not error.problems:
-        return ApiError(400, error.message, param=param, code="invalid_request")
+        return ApiError(400, error.public, param=param, code="invalid_request")
     first = error.problems[0]
     texts = [f"{problem.field}: {problem.message}; {problem.remedy}" for problem in error.problems[:SHOWN_MISTAKES]]
     return ApiError(400, "\n".join(texts), param=first.field, code=first.code)

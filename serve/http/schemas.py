@@ -143,6 +143,31 @@ class JobEventBody(ResponseBody):
     """The metrics of a step, or details of a message; null: none."""
 
 
+class JobOutput(ResponseBody):
+    """The end of what one process of a job wrote."""
+
+    process: Literal["validation", "driver"]
+    """Which process it was."""
+    attempt: int
+    """The number of the driver, from 1; 0 for the validation."""
+    written_at: int
+    """When it last wrote, as Unix time in seconds."""
+    text: str
+    """The end of its output, without secrets."""
+
+
+class JobLog(ResponseBody):
+    """What only admins see of a job: an extension of OpenAI's API."""
+
+    object: Literal["fine_tuning.job.log"]
+    job_id: str
+    """Id of the job."""
+    error: str | None
+    """The error of the job with what it quotes, which the job itself does not show; null: it has none."""
+    outputs: list[JobOutput]
+    """Its processes, oldest first. Outputs are kept for 30 days, those of the last ten drivers."""
+
+
 class Checkpoint(ResponseBody):
     """A saved state of a job's model."""
 

@@ -34,7 +34,7 @@ from typing import Any, Protocol, TypeVar
 from actors.engine.chat_engine import Refusal
 from actors.runtime.timing import REAL_TIMING, Timing
 from cluster.stores.model_registry import ModelCatalog, ModelRecord, UnknownModel
-from serve.http.errors import ApiError
+from serve.http.errors import ApiError, internal_error
 from trainer.errors import EngineFailed
 from trainer.spec.operator import EngineLimits
 
@@ -290,8 +290,10 @@ async def _next(answers: Answers) -> dict[str, Any] | Refusal:
 def _accepted(answer: dict[str, Any] | Refusal) -> dict[str, Any]:
     if not isinstance(answer, Refusal):
         return answer
-    kind = "invalid_request_error" if answer.status < 500 else "server_error"
-    raise ApiError(answer.status, answer.message, param=answer.param, code=answer.code, type=kind)
+    if answer.status >= 500:
+        log.error("an engine failed to answer a request: %s", answer.message)
+        raise internal_error()
+    raise ApiError(answer.status, answer.message, param=answer.param, code=answer.code)
 
 
 def _unavailable(why: str) -> ApiError:

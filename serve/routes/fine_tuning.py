@@ -6,18 +6,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Body, Depends, Header, Path, Request
+from fastapi import APIRouter, Body, Depends, Header, Path, Query, Request
 from fastapi.responses import JSONResponse
 
+from cluster.jobs.logs import VALIDATION, Output
 from cluster.jobs.request import Described, WireJob
 from cluster.jobs.service import JobService
 from cluster.stores.job_states import IdempotencyConflict, IllegalMove, UnknownCursor, UnknownJob
 from cluster.stores.job_tables import CheckpointRecord, EventRecord, JobRecord
 from serve.http.audit import made
-from serve.http.auth import Reader, Writer, check_may_change
+from serve.http.auth import Admin, Reader, Writer, check_may_change
 from serve.http.errors import ApiError, not_found
 from serve.http.pages import PageQuery, page, page_query
-from serve.http.schemas import Checkpoint, Job, JobEventBody, Page, answers
+from serve.http.schemas import Checkpoint, Job, JobEventBody, JobLog, Page, answers
 
 JOBS_PAGE, EVENTS_PAGE, CHECKPOINTS_PAGE, MAX_PAGE = 20, 20, 10, 1_000
 MAX_FILTERS = 16
@@ -34,6 +35,9 @@ IdempotencyKey = Annotated[
 Retry = Annotated[int | None, Header(alias="x-stainless-retry-count", ge=0, include_in_schema=False)]
 JobPages = Annotated[PageQuery, Depends(page_query(JOBS_PAGE, MAX_PAGE))]
 EventPages = Annotated[PageQuery, Depends(page_query(EVENTS_PAGE, MAX_PAGE))]
+Attempt = Annotated[
+    int | None, Query(ge=0, description="Only this attempt: 0 is the validation, drivers are numbered from 1.")
+]
 CheckpointPages = Annotated[PageQuery, Depends(page_query(CHECKPOINTS_PAGE, MAX_PAGE))]
 
 
@@ -104,6 +108,14 @@ def make_router(service: JobService, organization: str = "local") -> APIRouter:
             found, more = store.checkpoints(job_id, after=pages.after, limit=pages.limit)
         return page([checkpoint_object(checkpoint) for checkpoint in found], more)
 
+    @router.get("/{job_id}/log", response_model=None, responses=answers(JobLog))
+    def log(job_id: JobIdPath, key: Admin, attempt: Attempt = None) -> dict[str, Any]:
+        """Return the ends of the outputs of a job's processes, for admins: not a part of OpenAI's API."""
+        with _errors(job_id):
+            error, outputs = service.log(job_id)
+        shown = [output_object(output) for output in outputs if attempt in (None, output.attempt)]
+        return {"object": "fine_tuning.job.log", "job_id": job_id, "error": error or None, "outputs": shown}
+
     return router
 
 
@@ -149,6 +161,15 @@ def event_object(event: EventRecord) -> dict[str, Any]:
         "type": event.type,
         "message": event.message,
         "data": event.data,
+    }
+
+
+def output_object(output: Output) -> dict[str, Any]:
+    return {
+        "process": "validation" if output.attempt == VALIDATION else "driver",
+        "attempt": output.attempt,
+        "written_at": int(output.at),
+        "text": output.text,
     }
 
 

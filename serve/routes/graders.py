@@ -220,7 +220,7 @@ async def _call(body: ToolRequest, tool: ToolSpec, operator: Operator) -> dict[s
     except UserError as error:
         raise _of_endpoint(error, "server_url") from None
     except Discard as error:
-        raise ApiError(424, error.message, param="server_url", code="tool_failed") from None
+        raise ApiError(424, error.public, param="server_url", code="tool_failed") from None
     finally:
         await dispatcher.close()
     return {
@@ -237,4 +237,4 @@ def _of_endpoint(error: UserError, param: str) -> ApiError:
     code = "endpoint_refused" if isinstance(error, EndpointRefused) else "invalid_request"
     if isinstance(error, InvalidJob):
         return of_user_error(error, param)
-    return ApiError(400, error.message, param=param, code=code)
+    return ApiError(400, error.public, param=param, code=code)

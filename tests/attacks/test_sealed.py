@@ -24,7 +24,7 @@ from serve.routes import fine_tuning
 from tests.support.api import client_of
 from tests.support.bad_requests import SECRET
 from tests.support.fake_models import FakeModels, turn
-from tests.support.jobs import BODY, KnownFiles, KnownModels
+from tests.support.jobs import BODY, NO_LOGS, KnownFiles, KnownModels
 from trainer.spec.operator import NOTHING_ALLOWED
 
 THOUGHT = "the customer's number is 17"
@@ -40,7 +40,7 @@ class Victim:
         self.store = JobStore(self.database)
         self.box = SecretBox.of_folder(folder, {})
         self.models = FakeModels(*[turn("hello", reasoning=THOUGHT)] * 10)
-        jobs = JobService(self.store, KnownModels(), KnownFiles(), self.box, NOTHING_ALLOWED)
+        jobs = JobService(self.store, KnownModels(), KnownFiles(), self.box, NOTHING_ALLOWED, NO_LOGS)
         routers = [fine_tuning.make_router(jobs), responses.make_router(self.models, NOTHING_ALLOWED, self.box)]
         self.http = client_of(routers)
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
-from collections.abc import Iterator
 
 import pytest
 from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
 from packaging.utils import canonicalize_name
 
-from tests.support.paths import ROOT
+from requirements.licences import licences, table
+from requirements.lists import read
 
-PAGE = (ROOT / "docs/licences.md").read_text()
 PERMISSIVE = {
     *("0BSD", "Apache-2.0", "Apache-2.0 WITH LLVM-exception", "BSD", "BSD-2-Clause", "BSD-3-Clause", "BSL-1.0"),
     *("CC0-1.0", "CNRI-Python", "ISC", "MIT", "MIT-0", "MIT-CMU", "PSF-2.0", "Unlicense"),
@@ -40,27 +39,16 @@ NAMES_OF = {
 SPDX = {name: licence for licence, names in NAMES_OF.items() for name in (licence.lower(), *names)}
 
 
-def required(kind: str) -> set[str]:
-    return set(re.findall(r"^([\w.-]+)==", (ROOT / f"requirements/{kind}.txt").read_text(), re.MULTILINE))
-
-
-RUNTIME = required("cpu") | required("gpu")
-ALL = RUNTIME | required("dev")
-
-
-def table(*titles: str) -> Iterator[tuple[str, ...]]:
-    """Rows of the page's table with these titles."""
-    _, found, rest = PAGE.partition(f"| {' | '.join(titles)} |\n")
-    assert found, titles
-    for line in rest.splitlines()[1:]:
-        if not line.startswith("|"):
-            return
-        yield tuple(cell.strip().strip("`") for cell in line.strip("|").split("|"))
-
-
-LISTED = [(name, licence) for licence, names in table("licence", "packages") for name in names.split(", ")]
+LISTED = licences()
 CHECKED_BY_HAND = dict(table("package", "source of its licence"))
 REASONS = dict(table("package", "why it may be used"))
+
+
+def required(kind: str) -> set[str]:
+    return {pin.name for pin in read(kind)}
+
+
+ALL = required("cpu") | required("gpu") | required("dev")
 
 
 def stated(name: str) -> str | None:

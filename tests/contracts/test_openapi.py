@@ -37,7 +37,7 @@ from serve.inference import chat, responses
 from serve.routes import files, fine_tuning, graders, models
 from tests.support.api import TOKEN, FakeKeys
 from tests.support.fake_models import FakeModels, call, turn
-from tests.support.jobs import BODY
+from tests.support.jobs import BODY, NO_LOGS
 from trainer.spec.operator import NOTHING_ALLOWED, ServerLimits
 
 EXAMPLES = 12
@@ -66,7 +66,7 @@ class FullServer:
         fake = FakeModels(turn("I look.", call("call_a", "cat", "{}"), reasoning="hm"))
         routers = [
             files.make_router(kept),
-            fine_tuning.make_router(JobService(self.store, self.models, kept, box, NOTHING_ALLOWED)),
+            fine_tuning.make_router(JobService(self.store, self.models, kept, box, NOTHING_ALLOWED, NO_LOGS)),
             graders.make_router(NOTHING_ALLOWED),
             models.make_router(self.models),
             chat.make_router(fake, NOTHING_ALLOWED),

@@ -337,5 +337,5 @@ async def test_requests_that_only_the_engine_can_reject_are_a_400_too(
 
 
 async def test_models_are_listed_by_their_serving_names(client: Any) -> None:
-    assert [model.id async for model in client.models.list()] == ["gpt-5", TUNED]
+    assert [model.id async for model in client.models.list()] == ["gpt-5", "gpt-5-2025-08-07", TUNED]
     assert (await client.models.retrieve(TUNED)).id == TUNED

@@ -12,7 +12,8 @@ from pydantic import TypeAdapter
 
 from trainer.data.rows import read_tasks
 from trainer.spec.graders import GraderSpec
-from trainer.spec.job import JobSpec, Plan
+from trainer.spec.job import JobSpec
+from trainer.spec.plan import Plan
 from trainer.types import Discarded, Grade, Group, GroupRequest, Message, Purpose, Rollout, Task, ToolSchema, Turn
 
 EXACT = {

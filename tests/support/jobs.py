@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
+from cluster.jobs.logs import JobLogs
 from cluster.jobs.service import JobService
 from cluster.stores.database import Base, Database
 from cluster.stores.job_store import JobStore
@@ -45,12 +46,16 @@ MODELS = {
 PURPOSES = {"file-1": "fine-tune", "file-2": "fine-tune", "file-3": "vision"}
 
 
+NO_LOGS = JobLogs(Path("/nowhere"))
+
+
 class KnownModels:
     """A model registry with MODELS."""
 
     def resolve(self, model_id: str) -> SimpleNamespace:
         if model_id not in MODELS:
-            raise UserError(f"The model '{model_id}' does not exist.")
+            problem, remedy = f"The model '{model_id}' does not exist", "use another one"
+            raise UserError(f"{problem}: {remedy}.", problem=problem, remedy=remedy)
         return MODELS[model_id]
 
 
@@ -72,11 +77,17 @@ class ReversingBox:
     def seal(self, text: str) -> str:
         return text[::-1]
 
+    def open(self, sealed: str) -> str:
+        return sealed[::-1]
+
 
 def job_service(
-    store: JobStore, operator: Operator = NOTHING_ALLOWED, wake: Callable[[], None] = lambda: None
+    store: JobStore,
+    operator: Operator = NOTHING_ALLOWED,
+    wake: Callable[[], None] = lambda: None,
+    logs: JobLogs = NO_LOGS,
 ) -> JobService:
-    return JobService(store, KnownModels(), KnownFiles(), ReversingBox(), operator, wake)
+    return JobService(store, KnownModels(), KnownFiles(), ReversingBox(), operator, logs, wake)
 
 
 def database_with_tables(folder: Path) -> Database:

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from cluster.jobs.request import WireJob
 from cluster.planning.nodes import NodesFile
 from trainer.spec.endpoints import Strict
-from trainer.spec.job import JobSpec, Plan
+from trainer.spec.job import JobSpec
 from trainer.spec.operator import Operator
+from trainer.spec.plan import Plan
 
 FILES = (JobSpec, Plan, Operator, NodesFile, WireJob)
 

@@ -10,7 +10,8 @@ from tests.support.events import stream_of
 from trainer.events import CheckpointSaved, Evaluated, StepDone
 from trainer.loop.evaluate import summarize
 from trainer.loop.measure import rollout_metrics
-from trainer.spec.job import JobSpec, resolve
+from trainer.spec.job import JobSpec
+from trainer.spec.plan import resolve
 from trainer.types import Discarded, Grade, Group, GroupRequest, Rollout, Task, ToolCall, ToolResult, Turn
 
 TOOLS = ("search", "cat", "list")
@@ -119,7 +120,7 @@ class Synthetic:
         """Report what a driver and a loop report, in order; with `folder` a test file is graded too."""
         if folder is not None:
             job = self.job(suffix="ledger")
-            folder.write_job(job, resolve(job, 480), {"context_length": 2048})
+            folder.write_job(job, resolve(job, 480, 10**9)[0], {"context_length": 2048})
         if test and folder is not None:
             self.evaluate(sink, "test-before", self.groups(rows, 1, "test", 0, 0.0, hostile), 0)
         if validation_every:

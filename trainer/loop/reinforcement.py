@@ -27,7 +27,8 @@ from trainer.loop.measure import step_metrics, step_times
 from trainer.loop.saving import Progress, rows_of
 from trainer.loop.validation import Validation, validation_metrics
 from trainer.protocols import EventSink, Learner, Rollouts
-from trainer.spec.job import AlgorithmSpec, Plan
+from trainer.spec.job import AlgorithmSpec
+from trainer.spec.plan import Plan
 from trainer.types import Evaluation, Group, GroupRequest, Task, TrainSequence
 
 T = TypeVar("T")

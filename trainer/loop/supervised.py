@@ -19,7 +19,8 @@ from trainer.loop.measure import step_times
 from trainer.loop.saving import Progress
 from trainer.model.batch import WeightedSequence
 from trainer.protocols import Checkpointable, EventSink
-from trainer.spec.job import Plan, SupervisedAlgorithm
+from trainer.spec.job import SupervisedAlgorithm
+from trainer.spec.plan import Plan
 from trainer.types import StepReport, Task
 
 

@@ -41,8 +41,8 @@ RUNNING_CODES: dict[str, dict[str, ProblemCode]] = {
             "The check of the job itself failed, did not end in time, or took more processor time or memory than one "
             "check may, so nothing is known about the job. Most often a tool or the grader answers slowly, the cluster "
             "was too busy to run it, or rows or schemas are very large.",
-            "Do what the message says, and create the job again. If it names no limit, the operator finds the output "
-            "of the check in the server's log.",
+            "Do what the message says, and create the job again. If it names no limit, an admin sees the output of the "
+            "check with `agent-rft jobs log`.",
         ),
         "training_failed": ProblemCode(
             "Training stopped for a reason that is not in the job's form: numbers that can no longer be trusted, no "
@@ -57,11 +57,12 @@ RUNNING_CODES: dict[str, dict[str, ProblemCode]] = {
         "driver_lost": ProblemCode(
             "The process that runs the job was lost several times, for example with its node or by lack of memory. "
             "Each time a new one resumed from the last checkpoint; now the server gave up.",
-            "Read the last reason in the message; ask the operator to look at the memory of the nodes.",
+            "Read the last reason in the message. An admin sees with `agent-rft jobs log` what the drivers wrote. "
+            "SIGKILL mostly means that a node has too little memory.",
         ),
         "internal_error": ProblemCode(
             "A bug, or something that no check foresaw. Of an API request, the server's log has the details under the "
-            "request's id; of a job, the message has the end of its output.",
+            "request's id; of a job, `agent-rft jobs log` shows them to admins.",
             "Tell the operator the id (header `x-request-id`, or the job's).",
         ),
     },

@@ -1,4 +1,4 @@
-"""The settings of a job, in the shape of OpenAI's fine-tuning API, and how `auto` is resolved.
+"""The settings of a job, in the shape of OpenAI's fine-tuning API.
 
 The models are frozen and reject unknown keys; names of settings include their units. Defaults work on two CPU cores
 (one engine and one learner rank, one core each) and on GPUs.
@@ -6,7 +6,6 @@ The models are frozen and reject unknown keys; names of settings include their u
 
 from __future__ import annotations
 
-import math
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, SecretStr, field_validator, model_validator
@@ -43,9 +42,10 @@ class CommonHyperparameters(Strict):
 class OptimizerSpec(Strict):
     """Base class of the settings of AdamW."""
 
-    learning_rate: Annotated[float, Field(gt=0)] = 1e-6
-    """Base learning rate, the size of each update. Too high and training collapses, too low and nothing is learned;
-    1e-6 suits full fine-tuning of models with billions of parameters."""
+    learning_rate: Annotated[float, Field(gt=0)] | Auto = "auto"
+    """Base learning rate, the size of each update; auto: by the number of the model's parameters, 1e-6 at 8 billion
+    (supervised: 1e-5) and larger for smaller models. Too high and training collapses, too low and nothing is
+    learned."""
     lr_schedule: Schedule = "constant"
     """How the learning rate changes after the warm-up, the first 3 % of the steps: constant, linear (falls to 0 at the
     last step) or cosine (falls to 0, slowly at first)."""
@@ -58,8 +58,9 @@ class Hyperparameters(CommonHyperparameters):
     """Hyperparameters of reinforcement, with OpenAI's names."""
 
     compute_multiplier: Annotated[float, Field(gt=0)] | Auto = "auto"
-    """Rollouts per row: max(2, round(8 x compute_multiplier)); auto: 1. The model learns from the differences between
-    the rollouts of one row, so raise it if most rows have all rollouts right or all wrong; cost grows in proportion."""
+    """Rollouts per row: max(2, round(8 x compute_multiplier)); auto: 1, and up to 2 for files of fewer than 16 rows.
+    The model learns from the differences between the rollouts of one row, so raise it if most rows have all rollouts
+    right or all wrong; cost grows in proportion."""
     eval_samples: Positive | Auto = "auto"
     """Rollouts per row of the validation and test file, averaged; auto: 1. Raise it for small files, whose mean is
     noisy."""
@@ -136,7 +137,7 @@ class AlgorithmSpec(OptimizerSpec):
     max_staleness: Annotated[int, Field(ge=0)] = 1
     """How many weight updates old a trained token may be. 0: engines wait while the learner works (strictly on-policy);
     1: both work at once; more hides longer rollouts and makes training less stable."""
-    updates_per_batch: Positive = 1
+    updates_per_batch: Positive = 2
     """Optimizer steps per batch, each on a part of it. More learn faster from the same rollouts, and less stably."""
     temperature: Annotated[float, Field(gt=0, le=2)] = 1.0
     """Sampling temperature of training and validation. Lower explores less; top_p is always 1 and top_k off, because
@@ -323,78 +324,3 @@ class JobSpec(Strict):
         if self.method.type != "supervised":
             raise ValueError("not a supervised job")
         return self.method.supervised or Supervised()
-
-
-# -- how auto is resolved ----------------------------------------------------------------------------------------------
-
-
-class Plan(Strict):
-    """The resolved numbers of a job; printed before the start and kept in the run folder."""
-
-    num_rows: Positive
-    """Rows of the training file."""
-    batch_size: Positive
-    """Rows per step."""
-    n_epochs: Positive
-    """Passes over the training file."""
-    group_size: Positive
-    """Rollouts per row; 1 for supervised jobs."""
-    steps: Positive
-    """Training steps in all."""
-    eval_interval: Positive
-    """Steps between validations."""
-    eval_samples: Positive
-    """Rollouts per validation and test row."""
-    updates_per_batch: Positive
-    """Optimizer steps per batch."""
-    learning_rate: Annotated[float, Field(gt=0)]
-    """Learning rate after the warm-up, multiplier included."""
-    max_thinking_tokens: Positive | None
-    """Most thinking tokens per turn; None: no limit."""
-
-    @property
-    def rollouts_per_step(self) -> int:
-        return self.batch_size * self.group_size
-
-
-THINKING_TOKENS = {"default": None, "low": 512, "medium": 2048, "high": 8192}
-
-
-def resolve(job: JobSpec, num_rows: int) -> Plan:
-    """Resolve every `auto` of a job whose training file has `num_rows` rows.
-
-    Defaults: batch_size = min(16, rows); n_epochs = max(1, round(320 / rows)); multipliers = 1;
-    eval_interval = max(1, steps // 4); eval_samples = 1. Derived: group_size = max(2, round(8 x compute_multiplier)),
-    or 1 for supervised jobs; steps = ceil(rows x epochs / batch_size). Batches cross epoch boundaries, so a batch may
-    be larger than the file.
-    """
-    if job.method.type == "supervised":
-        hp: CommonHyperparameters = job.supervised.hyperparameters
-        learning_rate, updates = job.supervised.algorithm.learning_rate, 1
-        compute, samples, thinking = 0.0, 1, None
-    else:
-        hp = rl = job.reinforcement.hyperparameters
-        algorithm = job.reinforcement.algorithm
-        learning_rate, updates = algorithm.learning_rate, algorithm.updates_per_batch
-        compute = _or(rl.compute_multiplier, 1.0)
-        samples = int(_or(rl.eval_samples, 1))
-        thinking = THINKING_TOKENS[rl.reasoning_effort]
-    batch_size = int(_or(hp.batch_size, min(16, num_rows)))
-    n_epochs = int(_or(hp.n_epochs, max(1, round(320 / num_rows))))
-    steps = math.ceil(num_rows * n_epochs / batch_size)
-    return Plan(
-        num_rows=num_rows,
-        batch_size=batch_size,
-        n_epochs=n_epochs,
-        group_size=max(2, round(8 * compute)) if job.method.type == "reinforcement" else 1,
-        steps=steps,
-        eval_interval=int(_or(hp.eval_interval, max(1, steps // 4))),
-        eval_samples=samples,
-        updates_per_batch=updates,
-        learning_rate=learning_rate * _or(hp.learning_rate_multiplier, 1.0),
-        max_thinking_tokens=thinking,
-    )
-
-
-def _or(value: float | Literal["auto"], default: float) -> float:
-    return default if value == "auto" else value

@@ -22,7 +22,7 @@ class ModelEndpoint(Endpoint):
     api_key: SecretStr | None = None
     """API key, sent as `Authorization: Bearer`; write it as `${NAME}`; null: no key is sent."""
     model: str | None = None
-    """The model's name at that server; by default the name that graders use."""
+    """The model's name at that server; by default the name that it has in `models`."""
 
 
 class ServerLimits(Strict):
@@ -97,13 +97,13 @@ class Operator(Strict):
     [fd00::5]:8000 or tools.internal:8000. A host allows what its name resolves to when a connection is made, to URLs
     with that very name only. Public addresses are always allowed; keep it as narrow as your tools allow."""
     models: dict[str, ModelEndpoint] = Field(default_factory=dict)
-    """Judge and embedding models, by the name that graders use in `model`."""
+    """Judge and embedding models, by the name that graders use in `model`; a name also stands for its dated forms."""
     unsandboxed_python: bool = False
     """Run python graders even if no sandbox can be created. Then a grader can read what the job's user can read and use
     the network: only for graders that you trust."""
     aliases: dict[str, str] = Field(default_factory=dict)
     """The base models of the server: the name in clients' code, such as gpt-5, mapped to a folder or a Hugging Face
-    name."""
+    name. It also stands for its dated forms, such as gpt-5-2025-08-07; one that is here itself comes first."""
     limits: ServerLimits = ServerLimits()
     """Limits of the API server."""
     wait_for_nodes_s: Annotated[float, Field(ge=0)] = 0.0

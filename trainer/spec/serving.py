@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from trainer.spec.job import JobSpec, Plan, RolloutLimits
+from trainer.spec.job import JobSpec, RolloutLimits
+from trainer.spec.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from rich.console import Console
 
 from cluster.jobs.driver import drive
 from cluster.jobs.driver_settings import DriverSettings, Server
+from cluster.jobs.logs import JobLogs
 from cluster.jobs.manager import JobManager, ManagerConfig
 from cluster.stores.job_store import JobStore
 from cluster.stores.migrate import migrate
@@ -184,7 +185,7 @@ class Manager:
         self._later_s = later_s
         clock: Callable[[], float] = lambda: time.time() + self._later_s  # noqa: E731
         self.store = JobStore(self.server.database, clock)
-        self._manager = JobManager(self.store, self.cluster, ManagerConfig(), clock)
+        self._manager = JobManager(self.store, self.cluster, JobLogs(old.server), ManagerConfig(), clock)
 
     async def tick(self) -> None:
         await self._manager.tick()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -18,27 +20,38 @@ def check_that(program: str) -> list[str]:
     return [sys.executable, "-c", f"{begin}limit_check(1, 1 << 29)\nOUT = sys.argv[2]\n{program}"]
 
 
-async def run(program: str) -> list[Problem]:
-    return await run_check(check_that(program), {"PYTHONPATH": ":".join(sys.path)}, "ftjob-1")
+@pytest.fixture
+def output(tmp_path: Path) -> Path:
+    return tmp_path / "output"
 
 
-async def test_the_problems_that_a_check_writes_are_returned() -> None:
+async def run(program: str, output: Path) -> list[Problem]:
+    return await run_check(check_that(program), {"PYTHONPATH": ":".join(sys.path)}, "ftjob-1", output)
+
+
+async def test_the_problems_that_a_check_writes_are_returned(output: Path) -> None:
     program = f"from trainer.errors import Problem\nopen(OUT, 'w').write(json.dumps([dataclasses.asdict({PROBLEM!r})]))"
-    assert await run(program) == [PROBLEM]
+    assert await run(program, output) == [PROBLEM]
 
 
-async def test_a_check_that_computes_without_end_is_ended_with_a_message_that_says_so() -> None:
+async def test_a_check_that_computes_without_end_is_ended_with_a_message_that_says_so(output: Path) -> None:
     with pytest.raises(RftError, match=r"took more than 300 s of a processor: use fewer or smaller rows"):
-        await run("while True: pass")
+        await run("while True: pass", output)
 
 
-async def test_a_check_that_takes_all_memory_is_ended_with_a_message_that_says_so() -> None:
+async def test_a_check_that_takes_all_memory_is_ended_with_a_message_that_says_so(output: Path) -> None:
     program = "try: rows = [bytes(1 << 26) for _ in range(64)]\nexcept MemoryError: sys.exit(OUT_OF_MEMORY)"
     with pytest.raises(RftError, match=r"took more than 8 GiB of memory"):
-        await run(program)
+        await run(program, output)
 
 
-async def test_the_output_of_a_check_that_crashes_is_for_the_log_only() -> None:
-    with pytest.raises(RftError, match=r"failed with exit code 1; the server's log has its output under ftjob-1") as e:
-        await run("raise ValueError('/secret/path')")
-    assert "/secret/path" not in e.value.message
+def test_the_output_of_a_check_that_crashes_is_for_the_log_only(output: Path) -> None:
+    why = r"the check of the job failed: it ended with exit code 1; .* sees more with `agent-rft jobs log ftjob-1`"
+    with pytest.raises(RftError, match=why) as error:
+        asyncio.run(run("raise ValueError('/secret/path')", output))
+    assert "/secret/path" not in error.value.message and "ValueError: /secret/path" in output.read_text()
+
+
+async def test_a_check_that_the_kernel_killed_says_so(output: Path) -> None:
+    with pytest.raises(RftError, match=r"was ended by SIGKILL, mostly because its node has too little memory"):
+        await run("import os; os.kill(os.getpid(), 9)", output)

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from cluster.jobs.logs import JobLogs
 from cluster.jobs.manager import DriverState, JobManager, ManagerConfig
 from cluster.stores.database import Database
 from cluster.stores.job_states import JobStatus
 from cluster.stores.job_store import JobStore
-from cluster.stores.job_tables import JobRecord
+from cluster.stores.job_tables import JobError, JobRecord
 from tests.support.jobs import NEW_JOB, StoredJobs, database_with_tables
 from trainer.errors import Problem, RftError
 
@@ -58,24 +59,28 @@ class FakeCluster:
         self.stopped.append(handle)
         self.end(handle)
 
-    def end(self, handle: str, output: str = "") -> None:
-        self.drivers[handle] = DriverState("ended", output)
+    def end(self, handle: str, exit_code: int | None = None, said: str = "") -> None:
+        self.drivers[handle] = DriverState("ended", exit_code, said)
 
 
 class ManagedJobs(StoredJobs):
     def __init__(self, folder: Path) -> None:
         super().__init__(database_with_tables(folder))
         self.cluster = FakeCluster()
+        self.logs = JobLogs(folder)
         self.manager = self.new_manager()
 
     def new_manager(self, name: str = "first") -> JobManager:
-        return JobManager(self.store, self.cluster, CONFIG, lambda: self.now, name)
+        return JobManager(self.store, self.cluster, self.logs, CONFIG, lambda: self.now, name)
 
     def create(self) -> str:
         return self.store.create(NEW_JOB)[0].id
 
     def job(self, job_id: str) -> JobRecord:
         return self.store.get(job_id)
+
+    def log(self, job_id: str) -> list[str]:
+        return [output.text for output in self.logs.read(job_id, ())]
 
     def messages(self, job_id: str) -> list[str]:
         return [event.message for event in self.store.events(job_id, limit=100)[0]][::-1]
@@ -145,12 +150,11 @@ async def test_an_invalid_file_fails_the_job_with_the_apis_code_and_the_line(job
     assert not jobs.cluster.drivers
 
 
-async def test_a_crashed_validation_fails_the_job_with_its_output(jobs: ManagedJobs) -> None:
-    jobs.cluster.unavailable = RftError("the validation process exited with code 1: MemoryError")
+async def test_a_crashed_validation_fails_the_job_and_clients_are_not_told_what_it_wrote(jobs: ManagedJobs) -> None:
+    jobs.cluster.unavailable = RftError("no: ValueError at /x", public="it ended with exit code 1")
     job_id = jobs.create()
     await jobs.tick()
-    error = jobs.job(job_id).error
-    assert error is not None and error.code == "validation_failed" and "MemoryError" in error.message
+    assert jobs.job(job_id).error == JobError("validation_failed", "it ended with exit code 1")
 
 
 # -- requests of clients -----------------------------------------------------------------------------------------------
@@ -196,19 +200,22 @@ async def test_a_resumed_job_gets_a_new_driver_once_the_old_one_is_gone(jobs: Ma
 # -- lost drivers ------------------------------------------------------------------------------------------------------
 
 
-async def test_a_lost_driver_is_replaced_and_too_many_fail_the_job_with_the_last_output(jobs: ManagedJobs) -> None:
+async def test_a_lost_driver_is_replaced_and_too_many_fail_the_job_without_its_output(jobs: ManagedJobs) -> None:
     job_id = await jobs.started()
     for attempt in (1, 2):
-        jobs.cluster.end(f"{job_id}-{attempt}", "Killed: https://tool.example/x?token=secret-1")
+        jobs.cluster.end(f"{job_id}-{attempt}", 1, "Traceback: https://tool.example/x?token=secret-1")
         await jobs.tick()
         assert jobs.job(job_id).status == "running"
         assert jobs.cluster.drivers[f"{job_id}-{attempt + 1}"].state == "alive"
-    jobs.cluster.end(f"{job_id}-3", "Killed: out of memory")
+    jobs.cluster.end(f"{job_id}-3", 137, "Traceback: out of memory")
     await jobs.tick()
     error = jobs.job(job_id).error
     assert error is not None and error.code == "driver_lost"
-    assert "lost 3 times" in error.message and "out of memory" in error.message
-    assert "secret-1" not in "".join(jobs.messages(job_id))
+    assert "lost 3 times; last reason: it was ended by SIGKILL" in error.message
+    assert f"`agent-rft jobs log {job_id}`" in error.message
+    told = "".join([*jobs.messages(job_id), error.message])
+    assert told.count("it ended with exit code 1") == 2 and "secret-1" not in told and "Traceback" not in told
+    assert [text[:9] for text in jobs.log(job_id)] == ["Traceback"] * 3 and "secret-1" not in str(jobs.log(job_id))
     assert jobs.now - 1_000 < 60
 
 
@@ -251,11 +258,12 @@ async def test_a_hung_driver_is_stopped_and_replaced(jobs: ManagedJobs) -> None:
 
 async def test_a_cluster_that_is_briefly_unavailable_does_not_count_as_a_failure(jobs: ManagedJobs) -> None:
     (job_id,) = await jobs.queued()
-    jobs.cluster.unavailable = RftError("no agent yet")
+    jobs.cluster.unavailable = RftError("it says no agent yet", public="a request failed")
     await jobs.tick()
     await jobs.tick(later_s=30)
     assert jobs.job(job_id).status == "running"
-    assert sum("no agent yet" in message for message in jobs.messages(job_id)) == 1
+    assert sum("a request failed" in message for message in jobs.messages(job_id)) == 1
+    assert "no agent yet" not in str(jobs.messages(job_id)) and "no agent yet" in str(jobs.log(job_id))
     jobs.cluster.unavailable = None
     await jobs.tick()
     assert list(jobs.cluster.drivers) == [f"{job_id}-1"] and jobs.job(job_id).failures == 0
@@ -279,7 +287,7 @@ async def test_a_new_manager_keeps_live_drivers_and_replaces_lost_ones(jobs: Man
     jobs.beat(job_id)
     await jobs.tick(later_s=21, manager=second)
     assert list(jobs.cluster.drivers) == [f"{job_id}-1"]
-    jobs.cluster.end(f"{job_id}-1", "Killed")
+    jobs.cluster.end(f"{job_id}-1", 137)
     await jobs.tick(manager=second)
     assert jobs.cluster.drivers[f"{job_id}-2"].state == "alive"
 
@@ -314,13 +322,13 @@ async def test_two_servers_on_one_database_run_each_job_once(jobs: ManagedJobs) 
 async def test_the_managers_loop_survives_an_unavailable_database(jobs: ManagedJobs) -> None:
     jobs.create()
     broken = Database("sqlite:////nowhere/at/all.db")
-    manager = JobManager(JobStore(broken), jobs.cluster, replace(CONFIG, poll_s=0.001))
+    manager = JobManager(JobStore(broken), jobs.cluster, jobs.logs, replace(CONFIG, poll_s=0.001))
     running = asyncio.create_task(manager.run())
     await asyncio.sleep(0.05)
     assert not running.done()
     running.cancel()
     await asyncio.wait([running])
-    good = JobManager(jobs.store, jobs.cluster, replace(CONFIG, poll_s=0.001), lambda: jobs.now)
+    good = JobManager(jobs.store, jobs.cluster, jobs.logs, replace(CONFIG, poll_s=0.001), lambda: jobs.now)
     running = asyncio.create_task(good.run())
     async with asyncio.timeout(30):
         await jobs.cluster.launched.wait()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from cluster.jobs.problems import error_of, wire_error
-from trainer.errors import EndpointRefused, Halted, InvalidJob, Problem
+import pytest
+
+from cluster.jobs.problems import error_of, how_it_ended, public, wire_error
+from cluster.stores.job_tables import JobError
+from trainer.errors import EndpointRefused, Halted, InvalidJob, Problem, RftError, UserError
 
 
 def test_a_file_problem_names_the_file_the_line_and_the_reason() -> None:
@@ -28,8 +31,56 @@ def test_a_broken_line_explains_more_than_the_row_count() -> None:
 
 
 def test_the_error_of_a_failed_run_tells_user_errors_from_training_failures() -> None:
-    assert error_of(EndpointRefused("https://t.example/?k=secret answered 401")).code == "user_error"
-    assert "secret" not in error_of(EndpointRefused("https://t.example/?k=secret answered 401")).message
-    assert error_of(Halted("no signal")).code == "training_failed"
+    assert told(EndpointRefused("https://t.example/?k=secret answered 401")).code == "user_error"
+    assert "secret" not in told(EndpointRefused("https://t.example/?k=secret answered 401")).message
+    assert told(Halted("no signal")) == JobError("training_failed", "no signal")
     problem = Problem("too_few_resources", "cluster", "wants 8 GPUs", "lower it")
-    assert error_of(InvalidJob("no place", [problem])).code == "too_few_resources"
+    assert told(InvalidJob("no place", [problem])).code == "too_few_resources"
+
+
+# -- what clients are not told -----------------------------------------------------------------------------------------
+
+NAMES = {"/state": "the server's folder", "/state/runs/ftjob-1": "the run", "/models/base": "gpt-5"}
+
+
+def told(error: RftError) -> JobError:
+    return error_of(error, "ftjob-1", NAMES)
+
+
+def test_an_error_that_quotes_a_program_is_cut_for_clients_and_whole_for_admins() -> None:
+    error = told(Halted("engine-0 could not be started: OSError: /dev/x", public="engine-0 could not be started"))
+    more = "an admin of the server sees more with `agent-rft jobs log ftjob-1`"
+    assert error.message == f"engine-0 could not be started; {more}" and error.log.endswith("OSError: /dev/x")
+
+
+def test_the_servers_paths_have_names() -> None:
+    assert told(UserError("/state/runs/ftjob-1/checkpoints/step-2 is damaged")).message == (
+        "the run/checkpoints/step-2 is damaged"
+    )
+    problem = Problem("not_a_model", "model", "/models/base has no config.json", "see /state/x", "/state/files/1", 3)
+    expected = Problem("not_a_model", "model", "gpt-5 has no config.json", "see the server's folder/x", None, 3)
+    assert public(problem, "ftjob-1", NAMES) == expected
+
+
+def test_of_a_problem_of_the_operator_clients_learn_its_code_only() -> None:
+    problem = Problem("no_cluster", "--address", "10.0.0.1:6379: Traceback ...", "give HOST:PORT")
+    error = told(InvalidJob("no cluster", [problem]))
+    assert (error.code, error.param) == ("no_cluster", None)
+    assert error.message == (
+        "--address: the server cannot run the job now (no_cluster); ask its operator, who sees more with "
+        "`agent-rft jobs log ftjob-1`"
+    )
+
+
+@pytest.mark.parametrize(
+    ("code", "sentence"),
+    [
+        (None, "it is not known how it ended"),
+        (1, "it ended with exit code 1"),
+        (137, "it was ended by SIGKILL, mostly because its node has too little memory"),
+        (-11, "it was ended by SIGSEGV"),
+        (255, "it ended with exit code 255"),
+    ],
+)
+def test_how_a_process_ended_is_told(code: int | None, sentence: str) -> None:
+    assert how_it_ended(code) == sentence

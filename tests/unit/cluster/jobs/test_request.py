@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cluster.jobs.request import ApiJob, model_name, parse_api_job
 from cluster.records.redact import REDACTED
-from tests.support.jobs import KnownFiles, KnownModels
+from cluster.stores.model_registry import ModelRegistry
+from tests.support.jobs import KnownFiles, KnownModels, database_with_tables
 from trainer.errors import InvalidJob
 from trainer.spec.job import JobSpec
 from trainer.spec.operator import Operator
@@ -54,6 +56,24 @@ def test_a_request_becomes_the_same_job_as_a_job_file() -> None:
 def test_training_from_an_earlier_jobs_checkpoint_keeps_its_base_model() -> None:
     job = parse(model="ft:gpt-5:org:x:abc:ckpt-step-5")
     assert (job.spec.model, job.base) == ("/runs/abc/step-5", "gpt-5")
+
+
+def test_a_job_may_name_an_alias_with_a_date(tmp_path: Path) -> None:
+    database = database_with_tables(tmp_path)
+    registry = ModelRegistry(database, {"o4-mini": "Qwen/Qwen3-4B"})
+    method = {"type": "reinforcement", "reinforcement": REINFORCEMENT}
+    body = {"model": "o4-mini-2025-04-16", "training_file": "file-1", "method": method}
+    job = parse_api_job(body, registry, KnownFiles(), Operator())
+    assert (job.request.model, job.spec.model, job.base) == (
+        "o4-mini-2025-04-16",
+        "Qwen/Qwen3-4B",
+        "o4-mini-2025-04-16",
+    )
+    with pytest.raises(InvalidJob) as caught:
+        parse_api_job(body | {"model": "o4-mimi"}, registry, KnownFiles(), Operator())
+    (problem,) = caught.value.problems
+    assert problem.message == "The model 'o4-mimi' does not exist" and "did you mean 'o4-mini'" in problem.remedy
+    database.close()
 
 
 def test_null_fields_count_as_omitted() -> None:

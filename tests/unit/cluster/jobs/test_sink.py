@@ -14,7 +14,19 @@ from cluster.stores.model_registry import ModelRecord, ModelRegistry
 from tests.support.events import stream_of
 from tests.support.jobs import NEW_JOB, StoredJobs, database_with_tables
 from trainer.errors import UserError
-from trainer.events import CheckpointSaved, EngineReplaced, JobEnded, PhaseBegan, RolloutDiscarded, StepDone
+from trainer.events import (
+    CheckpointSaved,
+    ComponentFailed,
+    EngineReplaced,
+    EngineRestarted,
+    Event,
+    JobEnded,
+    Notice,
+    PhaseBegan,
+    RolloutDiscarded,
+    SinkCutOff,
+    StepDone,
+)
 from trainer.loop.checkpoint import Checkpoints, LoopState
 
 
@@ -35,7 +47,10 @@ class RunningJob(StoredJobs):
         def name(step: int | None) -> str:
             return "ft:final" if step is None else f"ft:{step}"
 
-        return StoreSink(self.store, registry or self.registry, self.job_id, 1, "gpt-5", "key-1", self.folder, name)
+        names = {str(self.folder): "the run"}
+        return StoreSink(
+            self.store, registry or self.registry, self.job_id, 1, "gpt-5", "key-1", self.folder, name, names
+        )
 
     def save(self, step: int, reward: float | None) -> None:
         """Save a checkpoint and emit its event."""
@@ -129,11 +144,36 @@ def test_writes_are_completed_once_an_unavailable_database_is_back(running: Runn
 
 def test_events_contain_no_secrets_of_urls(running: RunningJob) -> None:
     stream = stream_of(running.sink)
-    stream.emit(EngineReplaced(engine="engine-0", reason="https://me:pw-secret@x.example/y?key=q-secret is slow"))
+    stream.emit(Notice(text="https://me:pw-secret@x.example/y?key=q-secret is slow"))
     stream.emit(PhaseBegan(phase="resources", detail="2 cores requested, 1 free"))
     running.sink.close()
     events, _ = running.store.events(running.job_id)
     assert len(events) == 2 and "secret" not in str(events) and "x.example/y" in str(events)
+
+
+def test_events_contain_no_paths_and_no_errors_of_programs(running: RunningJob) -> None:
+    stream = stream_of(running.sink)
+    private: list[Event] = [
+        EngineReplaced(engine="engine-0", reason="OSError: /dev/x"),
+        EngineRestarted(engine="engine-0", reason="OSError: /dev/x"),
+        ComponentFailed(component="watchdog", error="OSError: /dev/x"),
+        SinkCutOff(sink="a.b", reason="OSError: /dev/x"),
+        Notice(text=f"{running.folder}/x is slow"),
+    ]
+    for event in private:
+        stream.emit(event)
+    running.save(1, 0.5)
+    running.sink.close()
+    events, _ = running.store.events(running.job_id)
+    assert "OSError" not in str(events) and str(running.folder) not in str(events)
+    assert {(event.data or {})["kind"]: event.message for event in events} == {
+        "engine_replaced": "engine-0 is being replaced",
+        "engine_restarted": "engine-0 is being restarted",
+        "component_failed": "the watchdog failed",
+        "sink_cut_off": "the sink a.b was cut off and gets no more events",
+        "notice": "the run/x is slow",
+        "checkpoint_saved": "checkpoint step-000001",
+    }
 
 
 def test_checkpoints_of_a_supervised_job_without_validation_have_the_loss(running: RunningJob) -> None:

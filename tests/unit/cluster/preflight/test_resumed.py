@@ -15,9 +15,10 @@ from cluster.records.run_folder import RunFolder
 from tests.support.builders import EXACT, job, plan, raw_job
 from tests.support.paths import BASE
 from trainer.errors import InvalidJob
-from trainer.spec.job import JobSpec, resolve
+from trainer.spec.job import JobSpec
 from trainer.spec.job_file import load_accepted_job
 from trainer.spec.kept import without_todays_bounds
+from trainer.spec.plan import resolve
 
 URL = "https://user:pass@tools.example/a?key=1"
 JUDGE = {
@@ -61,7 +62,7 @@ def began(folder: Path, spec: JobSpec, /, **changes: Any) -> Began:
 def test_the_same_job_is_resumed_with_all_its_values_and_secrets(tmp_path: Path, spec: JobSpec) -> None:
     kept = began(tmp_path, spec).keep(spec)
     wanted = spec.model_copy(update={"cluster": spec.cluster.model_copy(update={"context_length": 512})})
-    assert resolve(kept, 5) == resolve(spec, 5)
+    assert resolve(kept, 5, 10**9) == resolve(spec, 5, 10**9)
     if spec.method.type == "supervised":
         assert kept.supervised == wanted.supervised
     else:

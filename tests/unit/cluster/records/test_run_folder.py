@@ -9,7 +9,7 @@ from cluster.records.run_folder import RunFolder, new_run_folder
 from tests.support.events import run_event
 from trainer.events import Evaluated, JobStarted, Notice, StepDone
 from trainer.loop.evaluate import summarize
-from trainer.spec.job import resolve
+from trainer.spec.plan import resolve
 from trainer.types import Group, Rollout
 
 
@@ -112,7 +112,7 @@ def test_rollouts_of_a_repeated_step_replace_the_earlier_ones(tmp_path, syntheti
 def test_no_file_contains_secrets(tmp_path, synthetic):
     run = RunFolder(tmp_path)
     job = synthetic.job()
-    run.write_job(job, resolve(job, 100), {"database": "postgresql://me:db-secret@host/runs"})
+    run.write_job(job, resolve(job, 100, 10**9)[0], {"database": "postgresql://me:db-secret@host/runs"})
     run.event(notice("GET https://me:event-secret@tools.example/a?key=other-secret answered 401"))
     run.close()
     text = "".join(path.read_text() for path in tmp_path.rglob("*.json*"))

@@ -38,7 +38,7 @@ def left_by_a_run(folder: Path, describe: Callable[[Event], str]) -> dict[str, A
     checkpoints = Checkpoints(run.checkpoints)
     for step in (4, 8, 12):
         asyncio.run(checkpoints.save(LoopState(step, step, 0, [], step, step / 12), nothing))
-    store = StoreSink(jobs.store, registry, job, 1, "gpt-5", "key-1", run.path, lambda step: f"ft:{step}")
+    store = StoreSink(jobs.store, registry, job, 1, "gpt-5", "key-1", run.path, lambda step: f"ft:{step}", {})
     view = LiveView(12, Console(file=io.StringIO(), width=100), clock=lambda: 0.0)
     stream = stream_of(run, view, store, group_sinks=[run], describe=describe)
     stream.emit(JobStarted(method="reinforcement", total_steps=12))

@@ -172,6 +172,41 @@ def test_new_rows_follow_those_of_an_earlier_revision(empty_database: Database, 
     assert [event.id for event in store.events(JOB)[0]] == [added.id, "ftevent-1"]
 
 
+def test_errors_of_before_quote_no_output_to_clients_and_admins_still_have_it(empty_database: Database) -> None:
+    migrate(empty_database, "0002")
+    save_rows(empty_database)
+    told = "the job's driver was lost 3 times; last reason: Traceback: /home/x"
+    lost = "the job's driver was lost and is being replaced; reason: Traceback: /home/x"
+    saved = {"kind": "checkpoint_saved", "path": "/home/x", "num_bytes": 1}
+    error = {"code": "driver_lost", "message": told, "param": None}
+    messages = [
+        (lost, None),
+        (f"The job failed: {told}", None),
+        ("checkpoint step-000002", saved),
+        ("wages 100%", None),
+    ]
+    with empty_database.engine.begin() as connection:
+        tables = MetaData()
+        tables.reflect(connection)
+        jobs, events = tables.tables["jobs"], tables.tables["job_events"]
+        connection.execute(jobs.update().values(error=error, last_words="Traceback"))
+        for number, (message, data) in enumerate(messages):
+            event = SAVED["job_events"] | {"id": f"ftevent-{number + 2}", "message": message, "data": data}
+            connection.execute(events.insert().values(event))
+    migrate(empty_database)
+    store = JobStore(empty_database)
+    job, events_now = store.get(JOB), store.events(JOB)[0]
+    assert job.error is not None and job.error.code == "driver_lost" and job.last_words is None
+    assert job.error.log == told and f"`agent-rft jobs log {JOB}`" in job.error.message
+    assert "/home/x" not in job.error.message + str(events_now)
+    assert [(event.message, event.data) for event in events_now[::-1][1:]] == [
+        ("the job's driver was lost and is being replaced", None),
+        ("The job failed", None),
+        ("checkpoint step-000002", {"kind": "checkpoint_saved", "num_bytes": 1}),
+        ("wages 100%", None),
+    ]
+
+
 def test_a_database_of_a_newer_version_is_refused_and_left_as_it_is(empty_database: Database) -> None:
     migrate(empty_database)
     with empty_database.engine.begin() as connection:

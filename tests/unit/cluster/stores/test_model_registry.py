@@ -35,6 +35,32 @@ def test_a_base_model_resolves_to_the_folder_the_operator_configured(registry: M
     assert (record.id, record.folder, record.job_id, record.owned_by) == (name, ALIASES[name], None, "system")
 
 
+def test_a_dated_form_of_an_alias_is_the_same_model(database: Database) -> None:
+    registry = ModelRegistry(database, {"o4-mini": "small", "o4-mini-2025-04-16": "exact"})
+    dated, precise = registry.resolve("o4-mini-2025-05-01"), registry.resolve("o4-mini-2025-04-16")
+    assert (dated.id, dated.base, dated.folder, dated.owned_by) == (*["o4-mini-2025-05-01"] * 2, "small", "system")
+    assert precise.folder == "exact"
+    assert [(found.id, found.folder) for found in registry.list()] == [
+        ("o4-mini", "small"),
+        ("o4-mini-2025-04-16", "exact"),
+    ]
+    with pytest.raises(ValueError, match="base model"):
+        registry.add("o4-mini-2025-05-01", "a", "o4-mini", "ftjob-1")
+    with pytest.raises(ProtectedModel):
+        registry.delete("o4-mini-2025-05-01")
+
+
+def test_an_unknown_model_names_the_nearest_alias_and_how_to_add_one(registry: ModelRegistry) -> None:
+    for ask in (registry.resolve, registry.delete):
+        with pytest.raises(
+            UnknownModel, match=r"'gpt5' does not exist: did you mean 'gpt-5'\?.* `aliases` in agent-rft.yaml"
+        ):
+            ask("gpt5")
+    with pytest.raises(UnknownModel) as raised:
+        registry.resolve("llama")
+    assert "did you mean" not in raised.value.message and raised.value.remedy.endswith("in agent-rft.yaml")
+
+
 def test_a_tuned_model_keeps_its_training_settings_after_a_restart(registry: ModelRegistry, database: Database) -> None:
     settings = ServeSettings("llama3_json", 4096, 512, 100, 2048, 0.7, {"enable_thinking": True})
     added = registry.add(TUNED, Path("runs/a/checkpoints/final"), "gpt-5", "ftjob-1", settings)
@@ -55,14 +81,14 @@ def test_the_list_has_base_models_first_then_tuned_models_newest_first(registry:
     for step in (1, 2):
         registry.add(f"{TUNED}:ckpt-step-{step}", f"c{step}", "gpt-5", "ftjob-1")
     ids = [record.id for record in registry.list()]
-    assert ids == [*ALIASES, f"{TUNED}:ckpt-step-2", f"{TUNED}:ckpt-step-1"]
+    assert ids == ["gpt-5", "gpt-5-2025-08-07", "Qwen/Qwen3-4B", f"{TUNED}:ckpt-step-2", f"{TUNED}:ckpt-step-1"]
 
 
 def test_a_resumed_job_may_add_its_model_again_and_the_creation_date_stays(registry: ModelRegistry) -> None:
     first = registry.add(TUNED, "old", "gpt-5", "ftjob-1")
     again = registry.add(TUNED, "new", "gpt-5", "ftjob-1")
     assert (again.folder, again.created_at) == ("new", first.created_at)
-    assert len(registry.list()) == len(ALIASES) + 1
+    assert [record.id for record in registry.list()].count(TUNED) == 1
 
 
 def test_a_job_cannot_take_the_id_of_another_jobs_model_or_of_a_base_model(registry: ModelRegistry) -> None:

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from cluster.jobs.logs import JobLogs
 from cluster.stores.blobs import FolderBlobs
 from cluster.stores.file_store import FileStore
 from cluster.stores.job_store import JobStore
+from cluster.stores.job_tables import JobError
 from serve.cli.api_client import client_of
 from serve.cli.main import app as cli
 from serve.routes import files, fine_tuning
@@ -41,7 +43,8 @@ def run(tmp_path: Path, store: JobStore) -> Iterator[Run]:
     """Returns a function that runs `agent-rft` with a client of an app in this process."""
     database = store._database
     kept = FileStore(database, FolderBlobs(tmp_path / "files"), tmp_path, 10**6)
-    with sync_client_of([files.make_router(kept), fine_tuning.make_router(job_service(store))]) as client:
+    service = job_service(store, logs=JobLogs(tmp_path))
+    with sync_client_of([files.make_router(kept), fine_tuning.make_router(service)]) as client:
         yield lambda *arguments: CliRunner().invoke(cli, [str(a) for a in arguments], obj=lambda: client)
     database.close()
 
@@ -57,6 +60,22 @@ def test_a_file_is_uploaded_listed_downloaded_and_deleted(run: Run, tmp_path: Pa
     assert (tmp_path / "back.jsonl").read_text() == '{"a": 1}\n'
     assert run("files", "delete", file_id).output.strip() == file_id
     assert run("files", "list", "--json").output == ""
+
+
+def test_the_log_of_a_job_is_printed_by_process(run: Run, tmp_path: Path, store: JobStore) -> None:
+    (tmp_path / "job.yaml").write_text(JOB.format(file="file-1"))
+    job_id = run("jobs", "create", tmp_path / "job.yaml").output.strip()
+    assert "no outputs are kept" in run("jobs", "log", job_id).output
+    store.move(job_id, "failed", error=JobError("driver_lost", "lost", log="the end"))
+    logs = JobLogs(tmp_path)
+    logs.add(job_id, 0, "all is well")
+    logs.add(job_id, 1, "Traceback: [bold]")
+    printed = run("jobs", "log", job_id).output.splitlines()
+    assert [line.split(",")[0] for line in printed] == [
+        "error: the end", "== the validation", "all is well", "== driver 1", "Traceback: [bold]",
+    ]  # fmt: skip
+    assert "all is well" not in run("jobs", "log", job_id, "--attempt", 1).output
+    assert json.loads(run("jobs", "log", job_id, "--json").output)["error"] == "the end"
 
 
 def test_a_job_is_created_shown_and_cancelled(run: Run, tmp_path: Path) -> None:

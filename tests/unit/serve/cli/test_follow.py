@@ -45,7 +45,9 @@ class ServedJob(StoredJobs):
         self.store.move(self.id, "running")
         self.store.next_attempt(self.id, 0, "handle", failures=0)
         registry = ModelRegistry(self.database, {})
-        sink = StoreSink(self.store, registry, self.id, 1, "gpt-5", "key-1", Path(self.id), lambda step: f"ft:{step}")
+        sink = StoreSink(
+            self.store, registry, self.id, 1, "gpt-5", "key-1", Path(self.id), lambda step: f"ft:{step}", {}
+        )
         stream = stream_of(sink, describe=describe)
         stream.emit(PhaseBegan(phase="actors", detail="engines"))
         Synthetic().play(stream, steps=steps, total=total)

@@ -119,15 +119,16 @@ async def test_models_are_found_by_ids_with_colons_and_slashes_and_deleted(tmp_p
     tuned = "ft:Qwen/Qwen3-4B:org:a/b:id:ckpt-step-5"
     registry.add(tuned, "folder", "Qwen/Qwen3-4B", "ftjob-1")
     client = openai_of(http(FakeModels(turn("x")), models.make_router(registry)))
-    assert [model.id async for model in client.models.list()] == ["gpt-5", "Qwen/Qwen3-4B", tuned]
-    for name in ("gpt-5", "Qwen/Qwen3-4B", tuned):
+    assert [model.id async for model in client.models.list()] == ["gpt-5", "gpt-5-2025-08-07", "Qwen/Qwen3-4B", tuned]
+    for name in ("gpt-5", "gpt-5-2025-08-07", "gpt-5-2026-01-31", "Qwen/Qwen3-4B", tuned):
         assert (await client.models.retrieve(name)).id == name
     assert (await client.models.delete(tuned)).deleted
     with pytest.raises(openai.NotFoundError) as raised:
         await client.models.retrieve(tuned)
     assert (raised.value.code, raised.value.param) == ("model_not_found", "model")
-    with pytest.raises(openai.PermissionDeniedError):
-        await client.models.delete("gpt-5")
+    for name in ("gpt-5", "gpt-5-2025-08-07"):
+        with pytest.raises(openai.PermissionDeniedError):
+            await client.models.delete(name)
     database.close()
 
 

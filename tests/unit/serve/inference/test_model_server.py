@@ -5,18 +5,25 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 from typing import Any
 from unittest import TestCase
 
+import openai
 import pytest
 
 from actors.engine.chat_engine import Refusal
-from cluster.stores.model_registry import ModelRecord, UnknownModel
+from cluster.stores.model_registry import ModelRecord, ModelRegistry, UnknownModel
+from cluster.stores.secrets import FixedSecrets, Master, SecretBox
 from serve.http.errors import ApiError
+from serve.inference import chat, responses
 from serve.inference.model_server import START_TIMEOUT_S, Answers, AppState, NotServed, ServedModels
+from tests.support.api import client_of, openai_of
+from tests.support.fake_models import FakeModels, turn
 from tests.support.fakes_http import FakeTime, until
+from tests.support.jobs import database_with_tables
 from trainer.errors import EngineFailed
-from trainer.spec.operator import EngineLimits
+from trainer.spec.operator import NOTHING_ALLOWED, EngineLimits
 from trainer.spec.serving import ServeSettings
 
 
@@ -129,6 +136,28 @@ async def test_concurrent_calls_and_aliases_share_one_model() -> None:
     asked = hosted.hosting.asked
     await hosted.ask("a")
     assert hosted.hosting.asked == asked, "the states are not read again for a model that was just running"
+
+
+async def test_the_sdk_calls_an_alias_by_its_dated_names(tmp_path: Path) -> None:
+    database = database_with_tables(tmp_path)
+    hosted = make_world()
+    hosted.hosting.answers = [await FakeModels(turn("hello")).chat({"model": "any"})]
+    registry = ModelRegistry(database, {"gpt-5": "large", "gpt-5-2031-01-31": "newer"})
+    served = ServedModels(registry, hosted.hosting, EngineLimits(max_models=2), timing=hosted.time.timing())
+    box = SecretBox(FixedSecrets((Master("MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="),)))
+    routers = [chat.make_router(served, NOTHING_ALLOWED), responses.make_router(served, NOTHING_ALLOWED, box)]
+    async with client_of(routers) as http:
+        sdk = openai_of(http)
+        for name in ("gpt-5", "gpt-5-2025-08-07", "gpt-5-2031-01-31"):
+            said = await sdk.chat.completions.create(model=name, messages=[{"role": "user", "content": "hi"}])
+            assert (said.model, said.choices[0].message.content) == (name, "hello")
+            response = await sdk.responses.create(model=name, input="hi")
+            assert (response.model, response.output_text) == (name, "hello")
+        with pytest.raises(openai.NotFoundError, match=r"did you mean 'gpt-5'.*`aliases` in agent-rft.yaml") as raised:
+            await sdk.chat.completions.create(model="gpt-5-mini", messages=[{"role": "user", "content": "hi"}])
+        assert raised.value.code == "model_not_found"
+    assert hosted.hosting.deployed == ["large", "newer"]
+    database.close()
 
 
 async def test_an_unknown_model_is_a_404_and_starts_nothing() -> None:

@@ -30,7 +30,7 @@ def test_a_setting_says_what_may_be_written() -> None:
     found = setting("cluster.engine_gpus")
     assert (found.type, found.default, found.bounds) == ("integer or auto", "auto", "at least 0")
     found = setting("method.reinforcement.algorithm.learning_rate")
-    assert (found.type, found.default) == ("number", "1e-6")
+    assert (found.type, found.default, found.bounds) == ("number or auto", "auto", "above 0")
     found = setting("method.reinforcement.tools[].server_url")
     assert (found.type, found.default, found.bounds) == ("string", None, None)
     found = setting("models.NAME.api_key", "operator")

@@ -10,6 +10,7 @@ from typing import Any
 import openai
 import pytest
 
+from cluster.jobs.logs import JobLogs
 from cluster.stores.job_tables import JobError
 from serve.routes.fine_tuning import make_router
 from tests.support.api import client_of, openai_of
@@ -27,7 +28,8 @@ class JobServer(StoredJobs):
         super().__init__(database_with_tables(folder))
         operator = Operator(models={"judge": ModelEndpoint(base_url="https://judge.example/v1")})
         self.woken = 0
-        self.http = client_of([make_router(job_service(self.store, operator, self._wake))])
+        self.logs = JobLogs(folder)
+        self.http = client_of([make_router(job_service(self.store, operator, self._wake, self.logs))])
         self.sdk = openai_of(self.http)
 
     def _wake(self) -> None:
@@ -98,6 +100,33 @@ async def test_a_failed_job_has_an_error_that_says_why(server: JobServer) -> Non
     )
     error = (await server.sdk.fine_tuning.jobs.retrieve(job.id)).error
     assert error is not None and (error.code, error.param) == ("invalid_training_file", "training_file")
+
+
+# -- the log, for admins -----------------------------------------------------------------------------------------------
+
+
+async def test_an_admin_reads_the_whole_error_and_the_outputs_without_the_jobs_secrets(server: JobServer) -> None:
+    job_id = (await server.create())["id"]
+    error = JobError("internal_error", "a bug", log=f"ValueError: {SECRET}")
+    server.store.move(job_id, "failed", error=error)
+    for attempt in (0, 1):
+        server.logs.add(job_id, attempt, f"Traceback {attempt} {SECRET}")
+    log = (await server.http.get(f"{JOBS}/{job_id}/log")).json()
+    texts = [(output["process"], output["attempt"], output["text"]) for output in log["outputs"]]
+    assert log["error"] == "ValueError: [redacted]"
+    assert texts == [("validation", 0, "Traceback 0 [redacted]\n"), ("driver", 1, "Traceback 1 [redacted]\n")]
+    one = (await server.http.get(f"{JOBS}/{job_id}/log?attempt=1")).json()
+    assert one["outputs"] == log["outputs"][1:]
+    told = (await server.http.get(f"{JOBS}/{job_id}")).json()["error"]
+    assert told == {"code": "internal_error", "message": "a bug", "param": None}
+
+
+@pytest.mark.parametrize("token", ["sk-rft-read", "sk-rft-write"])
+async def test_others_do_not_read_the_log_not_even_of_their_own_jobs(server: JobServer, token: str) -> None:
+    headers = {"Authorization": f"Bearer {token}"}
+    job_id = (await server.create())["id"]
+    answer = await server.http.get(f"{JOBS}/{job_id}/log", headers=headers)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (403, "insufficient_scope")
 
 
 # -- shapes ------------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from trainer.errors import InvalidJob, Problem
 from trainer.spec import job as spec
 from trainer.spec.endpoints import Endpoint
 from trainer.spec.graders import GraderBase
-from trainer.spec.job import JobSpec, resolve
+from trainer.spec.job import JobSpec
 from trainer.spec.job_file import load_job, read_job, with_lines
 
 
@@ -212,25 +212,9 @@ def test_response_format_accepts_the_chat_completions_form_and_the_responses_for
     assert job_of(raw_job(response_format=None)).reinforcement.response_format is None
 
 
-def hyper(**values: Any) -> JobSpec:
-    return job_of(raw_job(hyperparameters=values))
-
-
-def test_auto_follows_its_rules() -> None:
-    plan = resolve(hyper(), num_rows=10)
-    assert (plan.batch_size, plan.n_epochs, plan.steps, plan.group_size) == (10, 32, 32, 8)
-    plan = resolve(hyper(), num_rows=1000)
-    assert (plan.batch_size, plan.n_epochs, plan.steps, plan.eval_interval) == (16, 1, 63, 15)
-    assert resolve(hyper(compute_multiplier=0.1), 10).group_size == 2
-    assert resolve(hyper(compute_multiplier=2), 10).group_size == 16
-    assert resolve(hyper(reasoning_effort="low"), 10).max_thinking_tokens == 512
-    assert resolve(hyper(learning_rate_multiplier=3), 10).learning_rate == pytest.approx(3e-6)
-    assert resolve(hyper(batch_size=64, n_epochs=3), 10).steps == 1
-
-
 def models() -> list[type[pydantic.BaseModel]]:
     found = [v for v in vars(spec).values() if isinstance(v, type) and issubclass(v, pydantic.BaseModel)]
-    return [model for model in found if model not in (spec.Strict, spec.Plan)]
+    return [model for model in found if model is not spec.Strict]
 
 
 def test_there_are_at_most_sixty_settings() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from actors.endpoints.model_client import CHAT, ModelClients
 from actors.graders.base import wire_errors
 from actors.graders.sample import sample_of
 from actors.grading.factory import grader_problems
@@ -303,6 +304,18 @@ async def test_judges_of_one_model_share_its_limit(pool: Pool) -> None:
     assert server.most_open == 1
 
 
+async def test_a_judge_may_be_named_with_a_date(pool: Pool) -> None:
+    async with FakeEndpoint(says(completion(verdict(1)))) as server:
+        judge = pool(score(model="judge-2025-04-14"), server.url)
+        assert (await judge.grade(SAMPLE, ITEM, "t")).value == 1
+    assert server.received[0].body["model"] == "judge"
+
+
+def test_dated_names_share_the_limits_of_their_model() -> None:
+    clients = ModelClients(operator("http://localhost").models, FakeTime().timing())
+    assert clients.client("judge-2025-04-14", CHAT) is clients.client("judge", CHAT)
+
+
 # -- before the job starts ---------------------------------------------------------------------------------------------
 
 
@@ -314,6 +327,8 @@ def only(problems: list[Problem]) -> Problem:
 def test_an_unknown_model_is_reported_with_the_known_ones() -> None:
     problem = only(grader_problems(score(model="gpt-5"), operator("http://localhost"), "grader"))
     assert (problem.code, problem.field) == ("unknown_model", "grader.model")
+    near = only(grader_problems(score(model="jugde"), operator("http://localhost"), "grader"))
+    assert "did you mean 'judge'" in near.remedy and "operator's configuration" in near.remedy
     assert "'gpt-5'" in problem.message and "judge" in problem.message and "operator's configuration" in problem.remedy
 
 

@@ -1,0 +1,24 @@
+"""The tables of docs/licences.md."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from requirements.lists import FOLDER
+
+PAGE = FOLDER.parent / "docs/licences.md"
+
+
+def table(*titles: str) -> Iterator[tuple[str, ...]]:
+    """Rows of the page's table with these titles."""
+    _, found, rest = PAGE.read_text().partition(f"| {' | '.join(titles)} |\n")
+    assert found, titles
+    for line in rest.splitlines()[1:]:
+        if not line.startswith("|"):
+            return
+        yield tuple(cell.strip().strip("`") for cell in line.strip("|").split("|"))
+
+
+def licences() -> list[tuple[str, str]]:
+    """Each package with its licence, as often as the page lists it."""
+    return [(name, licence) for licence, names in table("licence", "packages") for name in names.split(", ")]

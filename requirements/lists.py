@@ -1,0 +1,46 @@
+"""A list of pinned packages: one version of each, and the hashes of all files that may be installed for it.
+
+A list names no index, so any mirror that serves the same files will do. pip reads it with `--require-hashes`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+FOLDER = Path(__file__).parent
+LISTS = ("cpu", "gpu", "dev")
+
+
+@dataclass(frozen=True)
+class Pin:
+    """A package, its version, and the SHA-256 of each of its files, in hexadecimal."""
+
+    name: str
+    version: str
+    hashes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.name}=={self.version}"
+
+
+def read(kind: str) -> list[Pin]:
+    """The pins of a list, in its order."""
+    return [_pin(line) for line in _path(kind).read_text().replace("\\\n", "").splitlines()]
+
+
+def write(kind: str, pins: Iterable[Pin]) -> None:
+    """Replaces a list."""
+    entries = (" \\\n    ".join([str(pin), *(f"--hash=sha256:{digest}" for digest in pin.hashes)]) for pin in pins)
+    _path(kind).write_text("".join(f"{entry}\n" for entry in entries))
+
+
+def _path(kind: str) -> Path:
+    return FOLDER / f"{kind}.txt"
+
+
+def _pin(line: str) -> Pin:
+    requirement, *hashes = line.split()
+    name, _, version = requirement.partition("==")
+    return Pin(name, version, tuple(digest.removeprefix("--hash=sha256:") for digest in hashes))

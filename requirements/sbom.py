@@ -1,0 +1,65 @@
+"""Writes what a list installs as an SBOM (CycloneDX 1.6): names, versions, licences and hashes: `make sbom`.
+
+A component has the hashes of all its files, since which of them is installed depends on Python and the machine.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+from cyclonedx.contrib.license.factories import LicenseFactory
+from cyclonedx.model import HashAlgorithm, HashType
+from cyclonedx.model.bom import Bom
+from cyclonedx.model.component import Component, ComponentType
+from cyclonedx.model.license import License
+from cyclonedx.output.json import JsonV1Dot6
+from packageurl import PackageURL
+
+from requirements.licences import licences
+from requirements.lists import FOLDER, LISTS, Pin, read
+
+OUTPUT = FOLDER.parent / "build"
+
+
+def sbom(kind: str) -> str:
+    """The document of a list, as JSON."""
+    project = tomllib.loads((FOLDER.parent / "pyproject.toml").read_text())["project"]
+    bom = Bom()
+    root = Component(
+        name=project["name"],
+        version=project["version"],
+        type=ComponentType.APPLICATION,
+        licenses=[_terms(project["license"])],
+    )
+    of = dict(licences())
+    components = [_component(pin, of[pin.name]) for pin in read(kind)]
+    bom.metadata.component = root
+    bom.components.update(components)
+    bom.register_dependency(root, components)
+    return JsonV1Dot6(bom).output_as_string(indent=2)
+
+
+def _component(pin: Pin, licence: str) -> Component:
+    url = PackageURL("pypi", name=pin.name, version=pin.version)
+    hashes = [HashType(alg=HashAlgorithm.SHA_256, content=digest) for digest in pin.hashes]
+    return Component(
+        name=pin.name, version=pin.version, purl=url, bom_ref=str(url), hashes=hashes, licenses=[_terms(licence)]
+    )
+
+
+def _terms(licence: str) -> License:
+    return LicenseFactory().make_from_string(licence)
+
+
+def main(output: Path = OUTPUT) -> None:
+    """Writes a file for each list."""
+    output.mkdir(exist_ok=True)
+    for kind in LISTS:
+        path = output / f"sbom-{kind}.json"
+        path.write_text(f"{sbom(kind)}\n")
+        print(path)
+
+
+if __name__ == "__main__":
+    main()

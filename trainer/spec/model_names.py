@@ -1,0 +1,58 @@
+"""Names that an operator gives to models: each also stands for its dated forms, which clients' code often has.
+
+So `gpt-5` serves a request for `gpt-5-2025-08-07`. A dated name that the operator gives itself comes first.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from datetime import date
+from difflib import get_close_matches
+
+SNAPSHOTS = (
+    *(
+        "gpt-4-turbo-2024-04-09",
+        "gpt-4o-2024-05-13",
+        "gpt-4o-2024-08-06",
+        "gpt-4o-2024-11-20",
+        "gpt-4o-mini-2024-07-18",
+    ),
+    *("gpt-4.1-2025-04-14", "gpt-4.1-mini-2025-04-14", "gpt-4.1-nano-2025-04-14", "gpt-4.5-preview-2025-02-27"),
+    *("gpt-5-2025-08-07", "gpt-5-mini-2025-08-07", "gpt-5-nano-2025-08-07", "gpt-5-pro-2025-10-06"),
+    *("gpt-5.1-2025-11-13", "gpt-5.2-2025-12-11", "gpt-5.2-pro-2025-12-11", "gpt-5.4-mini-2026-03-17"),
+    *("gpt-5.4-nano-2026-03-17", "gpt-5.5-2026-04-23", "gpt-5.5-pro-2026-04-23"),
+    *("o1-2024-12-17", "o1-mini-2024-09-12", "o1-preview-2024-09-12", "o1-pro-2025-03-19"),
+    *("o3-2025-04-16", "o3-mini-2025-01-31", "o3-pro-2025-06-10", "o4-mini-2025-04-16"),
+)
+"""OpenAI's dated names of models that answer with text, for lists of models. Other dates are served, too."""
+
+_DATED = re.compile(r"(.+)-(\d{4}-\d{2}-\d{2})", re.ASCII)
+_MAX_COMPARED = 100
+"""Longer names are compared by their first characters: clients choose them, and difflib's time is quadratic."""
+
+
+def named(name: str, names: Collection[str]) -> str | None:
+    """The one of the operator's `names` that `name` asks for: itself or the one without its date; None: none."""
+    if name in names:
+        return name
+    dated = _DATED.fullmatch(name)
+    return dated[1] if dated and dated[1] in names and _is_date(dated[2]) else None
+
+
+def with_snapshots(names: Collection[str]) -> list[str]:
+    """The operator's `names`, each followed by its dated forms that are known."""
+    found = (form for name in names for form in (name, *(full for full in SNAPSHOTS if named(full, [name]) == name)))
+    return list(dict.fromkeys(found))
+
+
+def nearest(name: str, names: Collection[str]) -> str | None:
+    """The one of the operator's `names` that is spelled most like `name`, if any is."""
+    return next(iter(get_close_matches(name[:_MAX_COMPARED], names, 1)), None)
+
+
+def _is_date(text: str) -> bool:
+    try:
+        return bool(date.fromisoformat(text))
+    except ValueError:
+        return False
