@@ -13,6 +13,7 @@ the replica listens itself instead.
 from __future__ import annotations
 
 import asyncio
+import gc
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
@@ -134,7 +135,7 @@ def app_of(
         state.keys,
         limits=operator.limits.model_copy(update={"max_connections": most}),
         deadlines=deadlines,
-        lifespan=lifespan_of([state.run_sweeps, services.run], state.close, listen, most),
+        lifespan=lifespan_of([state.run_sweeps, services.run], state.close, listen, most, deadlines),
         recorder=recorder,
         behind_proxy=behind_proxy,
         access_log=access_log,
@@ -147,6 +148,7 @@ def lifespan_of(
     close: Callable[[], None],
     listen: tuple[str, int] | None = None,
     max_connections: int = MAX_REQUESTS,
+    deadlines: Deadlines = DEADLINES,
 ) -> Lifespan:
     """Returns a lifespan that runs `tasks` beside the app, and the app's own listener at `listen` if given.
 
@@ -156,11 +158,12 @@ def lifespan_of(
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         running = [asyncio.create_task(task()) for task in tasks]
+        gc.freeze()  # otherwise a large body makes full collections traverse all imported modules
         try:
             if listen is None:
                 yield
             else:
-                async with listening(app, *listen, max_connections):
+                async with listening(app, *listen, max_connections, deadlines):
                     yield
         finally:
             for task in running:

@@ -23,7 +23,7 @@ import httpx
 
 from cluster.stores.model_registry import ModelRecord
 from serve.deployment import app_of
-from serve.host.listener import listening, reserved_port
+from serve.host.listener import reserved_port
 from serve.host.services import Services
 from serve.host.state import ServerState, StateLocations
 from serve.http.deadlines import Deadlines
@@ -89,8 +89,8 @@ async def serve(folder: Path, port: int, deadlines: Deadlines, **more: int) -> N
     nothing: Any = None
     hosting: Any = Ready()
     services = Services(state, operator, nothing, hosting, deadlines)
-    app = app_of(state, services, operator, deadlines=deadlines)
-    async with listening(app, "127.0.0.1", port, limits.max_connections, deadlines):
+    app = app_of(state, services, operator, listen=("127.0.0.1", port), deadlines=deadlines)
+    async with app.router.lifespan_context(app):
         print(json.dumps({"port": port, "tokens": tokens}), flush=True)
         await asyncio.Event().wait()
 
