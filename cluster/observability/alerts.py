@@ -186,8 +186,8 @@ ALERTS = (
         "Its driver ended with an error and released its engines and learner. For the job `api`: a job of the server "
         "failed, maybe before it had a driver.",
         "The last event says why (`events.jsonl`, `agent-rft events list JOB`; `agent-rft jobs log ID` has what the "
-        "driver wrote). `agent-rft explain CODE` explains a problem code. Resume it once the cause is gone: it resumes "
-        "from its last checkpoint.",
+        "driver wrote). `agent-rft explain CODE` explains a problem code. Once the cause is gone, resume it: it starts "
+        "at its last checkpoint.",
     ),
     Alert(
         "JobLost",
@@ -197,9 +197,9 @@ ALERTS = (
         "the driver of {{ $labels.job }} is gone, and did not report an end",
         "It was killed, or its node is down; then the steps since its last checkpoint have to be done again. A scrape "
         "interval above 15 s may miss the end of a job that was in order.",
-        "If the run's events have a `job_ended`, nothing is lost. The server starts its jobs again by itself; resume any "
-        "other with `agent-rft train JOB.yaml --resume RUN`. `dmesg` or `kubectl describe pod` says whether memory was "
-        "short.",
+        "If the run's events have a `job_ended`, nothing is lost. The server starts its jobs again by itself; resume "
+        "another with `agent-rft train JOB.yaml --resume RUN`. `dmesg` or `kubectl describe pod` says whether memory "
+        "was short.",
     ),
     Alert(
         "TargetDown",
