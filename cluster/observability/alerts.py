@@ -53,6 +53,8 @@ _NOT_ENDED = f"(sum by (job) (last_over_time({samples('jobs_ended/<outcome>')}[1
 """Jobs whose driver was there within the last hour and has not reported its end."""
 _FAILED = f"sum by (job) (max_over_time({samples('jobs_ended/failed')}[15m])) > 0"
 _DRIVER = 'process="driver"'
+_RAY_UP = f'label_replace(up{{job="{RAY_TARGETS}"}}, "node", "$1", "instance", "(.+):.+")'
+"""Ray lists several ports a node, also one that nothing listens at where there is no autoscaler."""
 _DISK_FREE, _DISK_TOTAL = samples("disk_free_bytes"), samples("disk_total_bytes")
 _SERVER_ERROR = 'status=~"5.."'
 _API_REQUESTS = "api_request_s/<status>/<method>/<route>"
@@ -206,9 +208,9 @@ ALERTS = (
         "warning",
         f'up{{job="{OUR_TARGETS}"}} == 0 and on (instance) '
         f"(max by (instance, job) (last_over_time({samples('process_up')}[1h])) and on (job) {_NOT_ENDED}) "
-        f'or up{{job="{RAY_TARGETS}"}} == 0',
+        f"or max by (job, node) ({_RAY_UP}) == 0",
         "5m",
-        "Prometheus cannot scrape {{ $labels.instance }}, where a job runs",
+        "Prometheus cannot scrape {{ $labels.instance }}{{ $labels.node }}, where a job or Ray runs",
         "Panels and alerts about its processes are blind. A node without a job serves no metrics, and needs no alert.",
         "Is the node there (`ray status`)? If it is, does `curl http://NODE:9464/metrics` answer from the machine of "
         "Prometheus: a firewall or a network policy may be in between, or a full disk keeps the processes from writing "
