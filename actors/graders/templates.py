@@ -7,12 +7,19 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 from trainer.errors import GraderFailed
 
 SAMPLE_KEYS = ("choices", "output_text", "output_json", "output_tools")
 INVALID_VARIABLE = "invalid_variable_error"
+MAX_CHARS = 1_000_000
+"""Length of a rendered text, and of all messages to a judge together: more than models read and people write."""
+MAX_PLACEHOLDERS = 1_000
+"""Placeholders of a template; a grader that needs more is a program, which is what python graders are for."""
+MAX_PROBLEMS = 10
 
 _PLACEHOLDER = re.compile(r"\{\{(.*?)\}\}", re.DOTALL)
 _PATH = re.compile(r"(item|sample)((?:\.(?!__)[\w-]+|\[\d+\])+)")
@@ -21,42 +28,73 @@ _STEP = re.compile(r"\.([\w-]+)|\[(\d+)\]")
 
 def template_problems(template: str) -> list[str]:
     """What is wrong with a template, as far as that can be seen without a row: syntax, names, the keys of `sample`."""
-    problems = []
-    for match in _PLACEHOLDER.finditer(template):
+    return list(islice(_problems(template), MAX_PROBLEMS))
+
+
+def _problems(template: str) -> Iterator[str]:
+    end = 0
+    for match in _placeholders(template):
         path = match[1].strip()
         parsed = _PATH.fullmatch(path)
         if parsed is None:
             example = "item.answer or sample.output_tools[0].function.name"
-            problems.append(f"{{{{ {path} }}}} is not a path such as {example}")
+            yield f"{{{{ {path:.200} }}}} is not a path such as {example}"
         elif parsed[1] == "sample" and (mistake := _sample_mistake(_steps(parsed[2]))):
-            problems.append(f"{{{{ {path} }}}}: {mistake}")
-    if "{{" in _PLACEHOLDER.sub("", template):
-        problems.append("a {{ is not closed by }}")
-    return problems
+            yield f"{{{{ {path:.200} }}}}: {mistake}"
+        end = match.end()
+    if "{{" in template[end:]:
+        yield "a {{ is not closed by }}"
 
 
-def render(template: str, where: str, *, item: dict[str, Any], sample: dict[str, Any]) -> str:
+def num_placeholders(template: str) -> int:
+    return sum(1 for _ in _placeholders(template))
+
+
+def render(
+    template: str, where: str, *, item: dict[str, Any], sample: dict[str, Any], max_chars: int = MAX_CHARS
+) -> str:
     """The template with its values. `where` names the template in errors ("grader 'exact', input").
 
     Raises:
         GraderFailed: a path does not exist; its details are code (invalid_variable_error) and path. This discards the
-            rollout, unless the grader is part of a `multi` that has an `invalid_grade`.
+            rollout, unless the grader is part of a `multi` that has an `invalid_grade`. Or the text would be longer
+            than `max_chars`: nothing longer is ever put together.
     """
     names = {"item": item, "sample": sample}
+    parts: list[str] = []
+    end = num_chars = 0
 
-    def value_of(match: re.Match[str]) -> str:
-        path = match[1].strip()
-        parsed = _PATH.fullmatch(path)
-        if parsed is None:
-            raise _unknown(where, path, "it is not a path")
-        value: Any = names[parsed[1]]
-        for step in _steps(parsed[2]):
-            if not _holds(value, step):
-                raise _unknown(where, path, f"there is no {step!r} in {_kind(value)}")
-            value = value[step]
-        return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    def add(text: str) -> None:
+        nonlocal num_chars
+        num_chars += len(text)
+        if num_chars > max_chars:
+            raise GraderFailed(f"{where}: with its values the text has more than {MAX_CHARS:,} characters")
+        parts.append(text)
 
-    return _PLACEHOLDER.sub(value_of, template)
+    for match in _placeholders(template):
+        add(template[end : match.start()])
+        value = _value(names, match[1].strip(), where)
+        add(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+        end = match.end()
+    add(template[end:])
+    return "".join(parts)
+
+
+def _placeholders(template: str) -> Iterator[re.Match[str]]:
+    """The placeholders, in time linear in the template: what follows the last }} is not searched for one."""
+    return _PLACEHOLDER.finditer(template, 0, template.rfind("}}") + 2)
+
+
+def _value(names: dict[str, Any], path: str, where: str) -> Any:
+    parsed = _PATH.fullmatch(path)
+    if parsed is None:
+        raise _unknown(where, path, "it is not a path")
+    value: Any = names[parsed[1]]
+    for step in _steps(parsed[2]):
+        if not _holds(value, step):
+            raise _unknown(where, path, f"there is no {step!r:.200} in {_kind(value)}")
+        value = value[step]
+    return value
 
 
 def _sample_mistake(steps: list[str | int]) -> str | None:
@@ -92,5 +130,5 @@ def _kind(value: Any) -> str:
 
 def _unknown(where: str, path: str, why: str) -> GraderFailed:
     return GraderFailed(
-        f"{where}: {{{{ {path} }}}} has no value: {why} [{INVALID_VARIABLE}]", code=INVALID_VARIABLE, path=path
+        f"{where}: {{{{ {path:.200} }}}} has no value: {why} [{INVALID_VARIABLE}]", code=INVALID_VARIABLE, path=path
     )

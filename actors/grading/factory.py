@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import assert_never
 
 from actors.endpoints.model_client import CHAT, EMBEDDINGS, ModelClients, model_url, with_key
@@ -20,11 +22,14 @@ from actors.graders.kinds.multi import Multi
 from actors.graders.kinds.python import PythonGrade, python_source_problems
 from actors.graders.kinds.string_check import StringCheck
 from actors.graders.kinds.text_similarity import TextSimilarity
-from actors.graders.templates import template_problems
+from actors.graders.templates import MAX_PLACEHOLDERS, num_placeholders, template_problems
 from actors.grading.guarded import UNGATED
+from actors.grading.slots import InSlot, OncePerSlot, Slot
+from actors.grading.texts import TextPart, TextParts
 from actors.runtime.timing import REAL_TIMING, Timing
 from trainer.errors import InvalidJob, Problem
 from trainer.spec.graders import (
+    MAX_SOURCE_BYTES,
     CodeCheckGrader,
     EndpointGrader,
     GraderSpec,
@@ -33,6 +38,7 @@ from trainer.spec.graders import (
     MultiGrader,
     PythonGrader,
     ScoreModelGrader,
+    SingleGrader,
     StringCheckGrader,
     TextSimilarityGrader,
 )
@@ -40,6 +46,10 @@ from trainer.spec.job import Reinforcement
 from trainer.spec.model_names import named, nearest
 from trainer.spec.operator import NOTHING_ALLOWED, Operator
 
+MAX_GRADERS, MAX_HEAVY = 64, 16
+"""Parts of a multi grader, and those of them that start a process or ask a model or an endpoint for each grade. All
+graders of a job together may be twice as many."""
+REINFORCEMENT = "method.reinforcement"
 FIELD = "method.reinforcement.grader"
 GUARDS = "method.reinforcement.guards"
 HELD_OUT = "method.reinforcement.held_out_grader"
@@ -52,8 +62,11 @@ def make_grader(
     timing: Timing = REAL_TIMING,
     models: ModelClients | None = None,
     signer: Signer | None = None,
+    slot: Slot | None = None,
 ) -> Grader:
     """The grader that `spec` describes. Graders that share `models` share the limits of the models' endpoints.
+
+    With `slot`, for trials, each grade of what is heavy waits for a slot.
 
     Raises:
         InvalidJob: it is invalid (`grader_problems`).
@@ -62,32 +75,66 @@ def make_grader(
     if problems:
         raise InvalidJob("the grader is invalid", problems)
     models = ModelClients(operator.models, timing) if models is None else models
-    return _make(spec, spec.name or spec.type, operator, timing, models, signer)
+    return _Maker(operator, timing, models, signer, slot).make(spec, spec.name or spec.type)
 
 
-def _make(
-    spec: GraderSpec, label: str, operator: Operator, timing: Timing, models: ModelClients, signer: Signer | None
-) -> Grader:
-    match spec:
-        case StringCheckGrader():
-            return StringCheck(spec, label)
-        case TextSimilarityGrader():
-            by_model = spec.evaluation_metric == "cosine"
-            return TextSimilarity(spec, label, models.client(spec.model, EMBEDDINGS) if by_model else None)
-        case PythonGrader():
-            return PythonGrade(spec, label, operator)
-        case ScoreModelGrader() | LabelModelGrader():
-            return Judge(spec, label, models.client(spec.model, CHAT))
-        case EndpointGrader():
-            return EndpointGrade(spec, label, operator, timing, signer)
-        case CodeCheckGrader():
-            return CodeCheck(spec, label)
-        case LengthGrader():
-            return LengthCheck(spec, label)
-        case MultiGrader():
-            parts = {name: _make(part, name, operator, timing, models, signer) for name, part in spec.graders.items()}
-            return Multi(spec, label, parts)
-    assert_never(spec)
+@dataclass(frozen=True, slots=True)
+class _Maker:
+    """`num_workers` is how many processes each python grader may have; None: its default."""
+
+    operator: Operator
+    timing: Timing
+    models: ModelClients
+    signer: Signer | None
+    slot: Slot | None
+    num_workers: int | None = None
+
+    def make(self, spec: GraderSpec, label: str) -> Grader:
+        if isinstance(spec, MultiGrader):
+            maker = replace(self, num_workers=_num_workers(spec))
+            return Multi(spec, label, maker.parts(spec.graders))
+        return self.parts({label: spec})[label]
+
+    def parts(self, specs: Mapping[str, SingleGrader]) -> dict[str, Grader]:
+        if self.slot is None:
+            return {name: self._single(spec, name) for name, spec in specs.items()}
+        texts = TextParts({name: spec for name, spec in specs.items() if not is_heavy(spec)}, self.slot)
+        return {name: self._trial(spec, name, texts, self.slot) for name, spec in specs.items()}
+
+    def _trial(self, spec: SingleGrader, label: str, texts: TextParts, slot: Slot) -> Grader:
+        if not is_heavy(spec):
+            return TextPart(label, self._single(spec, label), texts)
+        if isinstance(spec, PythonGrader):
+            once = partial(PythonGrade, spec, label, self.operator, num_workers=1, ahead=False)
+            return OncePerSlot(once, slot)
+        return InSlot(self._single(spec, label), slot)
+
+    def _single(self, spec: SingleGrader, label: str) -> Grader:
+        match spec:
+            case StringCheckGrader():
+                return StringCheck(spec, label)
+            case TextSimilarityGrader():
+                by_model = spec.evaluation_metric == "cosine"
+                return TextSimilarity(spec, label, self.models.client(spec.model, EMBEDDINGS) if by_model else None)
+            case PythonGrader():
+                return PythonGrade(spec, label, self.operator, num_workers=self.num_workers)
+            case ScoreModelGrader() | LabelModelGrader():
+                return Judge(spec, label, self.models.client(spec.model, CHAT))
+            case EndpointGrader():
+                return EndpointGrade(spec, label, self.operator, self.timing, self.signer)
+            case CodeCheckGrader():
+                return CodeCheck(spec, label)
+            case LengthGrader():
+                return LengthCheck(spec, label)
+        assert_never(spec)
+
+
+def _num_workers(spec: MultiGrader) -> int | None:
+    """Processes of each python part; fewer than one per core where an older job has more parts than a new one may."""
+    num_parts = sum(isinstance(part, PythonGrader) for part in spec.graders.values())
+    if num_parts <= MAX_HEAVY:
+        return None
+    return max(1, len(os.sched_getaffinity(0)) * MAX_HEAVY // num_parts)
 
 
 # -- what is wrong -----------------------------------------------------------------------------------------------------
@@ -95,7 +142,8 @@ def _make(
 
 def all_grader_problems(reinforcement: Reinforcement, operator: Operator) -> list[Problem]:
     """The problems of a job's grader, guards and held-out grader that can be found without calling anything."""
-    problems = grader_problems(reinforcement.grader, operator)
+    problems = size_problems(list(graders_of(reinforcement)))
+    problems += grader_problems(reinforcement.grader, operator)
     seen = set()
     for i, guard in enumerate(reinforcement.guards):
         problems += grader_problems(guard.grader, operator, f"{GUARDS}[{i}].grader")
@@ -133,6 +181,47 @@ def graders_of(reinforcement: Reinforcement) -> Iterator[tuple[str, GraderSpec]]
         yield field, spec
         if isinstance(spec, MultiGrader):
             yield from ((f"{field}.graders.{name}", part) for name, part in spec.graders.items())
+
+
+def size_problems(graders: Sequence[tuple[str, GraderSpec]]) -> list[Problem]:
+    """What is too large in these (field, grader), which include the parts of multi graders.
+
+    Apart from `grader_problems`, without which no grader is made: a job that began with more goes on.
+    """
+    problems: list[Problem] = []
+    for field, spec in graders:
+        if isinstance(spec, MultiGrader):
+            problems += _too_many(f"{field}.graders", list(spec.graders.values()), 1)
+        for place, template in templates_of(spec):
+            if num_placeholders(template) > MAX_PLACEHOLDERS:
+                problems.append(_too_large(f"{field}.{place}", f"more than {MAX_PLACEHOLDERS:,} placeholders"))
+    single = [spec for _, spec in graders if not isinstance(spec, MultiGrader)]
+    sources = sum(len(spec.source.encode()) for spec in single if isinstance(spec, PythonGrader))
+    if sources > MAX_SOURCE_BYTES:
+        problems.append(_too_large(graders[0][0], f"python sources of more than {MAX_SOURCE_BYTES:,} bytes in all"))
+    return problems or list(_too_many(REINFORCEMENT, single, 2))
+
+
+def _too_many(field: str, graders: Sequence[GraderSpec], factor: int) -> Iterator[Problem]:
+    most, most_heavy = MAX_GRADERS * factor, MAX_HEAVY * factor
+    if len(graders) > most:
+        yield _too_large(field, f"more than {most} graders")
+    if sum(map(is_heavy, graders)) > most_heavy:
+        yield _too_large(field, f"more than {most_heavy} graders that start a process or ask a model or an endpoint")
+
+
+def _too_large(field: str, what: str) -> Problem:
+    return Problem("grader_too_large", field, f"has {what}", "combine several checks in one python grader")
+
+
+def is_heavy(spec: GraderSpec) -> bool:
+    """Whether each grade starts a process, or asks a model or an endpoint."""
+    match spec:
+        case PythonGrader() | EndpointGrader() | ScoreModelGrader() | LabelModelGrader():
+            return True
+        case TextSimilarityGrader():
+            return spec.evaluation_metric == "cosine"
+    return False
 
 
 def templates_of(spec: GraderSpec) -> Iterator[tuple[str, str]]:

@@ -21,6 +21,7 @@ from actors.endpoints.stats import live_endpoint_metrics
 from actors.graders.base import Grader, finite_number
 from actors.grading.factory import make_grader
 from actors.grading.guarded import Guarded
+from actors.grading.slots import WAIT_S, Slot
 from actors.runtime.calls import QUICK_S, ask
 from actors.runtime.channel import Channel, Reachable
 from actors.runtime.exporter import MetricsAddress, start_telemetry
@@ -69,10 +70,12 @@ class GraderPool:
         deadline_s: float | None = None,
         timing: Timing = REAL_TIMING,
         signer: Signer | None = None,
+        slot: Slot | None = None,
     ) -> None:
         """Make the graders.
 
-        `grader` replaces the one of `spec`, and `deadline_s` its deadline for one grade, including the wait for a slot.
+        `grader` replaces the one of `spec`, and `deadline_s` its deadline for one grade. With `slot`, for trials, what
+        starts a process or asks a model or an endpoint waits for a slot, apart from that deadline.
 
         Raises:
             InvalidJob: a grader is invalid.
@@ -84,8 +87,9 @@ class GraderPool:
             return _Bounded(make_grader(spec, operator, timing, models, signer), what, limit_s)
 
         if grader is None:
-            grader = make_grader(spec, operator, timing, models, signer)
+            grader = make_grader(spec, operator, timing, models, signer, slot)
         limit_s = _deadline_s(spec, operator) if deadline_s is None else deadline_s
+        limit_s += 0.0 if slot is None else WAIT_S
         self._grader: Grader = _Bounded(grader, f"grader {spec.name or spec.type!r}", limit_s)
         if not guards and held_out is None:
             return

@@ -1,10 +1,11 @@
-"""Fast start and exit of processes that load torch or vLLM, and process priority when all cores of a node are busy."""
+"""Fast start and exit of processes that load torch or vLLM, and limits and priority of processes."""
 
 from __future__ import annotations
 
 import atexit
 import gc
 import os
+import resource
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -36,6 +37,18 @@ def lower_priority() -> None:
     for thread in os.listdir("/proc/self/task"):
         with suppress(ProcessLookupError):  # it has just ended
             os.setpriority(os.PRIO_PROCESS, int(thread), os.getpriority(os.PRIO_PROCESS, int(thread)) + NICE_INCREMENT)
+
+
+def limit_process(cpu_s: int, memory_bytes: int) -> None:
+    """Limit this process: it is ended by SIGXCPU, or raises MemoryError."""
+    for kind, limit in (
+        (resource.RLIMIT_CPU, cpu_s),
+        (resource.RLIMIT_DATA, memory_bytes),  # not RLIMIT_AS: Ray maps far more than it uses
+        (resource.RLIMIT_CORE, 0),
+    ):
+        hard = resource.getrlimit(kind)[1]
+        soft = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+        resource.setrlimit(kind, (soft, hard))
 
 
 def end_process(code: int) -> NoReturn:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import resource
 import signal
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -23,18 +22,6 @@ MEMORY_BYTES = 8 << 30
 """Memory of a check: rows of 512 MB, the largest file, take half of it."""
 OUT_OF_MEMORY = 4
 """The exit code of a check that exceeded MEMORY_BYTES."""
-
-
-def limit_check(cpu_s: int = CPU_S, memory_bytes: int = MEMORY_BYTES) -> None:
-    """Limit this process: it is ended by SIGXCPU, or raises MemoryError."""
-    for kind, limit in (
-        (resource.RLIMIT_CPU, cpu_s),
-        (resource.RLIMIT_DATA, memory_bytes),  # not RLIMIT_AS: Ray maps far more than it uses
-        (resource.RLIMIT_CORE, 0),
-    ):
-        hard = resource.getrlimit(kind)[1]
-        soft = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
-        resource.setrlimit(kind, (soft, hard))
 
 
 async def run_check(command: Sequence[str], environment: Mapping[str, str], job_id: str, output: Path) -> list[Problem]:

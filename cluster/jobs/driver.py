@@ -26,8 +26,8 @@ from pathlib import Path
 
 from sqlalchemy.exc import OperationalError
 
-from actors.runtime.process import end_process
-from cluster.jobs.check_process import OUT_OF_MEMORY, limit_check
+from actors.runtime.process import end_process, limit_process
+from cluster.jobs.check_process import CPU_S, MEMORY_BYTES, OUT_OF_MEMORY
 from cluster.jobs.driver_settings import DriverSettings, Server
 from cluster.jobs.logs import JobLogs
 from cluster.jobs.manager import PAUSING
@@ -180,7 +180,7 @@ def main() -> None:
     parser.add_argument("--check", type=Path, help="only validate the job, and write its problems to this file")
     options = parser.parse_args()
     if options.check is not None:
-        limit_check()
+        limit_process(CPU_S, MEMORY_BYTES)
     server = Server(DriverSettings.read(options.settings))
     try:
         if options.check is not None:

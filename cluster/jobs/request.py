@@ -18,6 +18,7 @@ from pydantic import BaseModel, Field, GetJsonSchemaHandler, StrictInt, StrictSt
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
+from actors.grading.factory import graders_of, size_problems
 from cluster.preflight.form_check import endpoint_problems
 from cluster.records.redact import plain, public_job
 from cluster.stores.file_store import FileRecord
@@ -26,7 +27,7 @@ from trainer.errors import InvalidJob, Problem, UserError
 from trainer.spec.endpoints import Strict
 from trainer.spec.job import FILES, ClusterSpec, JobSpec, Method
 from trainer.spec.operator import Operator
-from trainer.spec.reader import Lines, ParsedFile, Variables, validate
+from trainer.spec.reader import Lines, ParsedFile, Variables, validate, without_nulls
 
 TRAINING_PURPOSES = ("fine-tune",)
 LEGACY = ("batch_size", "n_epochs", "learning_rate_multiplier")
@@ -122,7 +123,7 @@ def parse_api_job(body: Any, models: ModelCatalog, files: Files, operator: Opera
     spec = _validated(JobSpec, raw)
     found = [*_boolean_problems(raw["method"]), *_size_problems(spec)]
     if spec.method.type == "reinforcement":
-        found += endpoint_problems(spec.reinforcement, operator)
+        found += size_problems(list(graders_of(spec.reinforcement))) or endpoint_problems(spec.reinforcement, operator)
     _refuse(found)
     model = _known_model(request.model, models)
     _refuse([p for name in FILES if (p := _file_problem(name, getattr(request, name), files)) is not None])
@@ -176,17 +177,6 @@ def _validated(model: Any, raw: Any) -> Any:
 def _refuse(problems: list[Problem]) -> None:
     if problems:
         raise InvalidJob(f"{len(problems)} mistake{'s' * (len(problems) != 1)} in the request", problems)
-
-
-def without_nulls(value: Any, *, key: str = "") -> Any:
-    """Without keys whose value is null, which clients send for omitted fields. Nulls in a JSON schema are kept."""
-    if key == "response_format":
-        return value
-    if isinstance(value, dict):
-        return {k: without_nulls(v, key=k) for k, v in value.items() if v is not None}
-    if isinstance(value, list):
-        return [without_nulls(item) for item in value]
-    return value
 
 
 def _method(request: WireJob) -> dict[str, Any]:

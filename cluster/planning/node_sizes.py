@@ -21,7 +21,7 @@ from trainer.errors import Problem
 SPILL_SHARE = 0.8
 """Ray's default of `object_spilling_threshold`."""
 STORE_BYTES = 128 * 2**20
-"""Of every object store, for what is no weights."""
+"""Room in each object store for what else is in it."""
 BUCKETS_ON_THEIR_WAY = 2
 """One that an engine copies, and the next one."""
 TMP_BYTES = 3 * GIB
@@ -67,7 +67,7 @@ def _sizes(node: Node, version: int, bucket: int, engines: int, is_source: bool,
     own = store if node.object_store_bytes is None else node.object_store_bytes
     # Buckets that were read stay until there is no room, or until the next version.
     held = min(own, STORE_BYTES + version) if is_source or engines else 0
-    shm = own + engines * version + (MANY_GPUS_SHM_BYTES if engines and many_gpus else 0)
+    shm = max(own, store) + engines * version + (MANY_GPUS_SHM_BYTES if engines and many_gpus else 0)
     spilled = max(0, STORE_BYTES + version - int(own * SPILL_SHARE)) if is_source and own < store else 0
     return NodeSizes(store, shm, TMP_BYTES + spilled, held)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from trainer.spec.reader import fill_in, read_source, validate
 ASK_TIMEOUT_S = 30.0
 HEADROOM = 0.08
 """Share of all memory that a plan leaves free: devices report less than their name says, and estimates may be low."""
+MAX_NODES = 10_000
 CGROUP = Path("/sys/fs/cgroup")
 MEMORY_LIMITS = ("memory.max", "memory/memory.limit_in_bytes")
 """A container's memory limit in version 2 and in version 1 of Linux control groups."""
@@ -69,7 +71,7 @@ class NodeGroup(Strict):
 
     name: str
     """Name of the node in the plan; nodes of a group of several are numbered: `gpu-0`, `gpu-1`."""
-    count: Annotated[int, Field(ge=1, le=10_000)] = 1
+    count: Annotated[int, Field(ge=1, le=MAX_NODES)] = 1
     """How many nodes like this there are."""
     cores: Annotated[float, Field(ge=0)]
     """CPU cores that each node offers to Ray."""
@@ -101,8 +103,10 @@ class NodesFile(Strict):
     @field_validator("nodes")
     @classmethod
     def _names_are_unique(cls, nodes: tuple[NodeGroup, ...]) -> tuple[NodeGroup, ...]:
-        names = [node.name for group in nodes for node in group.nodes()]
-        if duplicated := sorted({name for name in names if names.count(name) > 1}):
+        if (count := sum(group.count for group in nodes)) > MAX_NODES:
+            raise ValueError(f"there are {count:,} nodes; use at most {MAX_NODES:,}")
+        names = Counter(node.name for group in nodes for node in group.nodes())
+        if duplicated := sorted(name for name, times in names.items() if times > 1):
             raise ValueError(f"the names {duplicated} are duplicated; give each node its own name")
         return nodes
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from actors.endpoints.address_guard import Guard
 from actors.endpoints.signing import PREFIX, secret_mistakes
 from actors.endpoints.url import endpoint_mistake
-from actors.grading.factory import all_grader_problems, grader_problems, graders_of
+from actors.grading.factory import all_grader_problems, grader_problems, graders_of, size_problems
 from trainer.errors import InvalidJob, Problem
 from trainer.spec.endpoints import Headers
 from trainer.spec.graders import EndpointGrader, GraderSpec, MultiGrader
@@ -68,9 +68,10 @@ def check_grader(spec: GraderSpec, operator: Operator) -> None:
     Raises:
         InvalidJob: the grader has mistakes; lists all of them.
     """
-    problems = grader_problems(spec, operator, "grader")
+    graders = list(_parts(spec))
+    problems = size_problems(graders) or grader_problems(spec, operator, "grader")
     guard = Guard(operator.allowed_networks)
-    for place, part in _parts(spec):
+    for place, part in graders:
         if isinstance(part, EndpointGrader) and not endpoint_mistake(part.url, {}):
             mistake = guard.mistake(part.url)
             if mistake is not None:

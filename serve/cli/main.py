@@ -28,6 +28,7 @@ from serve.cli import client as client_cli
 from serve.cli import completion
 from serve.cli.audit import app as audit_app
 from serve.cli.explain import explain_command
+from serve.cli.importing import app as import_app
 from serve.cli.keys import DEFAULT_FOLDER, DatabaseUrl, Folder
 from serve.cli.keys import app as keys_app
 from serve.cli.schema import schema
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 app.add_typer(keys_app, name="keys")
 app.add_typer(audit_app, name="audit")
+app.add_typer(import_app, name="import")
 app.add_typer(client_cli.files, name="files")
 app.add_typer(client_cli.jobs, name="jobs")
 app.add_typer(client_cli.events, name="events")

@@ -14,6 +14,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict
 from starlette.exceptions import HTTPException
 
+from actors.grading.slots import NoSlot
 from trainer.errors import InvalidJob, UserError
 from trainer.spec.reader import field_name, key_path_of
 
@@ -108,9 +109,19 @@ def install_handlers(app: FastAPI) -> None:
     async def _http(request: Request, error: HTTPException) -> JSONResponse:
         return response_of(_of_http(request, error))
 
+    @app.exception_handler(NoSlot)
+    async def _no_slot(request: Request, error: NoSlot) -> JSONResponse:
+        return response_of(_too_many_trials(error))
+
     @app.exception_handler(UserError)
     async def _user_error(request: Request, error: UserError) -> JSONResponse:
         return response_of(of_user_error(error))
+
+
+def _too_many_trials(error: NoSlot) -> ApiError:
+    message = f"Too many graders and tools are being tried at the same time: {error}. Try again in a moment."
+    headers = {"Retry-After": "5"}
+    return ApiError(429, message, code="too_many_trials", type="rate_limit_error", headers=headers)
 
 
 def of_user_error(error: UserError, param: str | None = None) -> ApiError:
@@ -124,7 +135,7 @@ def of_user_error(error: UserError, param: str | None = None) -> ApiError:
 
 def _of_validation(errors: Sequence[Mapping[str, Any]], body: Any) -> ApiError:
     mistakes: list[tuple[str | None, str, str]] = []
-    for error in errors:
+    for error in errors[:SHOWN_MISTAKES]:  # there may be one for each value of a large body
         origin, *loc = error["loc"]
         kind = str(error["type"])
         if kind == "json_invalid":
@@ -135,7 +146,7 @@ def _of_validation(errors: Sequence[Mapping[str, Any]], body: Any) -> ApiError:
         message = str(error["msg"]).removeprefix("Value error, ")
         mistakes.append((_cut(field_name(place), MAX_PARAM_CHARS) or None, message, kind))
     param, _, kind = mistakes[0]
-    texts = [f"{place}: {message}" if place else message for place, message, _ in mistakes[:SHOWN_MISTAKES]]
+    texts = [f"{place}: {message}" if place else message for place, message, _ in mistakes]
     code = "missing_required_parameter" if kind == "missing" else "invalid_value"
     code = "unknown_parameter" if kind == "extra_forbidden" else code
     return ApiError(400, "; ".join(texts), param=param, code=code)

@@ -14,17 +14,19 @@ from pydantic import TypeAdapter, ValidationError
 from actors.graders.sample import sample_of
 from actors.grading.pool import GraderPool
 from actors.runtime.calls import outcome_of
-from cluster.preflight.form_check import check_grader
+from cluster.stores.keys import ApiKey
 from serve.http.errors import ApiError, of_user_error
-from trainer.errors import EndpointRefused, InvalidJob, RftError
+from serve.http.trials import Trials
+from trainer.errors import EndpointRefused, InvalidJob, RftError, first_error
 from trainer.spec.graders import GraderSpec
-from trainer.spec.operator import Operator
 from trainer.types import Grade, ToolCall, Turn
 
+MAX_SAMPLES = 16
+"""Samples graded at a time, so that a request with many does not fill the queue for slots by itself."""
 _GRADER: TypeAdapter[Any] = TypeAdapter(GraderSpec)
 
 
-def read_grader(raw: Mapping[str, Any], operator: Operator) -> GraderPool:
+async def read_grader(raw: Mapping[str, Any], trials: Trials, key: ApiKey) -> GraderPool:
     """Returns the grader of a request, within what the operator allows.
 
     Raises:
@@ -32,14 +34,14 @@ def read_grader(raw: Mapping[str, Any], operator: Operator) -> GraderPool:
     """
     try:
         spec = _GRADER.validate_python(raw)
-        check_grader(spec, operator)
+        grader = await trials.grader(spec, key)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(["grader", *(str(part) for part in first["loc"][1:])])
         raise ApiError(400, f"{place}: {first['msg']}", param=place, code="invalid_grader") from None
     except InvalidJob as error:
         raise of_user_error(error, "grader") from None
-    return GraderPool(spec, operator=operator)
+    return grader
 
 
 async def best_of(
@@ -51,17 +53,24 @@ async def best_of(
 
     Raises:
         ApiError: no choice could be graded.
+        NoSlot: a grader got no slot.
     """
     choices = completion["choices"]
+    room = asyncio.Semaphore(MAX_SAMPLES)
+
+    async def graded_choice(i: int, choice: Mapping[str, Any]) -> Grade | RftError:
+        async with room:
+            sample = _sample(choice, wants_json)
+            return await outcome_of(grader.grade(sample, item or {}, f"trace_{completion['id']}_{i}"))
+
     try:
-        outcomes = await asyncio.gather(
-            *(
-                outcome_of(grader.grade(_sample(choice, wants_json), item or {}, f"trace_{completion['id']}_{i}"))
-                for i, choice in enumerate(choices)
-            )
-        )
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(graded_choice(i, choice)) for i, choice in enumerate(choices)]
+    except ExceptionGroup as failed:
+        raise first_error(failed) from None
     finally:
         await grader.close()
+    outcomes = [task.result() for task in tasks]
     scores = [outcome.value if isinstance(outcome, Grade) else None for outcome in outcomes]
     graded = [i for i, score in enumerate(scores) if score is not None]
     if not graded:

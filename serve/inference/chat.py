@@ -12,13 +12,13 @@ from serve.http.auth import Writer
 from serve.http.errors import ApiError
 from serve.http.schemas import ChatCompletionBody, answers
 from serve.http.sse import event_stream
+from serve.http.trials import Trials
 from serve.inference.best_of import best_of, read_grader
 from serve.inference.chat_schema import ChatRequest
 from serve.inference.model_server import ModelServer
-from trainer.spec.operator import Operator
 
 
-def make_router(models: ModelServer, operator: Operator) -> APIRouter:
+def make_router(models: ModelServer, trials: Trials) -> APIRouter:
     router = APIRouter(tags=["chat"])
 
     @router.post("/chat/completions", response_model=None, responses=answers(ChatCompletionBody, streams=True))
@@ -30,7 +30,7 @@ def make_router(models: ModelServer, operator: Operator) -> APIRouter:
             return event_stream(chunks if wants_usage else _without_usage(chunks), end="[DONE]")
         if request.grader is None:
             return JSONResponse(await models.chat(request.body()))
-        grader = read_grader(request.grader, operator)
+        grader = await read_grader(request.grader, trials, key)
         wants_json = request.response_format is not None and request.response_format.type != "text"
         return JSONResponse(await best_of(await models.chat(request.body()), grader, request.item, wants_json))
 

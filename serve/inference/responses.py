@@ -10,15 +10,15 @@ from serve.http.auth import Writer
 from serve.http.schemas import Response as ResponseAnswer
 from serve.http.schemas import answers
 from serve.http.sse import event_stream
+from serve.http.trials import Trials
 from serve.inference.best_of import best_of, read_grader
 from serve.inference.model_server import ModelServer
 from serve.inference.responses_chat import chat_body, new_id, response_of
 from serve.inference.responses_schema import ResponsesRequest
 from serve.inference.responses_stream import ResponseStream
-from trainer.spec.operator import Operator
 
 
-def make_router(models: ModelServer, operator: Operator, secrets: SecretBox) -> APIRouter:
+def make_router(models: ModelServer, trials: Trials, secrets: SecretBox) -> APIRouter:
     router = APIRouter(tags=["responses"])
 
     @router.post("/responses", response_model=None, responses=answers(ResponseAnswer, streams=True))
@@ -30,7 +30,7 @@ def make_router(models: ModelServer, operator: Operator, secrets: SecretBox) -> 
             chunks = await models.stream(body)
             stream = ResponseStream(request, sealer)
             return event_stream(stream.events(chunks), named=True, failed=stream.failed)
-        grader = None if request.grader is None else read_grader(request.grader, operator)
+        grader = None if request.grader is None else await read_grader(request.grader, trials, key)
         completion = await models.chat(body)
         if grader is not None:
             completion = await best_of(completion, grader, request.item, request.wants_json)

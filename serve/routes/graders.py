@@ -9,8 +9,6 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Annotated, Any
 
 from fastapi import APIRouter
@@ -23,16 +21,17 @@ from actors.graders.sample import sample_of
 from actors.grading.pool import GraderPool
 from actors.runtime.calls import outcome_of
 from actors.tools.dispatcher import Dispatcher
-from cluster.jobs.request import without_nulls
-from cluster.preflight.form_check import check_grader
 from cluster.records.redact import REDACTED
 from serve.http.auth import Writer
 from serve.http.errors import ApiError, of_user_error
+from serve.http.json_body import has_many_values
 from serve.http.schemas import GraderRun, ToolOutput, ValidGrader, answers
+from serve.http.trials import Trials
 from trainer.errors import Discard, EndpointRefused, InvalidJob, RftError, UserError
 from trainer.spec.endpoints import ToolSpec
 from trainer.spec.graders import EndpointGrader, GraderSpec, LabelModelGrader, MultiGrader, ScoreModelGrader
 from trainer.spec.operator import Operator
+from trainer.spec.reader import without_nulls
 from trainer.types import Grade, ToolCall
 
 Id = Annotated[str, Field(min_length=1, max_length=200)]
@@ -83,48 +82,26 @@ class ToolRequest(BaseModel):
     """The row of the dataset, which the tool receives."""
 
 
-class _TrialSlots:
-    """Bounds the trials at a time: each may occupy a sandbox or a connection for minutes."""
-
-    def __init__(self, count: int) -> None:
-        self._free = count
-
-    @asynccontextmanager
-    async def acquire(self) -> AsyncIterator[None]:
-        if not self._free:
-            message = "Too many graders and tools are being tried at the same time; try again in a moment."
-            headers = {"Retry-After": "1"}
-            raise ApiError(429, message, code="too_many_trials", type="rate_limit_error", headers=headers)
-        self._free -= 1
-        try:
-            yield
-        finally:
-            self._free += 1
-
-
-def make_router(operator: Operator) -> APIRouter:
+def make_router(trials: Trials) -> APIRouter:
     router = APIRouter(prefix="/fine_tuning/alpha", tags=["graders"])
-    slots = _TrialSlots(operator.limits.max_trial_calls)
 
     @router.post("/graders/validate", response_model=None, responses=answers(ValidGrader))
     async def validate_grader(body: ValidateRequest, key: Writer) -> dict[str, Any]:
         """Check a grader without running it, and return it."""
-        check_grader(body.grader, operator)
+        await trials.check(body.grader)
         return {"grader": shown_grader(body.grader)}
 
     @router.post("/graders/run", response_model=None, responses=answers(GraderRun))
     async def run_grader(body: RunRequest, key: Writer) -> dict[str, Any]:
         """Grade `model_sample` once."""
-        check_grader(body.grader, operator)
-        async with slots.acquire():
-            return await _run(body, operator)
+        return await _run(body, await trials.grader(body.grader, key))
 
     @router.post("/tool/run", response_model=None, responses=answers(ToolOutput))
     async def run_tool(body: ToolRequest, key: Writer) -> dict[str, Any]:
         """Call a tool once and return what the model would see."""
-        tool = _checked_tool(body, operator)
-        async with slots.acquire():
-            return await _call(body, tool, operator)
+        tool = _checked_tool(body, trials.operator)
+        async with trials.slot(key)():
+            return await _call(body, tool, trials.operator)
 
     return router
 
@@ -146,16 +123,15 @@ def shown_grader(spec: GraderSpec) -> dict[str, Any]:
     return shown
 
 
-async def _run(body: RunRequest, operator: Operator) -> dict[str, Any]:
+async def _run(body: RunRequest, pool: GraderPool) -> dict[str, Any]:
     """Grades once and returns the response.
 
     Raises:
         ApiError: the grading failed for a reason that only the client can fix.
     """
     start = time.monotonic()
-    pool = GraderPool(body.grader, operator=operator)
     try:
-        sample = sample_of(body.model_sample, (), "answer", wants_json=True)
+        sample = sample_of(body.model_sample, (), "answer", wants_json=not has_many_values(body.model_sample))
         trace_id = body.trace_id or f"trace_{secrets.token_hex(16)}"
         outcome = await outcome_of(pool.grade(sample, body.item or {}, trace_id))
     finally:

@@ -70,6 +70,12 @@ def test_a_job_file_that_is_not_yaml_loads_nothing_else(tmp_path: Path) -> None:
     assert not (HEAVY | {"aiohttp"}) & modules
 
 
+def test_import_loads_no_model_library_and_no_ray(tmp_path: Path) -> None:
+    modules, done = loaded_by(tmp_path, "import", "openai", "--from", str(tmp_path))
+    assert done.returncode == 1 and "job.json cannot be read" in done.stdout
+    assert "serve.importing.definition" in modules and not HEAVY & modules
+
+
 def test_explain_loads_no_model_library_and_no_ray(tmp_path: Path) -> None:
     modules, done = loaded_by(tmp_path, "explain", "grad_norm")
     assert "norm of the gradient" in done.stdout.lower()

@@ -33,6 +33,7 @@ from cluster.stores.migrate import migrate
 from cluster.stores.model_registry import ModelRegistry
 from cluster.stores.secrets import SecretBox
 from serve.http.app import create_app
+from serve.http.trials import Trials
 from serve.inference import chat, responses
 from serve.routes import files, fine_tuning, graders, models
 from tests.support.api import TOKEN, FakeKeys
@@ -67,10 +68,10 @@ class FullServer:
         routers = [
             files.make_router(kept),
             fine_tuning.make_router(JobService(self.store, self.models, kept, box, NOTHING_ALLOWED, NO_LOGS)),
-            graders.make_router(NOTHING_ALLOWED),
+            graders.make_router(Trials(NOTHING_ALLOWED)),
             models.make_router(self.models),
-            chat.make_router(fake, NOTHING_ALLOWED),
-            responses.make_router(fake, NOTHING_ALLOWED, box),
+            chat.make_router(fake, Trials(NOTHING_ALLOWED)),
+            responses.make_router(fake, Trials(NOTHING_ALLOWED), box),
         ]
         self.app = create_app(routers, FakeKeys(), limits=ServerLimits(requests_per_minute=10**6))
         self.schema = schemathesis.openapi.from_asgi("/openapi.json", self.app)

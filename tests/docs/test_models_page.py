@@ -13,6 +13,7 @@ import yaml
 from cluster.planning.nodes import read_nodes
 from cluster.planning.plan_view import plan_of_file
 from cluster.planning.units import GIB
+from serve.importing.models import OPEN_MODELS
 from tests.docs.markdown import pages
 from tests.support.paths import ROOT
 
@@ -29,9 +30,10 @@ SHAPES = {  # hidden, intermediate, layers, heads, is the head the embedding: fr
 KEY_VALUE_HEADS, HEAD_DIM, VOCABULARY = 8, 128, 151_936
 
 
-def rows() -> list[list[str]]:
+def rows(begin: str = "Qwen3-") -> list[list[str]]:
+    """The rows of the table whose first cells begin so."""
     lines = (ROOT / PAGE.path).read_text().splitlines()
-    return [re.split(r"\s*\|\s*", line.strip("| ")) for line in lines if line.startswith("| Qwen3-")]
+    return [re.split(r"\s*\|\s*", line.strip("| ")) for line in lines if line.startswith(f"| {begin}")]
 
 
 @pytest.mark.parametrize("row", rows(), ids=lambda row: row[0])
@@ -60,6 +62,15 @@ def test_a_row_is_what_the_plan_says(row: list[str], tmp_path: Path) -> None:
 
 def test_all_sizes_are_in_the_table() -> None:
     assert [row[0] for row in rows()] == list(SHAPES)
+
+
+def test_an_import_proposes_from_the_table_of_the_page() -> None:
+    table = [
+        [model.name, f"{model.billions:.2g}B", f"{model.context:,}", model.tool_parser or "none", model.licence]
+        for model in OPEN_MODELS
+    ]
+    assert table == rows("Qwen/")
+    assert [row[:2] for row in rows()] == [[name.removeprefix("Qwen/"), size] for name, size, *_ in table]
 
 
 def write_model(folder: Path, name: str) -> int:

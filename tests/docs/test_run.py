@@ -8,12 +8,16 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.docs.markdown import Page, guides
+from tests.support.openai_api import KEY, FakeOpenAI
+from tests.support.openai_jobs import record, recorded, reinforcement
+from tests.support.paths import ROOT
 from tests.support.tiny_model import add_to_hub_cache, write_tiny_model
 
 MODELS = [f"Qwen/Qwen3-{size}" for size in ("0.6B", "1.7B", "4B", "8B")]
@@ -37,13 +41,36 @@ def hub_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return cache
 
 
+@contextmanager
+def _moved_job() -> Iterator[dict[str, str]]:
+    """The environment of somebody with a job at OpenAI, whose tool and grader are those of the endpoint example."""
+    url, headers = "http://127.0.0.1:8124", {"Authorization": None}
+    tools = [{"name": "add", "server_url": f"{url}/tools/add", "headers": headers}]
+    grader = {"type": "endpoint", "url": f"{url}/grade", "headers": headers}
+    with FakeOpenAI() as api:
+        record(api, recorded(reinforcement(grader, tools=tools)))
+        rows = (ROOT / "examples" / "endpoint" / "rows.jsonl").read_bytes()
+        api.files = dict.fromkeys(api.files, rows)
+        yield {"OPENAI_BASE_URL": api.url, "OPENAI_API_KEY": KEY}
+
+
+SERVICES = {"docs/moving.md": _moved_job}
+"""What a page's blocks need beside them, by page: an environment while it lasts."""
+
+
 @pytest.mark.parametrize(("page", "marks"), list(sessions()))
 def test_the_blocks_of_a_page_run(page: Page, marks: tuple[str, ...], tmp_path: Path, hub_cache: Path) -> None:
+    with SERVICES.get(page.path, partial(nullcontext, {}))() as service:
+        _run(page, marks, tmp_path, hub_cache, service)
+
+
+def _run(page: Page, marks: tuple[str, ...], tmp_path: Path, hub_cache: Path, service: dict[str, str]) -> None:
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("AGENT_RFT_", "OPENAI_"))}
     environment |= {
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "HF_HUB_CACHE": str(hub_cache),
         "HF_HUB_OFFLINE": "1",
+        **service,
     }
     script = "\n".join(_script(page, marks))
     output = tmp_path / "output"

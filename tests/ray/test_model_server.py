@@ -24,6 +24,7 @@ from cluster.stores.secrets import SecretBox
 from examples.ledger.tools import TOOLS
 from examples.ledger.world import World
 from serve.http.schemas import ChatCompletionBody, Response
+from serve.http.trials import Trials
 from serve.inference import chat, responses
 from serve.inference.model_apps import EngineResources, RayServeModels
 from serve.inference.model_server import ServedModels
@@ -108,8 +109,8 @@ async def client(rollouts: Any, tmp_path_factory: pytest.TempPathFactory) -> Asy
     served = ServedModels(registry, hosting, limits)
     box = SecretBox.of_folder(folder, {})
     routers = [
-        chat.make_router(served, NOTHING_ALLOWED),
-        responses.make_router(served, NOTHING_ALLOWED, box),
+        chat.make_router(served, Trials(NOTHING_ALLOWED)),
+        responses.make_router(served, Trials(NOTHING_ALLOWED), box),
         models.make_router(registry),
     ]
     async with client_of(routers) as http:

@@ -4,7 +4,7 @@ Shapes: rewards [n] -> advantages [n], where n >= 2 is the number of graded roll
 to all sampled tokens of its rollout. For the rewards 1, 0, 0.5, 0.5:
 
     centred     0.5   -0.5   0  0       differences from the mean, 0.5
-    grpo        1.22  -1.22  0  0       divided by the standard deviation, 0.408
+    grpo        1.22  -1.22  0  0       divided by the standard deviation, 0.408, or LEAST_DIFFERENCE
     rloo        0.67  -0.67  0  0       differences from the mean of the other three
 """
 
@@ -21,11 +21,10 @@ from trainer.spec.job import Advantage
 Rewards = NDArray[np.float64]
 NoSignal = Literal["all_right", "all_wrong", "equal"]
 
-GRPO_EPSILON = 1e-4
-"""Keeps the quotient finite if rewards hardly differ; same value as in TRL."""
-
 EQUAL_WITHIN = 1e-6
-"""Rewards that differ by less count as equal, since penalties carry rounding errors."""
+"""Numbers that differ by less count as equal, since they carry rounding errors."""
+LEAST_DIFFERENCE = 1e-3
+"""What penalties must make of rollouts with equal grades: below it they would only train on noise."""
 
 
 def centred(rewards: Rewards) -> Rewards:
@@ -39,11 +38,12 @@ def centred(rewards: Rewards) -> Rewards:
 
 
 def grpo(rewards: Rewards) -> Rewards:
-    """A_i = (r_i - mean(r)) / (std(r) + epsilon), with the sample standard deviation (n - 1).
+    """A_i = (r_i - mean(r)) / max(std(r), LEAST_DIFFERENCE), with the sample standard deviation (n - 1).
 
-    Source: Shao et al. 2024, DeepSeekMath, arXiv 2402.03300, section 4.1.2.
+    Source: Shao et al. 2024, DeepSeekMath, arXiv 2402.03300, section 4.1.2. The floor is ours: a difference of 1e-6
+    would otherwise count as much as one of 1.
     """
-    return centred(rewards) / (float(rewards.std(ddof=1)) + GRPO_EPSILON)
+    return centred(rewards) / max(float(rewards.std(ddof=1)), LEAST_DIFFERENCE)
 
 
 def rloo(rewards: Rewards) -> Rewards:
@@ -71,11 +71,11 @@ def advantages(algorithm: Advantage, rewards: Rewards) -> Rewards:
 
 
 def signal_of(rewards: Rewards, grades: Sequence[float], pass_threshold: float) -> NoSignal | None:
-    """Why a group has no training signal, or None if its rewards differ.
+    """Why a group has no training signal, or None if its rewards differ: by grade, or clearly by penalties.
 
     all_right: every grade is at least `pass_threshold`. all_wrong: every grade is 0 or less. equal: neither.
     """
-    if np.ptp(rewards) >= EQUAL_WITHIN:
+    if np.ptp(rewards) >= (EQUAL_WITHIN if np.ptp(grades) >= EQUAL_WITHIN else LEAST_DIFFERENCE):
         return None
     if all(grade >= pass_threshold for grade in grades):
         return "all_right"

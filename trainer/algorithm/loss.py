@@ -53,12 +53,21 @@ def is_clipped(logprobs: Tensor, proximal: Tensor, advantages: Tensor, clip_low:
 def kl_to_start(logprobs: Tensor, start: Tensor) -> Tensor:
     """The k3 estimator exp(d) - d - 1 [M] of the KL divergence to the start model, with d = start - logprobs.
 
-    It is never negative, and its mean over the learner's own samples is KL(learner || start). Source: Schulman 2020,
-    "Approximating KL divergence", joschu.net/blog/kl-approx.html; as a loss term in GRPO, Shao et al. 2024, arXiv
-    2402.03300, equation 4.
+    It is never negative, and its mean over the learner's own samples is KL(learner || start). It is for metrics: as a
+    loss its gradient would be that of KL(start || learner). Source: Schulman 2020, "Approximating KL divergence",
+    joschu.net/blog/kl-approx.html.
     """
-    difference = start.detach() - logprobs
+    difference = start - logprobs
     return difference.exp() - difference - 1
+
+
+def kl_penalty(logprobs: Tensor, start: Tensor) -> Tensor:
+    """(logprobs - start)^2 / 2 [M]: on the learner's own samples, its mean gradient is that of KL(learner || start).
+
+    Tokens that another policy has sampled are weighted by `importance_weights`. Source: Tang and Munos 2025, "On a few
+    pitfalls in KL divergence gradient estimation for RL", arXiv 2506.09477.
+    """
+    return (logprobs - start.detach()).square() / 2
 
 
 def cross_entropy(logprobs: Tensor) -> Tensor:

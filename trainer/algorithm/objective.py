@@ -38,7 +38,7 @@ def reinforcement(
     algorithm: Algorithm,
     denominator: float,
 ) -> tuple[Tensor, Sums]:
-    """The clipped surrogate with truncated importance weights, plus the KL to the start model if `start` is given.
+    """The clipped surrogate, plus the KL penalty if `start` is given, both with truncated importance weights.
 
     `logprobs`, `proximal` and `start` are [M] as in `trainer.algorithm.loss`; only `logprobs` has a gradient. See
     `loss.token_mean` for `denominator`.
@@ -53,9 +53,9 @@ def reinforcement(
         "clipped": loss.is_clipped(logprobs, proximal, batch.advantages, *clip).sum(),
     }
     if start is not None:
-        kl = loss.kl_to_start(logprobs, start)
-        losses = losses + algorithm.kl_coef * kl
-        sums["kl_start"] = kl.detach().sum()
+        weights = loss.importance_weights(logprobs, batch.logprobs, algorithm.importance_cap)
+        losses = losses + algorithm.kl_coef * weights * loss.kl_penalty(logprobs, start)
+        sums["kl_start"] = loss.kl_to_start(logprobs.detach(), start).sum()
     return loss.token_mean(losses, batch.weights, denominator), sums
 
 

@@ -48,16 +48,13 @@ def read_tasks(path: Path, field: str, *, conversations: bool = False) -> tuple[
         if not line.strip():
             continue
         try:
-            row = json.loads(line, parse_constant=_refuse, parse_float=_finite)
-            if "\\u" in line:  # an escape may be a lone surrogate, which cannot be encoded
-                json.dumps(row, ensure_ascii=False).encode()
-        except (ValueError, RecursionError) as error:
-            why = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
+            row = parse_row(line)
+        except ValueError as error:
             problems.append(
-                problem("broken_json", number, f"is not valid JSON: {why}", "write one JSON object per line")
+                problem("broken_json", number, f"is not valid JSON: {error}", "write one JSON object per line")
             )
             continue
-        mistake = _row_mistake(row, conversations)
+        mistake = row_mistake(row, conversations)
         if mistake is not None:
             problems.append(problem("invalid_row", number, *mistake))
             continue
@@ -66,6 +63,22 @@ def read_tasks(path: Path, field: str, *, conversations: bool = False) -> tuple[
     if not tasks and not problems:
         problems.append(problem("empty_file", None, "has no rows", "write one JSON object per line"))
     return tasks, problems
+
+
+def parse_row(line: str) -> Any:
+    """The JSON value of a line.
+
+    Raises:
+        ValueError: It is not JSON that graders and tools could receive; the message says why.
+    """
+    try:
+        row = json.loads(line, parse_constant=_refuse, parse_float=_finite)
+        if "\\u" in line:  # an escape may be a lone surrogate, which cannot be encoded
+            json.dumps(row, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
+        why = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
+        raise ValueError(why) from None
+    return row
 
 
 def _refuse(constant: str) -> None:
@@ -79,8 +92,8 @@ def _finite(text: str) -> float:
     return number
 
 
-def _row_mistake(row: Any, conversations: bool) -> tuple[str, str] | None:
-    """The mistake in a row and its remedy, or None."""
+def row_mistake(row: Any, conversations: bool) -> tuple[str, str] | None:
+    """The mistake in a row and its remedy, or None; see `read_tasks`."""
     if not isinstance(row, dict):
         return "must be a JSON object", "write an object with `messages`"
     messages = row.get("messages")

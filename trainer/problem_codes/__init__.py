@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from trainer.problem_codes.api import API_CODES
 from trainer.problem_codes.code import CheckCode, ProblemCode
 from trainer.problem_codes.grading import GRADE_CODES, GRADING_CODES
+from trainer.problem_codes.importing import IMPORT_CODES
 from trainer.problem_codes.job import JOB_CODES
 from trainer.problem_codes.running import RUNNING_CODES, STARTING_CODES
 
@@ -22,6 +23,7 @@ GROUPS: dict[str, Mapping[str, ProblemCode]] = {
     **STARTING_CODES,
     **RUNNING_CODES,
     **API_CODES,
+    **IMPORT_CODES,
 }
 """The codes below the headings of the reference."""
 PROBLEM_CODES: dict[str, ProblemCode] = {name: code for group in GROUPS.values() for name, code in group.items()}

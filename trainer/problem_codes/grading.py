@@ -17,6 +17,14 @@ GRADING_CODES: dict[str, dict[str, CheckCode]] = {
             "Write `{{ item.answer }}` or `{{ sample.output_text }}`; more needs a python grader.",
             stops_accepted=False,
         ),
+        "grader_too_large": CheckCode(
+            "A multi grader has at most 64 parts, of which 16 may start a process (python) or ask a model or an "
+            "endpoint, since each grade costs all of them; all graders of a job, with its guards and the held-out "
+            "grader, are at most twice as many. A template has at most 1,000 `{{ ... }}`, and the sources of all "
+            "python graders together at most 256,000 bytes.",
+            "Combine several checks in one python grader, which returns one number for all.",
+            stops_accepted=False,
+        ),
         "invalid_source": CheckCode(
             "The `source` of a python grader does not compile, or does not define a function `grade(sample, item)`.",
             "Run the file with Python on its own first.",

@@ -11,7 +11,11 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
 Headers = dict[str, SecretStr]
-Positive = Annotated[int, Field(ge=1)]
+MOST = 1_000_000_000
+"""Bound of counts that have no narrower one: far more than anybody means, and few enough to compute with."""
+Positive = Annotated[int, Field(ge=1, le=MOST)]
+Processes = Annotated[int, Field(ge=1, le=4_096)]
+"""How many processes, cores or GPUs: a job's placement lists each of them."""
 Rate = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 MAX_OUTPUT_BYTES = 1_000_000
 """Largest tool output that OpenAI's API accepts."""

@@ -6,11 +6,12 @@ The models are frozen and reject unknown keys; names of settings include their u
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
-from trainer.spec.endpoints import Positive, Rate, SessionSpec, Strict, ToolSpec
+from trainer.spec.endpoints import MOST, Positive, Processes, Rate, SessionSpec, Strict, ToolSpec
 from trainer.spec.graders import GraderSpec, GuardSpec
 
 Auto = Literal["auto"]
@@ -57,7 +58,7 @@ class OptimizerSpec(Strict):
 class Hyperparameters(CommonHyperparameters):
     """Hyperparameters of reinforcement, with OpenAI's names."""
 
-    compute_multiplier: Annotated[float, Field(gt=0)] | Auto = "auto"
+    compute_multiplier: Annotated[float, Field(gt=0, le=MOST)] | Auto = "auto"
     """Rollouts per row: max(2, round(8 x compute_multiplier)); auto: 1, and up to 2 for files of fewer than 16 rows.
     The model learns from the differences between the rollouts of one row, so raise it if most rows have all rollouts
     right or all wrong; cost grows in proportion."""
@@ -101,16 +102,19 @@ class RolloutLimits(Strict):
 
 
 class RewardSpec(Strict):
-    """Penalties, subtracted only from positive grades, which keep at least a tenth: giving up early never pays."""
+    """Penalties, subtracted only from positive grades, which keep at least a tenth: giving up early never pays.
+
+    Rollouts of a row that have equal grades are trained on only if penalties make their rewards differ by 0.001.
+    """
 
     tool_call_budget: Annotated[int, Field(ge=0)] = 0
     """Tool calls of a rollout that cost nothing."""
     tool_call_penalty: Rate = 0.0
     """Subtracted from the grade for each tool call above `tool_call_budget`. Raise it for an agent that calls too
     often."""
-    token_penalty: Rate = 1e-5
-    """Subtracted from the grade for each sampled token; the default takes 0.01 for 1,000 tokens. Raise it for shorter
-    answers, set 0 if long reasoning is wanted."""
+    token_penalty: Rate = 0.0
+    """Subtracted from the grade for each sampled token; 1e-5 takes 0.01 for 1,000 tokens. Set it for shorter answers,
+    and leave it at 0 if long reasoning is wanted."""
     time_penalty_per_s: Rate = 0.0
     """Subtracted from the grade for each second of model and tool time. Timing is noisy, so prefer the penalties on
     calls and tokens."""
@@ -134,10 +138,10 @@ class AlgorithmSpec(OptimizerSpec):
     kl_coef: Rate = 0.0
     """Weight of the KL divergence from the start model in the loss; 0: none. Raise it (0.001 to 0.05) if the model
     drifts, for example its language degrades; each learner rank then holds a second copy of the model."""
-    max_staleness: Annotated[int, Field(ge=0)] = 1
+    max_staleness: Annotated[int, Field(ge=0, le=1_000)] = 1
     """How many weight updates old a trained token may be. 0: engines wait while the learner works (strictly on-policy);
     1: both work at once; more hides longer rollouts and makes training less stable."""
-    updates_per_batch: Positive = 2
+    updates_per_batch: Annotated[int, Field(ge=1, le=100_000)] = 2
     """Optimizer steps per batch, each on a part of it. More learn faster from the same rollouts, and less stably."""
     temperature: Annotated[float, Field(gt=0, le=2)] = 1.0
     """Sampling temperature of training and validation. Lower explores less; top_p is always 1 and top_k off, because
@@ -182,8 +186,8 @@ class Reinforcement(Strict):
     @field_validator("tools")
     @classmethod
     def _names_are_unique(cls, tools: tuple[ToolSpec, ...]) -> tuple[ToolSpec, ...]:
-        names = [tool.name for tool in tools]
-        twice = sorted({name for name in names if names.count(name) > 1})
+        names = Counter(tool.name for tool in tools)
+        twice = sorted(name for name, times in names.items() if times > 1)
         if twice:
             raise ValueError(f"tool names must be unique, but these are duplicated: {', '.join(twice)}")
         return tools
@@ -248,24 +252,24 @@ class Method(Strict):
 class ClusterSpec(Strict):
     """Resources of a job, and how its model is held in memory."""
 
-    engines: Positive = 1
+    engines: Processes = 1
     """vLLM engines, each a full copy of the model that samples rollouts. More of them shorten the sampling of a step;
     the job starts with the first and the others join when there is room."""
-    learner_ranks: Positive = 1
+    learner_ranks: Processes = 1
     """Processes that train, each on its share of a batch. More of them shorten the learning of a step, and with
     `zero_stage` each needs less memory."""
-    engine_cores: Positive = 1
+    engine_cores: Processes = 1
     """CPU cores of each engine. On CPUs it computes with them; on GPUs a few are enough for tokenizing and tool
     calls."""
-    rank_cores: Positive = 1
+    rank_cores: Processes = 1
     """CPU cores, and threads, of each learner rank."""
-    dispatchers: Positive = 1
+    dispatchers: Processes = 1
     """Processes that call tools; they share each endpoint's limits. Raise it only if one is busy all the time, at
     thousands of calls per second."""
     colocated: bool = False
     """Engines and learner ranks take turns on the same cores, which needs fewer of them and takes longer. Requires
     `algorithm.max_staleness: 0`; on GPUs it is refused so far."""
-    engine_gpus: Annotated[int, Field(ge=0)] | Auto = "auto"
+    engine_gpus: Annotated[int, Field(ge=0, le=1_024)] | Auto = "auto"
     """GPUs per engine; auto: 1 if the cluster has GPUs, else 0. More than 1 splits a model that is too large for one
     GPU. If engines have GPUs, each learner rank has one."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -274,16 +278,16 @@ class ClusterSpec(Strict):
     """What DeepSpeed's ZeRO divides among the learner ranks instead of keeping it on each: 1 the optimizer's state, 2
     also gradients, 3 also weights. Raise it if ranks run out of memory; it costs communication. In bfloat16 0 means
     1."""
-    context_length: Positive | Auto = "auto"
+    context_length: Annotated[int, Field(ge=1, le=100_000_000)] | Auto = "auto"
     """Longest conversation in tokens, with prompt and tool results; auto: the model's maximum, but at most 16,384. A
     rollout that reaches it ends and is graded; less context needs less memory."""
-    max_num_seqs: Positive = 64
+    max_num_seqs: Annotated[int, Field(ge=1, le=65_536)] = 64
     """Sequences that an engine decodes at a time; further ones wait. More use a GPU better, as long as its cache holds
     them."""
     tool_parser: str = "hermes"
     """The model's format of tool calls: the name of one of vLLM's tool parsers, such as hermes (Qwen3), llama3_json or
     mistral."""
-    micro_batch_tokens: Positive = 8192
+    micro_batch_tokens: Annotated[int, Field(ge=1, le=100_000_000)] = 8192
     """Tokens that a learner rank computes at a time; longer sequences are computed alone. Lower it if a rank runs out
     of memory; the result is the same."""
     weight_transport: Literal["object_store", "broadcast"] = "object_store"

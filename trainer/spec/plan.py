@@ -9,9 +9,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from trainer.spec.endpoints import Positive, Strict
+from trainer.spec.endpoints import Strict
 from trainer.spec.job import Auto, CommonHyperparameters, JobSpec
 
+Count = Annotated[int, Field(ge=1)]
 MethodType = Literal["reinforcement", "supervised"]
 USUAL_BATCH, USUAL_ROWS = 16, 320
 """Rows per step, and of all epochs together, of a job that sets neither."""
@@ -26,25 +27,25 @@ REFERENCE_RATES: Mapping[MethodType, float] = {"reinforcement": 1e-6, "supervise
 class Plan(Strict):
     """The resolved numbers of a job; printed before the start and kept in the run folder."""
 
-    num_rows: Positive
+    num_rows: Count
     """Rows of the training file."""
-    batch_size: Positive
+    batch_size: Count
     """Rows per step."""
-    n_epochs: Positive
+    n_epochs: Count
     """Passes over the training file."""
-    group_size: Positive
+    group_size: Count
     """Rollouts per row; 1 for supervised jobs."""
-    steps: Positive
+    steps: Count
     """Training steps in all."""
-    eval_interval: Positive
+    eval_interval: Count
     """Steps between validations."""
-    eval_samples: Positive
+    eval_samples: Count
     """Rollouts per validation and test row."""
-    updates_per_batch: Positive
+    updates_per_batch: Count
     """Optimizer steps per batch."""
     learning_rate: Annotated[float, Field(gt=0)]
     """Learning rate after the warm-up, multiplier included."""
-    max_thinking_tokens: Positive | None
+    max_thinking_tokens: Count | None
     """Most thinking tokens per turn; None: no limit."""
 
     @property

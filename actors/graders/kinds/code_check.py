@@ -7,7 +7,7 @@ from typing import Any
 
 from actors.graders.base import TextWork
 from actors.graders.hacks.code_hacks import reference_returned, result_hard_coded, trivial_output
-from actors.graders.hacks.edited_tests import tests_edited
+from actors.graders.hacks.edited_tests import patterns_of, tests_edited
 from actors.graders.hacks.python_source import PythonSource, TooMuch, source_of
 from actors.graders.templates import render
 from trainer.errors import GraderFailed
@@ -53,9 +53,10 @@ def hack_in(check: str, code: str, reference: str) -> str | None:
     Raises:
         TooMuch: the reference is too large or too deep.
     """
-    known = source_of(reference if check in CHECKS else "")
+    known = source_of(reference) if check in CHECKS else None
+    patterns = patterns_of(reference) if known is None else ()
     try:
-        return CHECKS[check](source_of(code), known) if check in CHECKS else tests_edited(code, reference)
+        return tests_edited(code, patterns) if known is None else CHECKS[check](source_of(code), known)
     except TooMuch as bound:
         return f"it cannot be checked: {bound}"
     except (RecursionError, MemoryError):

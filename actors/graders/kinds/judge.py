@@ -5,6 +5,7 @@ Equal questions are asked once. A refusal is a failure, and so is an answer that
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ from actors.endpoints.answer import cut
 from actors.endpoints.model_client import ModelClient
 from actors.graders.base import finite_number
 from actors.graders.kinds.messages import chat_messages
-from actors.graders.templates import render
+from actors.graders.templates import MAX_CHARS, render
 from trainer.errors import GraderFailed
 from trainer.spec.graders import LabelModelGrader, ScoreModelGrader
 from trainer.types import Grade
@@ -41,12 +42,13 @@ class _InvalidAnswer(Exception):
 
 @dataclass(unsafe_hash=True)
 class _Question:
-    """A request body, by which answers are cached.
+    """A request body and its hash, by which answers are cached: thousands of bodies could fill the memory.
 
     `num_tokens` counts the tokens spent for this object: a question that is answered from the cache costs nothing.
     """
 
-    body: str
+    digest: bytes
+    body: str = field(hash=False, compare=False)
     num_tokens: int = field(default=0, hash=False, compare=False)
 
 
@@ -69,12 +71,18 @@ class Judge:
         self._verdict = alru_cache(MAX_CACHED_ANSWERS)(self._ask)
 
     async def grade(self, sample: dict[str, Any], item: dict[str, Any], trace_id: str) -> Grade:
+        room = MAX_CHARS
+
         def fill(template: str, field: str) -> str:
-            return render(template, f"{self._what}, {field}", item=item, sample=sample)
+            nonlocal room
+            text = render(template, f"{self._what}, {field}", item=item, sample=sample, max_chars=room)
+            room -= len(text)
+            return text
 
         started = time.monotonic()
         body = {"messages": chat_messages(self._spec.input, fill), "response_format": self._format, **self._params}
-        question = _Question(json.dumps(body))
+        text = json.dumps(body)
+        question = _Question(hashlib.sha256(text.encode()).digest(), text)
         verdict = await self._verdict(question)
         tokens = {self._client.name: question.num_tokens} if question.num_tokens else {}
         return Grade(verdict.value, latency_s=time.monotonic() - started, reason=verdict.reason, judge_tokens=tokens)
@@ -84,6 +92,7 @@ class Judge:
 
     async def _ask(self, question: _Question) -> _Verdict:
         body = json.loads(question.body)
+        question.body = ""  # the cache keeps the question
         why, content = "", ""
         for attempt in range(MAX_ANSWERS):
             if isinstance(body.get("seed"), int):  # the same seed would give the same answer again

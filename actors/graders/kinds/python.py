@@ -37,6 +37,9 @@ from trainer.spec.graders import PythonGrader
 from trainer.spec.operator import Operator
 from trainer.types import Grade
 
+MAX_PARSED_CHARS = 50_000
+"""Parsing takes up to 600 times as much memory as the source."""
+
 
 class PythonGrade:
     """A grader of kind `python`. `label` names it in messages; by default it has one worker per core."""
@@ -51,13 +54,16 @@ class PythonGrade:
         limits: SandboxLimits | None = None,
         num_workers: int | None = None,
         start_s: float = START_S,
+        ahead: bool = True,
     ) -> None:
+        """Make a grader; with `ahead` it starts workers before they are needed, also in place of those it kills."""
         self._what = f"grader {label!r}"
         self._spec = spec
         self._unsandboxed = operator.unsandboxed_python
         self._way = way
         self._limits = limits or SandboxLimits()
         self._start_s = start_s
+        self.ahead = ahead
         self._idle = [_Slot(self) for _ in range(num_workers or len(os.sched_getaffinity(0)))]
         self._slots = tuple(self._idle)
         self._free = asyncio.Semaphore(len(self._idle))
@@ -204,7 +210,8 @@ class _Slot:
     def replace(self) -> None:
         """Kill the worker and start another one."""
         self._drop()
-        self.start()
+        if self._owner.ahead:
+            self.start()
 
     async def clear(self) -> None:
         if self._task is not None:
@@ -271,7 +278,12 @@ class _Worker:
 
 
 def python_source_problems(source: str) -> list[str]:
-    """What is wrong with a grader's source, as far as that can be seen without running it."""
+    """What is wrong with a grader's source, as far as that can be seen without running it.
+
+    A very long one is left to the sandbox.
+    """
+    if len(source) > MAX_PARSED_CHARS:
+        return []
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about its escape sequences, for instance

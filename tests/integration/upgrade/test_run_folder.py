@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
+from actors.grading.pool import GraderPool
 from cluster.jobs.driver_settings import DriverSettings, Server
 from cluster.planning.nodes import Node
 from cluster.preflight.prepare import Prepared, prepare
@@ -30,13 +31,14 @@ from cluster.views.report import write_report
 from cluster.views.traces import select_traces, trace_json
 from tests.support.fakes_http import LOCAL, FakeEndpoint, says
 from tests.support.old_version import OldVersion, old_version
-from trainer.errors import InvalidJob, Problem, UserError
+from trainer.errors import GraderFailed, InvalidJob, Problem, UserError
 from trainer.loop.checkpoint import Checkpoints
 from trainer.spec.job_file import load_job
 from trainer.spec.operator import JobLimits, Operator
 from trainer.types import Grade
 
 NODE = Node("a", cores=2.0)
+PYTHON = {"type": "python", "source": "def grade(sample, item): return 1"}
 PLENTY = Free(disk_bytes=1 << 40, shm_bytes=1 << 34)
 VARIABLES = {"OLD_TOKEN": "another-token"}
 """Tokens may change."""
@@ -220,12 +222,46 @@ async def test_a_template_that_is_refused_today_warns_it(resumable: OldVersion) 
     assert any("its chat template cannot be trained on" in warning for warning in found.warnings)
 
 
+async def test_a_grader_and_numbers_beyond_todays_limits_warn_it(resumable: OldVersion) -> None:
+    template = "{{ item.answer }}" * 1_001
+    length = {"type": "length", "input": template, "max_chars": 10}
+    parts = {f"p{i}": PYTHON if i < 17 else length for i in range(70)}
+    grader = {"type": "multi", "graders": parts, "calculate_output": "p0"}
+    record = json.loads((resumable.run / "job.resolved.json").read_text())
+    record["job"]["method"]["reinforcement"]["grader"] = grader
+    record["job"]["cluster"]["max_num_seqs"] = 70_000
+    change_record(resumable, **record)
+    change_method(resumable, grader=grader)
+    found = await prepared(resumable)
+    for what in ("64 graders", "16 graders that start a process", "1,000 placeholders"):
+        assert any(f"has more than {what}" in warning for warning in found.warnings)
+    assert any("keeps 70000, which a new job may not have" in warning for warning in found.warnings)
+    assert found.job.cluster.max_num_seqs == 70_000
+    pool = GraderPool.of(found.job.reinforcement, LOCAL)  # such a job still grades
+    with pytest.raises(GraderFailed, match="has no value"):
+        await pool.grade({}, {}, "trace_1")
+    await pool.close()
+    job = load_job(resumable.job, VARIABLES)
+    with pytest.raises(InvalidJob, match="grader_too_large"):
+        await prepare(job, [NODE], resumable.home, LOCAL, free=PLENTY)
+
+
 async def test_memory_that_is_too_small_by_todays_formula_warns_it(resumable: OldVersion) -> None:
     began = Began.of(RunFolder(resumable.run))
     job = began.keep(load_job(resumable.job, VARIABLES))
     small = Node("a", cores=2.0, memory_bytes=1 << 20)
     found = await prepare(job, [small], resumable.home, LOCAL, free=PLENTY, began=began, accepted=True)
     assert any(warning.startswith("cluster: ") and "memory" in warning for warning in found.warnings)
+
+
+async def test_a_node_that_it_fitted_without_headroom_warns_it(resumable: OldVersion) -> None:
+    (used,) = (await prepared(resumable)).cluster.host_bytes
+    began = Began.of(RunFolder(resumable.run))
+    job, exact = began.keep(load_job(resumable.job, VARIABLES)), replace(NODE, memory_bytes=used)
+    with pytest.raises(InvalidJob, match="of which 8% stay free"):
+        await prepare(job, [exact], resumable.home, LOCAL, free=PLENTY)
+    found = await prepare(job, [exact], resumable.home, LOCAL, free=PLENTY, began=began, accepted=True)
+    assert any("of which 8% stay free; a new job would be refused" in warning for warning in found.warnings)
 
 
 async def test_the_checkpoints_that_it_has_written_need_no_room_again(resumable: OldVersion) -> None:

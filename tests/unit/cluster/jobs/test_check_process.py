@@ -16,8 +16,9 @@ PROBLEM = Problem("broken_json", "training_file", "is not JSON", "write JSON", "
 
 def check_that(program: str) -> list[str]:
     """A command that limits itself to a second and 512 MiB, and runs a program with OUT, the file of problems."""
-    begin = "import sys, json, dataclasses\nfrom cluster.jobs.check_process import limit_check, OUT_OF_MEMORY\n"
-    return [sys.executable, "-c", f"{begin}limit_check(1, 1 << 29)\nOUT = sys.argv[2]\n{program}"]
+    begin = "import sys, json, dataclasses\nfrom cluster.jobs.check_process import OUT_OF_MEMORY\n"
+    begin += "from actors.runtime.process import limit_process\n"
+    return [sys.executable, "-c", f"{begin}limit_process(1, 1 << 29)\nOUT = sys.argv[2]\n{program}"]
 
 
 @pytest.fixture

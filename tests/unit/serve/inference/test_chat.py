@@ -13,6 +13,7 @@ import pytest_asyncio
 
 from cluster.stores.model_registry import ModelRegistry
 from cluster.stores.secrets import FixedSecrets, Master, SecretBox
+from serve.http.trials import Trials
 from serve.inference import chat, responses
 from serve.routes import models
 from tests.support.api import client_of, openai_of
@@ -31,9 +32,8 @@ CHECK = {"type": "string_check", "input": "{{sample.output_text}}", "reference":
 
 
 def http(fake: FakeModels, *more: Any, token: str = "sk-rft-of-a-test") -> httpx.AsyncClient:
-    return client_of(
-        [chat.make_router(fake, NOTHING_ALLOWED), responses.make_router(fake, NOTHING_ALLOWED, BOX), *more], token
-    )
+    trials = Trials(NOTHING_ALLOWED)
+    return client_of([chat.make_router(fake, trials), responses.make_router(fake, trials, BOX), *more], token)
 
 
 def sdk(fake: FakeModels) -> openai.AsyncOpenAI:

@@ -10,6 +10,7 @@ import pytest
 
 from cluster.stores.secrets import FixedSecrets, Master, SecretBox
 from serve.http.errors import ApiError
+from serve.http.trials import Trials
 from serve.inference.responses import make_router
 from tests.support.api import TOKEN, client_of, openai_of
 from tests.support.fake_models import FakeModels, call, turn
@@ -22,7 +23,7 @@ CALLS = (call("call_a", "cat", '{"path": "a"}'), call("call_b", "cat", '{"path":
 
 
 def sdk(models: FakeModels) -> openai.AsyncOpenAI:
-    return openai_of(client_of([make_router(models, NOTHING_ALLOWED, BOX)]))
+    return openai_of(client_of([make_router(models, Trials(NOTHING_ALLOWED), BOX)]))
 
 
 def kinds(items: Any) -> list[str]:

@@ -18,6 +18,7 @@ from cluster.stores.blobs import FolderBlobs
 from cluster.stores.database import Database
 from cluster.stores.file_store import FileStore
 from cluster.stores.migrate import migrate
+from serve.http.trials import Trials
 from serve.routes import files, graders
 from tests.support.api import client_of
 from tests.support.bad_requests import SECRET, Bad, check_refused
@@ -188,7 +189,7 @@ GRADERS = [
     bad_grader("python with another grade", {"type": "python", "source": "def grade(): pass"}, "grader.source"),
     bad_grader("python of 300 kB", {"type": "python", "source": PYTHON + "#" * 300_000}, "grader.source"),
     bad_grader("python for an hour", {"type": "python", "source": PYTHON, "timeout_s": 3600}, "grader.timeout_s"),
-    bad_grader("python nested too deep", {"type": "python", "source": "(" * 100_000}, "grader.source"),
+    bad_grader("python nested too deep", {"type": "python", "source": "(" * 40_000}, "grader.source"),
     bad_grader("an unknown judge", JUDGE, "grader.model"),
     bad_grader("a judge without messages", JUDGE | {"input": []}, "grader.input"),
     bad_grader("a judge whose message is a string", JUDGE | {"input": ["x"]}, "grader.input[0]"),
@@ -317,7 +318,7 @@ async def client(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[http
     database = Database.of_folder(folder)
     migrate(database)
     store = FileStore(database, FolderBlobs(folder / "files"), folder, max_bytes=10_000)
-    routers = [files.make_router(store), graders.make_router(NOTHING_ALLOWED)]
+    routers = [files.make_router(store), graders.make_router(Trials(NOTHING_ALLOWED))]
     async with client_of(routers) as client:
         yield client
     database.close()

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
+from actors.grading.slots import TrialSlots
+from serve.http.trials import Trials
 from serve.routes.graders import make_router
 from tests.support.api import client_of, openai_of
 from tests.support.bad_requests import SECRET
 from tests.support.fakes_http import LOCAL, FakeEndpoint, says
-from trainer.spec.operator import ModelEndpoint, Operator, ServerLimits
+from trainer.spec.operator import ModelEndpoint, Operator
 
 EXACT = {
     "type": "string_check",
@@ -23,7 +25,7 @@ EXACT = {
 
 
 async def run(operator: Operator = LOCAL, **body: Any) -> dict[str, Any]:
-    async with client_of([make_router(operator)]) as client:
+    async with client_of([make_router(Trials(operator))]) as client:
         response = await client.post("/v1/fine_tuning/alpha/graders/run", json=body)
     assert response.status_code == 200, response.text
     return dict(response.json())
@@ -31,7 +33,7 @@ async def run(operator: Operator = LOCAL, **body: Any) -> dict[str, Any]:
 
 async def test_the_sdk_validates_and_runs_a_grader() -> None:
     grader: Any = EXACT
-    async with client_of([make_router(LOCAL)]) as client:
+    async with client_of([make_router(Trials(LOCAL))]) as client:
         alpha = openai_of(client).fine_tuning.alpha.graders
         valid = await alpha.validate(grader=grader)
         assert valid.grader is not None and valid.grader.name == "exact"
@@ -42,7 +44,7 @@ async def test_the_sdk_validates_and_runs_a_grader() -> None:
 
 
 async def test_a_reward_is_always_a_float_in_json() -> None:
-    async with client_of([make_router(LOCAL)]) as client:
+    async with client_of([make_router(Trials(LOCAL))]) as client:
         body = {"grader": EXACT, "model_sample": "42", "item": {"answer": "42"}}
         text = (await client.post("/v1/fine_tuning/alpha/graders/run", json=body)).text
     assert '"reward":1.0' in text
@@ -112,7 +114,7 @@ async def test_an_endpoint_grader_receives_the_sample_and_its_headers_which_are_
         }
         answer = await run(grader=grader, model_sample="hi", item={"a": 1}, trace_id="trace_mine")
         (received,) = endpoint.received
-        async with client_of([make_router(LOCAL)]) as client:
+        async with client_of([make_router(Trials(LOCAL))]) as client:
             shown = await client.post("/v1/fine_tuning/alpha/graders/validate", json={"grader": grader})
     assert answer["reward"] == 0.25
     assert received.headers["X-Key"] == SECRET and received.body["trace_id"] == "trace_mine"
@@ -125,7 +127,7 @@ async def test_an_endpoint_that_refuses_the_call_is_a_400() -> None:
     async with FakeEndpoint(says({"error": SECRET}, status=401)) as endpoint:
         grader = {"type": "endpoint", "url": endpoint.url, "headers": {"Authorization": f"Bearer {SECRET}"}}
         body = {"grader": grader, "model_sample": "x"}
-        async with client_of([make_router(LOCAL)]) as client:
+        async with client_of([make_router(Trials(LOCAL))]) as client:
             refused = await client.post("/v1/fine_tuning/alpha/graders/run", json=body)
     error = refused.json()["error"]
     assert refused.status_code == 400 and (error["param"], error["code"]) == ("grader", "endpoint_refused")
@@ -146,7 +148,7 @@ async def test_a_tool_is_called_as_in_training() -> None:
             "headers": {"Authorization": "Bearer of-the-tool"},
             "anything": "else",
         }
-        async with client_of([make_router(LOCAL)]) as client:
+        async with client_of([make_router(Trials(LOCAL))]) as client:
             answer = (await client.post("/v1/fine_tuning/alpha/tool/run", json=body)).json()
         (received,) = tool.received
     assert answer["output"] == '{"balance": 5}' and answer["type"] == "function_call_output"
@@ -157,34 +159,45 @@ async def test_a_tool_is_called_as_in_training() -> None:
 
 
 async def test_a_tools_error_is_shown_as_the_model_would_see_it() -> None:
-    async with FakeEndpoint(says("no such account", status=404)) as tool, client_of([make_router(LOCAL)]) as client:
+    async with (
+        FakeEndpoint(says("no such account", status=404)) as tool,
+        client_of([make_router(Trials(LOCAL))]) as client,
+    ):
         body = {"name": "balance", "arguments": {"account": 8}, "server_url": tool.url}
         answer = (await client.post("/v1/fine_tuning/alpha/tool/run", json=body)).json()
     assert answer["error"] == "tool_error" and answer["output"] == "Error: HTTP 404 Not Found. no such account"
 
 
 async def test_a_tool_that_returns_no_output_is_a_424_that_names_the_tool() -> None:
-    async with FakeEndpoint(says({"nothing": SECRET})) as tool, client_of([make_router(LOCAL)]) as client:
+    async with FakeEndpoint(says({"nothing": SECRET})) as tool, client_of([make_router(Trials(LOCAL))]) as client:
         body = {"name": "balance", "server_url": f"{tool.url}?key={SECRET}"}
         useless = await client.post("/v1/fine_tuning/alpha/tool/run", json=body)
     assert useless.status_code == 424 and useless.json()["error"]["code"] == "tool_failed"
     assert SECRET not in useless.text and "tool 'balance'" in useless.text
 
 
-async def test_the_number_of_concurrent_trials_is_limited() -> None:
-    started, go_on = asyncio.Event(), asyncio.Event()
+async def test_a_trial_waits_for_one_of_the_slots_and_is_refused_if_none_becomes_free() -> None:
+    arrived, go_on = asyncio.Semaphore(0), asyncio.Event()
 
     async def waits(request: Any) -> Any:
-        started.set()
+        arrived.release()
         await go_on.wait()
         return await says({"output": "done"})(request)
 
-    operator = LOCAL.model_copy(update={"limits": ServerLimits(max_trial_calls=1)})
-    async with FakeEndpoint(waits) as tool, client_of([make_router(operator)]) as client:
-        body = {"name": "slow", "server_url": tool.url}
-        first = asyncio.create_task(client.post("/v1/fine_tuning/alpha/tool/run", json=body))
-        await started.wait()
-        second = await client.post("/v1/fine_tuning/alpha/tool/run", json=body)
-        assert second.status_code == 429 and second.headers["retry-after"] == "1"
+    slots = TrialSlots(1, max_waiting=2, wait_s=60)
+    async with FakeEndpoint(waits) as tool, client_of([make_router(Trials(LOCAL, slots))]) as client:
+        tries = [
+            asyncio.create_task(
+                client.post("/v1/fine_tuning/alpha/tool/run", json={"name": "slow", "server_url": tool.url})
+            )
+            for _ in range(4)
+        ]
+        await arrived.acquire()
+        (refused,), _ = await asyncio.wait(tries, return_when=asyncio.FIRST_COMPLETED)
+        assert refused.result().status_code == 429 and refused.result().headers["retry-after"] == "5"
+        assert refused.result().json()["error"]["code"] == "too_many_trials"
+        assert (slots.num_held, slots.num_waiting, tool.open_now) == (1, 2, 1)
         go_on.set()
-        assert (await first).json()["output"] == "done"
+        answers = [(await each).status_code for each in tries]
+    assert sorted(answers) == [200, 200, 200, 429] and tool.most_open == 1
+    assert slots.num_held == slots.num_waiting == 0

@@ -18,8 +18,12 @@ def test_centred_is_the_difference_from_the_mean() -> None:
 
 def test_grpo_divides_by_the_sample_standard_deviation() -> None:
     deviation = (0.5 / 3) ** 0.5  # squares sum to 0.5 over n - 1 = 3
-    expected = np.array([0.5, -0.5, 0.0, 0.0]) / (deviation + 1e-4)
+    expected = np.array([0.5, -0.5, 0.0, 0.0]) / deviation
     assert advantages("grpo", REWARDS) == pytest.approx(expected)
+
+
+def test_grpo_does_not_blow_up_tiny_differences() -> None:
+    assert advantages("grpo", np.array([1.0, 1.0 - 2e-6])) == pytest.approx([1e-3, -1e-3])
 
 
 def test_rloo_compares_with_the_mean_of_the_others() -> None:
@@ -58,6 +62,9 @@ def test_a_reward_that_is_not_finite_is_rejected() -> None:
         ([-1.0, -1.0], [-1.0, -1.0], "all_wrong"),
         ([0.5, 0.5], [0.5, 0.5], "equal"),
         ([1.0, 0.97], [1.0, 1.0], None),
+        ([1.0, 0.9995], [1.0, 1.0], "all_right"),
+        ([0.5, 0.499], [0.5, 0.5], None),
+        ([0.5, 0.4995], [0.5, 0.4995], None),
         ([0.0, 0.0, 1e-3], [0.0, 0.0, 1e-3], None),
     ],
 )

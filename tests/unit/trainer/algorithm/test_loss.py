@@ -60,6 +60,16 @@ def test_the_mean_of_k3_over_own_samples_is_the_kl_divergence() -> None:
     assert estimated == pytest.approx(exact)
 
 
+def test_the_gradient_of_the_penalty_is_that_of_the_kl_divergence_whoever_sampled() -> None:
+    logits, start, engine = t(0.3, -0.2, 0.5).requires_grad_(), t(0.4, 0.4, 0.2), t(0.5, 0.2, 0.3)
+    policy = logits.softmax(-1)
+    exact = gradient_of(policy * (policy / start).log(), logits)
+    logprobs = logits.log_softmax(-1)
+    weights = loss.importance_weights(logprobs, engine.log(), cap=10.0)
+    sampled = engine * weights * loss.kl_penalty(logprobs, start.log())  # the mean over the engine's samples
+    assert gradient_of(sampled, logits) == pytest.approx(exact)
+
+
 def test_cross_entropy_is_the_negative_log_probability() -> None:
     assert loss.cross_entropy(t(log(0.25))).item() == pytest.approx(log(4))
 
@@ -80,7 +90,7 @@ def test_gradients_agree_with_finite_differences() -> None:
 
     def total(values: Tensor) -> Tensor:
         surrogate = loss.clipped_surrogate(values, proximal, advantages, 0.2, 0.28)
-        return loss.token_mean(weights * surrogate + 0.3 * loss.kl_to_start(values, start), torch.ones(6).double(), 6.0)
+        return loss.token_mean(weights * surrogate + 0.3 * loss.kl_penalty(values, start), torch.ones(6).double(), 6.0)
 
     assert torch.autograd.gradcheck(total, (logprobs,))
 

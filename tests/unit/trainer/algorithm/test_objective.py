@@ -57,10 +57,9 @@ def test_after_an_update_the_ratio_to_the_proximal_policy_is_clipped() -> None:
 
 def test_the_kl_to_the_start_model_is_added_by_its_coefficient() -> None:
     start = torch.tensor([0.5, 0.5, 0.2]).log()
-    k3 = 0.5 - log(0.5) - 1
     loss, metrics = reinforcement(LEARNER, start, kl_coef=0.3)
-    assert loss == pytest.approx(-2.0 + 0.3 * k3 / 3)
-    assert metrics["kl_start"] == pytest.approx(k3 / 3)
+    assert loss == pytest.approx(-2.0 + 0.3 * 3 * (log(2) ** 2 / 2) / 3)  # importance 4, truncated to 3
+    assert metrics["kl_start"] == pytest.approx((0.5 - log(0.5) - 1) / 3)
 
 
 def test_the_gap_to_the_engine_is_measured_on_tokens_of_the_learners_version_only() -> None:

@@ -1,0 +1,39 @@
+"""The process of `actors.grading.texts`: reads parts and values, and writes each part's grade, or how it failed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from actors.grading.factory import make_grader
+from actors.runtime.process import limit_process
+from trainer.errors import GraderFailed
+from trainer.spec.graders import SingleGrader
+
+GRADER: TypeAdapter[SingleGrader] = TypeAdapter(SingleGrader)
+
+
+async def answers(parts: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+    """The answer for each part: {value, reason}, or {error, details}."""
+    return {name: await _answer(name, spec, values) for name, spec in parts.items()}
+
+
+async def _answer(name: str, spec: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+    grader = make_grader(GRADER.validate_python(spec | {"name": name}))
+    try:
+        grade = await grader.grade(values["sample"], values["item"], "")
+    except GraderFailed as error:
+        return {"error": error.message, "details": error.details}
+    finally:
+        await grader.close()
+    return {"value": grade.value, "reason": grade.reason}
+
+
+if __name__ == "__main__":
+    limit_process(cpu_s=int(sys.argv[1]), memory_bytes=int(sys.argv[2]))
+    request = json.load(sys.stdin)
+    print(json.dumps(asyncio.run(answers(request["parts"], request["values"]))))

@@ -1,0 +1,42 @@
+"""Trials of graders and tools for clients: all routes of a process share their slots (`actors.grading.slots`)."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+
+from actors.grading.pool import GraderPool
+from actors.grading.slots import Slot, TrialSlots
+from cluster.preflight.form_check import check_grader
+from cluster.stores.keys import ApiKey
+from trainer.spec.graders import GraderSpec
+from trainer.spec.operator import Operator
+
+
+class Trials:
+    """What the operator lets clients try."""
+
+    def __init__(self, operator: Operator, slots: TrialSlots | None = None) -> None:
+        self.operator = operator
+        self.slots = slots or TrialSlots(operator.limits.max_trial_calls)
+
+    def slot(self, key: ApiKey) -> Slot:
+        """Waits for a slot; raises NoSlot, which is answered with 429."""
+        return partial(self.slots.slot, key.id)
+
+    async def grader(self, spec: GraderSpec, key: ApiKey) -> GraderPool:
+        """The grader, within what the operator allows; its parts wait for slots.
+
+        Raises:
+            InvalidJob: it is invalid or not allowed.
+        """
+        await self.check(spec)
+        return GraderPool(spec, operator=self.operator, slot=self.slot(key))
+
+    async def check(self, spec: GraderSpec) -> None:
+        """Check a grader without calling anything.
+
+        Raises:
+            InvalidJob: it is invalid or not allowed.
+        """
+        await asyncio.to_thread(check_grader, spec, self.operator)

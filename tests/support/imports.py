@@ -1,0 +1,61 @@
+"""Imports of a recorded job, and what an imported folder must pass."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from cluster.preflight.rows import read_files, rows_of
+from cluster.preflight.static import method_problems
+from serve.importing.api import MAX_FILE_BYTES, ApiSource, client_of
+from serve.importing.folder import import_job
+from tests.support.openai_api import KEY, FakeOpenAI
+from tests.support.openai_jobs import JOB_ID, record
+from trainer.spec.job import JobSpec
+from trainer.spec.job_file import load_job
+from trainer.spec.operator_file import load_operator
+
+NOTHING: Mapping[str, Path] = {}
+
+
+def run(
+    api: FakeOpenAI,
+    folder: Path,
+    given: Mapping[str, Path] = NOTHING,
+    *,
+    waits: list[float] | None = None,
+    key: str = KEY,
+    max_file_bytes: int = MAX_FILE_BYTES,
+) -> str:
+    """Import the job into `folder`/moved. The waits before further attempts take no time and are put into `waits`."""
+    client, key = client_of(None, {"OPENAI_API_KEY": key, "OPENAI_BASE_URL": api.url})
+    with client:
+        source = ApiSource(client, key, JOB_ID, [].append if waits is None else waits.append, max_file_bytes)
+        return import_job(source, folder / "moved", given, None)
+
+
+def imported(api: FakeOpenAI, folder: Path, job: dict[str, Any], row: Any = None) -> str:
+    """Record the job with files of this row, and import it."""
+    record(api, job, row)
+    return run(api, folder)
+
+
+def environment_of(folder: Path) -> dict[str, str]:
+    """A value for each variable that the README names."""
+    names = [
+        line.split("=")[0] for line in (folder / "README.md").read_text().splitlines() if line.startswith("export ")
+    ]
+    return {name.removeprefix("export "): "secret" for name in names} | {"DOLLAR": "$"}
+
+
+def checked(folder: Path) -> JobSpec:
+    """The job of a written folder, which the reader and the form checks accept."""
+    environment = environment_of(folder)
+    job = load_job(folder / "job.yaml", environment)
+    operator = load_operator(folder / "agent-rft.yaml", environment=environment)
+    files, problems = read_files(job)
+    assert not problems and len(files["training_file"]) == 12
+    if job.method.type == "reinforcement":
+        assert method_problems(job.reinforcement, rows_of(job, files), operator) == []
+    return job
