@@ -22,6 +22,7 @@ QUICK: list[list[str]] = [
     ["async_gain", "--staleness", "1", "--steps", "6"],
     ["dispatcher", "--runs", "3", "--calls", "5000", "--in-flight", "500"],
     ["api"],
+    ["health"],
     ["metrics", "--runs", "3", "--episodes", "256"],
 ]
 FULL: list[list[str]] = [
@@ -29,6 +30,7 @@ FULL: list[list[str]] = [
     ["channel"],
     ["dispatcher", "--runs", "5"],
     ["api", "--seconds", "10"],
+    ["health", "--runs", "3"],
     ["learner"],
     ["loss_memory"],
     ["grader_pool"],

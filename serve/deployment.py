@@ -13,6 +13,8 @@ the replica listens itself instead.
 from __future__ import annotations
 
 import asyncio
+import gc
+import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -36,6 +38,7 @@ from serve.host.services import Services
 from serve.host.state import ServerState, StateLocations
 from serve.http.access_log import AccessLog
 from serve.http.app import Lifespan, create_app
+from serve.http.deadlines import DEADLINES, Deadlines
 from serve.inference.model_apps import EngineResources, RayServeModels
 from trainer.errors import UserError
 from trainer.spec.operator import Operator
@@ -124,13 +127,16 @@ def app_of(
     *,
     listen: tuple[str, int] | None = None,
     behind_proxy: bool = False,
+    deadlines: Deadlines = DEADLINES,
 ) -> FastAPI:
     """Returns the whole API on these stores and services, which it closes when it ends."""
+    most = min(operator.limits.max_connections, MAX_REQUESTS if behind_proxy else sys.maxsize)
     return create_app(
         services.routers,
         state.keys,
-        limits=operator.limits,
-        lifespan=lifespan_of([state.run_sweeps, services.run], state.close, listen),
+        limits=operator.limits.model_copy(update={"max_connections": most}),
+        deadlines=deadlines,
+        lifespan=lifespan_of([state.run_sweeps, services.run], state.close, listen, most, deadlines),
         recorder=recorder,
         behind_proxy=behind_proxy,
         access_log=access_log,
@@ -139,7 +145,11 @@ def app_of(
 
 
 def lifespan_of(
-    tasks: Sequence[Background], close: Callable[[], None], listen: tuple[str, int] | None = None
+    tasks: Sequence[Background],
+    close: Callable[[], None],
+    listen: tuple[str, int] | None = None,
+    max_connections: int = MAX_REQUESTS,
+    deadlines: Deadlines = DEADLINES,
 ) -> Lifespan:
     """Returns a lifespan that runs `tasks` beside the app, and the app's own listener at `listen` if given.
 
@@ -149,11 +159,12 @@ def lifespan_of(
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         running = [asyncio.create_task(task()) for task in tasks]
+        gc.freeze()  # otherwise a large body makes full collections traverse all imported modules
         try:
             if listen is None:
                 yield
             else:
-                async with listening(app, *listen):
+                async with listening(app, *listen, max_connections, deadlines):
                     yield
         finally:
             for task in running:

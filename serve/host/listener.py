@@ -6,14 +6,21 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
 
+from serve.host.connections import GuardedProtocol
+from serve.http.deadlines import DEADLINES, Deadlines
+from serve.http.shares import Shares
 from trainer.errors import UserError
+from trainer.spec.operator import ServerLimits
 
 BACKLOG = 2_048
 KEEP_ALIVE_S = 75
@@ -41,7 +48,13 @@ def reserved_port(host: str, port: int) -> Iterator[int]:
 
 
 @asynccontextmanager
-async def listening(app: FastAPI, host: str, port: int) -> AsyncIterator[None]:
+async def listening(
+    app: FastAPI,
+    host: str,
+    port: int,
+    max_connections: int = ServerLimits().max_connections,
+    deadlines: Deadlines = DEADLINES,
+) -> AsyncIterator[None]:
     """Serves `app` at an address; at the end it finishes the requests in progress.
 
     Another process may reserve the port by SO_REUSEPORT as long as it does not listen.
@@ -53,8 +66,13 @@ async def listening(app: FastAPI, host: str, port: int) -> AsyncIterator[None]:
         # Connections inherit this option: those that outlive a killed server then do not block the port.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.listen(BACKLOG)
+        num_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        connections = Shares(min(max_connections, num_files * 3 // 4))  # the rest is for files and the database
+        protocol: Any = partial(GuardedProtocol, connections, deadlines)
         config = uvicorn.Config(
             app,
+            http=protocol,
+            ws="none",
             lifespan="off",
             log_config=None,
             access_log=False,

@@ -13,6 +13,7 @@ from cluster.jobs.manager import JobManager, Launcher, ManagerConfig
 from cluster.jobs.service import JobService
 from cluster.stores.job_store import JobStore
 from serve.host.state import ServerState
+from serve.http.deadlines import DEADLINES, Deadlines
 from serve.http.trials import Trials
 from serve.inference import chat, responses
 from serve.inference.model_server import Hosting, ServedModels
@@ -23,7 +24,14 @@ from trainer.spec.operator import Operator
 class Services:
     """Builds the routers and what they call; `run` must run in the event loop that serves them."""
 
-    def __init__(self, state: ServerState, operator: Operator, launcher: Launcher, hosting: Hosting) -> None:
+    def __init__(
+        self,
+        state: ServerState,
+        operator: Operator,
+        launcher: Launcher,
+        hosting: Hosting,
+        deadlines: Deadlines = DEADLINES,
+    ) -> None:
         registry = state.models
         config = ManagerConfig(max_running=operator.jobs.max_running)
         store, logs = JobStore(state.database), JobLogs(state.folder)
@@ -33,7 +41,7 @@ class Services:
         self._models = ServedModels(registry, hosting, operator.engines, state.models_lock)
         trials = Trials(operator)
         self.routers: Sequence[APIRouter] = (
-            files.make_router(state.files, operator.limits.max_uploads),
+            files.make_router(state.files, operator.limits.max_uploads, deadlines),
             fine_tuning.make_router(self._jobs),
             graders.make_router(trials),
             models.make_router(registry),

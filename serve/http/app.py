@@ -13,6 +13,7 @@ from actors.runtime.recorder import Recorder
 from serve.http.access_log import AccessLog
 from serve.http.audit import Auditor
 from serve.http.auth import Authenticator, KeyFinder, RateLimit
+from serve.http.deadlines import DEADLINES, Deadlines
 from serve.http.errors import ErrorBody, install_handlers
 from serve.http.frame import Frame
 from trainer.spec.operator import ServerLimits
@@ -31,6 +32,7 @@ def create_app(
     keys: KeyFinder,
     *,
     limits: ServerLimits = DEFAULT_LIMITS,
+    deadlines: Deadlines = DEADLINES,
     rate: RateLimit | None = None,
     lifespan: Lifespan = _no_lifespan,
     recorder: Recorder | None = None,
@@ -58,6 +60,8 @@ def create_app(
         Frame,
         authenticator=authenticator,
         max_body_bytes=limits.max_body_bytes,
+        max_in_progress=limits.max_connections,
+        deadlines=deadlines,
         recorder=recorder,
         behind_proxy=behind_proxy,
         access_log=access_log,

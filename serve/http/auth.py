@@ -82,7 +82,7 @@ class FailedLogins:
 
     def wait_s(self, client: str) -> float:
         """Counts a failure and returns 0, or returns the seconds until another one is answered with 401."""
-        address, now = _network(client), self._clock()
+        address, now = network_of(client), self._clock()
         own = self._of.pop(address, None) or _Bucket(float(FAILED_LOGINS), now)
         self._of[address] = own  # reinserted at the end: the first entry is the least recently used
         if len(self._of) > MAX_ADDRESSES:
@@ -185,7 +185,7 @@ def _too_many(message: str, code: str, wait_s: float) -> ApiError:
     return ApiError(429, message, code=code, type="rate_limit_error", headers=headers)
 
 
-def _network(client: str) -> str:
+def network_of(client: str) -> str:
     """Returns an IPv4 address, or the /64 network of an IPv6 address, all of which one client may use."""
     try:
         address = ip_address(client)

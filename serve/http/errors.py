@@ -135,7 +135,7 @@ def of_user_error(error: UserError, param: str | None = None) -> ApiError:
 
 def _of_validation(errors: Sequence[Mapping[str, Any]], body: Any) -> ApiError:
     mistakes: list[tuple[str | None, str, str]] = []
-    for error in errors:
+    for error in errors[:SHOWN_MISTAKES]:  # there may be one for each value of a large body
         origin, *loc = error["loc"]
         kind = str(error["type"])
         if kind == "json_invalid":
@@ -146,7 +146,7 @@ def _of_validation(errors: Sequence[Mapping[str, Any]], body: Any) -> ApiError:
         message = str(error["msg"]).removeprefix("Value error, ")
         mistakes.append((_cut(field_name(place), MAX_PARAM_CHARS) or None, message, kind))
     param, _, kind = mistakes[0]
-    texts = [f"{place}: {message}" if place else message for place, message, _ in mistakes[:SHOWN_MISTAKES]]
+    texts = [f"{place}: {message}" if place else message for place, message, _ in mistakes]
     code = "missing_required_parameter" if kind == "missing" else "invalid_value"
     code = "unknown_parameter" if kind == "extra_forbidden" else code
     return ApiError(400, "; ".join(texts), param=param, code=code)

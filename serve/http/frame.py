@@ -1,8 +1,8 @@
 """The frame around all routes: request ids, authentication, limits on bodies, unexpected errors and metrics.
 
 Every request has an id, which its response carries. Every request below `/v1` is authenticated before its body is read.
-No body exceeds its size limit or contains values that cannot be stored. Unexpected exceptions are answered in the wire
-form too.
+No body exceeds its size limit or contains values that cannot be stored, and one key has only a share of the requests
+and bodies in progress. Unexpected exceptions are answered in the wire form too.
 
 Pure ASGI: responses, streams included, are passed on as they are produced.
 """
@@ -15,6 +15,7 @@ import re
 import secrets
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
 from functools import partial
 from urllib.parse import unquote_to_bytes
 
@@ -28,14 +29,17 @@ from cluster.stores.database import DatabaseError
 from serve.http.access_log import Access, AccessLog, now
 from serve.http.audit import Auditor, action_of, object_of, outcome_of
 from serve.http.auth import Authenticator
+from serve.http.deadlines import DEADLINES, Deadlines
 from serve.http.errors import ApiError, internal_error, response_of
 from serve.http.json_body import body_mistake
+from serve.http.shares import Shares
 
 UPLOADS = "/v1/files"
 """The one route whose body is not JSON; it reads its body and limits its size itself."""
 GUARDED = "/v1/"
-READ_S = 120.0
-"""A request body must arrive within this time."""
+WITHOUT_BODY = frozenset({"GET", "HEAD", "DELETE", "OPTIONS"})
+MAX_BODIES = 128
+"""Bodies of the largest size that are in memory at a time."""
 METHODS, OTHER = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}), "other"
 NO_ANSWER = 499
 """The status in metrics of a request whose client disconnected before the response started (nginx's code)."""
@@ -54,6 +58,8 @@ class Frame:
         app: ASGIApp,
         authenticator: Authenticator,
         max_body_bytes: int,
+        max_in_progress: int,
+        deadlines: Deadlines = DEADLINES,
         recorder: Recorder | None = None,
         behind_proxy: bool = False,
         access_log: AccessLog | None = None,
@@ -63,6 +69,9 @@ class Frame:
         self._recorder = recorder or Recorder()
         self._authenticator = authenticator
         self._max_body_bytes = max_body_bytes
+        self._body_s = deadlines.body_s
+        self._in_progress = Shares(max_in_progress)
+        self._body_bytes = Shares(MAX_BODIES * max_body_bytes)
         self._behind_proxy = behind_proxy
         self._access_log = access_log
         self._audit = audit
@@ -88,8 +97,9 @@ class Frame:
             await send(message)
             ended = message["type"] == "http.response.body" and not message.get("more_body", False)
 
+        held = ExitStack()
         try:
-            admitted = await self._admit(scope, headers, receive)
+            admitted = await self._admit(scope, headers, receive, held)
             answer = self._app(scope, admitted, send_with_id)
             if self._behind_proxy or not isinstance(admitted, _Replay):
                 await answer
@@ -106,6 +116,7 @@ class Frame:
                 raise
             await response_of(internal_error())(scope, receive, send_with_id)
         finally:
+            held.close()
             took_s = time.monotonic() - start
             self._recorder.record(f"api_request_s/{status}/{_method(scope)}/{_route(scope)}", took_s)
             if self._access_log is not None:
@@ -128,29 +139,37 @@ class Frame:
         except DatabaseError:  # what was done stays done, and its client is told
             _log.exception("%s: %s is missing in the audit log", scope["state"]["request_id"], action)
 
-    async def _admit(self, scope: Scope, headers: Headers, receive: Receive) -> Receive:
+    async def _admit(self, scope: Scope, headers: Headers, receive: Receive, held: ExitStack) -> Receive:
         """Checks the request and returns the channel from which the app receives its body.
+
+        `held` frees what the request takes of its key's shares.
 
         Raises:
             ApiError: the request is refused.
         """
         if b"\0" in unquote_to_bytes(scope["path"]) + unquote_to_bytes(scope["query_string"]):
             raise ApiError(400, "The URL contains the character %00.", code="invalid_url")
+        if scope["method"] in WITHOUT_BODY and _has_body(headers):
+            message = f"A {scope['method']} request has no body here: send it without one."
+            raise ApiError(400, message, code="unexpected_body")
         if not scope["path"].startswith(GUARDED):
             return receive
-        scope["state"]["api_key"] = await self._authenticator.key_of(
+        key = scope["state"]["api_key"] = await self._authenticator.key_of(
             headers.get("authorization", ""), (scope.get("client") or ("",))[0]
         )
+        held.enter_context(self._in_progress.of(key.id, _too_much("requests")))(1)
         if headers.get("content-encoding", "identity").lower() != "identity":
             message = "Compressed request bodies are not supported: send the body without Content-Encoding."
             raise ApiError(415, message, code="unsupported_media_type")
         if scope["path"] == UPLOADS and scope["method"] == "POST":
             return receive
         try:
-            async with asyncio.timeout(READ_S):
-                body = await _read(receive, self._max_body_bytes, headers.get("content-length", ""))
+            async with asyncio.timeout(self._body_s):
+                take = held.enter_context(self._body_bytes.of(key.id, _too_much("long bodies")))
+                body = await _read(receive, self._max_body_bytes, headers.get("content-length", ""), take)
         except TimeoutError:
-            raise ApiError(408, f"The request body did not arrive within {READ_S:g} s.", code="timeout") from None
+            message = f"The request body did not arrive within {self._body_s:g} s."
+            raise ApiError(408, message, code="timeout") from None
         if body:
             _check_json(body, headers.get("content-type", ""))
         return _Replay(body, receive)
@@ -185,11 +204,21 @@ def _route(scope: Scope) -> str:
     return str(getattr(scope.get("route"), "path", OTHER))
 
 
-async def _read(receive: Receive, limit_bytes: int, content_length: str) -> bytes:
-    """Returns the whole body.
+def _has_body(headers: Headers) -> bool:
+    return "transfer-encoding" in headers or headers.get("content-length", "0").strip("0") != ""
+
+
+def _too_much(what: str) -> ApiError:
+    message = f"Too many {what} are in progress, of this API key or of all; try again in a moment."
+    headers = {"Retry-After": "1"}
+    return ApiError(429, message, code="too_many_in_progress", type="rate_limit_error", headers=headers)
+
+
+async def _read(receive: Receive, limit_bytes: int, content_length: str, take: Callable[[int], None]) -> bytes:
+    """Returns the whole body; `take` is told the bytes that are kept.
 
     Raises:
-        ApiError: the body is over the limit.
+        ApiError: the body is over the limit, or `take` refuses it.
         ClientDisconnect: only a part of the body arrived.
     """
     too_large = ApiError(413, f"The request body is over the limit of {limit_bytes:,} bytes.", code="too_large")
@@ -200,9 +229,11 @@ async def _read(receive: Receive, limit_bytes: int, content_length: str) -> byte
         message = await receive()
         if message["type"] == "http.disconnect":
             raise ClientDisconnect
-        body += message.get("body", b"")
-        if len(body) > limit_bytes:
+        chunk = message.get("body", b"")
+        if len(body) + len(chunk) > limit_bytes:
             raise too_large
+        take(len(chunk))
+        body += chunk
         if not message.get("more_body", False):
             return bytes(body)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
+from serve.http.deadlines import DEADLINES, Deadlines
 from serve.http.errors import ApiError
 
 if TYPE_CHECKING:
@@ -17,8 +19,6 @@ if TYPE_CHECKING:
 
 MAX_FIELD_BYTES = 10_000
 MAX_PARTS = 20
-IDLE_S = 60.0
-"""An upload that sends nothing for this long is ended."""
 
 
 @dataclass(slots=True)
@@ -30,31 +30,42 @@ class UploadForm:
 
 
 async def read_form(
-    stream: AsyncIterator[bytes], content_type: str, file_field: str, write: Callable[[bytes], Awaitable[None]]
+    stream: AsyncIterator[bytes],
+    content_type: str,
+    file_field: str,
+    write: Callable[[bytes], Awaitable[None]],
+    deadlines: Deadlines = DEADLINES,
 ) -> UploadForm:
     """Parses a form and passes the content of its part `file_field` to `write`, piece by piece.
 
     Raises:
-        ApiError: the body is not a complete multipart form, or a field is too long or duplicated.
+        ApiError: the body is not a complete multipart form or too slow, or a field is too long or duplicated.
     """
     kind, options = parse_options_header(content_type)
     if kind != b"multipart/form-data" or not options.get(b"boundary"):
         message = "Send the file as multipart/form-data with the fields `file` and `purpose`."
         raise ApiError(415, message, code="unsupported_media_type")
-    parts = _Parts(file_field)
+    parts, started, num_bytes = _Parts(file_field), time.monotonic(), 0
     try:
         parser = MultipartParser(options[b"boundary"], parts.callbacks())
         while not parts.ended:
-            async with asyncio.timeout(IDLE_S):
+            spare_s = deadlines.upload_idle_s + num_bytes / deadlines.upload_bytes_per_s
+            left_s = started + spare_s - time.monotonic()
+            async with asyncio.timeout(min(deadlines.upload_idle_s, left_s)):
                 chunk = await anext(stream, b"")
             if not chunk:
                 break
+            num_bytes += len(chunk)
             parser.write(chunk)
             await write(parts.take())
     except FormParserError:
         raise ApiError(400, "The request body is not a valid multipart form.", code="invalid_form") from None
     except TimeoutError:
-        raise ApiError(408, f"No data arrived for {IDLE_S:g} s.", code="timeout") from None
+        message = (
+            f"The upload is too slow: no data arrived for {deadlines.upload_idle_s:g} s, or less than "
+            f"{deadlines.upload_bytes_per_s:,.0f} bytes a second."
+        )
+        raise ApiError(408, message, code="timeout") from None
     if not parts.ended:
         raise ApiError(
             400, "The request body is incomplete: the form's closing boundary is missing.", code="invalid_form"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,9 +15,11 @@ from cluster.stores.file_store import FileRecord, FileStore, FileTooLarge, NoSpa
 from cluster.stores.keys import ApiKey
 from serve.http.audit import made
 from serve.http.auth import Reader, Writer, check_may_change
+from serve.http.deadlines import DEADLINES, Deadlines
 from serve.http.errors import ApiError, ErrorBody
 from serve.http.pages import PageQuery, page, page_query
 from serve.http.schemas import DeletedFile, FileObject, Page, Responses, answers
+from serve.http.shares import Shares
 from serve.http.upload import UploadForm, read_form
 from trainer.spec.operator import ServerLimits
 
@@ -49,23 +50,24 @@ CONTENT: Responses = {200: {"content": {"application/octet-stream": BYTES}}, "5X
 Pages = Annotated[PageQuery, Depends(page_query(10_000, 10_000))]
 
 
-def make_router(files: FileStore, max_uploads: int = ServerLimits().max_uploads) -> APIRouter:
-    """Returns the routes of files, with at most `max_uploads` uploads at a time.
+def make_router(
+    files: FileStore, max_uploads: int = ServerLimits().max_uploads, deadlines: Deadlines = DEADLINES
+) -> APIRouter:
+    """Returns the routes of files, with at most `max_uploads` uploads at a time, half of them of one key.
 
     The bound is on memory: Ray Serve receives bodies as fast as they arrive and buffers what is not yet on disk.
     """
     router = APIRouter(prefix="/files", tags=["files"])
-    uploads = asyncio.Semaphore(max_uploads)
+    uploads = Shares(max_uploads)
+    busy = "Too many uploads are already in progress, of this API key or of all; try again in a moment."
 
     @router.post("", response_model=None, responses=answers(FileObject), openapi_extra=UPLOAD)
     async def upload(request: Request, key: Writer) -> dict[str, Any]:
         """Upload a file of up to 512 MB (the operator's limit)."""
-        if uploads.locked():
-            message = f"{max_uploads} uploads are already in progress; try again in a moment."
-            raise ApiError(
-                429, message, code="too_many_uploads", type="rate_limit_error", headers={"Retry-After": BUSY_S}
-            )
-        async with uploads:
+        headers = {"Retry-After": BUSY_S}
+        refusal = ApiError(429, busy, code="too_many_uploads", type="rate_limit_error", headers=headers)
+        with uploads.of(key.id, refusal) as take:
+            take(1)
             return await receive(request, key)
 
     async def receive(request: Request, key: ApiKey) -> dict[str, Any]:
@@ -75,7 +77,7 @@ def make_router(files: FileStore, max_uploads: int = ServerLimits().max_uploads)
                 raise FileTooLarge(f"the file is over {files.max_bytes:,} bytes")
             async with files.receive() as incoming:
                 kind = request.headers.get("content-type", "")
-                form = await read_form(request.stream(), kind, "file", incoming.write)
+                form = await read_form(request.stream(), kind, "file", incoming.write, deadlines)
                 filename, purpose, life_s = _checked(form, incoming.num_bytes)
                 record = await files.keep(incoming, filename, purpose, life_s, key.id)
                 made(request, record.id)

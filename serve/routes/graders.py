@@ -24,6 +24,7 @@ from actors.tools.dispatcher import Dispatcher
 from cluster.records.redact import REDACTED
 from serve.http.auth import Writer
 from serve.http.errors import ApiError, of_user_error
+from serve.http.json_body import has_many_values
 from serve.http.schemas import GraderRun, ToolOutput, ValidGrader, answers
 from serve.http.trials import Trials
 from trainer.errors import Discard, EndpointRefused, InvalidJob, RftError, UserError
@@ -130,7 +131,7 @@ async def _run(body: RunRequest, pool: GraderPool) -> dict[str, Any]:
     """
     start = time.monotonic()
     try:
-        sample = sample_of(body.model_sample, (), "answer", wants_json=True)
+        sample = sample_of(body.model_sample, (), "answer", wants_json=not has_many_values(body.model_sample))
         trace_id = body.trace_id or f"trace_{secrets.token_hex(16)}"
         outcome = await outcome_of(pool.grade(sample, body.item or {}, trace_id))
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import time
 from collections.abc import Iterator
@@ -31,12 +32,29 @@ def budget(cpu_s: float = 1.0, mib: float = 100.0, *, children: bool = True) -> 
     assert grown <= mib, f"took {grown:.0f} MiB, {mib:g} MiB are allowed"
 
 
+@contextmanager
+def budget_of(pid: int, cpu_s: float = 1.0, mib: float = 100.0) -> Iterator[None]:
+    """The same for another process, without its children. The block must wait until that process has done its work."""
+    Path(f"/proc/{pid}/clear_refs").write_text("5")
+    before, begun = _status("VmRSS", pid), cpu_of(pid)
+    yield
+    spent, grown = cpu_of(pid) - begun, (_status("VmHWM", pid) - before) / MIB
+    assert spent <= cpu_s, f"took {spent:.2f} s of a processor, {cpu_s:g} s are allowed"
+    assert grown <= mib, f"took {grown:.0f} MiB, {mib:g} MiB are allowed"
+
+
+def cpu_of(pid: int) -> float:
+    """Seconds of a processor that a process has used, its threads included."""
+    times = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(times[11]) + int(times[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def _cpu_s(children: bool) -> float:
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
     return time.process_time() + (ended.ru_utime + ended.ru_stime if children else 0.0)
 
 
-def _status(name: str) -> int:
-    """Bytes of a line of this process's status."""
-    lines = Path("/proc/self/status").read_text().splitlines()
+def _status(name: str, pid: int | str = "self") -> int:
+    """Bytes of a line of a process's status."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith(f"{name}:"))

@@ -30,9 +30,32 @@ API_CODES: dict[str, dict[str, ProblemCode]] = {
             "Wait for the seconds in `Retry-After`, as OpenAI's client does by itself, or ask for a higher limit.",
         ),
         "too_many_uploads": ProblemCode(
-            "As many uploads are in progress as the operator allows at a time (`limits.max_uploads`), which bounds the "
-            "server's memory.",
+            "As many uploads are in progress as the operator allows at a time (`limits.max_uploads`), half of them for "
+            "one API key, which bounds the server's memory.",
             "Try again in a moment.",
+        ),
+        "too_many_in_progress": ProblemCode(
+            "The key has as many requests, or bytes of bodies, in progress as its share allows, which is half of what "
+            "the server holds (`limits.max_connections`, and 128 bodies of `limits.max_body_bytes`).",
+            "Try again in a moment, as OpenAI's client does by itself; send fewer requests at the same time.",
+        ),
+        "too_many_connections": ProblemCode(
+            "As many connections are open as the operator allows (`limits.max_connections`), half of them for one "
+            "address. Behind a proxy all clients have its address.",
+            "Use one HTTP client for many requests, since it keeps its connections; the operator can raise the limit.",
+        ),
+        "headers_too_large": ProblemCode(
+            "The URL and the headers of a request are over 64 KiB, or there are more than 100 headers.",
+            "Send long values in the body.",
+        ),
+        "invalid_http": ProblemCode(
+            "What the server received is not HTTP/1.1: often TLS, which only a proxy in front of the server speaks, or "
+            "many requests that did not wait for an answer.",
+            "Check whether the URL starts with http or https.",
+        ),
+        "unexpected_body": ProblemCode(
+            "The request has a body, and its method has none here: GET, HEAD, DELETE or OPTIONS.",
+            "Send it without a body.",
         ),
         "too_many_trials": ProblemCode(
             "As many graders and tools are being tried as the operator allows at a time (`limits.max_trial_calls`), "
@@ -59,8 +82,9 @@ API_CODES: dict[str, dict[str, ProblemCode]] = {
             "`Content-Encoding`.",
         ),
         "invalid_json": ProblemCode(
-            "The body is not valid JSON, is nested too deeply, or has a number or a character that cannot be stored.",
-            "Send one JSON object.",
+            "The body is not valid JSON, has more than 25,000 values, is nested too deeply, or has a number or a "
+            "character that cannot be stored.",
+            "Send one JSON object; split a large one.",
         ),
         "invalid_form": ProblemCode(
             "The upload is not a complete multipart form, or has a field two times.",

@@ -28,13 +28,18 @@ class ModelEndpoint(Endpoint):
 class ServerLimits(Strict):
     """Limits of the API."""
 
-    max_body_bytes: Positive = 32_000_000
-    """Largest body in bytes of a request other than a file upload; a larger one is answered with 413."""
+    max_body_bytes: Positive = 4 * 2**20
+    """Largest body in bytes of a request other than a file upload; a larger one is answered with 413. Raise it if
+    conversations are longer than a million tokens."""
+    max_connections: Positive = 2_000
+    """Open connections of clients, and requests in progress; half of them of one address, and of one API key. Further
+    connections are closed, further requests answered with 429."""
     max_file_bytes: Positive = 512 * 2**20
     """Largest uploaded file in bytes; a larger one is answered with 413. OpenAI's limit is 512 MB."""
     max_uploads: Positive = 4
-    """Concurrent file uploads; further ones are answered with 429. Behind Ray Serve's proxy an upload is held in memory
-    if it arrives faster than the disk can write it, so lower this if memory is short."""
+    """Concurrent file uploads, half of them of one API key; further ones are answered with 429. Behind Ray Serve's
+    proxy an upload is held in memory if it arrives faster than the disk can write it, so lower this if memory is
+    short."""
     requests_per_minute: Positive = 3_000
     """Rate limit of an API key that has none of its own; further requests are answered with 429 and Retry-After."""
     max_trial_calls: Positive = 16

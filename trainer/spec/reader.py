@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,6 +29,8 @@ KeyPath = tuple[str | int, ...]
 KnownMistake = Callable[[KeyPath], tuple[str, str, str] | None]
 """Code, message and remedy for a mistake at this path that deserves better than pydantic's words, or None."""
 
+MAX_MISTAKES = 200
+"""Mistakes that are reported, and keys beside a missing one that are taken for a misspelling of it."""
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _ANY = "*"
 """Any index of a list."""
@@ -114,7 +117,7 @@ def validate(
         return model.model_validate(raw), []
     except ValidationError as error:
         found: dict[KeyPath, list[Any]] = {}
-        for item in error.errors(include_url=False):
+        for item in error.errors(include_url=False)[:MAX_MISTAKES]:
             path = key_path_of(item["loc"], raw, missing=item["type"] == "missing")
             found.setdefault(path, []).append(item)
         for path in [path for path, items in found.items() if items[0]["type"] == "too_short"]:
@@ -182,7 +185,8 @@ def key_path_of(loc: Sequence[str | int], raw: Any, *, missing: bool) -> KeyPath
     """Pydantic's location without the names of union members, which are not keys of the file."""
     path: list[str | int] = []
     for part in loc:
-        if part in (raw if isinstance(raw, dict) else range(len(raw)) if isinstance(raw, list) else ()):
+        is_index = isinstance(raw, list) and isinstance(part, int) and part in range(len(raw))
+        if is_index or (isinstance(raw, dict) and part in raw):
             path.append(part)
             raw = raw[part]
     return (*path, loc[-1]) if missing else tuple(path)
@@ -212,7 +216,8 @@ class Keys:
         """The remedy for a key that is missing from the mapping `beside`."""
         if isinstance(path[-1], int):
             return "add the item"
-        unknown = set(beside) - self._known.get(_pattern(path[:-1]), set()) if isinstance(beside, dict) else ()
+        known = self._known.get(_pattern(path[:-1]), set())
+        unknown = set(islice(beside, MAX_MISTAKES)) - known if isinstance(beside, dict) else ()
         near = get_close_matches(str(path[-1]), [key for key in unknown if isinstance(key, str)], 1, _MIN_SIMILARITY)
         return f"rename {near[0]!r} to {path[-1]!r}" if near else f"add `{path[-1]}: ...`"
 

@@ -1,0 +1,101 @@
+"""The whole API in a process of its own, on a real socket, without Ray.
+
+`gpt-5`, its one model, answers at once, and streams without end. Jobs are accepted and never start.
+
+    python -m tests.support.api_process FOLDER OPTIONS
+
+OPTIONS are JSON: `deadlines`, and limits of the operator. It prints its port and two keys.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from cluster.stores.model_registry import ModelRecord
+from serve.deployment import app_of
+from serve.host.listener import reserved_port
+from serve.host.services import Services
+from serve.host.state import ServerState, StateLocations
+from serve.http.deadlines import Deadlines
+from serve.inference.model_server import AppState
+from tests.support.fake_models import USAGE, turn
+from trainer.spec.operator import Operator, ServerLimits
+
+PIECE = "x" * 16_384
+
+
+class Ready:
+    """A Hosting whose models always run."""
+
+    def name_of(self, record: ModelRecord) -> str:
+        return record.id
+
+    async def states(self) -> dict[str, AppState]:
+        return {"gpt-5": AppState.RUNNING}
+
+    async def answer(self, name: str, body: Mapping[str, Any], *, stream: bool) -> AsyncIterator[Any]:
+        yield None
+        frame = {"id": "chatcmpl-1", "created": 1, "model": name}
+        if not stream:
+            yield {**frame, "object": "chat.completion", "choices": [turn("1")], "usage": USAGE}
+        while stream:
+            choice = {"index": 0, "delta": {"content": PIECE}, "finish_reason": None, "logprobs": None}
+            yield {**frame, "object": "chat.completion.chunk", "choices": [choice]}
+            await asyncio.sleep(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A running server, with two keys that may write."""
+
+    pid: int
+    port: int
+    tokens: tuple[str, str]
+
+    def client(self, key: int = 0) -> httpx.Client:
+        headers = {"Authorization": f"Bearer {self.tokens[key]}"}
+        return httpx.Client(base_url=f"http://127.0.0.1:{self.port}", headers=headers, timeout=60)
+
+
+@contextmanager
+def api_process(folder: Path, deadlines: Mapping[str, float], **limits: int) -> Iterator[Server]:
+    """Start a server, and end it with the block."""
+    options = json.dumps({"deadlines": deadlines, **limits})
+    command = [sys.executable, "-m", "tests.support.api_process", str(folder), options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            said = json.loads(process.stdout.readline())
+            yield Server(process.pid, said["port"], tuple(said["tokens"]))
+        finally:
+            process.terminate()
+
+
+async def serve(folder: Path, port: int, deadlines: Deadlines, **more: int) -> None:
+    limits = ServerLimits(requests_per_minute=10**6, **more)
+    operator = Operator(aliases={"gpt-5": str(folder)}, limits=limits)
+    state = ServerState(StateLocations(folder), operator)
+    tokens = [state.keys.create(name, ["write"])[1] for name in ("a", "b")]
+    nothing: Any = None
+    hosting: Any = Ready()
+    services = Services(state, operator, nothing, hosting, deadlines)
+    app = app_of(state, services, operator, listen=("127.0.0.1", port), deadlines=deadlines)
+    async with app.router.lifespan_context(app):
+        print(json.dumps({"port": port, "tokens": tokens}), flush=True)
+        await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    with reserved_port("127.0.0.1", 0) as port:
+        given = json.loads(sys.argv[2])
+        asyncio.run(serve(Path(sys.argv[1]), port, Deadlines(**given.pop("deadlines")), **given))
