@@ -84,7 +84,7 @@ REFUSED: dict[str, Any] = {
         "$ref": "#/$defs/a", "$defs": {"a": {"allOf": [{"$ref": "#/$defs/b"}]}, "b": {"$ref": "#/$defs/a"}},
     },
     "200 levels": json.loads('{"allOf":[' * 200 + "{}" + "]}" * 200),
-    "a huge enum": prop({"enum": list(range(50_000))}),
+    "a huge enum": prop({"enum": list(range(20_000))}),
     "an enum of 900 KB": prop({"enum": ["x" * 900_000]}),
     "a pattern of 900 KB": prop({"pattern": "a" * 900_000}),
     "a pattern that compiles to gigabytes": prop({"pattern": "((a{1,100}){1,100}){1,100}"}),
@@ -242,10 +242,10 @@ async def test_text_that_is_hardly_json(api: Api, name: str) -> None:
 
 
 @params("choice", ["auto", "required"])
-async def test_128_tools_each_with_100_large_patterns(api: Api, choice: str) -> None:
+async def test_128_tools_each_with_90_large_patterns(api: Api, choice: str) -> None:
     tools = [
         {"type": "function", "name": f"x{i}", "parameters": {
-            "properties": {f"{j}": {"pattern": f"[ab]{{1,{9_000 - j - i}}}"} for j in range(100)}}}
+            "properties": {f"{j}": {"pattern": f"[ab]{{1,{9_000 - j - i}}}"} for j in range(90)}}}
         for i in range(128)
     ]  # fmt: skip
     with budget():
