@@ -86,6 +86,7 @@ class Telemetry:
         """Start the thread that exports; `process` is the process's name within its job: `driver`, `engine-0`."""
         disable_created_metrics()  # type: ignore[no-untyped-call] # timestamps that only OpenMetrics uses
         self.recorder = Recorder()
+        self.recorder.record("process_up")
         self._address = address
         self._period_s = period_s
         self._labels = ",".join(

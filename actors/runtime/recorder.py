@@ -49,10 +49,7 @@ class Recorder(Collector):
         Raises:
             KeyError: the name is not in `trainer.metrics`.
         """
-        found = metric_of(name)
-        if found is None:
-            raise KeyError(name)
-        entry, labels = found
+        entry, labels = _listed(name)
         if METRICS[entry].kind == "file" or not math.isfinite(value):
             return
         made = self._made.get(entry) or self._make(entry, list(labels))
@@ -65,10 +62,17 @@ class Recorder(Collector):
             case "histogram":
                 one.observe(value)
 
-    def begin(self, *entries: str) -> None:
-        """Export unlabelled counters and histograms as 0 from now on: Prometheus needs a first sample for a rate."""
-        for entry in entries:
-            self._make(entry, [])
+    def begin(self, *names: str) -> None:
+        """Export counters and histograms as 0 from now on: Prometheus needs a first sample for a rate.
+
+        Raises:
+            KeyError: a name is not in `trainer.metrics`.
+        """
+        for name in names:
+            entry, labels = _listed(name)
+            made = self._make(entry, list(labels))
+            if labels:
+                made.labels(**labels)
 
     def add(self, source: MetricSource) -> None:
         """Call `source` at each scrape, in any thread, for gauges, counters (totals since the start) and Spreads."""
@@ -95,13 +99,18 @@ class Recorder(Collector):
         families: dict[str, Family] = {}
         for source in list(self._sources):
             for name, value in source().items():
-                found = metric_of(name)
-                assert found is not None, name
-                entry, labels = found
+                entry, labels = _listed(name)
                 if entry not in families:
                     families[entry] = _family(entry, list(labels))
                 _add(families[entry], list(labels.values()), value, METRICS[entry].buckets)
         return families.values()
+
+
+def _listed(name: str) -> tuple[str, dict[str, str]]:
+    found = metric_of(name)
+    if found is None:
+        raise KeyError(name)
+    return found
 
 
 def _family(entry: str, labels: Sequence[str]) -> Family:

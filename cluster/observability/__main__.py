@@ -14,4 +14,6 @@ parser = argparse.ArgumentParser(
     description="Print the alerts (PrometheusRule) and dashboards (ConfigMap) as a Kubernetes manifest.",
 )
 parser.add_argument("--runbook", action="store_true", help="print RUNBOOK.md instead: what to do when an alert fires")
-sys.stdout.write(runbook() if parser.parse_args().runbook else kubernetes_manifest())
+parser.add_argument("--runbook-url", help="address at which you publish RUNBOOK.md; each alert links to its section")
+options = parser.parse_args()
+sys.stdout.write(runbook() if options.runbook else kubernetes_manifest(options.runbook_url))

@@ -1,4 +1,8 @@
-"""The alerts, each with what it means for a job and what to do; RUNBOOK.md is generated from the same entries."""
+"""The alerts, each with what it means for a job and what to do; RUNBOOK.md is generated from the same entries.
+
+Their windows hold with steps of ten seconds and of ten minutes. What a job records once a step is averaged over three
+steps of ten minutes at least, as one batch says little.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from cluster.observability.promql import Part, rate, samples
+from cluster.observability.promql import OUR_TARGETS, RAY_SPILLED, RAY_TARGETS, Part, rate, samples
 from trainer.loop.health import GAP_HALTS_AT, GAP_WARNS_AT
 
 RUNBOOK = "RUNBOOK.md"
@@ -32,11 +36,23 @@ def _rate(name: str, window: str, *matchers: str, by: Sequence[str] = ("job",), 
     return rate(samples(name, *matchers, part=part), window, by)
 
 
+def _change(name: str) -> str:
+    """How much a step's gauge has changed in two hours."""
+    return " - ".join(f"avg_over_time({samples(name)}[30m]{when})" for when in ("", " offset 2h"))
+
+
 _DISCARDED = 'outcome!~"graded|cancelled"'
 _ENDPOINT = ("job", "endpoint")
-_REWARD = samples("train_mean_reward")
-_MAX_REWARD = f"max_over_time(avg_over_time({_REWARD}[15m])[6h:5m])"
+_REWARD = f"avg_over_time({samples('train_mean_reward')}[30m])"
+_MAX_REWARD = f"(max_over_time({_REWARD}[6h:5m]) > 0.1)"
 _ENTROPY = samples("entropy")
+_NO_SIGNAL = _rate("groups_without_signal/<kind>", "30m", 'kind!="all_right"')
+_GROUPS = f"({_rate('groups_without_signal/<kind>', '30m')} + {_rate('groups_trained', '30m')} > 0)"
+"""Groups that are all right carry no signal either, but they are what a job that learns ends with."""
+_NOT_ENDED = f"(sum by (job) (last_over_time({samples('jobs_ended/<outcome>')}[1h])) == 0)"
+"""Jobs whose driver was there within the last hour and has not reported its end."""
+_FAILED = f"sum by (job) (max_over_time({samples('jobs_ended/failed')}[15m])) > 0"
+_DRIVER = 'process="driver"'
 _DISK_FREE, _DISK_TOTAL = samples("disk_free_bytes"), samples("disk_total_bytes")
 _SERVER_ERROR = 'status=~"5.."'
 _API_REQUESTS = "api_request_s/<status>/<method>/<route>"
@@ -88,7 +104,7 @@ ALERTS = (
     Alert(
         "RewardCollapse",
         "warning",
-        f"avg_over_time({_REWARD}[15m]) < 0.5 * {_MAX_REWARD} and {_MAX_REWARD} > 0.1",
+        f"{_REWARD} < 0.5 * {_MAX_REWARD}",
         "10m",
         "the reward of {{ $labels.job }} fell to {{ $value | humanize }}, less than half of its maximum",
         "The policy is getting worse, or the grader or a tool has changed its answers.",
@@ -99,12 +115,15 @@ ALERTS = (
     Alert(
         "EntropyCollapse",
         "warning",
-        f"{_ENTROPY} < 0.1 * max_over_time({_ENTROPY}[6h])",
+        f"{_ENTROPY} < 0.1 * max_over_time({_ENTROPY}[6h]) and on (job) "
+        f"({_REWARD} < 0.8 * {_MAX_REWARD} or {_NO_SIGNAL} / {_GROUPS} > 0.5)",
         "10m",
-        "the entropy of {{ $labels.job }} fell to {{ $value | humanize }} nats, less than a tenth of its maximum",
-        "The rollouts of a group become identical, so that soon there is no signal to train on.",
-        "See the Learner dashboard. If the reward still rises, the job is merely close to converging. Otherwise lower "
-        "the learning rate, raise the temperature or clip_high, or use harder rows.",
+        "the entropy of {{ $labels.job }} fell to {{ $value | humanize }} nats, and its reward fell too or there is no "
+        "signal",
+        "The rollouts of a group become identical before they are right, so that soon there is no signal to train on. "
+        "In a job that has simply learned its rows the entropy falls as well, but not the reward: it has no alert.",
+        "Learner dashboard, 'Entropy', beside Job dashboard, 'Reward'. Pause the job and continue from the best "
+        "checkpoint with a lower learning rate, a higher temperature or clip_high, or harder rows.",
     ),
     Alert(
         "EngineLearnerDifference",
@@ -120,13 +139,13 @@ ALERTS = (
     Alert(
         "NoSignal",
         "warning",
-        f"{_rate('groups_without_signal/<kind>', '30m')} / "
-        f"({_rate('groups_without_signal/<kind>', '30m')} + {_rate('groups_trained', '30m')} > 0) > 0.8",
+        f"{_NO_SIGNAL} / {_GROUPS} > 0.8",
         "10m",
-        "in {{ $value | humanizePercentage }} of the groups of {{ $labels.job }} all rewards are equal",
+        "in {{ $value | humanizePercentage }} of the groups of {{ $labels.job }} all rewards are equal, but not right",
         "Most rollouts are wasted, since such groups train nothing. After three batches without signal the job stops.",
-        "Job dashboard, 'Groups per minute'. all_right: the rows are too easy; use harder ones or stop. all_wrong: "
-        "they are too hard; use easier ones or supervised training first. equal: the grader makes no distinctions.",
+        "Job dashboard, 'Groups per minute'. all_wrong: the rows are too hard; use easier ones or supervised training "
+        "first. equal: the grader makes no distinctions. Groups that are all_right are not counted: a job ends with "
+        "them when it has learned its rows.",
     ),
     Alert(
         "LearnerStarves",
@@ -147,6 +166,96 @@ ALERTS = (
         "The rollouts of the engine start again. After more than three replacements per engine the job stops.",
         "The job's events say why. If it was killed or out of memory, lower max_num_seqs or use a larger node. If it "
         "differed from the learner, see EngineLearnerDifference.",
+    ),
+    Alert(
+        "HeldOutFalls",
+        "warning",
+        f"{_change('held_out_grade_mean')} < -0.05 and on (job) {_change('train_mean_grade')} > 0.05",
+        "15m",
+        "the held-out grade of {{ $labels.job }} changed by {{ $value | humanize }} in two hours while the grade rose",
+        "The policy learns what its grader rewards and not what it is for: reward hacking.",
+        "Job dashboard, 'Grade'. Read rollouts with high grades (`agent-rft traces RUN`); the event `alarm_raised` has "
+        "some. Add a guard or repair the grader, and continue from a checkpoint before the held-out grade fell.",
+    ),
+    Alert(
+        "JobFailed",
+        "warning",
+        f"{_FAILED} or max by (job) (delta({samples('api_jobs/failed')}[15m])) > 0",
+        "0m",
+        "{{ $labels.job }}: a job has failed",
+        "Its driver ended with an error and released its engines and learner. For the job `api`: a job of the server "
+        "failed, maybe before it had a driver.",
+        "The last event says why (`events.jsonl`, `agent-rft events list JOB`; `agent-rft jobs log ID` has what the "
+        "driver wrote). `agent-rft explain CODE` explains a problem code. Resume it once the cause is gone: it resumes "
+        "from its last checkpoint.",
+    ),
+    Alert(
+        "JobLost",
+        "critical",
+        f"{_NOT_ENDED} unless on (job) {samples('process_up', _DRIVER)}",
+        "5m",
+        "the driver of {{ $labels.job }} is gone, and did not report an end",
+        "It was killed, or its node is down; then the steps since its last checkpoint have to be done again. A scrape "
+        "interval above 15 s may miss the end of a job that was in order.",
+        "If the run's events have a `job_ended`, nothing is lost. The server starts its jobs again by itself; resume any "
+        "other with `agent-rft train JOB.yaml --resume RUN`. `dmesg` or `kubectl describe pod` says whether memory was "
+        "short.",
+    ),
+    Alert(
+        "TargetDown",
+        "warning",
+        f'up{{job="{OUR_TARGETS}"}} == 0 and on (instance) '
+        f"(max by (instance, job) (last_over_time({samples('process_up')}[1h])) and on (job) {_NOT_ENDED}) "
+        f'or up{{job="{RAY_TARGETS}"}} == 0',
+        "5m",
+        "Prometheus cannot scrape {{ $labels.instance }}, where a job runs",
+        "Panels and alerts about its processes are blind. A node without a job serves no metrics, and needs no alert.",
+        "Is the node there (`ray status`)? If it is, does `curl http://NODE:9464/metrics` answer from the machine of "
+        "Prometheus: a firewall or a network policy may be in between, or a full disk keeps the processes from writing "
+        "their metrics.",
+    ),
+    Alert(
+        "QueueStands",
+        "warning",
+        f"max by (job) ({samples('api_jobs/queued')}) > 0 "
+        f"and on (job) max by (job) ({samples('api_jobs/running')}) == 0",
+        "20m",
+        "{{ $value }} jobs of the server wait, and none runs",
+        "No job starts, although one may: the server does not reach the cluster, or waits for a paused job to save.",
+        "The server's log says what it tries. `ray status` and `agent-rft jobs retrieve ID` show whether the cluster "
+        "answers; restarting the server loses nothing.",
+    ),
+    Alert(
+        "EnginesMissing",
+        "warning",
+        f"count by (job) ({samples('engine/<engine>/ready')} == 0) > 0",
+        "15m",
+        "{{ $value }} engines of {{ $labels.job }} have not been ready for 15 minutes",
+        "The job samples with fewer engines than it wants, and is slower by as much.",
+        "Fleet dashboard, 'Ready engines'. The events say what they wait for; `ray status` shows whether the cluster "
+        "lacks GPUs or nodes that the autoscaler cannot get. An engine that starts and dies again: EngineReplaced.",
+    ),
+    Alert(
+        "OldCheckpoint",
+        "warning",
+        f"{samples('checkpoint_age_s')} > 2 * 3600",
+        "5m",
+        "the last checkpoint of {{ $labels.job }} was {{ $value | humanizeDuration }} ago",
+        "If the driver is killed now, the steps of that time are done again.",
+        "Job dashboard, 'Age of the checkpoint' and 'Step time'. Checkpoints are written with each validation: with a "
+        "lower eval_interval they are closer together. If they came often enough until now, see NoProgress. To save "
+        "one now, pause the job (or end it with SIGTERM) and resume it.",
+    ),
+    Alert(
+        "RaySpills",
+        "warning",
+        f"sum by (NodeAddress) (increase({RAY_SPILLED}[15m])) > 0",
+        "0m",
+        "Ray's object store on {{ $labels.NodeAddress }} spills to disk ({{ $value | humanize1024 }}B in 15 minutes)",
+        "A version of the weights does not fit into the store: weight updates become slow, and a pod whose disk has a "
+        "limit is evicted.",
+        "Fleet dashboard, 'Spilled to disk by node'. Give the store more memory (`ray start --object-store-memory`, in "
+        "Kubernetes `object-store-memory` of the worker group) and /dev/shm as much.",
     ),
     Alert(
         "DiskFull",
@@ -172,33 +281,36 @@ ALERTS = (
 )
 
 
-def rule_groups() -> dict[str, Any]:
-    """Prometheus's rule file, which is also the `spec` of a PrometheusRule."""
-    rules = [
-        {
-            "alert": alert.name,
-            "expr": alert.expr,
-            "for": alert.wait,
-            "labels": {"severity": alert.severity},
-            "annotations": {"summary": alert.summary, "description": alert.meaning, "runbook": alert.runbook},
-        }
-        for alert in ALERTS
-    ]
+def rule_groups(runbook_url: str | None = None) -> dict[str, Any]:
+    """Prometheus's rule file, which is also the `spec` of a PrometheusRule.
+
+    With `runbook_url`, the address of RUNBOOK.md as the operator publishes it, each alert links to its section.
+    """
+    rules = []
+    for alert in ALERTS:
+        texts = {"summary": alert.summary, "description": alert.meaning, "runbook": alert.runbook}
+        if runbook_url is not None:
+            texts["runbook_url"] = f"{runbook_url}#{alert.name.lower()}"
+        rules.append(
+            {
+                "alert": alert.name,
+                "expr": alert.expr,
+                "for": alert.wait,
+                "labels": {"severity": alert.severity},
+                "annotations": texts,
+            }
+        )
     return {"groups": [{"name": "agent-rft", "rules": rules}]}
 
 
 def runbook() -> str:
-    """The text of RUNBOOK.md."""
+    """The text of RUNBOOK.md; the headings are the names of the alerts only, which are the anchors of `runbook_url`."""
     lines = ["# What to do when an alert fires", "", "Generated from `cluster/observability/alerts.py`.", ""]
     for alert in ALERTS:
-        lines += [
-            f"## {alert.name} ({alert.severity})",
-            "",
-            alert.meaning,
-            "",
-            alert.runbook,
-            "",
-            f"`{alert.expr}`",
-            "",
-        ]
+        fires = (
+            f"{alert.severity.capitalize()}, after {alert.wait}:"
+            if alert.wait != "0m"
+            else f"{alert.severity.capitalize()}, at once:"
+        )
+        lines += [f"## {alert.name}", "", alert.meaning, "", alert.runbook, "", fires, "", f"`{alert.expr}`", ""]
     return "\n".join(lines)

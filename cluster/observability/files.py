@@ -17,6 +17,7 @@ from cluster.observability.dashboards.fleet import FLEET_DASHBOARD
 from cluster.observability.dashboards.grafana import dashboard_json
 from cluster.observability.dashboards.job import JOB_DASHBOARD
 from cluster.observability.dashboards.learner import LEARNER_DASHBOARD
+from cluster.observability.promql import OUR_TARGETS, RAY_TARGETS
 
 DASHBOARDS = (JOB_DASHBOARD, ENDPOINTS_DASHBOARD, FLEET_DASHBOARD, LEARNER_DASHBOARD)
 PROMETHEUS_IMAGE, GRAFANA_IMAGE = "prom/prometheus:v3.5.0", "grafana/grafana:12.1.0"
@@ -40,10 +41,11 @@ class Cluster:
 def prometheus_config(cluster: Cluster) -> dict[str, Any]:
     """The content of prometheus.yml.
 
-    Ray's service discovery lists the ports of Ray's own metrics, several per node. Ours are on `port` of these nodes.
+    Ray's service discovery lists the ports of Ray's own metrics, several per node, with a label `job` of its own. Ours
+    are on `port` of these nodes.
     """
     discovery = [{"url": f"{cluster.ray}{RAY_DISCOVERY}", "refresh_interval": "30s"}]
-    ours: dict[str, Any] = {"job_name": "agent-rft", "honor_labels": True}
+    ours: dict[str, Any] = {"job_name": OUR_TARGETS, "honor_labels": True}
     if cluster.nodes is not None:
         ours["static_configs"] = [{"targets": [f"{node}:{cluster.port}" for node in cluster.nodes]}]
     else:
@@ -51,20 +53,21 @@ def prometheus_config(cluster: Cluster) -> dict[str, Any]:
         ours["http_sd_configs"] = discovery
         ours["relabel_configs"] = [
             on_our_port | {"target_label": "__address__"},
-            {"target_label": "job", "replacement": "agent-rft"},
+            {"target_label": "job", "replacement": OUR_TARGETS},
         ]
-    rays = [] if cluster.ray is None else [{"job_name": "ray", "http_sd_configs": discovery}]
+    relabel = [{"target_label": "job", "replacement": RAY_TARGETS}]
+    rays = {"job_name": RAY_TARGETS, "http_sd_configs": discovery, "relabel_configs": relabel}
     return {
         "global": {"scrape_interval": f"{SCRAPE_S}s", "evaluation_interval": f"{SCRAPE_S}s"},
         "rule_files": ["alerts.yml"],
-        "scrape_configs": [ours, *rays],
+        "scrape_configs": [ours] if cluster.ray is None else [ours, rays],
     }
 
 
-def write_pair(out: Path, cluster: Cluster) -> None:
+def write_pair(out: Path, cluster: Cluster, runbook_url: str | None = None) -> None:
     """Writes the configuration of a Prometheus and a Grafana that watch this cluster, replacing existing files."""
     _write(out / "prometheus.yml", _yaml(prometheus_config(cluster)))
-    _write(out / "alerts.yml", _yaml(rule_groups()))
+    _write(out / "alerts.yml", _yaml(rule_groups(runbook_url)))
     _write(out / RUNBOOK, runbook())
     _write(out / "docker-compose.yml", _COMPOSE)
     _write(out / "README.md", _README)
@@ -78,7 +81,7 @@ def write_pair(out: Path, cluster: Cluster) -> None:
         _write(out / "grafana" / "dashboards" / name, text)
 
 
-def kubernetes_manifest() -> str:
+def kubernetes_manifest(runbook_url: str | None = None) -> str:
     """The alerts as a PrometheusRule and the dashboards as a ConfigMap, in one YAML stream.
 
     The rule is for the Prometheus operator, the label `grafana_dashboard` for the sidecar of Grafana's Helm chart.
@@ -90,7 +93,7 @@ def kubernetes_manifest() -> str:
         "metadata": {"name": "agent-rft-dashboards", "labels": {"grafana_dashboard": "1"}},
         "data": _dashboard_files(),
     }
-    return "---\n".join([_yaml(rule | {"spec": rule_groups()}), _yaml(config_map)])
+    return "---\n".join([_yaml(rule | {"spec": rule_groups(runbook_url)}), _yaml(config_map)])
 
 
 def _dashboard_files() -> dict[str, str]:

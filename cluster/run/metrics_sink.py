@@ -1,4 +1,4 @@
-"""The driver's Prometheus metrics: each step's metrics, its rollouts, and the disk space of the run folder.
+"""The driver's Prometheus metrics: each step's metrics, its rollouts, the age of the checkpoint, free disk space.
 
 Other processes record their own metrics (`live` ones); the sums of those per step go to metrics.jsonl only.
 """
@@ -6,32 +6,45 @@ Other processes record their own metrics (`live` ones); the sums of those per st
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import get_args
 
 from actors.runtime.exporter import MetricsAddress, Telemetry
 from actors.runtime.recorder import Recorder
-from trainer.events import StepDone
+from trainer.events import CheckpointSaved, JobEnded, Level, Outcome, PhaseBegan, StepDone
 from trainer.metrics import METRICS, metric_of
 from trainer.run_events import RunEvent
 from trainer.types import Group, Rollout
+
+GROWING = ("counter", "histogram")
 
 
 class MetricsSink:
     """A Sink. Serves nothing if `address` is None. Call `close` at the end."""
 
-    def __init__(self, address: MetricsAddress | None, folder: Path) -> None:
+    def __init__(
+        self, address: MetricsAddress | None, folder: Path, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         """`folder` is the run's."""
         self.address = address
         self._telemetry = None if address is None else Telemetry(address, "driver")
         self.recorder = Recorder() if self._telemetry is None else self._telemetry.recorder
         self._folder = folder
+        self._clock = clock
+        self._saved: float | None = None
+        """When training began or the last checkpoint was saved; None outside of training."""
         # Exported as 0 from the start, so that Prometheus sees the first one as an increase.
-        steps = (name for name, metric in METRICS.items() if not metric.live and "<" not in name)
-        self.recorder.begin(*(name for name in steps if METRICS[name].kind in ("counter", "histogram")))
-        for level in ("info", "warn", "error"):
+        growing = [name for name, metric in METRICS.items() if not metric.live and metric.kind in GROWING]
+        trained = (name.replace("<split>", "train") for name in growing)
+        self.recorder.begin(*(name for name in trained if "<" not in name))
+        for level in get_args(Level):
             self.recorder.record(f"events/{level}", 0.0)
+        for outcome in get_args(Outcome):
+            self.recorder.record(f"jobs_ended/{outcome}", 0.0)
         self.recorder.add(self._disk)
+        self.recorder.add(self._checkpoint_age)
 
     @classmethod
     def of_run(cls, folder: Path, *, local: bool) -> MetricsSink:
@@ -46,8 +59,16 @@ class MetricsSink:
         happened = event.event
         if happened is None or not happened.quiet:
             self.recorder.record(f"events/{event.level}")
-        if isinstance(happened, StepDone):
-            self._step(happened.metrics)
+        match happened:
+            case StepDone(metrics=metrics):
+                self._step(metrics)
+            case PhaseBegan(phase="training") | CheckpointSaved():
+                self._saved = self._clock()
+            case PhaseBegan(phase="grading"):
+                self._saved = None  # all steps are in a checkpoint
+            case JobEnded(outcome=outcome):
+                self._saved = None
+                self.recorder.record(f"jobs_ended/{outcome}")
 
     def _step(self, metrics: Mapping[str, float]) -> None:
         for name, value in metrics.items():
@@ -89,3 +110,7 @@ class MetricsSink:
         except OSError:  # the folder was removed
             return {}
         return {"disk_free_bytes": float(usage.free), "disk_total_bytes": float(usage.total)}
+
+    def _checkpoint_age(self) -> dict[str, float]:
+        saved = self._saved  # read once: this runs in another thread
+        return {} if saved is None else {"checkpoint_age_s": self._clock() - saved}

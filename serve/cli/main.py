@@ -340,12 +340,16 @@ def grade_command(
 def observe_command(
     out: Annotated[Path, typer.Option(help="folder to write the files to; existing files are replaced")],
     address: ClusterAddress = None,
+    runbook_url: Annotated[
+        str | None,
+        typer.Option(help="address at which you publish RUNBOOK.md; each alert links to its section (runbook_url)"),
+    ] = None,
 ) -> None:
     """Write the setup of Prometheus and Grafana for this cluster: scraping, alerts, dashboards, a compose file."""
     from cluster.observability.files import write_pair
     from cluster.observability.targets import observed
 
-    write_pair(out, observed(address))
+    write_pair(out, observed(address), runbook_url)
     typer.echo(f"written to {out}: run docker compose up -d there, or see its README.md")
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from actors.endpoints.answer import cut
+from actors.graders.kinds.python import MAX_PARSED_CHARS
 from actors.grading.factory import graders_of
 from cluster.preflight.form_check import endpoint_problems
 from cluster.preflight.static import invalid_job
@@ -238,8 +239,8 @@ def _judges(reinforcement: Reinforcement, secrets: Secrets, notes: list[str]) ->
 
 def _python_notes(reinforcement: Reinforcement) -> Iterator[str]:
     for place, grader in graders_of(reinforcement):
-        if isinstance(grader, PythonGrader):
-            missing = sorted(_imports(grader.source) - sys.stdlib_module_names - {"numpy"})
+        if isinstance(grader, PythonGrader) and len(grader.source) <= MAX_PARSED_CHARS:
+            missing = sorted(_imports(grader.source) - sys.stdlib_module_names - {"numpy", "agent_rft_grader"})
             if missing:
                 yield f"{place}: imports {', '.join(missing)}; here it has numpy and the standard library only"
 

@@ -242,10 +242,10 @@ async def test_text_that_is_hardly_json(api: Api, name: str) -> None:
 
 
 @params("choice", ["auto", "required"])
-async def test_128_tools_each_with_90_large_patterns(api: Api, choice: str) -> None:
+async def test_128_tools_each_with_60_large_patterns(api: Api, choice: str) -> None:
     tools = [
         {"type": "function", "name": f"x{i}", "parameters": {
-            "properties": {f"{j}": {"pattern": f"[ab]{{1,{9_000 - j - i}}}"} for j in range(90)}}}
+            "properties": {f"{j}": {"pattern": f"[ab]{{1,{9_000 - j - i}}}"} for j in range(60)}}}
         for i in range(128)
     ]  # fmt: skip
     with budget():

@@ -284,7 +284,7 @@ def test_prometheus_has_each_listed_metric(observed: Observed) -> None:
 
 
 def test_each_panel_shows_data_and_each_alert_has_its_metrics(observed: Observed) -> None:
-    values = {"$job": ".+", "$endpoint": ".+", "$window": "1m"}
+    values = {"$job": ".+", "$endpoint": ".+", "$window": "1m", "$steps": "1m"}
     empty = []
     for dashboard in DASHBOARDS:
         for expr in dashboard.expressions:
@@ -295,7 +295,7 @@ def test_each_panel_shows_data_and_each_alert_has_its_metrics(observed: Observed
     assert empty == []
     for alert in ALERTS:
         observed.prometheus.series(alert.expr)
-        names = set(re.findall(r"agent_rft_\w+", alert.expr))
+        names = set(re.findall(r"\b(?:agent_rft_|ray_)\w+|\bup\b", alert.expr))
         assert not {name for name in names if not observed.prometheus.series(name)}, alert.name
 
 
@@ -324,7 +324,7 @@ def test_labels_are_few_and_contain_no_secrets(observed: Observed, environment: 
         assert not re.search(r"trace_|call_[0-9a-f]{8}", " ".join(metric.values())), metric
         assert environment["LEDGER_TOKEN"] not in " ".join(metric.values())
     assert len(observed.prometheus.series('count by (__name__, job, process) ({__name__=~"agent_rft_.+"})')) < 500
-    assert {target["labels"]["job"] for target in observed.prometheus.targets()} == {"agent-rft", "ray"}
+    assert {target["labels"]["job"] for target in observed.prometheus.targets()} == {"agent-rft", "agent-rft-ray"}
 
 
 @pytest.mark.usefixtures("observed")

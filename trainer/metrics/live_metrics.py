@@ -7,6 +7,7 @@ from functools import partial
 from trainer.metrics.metric import CALLS, GRADES, LONG_SECONDS, SECONDS, TOKENS, Metric
 
 _file = partial(Metric, kind="file")
+_spread = partial(Metric, kind="histogram")
 _live = partial(Metric, live=True)
 
 # At each tool, grader, judge or session server, since the start; a line of the file has the sums of all processes.
@@ -72,35 +73,34 @@ _ENDPOINTS: dict[str, Metric] = {
     ),
 }
 
-# As rollouts end or, where they are told apart by split (train, validation, test), when their step is taken.
+# As rollouts end or, where they are told apart by split (train, validation, test) and not `live`, when their step is
+# taken.
 _ROLLOUTS: dict[str, Metric] = {
     "rollouts_started": _live("rollouts started", "rollouts", "attempts at rollouts", "counter"),
     "rollouts/<outcome>": _live(
         "ended rollouts", "rollouts", "attempts that ended: graded, cancelled, or why they were discarded", "counter"
     ),
     "rollouts_in_flight": _live("rollouts in flight", "rollouts", "attempts at rollouts in progress", series="all"),
-    "reward/<split>": _live("reward", "", "rewards of graded rollouts", "histogram", GRADES),
-    "grade/<split>": _live("grade", "", "grades of graded rollouts, without penalties", "histogram", GRADES),
-    "rollout_calls/<split>": _live("tool calls per rollout", "calls", "tool calls of a rollout", "histogram", CALLS),
-    "turn_calls/<split>": _live(
-        "tool calls per turn", "calls", "tool calls of a turn", "histogram", CALLS, series="per turn"
+    "reward/<split>": _spread("reward", "", "rewards of graded rollouts", buckets=GRADES),
+    "grade/<split>": _spread("grade", "", "grades of graded rollouts, without penalties", buckets=GRADES),
+    "rollout_calls/<split>": _spread("tool calls per rollout", "calls", "tool calls of a rollout", buckets=CALLS),
+    "turn_calls/<split>": _spread(
+        "tool calls per turn", "calls", "tool calls of a turn", buckets=CALLS, series="per turn"
     ),
-    "rollout_tokens/<split>/<kind>": _live(
+    "rollout_tokens/<split>/<kind>": _spread(
         "tokens per rollout",
         "tokens",
         "tokens of a rollout: prompt, completion (reasoning included), reasoning, tool",
-        "histogram",
-        TOKENS,
+        buckets=TOKENS,
     ),
-    "rollout_wall_s/<split>": _live(
-        "rollout latency", "s", "wall-clock time of a rollout", "histogram", LONG_SECONDS, series="wall-clock"
+    "rollout_wall_s/<split>": _spread(
+        "rollout latency", "s", "wall-clock time of a rollout", buckets=LONG_SECONDS, series="wall-clock"
     ),
-    "rollout_busy_s/<split>": _live(
+    "rollout_busy_s/<split>": _spread(
         "busy time per rollout",
         "s",
         "model and tool time of a rollout, without queues, retries and pauses",
-        "histogram",
-        LONG_SECONDS,
+        buckets=LONG_SECONDS,
         series="busy",
     ),
     "grade_s": _live("grading time", "s", "time from the end of a rollout to its grade", "histogram", SECONDS),
@@ -144,6 +144,18 @@ _ACTORS: dict[str, Metric] = {
 }
 
 _SERVER: dict[str, Metric] = {
+    "process_up": _live("process", "", "1 while a process exports its metrics; of one that was killed it vanishes"),
+    "jobs_ended/<outcome>": _live(
+        "ended jobs",
+        "jobs",
+        "1 once the driver has ended: done, stopped (by a signal) or failed; a driver that is killed ends without",
+        "counter",
+    ),
+    "checkpoint_age_s": _live(
+        "age of the checkpoint",
+        "s",
+        "time since the last checkpoint, or since training began: what a kill would lose; only during training",
+    ),
     "events/<level>": _live("events", "events", "events reported to the user: info, warn, error", "counter"),
     "disk_free_bytes": _live("free disk space", "bytes", "free space on the disk of the run folder"),
     "disk_total_bytes": _live("disk size", "bytes", "size of the disk of the run folder"),

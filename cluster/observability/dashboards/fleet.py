@@ -7,6 +7,8 @@ from cluster.observability.dashboards.queries import (
     ANNOTATIONS,
     JOB,
     JOBS,
+    OURS,
+    STEPS,
     WINDOW,
     gauge,
     max_of,
@@ -17,9 +19,11 @@ from cluster.observability.dashboards.queries import (
     ratio,
     sum_of,
 )
-from cluster.observability.promql import rate, samples
+from cluster.observability.promql import RAY_SPILLED, RAY_TARGETS, rate, samples
 
 PROCESS = ("job", "process")
+APPLICATION = 'application=~"agent-rft.*"'
+RAY = f'job="{RAY_TARGETS}"'
 API_REQUEST_S = "api_request_s/<status>/<method>/<route>"
 PREFIX_HITS, PREFIX_QUERIES = (
     rate(f"vllm:prefix_cache_{what}_total{JOB}", WINDOW, PROCESS) for what in ("hits", "queries")
@@ -43,8 +47,8 @@ FLEET_DASHBOARD = Dashboard(
                 Panel(
                     "KV cache",
                     (
-                        Query(f"vllm:kv_cache_usage_perc{JOB}", "used {{process}} {{job}}"),
-                        Query(f"{PREFIX_HITS} / {PREFIX_QUERIES}", "prefix hits {{process}} {{job}}"),
+                        Query(f"vllm:kv_cache_usage_perc{JOB} {OURS}", "used {{process}} {{job}}"),
+                        Query(f"{PREFIX_HITS} / {PREFIX_QUERIES} {OURS}", "prefix hits {{process}} {{job}}"),
                     ),
                     "percentunit",
                     about="Reported by vLLM: share in use, and share of prompt tokens found in the prefix cache.",
@@ -52,7 +56,7 @@ FLEET_DASHBOARD = Dashboard(
                 panel(gauge("engine/<engine>/rollouts"), gauge("rollouts_in_flight"), title="Rollouts in flight"),
                 panel(gauge("engine_version", PROCESS), gauge("version", series="learner"), title="Weight version"),
                 panel(
-                    mean_of("engine_pause_s", PROCESS),
+                    mean_of("engine_pause_s", PROCESS, window=STEPS),
                     mean_of("sync_pause_s", series="slowest engine"),
                     title="Generation pause per weight update",
                 ),
@@ -63,23 +67,31 @@ FLEET_DASHBOARD = Dashboard(
             "Processes and nodes",
             (
                 Panel(
-                    "Memory by process", (Query(f"process_resident_memory_bytes{JOB}", "{{process}} {{job}}"),), "bytes"
+                    "Memory by process",
+                    (Query(f"process_resident_memory_bytes{JOB} {OURS}", "{{process}} {{job}}"),),
+                    "bytes",
                 ),
                 Panel(
                     "CPU cores in use by process",
-                    (Query(f"rate(process_cpu_seconds_total{JOB}[{WINDOW}])", "{{process}} {{job}}"),),
+                    (Query(f"rate(process_cpu_seconds_total{JOB}[{WINDOW}]) {OURS}", "{{process}} {{job}}"),),
                 ),
                 Panel(
                     "CPU usage by node",
-                    (Query("ray_node_cpu_utilization", "{{instance}}"),),
+                    (Query(f"ray_node_cpu_utilization{{{RAY}}}", "{{ip}}"),),
                     "percent",
                     about="Reported by Ray.",
                 ),
                 Panel(
                     "Memory in use by node",
-                    (Query("ray_node_mem_used", "{{instance}}"),),
+                    (Query(f"ray_node_mem_used{{{RAY}}}", "{{ip}}"),),
                     "bytes",
                     about="Reported by Ray.",
+                ),
+                Panel(
+                    "Spilled to disk by node",
+                    (Query(f"sum by (NodeAddress) ({RAY_SPILLED})", "{{NodeAddress}}"),),
+                    "bytes",
+                    about="Reported by Ray: what did not fit into its object store, since it started.",
                 ),
                 Panel(
                     "Free disk space at the run folder",
@@ -106,7 +118,7 @@ FLEET_DASHBOARD = Dashboard(
                     "Healthy replicas of served models",
                     (
                         Query(
-                            'sum by (application) (ray_serve_deployment_replica_healthy{application=~"agent-rft.*"})',
+                            f"sum by (application) (ray_serve_deployment_replica_healthy{{{RAY},{APPLICATION}}})",
                             "{{application}}",
                         ),
                     ),

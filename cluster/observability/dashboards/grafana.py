@@ -11,8 +11,14 @@ from typing import Any, Literal
 
 WIDTH, HEIGHT = 24, 8
 DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
-WINDOWS = ("5m", "1m", "15m", "1h", "6h")
-"""Choices of the variable `$window`, over which averages are taken; the first is the default."""
+WINDOWS = {
+    "window": ("average over", ("5m", "1m", "15m", "1h", "6h")),
+    "steps": ("average steps over", ("1h", "15m", "6h", "1d")),
+}
+"""Variables over which averages are taken: label and choices, the first of which is the default.
+
+What is recorded once a step has its own, longer one: in a window without a step there is nothing to average.
+"""
 SCHEMA_VERSION = 39
 TAG = "agent-rft"
 
@@ -89,19 +95,17 @@ _COLORS = ("green", "purple")
 
 
 def _variables(queries: Iterable[tuple[str, str]]) -> list[dict[str, Any]]:
-    windows = [{"text": window, "value": window, "selected": window == WINDOWS[0]} for window in WINDOWS]
     return [
         {"type": "datasource", "name": "datasource", "label": "Prometheus", "query": "prometheus"},
         *(_variable(name, query) for name, query in queries),
-        {
-            "type": "custom",
-            "name": "window",
-            "label": "average over",
-            "query": ",".join(WINDOWS),
-            "options": windows,
-            "current": windows[0],
-        },
+        *(_window(name, label, choices) for name, (label, choices) in WINDOWS.items()),
     ]
+
+
+def _window(name: str, label: str, choices: Sequence[str]) -> dict[str, Any]:
+    options = [{"text": choice, "value": choice, "selected": choice == choices[0]} for choice in choices]
+    shown = {"query": ",".join(choices), "options": options, "current": options[0]}
+    return {"type": "custom", "name": name, "label": label, **shown}
 
 
 def _variable(name: str, query: str) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from cluster.observability.dashboards.grafana import Dashboard
 from cluster.observability.dashboards.queries import (
     ANNOTATIONS,
     JOBS,
+    STEPS,
     gauge,
     mean_of,
     panel,
@@ -47,7 +48,7 @@ LEARNER_DASHBOARD = Dashboard(
             (
                 panel(gauge("padding_efficiency")),
                 panel(rate_of("trained_tokens"), rate_of("computed_tokens"), title="Tokens per second"),
-                panel(share_of_time("rank_s/<call>", ("job", "process", "call")), stacked=True),
+                panel(share_of_time("rank_s/<call>", ("job", "process", "call"), window=STEPS), stacked=True),
                 panel(gauge("num_micro_batches")),
             ),
         ),

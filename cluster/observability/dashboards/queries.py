@@ -4,7 +4,8 @@
     panel(gauge("loss"), gauge("full_valid_loss"), title="Loss")    # legends "train {{job}}", "validation {{job}}"
 
 A query has one series for each combination of the labels in `by`: by default `job` and the placeholders in the name.
-The viewer chooses `$job`, `$endpoint` and `$window` on the page.
+The viewer chooses `$job`, `$endpoint`, and the windows of averages on the page: `$steps` for what is recorded once a
+step, `$window` for the rest.
 """
 
 from __future__ import annotations
@@ -19,13 +20,15 @@ from trainer.metrics import METRICS, metric_of
 from trainer.metrics.metric import Metric
 
 Labels = tuple[str, ...]
-WINDOW = "$window"
+WINDOW, STEPS = "$window", "$steps"
 CHOSEN = {"job": 'job=~"$job"', "endpoint": 'endpoint=~"$endpoint"'}
 """What the viewer's choice selects, for queries with these labels."""
 
 JOB = f"{{{CHOSEN['job']}}}"
 JOBS = ("job", f"label_values({samples('disk_total_bytes')}, job)")
 ENDPOINTS = ("endpoint", f"label_values({samples('endpoint/<endpoint>/calls', CHOSEN['job'])}, endpoint)")
+OURS = f"and on (job, process) {samples('process_up', CHOSEN['job'])}"
+"""Keeps the series of our processes. Libraries' metrics have the same names in everybody's programs."""
 ANNOTATIONS = (
     Query(f"increase({samples('time_checkpoint_s', CHOSEN['job'], part='count')}[1m]) > 0", "checkpoint"),
     Query(f"changes({samples('version', CHOSEN['job'])}[1m]) > 0", "weight update"),
@@ -75,16 +78,16 @@ def max_of(name: str, by: Labels = ()) -> MetricQuery:
     return found.query(f"max by ({', '.join(found.by)}) ({found.samples()})")
 
 
-def mean_of(name: str, by: Labels = (), *, series: str = "") -> MetricQuery:
-    """The mean of a histogram's observations in the window."""
-    found = _Listed(name, by)
+def mean_of(name: str, by: Labels = (), *, series: str = "", window: str = "") -> MetricQuery:
+    """The mean of a histogram's observations in the window; a live one that has few a step needs STEPS."""
+    found = _Listed(name, by, window)
     return found.query(f"{found.rate('sum')} / {found.rate('count')}", series=series)
 
 
 def quantile_of(q: float, name: str, by: Labels = ()) -> MetricQuery:
     """The `q` quantile of a histogram's observations in the window."""
     found = _Listed(name, by)
-    buckets = rate(found.samples("bucket"), WINDOW, (*found.by, "le"))
+    buckets = rate(found.samples("bucket"), found.window, (*found.by, "le"))
     return found.query(f"histogram_quantile({q:g}, {buckets})", statistic=f"p{q * 100:g}")
 
 
@@ -102,9 +105,9 @@ def rate_of(name: str, by: Labels = (), *, per: Literal["second", "minute"] = "s
     return found.query(expr, title=f"{found.metric.label} per {per}", unit=unit)
 
 
-def share_of_time(name: str, by: Labels = ()) -> MetricQuery:
+def share_of_time(name: str, by: Labels = (), *, window: str = "") -> MetricQuery:
     """The share of the window that a histogram of durations adds up to."""
-    found = _Listed(name, by)
+    found = _Listed(name, by, window)
     return found.query(found.rate("sum"), unit="percentunit")
 
 
@@ -112,7 +115,7 @@ def distribution_of(name: str) -> MetricQuery:
     """A histogram's observations in the window by bucket, of all chosen jobs together: for a heatmap."""
     found = _Listed(name, ("le",))
     buckets = samples(name, CHOSEN["job"], part="bucket")
-    return found.query(f"sum by (le) (increase({buckets}[{WINDOW}]))", title=f"{found.metric.label} distribution")
+    return found.query(f"sum by (le) (increase({buckets}[{found.window}]))", title=f"{found.metric.label} distribution")
 
 
 def ratio(part: MetricQuery, whole: MetricQuery) -> Query:
@@ -146,18 +149,19 @@ def panel(*queries: MetricQuery, title: str = "", about: str = "", **options: An
 class _Listed:
     """A name of the list, resolved, with the labels of a query over it."""
 
-    def __init__(self, name: str, by: Labels) -> None:
+    def __init__(self, name: str, by: Labels, window: str = "") -> None:
         found = metric_of(name)
         if found is None:
             raise KeyError(name)
         self.name, self.metric = name, METRICS[found[0]]
+        self.window = window or (WINDOW if self.metric.live else STEPS)
         self.by = by or ("job", *re.findall(r"<(\w+)>", name))
 
     def samples(self, part: Part | None = None) -> str:
         return samples(self.name, *(CHOSEN[label] for label in self.by if label in CHOSEN), part=part)
 
     def rate(self, part: Part | None = None) -> str:
-        return rate(self.samples(part), WINDOW, self.by)
+        return rate(self.samples(part), self.window, self.by)
 
     def query(
         self, expr: str, *, title: str = "", unit: str = "", series: str = "", statistic: str = ""

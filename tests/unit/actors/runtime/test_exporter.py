@@ -76,6 +76,7 @@ def test_processes_of_many_jobs_are_served_on_one_port(port: int, start: Callabl
     wanted = {("agent_rft_step", f"job-{job}", p): job for job in range(10) for p in ("driver", "engine-0")}
     eventually(lambda: wanted.items() <= scrape(port).items())
     assert ("process_resident_memory_bytes", "job-3", "engine-0") in scrape(port)
+    assert scrape(port)["agent_rft_process_up", "job-3", "engine-0"] == 1.0
 
 
 def test_another_process_takes_over_the_port(port: int, start: Callable[[str, str], Telemetry]) -> None:

@@ -22,7 +22,7 @@ def test_a_panel_of_several_metrics_names_each_in_legend_and_description() -> No
 
 def test_placeholders_become_labels_of_the_query_and_fixed_values_conditions() -> None:
     query = quantile_of(0.95, "rollout_tokens/train/<kind>")
-    assert 'agent_rft_rollout_tokens_bucket{job=~"$job",split="train"}[$window]' in query.expr
+    assert 'agent_rft_rollout_tokens_bucket{job=~"$job",split="train"}[$steps]' in query.expr
     assert "sum by (job, kind, le)" in query.expr
     assert query.legend() == "p95 {{kind}} {{job}}"
 

@@ -10,7 +10,7 @@ from prometheus_client import generate_latest
 from cluster.run.metrics_sink import MetricsSink
 from tests.support.builders import group_request, rollout
 from tests.support.events import run_event
-from trainer.events import EngineReplaced, PhaseBegan, StepDone
+from trainer.events import CheckpointSaved, EngineReplaced, JobEnded, PhaseBegan, StepDone
 from trainer.types import Group, ToolCall, ToolResult, Turn
 
 
@@ -55,6 +55,39 @@ def test_rollouts_are_labelled_with_their_split(tmp_path: Path) -> None:
     tokens = {kind: found[f'agent_rft_rollout_tokens_sum{{kind="{kind}",split="validation"}}'] for kind in KINDS}
     assert tokens == {"prompt": 4.0, "completion": 9.0, "tool": 4.0, "reasoning": 0.0}
     assert found['agent_rft_rollout_wall_seconds_sum{split="validation"}'] == 2.0
+
+
+def test_the_age_of_the_checkpoint_counts_from_the_start_of_training_and_ends_with_it(tmp_path: Path) -> None:
+    now = [100.0]
+    sink = MetricsSink(None, tmp_path, clock=lambda: now[0])
+
+    def age() -> float | None:
+        return samples(sink).get("agent_rft_checkpoint_age_seconds")
+
+    assert age() is None
+    sink.event(run_event(PhaseBegan(phase="training")))
+    now[0] = 160.0
+    sink.event(run_event(PhaseBegan(phase="validation")))
+    assert age() == 60.0
+    sink.event(run_event(CheckpointSaved(step=5, path="checkpoints/step-000005", num_bytes=1)))
+    now[0] = 170.0
+    assert age() == 10.0
+    sink.event(run_event(PhaseBegan(phase="grading")))
+    assert age() is None
+
+
+def test_the_end_of_a_job_is_counted_by_its_outcome(tmp_path: Path) -> None:
+    sink = MetricsSink(None, tmp_path)
+    series = [f'agent_rft_jobs_ended_total{{outcome="{outcome}"}}' for outcome in ("done", "stopped", "failed")]
+    assert [samples(sink)[name] for name in series] == [0.0, 0.0, 0.0]
+    sink.event(run_event(PhaseBegan(phase="training")))
+    sink.event(run_event(JobEnded(outcome="failed", error="the disk is full")))
+    assert [samples(sink)[name] for name in series] == [0.0, 0.0, 1.0]
+    assert "agent_rft_checkpoint_age_seconds" not in samples(sink)
+
+
+def test_histograms_of_training_rollouts_begin_at_0_so_that_the_first_step_is_seen(tmp_path: Path) -> None:
+    assert samples(MetricsSink(None, tmp_path))['agent_rft_rollout_wall_seconds_count{split="train"}'] == 0.0
 
 
 KINDS = ("prompt", "completion", "tool", "reasoning")

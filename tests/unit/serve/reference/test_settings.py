@@ -28,7 +28,7 @@ def test_a_setting_says_what_may_be_written() -> None:
     found = setting("method.reinforcement.limits.straggler_quorum")
     assert (found.type, found.default, found.bounds) == ("number", "0.75", "above 0, at most 1")
     found = setting("cluster.engine_gpus")
-    assert (found.type, found.default, found.bounds) == ("integer or auto", "auto", "at least 0")
+    assert (found.type, found.default, found.bounds) == ("integer or auto", "auto", "at least 0, at most 1,024")
     found = setting("method.reinforcement.algorithm.learning_rate")
     assert (found.type, found.default, found.bounds) == ("number or auto", "auto", "above 0")
     found = setting("method.reinforcement.tools[].server_url")
