@@ -53,6 +53,8 @@ _NOT_ENDED = f"(sum by (job) (last_over_time({samples('jobs_ended/<outcome>')}[1
 """Jobs whose driver was there within the last hour and has not reported its end."""
 _FAILED = f"sum by (job) (max_over_time({samples('jobs_ended/failed')}[15m])) > 0"
 _DRIVER = 'process="driver"'
+_RAY_UP = f'label_replace(up{{job="{RAY_TARGETS}"}}, "node", "$1", "instance", "(.+):.+")'
+"""Ray lists several ports a node, also one that nothing listens at where there is no autoscaler."""
 _DISK_FREE, _DISK_TOTAL = samples("disk_free_bytes"), samples("disk_total_bytes")
 _SERVER_ERROR = 'status=~"5.."'
 _API_REQUESTS = "api_request_s/<status>/<method>/<route>"
@@ -186,8 +188,8 @@ ALERTS = (
         "Its driver ended with an error and released its engines and learner. For the job `api`: a job of the server "
         "failed, maybe before it had a driver.",
         "The last event says why (`events.jsonl`, `agent-rft events list JOB`; `agent-rft jobs log ID` has what the "
-        "driver wrote). `agent-rft explain CODE` explains a problem code. Resume it once the cause is gone: it resumes "
-        "from its last checkpoint.",
+        "driver wrote). `agent-rft explain CODE` explains a problem code. Once the cause is gone, resume it: it starts "
+        "at its last checkpoint.",
     ),
     Alert(
         "JobLost",
@@ -197,18 +199,18 @@ ALERTS = (
         "the driver of {{ $labels.job }} is gone, and did not report an end",
         "It was killed, or its node is down; then the steps since its last checkpoint have to be done again. A scrape "
         "interval above 15 s may miss the end of a job that was in order.",
-        "If the run's events have a `job_ended`, nothing is lost. The server starts its jobs again by itself; resume any "
-        "other with `agent-rft train JOB.yaml --resume RUN`. `dmesg` or `kubectl describe pod` says whether memory was "
-        "short.",
+        "If the run's events have a `job_ended`, nothing is lost. The server starts its jobs again by itself; resume "
+        "another with `agent-rft train JOB.yaml --resume RUN`. `dmesg` or `kubectl describe pod` says whether memory "
+        "was short.",
     ),
     Alert(
         "TargetDown",
         "warning",
         f'up{{job="{OUR_TARGETS}"}} == 0 and on (instance) '
         f"(max by (instance, job) (last_over_time({samples('process_up')}[1h])) and on (job) {_NOT_ENDED}) "
-        f'or up{{job="{RAY_TARGETS}"}} == 0',
+        f"or max by (job, node) ({_RAY_UP}) == 0",
         "5m",
-        "Prometheus cannot scrape {{ $labels.instance }}, where a job runs",
+        "Prometheus cannot scrape {{ $labels.instance }}{{ $labels.node }}, where a job or Ray runs",
         "Panels and alerts about its processes are blind. A node without a job serves no metrics, and needs no alert.",
         "Is the node there (`ray status`)? If it is, does `curl http://NODE:9464/metrics` answer from the machine of "
         "Prometheus: a firewall or a network policy may be in between, or a full disk keeps the processes from writing "

@@ -19,6 +19,8 @@ from trainer.spec.endpoints import Strict
 from trainer.spec.reader import fill_in, read_source, validate
 
 ASK_TIMEOUT_S = 30.0
+HEADROOM = 0.08
+"""Share of all memory that a plan leaves free: devices report less than their name says, and estimates may be low."""
 MAX_NODES = 10_000
 CGROUP = Path("/sys/fs/cgroup")
 MEMORY_LIMITS = ("memory.max", "memory/memory.limit_in_bytes")
@@ -29,18 +31,36 @@ GibiBytes = Annotated[float, Field(gt=0)]
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """What one machine offers to Ray. `gpu_memory_bytes` is that of each GPU; None: unknown."""
+    """What one machine offers to Ray. `gpu_memory_bytes` is that of each GPU; None: unknown.
+
+    `object_store_bytes` is the size of Ray's object store, `shm_bytes` of /dev/shm, `tmp_bytes` of /tmp.
+    """
 
     name: str
     cores: float
     gpus: float = 0.0
     memory_bytes: int | None = None
     gpu_memory_bytes: int | None = None
+    object_store_bytes: int | None = None
+    shm_bytes: int | None = None
+    tmp_bytes: int | None = None
+
+    @property
+    def usable_bytes(self) -> int | None:
+        return _without_headroom(self.memory_bytes)
+
+    @property
+    def usable_gpu_bytes(self) -> int | None:
+        return _without_headroom(self.gpu_memory_bytes)
 
     @property
     def resources(self) -> dict[str, float]:
         """Cores and GPUs by Ray's names."""
         return {"CPU": self.cores, "GPU": self.gpus}
+
+
+def _without_headroom(num_bytes: int | None) -> int | None:
+    return None if num_bytes is None else round(num_bytes * (1 - HEADROOM))
 
 
 # -- from a file -------------------------------------------------------------------------------------------------------
@@ -61,11 +81,17 @@ class NodeGroup(Strict):
     """Memory of each node in GiB; null: unknown, and not checked."""
     gpu_memory_gib: GibiBytes | None = None
     """Memory of each GPU in GiB; null: unknown, and not checked."""
+    object_store_gib: GibiBytes | None = None
+    """Size of Ray's object store on each node in GiB (`--object-store-memory`); null: unknown, and not checked."""
+    shm_gib: GibiBytes | None = None
+    """Size of `/dev/shm` of each node in GiB; null: unknown, and not checked."""
+    tmp_gib: GibiBytes | None = None
+    """Size of `/tmp` of each node in GiB, such as the limit of a pod's `emptyDir`; null: unknown, and not checked."""
 
     def nodes(self) -> list[Node]:
         names = [self.name] if self.count == 1 else [f"{self.name}-{i}" for i in range(self.count)]
-        memory, gpu_memory = _bytes(self.memory_gib), _bytes(self.gpu_memory_gib)
-        return [Node(name, self.cores, self.gpus, memory, gpu_memory) for name in names]
+        offered = (self.memory_gib, self.gpu_memory_gib, self.object_store_gib, self.shm_gib, self.tmp_gib)
+        return [Node(name, self.cores, self.gpus, *map(_bytes, offered)) for name in names]
 
 
 class NodesFile(Strict):
@@ -86,7 +112,7 @@ class NodesFile(Strict):
 
 
 def read_nodes(path: Path) -> list[Node]:
-    """The nodes of a file `nodes: [{name, count, cores, gpus, memory_gib, gpu_memory_gib}]`.
+    """The nodes of a file `nodes: [{name, count, cores, gpus, memory_gib, ...}]`, as in NodesFile.
 
     Raises:
         InvalidJob: the file has mistakes; lists all of them.

@@ -1,4 +1,4 @@
-"""The placement of engines and learner ranks on nodes: computed before anything starts, with what does not fit.
+"""The placement of engines and learner ranks on nodes: computed before anything starts.
 
 Each engine, however many GPUs it has, and each learner rank is one bundle of resources that a single node must hold.
 `Seats` (cluster/ray_cluster/seats.py) asks Ray for the same bundles.
@@ -7,21 +7,16 @@ Each engine, however many GPUs it has, and each learner rank is one bundle of re
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from cluster.planning.memory import Memory, engine_memory, rank_memory
-from cluster.planning.model_shape import ModelShape
+from cluster.planning.memory import Memory
 from cluster.planning.nodes import Node
 from cluster.planning.units import GIB
-from trainer.errors import Problem
 from trainer.spec.job import JobSpec
 
 KINDS = {"CPU": "cores", "GPU": "GPUs"}
-DRIVER_BYTES = round(0.7 * GIB)
-"""Memory of the driver process: Python, torch, transformers, Ray."""
-DISPATCHER_BYTES, GRADER_POOL_BYTES = round(0.3 * GIB), round(0.4 * GIB)
 
 Bundle = dict[str, float]
 Role = Literal["engine", "learner rank"]
@@ -89,38 +84,8 @@ class Assignment:
     memory: Memory | None
 
 
-@dataclass(frozen=True, slots=True)
-class ClusterPlan:
-    """A placement and what does not fit: `lacking` is solved by adding nodes, `problems` are not."""
-
-    placement: Placement
-    nodes: tuple[Node, ...]
-    assignments: tuple[Assignment, ...]
-    host_bytes: tuple[int, ...]
-    """Memory used on each node; that of driver, dispatchers and graders is counted on the first."""
-    lacking: tuple[Problem, ...]
-    problems: tuple[Problem, ...]
-
-
-def plan_placement(
-    job: JobSpec, nodes: Sequence[Node], model: ModelShape | None, context_length: int, *, learner: bool = True
-) -> ClusterPlan:
-    """The placement of a job on `nodes`: settings that are `auto`, a node and memory per actor, and what does not fit.
-
-    Without a `model`, memory is not checked. Without `learner`, the run only grades.
-    """
-    placement = _placement(job, nodes, learner)
-    lacking = [*_totals(placement, nodes)]
-    assigned = assign(placement.bundles, [node.resources for node in nodes])
-    if not lacking:
-        lacking += _unassigned(placement, nodes, assigned)
-    assignments = tuple(_assignments(job, placement, nodes, assigned, model, context_length))
-    host_bytes = _host_bytes(job, placement, nodes, assignments, model)
-    problems = [*_setting_problems(job, placement), *_memory_problems(job, assignments, nodes, host_bytes)]
-    return ClusterPlan(placement, tuple(nodes), assignments, host_bytes, tuple(lacking), tuple(problems))
-
-
-def _placement(job: JobSpec, nodes: Sequence[Node], learner: bool) -> Placement:
+def placement_of(job: JobSpec, nodes: Sequence[Node], learner: bool) -> Placement:
+    """The resources of a job's engines and ranks, with what `auto` means on these nodes."""
     cluster = job.cluster
     has_gpus = any(node.gpus > 0 for node in nodes)
     engine_gpus = int(has_gpus) if cluster.engine_gpus == "auto" else cluster.engine_gpus
@@ -160,177 +125,6 @@ def assign(bundles: Sequence[Bundle], nodes: Sequence[Mapping[str, float]]) -> l
 
 def holds(node: Mapping[str, float], bundle: Bundle) -> bool:
     return all(node.get(kind, 0.0) >= amount for kind, amount in bundle.items())
-
-
-def _assignments(
-    job: JobSpec,
-    placement: Placement,
-    nodes: Sequence[Node],
-    assigned: Sequence[int | None],
-    model: ModelShape | None,
-    context_length: int,
-) -> Iterator[Assignment]:
-    def node_of(bundle: int) -> Node | None:
-        index = assigned[bundle]
-        return None if index is None else nodes[index]
-
-    itemsize, gpus = placement.bytes_per_weight, placement.engine_gpus
-    for i in range(placement.engines):
-        node, memory = node_of(placement.bundle_of_engine(i)), None
-        if model is not None:
-            memory = engine_memory(
-                model,
-                job.cluster,
-                gpus=gpus,
-                itemsize=itemsize,
-                context_length=context_length,
-                gpu_bytes=None if node is None else node.gpu_memory_bytes,
-            )
-        yield Assignment("engine", i, placement.engine_cores, gpus, node, memory)
-    supervised = job.method.type == "supervised"
-    for i in range(placement.learner_ranks):
-        node, memory = node_of(placement.bundle_of_rank(i)), None
-        if model is not None:
-            memory = rank_memory(
-                model,
-                job.cluster,
-                on_gpu=placement.rank_gpus > 0,
-                itemsize=itemsize,
-                longest=context_length,
-                keeps_start=not supervised and job.reinforcement.algorithm.kl_coef > 0,
-            )
-        yield Assignment("learner rank", i, placement.rank_cores, placement.rank_gpus, node, memory)
-
-
-def _host_bytes(
-    job: JobSpec,
-    placement: Placement,
-    nodes: Sequence[Node],
-    assignments: Sequence[Assignment],
-    model: ModelShape | None,
-) -> tuple[int, ...]:
-    used = [0] * len(nodes)
-    for assignment in assignments:
-        if assignment.node is not None and assignment.memory is not None:
-            used[nodes.index(assignment.node)] += assignment.memory.host_bytes
-            if (assignment.role, assignment.index) == ("learner rank", 0) and placement.engines and model is not None:
-                # The latest weights stay in the object store for engines that start later.
-                used[nodes.index(assignment.node)] += model.num_parameters * placement.bytes_per_weight
-    if nodes:
-        used[0] += DRIVER_BYTES
-        if placement.engines:
-            used[0] += job.cluster.dispatchers * DISPATCHER_BYTES + GRADER_POOL_BYTES
-    return tuple(used)
-
-
-# -- what does not fit -------------------------------------------------------------------------------------------------
-
-
-def _totals(placement: Placement, nodes: Sequence[Node]) -> Iterator[Problem]:
-    for kind, name in KINDS.items():
-        needed = sum(bundle.get(kind, 0.0) for bundle in placement.bundles)
-        available = sum(node.resources[kind] for node in nodes)
-        if needed > available:
-            text = f"the job needs {needed:g} {name} ({_shares(placement, kind)}), the cluster has {available:g}"
-            if kind == "GPU" and not available:
-                remedy = "set engine_gpus to 0 or auto to run on cores, or add nodes with GPUs"
-                yield Problem("too_few_resources", "cluster.engine_gpus", text, remedy)
-            else:
-                yield _too_few(kind, text)
-
-
-def _shares(placement: Placement, kind: str) -> str:
-    if placement.colocated:
-        return f"{len(placement.bundles)} x {placement.bundles[0].get(kind, 0):g}, shared by engines and learner ranks"
-    each = {"CPU": (placement.engine_cores, placement.rank_cores), "GPU": (placement.engine_gpus, placement.rank_gpus)}
-    of_engine, of_rank = each[kind]
-    parts = (("engines", placement.engines, of_engine), ("learner ranks", placement.learner_ranks, of_rank))
-    return ", ".join(f"{name} {count} x {each:g}" for name, count, each in parts if count)
-
-
-def _unassigned(placement: Placement, nodes: Sequence[Node], assigned: Sequence[int | None]) -> Iterator[Problem]:
-    """The first bundle that no single node can hold although the cluster has enough in total."""
-    for index, (bundle, node) in enumerate(zip(placement.bundles, assigned, strict=True)):
-        if node is None:
-            who = bundle_name(placement, index)
-            kind = "GPU" if "GPU" in bundle else "CPU"
-            if any(holds(other.resources, bundle) for other in nodes):
-                text = f"{who} needs {text_of(bundle)} on one node, and no node has that much left beside the others"
-            else:
-                text = f"{who} needs {text_of(bundle)}, but no single node has that much"
-            yield _too_few(kind, text)
-            return  # the others fail for the same reason
-
-
-def _too_few(kind: str, message: str) -> Problem:
-    takes = "engine_cores, rank_cores" if kind == "CPU" else "engine_gpus"
-    return Problem("too_few_resources", "cluster", message, f"lower engines, learner_ranks or {takes}, or add nodes")
-
-
-def _setting_problems(job: JobSpec, placement: Placement) -> Iterator[Problem]:
-    if placement.dtype == "bfloat16" and not placement.engine_gpus:
-        message = "bfloat16 needs GPUs: on CPUs it crashes with illegal instructions, and learner and engine disagree"
-        yield Problem("bfloat16_on_cpu", "cluster.dtype", message, "use float32, or auto")
-    if not placement.colocated:
-        return
-    if placement.engine_gpus:
-        message = "engines and learner ranks do not take turns on GPUs yet; on cores they do"
-        remedy = "leave colocated out: each then has its own GPUs"
-        yield Problem("colocated_on_gpus", "cluster.colocated", message, remedy)
-    if job.method.type == "supervised":
-        message = "a supervised job has no engines to take turns with"
-        yield Problem("colocated_without_engines", "cluster.colocated", message, "leave it out")
-    elif job.reinforcement.algorithm.max_staleness > 0:
-        message = "engines that take turns with the learner never sample while it learns, so nothing can be stale"
-        remedy = "set method.reinforcement.algorithm.max_staleness to 0, or leave colocated out"
-        yield Problem("colocated_is_on_policy", "cluster.colocated", message, remedy)
-
-
-def _memory_problems(
-    job: JobSpec, assignments: Sequence[Assignment], nodes: Sequence[Node], host_bytes: Sequence[int]
-) -> Iterator[Problem]:
-    engine = next((assignment for assignment in assignments if assignment.role == "engine"), None)
-    if engine is not None and engine.memory is not None and (engine.memory.num_sequences or 0.0) < 1.0:
-        yield _no_cache(engine, engine.memory)
-    for role in ("engine", "learner rank"):
-        for assignment in assignments:
-            if (
-                assignment.role == role
-                and assignment.memory is not None
-                and (problem := _gpu_problem(job, assignment, assignment.memory))
-            ):
-                yield problem
-                break  # the others are equal
-    for node, used in zip(nodes, host_bytes, strict=True):
-        if node.memory_bytes is not None and used > node.memory_bytes:
-            message = f"{size(used)} of memory are needed on {node.name}, which has {size(node.memory_bytes)}"
-            remedy = "use a node with more memory, or fewer engines and ranks; `agent-rft plan` shows the parts"
-            yield Problem("too_little_memory", "cluster", message, remedy)
-
-
-def _no_cache(engine: Assignment, memory: Memory) -> Problem:
-    what = "what is left of a GPU for the cache" if engine.gpus else "the cache of a CPU engine, whose size is fixed,"
-    message = f"{what} holds only {memory.num_sequences:.2f} sequences of the full context length"
-    remedy = "lower cluster.context_length" + (", or raise cluster.engine_gpus" if engine.gpus else "")
-    return Problem("no_room_for_context", "cluster.context_length", message, remedy)
-
-
-def _gpu_problem(job: JobSpec, assignment: Assignment, memory: Memory) -> Problem | None:
-    available = None if assignment.node is None else assignment.node.gpu_memory_bytes
-    if available is None or memory.gpu_bytes <= available:
-        return None
-    largest = sorted(memory.gpu, key=lambda part: -memory.gpu[part])[:2]
-    parts = ", ".join(f"{part} {size(memory.gpu[part])}" for part in largest)
-    who = f"{assignment.role} {assignment.index}"
-    message = f"{who} needs {size(memory.gpu_bytes)} of memory on a GPU ({parts}), which has {size(available)}"
-    if assignment.role == "engine":
-        remedy = "raise cluster.engine_gpus (tensor parallel), or lower context_length"
-    elif "activations" in largest:
-        remedy = "lower cluster.micro_batch_tokens or context_length"
-    else:
-        stage = job.cluster.zero_stage
-        remedy = "raise cluster.learner_ranks" + (f" and set zero_stage to {stage + 1}" if stage < 3 else "")
-    return Problem("too_little_gpu_memory", "cluster", message, remedy)
 
 
 # -- formatting --------------------------------------------------------------------------------------------------------

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +12,23 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from yaml import safe_dump as dump
 
 from cluster.planning.context import context_of
+from cluster.planning.estimate import Estimate, estimate_of
+from cluster.planning.layout import ClusterPlan, Request, Settings
 from cluster.planning.model_folder import read_folder
-from cluster.planning.nodes import Node
-from cluster.planning.placement import Assignment, ClusterPlan, plan_placement, size
+from cluster.planning.node_sizes import at_least
+from cluster.planning.nodes import HEADROOM, Node
+from cluster.planning.placement import Assignment, size
+from cluster.planning.plan import plan_of
+from cluster.planning.proposal import propose
 from trainer.errors import InvalidJob, Problem
 from trainer.spec.job_file import read_job
 
 
-def plan_of_file(path: Path, nodes: Sequence[Node]) -> ClusterPlan:
-    """The plan of a job file. Its endpoints, data files and environment variables may be missing.
+def request_of_file(path: Path, nodes: Sequence[Node]) -> Request:
+    """What is to be planned for a job file. Its endpoints, data files and environment variables may be missing.
 
     Raises:
         InvalidJob: the job file or its model has mistakes.
@@ -33,21 +41,82 @@ def plan_of_file(path: Path, nodes: Sequence[Node]) -> ClusterPlan:
         problems += wrong
     if job is None or model is None or problems:
         raise InvalidJob("the job cannot be planned", problems)
-    return plan_placement(job, nodes, model.shape, context_of(job, model.max_context))
+    return Request(job, tuple(nodes), model.shape, context_of(job, model.max_context))
+
+
+def plan_of_file(path: Path, nodes: Sequence[Node]) -> ClusterPlan:
+    """The plan of a job file; raises as `request_of_file`."""
+    return plan_of(request_of_file(path, nodes))
+
+
+def print_planned(console: Console, request: Request, *, proposed: bool, as_json: bool) -> bool:
+    """Print the plan of a request, or of the smallest layout that fits if there is one; returns whether it fits."""
+    settings = propose(request) if proposed else None
+    request = request.with_settings(settings or {})
+    plan = plan_of(request)
+    estimate = estimate_of(request, plan) if plan.fits else None
+    if as_json:
+        found = plan_as_json(plan, estimate) | ({"proposal": settings} if proposed else {})
+        console.print(json.dumps(found), highlight=False, markup=False, soft_wrap=True)
+        return plan.fits
+    if settings is not None:
+        print_proposal(console, settings)
+    print_cluster_plan(console, plan)
+    if estimate is not None:
+        print_estimate(console, estimate)
+    return plan.fits
 
 
 def print_cluster_plan(console: Console, plan: ClusterPlan) -> None:
-    """Print the memory of an engine and a rank, the assignment to nodes, notes on scheduling, and what does not fit."""
+    """Print the memory of an engine and a rank, where they go, what nodes must offer, notes, and what does not fit."""
     firsts = [assignment for assignment in plan.assignments if assignment.index == 0 and assignment.memory is not None]
     if firsts:
         console.print(_memory_table(firsts))
     console.print(_node_table(plan))
+    console.print(_size_table(plan))
     for line in _notes(plan):
         console.print(line, highlight=False, soft_wrap=True)
+    for warning in plan.warnings:
+        console.print(f"[yellow]warning[/] {escape(str(warning))}", highlight=False, soft_wrap=True)
     for problem in (*plan.lacking, *plan.problems):
         console.print(f"[red]does not fit[/] {escape(str(problem))}", highlight=False, soft_wrap=True)
-    if not plan.lacking and not plan.problems:
-        console.print("[green]it fits[/]")
+    if plan.fits:
+        console.print(f"[green]it fits[/], and {HEADROOM:.0%} of all memory that is known stay free")
+
+
+def print_proposal(console: Console, settings: Settings) -> None:
+    """Print the settings to change for the smallest layout, as in a job file."""
+    if not settings:
+        console.print("the job as it is is the smallest layout that was found")
+        return
+    console.print("[bold]the smallest layout that was found; in the job:[/]")
+    console.print(dump(nested(settings), sort_keys=False).rstrip(), highlight=False, markup=False, soft_wrap=True)
+
+
+def nested(settings: Settings) -> dict[str, Any]:
+    """Settings in the form of a job file."""
+    found: dict[str, Any] = {}
+    for path, value in settings.items():
+        *parents, name = path.split(".")
+        place = found
+        for parent in parents:
+            place = place.setdefault(parent, {})
+        place[name] = value
+    return found
+
+
+def print_estimate(console: Console, estimate: Estimate) -> None:
+    """Print the time of a step and of the run, and what was assumed."""
+    parts = f"sampling {_time(estimate.sampling_s)}, learning {_time(estimate.learning_s)}"
+    total = f"{estimate.steps} steps: {estimate.hours:.1f} hours"
+    total += f", {estimate.gpu_hours:.1f} GPU hours" if estimate.num_gpus else ""
+    say = partial(console.print, highlight=False, soft_wrap=True)
+    say(f"estimated, not measured: a step takes {_time(estimate.step_s)} ({parts}); {total}")
+    say(f"  assumed: {'; '.join(estimate.assumptions)}; validation and test are not counted")
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 600 else f"{seconds / 60:.0f} min"
 
 
 def _memory_table(firsts: Sequence[Assignment]) -> Table:
@@ -82,6 +151,16 @@ def _node_table(plan: ClusterPlan) -> Table:
     return table
 
 
+def _size_table(plan: ClusterPlan) -> Table:
+    table = Table("what each node must offer", box=SIMPLE_HEAD)
+    for column in ("Ray's object store", "/dev/shm", "/tmp"):
+        table.add_column(column, justify="right")
+    for node, sizes in zip(plan.nodes, plan.sizes, strict=True):
+        needed = (sizes.store_bytes, sizes.shm_bytes, sizes.tmp_bytes)
+        table.add_row(escape(node.name), *map(at_least, needed))
+    return table
+
+
 def _who(assignments: Iterable[Assignment]) -> str:
     """Actors as text, such as `engine 0, 1; learner rank 0`."""
     indices: dict[str, list[str]] = {}
@@ -109,10 +188,10 @@ def _known(num_bytes: int | None) -> str:
     return "unknown" if num_bytes is None else size(num_bytes)
 
 
-def plan_as_json(plan: ClusterPlan) -> dict[str, Any]:
+def plan_as_json(plan: ClusterPlan, estimate: Estimate | None = None) -> dict[str, Any]:
     """The plan as JSON values; memory in bytes."""
     return {
-        "fits": not plan.lacking and not plan.problems,
+        "fits": plan.fits,
         "dtype": plan.placement.dtype,
         "colocated": plan.placement.colocated,
         "places": [_assignment(assignment) for assignment in plan.assignments],
@@ -124,11 +203,23 @@ def plan_as_json(plan: ClusterPlan) -> dict[str, Any]:
                 "memory_bytes": node.memory_bytes,
                 "gpu_memory_bytes": node.gpu_memory_bytes,
                 "taken_bytes": taken,
+                "needs": {
+                    "object_store_bytes": sizes.store_bytes,
+                    "shm_bytes": sizes.shm_bytes,
+                    "tmp_bytes": sizes.tmp_bytes,
+                },
             }
-            for node, taken in zip(plan.nodes, plan.host_bytes, strict=True)
+            for node, taken, sizes in zip(plan.nodes, plan.host_bytes, plan.sizes, strict=True)
         ],
+        "warnings": [_problem(warning) for warning in plan.warnings],
         "problems": [_problem(problem) for problem in (*plan.lacking, *plan.problems)],
+        "estimate": None if estimate is None else _estimate(estimate),
     }
+
+
+def _estimate(estimate: Estimate) -> dict[str, Any]:
+    names = ("step_s", "sampling_s", "learning_s", "sync_s", "steps", "hours", "gpu_hours", "assumptions")
+    return {"measured": False} | {name: getattr(estimate, name) for name in names}
 
 
 def _assignment(assignment: Assignment) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from cluster.planning.estimate import count_rows
 from trainer.errors import Problem
 from trainer.spec.operator import JobLimits
 
@@ -14,11 +15,11 @@ NUM_ROWS = "invalid_n_examples"
 def row_problems(limits: JobLimits, training: Path, validation: Path | None) -> list[Problem]:
     """Files with too few or too many rows."""
     found = []
-    count = _count_rows(training)
+    count = count_rows(training)
     if not limits.min_training_rows <= count <= limits.max_training_rows:
         allowed = f"{limits.min_training_rows:,} to {limits.max_training_rows:,}"
         found.append(_problem("training_file", count, allowed, training))
-    if validation is not None and (count := _count_rows(validation)) > limits.max_validation_rows:
+    if validation is not None and (count := count_rows(validation)) > limits.max_validation_rows:
         found.append(_problem("validation_file", count, f"at most {limits.max_validation_rows:,}", validation))
     return found
 
@@ -39,11 +40,3 @@ def resource_problems(limits: JobLimits, bundles: Sequence[Mapping[str, float]])
 def _problem(field: str, count: int, allowed: str, path: Path) -> Problem:
     message = f"holds {count:,} row{'s' * (count != 1)}, but a job must have {allowed}"
     return Problem(NUM_ROWS, field, message, "add or remove rows", path.name)
-
-
-def _count_rows(path: Path) -> int:
-    try:
-        with path.open("rb") as file:
-            return sum(1 for line in file if line.strip())
-    except OSError:
-        return 0  # reported with its reason when the rows are read

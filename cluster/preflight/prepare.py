@@ -14,8 +14,10 @@ from actors.engine.parsing import tool_parser_names
 from actors.grading.factory import graders_of
 from actors.sandbox.start import choose_way, sandbox_report
 from cluster.planning.context import context_of, context_problems
+from cluster.planning.layout import ClusterPlan
 from cluster.planning.nodes import Node
-from cluster.planning.placement import ClusterPlan, Placement, plan_placement
+from cluster.planning.placement import Placement
+from cluster.planning.plan import plan_placement
 from cluster.preflight.dry_run import dry_run_problems
 from cluster.preflight.form_check import TOOLS
 from cluster.preflight.limits import resource_problems
@@ -142,6 +144,7 @@ async def prepare(
             *(() if began is None else began.warnings),
             *map(_as_warning, invalid_job(tolerated).problems),
             *(f"{lack.message}; the job waits for nodes" for lack in cluster.lacking),
+            *(f"{warning.message}; {warning.remedy}" for warning in cluster.warnings),
             *_warnings(job, plan, model, files),
         ),
     )

@@ -8,6 +8,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from cluster.planning.node_sizes import MANY_GPUS_SHM_BYTES
 from cluster.planning.placement import Placement, size
 from trainer.errors import Problem
 from trainer.loop.checkpoint import KEEP_BEST
@@ -16,8 +17,6 @@ from trainer.spec.plan import Plan
 CHECKPOINT_BYTES_PER_PARAMETER = 16
 """Measured: the weights for engines, and the optimizer state (weights and two moments in float32)."""
 MIN_FREE_DISK_BYTES = 64 << 20
-MANY_GPUS_SHM_BYTES = 256 << 20
-"""vLLM does not start an engine on several GPUs with less than this in /dev/shm."""
 SHM = Path("/dev/shm")
 
 

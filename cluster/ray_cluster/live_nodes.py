@@ -28,13 +28,15 @@ def live_nodes() -> list[Node]:
 def _live(node: Mapping[str, Any], gpu_memory: Any) -> Node:
     resources, host = node["Resources"], node["NodeManagerHostname"]
     # For other machines Ray knows only what was free when it started there.
-    free = sum(resources.get(kind, 0.0) for kind in ("memory", "object_store_memory"))
+    store = resources.get("object_store_memory", 0.0)
+    free = resources.get("memory", 0.0) + store
     return Node(
         name=f"{host}-{node['NodeID'][:4]}",
         cores=resources.get("CPU", 0.0),
         gpus=resources.get("GPU", 0.0),
         memory_bytes=memory_here() if host == socket.gethostname() else int(free) or None,
         gpu_memory_bytes=None if gpu_memory is None else _answer(gpu_memory),
+        object_store_bytes=int(store) or None,
     )
 
 

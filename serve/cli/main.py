@@ -10,7 +10,6 @@ signal.
 from __future__ import annotations
 
 import asyncio
-import json
 import platform
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -197,26 +196,29 @@ def plan_command(
         Path | None, typer.Option(help="a list of nodes, YAML: plan for these instead of this machine")
     ] = None,
     address: ClusterAddress = None,
+    proposed: Annotated[
+        bool, typer.Option("--propose", help="plan the smallest layout that fits, and show the settings to change")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object")] = False,
 ) -> None:
-    """Show where a job's processes would run, their memory, and what does not fit (exit code 2). Starts nothing."""
+    """Show where a job's processes would run, what their nodes need, and what does not fit (exit code 2).
+
+    Starts nothing. The time of a step is estimated, not measured.
+    """
     from cluster.planning.nodes import read_nodes, this_machine
-    from cluster.planning.plan_view import plan_as_json, plan_of_file, print_cluster_plan
+    from cluster.planning.plan_view import print_planned, request_of_file
 
     if cluster is not None:
-        plan = plan_of_file(job, read_nodes(cluster))
+        request = request_of_file(job, read_nodes(cluster))
     elif address is not None:
         from cluster.ray_cluster.session import ray_session
 
         with ray_session(address) as nodes:
-            plan = plan_of_file(job, nodes)
+            request = request_of_file(job, nodes)
     else:
-        plan = plan_of_file(job, [this_machine()])
-    if as_json:
-        typer.echo(json.dumps(plan_as_json(plan)))
-    else:
-        print_cluster_plan(Console(), plan)
-    raise typer.Exit(2 if plan.lacking or plan.problems else 0)
+        request = request_of_file(job, [this_machine()])
+    fits = print_planned(Console(), request, proposed=proposed, as_json=as_json)
+    raise typer.Exit(0 if fits else 2)
 
 
 app.command("explain")(explain_command)

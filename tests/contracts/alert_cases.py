@@ -89,6 +89,7 @@ HEALTHY: dict[str, Values] = {
     UP_B: until(END, always(1.0), always(0.0)),
     UP_RAY: always(1.0),
     SPILLED: always(4e9),
+    'up{instance="a:44217",job="agent-rft-ray"}': always(0.0),  # Ray lists it, but without an autoscaler nobody has it
     'up{instance="theirs:80",job="theirs"}': always(0.0),
     'up{instance="idle:9464",job="agent-rft"}': always(0.0),
     'ray_spill_manager_objects_bytes{job="theirs",NodeAddress="10.0.0.9",State="Spilled"}': ramp(0, 1e12),

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from typer.testing import CliRunner
 
 from cluster.planning.nodes import Node
+from cluster.planning.units import GIB
 from cluster.preflight.prepare import prepare
 from cluster.preflight.space import Free
 from serve.cli.main import app
@@ -20,6 +23,7 @@ from tests.contracts.manifests import (
     JOB_SECRETS,
     OVERLAYS,
     ROOT,
+    RayPod,
     cluster_spec,
     one,
     quantity,
@@ -52,6 +56,9 @@ QWEN3_8B = {
 
 
 overlays = pytest.mark.parametrize("overlay", OVERLAYS)
+MODELS = {"laptop": None, "gpu": QWEN3_2B, "production": QWEN3_8B}
+"""The sizes of the model that each overlay's job names; None: the one in the repository."""
+jobs = pytest.mark.parametrize(("overlay", "model"), MODELS.items())
 
 
 @overlays
@@ -59,45 +66,69 @@ def test_shared_memory_and_cpus_fit_the_pod_limits(overlay: str) -> None:
     for kind in CLUSTERS:
         for pod in ray_pods(cluster_spec(one(overlay, kind))):
             store = int(pod.parameters["object-store-memory"])
-            (shm,) = [quantity(v["emptyDir"]["sizeLimit"]) for v in pod.spec["volumes"] if v["name"] == "shm"]
-            assert store < shm < quantity(pod.limits["memory"])
+            assert store < quantity(size_limit(pod, "shm")) < quantity(pod.limits["memory"])
             assert int(pod.parameters["num-cpus"]) <= quantity(pod.container["resources"]["requests"]["cpu"])
 
 
-@pytest.mark.parametrize(("overlay", "model"), [("laptop", None), ("gpu", QWEN3_2B), ("production", QWEN3_8B)])
+@jobs
 def test_the_job_fits_according_to_the_plan(overlay: str, model: Mapping[str, int] | None, tmp_path: Path) -> None:
-    """The nodes have exactly the resources of the pods."""
-    pods = list(ray_pods(cluster_spec(one(overlay, "RayJob"))))
-    nodes = [
-        {
-            "name": pod.group,
-            "count": pod.replicas,
-            "cores": int(pod.parameters["num-cpus"]),
-            "memory_gib": quantity(pod.limits["memory"]) / 2**30,
-        }
-        | ({"gpus": pod.gpus, "gpu_memory_gib": 80} if pod.gpus else {})
-        for pod in pods
-    ]
-    (tmp_path / "nodes.yaml").write_text(yaml.safe_dump({"nodes": nodes}))
-    job = yaml.safe_load(one(overlay, "ConfigMap", "agent-rft")["data"]["job.yaml"])
-    job["model"] = str(ROOT / "examples/ledger/base" if model is None else model_folder(tmp_path / "model", model))
-    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
-    arguments = ["plan", str(tmp_path / "job.yaml"), "--cluster", str(tmp_path / "nodes.yaml"), "--json"]
-    planned = CliRunner().invoke(app, arguments, env=dict.fromkeys(JOB_SECRETS, "secret"))
-    plan = json.loads(planned.stdout)
-    assert (planned.exit_code, plan["fits"]) == (0, True), plan["problems"]
+    """The nodes have exactly the resources of the pods, and their object stores, /dev/shm and /tmp suffice."""
+    plan = planned(overlay, model, list(ray_pods(cluster_spec(one(overlay, "RayJob")))), tmp_path)
+    assert plan["fits"], plan["problems"]
+    assert plan["warnings"] == []
     assert {place["role"] for place in plan["places"]} == {"engine", "learner rank"}
     for place in plan["places"]:  # each in its own worker group
         assert place["node"].startswith(place["role"].split()[0]), place
 
 
-@pytest.mark.parametrize(("overlay", "model"), [("laptop", None), ("gpu", QWEN3_2B), ("production", QWEN3_8B)])
+def test_an_object_store_that_is_smaller_than_the_weights_is_warned_of(tmp_path: Path) -> None:
+    """The learner's store had 8 GB for 16 GB of weights: Ray filled the 10 GiB of /tmp, and the pod was evicted."""
+    *pods, learner = ray_pods(cluster_spec(one("production", "RayJob")))
+    small = replace(learner, parameters={**learner.parameters, "object-store-memory": "8000000000"})
+    plan = planned("production", QWEN3_8B, [*pods, small], tmp_path)
+    assert plan["fits"]
+    assert {warning["code"] for warning in plan["warnings"]} == {"small_object_store", "small_tmp"}
+    (warning,) = [warning for warning in plan["warnings"] if warning["code"] == "small_object_store"]
+    assert "learner" in warning["message"] and "--object-store-memory=2" in warning["remedy"]
+
+
+def planned(overlay: str, model: Mapping[str, int] | None, pods: Sequence[RayPod], folder: Path) -> dict[str, Any]:
+    """`agent-rft plan --json` for the overlay's job on these pods."""
+    nodes = [
+        {
+            "name": pod.group,
+            "count": pod.replicas,
+            "cores": int(pod.parameters["num-cpus"]),
+            "memory_gib": quantity(pod.limits["memory"]) / GIB,
+            "object_store_gib": int(pod.parameters["object-store-memory"]) / GIB,
+            "shm_gib": quantity(size_limit(pod, "shm")) / GIB,
+            "tmp_gib": quantity(size_limit(pod, "tmp")) / GIB,
+        }
+        | ({"gpus": pod.gpus, "gpu_memory_gib": 80} if pod.gpus else {})
+        for pod in pods
+    ]
+    (folder / "nodes.yaml").write_text(yaml.safe_dump({"nodes": nodes}))
+    job = yaml.safe_load(one(overlay, "ConfigMap", "agent-rft")["data"]["job.yaml"])
+    job["model"] = str(ROOT / "examples/ledger/base" if model is None else model_folder(folder / "model", model))
+    (folder / "job.yaml").write_text(yaml.safe_dump(job))
+    arguments = ["plan", str(folder / "job.yaml"), "--cluster", str(folder / "nodes.yaml"), "--json"]
+    done = CliRunner().invoke(app, arguments, env=dict.fromkeys(JOB_SECRETS, "secret"))
+    plan: dict[str, Any] = json.loads(done.stdout)
+    assert done.exit_code == (0 if plan["fits"] else 2)
+    return plan
+
+
+def size_limit(pod: RayPod, volume: str) -> str:
+    (limit,) = [str(found["emptyDir"]["sizeLimit"]) for found in pod.spec["volumes"] if found["name"] == volume]
+    return limit
+
+
+@jobs
 async def test_a_job_of_the_api_waits_for_workers_that_have_not_started(
     overlay: str, model: Mapping[str, int] | None, tmp_path: Path
 ) -> None:
     head, *workers = ray_pods(cluster_spec(one(overlay, "RayService")))
     assert {pod.replicas for pod in workers} == {0}
-    (shm,) = [quantity(v["emptyDir"]["sizeLimit"]) for v in head.spec["volumes"] if v["name"] == "shm"]
     for name, text in one(overlay, "ConfigMap", "agent-rft")["data"].items():
         (tmp_path / name).write_text(text)
     rows = tmp_path / "rows.jsonl"
@@ -114,7 +145,7 @@ async def test_a_job_of_the_api_waits_for_workers_that_have_not_started(
         tmp_path / "runs",
         load_operator(tmp_path / "agent-rft.yaml"),
         dry_run=False,
-        free=Free(disk_bytes=2**42, shm_bytes=int(shm)),
+        free=Free(disk_bytes=2**42, shm_bytes=quantity(size_limit(head, "shm"))),
     )
     assert any(warning.endswith("the job waits for nodes") for warning in prepared.warnings)
 

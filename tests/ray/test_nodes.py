@@ -14,7 +14,7 @@ from ray._common.utils import reset_ray_address
 from ray.cluster_utils import Cluster
 from ray.experimental import get_object_locations
 
-from cluster.planning.placement import plan_placement
+from cluster.planning.plan import plan_placement
 from cluster.ray_cluster.live_nodes import live_nodes
 from cluster.ray_cluster.seats import Seats
 from examples.ledger.services import services

@@ -40,8 +40,11 @@ class Prometheus:
 
     def series(self, expr: str) -> list[dict[str, Any]]:
         """The series that the expression returned at any time since the start; fails if it is invalid."""
-        period = {"start": self.start, "end": time.time(), "step": STEP_S}
-        result: list[dict[str, Any]] = self._ask("query_range", query=expr, **period)["result"]
+        return self.history(expr, self.start, time.time(), STEP_S)
+
+    def history(self, expr: str, start: float, end: float, step_s: float) -> list[dict[str, Any]]:
+        """The series that the expression returned between two Unix times."""
+        result: list[dict[str, Any]] = self._ask("query_range", query=expr, start=start, end=end, step=step_s)["result"]
         return result
 
     def names(self) -> set[str]:

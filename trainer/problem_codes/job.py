@@ -239,8 +239,8 @@ JOB_CODES: dict[str, dict[str, CheckCode]] = {
         "too_few_resources": CheckCode(
             "The job needs more cores or GPUs than the cluster has in total, or one engine or rank needs more than any "
             "single node has. It would wait forever.",
-            "Lower `engines`, `learner_ranks` or the resources of each below `cluster`, or add nodes. `agent-rft plan` "
-            "shows the placement without starting anything.",
+            "Change what the message says: the job fits with it. `agent-rft plan --propose` shows the smallest layout "
+            "that fits, without starting anything.",
             stops_accepted=True,
         ),
         "no_free_resources": CheckCode(
@@ -256,16 +256,17 @@ JOB_CODES: dict[str, dict[str, CheckCode]] = {
             stops_accepted=False,
         ),
         "too_little_memory": CheckCode(
-            "A node has less memory than the engines and ranks placed on it will need. The kernel would kill a process "
-            "of the job, mostly late, at the first checkpoint or weight sync.",
-            "Use fewer engines and ranks on that node, or a node with more memory; `agent-rft plan` shows the parts of "
-            "the estimate.",
+            "A node has less memory than the engines and ranks placed on it will need, with 8 % kept free. The kernel "
+            "would kill a process of the job, mostly late, at the first checkpoint or weight sync.",
+            "Change what the message says, or use a node with more memory; `agent-rft plan` shows the parts of the "
+            "estimate.",
             stops_accepted=False,
         ),
         "too_little_gpu_memory": CheckCode(
-            "An engine or a learner rank needs more than its GPU has; the message names the two largest parts.",
-            "Spread it over more GPUs (`engine_gpus`, `learner_ranks`, `zero_stage`), or lower `context_length` or "
-            "`micro_batch_tokens`.",
+            "An engine or a learner rank needs more than its GPU has, with 8 % kept free, since devices report less "
+            "than their name says; the message names the two largest parts.",
+            "Change what the message says: the job fits with it. `agent-rft plan --propose` shows the smallest layout "
+            "that fits.",
             stops_accepted=False,
         ),
         "no_room_for_context": CheckCode(
@@ -320,6 +321,20 @@ JOB_CODES: dict[str, dict[str, CheckCode]] = {
             "stop the run at a checkpoint, after hours.",
             "Free some space, or choose a folder on another disk with `--runs`.",
             stops_accepted=True,
+        ),
+        "small_object_store": CheckCode(
+            "A whole version of the weights stays in the object store of the first learner rank's node, and buckets of "
+            "it pass through those of the engines' nodes. What finds no room there is written to `/tmp` at each "
+            "update. A warning: the job starts.",
+            "Start Ray with the size in the message (`--object-store-memory`; on Kubernetes `object-store-memory` in "
+            "`rayStartParams`), and enlarge `/dev/shm` with it. `agent-rft plan` lists the sizes of all nodes.",
+            stops_accepted=False,
+        ),
+        "small_tmp": CheckCode(
+            "Ray's logs, and weights for which the object store has no room, may take more than `/tmp` has. A pod that "
+            "fills its volume is evicted. A warning: the job starts.",
+            "Enlarge it (on Kubernetes the `sizeLimit` of its `emptyDir`), or the object store.",
+            stops_accepted=False,
         ),
         "no_shared_memory": CheckCode(
             "Weights go from the learner to the engines of a node through `/dev/shm`, which is too small here. "

@@ -254,6 +254,16 @@ async def test_memory_that_is_too_small_by_todays_formula_warns_it(resumable: Ol
     assert any(warning.startswith("cluster: ") and "memory" in warning for warning in found.warnings)
 
 
+async def test_a_node_that_it_fitted_without_headroom_warns_it(resumable: OldVersion) -> None:
+    (used,) = (await prepared(resumable)).cluster.host_bytes
+    began = Began.of(RunFolder(resumable.run))
+    job, exact = began.keep(load_job(resumable.job, VARIABLES)), replace(NODE, memory_bytes=used)
+    with pytest.raises(InvalidJob, match="of which 8% stay free"):
+        await prepare(job, [exact], resumable.home, LOCAL, free=PLENTY)
+    found = await prepare(job, [exact], resumable.home, LOCAL, free=PLENTY, began=began, accepted=True)
+    assert any("of which 8% stay free; a new job would be refused" in warning for warning in found.warnings)
+
+
 async def test_the_checkpoints_that_it_has_written_need_no_room_again(resumable: OldVersion) -> None:
     began = Began.of(RunFolder(resumable.run))
     assert began.num_checkpoints == len(list((resumable.run / "checkpoints").iterdir())) > 0

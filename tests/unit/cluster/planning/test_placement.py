@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
+from cluster.planning.layout import ClusterPlan
 from cluster.planning.memory import activation_bytes, engine_memory, kv_bytes_per_token, rank_memory
 from cluster.planning.model_shape import ModelShape
 from cluster.planning.nodes import Node
-from cluster.planning.placement import ClusterPlan, assign, plan_placement
+from cluster.planning.placement import assign
+from cluster.planning.plan import plan_placement
 from cluster.planning.units import GIB
 from tests.support.builders import job
 from trainer.errors import Problem
@@ -111,17 +113,17 @@ def test_a_bundle_is_assigned_to_the_node_with_the_least_left() -> None:
             {"engines": 2, "engine_cores": 3, "learner_ranks": 2},
             "cluster",
             "needs 8 cores (engines 2 x 3, learner ranks 2 x 1), the cluster has 2",
-            "engine_cores, rank_cores",
+            "set cluster.engine_cores to 1, cluster.engines to 1 and cluster.learner_ranks to 1",
         ),
         (
             LAPTOP,
             {"engine_gpus": 1},
             "cluster.engine_gpus",
             "needs 2 GPUs (engines 1 x 1, learner ranks 1 x 1), the cluster has 0",
-            "set engine_gpus to 0 or auto",
+            "set cluster.engine_gpus to 0",
         ),
-        (EIGHT_GPUS, {"engines": 8, "engine_cores": 4}, "cluster", "needs 9 GPUs", "lower engines, learner_ranks"),
-        (LAPTOP, {"engine_cores": 5, "engine_gpus": 4}, "cluster", "needs 6 cores", "add nodes"),
+        (EIGHT_GPUS, {"engines": 8, "engine_cores": 4}, "cluster", "needs 9 GPUs", "set cluster.engines to 7"),
+        (LAPTOP, {"engine_cores": 5, "engine_gpus": 4}, "cluster", "needs 6 cores", "cluster.engine_gpus to 0"),
     ],
 )
 def test_missing_resources_are_reported_with_numbers_and_a_remedy(
@@ -143,7 +145,7 @@ def test_bfloat16_on_cores_is_refused_with_the_reason(node: Node, engine_gpus: o
     (problem,) = plan(node, dtype="bfloat16", engine_gpus=engine_gpus).problems
     assert (problem.code, problem.field) == ("bfloat16_on_cpu", "cluster.dtype")
     assert "crashes" in problem.message
-    assert "float32" in problem.remedy
+    assert "set cluster.dtype to auto" in problem.remedy
 
 
 # -- colocated ---------------------------------------------------------------------------------------------------------
@@ -231,7 +233,7 @@ def test_a_learner_that_is_too_large_for_its_gpu_gets_a_remedy() -> None:
     assert problem.code == "too_little_gpu_memory"
     assert "learner rank 0 needs" in problem.message
     assert "(optimizer 91.5 GiB, gradients" in problem.message
-    assert problem.remedy == "raise cluster.learner_ranks and set zero_stage to 1"
+    assert problem.remedy == "set cluster.learner_ranks to 3 and cluster.zero_stage to 2"
     assert plan(EIGHT_GPUS, model=QWEN3_8B, learner_ranks=4, zero_stage=3).problems == ()
 
 

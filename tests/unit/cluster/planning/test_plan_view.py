@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from cluster.planning.model_folder import read_folder
+from cluster.planning.node_sizes import STORE_BYTES
 from cluster.planning.nodes import Node
-from cluster.planning.plan_view import plan_as_json, plan_of_file, print_cluster_plan
+from cluster.planning.plan_view import (
+    plan_as_json,
+    plan_of_file,
+    print_cluster_plan,
+    print_planned,
+    request_of_file,
+)
 from cluster.planning.units import GIB
 from tests.support.paths import LEDGER
 from trainer.errors import InvalidJob
@@ -52,3 +60,48 @@ def test_parameters_are_counted_from_the_headers_of_the_weights() -> None:
     assert problems == []
     assert model is not None
     assert (model.shape.num_parameters, model.shape.vocabulary, model.shape.query) == (560_608, 298, 160)
+
+
+def test_the_sizes_of_a_node_follow_the_way_of_the_weights() -> None:
+    """One version beside the first rank, buckets and an arriving version at the engine."""
+    needs = [node["needs"] for node in plan_as_json(plan_of_file(LEDGER / "job.yaml", TWO))["nodes"]]
+    version = 560_608 * 4
+    engine, rank = (found["object_store_bytes"] - STORE_BYTES for found in needs)
+    assert (engine, rank) == (2 * version, 1.25 * version)
+    assert [found["shm_bytes"] - found["object_store_bytes"] for found in needs] == [version, 0]
+
+
+def test_a_node_with_less_than_that_is_warned_of_and_the_job_still_fits() -> None:
+    small = [replace(node, object_store_bytes=1 << 20, shm_bytes=1 << 20, tmp_bytes=GIB) for node in TWO]
+    plan = plan_of_file(LEDGER / "job.yaml", small)
+    assert plan.fits
+    codes = ["small_object_store", "no_shared_memory", "small_tmp"]
+    assert [warning.code for warning in plan.warnings] == codes * 2
+    console = Console(record=True, width=120, file=io.StringIO())
+    print_cluster_plan(console, plan)
+    assert console.export_text().count("warning") == 6
+
+
+def test_a_proposal_is_printed_as_in_a_job_file_with_an_estimate() -> None:
+    request = request_of_file(LEDGER / "job.yaml", TWO).with_settings({"cluster.learner_ranks": 3})
+    console = Console(record=True, width=400, file=io.StringIO())
+    assert not print_planned(console, request, proposed=False, as_json=False)
+    assert "-> set cluster.learner_ranks to 1" in console.export_text()
+    assert print_planned(console, request, proposed=True, as_json=False)
+    text = console.export_text()
+    assert "cluster:\n  learner_ranks: 1\n" in text
+    assert "estimated, not measured: a step takes" in text and "cores of 100 billion operations" in text
+    assert "GPU hours" not in text
+
+
+def test_the_json_of_a_proposal_has_the_settings_and_says_that_nothing_is_measured() -> None:
+    request = request_of_file(LEDGER / "job.yaml", TWO).with_settings({"cluster.learner_ranks": 3})
+    console = Console(record=True, width=80, file=io.StringIO())
+    assert print_planned(console, request, proposed=True, as_json=True)
+    found = json.loads(console.export_text())
+    assert (found["fits"], found["proposal"]) == (True, {"cluster.learner_ranks": 1})
+    estimate = found["estimate"]
+    assert not estimate["measured"] and estimate["assumptions"]
+    parts = estimate["sampling_s"], estimate["learning_s"]
+    assert max(parts) <= estimate["step_s"] <= sum(parts) + estimate["sync_s"]
+    assert estimate["hours"] * 3600 == pytest.approx(estimate["steps"] * estimate["step_s"])

@@ -1,0 +1,140 @@
+"""A job laid out on nodes: where each engine and rank goes, what each node needs, and what does not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from pydantic import BaseModel
+
+from cluster.planning.memory import engine_memory, rank_memory
+from cluster.planning.misfits import memory_problems, resource_problems, setting_problems
+from cluster.planning.model_shape import ModelShape
+from cluster.planning.node_sizes import NodeSizes, node_sizes, size_warnings
+from cluster.planning.nodes import Node
+from cluster.planning.placement import Assignment, Placement, assign, placement_of
+from cluster.planning.units import GIB
+from trainer.errors import Problem
+from trainer.spec.job import JobSpec
+
+DRIVER_BYTES = round(0.7 * GIB)
+"""Memory of the driver process: Python, torch, transformers, Ray."""
+DISPATCHER_BYTES, GRADER_POOL_BYTES = round(0.3 * GIB), round(0.4 * GIB)
+
+Settings = Mapping[str, Any]
+"""Values by their path in a job, such as `cluster.zero_stage`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is to be laid out. Without a `model`, memory is not checked. Without `learner`, the run only grades."""
+
+    job: JobSpec
+    nodes: tuple[Node, ...]
+    model: ModelShape | None
+    context_length: int
+    learner: bool = True
+
+    def with_settings(self, settings: Settings) -> Request:
+        job = self.job
+        for path, value in settings.items():
+            job = _changed(job, path.split("."), value)
+        context = settings.get("cluster.context_length", self.context_length)
+        return replace(self, job=job, context_length=context)
+
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def _changed(model: Model, path: Sequence[str], value: Any) -> Model:
+    name, *rest = path
+    return model.model_copy(update={name: _changed(getattr(model, name), rest, value) if rest else value})
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterPlan:
+    """A placement and what does not fit: `lacking` is solved by adding nodes, `problems` are not."""
+
+    placement: Placement
+    nodes: tuple[Node, ...]
+    assignments: tuple[Assignment, ...]
+    host_bytes: tuple[int, ...]
+    """Memory used on each node; that of driver, dispatchers and graders is counted on the first."""
+    sizes: tuple[NodeSizes, ...]
+    """Object store, shared memory and /tmp of each node."""
+    lacking: tuple[Problem, ...]
+    problems: tuple[Problem, ...]
+    warnings: tuple[Problem, ...]
+    """What the job may start without: sizes of nodes that Ray would not get along with for long."""
+
+    @property
+    def fits(self) -> bool:
+        return not self.lacking and not self.problems
+
+
+def lay_out(request: Request) -> ClusterPlan:
+    """The layout of a job. What does not fit has no remedy yet: see plan.py."""
+    job, nodes = request.job, request.nodes
+    placement = placement_of(job, nodes, request.learner)
+    assigned = assign(placement.bundles, [node.resources for node in nodes])
+    assignments = tuple(_assignments(request, placement, assigned))
+    sizes = node_sizes(placement, nodes, assignments, request.model)
+    host_bytes = _host_bytes(job, placement, nodes, assignments, sizes)
+    problems = [*setting_problems(job, placement), *memory_problems(assignments, nodes, host_bytes)]
+    warnings = tuple(size_warnings(nodes, sizes))
+    lacking = tuple(resource_problems(placement, nodes, assigned))
+    return ClusterPlan(placement, nodes, assignments, host_bytes, sizes, lacking, tuple(problems), warnings)
+
+
+def _assignments(request: Request, placement: Placement, assigned: Sequence[int | None]) -> Iterator[Assignment]:
+    job, model = request.job, request.model
+
+    def node_of(bundle: int) -> Node | None:
+        index = assigned[bundle]
+        return None if index is None else request.nodes[index]
+
+    itemsize, gpus = placement.bytes_per_weight, placement.engine_gpus
+    for i in range(placement.engines):
+        node, memory = node_of(placement.bundle_of_engine(i)), None
+        if model is not None:
+            memory = engine_memory(
+                model,
+                job.cluster,
+                gpus=gpus,
+                itemsize=itemsize,
+                context_length=request.context_length,
+                gpu_bytes=None if node is None else node.usable_gpu_bytes,
+            )
+        yield Assignment("engine", i, placement.engine_cores, gpus, node, memory)
+    rank = None
+    if model is not None and placement.learner_ranks:
+        rank = rank_memory(
+            model,
+            job.cluster,
+            on_gpu=placement.rank_gpus > 0,
+            itemsize=itemsize,
+            longest=request.context_length,
+            keeps_start=job.method.type == "reinforcement" and job.reinforcement.algorithm.kl_coef > 0,
+        )
+    for i in range(placement.learner_ranks):
+        node = node_of(placement.bundle_of_rank(i))
+        yield Assignment("learner rank", i, placement.rank_cores, placement.rank_gpus, node, rank)
+
+
+def _host_bytes(
+    job: JobSpec,
+    placement: Placement,
+    nodes: Sequence[Node],
+    assignments: Sequence[Assignment],
+    sizes: Sequence[NodeSizes],
+) -> tuple[int, ...]:
+    used = [0] * len(nodes)
+    for assignment in assignments:
+        if assignment.node is not None and assignment.memory is not None:
+            used[nodes.index(assignment.node)] += assignment.memory.host_bytes
+    if nodes:
+        used[0] += DRIVER_BYTES
+        if placement.engines:
+            used[0] += job.cluster.dispatchers * DISPATCHER_BYTES + GRADER_POOL_BYTES
+    return tuple(by_actors + node.held_bytes for by_actors, node in zip(used, sizes, strict=True))

@@ -1,0 +1,188 @@
+"""The smallest layout of a job that fits: fewest GPUs, then fewest cores.
+
+Searched is by how much a layout changes the job: first only how it is divided (engines, GPUs of an engine, ranks,
+ZeRO's stage, tokens per micro-batch, turns on cores); then with one core each; then with half the context, a quarter,
+and so on; at last on cores instead of GPUs. The number of tries is bounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice, product
+from typing import Any
+
+from cluster.planning.layout import Request, Settings, lay_out
+from cluster.planning.memory import engine_memory, rank_memory
+from cluster.planning.placement import Placement, placement_of
+
+MIN_CONTEXT = 1024
+MIN_MICRO_BATCH = 512
+MAX_RANKS, MORE_RANKS = 128, 8
+TRIES_AT_A_LEVEL, MAX_TRIES = 60, 300
+
+
+def halves(number: int, least: int) -> list[int]:
+    """Half of a number, a quarter and so on, down to `least`."""
+    found = []
+    while (number := number // 2) >= least:
+        found.append(number)
+    return found
+
+
+def size_of(placement: Placement) -> tuple[float, float]:
+    """Its GPUs and cores."""
+    bundles = placement.bundles
+    return sum(bundle.get("GPU", 0.0) for bundle in bundles), sum(bundle["CPU"] for bundle in bundles)
+
+
+def propose(request: Request) -> Settings | None:
+    """The settings to change for the smallest layout that fits, none if it is the job's own; None if none is found."""
+    own, tries = lay_out(request), 0
+    for level in _levels(request):
+        for settings in islice(_layouts(level), TRIES_AT_A_LEVEL):
+            plan = lay_out(level.request.with_settings(settings))
+            if own.fits and size_of(plan.placement) >= size_of(own.placement):
+                return {}
+            if plan.fits:
+                return _differing(request, level.fixed | settings)
+            tries += 1
+        if own.fits:
+            return {}
+        if tries >= MAX_TRIES:
+            return None
+    return None
+
+
+def _differing(request: Request, settings: Settings) -> Settings:
+    """The settings without those that the job has already, by what they mean on these nodes."""
+    cluster, placement = request.job.cluster, placement_of(request.job, request.nodes, request.learner)
+    now = {f"cluster.{name}": getattr(cluster, name) for name in type(cluster).model_fields}
+    now |= {"cluster.engine_gpus": placement.engine_gpus, "cluster.context_length": request.context_length}
+    return {path: value for path, value in settings.items() if now[path] != value}
+
+
+@dataclass(frozen=True, slots=True)
+class _Level:
+    """A request with settings that all layouts of a level share."""
+
+    request: Request
+    fixed: dict[str, Any]
+    on_gpus: bool
+
+
+def _levels(request: Request) -> Iterator[_Level]:
+    placement = placement_of(request.job, request.nodes, request.learner)
+    contexts = [request.context_length, *halves(request.context_length, MIN_CONTEXT)]
+    devices = [True, False] if placement.engine_gpus and any(node.gpus for node in request.nodes) else [False]
+    for on_gpus, context, one_core in product(devices, contexts, (False, True)):
+        fixed: dict[str, Any] = {} if on_gpus else {"cluster.engine_gpus": 0}
+        if context != request.context_length:
+            fixed["cluster.context_length"] = context
+        if one_core:
+            fixed |= {"cluster.engine_cores": 1, "cluster.rank_cores": 1}
+        if not on_gpus and request.job.cluster.dtype == "bfloat16":
+            fixed["cluster.dtype"] = "auto"
+        yield _Level(request.with_settings(fixed), fixed, on_gpus)
+
+
+def _layouts(level: _Level) -> Iterator[dict[str, Any]]:
+    """Settings of layouts, the smallest first; among equals, those that change the job least."""
+    request, cluster = level.request, level.request.job.cluster
+    reinforcement = request.job.method.type == "reinforcement"
+    turns = reinforcement and not level.on_gpus and request.job.reinforcement.algorithm.max_staleness == 0
+    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+    shapes = product(_engine_gpus(level), (True, False) if turns else (False,), _shapes_of_ranks(level))
+    for gpus, together, (ranks, stage, micro) in shapes:
+        settings = {
+            "cluster.engines": 1 if reinforcement else cluster.engines,
+            "cluster.engine_gpus": gpus,
+            "cluster.learner_ranks": ranks,
+            "cluster.zero_stage": stage,
+            "cluster.micro_batch_tokens": micro,
+            "cluster.colocated": together,
+        }
+        changed = request.with_settings(settings)
+        size = size_of(placement_of(changed.job, changed.nodes, changed.learner))
+        changes = stage != cluster.zero_stage, micro != cluster.micro_batch_tokens, -micro, stage, ranks, gpus
+        found[(*size, *changes, together)] = settings
+    return (found[key] for key in sorted(found))
+
+
+def _engine_gpus(level: _Level) -> list[int]:
+    """Numbers of GPUs with which an engine holds a sequence of full length in the largest GPU that there is."""
+    request = level.request
+    own = placement_of(request.job, request.nodes, request.learner)
+    if not level.on_gpus or not own.engines:
+        return [own.engine_gpus]
+    per_node = int(max(node.gpus for node in request.nodes))
+    numbers = sorted({own.engine_gpus, *(number for number in (1, 2, 4, 8, 16) if number <= per_node)})
+    largest = _largest([node.usable_gpu_bytes for node in request.nodes if node.gpus])
+    if request.model is None or largest is None:
+        return numbers
+    sequences = {
+        number: engine_memory(
+            request.model,
+            request.job.cluster,
+            gpus=number,
+            itemsize=own.bytes_per_weight,
+            context_length=request.context_length,
+            gpu_bytes=largest,
+        ).num_sequences
+        for number in numbers
+    }
+    return [number for number in numbers if (sequences[number] or 0.0) >= 1.0]
+
+
+def _shapes_of_ranks(level: _Level) -> list[tuple[int, int, int]]:
+    """Ranks, ZeRO's stage and tokens per micro-batch with which a rank alone fits the largest device: the fewest ranks.
+
+    More ranks than the fewest ones are among them, since nodes differ.
+    """
+    request, cluster = level.request, level.request.job.cluster
+    placement = placement_of(request.job, request.nodes, request.learner)
+    if not placement.learner_ranks:
+        return [(cluster.learner_ranks, cluster.zero_stage, cluster.micro_batch_tokens)]
+    devices = sum(node.gpus if level.on_gpus else node.cores // placement.rank_cores for node in request.nodes)
+    gpu = _largest([node.usable_gpu_bytes for node in request.nodes if node.gpus]) if level.on_gpus else None
+    host = _largest([node.usable_bytes for node in request.nodes])
+    found: list[tuple[int, int, int]] = []
+    for stage, micro in product(dict.fromkeys((cluster.zero_stage, 1, 2, 3)), _micro_batches(request)):
+        fitting = (
+            (ranks, stage, micro)
+            for ranks in range(1, min(MAX_RANKS, int(devices)) + 1)
+            if _rank_fits(request, placement, ranks, stage, micro, gpu, host)
+        )
+        found += islice(fitting, MORE_RANKS)
+    return found
+
+
+def _micro_batches(request: Request) -> list[int]:
+    """Fewer tokens than the context is long save nothing: longer sequences are computed alone."""
+    own = request.job.cluster.micro_batch_tokens
+    smaller = halves(own, min(own, max(MIN_MICRO_BATCH, request.context_length // 2)))
+    return [own, *smaller]
+
+
+def _rank_fits(
+    request: Request, placement: Placement, ranks: int, stage: int, micro: int, gpu: int | None, host: int | None
+) -> bool:
+    if request.model is None:
+        return True
+    memory = rank_memory(
+        request.model,
+        request.job.cluster.model_copy(
+            update={"learner_ranks": ranks, "zero_stage": stage, "micro_batch_tokens": micro}
+        ),
+        on_gpu=placement.rank_gpus > 0,
+        itemsize=placement.bytes_per_weight,
+        longest=request.context_length,
+        keeps_start=False,
+    )
+    return (gpu is None or memory.gpu_bytes <= gpu) and (host is None or memory.host_bytes <= host)
+
+
+def _largest(sizes: Sequence[int | None]) -> int | None:
+    """The largest of them; None if one is unknown."""
+    known = [size for size in sizes if size is not None]
+    return max(known, default=0) if len(known) == len(sizes) else None

@@ -1,0 +1,134 @@
+"""Remedies and proposals: what is printed fits, and the smallest layout is never larger than one that fits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cluster.planning.layout import Request, lay_out
+from cluster.planning.model_shape import ModelShape
+from cluster.planning.nodes import Node
+from cluster.planning.plan import plan_of
+from cluster.planning.proposal import propose, size_of
+from cluster.planning.remedies import NONE_FOUND, remedies_of
+from cluster.planning.units import GIB
+from tests.support.builders import job
+
+QWEN3_2B = ModelShape(1_720_574_976, 28, 2048, 16, 8, 128, 6144, 151_936)
+QWEN3_8B = ModelShape(8_190_735_360, 36, 4096, 32, 8, 128, 12_288, 151_936)
+SMALL = ModelShape(135_000_000, 30, 576, 9, 3, 64, 1536, 49_152)
+ONE_GPU = Node("box", cores=16, gpus=1, memory_bytes=256 * GIB, gpu_memory_bytes=80 * GIB)
+EIGHT_GPUS = Node("gpus", cores=64, gpus=8, memory_bytes=512 * GIB, gpu_memory_bytes=80 * GIB)
+
+
+def request(*nodes: Node, model: ModelShape = QWEN3_8B, context: int = 16_384, **cluster: Any) -> Request:
+    return Request(job(cluster=cluster), nodes, model, context)
+
+
+def remedy(of: Request) -> str:
+    plan = plan_of(of)
+    (text,) = {problem.remedy for problem in (*plan.lacking, *plan.problems)}
+    return text
+
+
+# -- remedies ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_stage_of_zero_is_named_where_fewer_tokens_would_not_help() -> None:
+    assert remedy(request(EIGHT_GPUS, learner_ranks=4, zero_stage=1)).startswith("set cluster.zero_stage to 2")
+
+
+def test_with_one_gpu_the_remedy_leads_to_a_job_that_fits() -> None:
+    """It led in a circle: fewer GPUs than two need `colocated`, which GPUs refuse."""
+    small = request(ONE_GPU, model=QWEN3_2B, context=4096)
+    assert remedy(small) == "set cluster.engine_gpus to 0; or add 1 node like box"
+    assert remedy(request(ONE_GPU)) == (
+        "add 3 nodes like box and set cluster.learner_ranks to 3 and cluster.zero_stage to 2"
+    )
+
+
+def test_if_nothing_fits_that_is_what_it_says() -> None:
+    tiny = Node("tiny", cores=1, memory_bytes=GIB)
+    assert remedies_of(request(tiny)) == []
+    assert remedy(request(tiny)) == NONE_FOUND
+
+
+def test_a_job_in_the_headroom_of_a_gpu_does_not_fit() -> None:
+    needed = lay_out(request(EIGHT_GPUS, learner_ranks=4, zero_stage=3)).assignments[-1].memory
+    assert needed is not None
+
+    def fits(gpu_bytes: float) -> bool:
+        node = Node("gpus", cores=64, gpus=8, memory_bytes=512 * GIB, gpu_memory_bytes=round(gpu_bytes))
+        return lay_out(request(node, learner_ranks=4, zero_stage=3)).fits
+
+    assert not fits(needed.gpu_bytes * 1.08) and fits(needed.gpu_bytes * 1.09)
+
+
+# -- for jobs and nodes of all kinds -----------------------------------------------------------------------------------
+
+GIBS = st.sampled_from([8, 24, 40, 80, 141])
+NODES = st.builds(
+    lambda name, cores, gpus, gpu, memory: Node(name, cores, gpus, memory * GIB, gpu * GIB if gpus else None),
+    st.just("a"),
+    st.integers(1, 16),
+    st.integers(0, 4),
+    GIBS,
+    st.sampled_from([4, 16, 64, 256]),
+)
+CLUSTERS = st.fixed_dictionaries(
+    {
+        "engines": st.integers(1, 3),
+        "learner_ranks": st.integers(1, 6),
+        "engine_cores": st.integers(1, 4),
+        "rank_cores": st.integers(1, 4),
+        "zero_stage": st.integers(0, 3),
+        "micro_batch_tokens": st.sampled_from([1024, 8192, 32_768]),
+        "colocated": st.booleans(),
+        "engine_gpus": st.sampled_from(["auto", 0, 1, 2, 3]),
+        "dtype": st.sampled_from(["auto", "auto", "float32", "bfloat16"]),
+    }
+)
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> Request:
+    kinds = draw(st.lists(NODES, min_size=1, max_size=3))
+    nodes = tuple(Node(f"n{i}", *_sizes(node)) for i, node in enumerate(kinds))
+    staleness, kl_coef = draw(st.sampled_from([0, 1])), draw(st.sampled_from([0.0, 0.01]))
+    algorithm = {"max_staleness": staleness, "kl_coef": kl_coef}
+    made = job({"algorithm": algorithm}, cluster=draw(CLUSTERS))
+    return Request(
+        made, nodes, draw(st.sampled_from([SMALL, QWEN3_2B, QWEN3_8B])), draw(st.sampled_from([2048, 16_384]))
+    )
+
+
+def _sizes(node: Node) -> tuple[Any, ...]:
+    return node.cores, node.gpus, node.memory_bytes, node.gpu_memory_bytes
+
+
+@settings(max_examples=25, deadline=None)
+@given(requests())
+def test_each_remedy_fits(made: Request) -> None:
+    if not lay_out(made).fits:
+        for found in remedies_of(made):
+            assert lay_out(found.applied(made)).fits, found
+
+
+@settings(max_examples=60, deadline=None)
+@given(requests(), CLUSTERS)
+def test_a_proposal_fits_and_is_never_larger_than_a_job_that_fits(made: Request, other: dict[str, Any]) -> None:
+    """Neither than the job itself, nor than the same job with other ranks, stages, tokens or GPUs."""
+    changes = propose(made)
+    if changes is None:
+        assert not lay_out(made).fits
+        return
+    proposed = lay_out(made.with_settings(changes))
+    assert proposed.fits
+    named = ("engines", "learner_ranks", "zero_stage", "micro_batch_tokens")
+    for settings_of_other in ({}, {f"cluster.{name}": other[name] for name in named}):
+        plan = lay_out(made.with_settings(settings_of_other))
+        if plan.fits:
+            assert size_of(proposed.placement) <= size_of(plan.placement), changes
+            assert "cluster.context_length" not in changes
