@@ -115,10 +115,14 @@ class _There:
         self._settings = settings
 
     async def grade(self, sample: dict[str, Any], item: dict[str, Any], trace_id: str) -> Grade:
-        while (answer := await self._nodes.call("grade", self._key, sample, item, trace_id)) is None:
-            await self._nodes.call("add", self._key, *self._settings)  # the first grade, or its process has restarted
-        value, latency_s = answer
-        return Grade(value, latency_s=latency_s)
+        while True:
+            match await self._nodes.call("grade", self._key, sample, item, trace_id):
+                case None:  # the first grade, or its process has restarted
+                    await self._nodes.call("add", self._key, *self._settings)
+                case [float(value), float(latency_s)]:
+                    return Grade(value, latency_s=latency_s)
+                case _:  # its node is not trusted more than a sandbox
+                    raise GraderFailed(f"{WHAT} answered with something else than a grade")
 
     async def close(self) -> None:
         if self._nodes.is_open:

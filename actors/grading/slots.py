@@ -10,7 +10,7 @@ import asyncio
 import math
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import Any
 
 from actors.graders.base import Grader
@@ -93,16 +93,19 @@ class TrialSlots:
                 return
             key = min(ready, key=lambda key: self._held[key])
             queue = self._waiting.pop(key)
-            queue.popleft().set_result(None)
-            self._held[key] += 1
+            waiter = queue.popleft()
+            if not waiter.cancelled():  # its task ends at this moment
+                waiter.set_result(None)
+                self._held[key] += 1
             if queue:
                 self._waiting[key] = queue  # now the last
 
     def _leave(self, key: str, waiter: asyncio.Future[None]) -> None:
-        queue = self._waiting[key]
-        queue.remove(waiter)
+        queue = self._waiting.get(key, deque())
+        with suppress(ValueError):  # `_grant` took it out
+            queue.remove(waiter)
         if not queue:
-            del self._waiting[key]
+            self._waiting.pop(key, None)
 
 
 def _share(count: int) -> int:

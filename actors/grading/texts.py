@@ -23,8 +23,9 @@ from trainer.errors import GraderFailed
 from trainer.spec.graders import SingleGrader
 from trainer.types import Grade
 
-INLINE_CHARS = 200_000
-"""Most characters that the templates of all parts may have with their values to be worked on in this process."""
+INLINE_CHARS = 100_000
+"""Most characters that the templates of all parts, with their values and for all samples of a request, may have to be
+worked on in this process."""
 CPU_S = 100
 """Processor seconds of the process: 64 parts that each take a second, the slowest with the longest texts."""
 MEMORY_BYTES = 2 << 30
@@ -41,6 +42,7 @@ class TextParts:
         templates = [getattr(spec, field) for spec in specs.values() for field in spec.TEMPLATES]
         self._num_chars, self._num_placeholders = sum(map(len, templates)), sum(map(num_placeholders, templates))
         self._slot = slot
+        self._inline_chars = 0
         self._computing: dict[str, asyncio.Task[dict[str, Any] | None]] = {}
 
     async def answer(self, name: str, sample: dict[str, Any], item: dict[str, Any], trace_id: str) -> Any:
@@ -59,7 +61,9 @@ class TextParts:
 
     async def _compute(self, sample: dict[str, Any], item: dict[str, Any]) -> dict[str, Any] | None:
         values = json.dumps({"sample": sample, "item": item})
-        if self._num_chars + self._num_placeholders * len(values) <= INLINE_CHARS:
+        num_chars = self._num_chars + self._num_placeholders * len(values)
+        if self._inline_chars + num_chars <= INLINE_CHARS:
+            self._inline_chars += num_chars
             return None
         async with self._slot():
             return await _in_a_process(f'{{"parts": {json.dumps(self._specs)}, "values": {values}}}'.encode())

@@ -13,10 +13,13 @@ In each of them a client that reads nothing of an answer for `unread_s` is disco
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
+import sys
+import termios
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from serve.http.auth import network_of
 from serve.http.deadlines import Deadlines
@@ -38,7 +41,9 @@ class GuardedProtocol(HttpToolsProtocol):
         self._address: str | None = None
         self._reading: asyncio.TimerHandle | None = None
         self._writing: asyncio.TimerHandle | None = None
+        self._running: RequestResponseCycle | None = None
         self._in_headers = False
+        self._went_on = False
         self._header_bytes = 0
 
     # -- the connection ------------------------------------------------------------------------------------------------
@@ -55,6 +60,10 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        self.pipeline.clear()
+        if self._running is not None and not self._running.response_complete:  # uvicorn tells only the newest request
+            self._running.disconnected = True
+            self._running.message_event.set()
         _cancel(self._reading)
         _cancel(self._writing)
         if self._address is not None:
@@ -67,25 +76,44 @@ class GuardedProtocol(HttpToolsProtocol):
     def _be_read(self) -> None:
         """Disconnects the client unless it reads soon."""
         if self._writing is None:
-            self._writing = self.loop.call_later(self._deadlines.unread_s, self.transport.abort)
+            self._writing = self.loop.call_later(self._deadlines.unread_s, self._go_on_if_read, self._num_unread())
+
+    def _go_on_if_read(self, before: int) -> None:
+        """A client that reads slowly may take minutes until the system wants more: what it took counts."""
+        self._writing = None
+        if self._num_unread() < before:
+            self._be_read()
+        else:
+            self.transport.abort()
+
+    def _num_unread(self) -> int:
+        """Bytes of answers that wait, here and in the system, for the client to take them."""
+        waiting = fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
+        return self.transport.get_write_buffer_size() + int.from_bytes(waiting, sys.byteorder)
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
         if self._reading is None and (self.cycle is None or self.cycle.response_complete):
             self._read_within(self._deadlines.headers_s)
-        was_in_headers = self._in_headers
+        self._went_on = False
         super().data_received(data)
-        if was_in_headers and self._in_headers:  # a header or URL that has not ended is in no callback yet
+        if not self._went_on:  # a header, URL, trailer or chunk's extension that has not ended is in no callback yet
             self._header_bytes += len(data)
             if self._header_bytes > MAX_HEADER_BYTES and not self.transport.is_closing():
                 self.send_400_response("")
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._in_headers, self._header_bytes = True, 0
+        self._in_headers = True
+        self._go_on()
+
+    def _go_on(self) -> None:
+        self._went_on, self._header_bytes = True, 0
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._in_headers:
+            return  # a trailer, which must not become a header
         super().on_header(name, value)
         if len(self.headers) > MAX_HEADERS or sum(len(n) + len(v) for n, v in self.headers) > MAX_HEADER_BYTES:
             self._header_bytes = MAX_HEADER_BYTES + 1
@@ -93,16 +121,26 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._in_headers = False
+        self._go_on()
         self._read_within(None)
         if len(self.url) > MAX_HEADER_BYTES or len(self.pipeline) >= MAX_PIPELINED:
             self._header_bytes = len(self.url)
             raise ValueError("a long URL, or many requests at once")
         super().on_headers_complete()
 
+    def on_body(self, body: bytes) -> None:
+        super().on_body(body)
+        self._go_on()
+
     def on_message_complete(self) -> None:
+        self._go_on()
         super().on_message_complete()
         if self.cycle.response_complete:
             self._read_within(self.timeout_keep_alive)
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
         if self.cycle.more_body and not self.pipeline:

@@ -28,6 +28,7 @@ from serve.routes import fine_tuning, graders
 from tests.support.api import client_of
 from tests.support.budget import budget
 from tests.support.fake_models import FakeModels, turn
+from tests.support.fakes_http import until
 from tests.support.jobs import BODY, StoredJobs, database_with_tables, job_service
 from trainer.errors import GraderFailed
 from trainer.spec.graders import ScoreModelGrader
@@ -73,9 +74,9 @@ class Server:
     async def validate(self, grader: Any) -> httpx.Response:
         return await self._post("fine_tuning/alpha/graders/validate", {"grader": grader})
 
-    async def chat(self, grader: Any, n: int = 1) -> httpx.Response:
-        messages = [{"role": "user", "content": "a"}]
-        return await self._post("chat/completions", {"model": "m", "messages": messages, "grader": grader, "n": n})
+    async def chat(self, grader: Any, n: int = 1, **item: Any) -> httpx.Response:
+        body = {"model": "m", "messages": [{"role": "user", "content": "a"}], "grader": grader, "n": n, "item": item}
+        return await self._post("chat/completions", body)
 
     async def respond(self, grader: Any, n: int = 1) -> httpx.Response:
         return await self._post("responses", {"model": "m", "input": "a", "grader": grader, "n": n})
@@ -206,6 +207,14 @@ async def test_slow_comparisons_run_in_one_process_that_is_not_the_apis(server: 
     assert children("") == [] and server.slots.num_held == 0
 
 
+async def test_texts_that_are_long_with_all_samples_are_compared_in_processes(server: Server) -> None:
+    part = similarity(input="{{ item.y }}", evaluation_metric="rouge_l")
+    work = asyncio.create_task(server.chat(part, 4, x=LONG[:20_000], y=LONG[:20_000]))
+    assert 1 <= await most_alive("actors.grading.text_process", work) <= SHARE, "the first of them is compared here"
+    assert work.result().json()["metadata"]["scores"] == [1.0] * 4
+    assert children("") == [] and server.slots.num_held == 0
+
+
 async def test_rendering_a_long_text_many_times_costs_the_api_nothing(server: Server) -> None:
     attack = multi({"type": "length", "input": "{{ item.x }}" * 900, "max_chars": 1}, 60)
     with budget(children=False):
@@ -261,6 +270,25 @@ async def test_a_client_that_leaves_takes_its_sandboxes_with_it(server: Server) 
     work.cancel()
     await asyncio.wait([work])
     assert children("") == [] and (server.slots.num_held, server.slots.num_waiting) == (0, 0)
+
+
+async def test_grades_that_are_cancelled_together_take_no_place_from_those_that_wait() -> None:
+    """A judge's grade ends at once when its client leaves, and the next in the queue may be its own."""
+    slots, go_on = TrialSlots(1), asyncio.Event()
+
+    async def grade() -> None:
+        async with slots.slot("a key"):
+            await go_on.wait()
+
+    leaves, stays = [asyncio.create_task(grade()) for _ in range(3)], asyncio.create_task(grade())
+    await until(lambda: slots.num_waiting == 3)
+    for task in leaves:
+        task.cancel()
+    await asyncio.wait(leaves)
+    assert all(task.cancelled() for task in leaves) and (slots.num_held, slots.num_waiting) == (1, 0)
+    go_on.set()
+    await stays
+    assert slots.num_held == 0
 
 
 # -- numbers -----------------------------------------------------------------------------------------------------------

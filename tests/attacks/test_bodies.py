@@ -11,6 +11,7 @@ from contextlib import ExitStack, suppress
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from serve.http.json_body import MAX_VALUES
@@ -114,6 +115,29 @@ def test_bytes_that_are_hardly_http(server: Server, name: str) -> None:
         client.get("/health")
     assert answer.startswith(f"HTTP/1.1 {status}".encode()), answer[:200]
     assert set(json.loads(answer.partition(b"\r\n\r\n")[2])["error"]) == {"message", "type", "param", "code"}
+
+
+CHUNKED = "POST /v1/responses HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\ncontent-type: application/json\r\n"
+
+
+@params("start, rest", [("0\r\na: ", "a"), ("0\r\na", "a"), ("0\r\n", "a: b\r\n"), ("1;a=", "a"), ("1;", "a=b;")])
+def test_trailers_and_extensions_of_chunks_are_as_short_as_headers(hasty: Server, start: str, rest: str) -> None:
+    head, long = CHUNKED + f"authorization: Bearer {hasty.tokens[0]}\r\n\r\n", rest * (ROOM // len(rest))
+    assert answer_of(hasty, (head + start + long).encode()).startswith(b"HTTP/1.1 431")
+    with connected(hasty) as connection:
+        connection.sendall(f"{CHUNKED}\r\n{start}".encode())
+        assert connection.recv(1 << 16).startswith(b"HTTP/1.1 401")
+        begun = time.monotonic()
+        with suppress(OSError):
+            connection.sendall(long.encode())
+        assert b"headers_too_large" in said_on(connection) or time.monotonic() < begun + SHORT["rest_s"]
+
+
+def test_a_trailer_is_not_a_header(server: Server) -> None:
+    trailer = f"0\r\nauthorization: Bearer {server.tokens[0]}\r\n\r\n"
+    with connected(server) as connection:
+        connection.sendall(f"{CHUNKED}\r\n{trailer}".encode())
+        assert connection.recv(1 << 16).startswith(b"HTTP/1.1 401")
 
 
 FORM = "multipart/form-data; boundary=x"
@@ -295,6 +319,34 @@ def test_a_stream_that_is_not_read_ends_and_holds_no_memory(hasty: Server) -> No
         for each in unread:
             said = said_on(each)
             assert len(said) > MIB and not said.endswith(b"0\r\n\r\n"), "it was cut off"
+
+
+def test_a_stream_that_is_read_slowly_goes_on(hasty: Server) -> None:
+    """The system wants more only when a third of its buffer is free, which is megabytes."""
+    body = json.dumps(CHAT | {"stream": True}).encode()
+    with connected(hasty) as connection:
+        connection.sendall(head_of(hasty, "/v1/chat/completions", len(body)) + body)
+        begun = time.monotonic()
+        while time.monotonic() < begun + 3 * SHORT["unread_s"]:
+            assert connection.recv(1 << 16)
+            time.sleep(SHORT["unread_s"] / 5)
+        of_clients = [each.raddr.port for each in psutil.Process(hasty.pid).net_connections() if each.raddr]
+        assert connection.getsockname()[1] in of_clients
+
+
+def test_streams_that_were_sent_before_other_requests_end_with_their_connection(hasty: Server) -> None:
+    """A key may have half of the requests in progress: had any of them gone on, the last client would be refused."""
+    body = json.dumps(CHAT | {"stream": True}).encode()
+    request = head_of(hasty, "/v1/chat/completions", len(body)) + body
+    for _ in range(MAX_CONNECTIONS // 2):
+        with connected(hasty) as connection:
+            connection.sendall(request * 3)
+            assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200")
+    with hasty.client() as client:
+        given_up = time.monotonic() + 20
+        while (answer := client.post("/v1/chat/completions", json=CHAT)).status_code == 429:
+            assert time.monotonic() < given_up, answer.text
+    assert answer.status_code == 200
 
 
 def test_a_body_of_many_values_that_is_allowed_is_answered(server: Server) -> None:

@@ -23,6 +23,7 @@ from ray.serve._private.api import call_user_app_builder_with_args_if_necessary
 from ray.serve.schema import ServeDeploySchema
 from typer.main import get_command
 
+from actors.runtime.nodes import ELSEWHERE
 from examples.ledger import make_data, server
 from serve.cli.main import app
 from tests.contracts.manifests import (
@@ -233,6 +234,8 @@ def test_the_serve_configuration_builds_the_application(overlay: str, monkeypatc
     (application,) = config.applications
     built = call_user_app_builder_with_args_if_necessary(import_attr(application.import_path), application.args)
     assert isinstance(built, Application)
+    options = built._bound_deployment.ray_actor_options
+    assert options["num_cpus"] > 0 or options["label_selector"] == ELSEWHERE  # not on the nodes of python graders
     assert config.http_options.port in ports_of(one(overlay, "RayService"))
     assert application.args["folder"] == image_environment()["AGENT_RFT_FOLDER"]
 

@@ -317,6 +317,9 @@ def test_metrics_agree_with_what_happened(observed: Observed, faulty: FaultyLedg
     assert last("agent_rft_rollouts_in_flight").popitem()[1] == 0.0
     version = last(f'max by (process) (agent_rft_version{{job="{observed.run.path.name}"}})')
     assert version == {"driver": observed.steps}
+    outcomes = ("done", "stopped", "failed")  # of one job each, but none failed
+    ended = {each: last(f'max by (outcome) (agent_rft_jobs_ended_total{{outcome="{each}"}})') for each in outcomes}
+    assert ended == {each: {each: float(each != "failed")} for each in outcomes}
 
 
 def test_labels_are_few_and_contain_no_secrets(observed: Observed, environment: dict[str, str]) -> None:

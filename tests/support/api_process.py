@@ -43,6 +43,9 @@ class Ready:
     async def states(self) -> dict[str, AppState]:
         return {"gpt-5": AppState.RUNNING}
 
+    async def idle_s(self, name: str) -> float | None:
+        return 0.0
+
     async def answer(self, name: str, body: Mapping[str, Any], *, stream: bool) -> AsyncIterator[Any]:
         yield None
         frame = {"id": "chatcmpl-1", "created": 1, "model": name}
