@@ -32,7 +32,9 @@ TRACE_ID = f"trace_dry_run_{secrets.token_hex(8)}"
 """New in each process: a server that deduplicates calls by their key must not take this one for an old call."""
 PROBE_TIMEOUT_S = 10.0
 CODES = {"refused": "endpoint_refused", "redirect": "wrong_path", "forbidden_address": "forbidden_address"}
-TOKEN_REMEDY = "put its token into `headers` (as ${NAME}, from the environment)"
+TOKEN_REMEDY = (
+    "put its token into `headers`: all of the value, such as `Bearer ${NAME}`, with NAME from the environment"
+)
 
 
 async def dry_run_problems(reinforcement: Reinforcement, tasks: Sequence[Task], operator: Operator) -> list[Problem]:

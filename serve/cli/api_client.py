@@ -104,7 +104,10 @@ def check(answer: httpx.Response) -> None:
         place = f"{error['param']}: " if error.get("param") else ""
         text = f"{place}{error['message']}" + (f" [{error['code']}]" if error.get("code") else "")
     except (ValueError, KeyError, TypeError):
-        text = answer.text[:200]
+        where = answer.request.url.copy_with(query=None)
+        text = (
+            f"{answer.reason_phrase}: {where} does not answer as this API does; check the base URL, which ends with /v1"
+        )
     later = answer.is_server_error or answer.status_code == httpx.codes.TOO_MANY_REQUESTS
     raise (NoAnswer if later else UserError)(f"HTTP {answer.status_code}: {text}")
 

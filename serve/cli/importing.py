@@ -6,6 +6,7 @@ import os
 import re
 import signal
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Annotated
@@ -59,7 +60,7 @@ def openai_command(
             source: Source = FolderSource(export)
         else:
             client, key = client_of(base_url, os.environ)
-            source = ApiSource(stack.enter_context(client), key, job or "")
+            source = ApiSource(stack.enter_context(client), key, job or "", tell=partial(typer.echo, err=True))
         text = import_job(source, out, given, model)
     typer.echo(text, nl=False)
 

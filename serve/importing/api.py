@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import json
 import random
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from typing import Any, BinaryIO, TypeVar
 from urllib.parse import quote
 
 import httpx
-from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_after_attempt
+from tenacity import RetryCallState, RetryError, Retrying, retry_if_exception_type, stop_after_attempt
 
 from actors.endpoints.answer import cut, retry_after_s, status_text
 from actors.endpoints.url import safe_url, scrub
@@ -62,14 +63,16 @@ class ApiSource:
         job_id: str,
         sleep: Callable[[float], None] = time.sleep,
         max_file_bytes: int = MAX_FILE_BYTES,
+        tell: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """Takes a client from `client_of`."""
+        """Takes a client from `client_of`; `tell` gets why and how long it waits before a further attempt."""
         self._max_file_bytes = max_file_bytes
         self._client = client
         self._key = key
         self._job_id = job_id
         self._path = f"/fine_tuning/jobs/{quote(job_id, safe='')}"
         self._sleep = sleep
+        self._tell = tell
         self._where = safe_url(str(client.base_url))
 
     def job(self) -> WireJob:
@@ -121,9 +124,16 @@ class ApiSource:
             stop=stop_after_attempt(MAX_ATTEMPTS),
             wait=_wait_s,
             sleep=self._sleep,
-            reraise=True,
+            before_sleep=self._tell_wait,
         )
-        retrying(self._attempt, path, params, out, most)
+        try:
+            retrying(self._attempt, path, params, out, most)
+        except RetryError as error:
+            last = error.last_attempt.exception()
+            raise NoAnswer(f"{last} ({MAX_ATTEMPTS} attempts); check the base URL, or try again later") from None
+
+    def _tell_wait(self, state: RetryCallState) -> None:
+        self._tell(f"{state.outcome and state.outcome.exception()}; next attempt in {state.upcoming_sleep:.1f} s")
 
     def _attempt(self, path: str, params: Mapping[str, str | int], out: BinaryIO, most: int) -> None:
         out.seek(0)
@@ -141,8 +151,8 @@ class ApiSource:
             with self._client.stream("GET", path, params=dict(params)) as answer:
                 yield answer
         except httpx.RequestError as error:
-            why = str(error) or type(error).__name__
-            raise NoAnswer(f"{self._where} does not answer: {why}; try again later") from None
+            why = re.sub(r"^\[Errno -?\d+\] ", "", str(error)) or type(error).__name__
+            raise NoAnswer(f"{self._where} does not answer: {why}") from None
 
     def _check(self, answer: httpx.Response, path: str) -> None:
         """Raise what an answer without success means."""
@@ -152,8 +162,7 @@ class ApiSource:
         if answer.status_code == httpx.codes.TOO_MANY_REQUESTS or answer.is_server_error:
             header = answer.headers.get("Retry-After")
             after_s = None if header is None else retry_after_s(header, time.time())
-            message = f"GET {path} failed {MAX_ATTEMPTS} times: {said}; try again later"
-            raise NoAnswer(message, after_s)
+            raise NoAnswer(f"GET {path} failed: {said}", after_s)
         raise Refused(f"GET {path} was refused: {said}; {self._remedy(answer)}", status=answer.status_code)
 
     def _words(self, answer: httpx.Response) -> str:

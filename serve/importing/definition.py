@@ -60,9 +60,10 @@ def definition_of(job: WireJob, rows: Mapping[str, Converted], model: str | None
         InvalidJob: Something in it is not here.
     """
     secrets = Secrets()
-    notes = [*_state_notes(job), *_row_notes(rows)]
-    method = _method(job, secrets, notes)
+    notes = list(_state_notes(job))
     cluster = _cluster(job, rows, model, notes)
+    notes += _row_notes(rows)
+    method = _method(job, secrets, notes)
     raw: dict[str, Any] = {"model": cluster.pop("model")}
     raw |= {name: ROWS[name] for name in ROWS if name in rows}
     if job.seed is not None:
@@ -79,6 +80,7 @@ def definition_of(job: WireJob, rows: Mapping[str, Converted], model: str | None
             operator["models"] = judges
         _check(spec.reinforcement, operator, notes)
         notes += _python_notes(spec.reinforcement)
+    notes += _left_notes(job)
     return Definition(raw, operator, secrets.needed, notes)
 
 
@@ -137,7 +139,9 @@ def _hyperparameters(given: dict[str, Any], notes: list[str]) -> dict[str, Any]:
     if (compute := set_there.get("compute_multiplier")) is not None:
         notes.append(f"compute_multiplier {compute}: kept; 1 means eight rollouts for each row here")
     if (effort := set_there.get("reasoning_effort")) in THINKING_TOKENS:
-        notes.append(f"reasoning_effort {effort}: kept; at most {THINKING_TOKENS[effort]} thinking tokens a turn here")
+        notes.append(
+            f"reasoning_effort {effort}: kept; at most {THINKING_TOKENS[effort]:,} thinking tokens a turn here"
+        )
     if (rate := set_there.get("learning_rate_multiplier")) is not None:
         notes.append(f"learning_rate_multiplier was {rate} and is auto now: it scaled another model's learning rate")
         return given | {"learning_rate_multiplier": "auto"}
@@ -215,7 +219,11 @@ def _check(reinforcement: Reinforcement, written: Mapping[str, Any], notes: list
     forbidden = [problem for problem in problems if problem.code == "forbidden_address"]
     if len(forbidden) < len(problems):
         raise invalid_job([problem for problem in problems if problem not in forbidden])
-    notes += [f"{problem.field}: {problem.message}; {problem.remedy}" for problem in forbidden]
+    places: dict[tuple[str, str], list[str]] = {}
+    for problem in forbidden:
+        field = problem.field.removeprefix("method.reinforcement.")
+        places.setdefault((problem.message, problem.remedy), []).append(field)
+    notes += [f"{', '.join(fields)}: {message}; {remedy}" for (message, remedy), fields in places.items()]
 
 
 # -- judges and python graders -----------------------------------------------------------------------------------------
@@ -231,9 +239,12 @@ def _judges(reinforcement: Reinforcement, secrets: Secrets, notes: list[str]) ->
         elif isinstance(grader, ScoreModelGrader | LabelModelGrader):
             models[grader.model] = judge
     for name in models:
-        notes.append(f"the judge {one_line(name)!r} is still OpenAI's: name another in models of agent-rft.yaml")
+        notes.append(
+            f"the judge {one_line(name)!r} is still OpenAI's, and costs there; to take another, change models in "
+            "agent-rft.yaml"
+        )
     if models:
-        secrets.needed["OPENAI_API_KEY"] = "the judges' key, in agent-rft.yaml"
+        secrets.needed["OPENAI_API_KEY"] = "the key of the judges; that of the import, if it is still set"
     return models
 
 
@@ -305,12 +316,16 @@ def _state_notes(job: WireJob) -> Iterator[str]:
         yield f"the job failed there ({cut(one_line(why), 300)}); agent-rft check may find the same mistake"
     elif job.status != "succeeded":
         yield f"the job is {one_line(job.status)} there: its checkpoints and events end early"
+    if job.seed is not None and job.seed != job.seed % 2**31:
+        yield f"seed was {job.seed}; here it is {job.seed % 2**31}, since seeds are below 2^31"
+
+
+def _left_notes(job: WireJob) -> Iterator[str]:
+    """What of the job is in no written setting."""
     if job.integrations:
         yield "integrations are not here; each run has its metrics, events and a report in its folder"
     if job.metadata:
         yield "metadata is not a setting of a job file; it is in imported.json, and jobs of the API take it"
-    if job.seed is not None and job.seed != job.seed % 2**31:
-        yield f"seed was {job.seed}; here it is {job.seed % 2**31}, since seeds are below 2^31"
 
 
 def _suffix(tuned: str | None) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -67,8 +68,12 @@ def read_me(job: WireJob, definition: Definition, rows: Mapping[str, Converted],
         lines.append("```")
     if definition.notes:
         lines += ["", "## What differs", "", *(f"- {one_line(note)}" for note in definition.notes)]
-    model = definition.job["model"]
-    lines += ["", "## Next", "", "```sh", f"cd {folder}", f"hf download {model}", "agent-rft check job.yaml"]
-    evaluated = "validation_file" if "validation_file" in rows else "training_file"
-    lines += [f"agent-rft eval job.yaml --file {evaluated}", "agent-rft train job.yaml", "```", ""]
-    return "\n".join(lines)
+    lines += ["", "## Next", "", "```sh", f"cd {folder}"]
+    if not Path(definition.job["model"]).is_absolute():
+        lines.append(f"hf download {definition.job['model']}")
+    lines.append("agent-rft check job.yaml")
+    if kind == "reinforcement":  # there is no eval without a grader
+        lines.append(
+            f"agent-rft eval job.yaml --file {'validation_file' if 'validation_file' in rows else 'training_file'}"
+        )
+    return "\n".join([*lines, "agent-rft train job.yaml", "```", ""])

@@ -27,12 +27,18 @@ def run(
     waits: list[float] | None = None,
     key: str = KEY,
     max_file_bytes: int = MAX_FILE_BYTES,
+    told: list[str] | None = None,
+    model: str | None = None,
 ) -> str:
-    """Import the job into `folder`/moved. The waits before further attempts take no time and are put into `waits`."""
+    """Import the job into `folder`/moved.
+
+    The waits before further attempts take no time and are put into `waits`, what is told about them into `told`.
+    """
     client, key = client_of(None, {"OPENAI_API_KEY": key, "OPENAI_BASE_URL": api.url})
     with client:
-        source = ApiSource(client, key, JOB_ID, [].append if waits is None else waits.append, max_file_bytes)
-        return import_job(source, folder / "moved", given, None)
+        sleep, tell = ([] if waits is None else waits).append, ([] if told is None else told).append
+        source = ApiSource(client, key, JOB_ID, sleep, max_file_bytes, tell)
+        return import_job(source, folder / "moved", given, model)
 
 
 def imported(api: FakeOpenAI, folder: Path, job: dict[str, Any], row: Any = None) -> str:

@@ -101,7 +101,7 @@ def resolve(job: JobSpec, num_rows: int, num_parameters: int) -> tuple[Plan, tup
     if reinforcement:
         rl = job.reinforcement.hyperparameters
         compute = min(2.0, max(1.0, USUAL_BATCH / num_rows))
-        why = f"{rows}, {GROUP_SIZE} rollouts of each, more of fewer than {USUAL_BATCH} rows"
+        why = f"{rows}, {round(GROUP_SIZE * compute)} rollouts of each"
         compute = chosen.number("hyperparameters.compute_multiplier", rl.compute_multiplier, compute, why)
         group_size = max(2, round(GROUP_SIZE * compute))
         samples = 1.0 if rl.eval_samples == "auto" else rl.eval_samples

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -15,12 +16,12 @@ from cluster.stores.blobs import FolderBlobs
 from cluster.stores.file_store import FileStore
 from cluster.stores.job_store import JobStore
 from cluster.stores.job_tables import JobError
-from serve.cli.api_client import client_of
+from serve.cli.api_client import NoAnswer, check, client_of
 from serve.cli.main import app as cli
 from serve.routes import files, fine_tuning
 from tests.support.api import sync_client_of
 from tests.support.jobs import database_with_tables, job_service
-from trainer.errors import UserError
+from trainer.errors import RftError, UserError
 
 JOB = """\
 model: gpt-5
@@ -47,6 +48,15 @@ def run(tmp_path: Path, store: JobStore) -> Iterator[Run]:
     with sync_client_of([files.make_router(kept), fine_tuning.make_router(service)]) as client:
         yield lambda *arguments: CliRunner().invoke(cli, [str(a) for a in arguments], obj=lambda: client)
     database.close()
+
+
+@pytest.mark.parametrize(("status", "raised"), [(404, UserError), (502, NoAnswer)])
+def test_a_server_that_is_another_one_is_named_instead_of_shown(status: int, raised: type[RftError]) -> None:
+    request = httpx.Request("POST", "http://other.example.com/files?after=x")
+    with pytest.raises(raised, match=f"HTTP {status}: .*http://other.example.com/files does not.*base URL") as error:
+        check(httpx.Response(status, html="<!DOCTYPE html>\n<p>an error page</p>", request=request))
+
+    assert "<" not in error.value.message
 
 
 def test_a_file_is_uploaded_listed_downloaded_and_deleted(run: Run, tmp_path: Path) -> None:

@@ -55,9 +55,11 @@ def test_a_busy_or_failing_api_is_asked_again_as_late_as_it_says(place: str, api
     api.instead = busy
     record(api, recorded(reinforcement()))
     waits: list[float] = []
-    run(api, tmp_path, waits=waits)
+    told: list[str] = []
+    run(api, tmp_path, waits=waits, told=told)
 
     assert 7 <= waits[0] < 8 and 0 < waits[1] < 2
+    assert "HTTP 429 Too Many Requests (slow down); next attempt in 7." in told[0] and "oops" in told[1]
     checked(tmp_path / "moved")
 
 
@@ -91,7 +93,7 @@ def test_a_download_that_is_not_what_its_header_says_is_given_up(api: FakeOpenAI
 def test_an_api_that_is_not_there_is_named(tmp_path: Path) -> None:
     nobody = FakeOpenAI()
     nobody.url = "http://127.0.0.1:1/v1"
-    with pytest.raises(NoAnswer, match=r"http://127.0.0.1:1/v1/ does not answer"):
+    with pytest.raises(NoAnswer, match=r"127.0.0.1:1/v1/ does not answer: Connection refused \(6 attempts\); check"):
         run(nobody, tmp_path)
 
 

@@ -77,6 +77,7 @@ def test_a_supervised_job_is_imported_also_in_its_older_form(
     spec = checked(tmp_path / "moved")
     assert (spec.model, spec.supervised.hyperparameters.batch_size) == ("Qwen/Qwen3-1.7B", 4)
     assert "train.jsonl: 12 rows have messages with weight 0" in said
+    assert "agent-rft check" in said and "agent-rft eval" not in said, "it needs a grader"
 
 
 def test_what_was_there_is_kept_to_compare_with_page_after_page(api: FakeOpenAI, tmp_path: Path) -> None:
@@ -105,6 +106,21 @@ def test_judges_stay_at_openai_until_the_operator_names_others(api: FakeOpenAI, 
     assert operator["models"] == {"gpt-4o-2024-08-06": judge}
     assert operator["aliases"] == dict.fromkeys(("o4-mini", "Qwen/Qwen3-4B"), "Qwen/Qwen3-4B")
     assert "the judge 'gpt-4o-2024-08-06' is still OpenAI's" in said
+
+
+def test_an_address_to_allow_is_named_once_with_all_that_call_it(api: FakeOpenAI, tmp_path: Path) -> None:
+    tools = [{"name": name, "server_url": f"http://10.0.0.1:8000/{name}"} for name in ("search", "read")]
+    said = imported(api, tmp_path, recorded(reinforcement(tools=tools)))
+
+    (line,) = [line for line in said.splitlines() if "allowed_networks" in line]
+    assert "- tools[0].server_url, tools[1].server_url: its" in line and "add 10.0.0.1:8000 " in line
+
+
+def test_a_model_in_a_folder_is_not_downloaded(api: FakeOpenAI, tmp_path: Path) -> None:
+    record(api, recorded(reinforcement()))
+    said = run(api, tmp_path, model=str(tmp_path / "model"))
+
+    assert "hf download" not in said and f"model: {tmp_path / 'model'}\n" in (tmp_path / "moved/job.yaml").read_text()
 
 
 @pytest.mark.parametrize(

@@ -83,3 +83,6 @@ def test_each_choice_says_what_it_follows_from() -> None:
     }
     assert "560,000 parameters" in choices["algorithm.learning_rate"].why
     assert "240 rows" in choices["hyperparameters.n_epochs"].why
+    for num_rows, rollouts in ((240, 8), (12, 11), (3, 16)):
+        compute = next(c for c in resolve(hyper(), num_rows, 560_000)[1] if c.setting.endswith("compute_multiplier"))
+        assert compute.why == f"{num_rows} rows, {rollouts} rollouts of each"
