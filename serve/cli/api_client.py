@@ -2,7 +2,7 @@
 
 The server and the key come from options, else from the environment (AGENT_RFT_BASE_URL and AGENT_RFT_API_KEY, else
 OPENAI_BASE_URL and OPENAI_API_KEY), else from a profile: `~/.config/agent-rft/profiles.yaml`, `NAME: {base_url: ...,
-api_key: ...}`.
+api_key: ...}`. OPENAI_API_KEY goes to OPENAI_BASE_URL only, and no other key of the environment goes there.
 """
 
 from __future__ import annotations
@@ -43,17 +43,18 @@ def client_of(
     if profile != "default" and not chosen:
         raise UserError(f"no profile {profile!r} in {profiles}; existing profiles: {', '.join(known) or 'none'}")
 
-    def found(given: str | None, name: str) -> str:
-        for value in (given, environment.get(f"AGENT_RFT_{name}"), environment.get(f"OPENAI_{name}")):
-            if value:
-                return value
-        if value := chosen.get(name.lower()):
-            return str(value)
-        option, label = name.lower().replace("_", "-"), {"BASE_URL": "server", "API_KEY": "API key"}[name]
-        raise UserError(f"no {label} is configured: give --{option}, AGENT_RFT_{name}, or {name.lower()} in {profiles}")
-
-    headers = {"Authorization": f"Bearer {found(api_key, 'API_KEY')}"}
-    return httpx.Client(base_url=found(base_url, "BASE_URL"), headers=headers, timeout=timeout)
+    ours = {name: environment.get(f"AGENT_RFT_{name.upper()}") or chosen.get(name) for name in ("base_url", "api_key")}
+    theirs = environment.get("OPENAI_BASE_URL"), environment.get("OPENAI_API_KEY")
+    url, key = base_url or environment.get("AGENT_RFT_BASE_URL"), ours["api_key"]
+    if not url and theirs[0]:
+        url, key = theirs
+    url, key = url or ours["base_url"], api_key or key
+    if not url:
+        raise UserError(f"no server is configured: give --base-url, AGENT_RFT_BASE_URL, or base_url in {profiles}")
+    if not key:
+        variable = "OPENAI_API_KEY" if url == theirs[0] else "AGENT_RFT_API_KEY"
+        raise UserError(f"no API key is configured: give --api-key, {variable}, or api_key in {profiles}")
+    return httpx.Client(base_url=str(url), headers={"Authorization": f"Bearer {key}"}, timeout=timeout)
 
 
 def profiles_of(path: Path) -> dict[str, dict[str, Any]]:

@@ -46,7 +46,7 @@ Key = Annotated[
     typer.Option(
         "--api-key",
         help="the key (default, and safer, since other users of this machine do not see it: AGENT_RFT_API_KEY, "
-        "OPENAI_API_KEY, or that of the profile)",
+        "OPENAI_API_KEY if the server is OPENAI_BASE_URL, or that of the profile)",
     ),
 ]
 Profile = Annotated[

@@ -141,7 +141,14 @@ def test_the_server_is_found_by_options_then_environment_then_profile(tmp_path: 
         return str(client.base_url), client.headers["Authorization"]
 
     assert found("http://given/v1", "k1", "default", environment) == ("http://given/v1/", "Bearer k1")
-    assert found(None, None, "default", environment) == ("http://ours/v1/", "Bearer k2")
+    assert found(None, None, "default", environment) == ("http://ours/v1/", "Bearer k3")
+    ours = environment | {"AGENT_RFT_API_KEY": "k4"}
+    assert found(None, None, "default", ours) == ("http://ours/v1/", "Bearer k4")
+    del ours["AGENT_RFT_BASE_URL"]
+    assert found(None, None, "default", ours) == ("http://theirs/v1/", "Bearer k2")
+    del ours["OPENAI_API_KEY"]
+    with pytest.raises(UserError, match="OPENAI_API_KEY"):  # no other key goes there
+        found(None, None, "default", ours)
     assert found(None, None, "default", {}) == ("http://profile/v1/", "Bearer k3")
     with pytest.raises(UserError, match="give --api-key, AGENT_RFT_API_KEY"):
         found(None, None, "other", {})
