@@ -19,6 +19,8 @@ MAX_CHARS = 1_000_000
 """Length of a rendered text, and of all messages to a judge together: more than models read and people write."""
 MAX_PLACEHOLDERS = 1_000
 """Placeholders of a template; a grader that needs more is a program, which is what python graders are for."""
+MAX_PATH_CHARS = 2_000
+"""Characters of a placeholder's path."""
 MAX_PROBLEMS = 10
 
 _PLACEHOLDER = re.compile(r"\{\{(.*?)\}\}", re.DOTALL)
@@ -35,7 +37,7 @@ def _problems(template: str) -> Iterator[str]:
     end = 0
     for match in _placeholders(template):
         path = match[1].strip()
-        parsed = _PATH.fullmatch(path)
+        parsed = _PATH.fullmatch(path) if len(path) <= MAX_PATH_CHARS else None
         if parsed is None:
             example = "item.answer or sample.output_tools[0].function.name"
             yield f"{{{{ {path:.200} }}}} is not a path such as {example}"

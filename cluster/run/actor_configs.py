@@ -68,7 +68,9 @@ def learner_config(prepared: Prepared, metrics: MetricsAddress | None) -> Learne
         steps=plan.steps,
         learning_rate=plan.learning_rate,
         lr_schedule=optimizer.lr_schedule,
-        algorithm=AlgorithmSpec() if supervised else job.reinforcement.algorithm,
+        algorithm=AlgorithmSpec(updates_per_batch=plan.updates_per_batch)
+        if supervised
+        else job.reinforcement.algorithm,
         method=job.method.type,
         dtype=prepared.placement.dtype,
         zero_stage=job.cluster.zero_stage,

@@ -137,7 +137,7 @@ async def test_forty_python_parts_are_refused_on_every_route_and_start_nothing(s
     with budget():
         answers = [await send(attack) for send in (server.validate, server.run, server.chat, server.respond)]
         answers.append(await server.create_job(method=method))
-        assert children("") == []
+        assert children("actors") == []
     fields = ["grader.graders"] * 4 + ["method.reinforcement.grader.graders"]
     for response, field in zip(answers, fields, strict=True):
         error = error_of(response)
@@ -204,7 +204,7 @@ async def test_slow_comparisons_run_in_one_process_that_is_not_the_apis(server: 
         assert await most_alive("actors.grading.text_process", work) == 1
     answer = work.result().json()
     assert 0.5 < answer["reward"] <= 1.0 and len(answer["sub_rewards"]) == 2
-    assert children("") == [] and server.slots.num_held == 0
+    assert children("actors") == [] and server.slots.num_held == 0
 
 
 async def test_texts_that_are_long_with_all_samples_are_compared_in_processes(server: Server) -> None:
@@ -212,7 +212,7 @@ async def test_texts_that_are_long_with_all_samples_are_compared_in_processes(se
     work = asyncio.create_task(server.chat(part, 4, x=LONG[:20_000], y=LONG[:20_000]))
     assert 1 <= await most_alive("actors.grading.text_process", work) <= SHARE, "the first of them is compared here"
     assert work.result().json()["metadata"]["scores"] == [1.0] * 4
-    assert children("") == [] and server.slots.num_held == 0
+    assert children("actors") == [] and server.slots.num_held == 0
 
 
 async def test_rendering_a_long_text_many_times_costs_the_api_nothing(server: Server) -> None:
@@ -251,7 +251,7 @@ async def test_samples_times_parts_never_run_more_sandboxes_than_slots(server: S
     assert most == SHARE, "all keys together have 4, and this is one key"
     answers = [task.result().json() for task in work]
     assert answers[0]["metadata"]["scores"] == [0.5] * 4 and answers[2]["reward"] == 0.5
-    assert children("") == [] and server.slots.num_held == 0
+    assert children("actors") == [] and server.slots.num_held == 0
 
 
 async def test_a_failed_grade_starts_no_further_sandbox_in_its_slot(server: Server) -> None:
@@ -259,7 +259,7 @@ async def test_a_failed_grade_starts_no_further_sandbox_in_its_slot(server: Serv
     work = asyncio.create_task(server.run(multi(endless, 2)))
     assert await most_alive("launcher.py", work) <= 2
     assert work.result().json()["metadata"]["errors"]["python_grader_server_error_type"] == "timeout"
-    assert children("") == [] and server.slots.num_held == 0
+    assert children("actors") == [] and server.slots.num_held == 0
 
 
 async def test_a_client_that_leaves_takes_its_sandboxes_with_it(server: Server) -> None:
@@ -269,7 +269,7 @@ async def test_a_client_that_leaves_takes_its_sandboxes_with_it(server: Server) 
         await asyncio.wait([work], timeout=0.01)
     work.cancel()
     await asyncio.wait([work])
-    assert children("") == [] and (server.slots.num_held, server.slots.num_waiting) == (0, 0)
+    assert children("actors") == [] and (server.slots.num_held, server.slots.num_waiting) == (0, 0)
 
 
 async def test_grades_that_are_cancelled_together_take_no_place_from_those_that_wait() -> None:

@@ -91,19 +91,18 @@ SLEEPS = USES + "def grade(sample, item): return run_untrusted('import time; tim
 
 
 async def test_a_cancelled_grade_ends_its_run(make: Make) -> None:
-    grader, me = make(SLEEPS), psutil.Process()
-    task = asyncio.create_task(grader.grade({}, {}, "trace_1"))
-    await until(lambda: len(running := me.children(recursive=True)) == 7 and runs_code(running[-1]), within_s=30)
-    family = me.children(recursive=True)
+    task = asyncio.create_task(make(SLEEPS).grade({}, {}, "trace_1"))
+    await until(lambda: len(running := sandboxes()) == 7 and runs_code(running[-1]), within_s=30)
+    family = sandboxes()
     task.cancel()
     await until(lambda: not any(process.is_running() for process in family), within_s=30)
 
 
 async def test_a_late_grade_ends_its_run(make: Make) -> None:
-    grader, me = make(SLEEPS, timeout_s=1.0), psutil.Process()
+    grader = make(SLEEPS, timeout_s=1.0)
     assert (await failure(grader)).details["python_grader_server_error_type"] == "timeout"
     await grader.close()
-    assert not me.children(recursive=True)
+    assert not sandboxes()
 
 
 async def test_a_run_that_its_grade_does_not_wait_for_ends_with_it(make: Make) -> None:
@@ -116,18 +115,28 @@ async def test_a_run_that_its_grade_does_not_wait_for_ends_with_it(make: Make) -
         "        time.sleep(item['leave'])\n        return 2\n"
         "    return run_untrusted('print(3)').stdout == '3\\n' and 3"
     )
-    grader, me = make(source), psutil.Process()
+    grader = make(source)
     for leave_s in (0.01, 0.1, 0.5):
         assert (await grader.grade({}, {"leave": leave_s}, "trace_1")).value == 2
         assert (await grader.grade({}, {"leave": 0}, "trace_1")).value == 3
-    assert len(me.children(recursive=True)) == 3
+    assert len(sandboxes()) == 3
+
+
+def sandboxes() -> list[psutil.Process]:
+    """All processes of the sandboxes that this process has started; other tests may have left other children."""
+    launchers = [child for child in psutil.Process().children() if "launcher.py" in " ".join(cmdline(child))]
+    return [process for launcher in launchers for process in (launcher, *launcher.children(recursive=True))]
 
 
 def runs_code(process: psutil.Process) -> bool:
+    return "main.py" in cmdline(process)
+
+
+def cmdline(process: psutil.Process) -> list[str]:
     try:
-        return "main.py" in process.cmdline()
+        return process.cmdline()
     except psutil.NoSuchProcess:
-        return False
+        return []
 
 
 # -- hostile graders ---------------------------------------------------------------------------------------------------

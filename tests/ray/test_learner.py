@@ -35,7 +35,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::ResourceWarning"),
 ]
 
-CONFIG = LearnerConfig(BASE, steps=10, learning_rate=1e-3, micro_batch_tokens=200)
+ONCE = AlgorithmSpec(updates_per_batch=1)
+CONFIG = LearnerConfig(BASE, steps=10, learning_rate=1e-3, algorithm=ONCE, micro_batch_tokens=200)
 TWICE = replace(CONFIG, algorithm=AlgorithmSpec(updates_per_batch=2))
 CANARY = np.arange(3, 40, dtype=np.int32)
 ROUNDING = 1e-4
@@ -201,7 +202,7 @@ async def test_log_probabilities_of_the_learner_s_version_show_no_gap(
 
 async def test_the_start_model_is_not_updated(groups: tuple[LearnerGroup, LearnerGroup]) -> None:
     alone, _ = groups
-    await alone.build(replace(CONFIG, algorithm=AlgorithmSpec(kl_coef=0.1)))
+    await alone.build(replace(CONFIG, algorithm=AlgorithmSpec(kl_coef=0.1, updates_per_batch=1)))
     first, second = [(await alone.step(rollouts(0), version=0)).metrics["kl_start"] for _ in range(2)]
     assert first == pytest.approx(0, abs=1e-9)
     assert second > 0.01
