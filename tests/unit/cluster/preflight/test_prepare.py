@@ -22,6 +22,7 @@ from cluster.planning.nodes import Node
 from cluster.preflight.examples import example_of
 from cluster.preflight.prepare import Prepared, prepare
 from cluster.preflight.space import Free
+from cluster.run.actor_configs import learner_config
 from tests.support.builders import EXACT
 from tests.support.fakes_http import LOCAL, Behaviour, FakeEndpoint, Received, hangs, says, unused_port
 from tests.support.paths import BASE
@@ -136,6 +137,16 @@ async def test_a_supervised_job_is_checked_by_whole_conversations_and_calls_no_e
     assert (too_long.code, too_long.line, too_long.field) == ("row_too_long", 1, "training_file.messages")
     assert (bad.code, bad.line) == ("invalid_row", 2)
     assert case.tool.received == case.grader.received == []
+
+
+async def test_a_supervised_job_makes_one_update_a_batch_at_its_own_rate(case: Case) -> None:
+    case.rows = [{"messages": [*row()["messages"], {"role": "assistant", "content": "1"}]}]
+    case.job = {"method": {"type": "supervised"}}
+    prepared = await case.prepare()
+    learner = learner_config(prepared, None)
+    assert (learner.method, learner.algorithm.updates_per_batch) == ("supervised", 1)
+    assert learner.learning_rate == prepared.plan.learning_rate == 1.2e-3
+    assert [choice.setting for choice in prepared.choices][-1] == "algorithm.learning_rate"
 
 
 async def test_settings_that_are_rarely_intended_give_warnings(case: Case) -> None:
