@@ -142,9 +142,13 @@ def test_the_lines_that_init_prints_work(installed: Installed, tmp_path: Path) -
 def test_a_new_environment_with_the_released_list_trains(wheel: Path, tmp_path: Path) -> None:
     new = Installed(tmp_path / "venv")
     subprocess.run([sys.executable, "-m", "venv", str(new.folder)], check=True)
-    install = f"python -m pip install --quiet --no-deps -r {ROOT / 'requirements' / 'cpu.txt'} {wheel}"
-    # As in the Makefile: if the configured index has no CPU build of PyTorch, PyTorch's own has.
-    new.run(f"{install} || {install} --extra-index-url https://download.pytorch.org/whl/cpu", tmp_path)
+    pins, install = ROOT / "requirements" / "cpu.txt", "python -m pip install --quiet --no-deps"
+    # As in the quickstart: if the configured index has no CPU build of PyTorch, PyTorch's own has.
+    torch = (
+        rf"sed -n '/^torch==/,/[^\\]$/p' {pins} > torch.txt; "
+        f"{install} -r torch.txt --index-url https://download.pytorch.org/whl/cpu"
+    )
+    new.run(f"{install} -r {pins} || {{ {torch} && {install} -r {pins}; }}; {install} {wheel}", tmp_path)
     server, _ = next_steps(new, tmp_path)
     with new.serving(server, tmp_path):
         assert "0.9" in new.run("cd shop && agent-rft check job.yaml && agent-rft train job.yaml", tmp_path)
