@@ -68,7 +68,7 @@ def auto_learning_rate(method: MethodType, num_parameters: int) -> float:
     Sources. Adam's best rate falls with the width of the layers (Yang et al. 2022, Tensor Programs V), so at a given
     depth with the square root of the number of parameters, which is also the rule of Thinking Machines' cookbook
     (hyperparam_utils.get_full_finetune_lr_multiplier). Reinforcement of models of 1.5 to 32 billion parameters is
-    published at 5e-7 to 2e-6 (DAPO and Open-Reasoner-Zero: 1e-6), supervised fine-tuning of 7 to 8 billion at 1e-5 to
+    published at 5e-7 to 2e-6 (DAPO and Open-Reasoner-Zero: 1e-6), supervised fine-tuning of 7 to 8 billion at 5e-6 to
     2e-5 (Tulu 3: 5e-6; Alpaca: 2e-5).
     """
     return float(f"{REFERENCE_RATES[method] * math.sqrt(REFERENCE_PARAMETERS / num_parameters):.2g}")
