@@ -23,7 +23,7 @@ from cluster.records.run_folder import FORMAT, RunFolder
 from trainer.errors import InvalidJob, Problem
 from trainer.spec.endpoints import Positive
 from trainer.spec.job import FILES, JobSpec, Supervised
-from trainer.spec.kept import without_todays_bounds
+from trainer.spec.kept import as_it_was, without_todays_bounds
 from trainer.spec.plan import Plan
 
 MAX_SHOWN_CHARS = 80
@@ -82,7 +82,7 @@ class Began:
             raise InvalidJob(f"{what}: its job.resolved.json is damaged ({error}); {START_AGAIN}") from None
         if record.job is None or record.plan is None:
             raise InvalidJob(f"{what}: it has no job.resolved.json, which says how the run began; {START_AGAIN}")
-        job, warnings = without_todays_bounds(_as_in_a_file(record.job), "the run")
+        job, warnings = without_todays_bounds(_as_in_a_file(as_it_was(record.job)), "the run")
         written = len(list(folder.checkpoints.glob("step-*")))
         return cls(job, record.plan, record.context_length, record.digests, tuple(warnings), written)
 

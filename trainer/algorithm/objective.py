@@ -27,6 +27,9 @@ class Algorithm(Protocol):
     def importance_cap(self) -> float: ...
 
     @property
+    def max_divergence(self) -> float | None: ...
+
+    @property
     def kl_coef(self) -> float: ...
 
 
@@ -40,6 +43,8 @@ def reinforcement(
 ) -> tuple[Tensor, Sums]:
     """The clipped surrogate, plus the KL penalty if `start` is given, both with truncated importance weights.
 
+    Tokens that have diverged from the engine have no surrogate; they keep the penalty, and count in the denominator.
+
     `logprobs`, `proximal` and `start` are [M] as in `trainer.algorithm.loss`; only `logprobs` has a gradient. See
     `loss.token_mean` for `denominator`.
     """
@@ -52,6 +57,10 @@ def reinforcement(
         "importance_capped": (ratio > algorithm.importance_cap).sum(),
         "clipped": loss.is_clipped(logprobs, proximal, batch.advantages, *clip).sum(),
     }
+    if algorithm.max_divergence is not None:
+        diverged = loss.is_diverged(logprobs, batch.logprobs, batch.advantages, algorithm.max_divergence)
+        losses = losses.masked_fill(diverged, 0.0)
+        sums["diverged"] = diverged.sum()
     if start is not None:
         weights = loss.importance_weights(logprobs, batch.logprobs, algorithm.importance_cap)
         losses = losses + algorithm.kl_coef * weights * loss.kl_penalty(logprobs, start)
@@ -84,6 +93,7 @@ def means(sums: Mapping[str, float], num_tokens: float) -> dict[str, float]:
         "importance_ratio": "importance_ratio_mean",
         "importance_capped": "importance_capped_share",
         "clipped": "clipped_share",
+        "diverged": "diverged_share",
         "kl_start": "kl_start",
         "entropy": "entropy",
     }

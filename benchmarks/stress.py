@@ -1,0 +1,71 @@
+"""The ledger with old rollouts and a rate that is far too high, with `max_divergence` and without it.
+
+    python -m benchmarks.stress [--seeds 7 8 9] [--staleness 8] [--rate 2.5e-3] [--epochs 3]
+
+Five times the rate of the example's job, rollouts up to eight versions old, two updates per batch, 45 steps. Reported
+are the best grade of a step, the lowest after it, and the grade on the test rows before and after. Aim: with the limit
+each seed ends above where it began; without it, it does not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import Any
+
+from benchmarks.ledger_seeds import run
+from cluster.records.run_folder import RunFolder
+
+HEADER = (
+    "| seed | max_divergence | best step | lowest after it | test before | after | entropy at the end | oldest rollout "
+    "| diverged tokens | s | load |"
+)
+
+
+def row(folder: RunFolder, seed: int, limit: float | None, whole_s: float) -> str:
+    """A line of the table. A job that was halted has no grade after."""
+    steps, tests = folder.metrics(), folder.evaluations()
+    grades = [step["train_mean_grade"] for step in steps]
+    best = max(range(len(grades)), key=grades.__getitem__)
+    after = f"{tests['test-after'].grade:.3f}" if "test-after" in tests else f"halted at step {len(steps)}"
+    shares = [step.get("diverged_share", 0.0) for step in steps]
+    cells = [
+        str(seed),
+        "off" if limit is None else f"{limit:g}",
+        f"{grades[best]:.3f} (step {best + 1})",
+        f"{min(grades[best:]):.3f}",
+        f"{tests['test-before'].grade:.3f}",
+        after,
+        f"{steps[-1]['entropy']:.2f}",
+        f"{max(step['staleness_max'] for step in steps):.0f}",
+        f"{sum(shares) / len(shares):.1%}, at most {max(shares):.1%}",
+        f"{whole_s:.0f}",
+        f"{os.getloadavg()[0]:.0f}",
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[7, 8, 9])
+    parser.add_argument("--staleness", type=int, default=8)
+    parser.add_argument("--rate", type=float, default=2.5e-3)
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--limits", nargs="+", default=["off", "0.2"], help="values of max_divergence")
+    options = parser.parse_args()
+    print(f"{HEADER}\n|{'---|' * (HEADER.count('|') - 1)}", flush=True)
+    for seed in options.seeds:
+        for limit in (None if text == "off" else float(text) for text in options.limits):
+            settings: dict[str, Any] = {
+                "hyperparameters.n_epochs": options.epochs,
+                "algorithm.max_staleness": options.staleness,
+                "algorithm.updates_per_batch": 2,
+                "algorithm.learning_rate": options.rate,
+                "algorithm.max_divergence": limit,
+            }
+            folder, whole_s = run(seed, "data/train.jsonl", settings, may_fail=True)
+            print(row(folder, seed, limit, whole_s), flush=True)
+
+
+if __name__ == "__main__":
+    main()
