@@ -1,24 +1,25 @@
 """The ledger with old rollouts and a rate that is far too high, with `max_divergence` and without it.
 
-    python -m benchmarks.stress [--seeds 7 8 9] [--staleness 8] [--rate 2.5e-3] [--epochs 3]
+    python -m benchmarks.stress [--seeds 7 8 9] [--staleness 8] [--rate 1.2e-3] [--limits off 0.2]
 
-Five times the rate of the example's job, rollouts up to eight versions old, two updates per batch, 45 steps. Reported
-are the best grade of a step, the lowest after it, and the grade on the test rows before and after. Aim: with the limit
-each seed ends above where it began; without it, it does not.
+Ten times the automatic rate, rollouts up to eight versions old, two updates per batch, 45 steps. Reported are the best
+grade of a step, the lowest after it, the mean of the last ten steps, and the grade on the test rows before and after.
+Aim: with the limit each seed ends far above where it began; without it, it does not.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+from statistics import fmean
 from typing import Any
 
 from benchmarks.ledger_seeds import run
 from cluster.records.run_folder import RunFolder
 
 HEADER = (
-    "| seed | max_divergence | best step | lowest after it | test before | after | entropy at the end | oldest rollout "
-    "| diverged tokens | s | load |"
+    "| seed | max_divergence | best step | lowest after it | last ten | test before | after | largest entropy "
+    "| oldest rollout | diverged tokens | s | load |"
 )
 
 
@@ -34,11 +35,12 @@ def row(folder: RunFolder, seed: int, limit: float | None, whole_s: float) -> st
         "off" if limit is None else f"{limit:g}",
         f"{grades[best]:.3f} (step {best + 1})",
         f"{min(grades[best:]):.3f}",
+        f"{fmean(grades[-10:]):.3f}",
         f"{tests['test-before'].grade:.3f}",
         after,
-        f"{steps[-1]['entropy']:.2f}",
+        f"{max(step['entropy'] for step in steps):.2f}",
         f"{max(step['staleness_max'] for step in steps):.0f}",
-        f"{sum(shares) / len(shares):.1%}, at most {max(shares):.1%}",
+        f"{fmean(shares):.1%}, at most {max(shares):.1%}",
         f"{whole_s:.0f}",
         f"{os.getloadavg()[0]:.0f}",
     ]
@@ -49,15 +51,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[7, 8, 9])
     parser.add_argument("--staleness", type=int, default=8)
-    parser.add_argument("--rate", type=float, default=2.5e-3)
-    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--rate", type=float, default=1.2e-3)
     parser.add_argument("--limits", nargs="+", default=["off", "0.2"], help="values of max_divergence")
     options = parser.parse_args()
     print(f"{HEADER}\n|{'---|' * (HEADER.count('|') - 1)}", flush=True)
     for seed in options.seeds:
         for limit in (None if text == "off" else float(text) for text in options.limits):
             settings: dict[str, Any] = {
-                "hyperparameters.n_epochs": options.epochs,
+                "hyperparameters.n_epochs": 3,
+                "limits.max_completion_tokens": 200,  # what a broken model samples is long
                 "algorithm.max_staleness": options.staleness,
                 "algorithm.updates_per_batch": 2,
                 "algorithm.learning_rate": options.rate,
