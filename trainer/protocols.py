@@ -37,11 +37,24 @@ class Rollouts(Protocol):
 class Checkpointable(Protocol):
     """The weights and all training state, which a checkpoint holds."""
 
-    async def save(self, folder: Path) -> None:
-        """Write the model (Hugging Face format) and the state that `load` needs into an existing empty folder."""
+    async def snapshot(self) -> None:
+        """Copy the model and all training state to host memory; training may go on once this returns."""
+
+    async def write(self, folder: Path) -> None:
+        """Write the last snapshot into an existing empty folder, while training goes on.
+
+        The model has the Hugging Face format; what only `load` needs is in the subfolder `state`. May be called again
+        if the disk was full.
+
+        Raises:
+            OSError: The disk is full or read-only.
+        """
 
     async def load(self, folder: Path) -> None:
-        """Restore weights, optimizer, schedule and random state from a folder that `save` wrote."""
+        """Restore weights, optimizer, schedule and random state from a folder that `write` wrote."""
+
+    async def restart(self) -> None:
+        """Start again with the model that the job began with, after a call raised LearnerFailed."""
 
 
 class Learner(Checkpointable, Protocol):
