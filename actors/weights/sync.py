@@ -61,6 +61,10 @@ class WeightSync:
         self._plan: list[Layout] | None = None
         self.last: Published | None = None
 
+    def learner_restarted(self) -> None:
+        """Make a new plan at the next `collect`. The buckets of `last` were lost with the processes that had them."""
+        self._plan = None
+
     async def collect(self, version: int) -> Published:
         """Put the learner's weights into the object store as `version`; the learner must not train meanwhile."""
         if self._plan is None:

@@ -64,9 +64,16 @@ class FakeLearner:
             await asyncio.sleep(0)
         return self._report(len(self.batches))
 
-    async def save(self, folder: Path) -> None:
+    async def snapshot(self) -> None:
+        """Nothing to copy."""
+
+    async def write(self, folder: Path) -> None:
         (folder / "model.safetensors").write_text("weights")
         self.saved.append(folder)
+
+    async def save(self, folder: Path) -> None:
+        await self.snapshot()
+        await self.write(folder)
 
     async def load(self, folder: Path) -> None:
         self.loaded.append(folder)
