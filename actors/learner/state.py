@@ -128,7 +128,7 @@ class _Saved:
         self.step: Tensor | None = None
         for path in sorted(folder.glob("*.safetensors")):
             file = files.enter_context(safe_open(path, "pt"))
-            for key in file.keys():  # noqa: SIM118 - it is no dict
+            for key in file.keys():  # noqa: SIM118 - it is not a dictionary
                 if key == STEP:
                     self.step = file.get_tensor(key)
                 else:
