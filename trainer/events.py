@@ -142,14 +142,27 @@ class CheckpointSaved(Event):
     valid_reward: float | None = None
     """Mean reward over the validation file at this step, by which the best checkpoints are kept; None without one."""
     offered: bool = True
-    """Whether it can be served as a model; false: it is only there for a lost run to go on from."""
+    """Whether it can be served as a model; false: it is only for resuming a lost run."""
     write_s: float = 0.0
     """How long writing took, while training went on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StateConverted(Event):
+    """A checkpoint was written with other ranks, another ZeRO stage or dtype, and converted on loading.
+
+    Nothing to do. Weights and moments are the same; later losses differ by rounding.
+    """
+
+    before: str
+    """The layout that wrote it."""
+    now: str
+    """The layout of the learner."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class UpdatesReplayed(Event):
-    """Updates after the last checkpoint were repeated from the journal, with the rollouts of then. Nothing to do."""
+    """Updates after the last checkpoint were repeated from the journal, with the same rollouts. Nothing to do."""
 
     num_updates: int
     """How many."""

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from trainer.events import Event
 from trainer.run_events import RunEvent
-from trainer.types import Group, GroupRequest, StepReport, SyncReport, TrainSequence
+from trainer.types import Converted, Group, GroupRequest, StepReport, SyncReport, TrainSequence
 
 Emit = Callable[[Event], None]
 """Reports an event; returns at once and never raises."""
@@ -38,20 +38,22 @@ class Checkpointable(Protocol):
     """The weights and all training state, which a checkpoint holds."""
 
     async def snapshot(self) -> None:
-        """Copy the model and all training state to host memory; training may go on once this returns."""
+        """Copy to host memory all that `write` writes, in place of the snapshot before; then training may go on."""
 
     async def write(self, folder: Path) -> None:
-        """Write the last snapshot into an existing empty folder, while training goes on.
+        """Write the snapshot into an existing empty folder, and free it; training may go on meanwhile.
 
-        The model has the Hugging Face format; what only `load` needs is in the subfolder `state`. May be called again
-        if the disk was full.
+        The folder gets the model (Hugging Face format) and, in its subfolder `state`, what only `load` needs.
 
         Raises:
-            OSError: The disk is full or read-only.
+            OSError: The disk is full or read-only. The snapshot is kept.
         """
 
-    async def load(self, folder: Path) -> None:
-        """Restore weights, optimizer, schedule and random state from a folder that `write` wrote."""
+    async def load(self, folder: Path) -> Converted | None:
+        """Restore weights, optimizer and schedule from a folder that `write` wrote.
+
+        Returns what was converted, if the folder was written with another number of ranks, ZeRO stage or dtype.
+        """
 
     async def restart(self) -> None:
         """Start again with the model that the job began with, after a call raised LearnerFailed."""

@@ -215,6 +215,29 @@ class TrainSequence:
 
 
 @dataclass(frozen=True, slots=True)
+class LearnerLayout:
+    """How the learner's state is spread over its ranks."""
+
+    ranks: int
+    zero_stage: int
+    dtype: str
+
+    def __str__(self) -> str:
+        return f"{self.ranks} rank{'s' * (self.ranks > 1)}, ZeRO stage {self.zero_stage}, {self.dtype}"
+
+
+@dataclass(frozen=True, slots=True)
+class Converted:
+    """A checkpoint of one layout was loaded into another."""
+
+    before: LearnerLayout
+    now: LearnerLayout
+
+    def __str__(self) -> str:
+        return f"{self.before} -> {self.now}"
+
+
+@dataclass(frozen=True, slots=True)
 class StepReport:
     """The result of one learner step.
 

@@ -36,6 +36,8 @@ def sentence(event: e.Event) -> str:
             return f"validation at step {event.step}: loss {event.loss:.4f} ({event.num_rows} rows)"
         case e.CheckpointSaved():
             return f"checkpoint step-{event.step:06d}" + ("" if event.offered else " to resume from")
+        case e.StateConverted():
+            return f"the checkpoint of step {event.step} was converted from {event.before} to {event.now}"
         case e.UpdatesReplayed():
             again = f"replayed {event.num_updates} updates in {event.seconds:.1f} s"
             return f"{again}; {event.num_groups} finished groups are kept"

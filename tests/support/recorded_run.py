@@ -131,7 +131,7 @@ class _Learner:
         raise AssertionError("no rank is lost here")
 
     def digest(self) -> str:
-        """Of all weights, bit by bit."""
+        """A digest of all weights, bit by bit."""
         found = hashlib.blake2b(digest_size=16)
         for index in range(len(self._rank.bucket_plan(1 << 16))):
             bucket = self._rank.gather_bucket(index)

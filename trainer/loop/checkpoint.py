@@ -1,7 +1,7 @@
 """Checkpoints: a folder named step-N is always complete. The best three are kept, and the latest, which resumes.
 
 A checkpoint is written to a temporary folder and then renamed; to remove one, it is renamed first. One that was written
-only so that a lost run goes on from there is not offered as a model, and is gone with the next one.
+only for resuming is not offered as a model, and is removed when the next one is complete.
 """
 
 from __future__ import annotations

@@ -246,6 +246,8 @@ class Loop:
                     await self._progress.settled()
                     await self._learner.restart()
                     await self._replay(await self._progress.load_latest(), self._progress.step)
+                    if version := self._progress.state.version:
+                        await self._rollouts.publish(version)  # the buckets for late engines were lost
                     self._learner_lost = False
                 return await work()
             except LearnerFailed as failure:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Container
 from contextlib import suppress
 
 from trainer.errors import RftError, UserError
-from trainer.events import CheckpointSaved, JobResumed, PhaseBegan, StepDone
+from trainer.events import CheckpointSaved, JobResumed, PhaseBegan, StateConverted, StepDone
 from trainer.loop.checkpoint import START, TRAINING_STATE, Checkpoints, LoopState, num_bytes
 from trainer.loop.disk import Disk
 from trainer.loop.journal import Journal
@@ -74,7 +74,9 @@ class Progress:
         if not (folder / TRAINING_STATE).exists():
             what = f"{folder} is a model without training state, which only the latest checkpoint of a run has"
             raise UserError(f"{what}; start a new run with `model` set to it")
-        await self._learner.load(folder)
+        converted = await self._learner.load(folder)
+        if converted is not None:
+            self._sink.emit(StateConverted(step=state.step, before=str(converted.before), now=str(converted.now)))
         return state
 
     async def resume(self, reported: Container[int]) -> LoopState:
