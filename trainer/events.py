@@ -73,6 +73,18 @@ class SettingChosen(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SettingChanged(Event):
+    """A resumed run goes on with another value of a setting that may differ, such as a URL. Check that you meant it."""
+
+    setting: str
+    """Its path in the job file, such as `method.reinforcement.grader.url`."""
+    now: str
+    """The value in the job file, as JSON; long ones are cut."""
+    was: str
+    """The value that the run began with."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobResumed(Event):
     """Training resumed from the checkpoint of `step`. Updates after it are replayed from the journal, bit by bit."""
 

@@ -35,6 +35,7 @@ from trainer.events import (
     Notice,
     Outcome,
     PhaseBegan,
+    SettingChanged,
     SettingChosen,
 )
 from trainer.loop.checkpoint import Checkpoints, latest_checkpoint
@@ -204,6 +205,8 @@ class _Run:
         self._stream.emit(JobStarted(method=prepared.job.method.type, total_steps=prepared.plan.steps), skip=view)
         for choice in prepared.choices:
             self._stream.emit(SettingChosen(setting=choice.setting, value=choice.value, why=choice.why), skip=view)
+        for change in () if watch is not None else prepared.changes:  # a server's job is changed by its operator only
+            self._stream.emit(SettingChanged(setting=change.setting, now=change.now, was=change.was), skip=view)
         for warning in prepared.warnings:
             self._stream.emit(Notice(text=warning), skip=view)  # printed with the plan
         for unsafe in () if watch is not None else (stop_warning(), folder_warning(folder.path)):

@@ -24,6 +24,8 @@ def sentence(event: e.Event) -> str:
             return f"{event.method} job with {event.total_steps} steps"
         case e.SettingChosen():
             return f"{event.setting}: auto is {event.value:g} ({event.why})"
+        case e.SettingChanged():
+            return f"{event.setting} is {event.now}; the run began with {event.was}"
         case e.JobResumed():
             return f"resumed at step {event.step} of {event.total_steps}"
         case e.PhaseBegan():
