@@ -126,6 +126,8 @@ def _print_training(console: Console, prepared: Prepared) -> None:
     say(f"  {rows}: {plan.steps} steps of {plan.batch_size} rows, learning rate {plan.learning_rate:g}")
     for choice in prepared.choices:
         say(f"  {choice.setting}: auto is {choice.value:g} ({choice.why})", style="dim")
+    if interval := str(prepared.job.cluster.checkpoint_interval):
+        say(f"  a checkpoint every {interval}, beside those of validations")
     if prepared.job.method.type == "reinforcement":
         limits = prepared.job.reinforcement.limits
         validation = f"{len(prepared.validation)} validation rows every {plan.eval_interval} steps"
