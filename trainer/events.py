@@ -405,6 +405,22 @@ class EngineReplaced(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WeightsNotCompared(Event):
+    """The engines transform or ignore some tensors of this model as they load them, and their checksums say nothing.
+
+    Whether an engine has the learner's weights is then seen only by the canary (`canary_gap`), which in bfloat16 does
+    not notice a single tensor that stays old. Nothing to do unless `canary_gap` rises.
+    """
+
+    LEVEL: ClassVar[Level] = "warn"
+
+    tensors: tuple[str, ...]
+    """Names of some of them."""
+    num_tensors: int
+    """How many they are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRestarted(Event):
     """A replacement was lost while it started, and starts again. If it repeats, look at the node as well."""
 

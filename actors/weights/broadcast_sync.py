@@ -61,10 +61,10 @@ class BroadcastSync(WeightSync):
             return await super().deliver(published, workers)
         layouts = [layout for _, layout in published.buckets]
         receiving = [_settled(_asked(worker.receive.remote(published.version, layouts))) for worker in workers]
-        failure, *outcomes = await asyncio.gather(_settled(self._send(published)), *receiving)
-        if failure is not None or any(isinstance(outcome, EngineFailed) for outcome in outcomes):
+        failure, *loaded = await asyncio.gather(_settled(self._send(published)), *receiving)
+        if failure is not None or any(isinstance(outcome, EngineFailed) for outcome in loaded):
             self._members = []
-        return outcomes
+        return [each if isinstance(each, EngineFailed) else self.compared(published, each) for each in loaded]
 
     async def _formed(self, workers: Sequence[Any]) -> bool:
         """Form the group of the learner and these engines if needed; returns whether it exists."""

@@ -107,6 +107,11 @@ def _actor(event: e.Event) -> str:
             return f"the cluster has no room for {event.engine} yet; it joins when there is room"
         case e.EngineReplaced():
             return f"{event.engine} is being replaced{_why(event.reason)}"
+        case e.WeightsNotCompared():
+            return (
+                f"the engines load {event.num_tensors} tensors in another form ({_list(event.tensors)}): "
+                "only the canary compares them with the learner"
+            )
         case e.EngineRestarted():
             return f"{event.engine} is being restarted{_why(event.reason)}"
         case e.EngineJoined():

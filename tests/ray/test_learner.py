@@ -23,6 +23,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from actors.learner.group import LearnerGroup
 from actors.learner.rank import LearnerConfig
+from actors.weights.checksum import checksum
 from tests.support.old_version import old_version
 from tests.support.paths import BASE
 from trainer.errors import Halted, RftError, UserError
@@ -239,7 +240,9 @@ async def test_saved_weights_equal_those_of_engines_and_load_in_transformers(
         AutoModelForCausalLM.from_pretrained(BASE).state_dict()
     )[: len(saved)]
     for index, bucket in enumerate(plan):
-        data, start = await await_ref(await pair.gather_bucket(index)), 0
+        reference, number = await pair.gather_bucket(index)
+        data, start = await await_ref(reference), 0
+        assert number == checksum(torch.tensor(data))
         for name, dtype, shape in bucket:
             size = 4 * int(np.prod(shape))
             assert dtype == "float32"
