@@ -43,20 +43,20 @@ class Checkpointable(Protocol):
     async def write(self, folder: Path) -> None:
         """Write the snapshot into an existing empty folder, and free it; training may go on meanwhile.
 
-        The folder gets the model (Hugging Face format) and the state that `load` needs.
+        The folder gets the model (Hugging Face format) and, in its subfolder `state`, what only `load` needs.
 
         Raises:
             OSError: The disk is full or read-only. The snapshot is kept.
         """
-
-    async def save(self, folder: Path) -> None:
-        """`snapshot` and `write`."""
 
     async def load(self, folder: Path) -> Converted | None:
         """Restore weights, optimizer and schedule from a folder that `write` wrote.
 
         Returns what was converted, if the folder was written with another number of ranks, ZeRO stage or dtype.
         """
+
+    async def restart(self) -> None:
+        """Start again with the model that the job began with, after a call raised LearnerFailed."""
 
 
 class Learner(Checkpointable, Protocol):

@@ -143,6 +143,10 @@ class Rollout:
         return int(self.versions[self.loss_mask].min())
 
     @property
+    def newest_version(self) -> int:
+        return int(self.versions[self.loss_mask].max())
+
+    @property
     def busy_s(self) -> float:
         """Model and tool time in seconds, without queueing, retries and pauses. Calls of a turn run concurrently."""
         return sum(t.busy_s for t in self.turns)
@@ -192,6 +196,11 @@ class Group:
     @property
     def oldest_version(self) -> int:
         return min(rollout.oldest_version for rollout in self.rollouts)
+
+    @property
+    def newest_version(self) -> int:
+        """The newest version that sampled a token; -1 if nothing was graded."""
+        return max((rollout.newest_version for rollout in self.rollouts), default=-1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import ray
+import torch
 from numpy.typing import NDArray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
@@ -24,6 +25,7 @@ from actors.runtime.in_flight import Doing
 from actors.runtime.ports import free_port
 from actors.runtime.recorder import Recorder
 from actors.runtime.watchdog import Watched
+from actors.weights.checksum import checksum
 from actors.weights.layout import TensorInfo
 from trainer.errors import LearnerFailed, RftError
 from trainer.model.batch import AnySequence, MicroBatch, WeightedSequence, pack, split_updates
@@ -51,6 +53,7 @@ class LearnerGroup:
         self._actor_options = actor_options
         self._actors: list[Any] = []
         self._given_up: dict[int, str] = {}
+        self.incarnation = 0
 
     @classmethod
     async def start(cls, config: LearnerConfig, actor_options: Sequence[Mapping[str, Any]]) -> LearnerGroup:
@@ -62,10 +65,11 @@ class LearnerGroup:
     async def restart(self) -> None:
         """Replace the ranks' processes, also those that were lost, by new ones with the model that training began with.
 
-        `load` must follow, and `WeightSync.learner_restarted` before the next weights are sent.
+        The weights that were published last must be published again, for engines that start later.
         """
         await self.shutdown()
         self._given_up = {}
+        self.incarnation += 1
         process: Any = ray.remote(concurrency_groups={PULSE: 1, WRITE: 1})(_RankProcess)
         self._actors = [process.options(**options).remote() for options in self._actor_options]
         try:
@@ -107,11 +111,11 @@ class LearnerGroup:
         plan: list[list[TensorInfo]] = (await self._call("bucket_plan", self._same(max_bytes)))[0]
         return plan
 
-    async def gather_bucket(self, index: int) -> Any:
-        """An object reference to the bucket's bytes (uint8), which are in the object store of rank 0's node."""
+    async def gather_bucket(self, index: int) -> tuple[Any, int]:
+        """A reference to the bucket's bytes (uint8), in the object store of rank 0's node, and their checksum."""
         refs = [actor.put_bucket.remote(index) for actor in self._actors]
-        [reference] = (await self._results("gather_bucket", refs, self._config.collective_timeout_s))[0]
-        return reference
+        reference, number = (await self._results("gather_bucket", refs, self._config.collective_timeout_s))[0]
+        return reference, number
 
     async def meeting_point(self) -> str:
         address: str = (await self._results("meeting_point", [self._actors[0].address.remote()], GRACE_S))[0]
@@ -143,10 +147,6 @@ class LearnerGroup:
         errors: list[OSError | None] = await self._results("write", refs, self._config.collective_timeout_s)
         for error in filter(None, errors):
             raise error
-
-    async def save(self, folder: Path) -> None:
-        await self.snapshot()
-        await self.write(folder)
 
     async def load(self, folder: Path) -> Converted | None:
         """See `LearnerRank.load`."""
@@ -251,10 +251,13 @@ class _RankProcess:
                 return error
 
     def put_bucket(self, index: int) -> list[Any]:
-        """The bucket's reference in a list, which Ray does not resolve: bytes go only to nodes that load them."""
+        """The bucket's reference and its checksum.
+
+        Ray does not resolve a reference in a list: bytes go only to nodes that load them.
+        """
         with self._at("gather_bucket"):
             data = self._rank.gather_bucket(index)
-            return [] if data is None else [ray.put(data)]
+            return [] if data is None else [ray.put(data), checksum(torch.from_numpy(data))]
 
     @ray.method(concurrency_group=WRITE)  # type: ignore[untyped-decorator]
     def write(self, folder: Path) -> OSError | None:

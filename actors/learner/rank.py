@@ -30,6 +30,7 @@ from trainer.algorithm import objective
 from trainer.algorithm.objective import Sums
 from trainer.algorithm.schedule import learning_rate
 from trainer.errors import EngineFailed, Halted, UserError
+from trainer.loop.checkpoint import TRAINING_STATE
 from trainer.model.batch import MicroBatch, WeightedSequence, pack
 from trainer.model.policy import DeviceBatch, Policy, load_policy
 from trainer.spec.job import AlgorithmSpec, Schedule
@@ -39,7 +40,7 @@ GRADIENT_NORM = 1.0
 BETAS = (0.9, 0.95)
 SKIPS_ALLOWED = 2
 """Updates in a row that may be skipped for a non-finite gradient: one may be chance in bfloat16, three are a bug."""
-STATE, DEEPSPEED, PROGRESS = "state", "deepspeed", "learner.json"
+DEEPSPEED, PROGRESS = "deepspeed", "learner.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +275,7 @@ class LearnerRank:
         snapshot = self._snapshot
         assert snapshot is not None
         if snapshot.state:
-            state = folder / STATE
+            state = folder / TRAINING_STATE
             state.mkdir(exist_ok=True)
             save_tensors(snapshot.state, state / f"rank-{self._rank:05d}.safetensors")
         if self._rank == 0:
@@ -293,10 +294,10 @@ class LearnerRank:
         """
         progress: dict[str, Any] = json.loads((folder / PROGRESS).read_text())
         before = LearnerLayout(progress["ranks"], progress["zero_stage"], progress["dtype"])
-        if (folder / STATE / DEEPSPEED).is_dir():
+        if (folder / TRAINING_STATE / DEEPSPEED).is_dir():
             self._load_deepspeed(folder, before)
         else:
-            load_state(self._engine, self._config.stage, folder / STATE)
+            load_state(self._engine, self._config.stage, folder / TRAINING_STATE)
         self._step, self._skipped = progress["step"], progress["skipped"]
         return None if before == self._layout else Converted(before, self._layout)
 
@@ -307,7 +308,7 @@ class LearnerRank:
                 f"an older version wrote {folder} with {before}, which only a learner with the same can load, not one "
                 f"with {self._layout}; continue with {before} until the next checkpoint, which any learner can load"
             )
-        load_deepspeed(self._engine, folder / STATE, DEEPSPEED)
+        load_deepspeed(self._engine, folder / TRAINING_STATE, DEEPSPEED)
 
     @property
     def _layout(self) -> LearnerLayout:

@@ -23,6 +23,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from actors.learner.group import LearnerGroup
 from actors.learner.rank import LearnerConfig
+from actors.weights.checksum import checksum
 from tests.support.old_version import old_version
 from tests.support.paths import BASE
 from trainer.errors import Halted, RftError, UserError
@@ -95,6 +96,11 @@ def conversations() -> list[WeightedSequence]:
     return [
         WeightedSequence(s.token_ids, w * (np.arange(len(w)) > 0)) for s, w in zip(rollouts(5), weights, strict=True)
     ]
+
+
+async def save(group: LearnerGroup, folder: Path) -> None:
+    await group.snapshot()
+    await group.write(folder)
 
 
 async def two_steps(group: LearnerGroup, config: LearnerConfig) -> tuple[list[StepReport], NDArray[np.float32]]:
@@ -185,13 +191,13 @@ async def test_a_checkpoint_of_one_layout_loads_into_any_other(
     at = [groups[layout.ranks - 1] for layout in layouts]
     await two_steps(at[0], configs[0])
     await at[0].step(broken_rollouts(), version=2)
-    await at[0].save(new(tmp_path / "0"))
+    await save(at[0], new(tmp_path / "0"))
     wanted, state = (await at[0].step(rollouts(3), version=3)).metrics["loss"], saved_state(tmp_path / "0")
     assert state["step"] == 2
     for i in range(1, len(way)):
         await at[i].build(configs[i])
         assert await at[i].load(tmp_path / str(i - 1)) == Converted(layouts[i - 1], layouts[i])
-        await at[i].save(new(tmp_path / str(i)))
+        await save(at[i], new(tmp_path / str(i)))
         converted = saved_state(tmp_path / str(i))
         assert converted.keys() == state.keys()
         assert all(torch.equal(converted[name], tensor) for name, tensor in state.items())
@@ -225,7 +231,7 @@ async def test_saved_weights_equal_those_of_engines_and_load_in_transformers(
 ) -> None:
     _, pair = groups
     _, logprobs = await two_steps(pair, replace(CONFIG, zero_stage=3))
-    await pair.save(tmp_path)
+    await save(pair, tmp_path)
     saved = load_file(tmp_path / "model.safetensors")
     plan = await pair.bucket_plan(max_bytes=300_000)
     assert len(plan) > 2
@@ -234,7 +240,9 @@ async def test_saved_weights_equal_those_of_engines_and_load_in_transformers(
         AutoModelForCausalLM.from_pretrained(BASE).state_dict()
     )[: len(saved)]
     for index, bucket in enumerate(plan):
-        data, start = await await_ref(await pair.gather_bucket(index)), 0
+        reference, number = await pair.gather_bucket(index)
+        data, start = await await_ref(reference), 0
+        assert number == checksum(torch.tensor(data))
         for name, dtype, shape in bucket:
             size = 4 * int(np.prod(shape))
             assert dtype == "float32"
@@ -316,7 +324,7 @@ async def test_a_damaged_checkpoint_and_an_untrainable_model_are_rejected(
     with pytest.raises(UserError, match="final_logit_softcapping"):
         await alone.build(replace(CONFIG, model=tmp_path / "model"))
     await pair.build(replace(CONFIG, zero_stage=1))
-    await pair.save(tmp_path)
+    await save(pair, tmp_path)
     (tmp_path / "state" / "rank-00001.safetensors").unlink()
     with pytest.raises(UserError, match=r"state lacks a part of .* delete this checkpoint"):
         await pair.load(tmp_path)
@@ -331,7 +339,7 @@ async def test_a_checkpoint_of_an_older_version_loads_into_its_own_layout(
     checkpoint = old.run / "checkpoints" / "step-000004"
     await alone.build(config)
     assert await alone.load(checkpoint) is None
-    await alone.save(new(tmp_path / "again"))
+    await save(alone, new(tmp_path / "again"))
     theirs, ours = (load_file(folder / "model.safetensors") for folder in (checkpoint, tmp_path / "again"))
     assert theirs.keys() == ours.keys()
     assert all(torch.equal(ours[name], tensor) for name, tensor in theirs.items())
@@ -348,7 +356,7 @@ async def test_a_lost_group_starts_again_from_its_checkpoint_bitwise_equally(
     _, pair = groups
     await two_steps(pair, TWICE)
     plan = await pair.bucket_plan(1 << 30)
-    await pair.save(tmp_path)
+    await save(pair, tmp_path)
     wanted, before = await two_more(pair), set(rank_processes())
     await pair.watched()[1].give_up("it is silent")
     with pytest.raises(RftError, match=r"learner rank 1 of 2 failed in step: it is silent"):
