@@ -1,4 +1,4 @@
-"""A learner rank that is killed in mid-run: the others end, new ones catch up, and the weights are the same."""
+"""A learner rank is killed while a run trains: the others end, new ones catch up, and the weights are the same."""
 
 from __future__ import annotations
 
