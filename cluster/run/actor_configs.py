@@ -115,6 +115,10 @@ def print_plan(console: Console, prepared: Prepared) -> None:
         if place.index == 0 and place.memory is not None:
             on_gpu = f"{size(place.memory.gpu_bytes)} of each of its GPUs and " if place.memory.gpu else ""
             say(f"  {place.role}: about {on_gpu}{size(place.memory.host_bytes)} of memory")
+    for change in prepared.changes:
+        say(
+            f"  {escape(change.setting)}: is {escape(change.now)}, the run began with {escape(change.was)}", style="dim"
+        )
     for warning in prepared.warnings:
         say(f"[yellow]warning[/] {escape(warning)}")
 
