@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 import os
 import shutil
+import tempfile
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +20,8 @@ from trainer.spec.plan import Plan
 
 NUM_WHOLE = 2
 """Checkpoints with the optimizer's state: the last one and the one being written. The best ones have weights only."""
+SAMPLE_BYTES = 64 << 20
+SAMPLE_S = 0.5
 MIN_FREE_DISK_BYTES = 64 << 20
 SHM = Path("/dev/shm")
 
@@ -32,6 +37,24 @@ class Free:
     def measured(cls, runs: Path) -> Free:
         shm = shutil.disk_usage(SHM).free if SHM.is_dir() else None
         return cls(shutil.disk_usage(_existing(runs)).free, shm)
+
+
+def write_speed(runs: Path, checkpoint_bytes: int, now: Callable[[], float] = time.perf_counter) -> float | None:
+    """Bytes a second that reach the disk of `runs`: a small file is written there, and removed; None if it cannot be.
+
+    It is at most a sixteenth of a checkpoint, and half a second; a disk's or a network's buffers may still flatter it.
+    """
+    piece, wanted = os.urandom(1 << 20), min(SAMPLE_BYTES, checkpoint_bytes // 16)
+    written, began = 0, now()
+    try:
+        with tempfile.TemporaryFile(dir=_existing(runs)) as file:
+            while not written or (written < wanted and now() - began < SAMPLE_S):
+                written += file.write(piece)
+                file.flush()
+                os.fsync(file.fileno())
+    except OSError:
+        return None
+    return written / max(now() - began, 1e-6)
 
 
 def folder_problems(runs: Path) -> list[Problem]:
