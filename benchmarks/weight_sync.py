@@ -37,6 +37,7 @@ from actors.runtime.ports import free_port
 from actors.weights.broadcast import SENDER, Broadcast
 from actors.weights.broadcast_sync import BroadcastSync
 from actors.weights.checkpoint_weights import CheckpointWeights, as_bytes
+from actors.weights.checksum import checksum
 from actors.weights.layout import Layout
 from actors.weights.sync import WeightSync
 from benchmarks.common import Figure, NotPossible, impossible, report
@@ -108,7 +109,8 @@ class Source:
         return [self._weights.describe(part) for part in self._parts]
 
     def put(self, index: int) -> list[Any]:
-        return [ray.put(as_bytes(list(self._weights.read(self._parts[index], wanted=True).values())))]
+        data = as_bytes(list(self._weights.read(self._parts[index], wanted=True).values()))
+        return [ray.put(data), checksum(torch.from_numpy(data))]
 
     # -- our broadcast -------------------------------------------------------------------------------------------------
 
@@ -174,6 +176,8 @@ class VllmsClient:
 class SourceClient:
     """Implements `actors.weights.broadcast_sync.BroadcastSource`."""
 
+    incarnation = 1
+
     def __init__(self, actor: Any) -> None:
         self._actor = actor
 
@@ -181,8 +185,9 @@ class SourceClient:
         plan: list[Layout] = await self._actor.plan.remote(max_bytes)
         return plan
 
-    async def gather_bucket(self, index: int) -> Any:
-        return (await self._actor.put.remote(index))[0]
+    async def gather_bucket(self, index: int) -> tuple[Any, int]:
+        reference, number = await self._actor.put.remote(index)
+        return reference, number
 
     async def meeting_point(self) -> str:
         address: str = await self._actor.address.remote()

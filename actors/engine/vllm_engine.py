@@ -14,15 +14,15 @@ from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from actors.engine.plugin import TRANSPORT
+from actors.engine.plugin import TRANSPORT, WORKER_EXTENSION
 from actors.engine.sizes import GPU_MEMORY_SHARE, MIN_BATCHED_TOKENS, WAIT_INSIDE, cpu_cache_bytes, kv_bytes
 from actors.engine.slots import Slots
-from actors.weights.layout import Layout
+from actors.weights.layout import Layout, Loaded
 from actors.weights.shared_memory import SHM, SharedFile, remove_leftovers, unname_shared_memory
 from trainer.errors import EngineFailed
 
@@ -41,6 +41,8 @@ def executor_of(gpus: int) -> str:
         return CPU_EXECUTOR
     return "uni" if gpus == 1 else "mp"
 
+
+Result = TypeVar("Result")
 
 WARM_UP_TOKENS = 8
 LIFE_POLL_S = 0.5
@@ -115,7 +117,7 @@ class Engine:
         self._not_updating.set()
         self._paused_s = 0.0
         self._request = 0
-        self._staged: list[tuple[SharedFile, Layout]] = []
+        self._staged: list[tuple[SharedFile, Layout, int]] = []
 
     async def start(self) -> None:
         """Load the model (about 20 s on two cores) and generate a few tokens, so that nothing is compiled later.
@@ -156,6 +158,7 @@ class Engine:
             generation_config="vllm",
             disable_log_stats=not c.log_stats,
             weight_transfer_config=WeightTransferConfig(backend=c.transport),
+            worker_extension_cls=WORKER_EXTENSION,
             reasoning_config=reasoning,
         )
         remove_leftovers(self._shm)
@@ -261,20 +264,29 @@ class Engine:
             await self._while_alive(self._llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info=info)))
 
     def stage(self, data: NDArray[np.uint8], layout: Layout) -> None:
-        """Put one bucket into shared memory while generation goes on.
+        """Put one bucket into shared memory while generation goes on, and take the checksum of what is there.
 
         Raises:
             EngineFailed: shared memory is full or missing.
         """
+        import torch
+
+        from actors.weights.checksum import checksum
+
         try:
-            self._staged.append((SharedFile(self._shm, data), layout))
+            file = SharedFile(self._shm, data)
         except OSError as error:
             what = f"cannot put {data.nbytes} bytes of weights into"
             raise EngineFailed(f"{what} {self._shm}: {error}", public=f"{what} shared memory") from error
+        written = torch.from_file(str(file.path), size=data.nbytes, dtype=torch.uint8)
+        self._staged.append((file, layout, checksum(written)))
 
-    async def swap(self, version: int) -> float:
-        """Load all staged buckets as `version`; returns the pause of generation in seconds."""
-        updates = [{"path": str(f.path), "tensors": [list(t) for t in layout]} for f, layout in self._staged]
+    async def swap(self, version: int) -> Loaded:
+        """Load all staged buckets as `version`."""
+        updates = [
+            {"path": str(file.path), "tensors": [list(tensor) for tensor in layout], "checksum": checksum}
+            for file, layout, checksum in self._staged
+        ]
         try:
             return await self.update(version, updates)
         finally:
@@ -282,12 +294,12 @@ class Engine:
 
     def unstage(self) -> None:
         """Discard the staged buckets."""
-        for file, _ in self._staged:
+        for file, *_ in self._staged:
             file.remove()
         self._staged = []
 
-    async def update(self, version: int, updates: Sequence[dict[str, Any]]) -> float:
-        """Pause, load each of `updates` as `version`, and resume; returns the pause in seconds."""
+    async def update(self, version: int, updates: Sequence[dict[str, Any]]) -> Loaded:
+        """Pause, load each of `updates` as `version`, and resume; then ask the workers what they loaded."""
         started = time.monotonic()
         self._not_updating.clear()
         try:
@@ -297,7 +309,10 @@ class Engine:
             pause = time.monotonic() - started
             self._paused_s += pause
             self._not_updating.set()
-        return pause
+        with _as_engine_failed("say which weights it loaded"):
+            reports = await self._while_alive(self._llm.collective_rpc("loaded_weights"))
+        missed = {name for _, names in reports for name in names}
+        return Loaded(pause, tuple(number for number, _ in reports), tuple(sorted(missed)))
 
     async def _update(self, version: int, updates: Sequence[dict[str, Any]]) -> None:
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
@@ -314,14 +329,14 @@ class Engine:
         self.version = version
         await self._llm.resume_generation()
 
-    async def _while_alive(self, work: Coroutine[Any, Any, object]) -> None:
+    async def _while_alive(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Run `work`, and fail if the engine dies: vLLM never answers pending calls other than requests then."""
         task = asyncio.create_task(work)
         try:
             while not (await asyncio.wait({task}, timeout=LIFE_POLL_S))[0]:
                 if self._llm.errored:
                     raise _EngineDied
-            task.result()
+            return task.result()
         finally:
             task.cancel()
 

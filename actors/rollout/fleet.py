@@ -29,14 +29,14 @@ from actors.runtime.watchdog import Watched, pulse_of
 from actors.weights.shared_memory import remove_leftovers
 from actors.weights.sync import WeightSync
 from trainer.errors import Discard, EngineFailed, Halted
-from trainer.events import EngineJoined, EngineReplaced, EngineRestarted, EngineWaiting
+from trainer.events import EngineJoined, EngineReplaced, EngineRestarted, EngineWaiting, WeightsNotCompared
 from trainer.protocols import Emit
 from trainer.spec.job import RolloutLimits
 from trainer.types import Discarded, Group, GroupRequest, Rollout, SyncReport
 
 CANARY_LIMITS = {"float32": 1e-3, "bfloat16": 0.1}
 """The mean absolute log-probability difference, in nats, above which an engine is fenced. Equal weights give about 1e-6
-in float32 and 0.02 in bfloat16; one stale tensor after one small update gave 3e-3."""
+in float32 and 0.02 in bfloat16; one stale tensor after one small update gave 3e-3, which only checksums see there."""
 REPLACEMENTS_ALLOWED = 3
 START_TIMEOUT_S = 900.0
 CANARY_TOKENS = 512
@@ -146,14 +146,16 @@ class Fleet:
         return live
 
     async def publish(self, version: int) -> SyncReport:
-        """Load the learner's weights into all engines, and compare each with the learner on a canary."""
+        """Load the learner's weights into all engines, and compare each with the learner: checksums, and a canary."""
         if self._sync is None:
             raise ValueError("call connect() before publish()")
         started = time.monotonic()
         async with self._collecting:
             published = await self._sync.collect(version)
-        seats = [seat for seat in self._seats if seat.ready]
+        seats, known = [seat for seat in self._seats if seat.ready], self._sync.untaken
         outcomes = await self._sync.deliver(published, [seat.worker for seat in seats])
+        if (untaken := self._sync.untaken) and not known:
+            self._emit(WeightsNotCompared(tensors=untaken[:3], num_tensors=len(untaken)))
         fenced = {s: o.message for s, o in zip(seats, outcomes, strict=True) if isinstance(o, EngineFailed)}
         gaps = await self._canary_gaps([seat for seat in seats if seat not in fenced])
         differs = f"it differs from the learner after version {version}"

@@ -22,7 +22,7 @@ from actors.runtime.exporter import MetricsAddress, start_telemetry
 from actors.runtime.in_flight import Doing
 from actors.runtime.process import importing, lower_priority
 from actors.tools.actor import DispatcherClient, OwnedSessions
-from actors.weights.layout import Layout
+from actors.weights.layout import Layout, Loaded
 from trainer.data.chat import Renderer
 from trainer.data.rollout_json import outcome_as_json, outcome_from_json, task_as_json, task_from_json
 from trainer.errors import EngineFailed, RftError
@@ -90,24 +90,24 @@ class RolloutWorker(Reachable):
     async def stage(self, data: NDArray[np.uint8], layout: Layout) -> RftError | None:
         return await outcome_of(asyncio.to_thread(self._engine.stage, data, layout))
 
-    async def swap(self, version: int) -> float | RftError:
-        """Load the staged buckets as `version`; returns the pause in seconds."""
+    async def swap(self, version: int) -> Loaded | RftError:
+        """Load the staged buckets as `version`."""
         return await self._updated(self._engine.swap(version))
 
-    async def receive(self, version: int, layouts: Sequence[Layout]) -> float | RftError:
-        """Load the buckets that the learner broadcasts now; returns the pause in seconds."""
+    async def receive(self, version: int, layouts: Sequence[Layout]) -> Loaded | RftError:
+        """Load the buckets that the learner broadcasts now."""
         updates = [{"tensors": [list(tensor) for tensor in layout]} for layout in layouts]
         return await self._updated(self._engine.update(version, updates))
 
-    async def _updated(self, update: Awaitable[float]) -> float | RftError:
+    async def _updated(self, update: Awaitable[Loaded]) -> Loaded | RftError:
         self._runner.in_flight.enter("", "weight update")
         try:
-            pause = await outcome_of(update)
+            loaded = await outcome_of(update)
         finally:
             self._runner.in_flight.leave("")
-        if isinstance(pause, float):
-            self._recorder.record("engine_pause_s", pause)
-        return pause
+        if isinstance(loaded, Loaded):
+            self._recorder.record("engine_pause_s", loaded.pause_s)
+        return loaded
 
     async def init_transport(self, info: dict[str, Any]) -> RftError | None:
         return await outcome_of(self._engine.init_transport(info))

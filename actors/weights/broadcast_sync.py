@@ -51,16 +51,20 @@ class BroadcastSync(WeightSync):
         self._workers_per_engine = workers_per_engine
         self._members: list[Any] = []
 
+    def _learner_restarted(self) -> None:
+        super()._learner_restarted()
+        self._members = []
+
     async def deliver(self, published: Published, workers: Sequence[Any]) -> list[float | EngineFailed]:
         """As WeightSync.deliver; if no group can be formed, this version goes through the object store."""
         if not workers or not await self._formed(workers):
             return await super().deliver(published, workers)
         layouts = [layout for _, layout in published.buckets]
         receiving = [_settled(_asked(worker.receive.remote(published.version, layouts))) for worker in workers]
-        failure, *outcomes = await asyncio.gather(_settled(self._send(published)), *receiving)
-        if failure is not None or any(isinstance(outcome, EngineFailed) for outcome in outcomes):
+        failure, *loaded = await asyncio.gather(_settled(self._send(published)), *receiving)
+        if failure is not None or any(isinstance(outcome, EngineFailed) for outcome in loaded):
             self._members = []
-        return outcomes
+        return [each if isinstance(each, EngineFailed) else self.compared(published, each) for each in loaded]
 
     async def _formed(self, workers: Sequence[Any]) -> bool:
         """Form the group of the learner and these engines if needed; returns whether it exists."""

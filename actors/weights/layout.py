@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 MAX_BUCKET_BYTES = 256 * 2**20
@@ -17,6 +18,19 @@ TensorInfo = tuple[str, str, tuple[int, ...]]
 """Name, dtype (such as "bfloat16") and shape."""
 Layout = list[TensorInfo]
 """The tensors of a bucket, stored back to back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What an engine did with one version's buckets.
+
+    `checksums` has one entry per worker process of the engine: the sum of those of the buckets that it loaded.
+    `missed` are tensors of them that no parameter took. `pause_s` is the pause of generation.
+    """
+
+    pause_s: float
+    checksums: tuple[int, ...]
+    missed: tuple[str, ...] = ()
 
 
 def num_bytes(layout: Iterable[Sequence[Any]]) -> int:

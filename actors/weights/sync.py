@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from actors.runtime.calls import ask
-from actors.weights.layout import MAX_BUCKET_BYTES, Layout, num_bytes
+from actors.weights.checksum import MASK
+from actors.weights.layout import MAX_BUCKET_BYTES, Layout, Loaded, num_bytes
 from trainer.errors import EngineFailed
 
 SYNC_TIMEOUT_S = 600.0
@@ -21,20 +22,26 @@ SYNC_TIMEOUT_S = 600.0
 class WeightSource(Protocol):
     """What weight sync needs of the learner group."""
 
+    @property
+    def incarnation(self) -> int:
+        """Another number after each restart. Buckets are lost with the processes that gathered them."""
+
     async def bucket_plan(self, max_bytes: int) -> list[Layout]:
         """The layout of each bucket; a bucket holds at most `max_bytes`, or a single larger tensor."""
         ...
 
-    async def gather_bucket(self, index: int) -> Any:
-        """Object reference of a uint8 array: the bucket's tensors back to back."""
+    async def gather_bucket(self, index: int) -> tuple[Any, int]:
+        """Object reference of a uint8 array, the bucket's tensors back to back, and its checksum."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """One version's buckets, by reference."""
+    """One version's buckets, by reference; `checksum` is the sum of those that the learner gathered."""
 
     version: int
     buckets: tuple[tuple[Any, Layout], ...]
+    checksum: int
 
     @property
     def num_bytes(self) -> int:
@@ -51,23 +58,37 @@ class WeightSync:
        and new tokens are labelled 7.
     3. `swap(8)`: each engine pauses, loads both buckets at once and resumes. Requests in flight continue: their next
        tokens are labelled 8.
-    4. `deliver` returns each engine's pause in seconds, or its failure.
+    4. `deliver` returns each engine's pause in seconds, or its failure; it fails, too, if it loaded other bytes than
+       the learner gathered, or if its parameters did not take all tensors.
     5. An engine that is started later loads version 8 by `catch_up`, from the same buckets.
     """
 
+    untaken: tuple[str, ...] = ()
+    """Tensors that vLLM's model transforms or ignores in every engine: for these only the canary can tell."""
+
     def __init__(self, source: WeightSource, max_bucket_bytes: int = MAX_BUCKET_BYTES) -> None:
+        self._all_taken = False
         self._source = source
         self._max_bucket_bytes = max_bucket_bytes
+        self._incarnation = source.incarnation
         self._plan: list[Layout] | None = None
         self.last: Published | None = None
 
+    def _learner_restarted(self) -> None:
+        """Forget what the lost processes had."""
+        self._plan = None
+
     async def collect(self, version: int) -> Published:
         """Put the learner's weights into the object store as `version`; the learner must not train meanwhile."""
+        if self._source.incarnation != self._incarnation:
+            self._incarnation = self._source.incarnation
+            self._learner_restarted()
         if self._plan is None:
             self._plan = await self._source.bucket_plan(self._max_bucket_bytes)
         self.last = None  # frees the previous version: the object store never holds two
-        buckets = [(await self._source.gather_bucket(i), layout) for i, layout in enumerate(self._plan)]
-        self.last = Published(version, tuple(buckets))
+        gathered = [await self._source.gather_bucket(i) for i in range(len(self._plan))]
+        buckets = zip([data for data, _ in gathered], self._plan, strict=True)
+        self.last = Published(version, tuple(buckets), sum(checksum for _, checksum in gathered) & MASK)
         return self.last
 
     async def deliver(self, published: Published, workers: Sequence[Any]) -> list[float | EngineFailed]:
@@ -80,9 +101,25 @@ class WeightSync:
             async with asyncio.timeout(SYNC_TIMEOUT_S):
                 for ref, layout in published.buckets:
                     await ask(worker.stage.remote(ref, layout), "an engine", EngineFailed)
-                pause: float = await ask(worker.swap.remote(published.version), "an engine", EngineFailed)
+                loaded: Loaded = await ask(worker.swap.remote(published.version), "an engine", EngineFailed)
         except EngineFailed as error:
             return error
         except TimeoutError:
             return EngineFailed(f"an engine did not load version {published.version} within {SYNC_TIMEOUT_S:g} s")
-        return pause
+        return self.compared(published, loaded)
+
+    def compared(self, published: Published, loaded: Loaded) -> float | EngineFailed:
+        """The pause of an engine that loaded all of the learner's weights, else its failure.
+
+        A tensor that no engine's parameters ever took as it is says nothing about this engine.
+        """
+        if any(checksum != published.checksum for checksum in loaded.checksums):
+            return EngineFailed(f"it loaded other weights than the learner's version {published.version}")
+        if not loaded.missed:
+            self._all_taken = True
+        elif self._all_taken:
+            names = ", ".join(loaded.missed[:3])
+            return EngineFailed(f"version {published.version} of {len(loaded.missed)} tensors was not loaded: {names}")
+        else:
+            self.untaken = loaded.missed
+        return loaded.pause_s

@@ -8,8 +8,9 @@ one transfer class per engine, so this class does both: an engine that joins lat
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import wraps
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 from vllm.platforms import current_platform
 
 from actors.weights.broadcast import Broadcast
+from actors.weights.checksum import MASK, checksum
 from actors.weights.layout import num_bytes
 
 
@@ -37,9 +39,13 @@ class ShmInitInfo(WeightTransferInitInfo):  # type: ignore[misc]
 
 @dataclass
 class ShmUpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
-    """One bucket: its tensors back to back, each as [name, dtype, shape], in the file `path`, or broadcast if empty."""
+    """One bucket: its tensors back to back, each as [name, dtype, shape], in the file `path`, or broadcast if empty.
+
+    `checksum` is that of a file's bytes, taken before generation paused.
+    """
 
     path: str = ""
+    checksum: int = 0
     tensors: list[list[Any]] = field(default_factory=list)
 
 
@@ -53,6 +59,10 @@ class ShmWeightTransferEngine(WeightTransferEngine[ShmInitInfo, ShmUpdateInfo]):
     update_info_cls = ShmUpdateInfo
 
     _broadcast: Broadcast | None = None
+    _checksum = 0
+    _missed: frozenset[str] = frozenset()
+    _handed: dict[int, str]
+    """Names of the tensors of the bucket that is being loaded, by address, without those that a parameter took."""
 
     def init_transfer_engine(self, init_info: ShmInitInfo) -> None:
         """Join a broadcast group, if `init_info` has one; a second call replaces the group."""
@@ -63,17 +73,43 @@ class ShmWeightTransferEngine(WeightTransferEngine[ShmInitInfo, ShmUpdateInfo]):
 
     def start_weight_update(self) -> None:
         initialize_layerwise_reload(self.model)
+        self._checksum, self._missed, self._handed = 0, frozenset(), {}
+        for module in self.model.modules():
+            for parameter in module.parameters(recurse=False):
+                if loader := getattr(parameter, "weight_loader", None):
+                    parameter.weight_loader = self._noting(loader)
+
+    def _noting(self, loader: Callable[..., Any]) -> Callable[..., Any]:
+        """A parameter's loader that notes which tensors it took. vLLM unwraps it by its name and `__wrapped__`."""
+
+        @wraps(loader)
+        def noting(*arguments: Any, **named: Any) -> Any:
+            for value in (*arguments, *named.values()):
+                if isinstance(value, torch.Tensor) and not value.is_meta:
+                    self._handed.pop(value.data_ptr(), None)
+            return loader(*arguments, **named)
+
+        return noting
+
+    def loaded_weights(self) -> tuple[int, list[str]]:
+        """The sum of the checksums of the last update's buckets, and the tensors in them that no parameter took."""
+        return self._checksum, sorted(self._missed)
 
     def receive_weights(self, update_info: ShmUpdateInfo) -> None:
         if update_info.path:
             with open(update_info.path, "r+b") as file:
                 view = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
-            data = torch.frombuffer(view, dtype=torch.uint8)
+            data, number = torch.frombuffer(view, dtype=torch.uint8), update_info.checksum
         else:
             if self._broadcast is None:
                 raise RuntimeError("cannot receive a broadcast before init_transfer_engine has joined a group")
             data = self._broadcast.receive(num_bytes(update_info.tensors))
-        self.model.load_weights(_tensors(data, update_info.tensors))
+            number = checksum(data)
+        tensors = list(_tensors(data, update_info.tensors))
+        self._handed = {tensor.data_ptr(): name for name, tensor in tensors}
+        self.model.load_weights(iter(tensors))
+        self._checksum = (self._checksum + number) & MASK
+        self._missed |= set(self._handed.values())
 
     def finish_weight_update(self) -> None:
         finalize_layerwise_reload(self.model, self.model_config)
@@ -88,6 +124,15 @@ class ShmWeightTransferEngine(WeightTransferEngine[ShmInitInfo, ShmUpdateInfo]):
         if (before := self._broadcast) is not None:
             self._broadcast = None
             before.close()
+
+
+class WorkerExtension:
+    """Added to vLLM's worker class: what `AsyncLLM.collective_rpc` can call there."""
+
+    weight_transfer_engine: ShmWeightTransferEngine
+
+    def loaded_weights(self) -> tuple[int, list[str]]:
+        return self.weight_transfer_engine.loaded_weights()
 
 
 def _tensors(data: torch.Tensor, layout: list[list[Any]]) -> Iterator[tuple[str, torch.Tensor]]:

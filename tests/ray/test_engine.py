@@ -21,7 +21,9 @@ from actors.engine.parsing import VllmParser
 from actors.engine.sizes import MIN_BATCHED_TOKENS
 from actors.engine.structure import thought_structure, turn_structure
 from actors.engine.vllm_engine import SHM, Completion, Engine, EngineConfig
-from actors.weights.layout import Layout
+from actors.rollout.fleet import CANARY_LIMITS
+from actors.weights.checksum import checksum
+from actors.weights.layout import Layout, Loaded
 from actors.weights.shared_memory import PREFIX
 from tests.support.paths import BASE
 from tests.support.shared_memory import left_behind
@@ -243,7 +245,7 @@ async def test_requests_in_flight_continue_with_the_new_weights_and_later_ones_u
     running = [asyncio.create_task(generate(engine, prompt, i, max_tokens=600, temperature=2.0)) for i in range(32)]
     await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
     engine.stage(*scaled(model, 1.1))
-    pause = await engine.swap(before + 1)
+    pause = (await engine.swap(before + 1)).pause_s
     completions = await asyncio.gather(*running)
     versions = [set(completion.versions.tolist()) for completion in completions]
     assert {before, before + 1} in versions
@@ -251,6 +253,43 @@ async def test_requests_in_flight_continue_with_the_new_weights_and_later_ones_u
     later = await generate(engine, prompt, 1)
     assert set(later.versions.tolist()) == {before + 1}
     assert 0 < pause < 5
+
+
+STALE = "model.layers.0.self_attn.q_norm.weight"
+
+
+async def test_in_bfloat16_one_stale_tensor_is_found_by_its_checksum_and_not_by_the_canary(prompt: list[int]) -> None:
+    model = AutoModelForCausalLM.from_pretrained(BASE, dtype=torch.bfloat16).eval()
+    engine = Engine(EngineConfig(str(BASE), "bfloat16", 1024, max_num_seqs=8, seed=0))
+    await engine.start()
+    await engine.init_transport({})
+    old = dict(model.named_parameters())[STALE].detach().clone()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.01)
+    named = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    assert not torch.equal(named[STALE], old)
+
+    async def load(tensors: dict[str, torch.Tensor]) -> tuple[Loaded, int, float]:
+        """What the engine says that it loaded, what it was handed, and its gap on a canary."""
+        data = torch.cat([tensor.reshape(-1).view(torch.uint8) for tensor in tensors.values()])
+        engine.stage(data.numpy(), [(name, "bfloat16", tuple(tensor.shape)) for name, tensor in tensors.items()])
+        loaded = await engine.swap(engine.version + 1)
+        gap = np.abs(await engine.prompt_logprobs(tokens) - logprobs_of(model.float(), tokens)).mean()
+        return loaded, checksum(data), float(gap)
+
+    try:
+        tokens = (prompt * 40)[:512]
+        loaded, wanted, gap = await load(named)
+        assert (loaded.checksums, loaded.missed) == ((wanted,), ()) and gap < CANARY_LIMITS["bfloat16"]
+        loaded, _, gap = await load(named | {STALE: old})
+        assert loaded.checksums != (wanted,) and gap < CANARY_LIMITS["bfloat16"]
+        # A name that vLLM's model ignores.
+        ignored = STALE.replace("q_norm.weight", "rotary_emb.inv_freq")
+        loaded, handed, gap = await load({ignored if name == STALE else name: t for name, t in named.items()})
+        assert loaded.checksums == (handed,) and loaded.missed == (ignored,) and gap < CANARY_LIMITS["bfloat16"]
+    finally:
+        engine.shutdown()
 
 
 async def test_no_later_request_reuses_a_cache_block_of_older_weights(

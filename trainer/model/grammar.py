@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoTokenizer
 from trainer.model.batch import MicroBatch
 
 CACHE_BYTES = 256 << 20
-"""Of compiled grammars: rows may have tools of their own."""
+"""Size of the cache of compiled grammars: rows may have tools of their own."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,8 @@ import torch
 from actors.learner.rank import free_port
 from actors.weights.broadcast import SENDER, Broadcast
 from actors.weights.broadcast_sync import BroadcastSync
-from actors.weights.layout import Layout
+from actors.weights.checksum import MASK, checksum
+from actors.weights.layout import Layout, Loaded
 from actors.weights.sync import Published
 from trainer.errors import EngineFailed, RftError
 
@@ -57,7 +58,7 @@ class Engine:
         self.groups.append(info)
         self._broadcast = Broadcast(info["address"], info["rank"], info["size"], CPU)
 
-    def _receive(self, version: int, layouts: Sequence[Layout]) -> float:
+    def _receive(self, version: int, layouts: Sequence[Layout]) -> Loaded:
         assert self._broadcast is not None
         if self.dies:
             raise EngineFailed(f"{self.name} is gone")
@@ -67,16 +68,23 @@ class Engine:
         except RuntimeError as error:
             raise EngineFailed(f"{self.name} could not load weights: {error}") from error
         self.version = version
-        return 0.1
+        return self._loaded(0.1)
 
     def _stage(self, data: np.ndarray, layout: Layout) -> None:
         self._staged.append(data.tobytes())
 
-    def _swap(self, version: int) -> float:
+    def _loaded(self, pause_s: float) -> Loaded:
+        return Loaded(pause_s, (sum(number_of(data) for data in self.weights) & MASK,))
+
+    def _swap(self, version: int) -> Loaded:
         if self.dies:
             raise EngineFailed(f"{self.name} is gone")
         self.weights, self._staged, self.version = self._staged, [], version
-        return 0.2
+        return self._loaded(0.2)
+
+
+def number_of(data: bytes) -> int:
+    return checksum(torch.frombuffer(bytearray(data), dtype=torch.uint8))
 
 
 class Learner:
@@ -86,13 +94,15 @@ class Learner:
         self._broadcast: Broadcast | None = None
         self.step = 0
         self.breaks_off = False
+        self.keeps_back = 0
 
     async def bucket_plan(self, max_bytes: int) -> list[Layout]:
         return LAYOUTS
 
-    async def gather_bucket(self, index: int) -> np.ndarray:
+    async def gather_bucket(self, index: int) -> tuple[np.ndarray, int]:
         count = sum(int(np.prod(shape)) for _, _, shape in LAYOUTS[index])
-        return np.full(count, self.step + index, np.float32).view(np.uint8)
+        data = np.full(count, self.step + index, np.float32).view(np.uint8)
+        return data, number_of(data.tobytes())
 
     async def meeting_point(self) -> str:
         return f"127.0.0.1:{free_port()}"
@@ -104,6 +114,8 @@ class Learner:
         assert self._broadcast is not None
         if self.breaks_off:
             raise EngineFailed("a connection was closed")
+        bucket = bucket.copy()
+        bucket[: self.keeps_back] ^= 1
         try:
             await asyncio.to_thread(self._broadcast.send, torch.tensor(bucket))
         except RuntimeError as error:
@@ -158,6 +170,13 @@ async def test_after_a_failed_transfer_the_group_is_formed_again(transfer: Weigh
     assert [engine.weights for engine in transfer.engines] == [transfer.weights(3)] * 2
 
 
+async def test_an_engine_that_received_other_bytes_has_failed(transfer: WeightTransfer) -> None:
+    await transfer.publish(1)
+    transfer.learner.keeps_back = 1
+    outcomes = await transfer.publish(2)
+    assert [str(outcome) for outcome in outcomes] == ["it loaded other weights than the learner's version 2"] * 2
+
+
 async def test_if_no_group_can_be_formed_weights_go_through_the_object_store(transfer: WeightTransfer) -> None:
     class Alone(Learner):
         async def open_broadcast(self, address: str, size: int) -> None:
@@ -185,7 +204,7 @@ async def test_each_worker_process_of_an_engine_is_a_member(transfer: WeightTran
     sync = BroadcastSync(Four(), workers_per_engine=4)
     for engine in transfer.engines:
         engine.init_transport = Method(told.append)
-        engine.receive = Method(lambda version, layouts: 0.1)
+        engine.receive = Method(lambda version, layouts: Loaded(0.1, ()))
     await sync.deliver(await sync.collect(1), transfer.engines)
     assert {info["size"] for info in told} == {9}
     assert sorted(info["rank"] for info in told if "rank" in info) == [1, 5]

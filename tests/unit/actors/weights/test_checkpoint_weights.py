@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig
 from transformers.models.qwen3_moe import Qwen3MoeForCausalLM
 
-from actors.weights.checkpoint_weights import CheckpointWeights, as_bytes
+from actors.weights.checkpoint_weights import CheckpointWeights, as_bytes, write_model
 
 SIZES: dict[str, Any] = {
     "vocab_size": 50,
@@ -45,7 +45,7 @@ def test_names_and_values_equal_those_that_transformers_saves(model: PreTrainedM
     model.save_pretrained(tmp_path / "theirs")
     weights = weights_of(model)
     (tmp_path / "ours").mkdir()
-    weights.write(tmp_path / "ours", tmp_path / "theirs", wanted=True)
+    write_model(weights.copies(wanted=True), tmp_path / "ours", tmp_path / "theirs", torch.float32)
     theirs, ours = (saved_weights(tmp_path / name) for name in ("theirs", "ours"))
     assert ours.keys() == theirs.keys()
     for name, tensor in theirs.items():
@@ -100,7 +100,8 @@ def test_shards_have_an_index_and_load(tmp_path: Path) -> None:
     model.save_pretrained(source)
     (source / "chat_template.jinja").write_text("{{ messages }}")
     folder.mkdir()
-    weights_of(model, torch.bfloat16).write(folder, source, wanted=True, shard_bytes=10_000)
+    shards = weights_of(model, torch.bfloat16).copies(wanted=True, shard_bytes=10_000)
+    write_model(shards, folder, source, torch.bfloat16)
     index = json.loads((folder / "model.safetensors.index.json").read_text())
     assert len(set(index["weight_map"].values())) > 1
     assert (folder / "chat_template.jinja").exists()

@@ -1,0 +1,57 @@
+"""Which engines have the learner's weights, by what they say that they loaded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from actors.weights.layout import Layout, Loaded
+from actors.weights.sync import Published, WeightSync
+from trainer.errors import EngineFailed
+
+LAYOUT: Layout = [("a", "float32", (2,)), ("b", "float32", (1,))]
+WHOLE = Loaded(0.5, (7, 7))
+
+
+class Source:
+    async def bucket_plan(self, max_bytes: int) -> list[Layout]:
+        return [LAYOUT, LAYOUT]
+
+    async def gather_bucket(self, index: int) -> tuple[Any, int]:
+        return f"bucket {index}", [(1 << 64) - 1, 8][index]
+
+
+@pytest.fixture
+def sync() -> WeightSync:
+    return WeightSync(Source())
+
+
+@pytest.fixture
+async def published(sync: WeightSync) -> Published:
+    return await sync.collect(3)
+
+
+async def test_the_learner_s_checksums_are_added_up(published: Published) -> None:
+    assert published.checksum == 7
+    assert published.buckets == (("bucket 0", LAYOUT), ("bucket 1", LAYOUT))
+
+
+async def test_an_engine_one_of_whose_processes_loaded_other_bytes_has_failed(
+    sync: WeightSync, published: Published
+) -> None:
+    assert sync.compared(published, WHOLE) == 0.5
+    failed = sync.compared(published, Loaded(0.5, (7, 6)))
+    assert isinstance(failed, EngineFailed)
+    assert failed.message == "it loaded other weights than the learner's version 3"
+
+
+async def test_an_engine_whose_parameters_missed_a_tensor_has_failed_if_another_took_it(
+    sync: WeightSync, published: Published
+) -> None:
+    missed = Loaded(0.5, (7,), ("b",))
+    assert sync.compared(published, missed) == 0.5, "perhaps this model transforms it"
+    assert sync.untaken == ("b",)
+    assert sync.compared(published, WHOLE) == 0.5
+    failed = sync.compared(published, missed)
+    assert isinstance(failed, EngineFailed) and failed.message == "version 3 of 1 tensors was not loaded: b"
