@@ -21,7 +21,7 @@ from torch import distributed as dist
 
 from actors.learner.process_group import join
 from actors.learner.sizes import BUCKET_ELEMENTS, ranks_stage
-from actors.learner.state import Snapshot, copy_state, load_state
+from actors.learner.state import Snapshot, copy_state, load_deepspeed, load_state
 from actors.runtime.exporter import MetricsAddress
 from actors.weights.broadcast import SENDER, Broadcast
 from actors.weights.checkpoint_weights import CheckpointWeights, ParameterNames, as_bytes, save_tensors, write_model
@@ -311,7 +311,7 @@ class LearnerRank:
                 f"an older version wrote {folder} with {before}, which only a learner with the same can load, not one "
                 f"with {self._layout}; continue with {before} until the next checkpoint, which any learner can load"
             )
-        self._engine.load_checkpoint(str(folder / TRAINING_STATE), tag=DEEPSPEED)
+        load_deepspeed(self._engine, folder / TRAINING_STATE, DEEPSPEED)
 
     @property
     def _layout(self) -> LearnerLayout:

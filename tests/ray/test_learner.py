@@ -24,6 +24,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from actors.engine.structure import turn_structure
 from actors.learner.group import LearnerGroup
 from actors.learner.rank import LearnerConfig
+from actors.learner.sizes import snapshot_bytes
 from actors.weights.checksum import checksum
 from tests.support.old_version import old_version
 from tests.support.paths import BASE
@@ -230,12 +231,17 @@ async def test_a_checkpoint_of_one_layout_loads_into_any_other(
     await at[0].step(broken_rollouts(), version=2)
     await save(at[0], new(tmp_path / "0"))
     wanted, state = (await at[0].step(rollouts(3), version=3)).metrics["loss"], saved_state(tmp_path / "0")
-    assert state["step"] == 2
+    assert state.pop("step") == 2
+    parameters = sum(tensor.numel() for name, tensor in state.items() if name.startswith("weight "))
+    if layouts[0].ranks == 1:  # more ranks round up
+        copied = sum(t.nbytes for t in (*state.values(), *load_file(tmp_path / "0" / "model.safetensors").values()))
+        assert copied == snapshot_bytes(parameters, rank=0, ranks=1, stage=0, in_bfloat16=False)
     for i in range(1, len(way)):
         await at[i].build(configs[i])
         assert await at[i].load(tmp_path / str(i - 1)) == Converted(layouts[i - 1], layouts[i])
         await save(at[i], new(tmp_path / str(i)))
         converted = saved_state(tmp_path / str(i))
+        assert converted.pop("step") == 2
         assert converted.keys() == state.keys()
         assert all(torch.equal(converted[name], tensor) for name, tensor in state.items())
         progress = json.loads((tmp_path / str(i) / "learner.json").read_text())
