@@ -107,6 +107,7 @@ class Rollout:
         loss_mask: [T] bool, True for tokens that the engine sampled; only these are trained on.
         logprobs: [T] float32, log-probability under the engine at the sampling temperature; 0 where masked out.
         versions: [T] int32, the policy version that sampled the token; -1 where masked out.
+        structure: The structural tag that constrained the decoding of each turn; None without a response format.
     """
 
     trace_id: str
@@ -125,6 +126,7 @@ class Rollout:
     reward: float
     reasoning_tokens: int = 0
     wall_s: float = 0.0
+    structure: str | None = None
 
     @property
     def num_sampled(self) -> int:
@@ -205,13 +207,14 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class TrainSequence:
-    """One rollout as the learner needs it: arrays [T] as in `Rollout`, and one advantage for all its tokens."""
+    """One rollout as the learner needs it: arrays [T] and structure as in `Rollout`, one advantage for all tokens."""
 
     token_ids: NDArray[np.int32]
     loss_mask: NDArray[np.bool_]
     logprobs: NDArray[np.float32]
     versions: NDArray[np.int32]
     advantage: float
+    structure: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

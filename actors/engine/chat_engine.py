@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from actors.engine.structure import cut_result, turn_structure
+from actors.engine.structure import cut_result, thought_structure, turn_structure
 from actors.engine.tokenizer import load_tokenizer
 from actors.engine.vllm_engine import Engine, EngineConfig
 from actors.runtime.calls import outcome_of
@@ -163,16 +163,18 @@ class ChatEngine:
             request.pop("tools", None)
             request.pop("tool_choice", None)
             request.pop("parallel_tool_calls", None)
+        effort = body.get("reasoning_effort")
+        budget = THINKING_TOKENS.get(EFFORTS.get(effort, effort)) if effort else settings.max_thinking_tokens
         schema = _schema_of(request.get("response_format") or {})
         if schema is not None and request.get("tool_choice", "auto") in ("auto", "none"):
             tools = request.get("tools", ()) if request.get("tool_choice", "auto") == "auto" else ()
             del request["response_format"]
-            request["structured_outputs"] = {"structural_tag": turn_structure(tools, schema)}
+            thought = thought_structure(self._renderer, budget)
+            request["structured_outputs"] = {"structural_tag": turn_structure(tools, schema, thought)}
+            budget = None  # the structure has it
         elif request.get("tool_choice") == "none":
             request["structured_outputs"] = {"structural_tag": NO_CALLS}
         if self._renderer.end_of_thought is not None:
-            effort = body.get("reasoning_effort")
-            budget = THINKING_TOKENS.get(EFFORTS.get(effort, effort)) if effort else settings.max_thinking_tokens
             request["thinking_token_budget"] = budget
         if request.get("stream"):
             request["stream_options"] = {"include_usage": True}

@@ -187,6 +187,8 @@ class Engine:
     ) -> Completion:
         """Sample one completion of `prompt` (token ids); temperature 0 is greedy, for comparisons only.
 
+        A `structure` (see `actors.engine.structure`) limits thoughts itself.
+
         Raises:
             EngineFailed: the engine died or returned nothing.
         """
@@ -203,7 +205,7 @@ class Engine:
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
             structured_outputs=StructuredOutputsParams(structural_tag=structure) if structure else None,
-            thinking_token_budget=max_thinking_tokens,
+            thinking_token_budget=None if structure else max_thinking_tokens,
             skip_clone=True,
         )
         output = None

@@ -21,7 +21,7 @@ from torch import distributed as dist
 
 from actors.learner.process_group import join
 from actors.learner.sizes import BUCKET_ELEMENTS, ranks_stage
-from actors.learner.state import Snapshot, copy_state, load_state
+from actors.learner.state import Snapshot, copy_state, load_deepspeed, load_state
 from actors.runtime.exporter import MetricsAddress
 from actors.weights.broadcast import SENDER, Broadcast
 from actors.weights.checkpoint_weights import CheckpointWeights, ParameterNames, as_bytes, save_tensors, write_model
@@ -32,6 +32,7 @@ from trainer.algorithm.schedule import learning_rate
 from trainer.errors import EngineFailed, Halted, UserError
 from trainer.loop.checkpoint import TRAINING_STATE
 from trainer.model.batch import MicroBatch, WeightedSequence, pack
+from trainer.model.grammar import Grammars
 from trainer.model.policy import DeviceBatch, Policy, load_policy
 from trainer.spec.job import AlgorithmSpec, Schedule
 from trainer.types import Converted, LearnerLayout, StepReport
@@ -90,6 +91,7 @@ class LearnerRank:
         self._weights = CheckpointWeights(policy.model, self._dtype, gather)
         self._parts: list[ParameterNames] = []
         self._broadcast: Broadcast | None = None
+        self._grammars = Grammars(config.model, config.rank_cores)
         self._snapshot: Snapshot | None = None
         self._step = 0
         self._skipped = 0
@@ -110,8 +112,9 @@ class LearnerRank:
         )
         for group in self._engine.optimizer.param_groups:
             group["lr"] = rate
-        batches = [[DeviceBatch.of(batch, self._device) for batch in update] for update in updates]
-        denominators = self._add_up([sum(batch.total_weight for batch in update) for update in updates])
+        constrained = [[self._grammars.constrain(batch) for batch in update] for update in updates]
+        batches = [[DeviceBatch.of(batch, self._device, masks) for batch, masks in update] for update in constrained]
+        denominators = self._add_up([sum(batch.total_weight for batch, _ in update) for update in constrained])
         proximal = self._proximal(batches)
         sums: Sums = {}
         norms: list[float] = []
@@ -308,7 +311,7 @@ class LearnerRank:
                 f"an older version wrote {folder} with {before}, which only a learner with the same can load, not one "
                 f"with {self._layout}; continue with {before} until the next checkpoint, which any learner can load"
             )
-        self._engine.load_checkpoint(str(folder / TRAINING_STATE), tag=DEEPSPEED)
+        load_deepspeed(self._engine, folder / TRAINING_STATE, DEEPSPEED)
 
     @property
     def _layout(self) -> LearnerLayout:

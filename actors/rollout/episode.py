@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from actors.engine.parsing import TurnParser
-from actors.engine.structure import cut_result, turn_structure
+from actors.engine.structure import cut_result, thought_structure, turn_structure
 from actors.engine.vllm_engine import Completion
 from actors.graders.sample import sample_of
 from actors.runtime.in_flight import InFlight
@@ -189,7 +189,8 @@ class EpisodeRunner:
         started = time.monotonic()
         task, limits = request.task, self._spec.limits
         trajectory = _Trajectory(self._renderer.prompt(task.messages, task.tools))
-        structure = turn_structure(task.tools, self._spec.response_schema)
+        thought = thought_structure(self._renderer, self._spec.max_thinking_tokens)
+        structure = turn_structure(task.tools, self._spec.response_schema, thought)
         answer, finish = "", None
         while finish is None:
             room = min(
@@ -227,6 +228,7 @@ class EpisodeRunner:
             reward=reward_of(self._spec.reward, grade, trajectory.num_calls, trajectory.num_sampled, busy_s),
             reasoning_tokens=trajectory.reasoning_tokens,
             wall_s=time.monotonic() - started,
+            structure=structure,
         )
 
     async def _take_turn(

@@ -107,19 +107,19 @@ def _assignments(request: Request, placement: Placement, assigned: Sequence[int 
                 gpu_bytes=None if node is None else node.usable_gpu_bytes,
             )
         yield Assignment("engine", i, placement.engine_cores, gpus, node, memory)
-    rank = None
-    if model is not None and placement.learner_ranks:
-        rank = rank_memory(
-            model,
-            job.cluster,
-            on_gpu=placement.rank_gpus > 0,
-            itemsize=itemsize,
-            longest=request.context_length,
-            keeps_start=job.method.type == "reinforcement" and job.reinforcement.algorithm.kl_coef > 0,
-        )
     for i in range(placement.learner_ranks):
-        node = node_of(placement.bundle_of_rank(i))
-        yield Assignment("learner rank", i, placement.rank_cores, placement.rank_gpus, node, rank)
+        node, memory = node_of(placement.bundle_of_rank(i)), None
+        if model is not None:
+            memory = rank_memory(
+                model,
+                job.cluster,
+                on_gpu=placement.rank_gpus > 0,
+                itemsize=itemsize,
+                longest=request.context_length,
+                keeps_start=job.method.type == "reinforcement" and job.reinforcement.algorithm.kl_coef > 0,
+                rank=i,
+            )
+        yield Assignment("learner rank", i, placement.rank_cores, placement.rank_gpus, node, memory)
 
 
 def _host_bytes(

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from actors.engine.sizes import GPU_MEMORY_SHARE, MIN_BATCHED_TOKENS, cpu_cache_bytes, kv_bytes
-from actors.learner.sizes import BUCKET_ELEMENTS, ranks_stage
+from actors.learner.sizes import BUCKET_ELEMENTS, ranks_stage, snapshot_bytes
 from actors.weights.layout import MAX_BUCKET_BYTES
 from cluster.planning.model_shape import ModelShape
 from cluster.planning.units import GIB
@@ -104,9 +104,18 @@ def engine_memory(
 
 
 def rank_memory(
-    model: ModelShape, cluster: Cluster, *, on_gpu: bool, itemsize: int, longest: int, keeps_start: bool
+    model: ModelShape,
+    cluster: Cluster,
+    *,
+    on_gpu: bool,
+    itemsize: int,
+    longest: int,
+    keeps_start: bool,
+    rank: int = 0,
 ) -> Memory:
-    """Memory of a learner rank. `longest`: the longest sequence in tokens; `keeps_start`: it holds the start model too.
+    """Memory of a learner rank; rank 0 needs most, since it copies the model for checkpoints.
+
+    `longest`: the longest sequence in tokens; `keeps_start`: it holds the start model too.
 
     Weights, gradients and optimizer by ZeRO's stages (Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward
     Training Trillion Parameter Models", section 5), with what DeepSpeed 0.19 does in our settings: Adam's two moments
@@ -134,10 +143,13 @@ def rank_memory(
     }
     # Rank 0 copies its tensors, then packs the copy into the bucket that it sends.
     leaving = {"leaving weights": 2 * min(MAX_BUCKET_BYTES, parameters * itemsize)}
+    # A checkpoint is copied into the node's memory and written from there while training goes on.
+    snapshot = snapshot_bytes(parameters, rank=rank, ranks=ranks, stage=stage, in_bfloat16=itemsize == 2)
     if not on_gpu:
-        return Memory(host={"processes": RANK_PROCESS_BYTES["cpu"]} | work | leaving)
-    # Each rank loads the whole model on its node before it moves its part to its GPU.
-    host = {"processes": RANK_PROCESS_BYTES["cuda"], "loading": parameters * itemsize} | leaving
+        return Memory(host={"processes": RANK_PROCESS_BYTES["cpu"]} | work | leaving | {"snapshot": snapshot})
+    # Each rank first loads the whole model on its node, before it moves its part to its GPU.
+    loading_or_snapshot = {"loading or snapshot": max(parameters * itemsize, snapshot)}
+    host = {"processes": RANK_PROCESS_BYTES["cuda"]} | loading_or_snapshot | leaving
     return Memory(gpu=work | {"context": CUDA_CONTEXT_BYTES}, host=host)
 
 

@@ -23,8 +23,11 @@ from cluster.planning.nodes import HEADROOM, Node
 from cluster.planning.placement import Assignment, size
 from cluster.planning.plan import plan_of
 from cluster.planning.proposal import propose
+from cluster.planning.stop_time import ASSUMED_WRITE_BYTES_PER_S, StopTime
 from trainer.errors import InvalidJob, Problem
 from trainer.spec.job_file import read_job
+
+STOP_TIMES = ("checkpoint_bytes", "write_bytes_per_s", "checkpoint_s", "update_s", "wait_s", "grace_s")
 
 
 def request_of_file(path: Path, nodes: Sequence[Node]) -> Request:
@@ -55,8 +58,9 @@ def print_planned(console: Console, request: Request, *, proposed: bool, as_json
     request = request.with_settings(settings or {})
     plan = plan_of(request)
     estimate = estimate_of(request, plan) if plan.fits else None
+    stop = stop_time_of(request, estimate)
     if as_json:
-        found = plan_as_json(plan, estimate) | ({"proposal": settings} if proposed else {})
+        found = plan_as_json(plan, estimate, stop) | ({"proposal": settings} if proposed else {})
         console.print(json.dumps(found), highlight=False, markup=False, soft_wrap=True)
         return plan.fits
     if settings is not None:
@@ -64,7 +68,16 @@ def print_planned(console: Console, request: Request, *, proposed: bool, as_json
     print_cluster_plan(console, plan)
     if estimate is not None:
         print_estimate(console, estimate)
+    if stop is not None:
+        print_stop_time(console, stop)
     return plan.fits
+
+
+def stop_time_of(request: Request, estimate: Estimate | None) -> StopTime | None:
+    """The time to stop a run, at a speed that is assumed; None for a layout that does not fit."""
+    if request.model is None or estimate is None:
+        return None
+    return StopTime(request.model.num_parameters, ASSUMED_WRITE_BYTES_PER_S, estimate.learning_s)
 
 
 def print_cluster_plan(console: Console, plan: ClusterPlan) -> None:
@@ -113,6 +126,15 @@ def print_estimate(console: Console, estimate: Estimate) -> None:
     say = partial(console.print, highlight=False, soft_wrap=True)
     say(f"estimated, not measured: a step takes {_time(estimate.step_s)} ({parts}); {total}")
     say(f"  assumed: {'; '.join(estimate.assumptions)}; validation and test are not counted")
+
+
+def print_stop_time(console: Console, stop: StopTime) -> None:
+    """Print what a stop takes, and the settings of Ray and Kubernetes that leave time for it."""
+    parts = f"an update of up to {_time(stop.update_s)}, and {_time(stop.checkpoint_s)} for a checkpoint of "
+    parts += f"{size(stop.checkpoint_bytes)} at an assumed {size(stop.write_bytes_per_s)} a second"
+    say = partial(console.print, highlight=False, soft_wrap=True)
+    say(f"a stop takes {parts}: RAY_JOB_STOP_WAIT_TIME_S={stop.wait_s}, terminationGracePeriodSeconds: {stop.grace_s}")
+    say("  `agent-rft check` measures that speed where the run will write")
 
 
 def _time(seconds: float) -> str:
@@ -188,7 +210,7 @@ def _known(num_bytes: int | None) -> str:
     return "unknown" if num_bytes is None else size(num_bytes)
 
 
-def plan_as_json(plan: ClusterPlan, estimate: Estimate | None = None) -> dict[str, Any]:
+def plan_as_json(plan: ClusterPlan, estimate: Estimate | None = None, stop: StopTime | None = None) -> dict[str, Any]:
     """The plan as JSON values; memory in bytes."""
     return {
         "fits": plan.fits,
@@ -214,6 +236,7 @@ def plan_as_json(plan: ClusterPlan, estimate: Estimate | None = None) -> dict[st
         "warnings": [_problem(warning) for warning in plan.warnings],
         "problems": [_problem(problem) for problem in (*plan.lacking, *plan.problems)],
         "estimate": None if estimate is None else _estimate(estimate),
+        "stop": None if stop is None else {"measured": False} | {name: getattr(stop, name) for name in STOP_TIMES},
     }
 
 

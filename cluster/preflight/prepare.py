@@ -15,8 +15,9 @@ from actors.grading.python_nodes import check_sandbox
 from cluster.planning.context import context_of, context_problems
 from cluster.planning.layout import ClusterPlan
 from cluster.planning.nodes import Node
-from cluster.planning.placement import Placement
+from cluster.planning.placement import Placement, size
 from cluster.planning.plan import plan_placement
+from cluster.planning.stop_time import CHECKPOINT_BYTES_PER_PARAMETER, PROMPT_S, StopTime
 from cluster.preflight.dry_run import dry_run_problems
 from cluster.preflight.form_check import TOOLS
 from cluster.preflight.limits import resource_problems
@@ -24,7 +25,7 @@ from cluster.preflight.model import LoadableModel, read_model
 from cluster.preflight.resumed import Began, lost_rows
 from cluster.preflight.rows import length_problems, read_files, rows_of
 from cluster.preflight.same_job import Change
-from cluster.preflight.space import Free, folder_problems, space_problems
+from cluster.preflight.space import Free, folder_problems, space_problems, write_speed
 from cluster.preflight.static import invalid_job, method_problems
 from trainer.data.chat import Renderer
 from trainer.errors import GraderFailed, Problem, UserError
@@ -59,6 +60,8 @@ class Prepared:
     choices: tuple[Choice, ...] = ()
     changes: tuple[Change, ...] = ()
     warnings: tuple[str, ...] = ()
+    stop: StopTime | None = None
+    """The time for a checkpoint at the speed measured here; None without a learner, or if it cannot be measured."""
 
     @property
     def placement(self) -> Placement:
@@ -132,6 +135,7 @@ async def prepare(
         wrong += await dry_run_problems(job.reinforcement, good, operator) if good else []
     if wrong or model is None or plan is None:
         raise invalid_job(wrong or tolerated)
+    stop = _stop_time(model.shape.num_parameters, runs) if learner else None
     return Prepared(
         job=job.model_copy(update={"model": str(model.path)}),
         plan=plan,
@@ -148,8 +152,23 @@ async def prepare(
             *map(_as_warning, invalid_job(tolerated).problems),
             *(f"{lack.message}; the job waits for nodes" for lack in cluster.lacking),
             *(f"{warning.message}; {warning.remedy}" for warning in cluster.warnings),
+            *(() if stop is None or stop.checkpoint_s <= PROMPT_S else (_long_stop(stop),)),
             *_warnings(job, plan, model, files),
         ),
+        stop=stop,
+    )
+
+
+def _stop_time(num_parameters: int, runs: Path) -> StopTime | None:
+    speed = write_speed(runs, num_parameters * CHECKPOINT_BYTES_PER_PARAMETER)
+    return None if speed is None else StopTime(num_parameters, speed)
+
+
+def _long_stop(stop: StopTime) -> str:
+    speed = f"{size(stop.write_bytes_per_s)} a second, measured"
+    return (
+        f"a stop takes longer than {PROMPT_S:g} s: the update in progress, then about {stop.checkpoint_s:.0f} s for a "
+        f"checkpoint of {size(stop.checkpoint_bytes)} ({speed}); whatever stops this run must wait so long"
     )
 
 

@@ -5,17 +5,23 @@ from __future__ import annotations
 import math
 import os
 import shutil
+import tempfile
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from actors.learner.sizes import STATE_BYTES
 from cluster.planning.node_sizes import MANY_GPUS_SHM_BYTES
 from cluster.planning.placement import Placement, size
 from trainer.errors import Problem
 from trainer.loop.checkpoint import KEEP_BEST
 from trainer.spec.plan import Plan
 
-CHECKPOINT_BYTES_PER_PARAMETER = 16
-"""Measured: the weights for engines, and the optimizer state (weights and two moments in float32)."""
+NUM_WHOLE = 2
+"""Checkpoints with the optimizer's state: the last one and the one being written. The best ones have weights only."""
+SAMPLE_BYTES = 64 << 20
+SAMPLE_S = 0.5
 MIN_FREE_DISK_BYTES = 64 << 20
 SHM = Path("/dev/shm")
 
@@ -31,6 +37,24 @@ class Free:
     def measured(cls, runs: Path) -> Free:
         shm = shutil.disk_usage(SHM).free if SHM.is_dir() else None
         return cls(shutil.disk_usage(_existing(runs)).free, shm)
+
+
+def write_speed(runs: Path, checkpoint_bytes: int, now: Callable[[], float] = time.perf_counter) -> float | None:
+    """Bytes a second that reach the disk of `runs`: a small file is written there, and removed; None if it cannot be.
+
+    It is at most a sixteenth of a checkpoint, and half a second; a disk's or a network's buffers may still flatter it.
+    """
+    piece, wanted = os.urandom(1 << 20), min(SAMPLE_BYTES, checkpoint_bytes // 16)
+    written, began = 0, now()
+    try:
+        with tempfile.TemporaryFile(dir=_existing(runs)) as file:
+            while not written or (written < wanted and now() - began < SAMPLE_S):
+                written += file.write(piece)
+                file.flush()
+                os.fsync(file.fileno())
+    except OSError:
+        return None
+    return written / max(now() - began, 1e-6)
 
 
 def folder_problems(runs: Path) -> list[Problem]:
@@ -54,15 +78,19 @@ def space_problems(
 ) -> list[Problem]:
     """Too little disk for checkpoints, or too little shared memory for copies of the weights.
 
-    Disk holds the checkpoints that are kept and the one being written; `num_written` are there already. A run without a
-    learner has neither checkpoints nor weights to transfer. Shared memory is checked with `one_node` only: that of
-    other nodes is not visible here.
+    Disk holds the checkpoints that are kept and the one being written; `num_written` are there already, one of them
+    with the optimizer's state. A run without a learner has neither checkpoints nor weights to transfer. Shared memory
+    is checked with `one_node` only: that of other nodes is not visible here.
     """
     problems = []
     trains = placement.learner_ranks > 0
-    checkpoints = min(KEEP_BEST + 2, math.ceil(plan.steps / plan.eval_interval)) if trains else 0
-    checkpoints = max(checkpoints - num_written, min(checkpoints, 1))
-    disk = checkpoints * num_parameters * CHECKPOINT_BYTES_PER_PARAMETER + MIN_FREE_DISK_BYTES
+    whole = min(NUM_WHOLE, plan.steps) if trains else 0
+    best = min(KEEP_BEST, math.ceil(plan.steps / plan.eval_interval), plan.steps - whole) if trains else 0
+    if num_written:
+        whole, best = min(whole, 1), max(0, best - (num_written - 1))
+    checkpoints = whole + best
+    per_parameter = checkpoints * placement.bytes_per_weight + whole * STATE_BYTES
+    disk = num_parameters * per_parameter + MIN_FREE_DISK_BYTES
     if free.disk_bytes < disk:
         what = f"{checkpoints} checkpoint{'s' * (checkpoints > 1)}" if trains else "traces"
         message = f"{size(free.disk_bytes)} are free on the disk of {runs}, {what} may take {size(disk)}"

@@ -1,7 +1,7 @@
-"""The Ray job that this process runs in, if any: its status message, and how long `ray job stop` waits.
+"""The Ray job that this process runs in, if any: its status message, its end, and how long `ray job stop` waits.
 
-The message is shown by the dashboard and `ray job list`. Outside a submitted Ray job all of this does nothing, and a
-message that cannot be written is dropped.
+The message is shown by the dashboard and `ray job list`. Outside a submitted Ray job all of this does nothing, and what
+cannot be written is dropped.
 """
 
 from __future__ import annotations
@@ -10,22 +10,33 @@ import asyncio
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import ray
+from ray._raylet import GcsClient  # type: ignore[attr-defined]  # compiled
 from ray.dashboard.modules.job.common import JobInfoStorageClient, JobStatus
 from ray.exceptions import RayError
 
+from cluster.planning.stop_time import StopTime
 from cluster.records.redact import plain
+from trainer.errors import InvalidJob
 from trainer.events import PhaseBegan, StepDone
 from trainer.run_events import RunEvent
 
 WRITE_TIMEOUT_S = 10
+REFUSED = 2
+"""The exit code of an invalid job."""
+STOP_WAIT = "RAY_JOB_STOP_WAIT_TIME_S"
 NEEDED_TO_STOP_S = 60
+"""If it is not known how long a checkpoint takes."""
 RAYS_STOP_WAIT_S = 3
 """Ray's default time between SIGTERM and SIGKILL when it stops a driver."""
 
 RAYS_COPIES = "working_dir_files"
+
+PASSING = {"tool_failed", "grader_failed", "session_failed", "no_free_resources", "no_cluster"}
+"""Problem codes of what may be gone at the next try: an endpoint that does not answer yet, or no room."""
 
 
 def submission_id(environment: Mapping[str, str] = os.environ) -> str | None:
@@ -35,15 +46,32 @@ def submission_id(environment: Mapping[str, str] = os.environ) -> str | None:
     return found
 
 
-def stop_warning(environment: Mapping[str, str] = os.environ) -> str | None:
+def stop_warning(stop: StopTime | None, environment: Mapping[str, str] = os.environ) -> str | None:
     """A warning if `ray job stop` would kill this process before its checkpoint is written, else None."""
-    wait_s = int(environment.get("RAY_JOB_STOP_WAIT_TIME_S", RAYS_STOP_WAIT_S))
-    if submission_id(environment) is None or wait_s >= NEEDED_TO_STOP_S:
+    wait_s = int(environment.get(STOP_WAIT, RAYS_STOP_WAIT_S))
+    needed_s = NEEDED_TO_STOP_S if stop is None else max(NEEDED_TO_STOP_S, stop.wait_s)
+    if submission_id(environment) is None or wait_s >= needed_s:
         return None
-    remedy = (
-        f'submit it with --runtime-env-json \'{{"env_vars": {{"RAY_JOB_STOP_WAIT_TIME_S": "{NEEDED_TO_STOP_S}"}}}}\''
-    )
+    remedy = f'submit it with --runtime-env-json \'{{"env_vars": {{"{STOP_WAIT}": "{needed_s}"}}}}\''
     return f"`ray job stop` kills this job after {wait_s} s, before its checkpoint is written: {remedy}"
+
+
+def refuse_for_good(error: InvalidJob, environment: Mapping[str, str] = os.environ) -> None:
+    """End this process's Ray job as STOPPED, which KubeRay does not retry, unless a further try may succeed.
+
+    Ray's own end of the job, as FAILED, then comes too late to change it. If Ray does not answer, the job is retried.
+    """
+    job = submission_id(environment)
+    if job is None or (error.problems and all(problem.code in PASSING for problem in error.problems)):
+        return
+    client = JobInfoStorageClient(GcsClient(address=environment["RAY_ADDRESS"]))
+    message = str(plain(f"the job was refused: {error}"))
+    with suppress(RayError, RuntimeError):
+        asyncio.run(
+            client.put_status(
+                job, JobStatus.STOPPED, message=message, driver_exit_code=REFUSED, timeout=WRITE_TIMEOUT_S
+            )
+        )
 
 
 def folder_warning(run: Path) -> str | None:

@@ -30,6 +30,9 @@ NEWS_S = 5.0
 FURTHER_S = 2.0
 """How long to wait for further engines once the first is placed; if there is room, this is enough."""
 
+RANK_NAME = ":learner-rank-"
+"""Between the run's name and the rank's index in the name of its actor."""
+
 
 class Seats:
     """The reservations of one job: requested on construction, awaited by `ready`, returned by `release`.
@@ -119,7 +122,7 @@ class Seats:
         """Ray's options for the actor of learner rank `index`."""
         placement = self._placement
         return {
-            "name": f"{self._run}:learner-rank-{index}",
+            "name": f"{self._run}{RANK_NAME}{index}",
             "num_cpus": 0 if placement.colocated else placement.rank_cores,
             "num_gpus": 0 if placement.colocated else placement.rank_gpus,
             "scheduling_strategy": self._strategy(placement.bundle_of_rank(index)),

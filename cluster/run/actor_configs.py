@@ -132,6 +132,9 @@ def _print_training(console: Console, prepared: Prepared) -> None:
         say(f"  {choice.setting}: auto is {choice.value:g} ({choice.why})", style="dim")
     if interval := str(prepared.job.cluster.checkpoint_interval):
         say(f"  a checkpoint every {interval}, beside those of validations")
+    if (stop := prepared.stop) is not None:
+        took = f"about {stop.checkpoint_s:.0f} s" if stop.checkpoint_s >= 1 else "less than a second"
+        say(f"  a checkpoint has {size(stop.checkpoint_bytes)} and takes {took}, by the speed measured here")
     if prepared.job.method.type == "reinforcement":
         limits = prepared.job.reinforcement.limits
         validation = f"{len(prepared.validation)} validation rows every {plan.eval_interval} steps"

@@ -209,7 +209,7 @@ class _Run:
             self._stream.emit(SettingChanged(setting=change.setting, now=change.now, was=change.was), skip=view)
         for warning in prepared.warnings:
             self._stream.emit(Notice(text=warning), skip=view)  # printed with the plan
-        for unsafe in () if watch is not None else (stop_warning(), folder_warning(folder.path)):
+        for unsafe in () if watch is not None else (stop_warning(prepared.stop), folder_warning(folder.path)):
             if unsafe is not None:
                 self._stream.emit(Notice(text=unsafe))
 

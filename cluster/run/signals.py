@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM: the first one stops a run gracefully, the second one at once."""
+"""SIGINT and SIGTERM: the first one stops a run gracefully, the second one at once. SIGUSR1 is a first one only."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from typing import Self
 
 STOPPED = 130
 """The exit code of a run that was stopped by a signal."""
+STOP_REQUEST = signal.SIGUSR1
+"""Stops a run gracefully however often it arrives: the hooks of several pods may send it."""
 
 
 class Signals:
@@ -30,10 +32,11 @@ class Signals:
         self._task = asyncio.current_task()
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, self._arrived)
+        asyncio.get_running_loop().add_signal_handler(STOP_REQUEST, self._requested)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM, STOP_REQUEST):
             asyncio.get_running_loop().remove_signal_handler(number)
 
     @contextmanager
@@ -44,6 +47,10 @@ class Signals:
             yield
         finally:
             self._graceful.pop()
+
+    def _requested(self) -> None:
+        if not self.count:
+            self._arrived()
 
     def _arrived(self) -> None:
         self.count += 1

@@ -125,23 +125,28 @@ def train_command(
     ] = None,
     address: ClusterAddress = None,
     config: ConfigFile = None,
+    retry_refused: Annotated[
+        bool,
+        typer.Option(help="as a Ray job: end an invalid job as FAILED, which KubeRay retries, or else as STOPPED"),
+    ] = True,
 ) -> None:
     """Check a job, then train it. The run folder has its metrics, events, traces, checkpoints and report."""
-    operator = _operator(config)
-    if run_folder is not None and resume is not None:
-        raise typer.BadParameter("give --resume or --run-folder, not both")
-    folder = resume or run_folder
-    resumed = resume is not None or (run_folder is not None and _has_checkpoint(run_folder))
-    spec = _load_accepted(job, folder) if folder is not None and resumed else _load(job, operator)
-    with importing():
-        from cluster.run.driver import train, train_in
+    with _refused(retry_refused):
+        operator = _operator(config)
+        if run_folder is not None and resume is not None:
+            raise typer.BadParameter("give --resume or --run-folder, not both")
+        folder = resume or run_folder
+        resumed = resume is not None or (run_folder is not None and _has_checkpoint(run_folder))
+        spec = _load_accepted(job, folder) if folder is not None and resumed else _load(job, operator)
+        with importing():
+            from cluster.run.driver import train, train_in
 
-    if run_folder is None:
-        training = train(spec, runs, resume, address, operator)
-    else:
-        training = train_in(spec, run_folder, address, operator)
-    with _with_lines(job):
-        outcome = asyncio.run(training)
+        if run_folder is None:
+            training = train(spec, runs, resume, address, operator)
+        else:
+            training = train_in(spec, run_folder, address, operator)
+        with _with_lines(job):
+            outcome = asyncio.run(training)
     raise typer.Exit(STOPPED if outcome == "stopped" else 0)
 
 
@@ -273,6 +278,19 @@ def _with_lines(job: Path) -> Iterator[None]:
         yield
     except InvalidJob as error:
         raise InvalidJob(error.message, with_lines(job, error.problems)) from error
+
+
+@contextmanager
+def _refused(retry: bool) -> Iterator[None]:
+    """Without `retry`, ends the Ray job that this command is in, if it refuses the job."""
+    try:
+        yield
+    except InvalidJob as error:
+        if not retry:
+            from cluster.ray_cluster.job_status import refuse_for_good
+
+            refuse_for_good(error)
+        raise
 
 
 @app.command("traces")

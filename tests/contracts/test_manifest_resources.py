@@ -17,6 +17,8 @@ from cluster.planning.nodes import Node
 from cluster.planning.units import GIB
 from cluster.preflight.prepare import prepare
 from cluster.preflight.space import Free
+from cluster.ray_cluster.job_status import STOP_WAIT
+from cluster.run import pre_stop
 from serve.cli.main import app
 from tests.contracts.manifests import (
     CLUSTERS,
@@ -79,6 +81,23 @@ def test_the_job_fits_according_to_the_plan(overlay: str, model: Mapping[str, in
     assert {place["role"] for place in plan["places"]} == {"engine", "learner rank"}
     for place in plan["places"]:  # each in its own worker group
         assert place["node"].startswith(place["role"].split()[0]), place
+
+
+@jobs
+def test_pods_that_hold_a_run_let_it_save_a_checkpoint(
+    overlay: str, model: Mapping[str, int] | None, tmp_path: Path
+) -> None:
+    """The head has the drivers, the learner's pod the ranks; engines are not needed for it."""
+    needed = planned(overlay, model, list(ray_pods(cluster_spec(one(overlay, "RayJob")))), tmp_path)["stop"]
+    for kind in CLUSTERS:
+        pods = {pod.group: pod for pod in ray_pods(cluster_spec(one(overlay, kind)))}
+        assert "lifecycle" not in pods["engine"].container
+        for pod in (pods["head"], pods["learner"]):
+            python, option, module = pod.container["lifecycle"]["preStop"]["exec"]["command"]
+            assert (python, option, module) == ("python", "-m", pre_stop.__name__)
+            (wait,) = [v["value"] for v in pod.container["env"] if v["name"] == STOP_WAIT]
+            assert int(wait) >= needed["wait_s"]
+            assert pod.spec["terminationGracePeriodSeconds"] - int(wait) == needed["grace_s"] - needed["wait_s"]
 
 
 def test_an_object_store_that_is_smaller_than_the_weights_is_warned_of(tmp_path: Path) -> None:
@@ -166,12 +185,14 @@ def model_folder(folder: Path, sizes: Mapping[str, int]) -> Path:
     return folder
 
 
-def test_a_job_is_retried_and_its_run_folder_outlives_the_cluster() -> None:
+def test_a_job_is_retried_unless_it_is_invalid_and_its_run_folder_outlives_the_cluster() -> None:
     for overlay in OVERLAYS:
         spec = one(overlay, "RayJob")["spec"]
         assert spec["backoffLimit"] > 0 and spec["shutdownAfterJobFinishes"] is True
+        assert spec["ttlSecondsAfterFinished"] <= 60  # until then its GPUs are idle
         assert spec["submissionMode"] == "HTTPMode"
-        folder = spec["entrypoint"].split("--run-folder ")[1]
+        *_, folder, refused = spec["entrypoint"].split()
+        assert refused == "--no-retry-refused"
         head = next(ray_pods(spec["rayClusterSpec"]))
         volumes = {volume["name"]: volume for volume in head.spec["volumes"]}
         (mount,) = [m for m in head.container["volumeMounts"] if Path(folder).is_relative_to(m["mountPath"])]

@@ -59,23 +59,39 @@ def main() -> None:
 
 
 def rayjob(pods: Pods, folder: Path) -> dict[str, Any]:
-    """Kills the cluster after the first checkpoint and runs the same command on a second one."""
+    """An invalid job, and one that goes on after its cluster was killed, and after its pods were evicted."""
     job = one(OVERLAY, "RayJob")
+    spec = cluster_spec(job)
     deployment = one(OVERLAY, "Deployment")["spec"]["template"]["spec"]
     container = deployment["containers"][0]
     pods.start("ledger", deployment, [*container["command"], *container["args"]])
-    pods.start_cluster(cluster_spec(job), "first")
+    pods.start_cluster(spec, "first")
     _until(lambda: _listens(LEDGER, 8002), "the ledger's servers")
+    invalid = job["spec"] | {"entrypoint": job["spec"]["entrypoint"].replace("job.yaml", "agent-rft.yaml")}
+    _submit({"spec": invalid}, "invalid")
+    _until(lambda: _ended("invalid"), "the end of the invalid job")
+    found = {"invalid": _info("invalid")}
     _submit(job, "first")
     checkpoints = folder / "state" / "runs" / "job" / "checkpoints"
-    _until(lambda: any(checkpoints.glob("step-??????")) or _ended("first"), "a checkpoint", partial(_log, "first"))
-    if _ended("first"):
-        return {"first": _status("first"), "log": _log("first")}
+
+    def saved() -> int:
+        return max((int(path.name[-6:]) for path in checkpoints.glob("step-??????")), default=0)
+
+    _until(lambda: saved() or _ended("first"), "a checkpoint", partial(_log, "first"))
     pods.kill("first")
-    pods.start_cluster(cluster_spec(job), "second")
+    before = saved()
+    pods.start_cluster(spec, "second")
     _submit(job, "second")
-    _until(lambda: _ended("second"), "the job's end", partial(_log, "second"))
-    return {"first": "lost", "second": _status("second"), "log": _log("second")}
+    _until(lambda: saved() > before or _ended("second"), "a further checkpoint", partial(_log, "second"))
+    hooks = [pods.pre_stop(f"second-{pod.group}", pod) for pod in ray_pods(spec) if "lifecycle" in pod.container]
+    found["hooks"] = [hook.wait() for hook in hooks]
+    _until(lambda: _ended("second"), "Ray's word about the end", partial(_log, "second"))
+    found["second"] = _info("second")
+    pods.kill("second")
+    pods.start_cluster(spec, "third")
+    _submit(job, "third")
+    _until(lambda: _ended("third"), "the job's end", partial(_log, "third"))
+    return found | {"third": _info("third")}
 
 
 def rayservice(pods: Pods, folder: Path) -> dict[str, Any]:
@@ -165,12 +181,29 @@ class Pods:
         self._running[name] = process
         return process
 
+    def pre_stop(self, name: str, pod: RayPod) -> subprocess.Popen[bytes]:
+        """Starts a pod's preStop hook inside its container, as its user."""
+        context, command = pod.spec["securityContext"], pod.container["lifecycle"]["preStop"]["exec"]["command"]
+        (init,) = self._inits(self._running[name])
+        enter = ["nsenter", f"--target={init}", "--mount", "--pid"]
+        enter += [f"--setuid={context['runAsUser']}", f"--setgid={context['runAsGroup']}"]
+        if os.stat(f"/proc/{init}/ns/user").st_ino != os.stat("/proc/self/ns/user").st_ino:
+            enter.append("--user")
+        with (self._folder / "logs" / f"{name}-hook.log").open("ab") as log:
+            environment = self._environment(pod.container)
+            return subprocess.Popen([*enter, "--", *command], env=environment, stdout=log, stderr=log)
+
+    @staticmethod
+    def _inits(process: subprocess.Popen[str]) -> list[int]:
+        """The first process of a pod."""
+        return [int(child) for child in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+
     def kill(self, cluster: str) -> None:
         """Kills a cluster by SIGKILL to each pod's init process, with which the kernel ends the pod's others."""
         for name, process in self._running.items():
             if name.startswith(cluster):
-                for child in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
-                    os.kill(int(child), signal.SIGKILL)
+                for child in self._inits(process):
+                    os.kill(child, signal.SIGKILL)
                 process.wait()
 
     def _environment(self, container: Any) -> dict[str, str]:
@@ -207,9 +240,11 @@ def _submit(job: Any, name: str) -> None:
     assert code == 200, text
 
 
-def _status(name: str) -> str:
+def _info(name: str) -> dict[str, Any]:
+    """What Ray says of a job; KubeRay retries it if its status is FAILED."""
     code, text = _ask("GET", f"{DASHBOARD}/api/jobs/{name}")
-    return str(json.loads(text)["status"]) if code == 200 else text
+    found = json.loads(text) if code == 200 else {"status": text}
+    return {key: found.get(key) for key in ("status", "driver_exit_code", "message")}
 
 
 def _log(name: str) -> str:
@@ -217,7 +252,7 @@ def _log(name: str) -> str:
 
 
 def _ended(name: str) -> bool:
-    return _status(name) in ("SUCCEEDED", "FAILED", "STOPPED")
+    return _info(name)["status"] in ("SUCCEEDED", "FAILED", "STOPPED")
 
 
 def _ask(method: str, url: str, body: Any = None, key: str = TOKEN) -> tuple[int, str]:

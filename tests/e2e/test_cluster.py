@@ -271,6 +271,15 @@ def test_an_invalid_job_ends_with_the_commands_exit_code_and_message(jobs: tuple
     assert "nowhere.yaml" in ray_jobs.ray("logs", "wrong-1").stdout
 
 
+def test_an_invalid_job_that_is_not_to_be_retried_ends_as_stopped_and_says_why(jobs: tuple[RayJobs, Path]) -> None:
+    """KubeRay retries what has failed, on new clusters, and shows the message of what was stopped."""
+    ray_jobs, _ = jobs
+    ray_jobs.submit("wrong-2", "train", "nowhere.yaml", "--no-retry-refused")
+    info = ray_jobs.info("wrong-2")
+    assert (info["status"], info["driver_exit_code"]) == ("STOPPED", 2), info["message"]
+    assert "the job was refused: " in info["message"] and "nowhere.yaml" in info["message"]
+
+
 def test_no_actor_is_left_on_the_cluster(observed: Observed, jobs: tuple[RayJobs, Path]) -> None:
     assert "ALIVE" not in jobs[0].actors().values()
 

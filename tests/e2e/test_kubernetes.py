@@ -19,11 +19,12 @@ import yaml
 from cryptography.fernet import Fernet
 
 from cluster.records.run_folder import RunFolder
+from cluster.run.signals import STOPPED
 from tests.contracts.manifests import one
 from tests.support.paths import LEDGER
-from trainer.events import JobResumed
+from trainer.events import JobEnded, JobResumed
 
-STEPS, BATCH = 3, 4
+STEPS, BATCH = 6, 4
 TIMEOUT_S = 900
 """Far more than a scenario takes on two free cores."""
 
@@ -69,13 +70,21 @@ def in_namespaces(scenario: str, folder: Path) -> dict[str, Any]:
 
 @pytest.mark.nightly
 @pytest.mark.timeout(TIMEOUT_S + 30)
-def test_a_job_whose_cluster_is_lost_resumes_from_its_checkpoint(folder: Path) -> None:
+def test_a_job_whose_cluster_is_lost_or_drained_goes_on_and_an_invalid_one_is_not_retried(folder: Path) -> None:
     found = in_namespaces("rayjob", folder)
-    assert (found["first"], found.get("second")) == ("lost", "SUCCEEDED"), found["log"]
+    invalid, second, third = found["invalid"], found["second"], found["third"]
+    assert (invalid["status"], invalid["driver_exit_code"]) == ("STOPPED", 2), invalid
+    assert "the job was refused" in invalid["message"]
+    assert found["hooks"] == [0, 0]
+    assert (second["status"], second["driver_exit_code"]) == ("FAILED", STOPPED), second  # retried
+    assert third["status"] == "SUCCEEDED", third
     run = RunFolder(folder / "state" / "runs" / "job")
     assert [metrics["step"] for metrics in run.metrics()] == list(range(1, STEPS + 1))
-    (resumed,) = [event.event for event in run.events() if isinstance(event.event, JobResumed)]
-    assert resumed.step
+    events = [event.event for event in run.events()]
+    lost, drained = [event.step for event in events if isinstance(event, JobResumed)]
+    assert 0 < lost < drained
+    (ended, done) = [event.outcome for event in events if isinstance(event, JobEnded)]
+    assert (ended, done) == ("stopped", "done")
     model = run.checkpoints / f"step-{STEPS:06d}"
     assert (model / "config.json").exists()
     assert model.stat().st_uid != 0 or os.getuid() != 0

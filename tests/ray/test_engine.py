@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,10 @@ import pytest_asyncio
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from actors.engine.chat_engine import ChatEngine
 from actors.engine.parsing import VllmParser
 from actors.engine.sizes import MIN_BATCHED_TOKENS
-from actors.engine.structure import turn_structure
+from actors.engine.structure import thought_structure, turn_structure
 from actors.engine.vllm_engine import SHM, Completion, Engine, EngineConfig
 from actors.rollout.fleet import CANARY_LIMITS
 from actors.weights.checksum import checksum
@@ -25,8 +27,13 @@ from actors.weights.layout import Layout, Loaded
 from actors.weights.shared_memory import PREFIX
 from tests.support.paths import BASE
 from tests.support.shared_memory import left_behind
-from trainer.data.chat import Renderer
+from trainer.data.chat import THOUGHT_MARKS, Renderer
 from trainer.errors import EngineFailed
+from trainer.model.batch import pack
+from trainer.model.grammar import Grammars
+from trainer.model.policy import DeviceBatch, load_policy
+from trainer.spec.serving import ServeSettings
+from trainer.types import TrainSequence
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
@@ -35,28 +42,63 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module")
-def renderer() -> Renderer:
-    return Renderer(AutoTokenizer.from_pretrained(BASE))
+SCHEMA = {
+    "type": "object",
+    "properties": {"answer": {"type": "integer", "minimum": 10, "maximum": 99}},
+    "required": ["answer"],
+    "additionalProperties": False,
+}
+NUMBER = {"type": "integer", "minimum": 1000, "maximum": 9999}
+"""Without white space: in objects the model, which never learned JSON, often samples nothing else."""
+THINKING_TOKENS = 8
 
 
 @pytest.fixture(scope="module")
-def model() -> Any:
-    return AutoModelForCausalLM.from_pretrained(BASE, dtype=torch.float32).eval()
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The example's model with marks of thoughts; it starts a thought where it would call a tool."""
+    folder = tmp_path_factory.mktemp("thinking")
+    tokenizer = AutoTokenizer.from_pretrained(BASE)
+    tokenizer.add_tokens(list(THOUGHT_MARKS))
+    tokenizer.save_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(BASE, dtype=torch.float32)
+    model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    with torch.no_grad():
+        weight = model.get_input_embeddings().weight
+        weight[-2], weight[-1] = weight[tokenizer.encode("<tool_call>\n", add_special_tokens=False)[0]], 0
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def renderer(base: Path) -> Renderer:
+    return Renderer(AutoTokenizer.from_pretrained(base))
+
+
+@pytest.fixture(scope="module")
+def model(base: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32).eval()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def engine() -> AsyncIterator[Engine]:
-    # The example's model has no thoughts; the test of their limit treats tool calls as thoughts.
-    marks = ("<tool_call>\n", "\n</tool_call>")
-    engine = Engine(EngineConfig(str(BASE), "float32", 1024, max_num_seqs=32, seed=0, thought_marks=marks))
-    await engine.start()
-    await engine.init_transport({})
-    yield engine
-    engine.shutdown()
+async def served(base: Path) -> AsyncIterator[ChatEngine]:
+    config = EngineConfig(str(base), "float32", 1024, max_num_seqs=32, seed=0)
+    settings = ServeSettings(context_length=1024, max_completion_tokens=200, max_thinking_tokens=THINKING_TOKENS)
+    served = ChatEngine(config, settings)
+    assert await served.start() is None
+    yield served
+    await served.shutdown()
+    vars(served).clear()
     gc.collect()  # closes what a killed engine left open while such warnings are ignored
     assert not [file for file in psutil.Process().open_files() if file.path.startswith(f"{SHM}/{PREFIX}")]
     assert left_behind() == set()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def engine(served: ChatEngine) -> Engine:
+    engine = served._engine
+    assert engine is not None
+    await engine.init_transport({})
+    return engine
 
 
 @pytest.fixture(scope="module")
@@ -110,6 +152,67 @@ async def test_an_unchanged_policy_has_ratio_one_at_any_temperature(
     assert np.concatenate(ratios) == pytest.approx(1.0, abs=0.02)
 
 
+@pytest.mark.parametrize("thought", ["none", "optional", "opened"])
+async def test_under_a_response_format_the_learner_has_the_engines_log_probabilities(
+    engine: Engine, renderer: Renderer, base: Path, prompt: list[int], thought: str
+) -> None:
+    start, end = renderer.thought_marks
+    renderer.thought = thought
+    structure = turn_structure((), NUMBER, thought_structure(renderer, THINKING_TOKENS))
+    prompt = [*prompt, start] if thought == "opened" else prompt
+    completions = await asyncio.gather(
+        *(generate(engine, prompt, i, max_tokens=60, structure=structure, temperature=0.7) for i in range(24))
+    )
+    whole = [completion.token_ids for completion in completions if completion.stopped]
+    assert whole
+    assert all(1000 <= int(renderer.text(_without_thought(ids, end))) <= 9999 for ids in whole)
+    lengths = {ids.index(end) if end in ids else -1 for ids in whole}
+    assert max(lengths) <= THINKING_TOKENS + 1
+    assert (max(lengths) > 0) == (thought != "none")
+    [[batch]] = pack([trained(prompt, c, structure) for c in completions], num_ranks=1, budget=1 << 20)
+    kept, masks = Grammars(base).constrain(batch)
+    assert (kept.weights == 1).all()
+    policy = load_policy(base, torch.float32, temperature=0.7)
+    with torch.no_grad():
+        learner = policy(DeviceBatch.of(kept, torch.device("cpu"), masks))[0].numpy()
+        unmasked = policy(DeviceBatch.of(kept, torch.device("cpu")))[0].numpy()
+    assert np.abs(learner - batch.logprobs).mean() < 1e-3
+    assert np.exp(learner - batch.logprobs) == pytest.approx(1.0, abs=0.02)
+    assert np.abs(unmasked - batch.logprobs).mean() > 0.1
+
+
+def _without_thought(token_ids: list[int], end: int) -> list[int]:
+    return token_ids[token_ids.index(end) + 1 :] if end in token_ids else token_ids
+
+
+def trained(prompt: Sequence[int], completion: Completion, structure: str) -> TrainSequence:
+    before, sampled = [0] * len(prompt), len(completion.token_ids)
+    return TrainSequence(
+        np.array([*prompt, *completion.token_ids], np.int32),
+        np.array([*before, *[1] * sampled], np.bool_),
+        np.array([*before, *completion.logprobs], np.float32),
+        np.array([*before, *completion.versions], np.int32),
+        1.0,
+        structure,
+    )
+
+
+async def test_a_served_model_thinks_and_then_answers_in_the_schema(served: ChatEngine, renderer: Renderer) -> None:
+    start, _ = renderer.thought_marks
+    body = {
+        "messages": [{"role": "user", "content": "what was revenue of vorzen in 2015?"}],
+        "response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": NUMBER}},
+        "logit_bias": {str(start): 100},
+    }
+    answers: Any = await asyncio.gather(*(served.chat(body | {"seed": seed}) for seed in range(8)))
+    for answer in answers:
+        message = answer["choices"][0]["message"]
+        assert message["reasoning"]
+        assert answer["usage"]["completion_tokens_details"]["reasoning_tokens"] <= THINKING_TOKENS + 2
+        assert answer["choices"][0]["finish_reason"] == "stop"
+        assert 1000 <= int(message["content"]) <= 9999
+
+
 async def test_equal_seeds_give_equal_samples_and_others_do_not(engine: Engine, prompt: list[int]) -> None:
     same = await asyncio.gather(*(generate(engine, prompt, 5) for _ in range(3)))
     assert same[0].token_ids == same[1].token_ids == same[2].token_ids
@@ -127,7 +230,7 @@ async def test_the_end_token_is_sampled_and_kept(engine: Engine, renderer: Rende
 
 
 async def test_a_thought_is_ended_at_its_limit(engine: Engine, renderer: Renderer, prompt: list[int]) -> None:
-    start, end = renderer._encode("<tool_call>\n\n</tool_call>")
+    start, end = renderer.thought_marks
     opened = [*prompt, start]
     free = await asyncio.gather(*(generate(engine, opened, i) for i in range(8)))
     assert all(completion.token_ids.index(end) > 3 for completion in free if end in completion.token_ids)
@@ -227,15 +330,9 @@ async def test_requests_waiting_inside_during_an_update_use_only_the_new_weights
 async def test_decoding_is_constrained_to_tool_calls_or_the_schema(
     engine: Engine, renderer: Renderer, prompt: list[int]
 ) -> None:
-    schema = {
-        "type": "object",
-        "properties": {"answer": {"type": "integer", "minimum": 10, "maximum": 99}},
-        "required": ["answer"],
-        "additionalProperties": False,
-    }
     parameters = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
     tools = ({"type": "function", "function": {"name": "cat", "parameters": parameters}},)
-    structure = turn_structure(tools, schema)
+    structure = turn_structure(tools, SCHEMA)
     parser = VllmParser("hermes", renderer.tokenizer)
     completions = await asyncio.gather(
         *(generate(engine, prompt, i, max_tokens=100, structure=structure) for i in range(12))

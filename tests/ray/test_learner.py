@@ -21,11 +21,14 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from actors.engine.structure import turn_structure
 from actors.learner.group import LearnerGroup
 from actors.learner.rank import LearnerConfig
+from actors.learner.sizes import snapshot_bytes
 from actors.weights.checksum import checksum
 from tests.support.old_version import old_version
 from tests.support.paths import BASE
+from trainer.data.chat import Renderer
 from trainer.errors import Halted, RftError, UserError
 from trainer.metrics import metric_of
 from trainer.model.batch import WeightedSequence
@@ -86,6 +89,18 @@ def rollouts(seed: int, version: int = 0) -> list[TrainSequence]:
     return sequences
 
 
+def constrained(structure: str | None) -> list[TrainSequence]:
+    """Rollouts whose turns are answers of a response format; the last one is not, as if another version sampled it."""
+    renderer = Renderer(AutoTokenizer.from_pretrained(BASE))
+    sequences = []
+    for answer in ["1234", "56", "7a"]:
+        ids = [*renderer.plain("what was debt of"), *renderer.plain(answer), renderer.tokenizer.eos_token_id]
+        mask = np.arange(len(ids)) >= len(renderer.plain("what was debt of"))
+        logprobs, versions = np.where(mask, -1, 0).astype(np.float32), np.where(mask, 0, -1).astype(np.int32)
+        sequences.append(TrainSequence(np.array(ids, np.int32), mask, logprobs, versions, 1.0, structure))
+    return sequences
+
+
 def broken_rollouts() -> list[TrainSequence]:
     """They give a gradient that is not finite, on one rank only."""
     return [*rollouts(0)[1:], replace(rollouts(0)[0], advantage=float("nan"))]
@@ -123,6 +138,29 @@ async def test_an_update_does_not_depend_on_ranks_and_zero_stage(
             for name in set(wanted.metrics) - {"num_micro_batches", "computed_tokens", "padding_efficiency"}:
                 assert report.metrics[name] == pytest.approx(wanted.metrics[name], abs=ROUNDING, rel=ROUNDING), name
             assert 0.99 < report.metrics["padding_efficiency"] < 1  # the filler
+
+
+async def test_the_policy_under_a_response_format_is_trained_the_same_on_all_ranks(
+    groups: tuple[LearnerGroup, LearnerGroup],
+) -> None:
+    """Also the proximal and the start policy's probabilities are masked: before an update their gaps are 0."""
+    alone, pair = groups
+    structure = turn_structure((), {"type": "integer"})
+    config = replace(CONFIG, algorithm=AlgorithmSpec(updates_per_batch=1, kl_coef=0.1))
+    metrics = {}
+    for name, group, stage, which in (
+        ("free", alone, 0, None),
+        ("alone", alone, 0, structure),
+        ("pair", pair, 3, structure),
+    ):
+        await group.build(replace(config, zero_stage=stage))
+        metrics[name] = (await group.step(constrained(which), version=0)).metrics
+    for name in ("loss", "grad_norm", "entropy", "logprob_gap", "kl_start", "tokens_without_loss"):
+        assert metrics["pair"][name] == pytest.approx(metrics["alone"][name], abs=ROUNDING, rel=ROUNDING), name
+    assert metrics["alone"]["tokens_without_loss"] == 2  # the letter, and the end after it
+    assert metrics["alone"]["kl_start"] == pytest.approx(0, abs=1e-6)
+    assert metrics["alone"]["entropy"] != pytest.approx(metrics["free"]["entropy"], rel=0.1)
+    assert "tokens_without_loss" not in metrics["free"]
 
 
 @pytest.mark.nightly
@@ -193,12 +231,17 @@ async def test_a_checkpoint_of_one_layout_loads_into_any_other(
     await at[0].step(broken_rollouts(), version=2)
     await save(at[0], new(tmp_path / "0"))
     wanted, state = (await at[0].step(rollouts(3), version=3)).metrics["loss"], saved_state(tmp_path / "0")
-    assert state["step"] == 2
+    assert state.pop("step") == 2
+    parameters = sum(tensor.numel() for name, tensor in state.items() if name.startswith("weight "))
+    if layouts[0].ranks == 1:  # more ranks round up
+        copied = sum(t.nbytes for t in (*state.values(), *load_file(tmp_path / "0" / "model.safetensors").values()))
+        assert copied == snapshot_bytes(parameters, rank=0, ranks=1, stage=0, in_bfloat16=False)
     for i in range(1, len(way)):
         await at[i].build(configs[i])
         assert await at[i].load(tmp_path / str(i - 1)) == Converted(layouts[i - 1], layouts[i])
         await save(at[i], new(tmp_path / str(i)))
         converted = saved_state(tmp_path / str(i))
+        assert converted.pop("step") == 2
         assert converted.keys() == state.keys()
         assert all(torch.equal(converted[name], tensor) for name, tensor in state.items())
         progress = json.loads((tmp_path / str(i) / "learner.json").read_text())

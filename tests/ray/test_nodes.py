@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,11 +19,12 @@ from ray.experimental import get_object_locations
 from cluster.planning.plan import plan_placement
 from cluster.ray_cluster.live_nodes import live_nodes
 from cluster.ray_cluster.seats import Seats
+from cluster.run.pre_stop import stop_runs
 from examples.ledger.services import services
 from tests.ray.job_actors import MARKS, JobActors
 from tests.support.builders import tasks_of
 from tests.support.fakes_http import until
-from tests.support.paths import LEDGER
+from tests.support.paths import LEDGER, ROOT
 from trainer.events import EngineJoined, EngineReplaced, EngineRestarted, EngineWaiting
 from trainer.spec.job import JobSpec
 from trainer.spec.job_file import load_job
@@ -80,6 +83,44 @@ async def run(nodes: Cluster, job: JobSpec) -> AsyncIterator[JobActors]:
     yield made
     await made.close()
     seats.release()
+
+
+DRIVER = """
+import asyncio, sys, ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from cluster.run.signals import Signals
+
+@ray.remote(num_cpus=0)
+class Rank:
+    def ready(self): pass
+
+async def main(address, node):
+    stop = asyncio.Event()
+    with Signals() as signals, signals.graceful(stop.set):
+        ray.init(address, log_to_driver=False)
+        there = NodeAffinitySchedulingStrategy(node, soft=False)
+        rank = Rank.options(name="run:learner-rank-0", scheduling_strategy=there).remote()
+        await rank.ready.remote()
+        print("ready", flush=True)
+        await stop.wait()
+        print("saved", flush=True)
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+async def test_a_node_that_is_to_end_first_has_its_runs_stop(nodes: Cluster) -> None:
+    """As a pod's preStop hook does, here for the node of a rank whose driver is on another one."""
+    (node,) = [found["NodeID"] for found in ray.nodes() if found["Resources"].get("CPU")]
+    command = [sys.executable, "-c", DRIVER, nodes.address, node]
+    driver = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, cwd=ROOT)
+    assert driver.stdout is not None
+    assert await driver.stdout.readline() == b"ready\n"
+    assert await asyncio.to_thread(stop_runs, node, 0.0) != set()  # it is asked, but has not ended yet
+    assert await asyncio.to_thread(stop_runs, node, 60.0) == set()
+    assert await driver.communicate() == (b"saved\n", None)
+    assert driver.returncode == 0
+    assert await asyncio.to_thread(stop_runs, node, 60.0) == set()
 
 
 def node_of(actor: Any) -> str:

@@ -56,6 +56,7 @@ def reinforcement(
         "importance_ratio": ratio.sum(),
         "importance_capped": (ratio > algorithm.importance_cap).sum(),
         "clipped": loss.is_clipped(logprobs, proximal, batch.advantages, *clip).sum(),
+        "without_loss": (batch.weights == 0).sum(),
     }
     if algorithm.max_divergence is not None:
         diverged = loss.is_diverged(logprobs, batch.logprobs, batch.advantages, algorithm.max_divergence)
@@ -98,6 +99,8 @@ def means(sums: Mapping[str, float], num_tokens: float) -> dict[str, float]:
         "entropy": "entropy",
     }
     metrics = {name: sums[key] / num_tokens for key, name in names.items() if key in sums}
+    if sums.get("without_loss"):
+        metrics["tokens_without_loss"] = sums["without_loss"]
     tokens = sums.get("gap_tokens", 0.0)
     if "gap_tokens" in sums:
         metrics["logprob_gap_tokens"] = tokens

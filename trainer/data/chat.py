@@ -11,7 +11,8 @@ import contextlib
 import copy
 import json
 from collections.abc import Sequence
-from typing import Any, Protocol
+from functools import cached_property
+from typing import Any, Literal, Protocol
 
 from trainer.types import Message, ToolSchema
 
@@ -51,7 +52,22 @@ class Renderer:
         self._special = {token_id: token.content for token_id, token in added.items() if token.special}
         self._bridges: dict[tuple[str, ...], list[list[int]]] = {}
         self._quotes_arguments: bool | None = None
-        self.end_of_thought = self._marked_up.token_to_id(THOUGHT_MARKS[1])
+        self.thought_marks = tuple(self._marked_up.token_to_id(mark) for mark in THOUGHT_MARKS)
+        self.end_of_thought = self.thought_marks[1]
+
+    @cached_property
+    def thought(self) -> Literal["none", "optional", "opened"]:
+        """Whether a turn may start with a thought, or goes on with the one that the generation prompt opens.
+
+        A generation prompt that also closes it, and a vocabulary that lacks a mark, leave no thought.
+        """
+        question: list[Message] = [{"role": "user", "content": "question"}]
+        asked = self._render(question, (), generate=False)
+        prompt = self._encode(self._render(question, (), generate=True).removeprefix(asked))
+        marks = [token for token in prompt if token in self.thought_marks]
+        if None in self.thought_marks or marks[-1:] == [self.end_of_thought]:
+            return "none"
+        return "opened" if marks else "optional"
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> list[int]:
         """Token ids of the messages, the tools and the generation prompt."""

@@ -229,10 +229,9 @@ class Loop:
         for group in batch.trained:
             values = advantages(self._config.algorithm.advantage, group.rewards)
             for rollout, advantage in zip(group.rollouts, values, strict=True):
+                r = rollout
                 sequences.append(
-                    TrainSequence(
-                        rollout.token_ids, rollout.loss_mask, rollout.logprobs, rollout.versions, float(advantage)
-                    )
+                    TrainSequence(r.token_ids, r.loss_mask, r.logprobs, r.versions, float(advantage), r.structure)
                 )
         return sequences
 

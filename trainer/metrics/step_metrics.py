@@ -365,6 +365,12 @@ _LEARNER: dict[str, Metric] = {
     "logprob_gap_tokens": Metric(
         "tokens of the gap", "tokens", "tokens that logprob_gap and logprob_gap_ratio are means over"
     ),
+    "tokens_without_loss": _count(
+        "tokens without loss",
+        "tokens",
+        "sampled tokens whose mask under the response format the learner could not compute, because the engine had "
+        "another version of the grammar library or of the tokenizer",
+    ),
     "trained_tokens": _count("trained tokens", "tokens", "tokens in the loss", series="trained"),
     "computed_tokens": _count(
         "computed tokens", "tokens", "tokens that went through the model, padding included", series="computed"

@@ -52,6 +52,7 @@ class MicroBatch:
         advantages: [M] float32, as in `TrainSequence`.
         logprobs: [M] float32, as in `TrainSequence`.
         versions: [M] int32, as in `TrainSequence`.
+        structures: S values, as in `TrainSequence`.
         num_useful: Tokens that are not filler: N or 0.
     """
 
@@ -64,6 +65,7 @@ class MicroBatch:
     advantages: NDArray[np.float32]
     logprobs: NDArray[np.float32]
     versions: NDArray[np.int32]
+    structures: tuple[str | None, ...]
     num_useful: int
 
     @property
@@ -77,6 +79,19 @@ class MicroBatch:
     @property
     def total_weight(self) -> float:
         return float(self.weights.sum(dtype=np.float64))
+
+
+@dataclass(frozen=True, slots=True)
+class TokenMasks:
+    """The allowed tokens of M targets, which share K distinct masks: far fewer than M, since most are inside strings.
+
+    Attributes:
+        allowed: [K, V / 32 rounded up] int32, a bit for each token, the lowest first; mask 0 allows all.
+        which: [M] int64, the mask of each target.
+    """
+
+    allowed: NDArray[np.int32]
+    which: NDArray[np.int64]
 
 
 def split_updates(sequences: Sequence[AnySequence], num_updates: int) -> list[list[AnySequence]]:
@@ -166,6 +181,7 @@ class _PackedRow:
     advantage: float
     logprobs: NDArray[np.float32]
     versions: NDArray[np.int32]
+    structure: str | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -175,7 +191,8 @@ class _PackedRow:
 def _row(sequence: AnySequence) -> _PackedRow:
     if isinstance(sequence, TrainSequence):
         weights = sequence.loss_mask.astype(np.float32)
-        return _PackedRow(sequence.token_ids, weights, sequence.advantage, sequence.logprobs, sequence.versions)
+        s = sequence
+        return _PackedRow(s.token_ids, weights, s.advantage, s.logprobs, s.versions, s.structure)
     return _untrained(sequence.token_ids, sequence.weights)
 
 
@@ -201,5 +218,6 @@ def _micro_batch(rows: Sequence[_PackedRow]) -> MicroBatch:
         advantages=np.repeat(np.array([row.advantage for row in rows], np.float32), [len(which) for which in trained]),
         logprobs=np.concatenate([row.logprobs[which] for row, which in chosen]),
         versions=np.concatenate([row.versions[which] for row, which in chosen]),
+        structures=tuple(row.structure for row in rows),
         num_useful=num_useful,
     )

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 from trainer.model.sizes import CHUNK_BYTES
 
+_BITS = torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8)
+
 
 class TokenLogProbs(nn.Module):
     """A language model's head that returns log-probabilities of given tokens instead of logits.
@@ -27,16 +29,18 @@ class TokenLogProbs(nn.Module):
         self.temperature = temperature
         self._chunk_bytes = chunk_bytes
 
-    def forward(self, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, hidden: Tensor, targets: Tensor, masks: tuple[Tensor, Tensor] | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Log-probabilities [M] of the targets and entropies [M] in nats, in float32.
 
         Both are of softmax(hidden weight^T / temperature), for hidden [M, D] and targets [M] int64. No gradient flows
-        through the entropies.
+        through the entropies. `masks` are (allowed, which) as in `TokenMasks`: the probability of other tokens is 0.
         """
         chunk_bytes = self._chunk_bytes or CHUNK_BYTES.get(hidden.device.type, CHUNK_BYTES["cpu"])
         chunk = max(1, chunk_bytes // (4 * len(self.weight)))
         result: tuple[Tensor, Tensor] = _ChunkedLogProbs.apply(  # type: ignore[no-untyped-call]
-            hidden, self.weight, targets, self.temperature, chunk
+            hidden, self.weight, targets, masks, self.temperature, chunk
         )
         return result
 
@@ -46,18 +50,24 @@ class _ChunkedLogProbs(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, chunk: int
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        masks: tuple[Tensor, Tensor] | None,
+        temperature: float,
+        chunk: int,
     ) -> tuple[Tensor, Tensor]:
         logprobs = hidden.new_empty(len(hidden), dtype=_precision(hidden))
         entropies, normalisers = torch.empty_like(logprobs), torch.empty_like(logprobs)
         for rows in _chunks(len(hidden), chunk):
-            scores = _logits(hidden[rows], weight, temperature)
+            scores = _logits(hidden[rows], weight, masks, rows, temperature)
             normalisers[rows] = scores.logsumexp(-1)
             scores -= normalisers[rows, None]
             logprobs[rows] = scores.gather(1, targets[rows, None])[:, 0]
             entropies[rows] = -scores.exp().mul_(scores).sum(-1)
         ctx.save_for_backward(hidden, weight, targets, normalisers)
-        ctx.temperature, ctx.chunk = temperature, chunk
+        ctx.masks, ctx.temperature, ctx.chunk = masks, temperature, chunk
         ctx.mark_non_differentiable(entropies)
         return logprobs, entropies
 
@@ -69,7 +79,7 @@ class _ChunkedLogProbs(torch.autograd.Function):
         # Accumulate over chunks in float32: in bfloat16 the contribution of later chunks would be rounded away.
         d_weight = torch.zeros_like(weight, dtype=_precision(weight))
         for rows in _chunks(len(hidden), ctx.chunk):
-            scores = _logits(hidden[rows], weight, ctx.temperature)
+            scores = _logits(hidden[rows], weight, ctx.masks, rows, ctx.temperature)
             d_scores = scores.sub_(normalisers[rows, None]).exp_().mul_(-outer[rows, None])
             d_scores.scatter_add_(1, targets[rows, None], outer[rows, None])
             d_logits = d_scores.to(weight.dtype)
@@ -80,11 +90,20 @@ class _ChunkedLogProbs(torch.autograd.Function):
             size = max(1, d_logits.numel() // hidden.shape[1])  # a slice's product takes no more memory than the logits
             for part in _chunks(len(weight), size):
                 d_weight[part] += _product(d_logits.T[part], hidden[rows])
-        return d_hidden, d_weight.to(weight.dtype), None, None, None
+        return d_hidden, d_weight.to(weight.dtype), None, None, None, None
 
 
-def _logits(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:
-    return _product(hidden, weight.T).div_(temperature)
+def _logits(
+    hidden: Tensor, weight: Tensor, masks: tuple[Tensor, Tensor] | None, rows: slice, temperature: float
+) -> Tensor:
+    scores = _product(hidden, weight.T).div_(temperature)
+    if masks is None:
+        return scores
+    allowed, which = masks
+    octets = allowed[which[rows]].view(torch.uint8)  # bits cost a quarter of the logits, a mask of int32 all of them
+    forbidden = (octets[:, :, None] & _BITS.to(octets.device)) == 0
+    # Not -inf: the entropy's 0 x -inf would be NaN.
+    return scores.masked_fill_(forbidden.flatten(1)[:, : len(weight)], torch.finfo(scores.dtype).min)
 
 
 def _product(left: Tensor, right: Tensor) -> Tensor:

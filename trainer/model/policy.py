@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 
 from trainer.errors import UserError
 from trainer.model import packed_attention
-from trainer.model.batch import MicroBatch
+from trainer.model.batch import MicroBatch, TokenMasks
 from trainer.model.logprobs import TokenLogProbs
 from trainer.model.packed_attention import Packing
 
@@ -26,7 +26,10 @@ ATTENTION_KINDS = {"full_attention", "sliding_attention"}
 
 @dataclass(frozen=True, slots=True)
 class DeviceBatch:
-    """A `MicroBatch` as tensors on the learner's device, with the same shapes."""
+    """A `MicroBatch` as tensors on the learner's device, with the same shapes.
+
+    `masks` are (allowed, which) of its `TokenMasks`, still on the CPU: they are needed only in its own passes.
+    """
 
     token_ids: Tensor
     positions: Tensor
@@ -37,9 +40,10 @@ class DeviceBatch:
     advantages: Tensor
     logprobs: Tensor
     versions: Tensor
+    masks: tuple[Tensor, Tensor] | None = None
 
     @classmethod
-    def of(cls, batch: MicroBatch, device: torch.device) -> DeviceBatch:
+    def of(cls, batch: MicroBatch, device: torch.device, masks: TokenMasks | None = None) -> DeviceBatch:
         def move(array: Any) -> Tensor:
             return torch.tensor(array, device=device)  # copies: arrays from Ray's object store are read-only
 
@@ -53,6 +57,7 @@ class DeviceBatch:
             advantages=move(batch.advantages),
             logprobs=move(batch.logprobs),
             versions=move(batch.versions),
+            masks=None if masks is None else (torch.tensor(masks.allowed), torch.tensor(masks.which)),
         )
 
 
@@ -68,7 +73,10 @@ class Policy(nn.Module):
         self.model = model
 
     def forward(self, batch: DeviceBatch) -> tuple[Tensor, Tensor]:
-        """Log-probabilities [M] of the batch's targets and entropies [M], float32, at the sampling temperature."""
+        """Log-probabilities [M] of the batch's targets and entropies [M], float32, at the sampling temperature.
+
+        Both are of the policy that sampled: of the tokens that the batch's masks allow.
+        """
         output = self.model.base_model(
             input_ids=batch.token_ids[None],
             position_ids=batch.positions[None],
@@ -76,7 +84,8 @@ class Policy(nn.Module):
             use_cache=False,
         )
         hidden = output.last_hidden_state[0].index_select(0, batch.logits_indices)
-        logprobs, entropies = self.model.get_output_embeddings()(hidden, batch.targets)
+        masks = batch.masks and tuple(tensor.to(hidden.device) for tensor in batch.masks)
+        logprobs, entropies = self.model.get_output_embeddings()(hidden, batch.targets, masks)
         return logprobs, entropies
 
 

@@ -14,6 +14,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from actors.engine.parsing import ParsedTurn
+from actors.engine.structure import turn_structure
 from actors.engine.vllm_engine import Completion
 from actors.rollout.episode import EpisodeRunner, EpisodeSpec, RolloutRequest, turn_seed
 from tests.support.builders import task
@@ -62,6 +63,7 @@ class ScriptedEpisode:
         self.prompts: list[list[int]] = []
         self.seeds: list[int] = []
         self.max_tokens: list[int] = []
+        self.structures: list[str | None] = []
         self.messages: list[list[ToolCall]] = []
         self.traces: set[str] = set()
         self.graded: list[dict[str, Any]] = []
@@ -73,6 +75,7 @@ class ScriptedEpisode:
         self.prompts.append(list(prompt))
         self.seeds.append(options["seed"])
         self.max_tokens.append(options["max_tokens"])
+        self.structures.append(options["structure"])
         ids = [*self.renderer._encode(self.script[turn]), self.renderer.tokenizer.eos_token_id]
         stopped = len(ids) <= options["max_tokens"]
         ids = ids[: options["max_tokens"]]
@@ -134,6 +137,20 @@ async def test_exactly_the_sampled_tokens_are_trained_on(renderer: Renderer) -> 
     assert rollout.versions[rollout.loss_mask].tolist() == [0] * len(sampled[0]) + [1] * len(sampled[1])
     assert set(rollout.versions[~rollout.loss_mask].tolist()) == {-1}
     assert rollout.oldest_version == 0
+
+
+async def test_a_rollout_keeps_the_structure_that_constrained_all_its_turns(renderer: Renderer) -> None:
+    episode = ScriptedEpisode(renderer, call("a"), "1234")
+    assert (await graded(episode.runner())).structure is None
+    constrained = ScriptedEpisode(renderer, call("a"), "1234")
+    runner = constrained.runner()
+    runner._spec = replace(runner._spec, response_schema={"type": "integer"})
+    rollout = await graded(runner)
+    assert constrained.structures == [rollout.structure] * 2
+    assert (
+        json.loads(str(rollout.structure))["format"]
+        == json.loads(str(turn_structure(TOOLS, {"type": "integer"})))["format"]
+    )
 
 
 async def test_each_turn_continues_from_exactly_the_tokens_of_the_last_one(renderer: Renderer) -> None:

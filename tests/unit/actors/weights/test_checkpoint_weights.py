@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import resource
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig
 from transformers.models.qwen3_moe import Qwen3MoeForCausalLM
 
-from actors.weights.checkpoint_weights import CheckpointWeights, as_bytes, write_model
+from actors.weights.checkpoint_weights import CheckpointWeights, as_bytes, save_tensors, write_model
 
 SIZES: dict[str, Any] = {
     "vocab_size": 50,
@@ -109,3 +111,15 @@ def test_shards_have_an_index_and_load(tmp_path: Path) -> None:
     assert loaded.dtype == torch.bfloat16
     for name, tensor in model.state_dict().items():
         assert torch.equal(loaded.state_dict()[name], tensor.bfloat16()), name
+
+
+def test_a_disk_that_takes_no_more_is_an_os_error_and_leaves_no_part(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        with pytest.raises(OSError) as caught:
+            save_tensors({"weight": torch.zeros(10_000)}, tmp_path / "model.safetensors")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert caught.value.errno == errno.EIO
+    assert list(tmp_path.iterdir()) == []

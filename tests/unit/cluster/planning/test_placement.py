@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -254,3 +255,18 @@ def test_memory_on_one_node_is_summed() -> None:
 def test_unknown_memory_is_not_checked() -> None:
     unknown = replace(EIGHT_GPUS, memory_bytes=None, gpu_memory_bytes=None)
     assert plan(unknown, model=QWEN3_8B).problems == ()
+
+
+def test_the_copy_for_a_checkpoint_counts_on_the_node_of_each_rank() -> None:
+    cluster = ClusterSpec(learner_ranks=4, zero_stage=1)
+    number = QWEN3_8B.num_parameters
+
+    def host(rank: int, *, on_gpu: bool) -> Mapping[str, int]:
+        itemsize = 2 if on_gpu else 4
+        return rank_memory(
+            QWEN3_8B, cluster, on_gpu=on_gpu, itemsize=itemsize, longest=1024, keeps_start=False, rank=rank
+        ).host
+
+    assert host(0, on_gpu=True)["loading or snapshot"] == 12 * number // 4 + 2 * number
+    assert host(3, on_gpu=True)["loading or snapshot"] == 12 * number // 4
+    assert host(0, on_gpu=False)["snapshot"] == 12 * number // 4 + 4 * number

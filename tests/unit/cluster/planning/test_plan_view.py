@@ -92,6 +92,7 @@ def test_a_proposal_is_printed_as_in_a_job_file_with_an_estimate() -> None:
     assert "cluster:\n  learner_ranks: 1\n" in text
     assert "estimated, not measured: a step takes" in text and "cores of 100 billion operations" in text
     assert "GPU hours" not in text
+    assert "RAY_JOB_STOP_WAIT_TIME_S=30, terminationGracePeriodSeconds: 60" in text
 
 
 def test_the_json_of_a_proposal_has_the_settings_and_says_that_nothing_is_measured() -> None:
@@ -105,3 +106,6 @@ def test_the_json_of_a_proposal_has_the_settings_and_says_that_nothing_is_measur
     parts = estimate["sampling_s"], estimate["learning_s"]
     assert max(parts) <= estimate["step_s"] <= sum(parts) + estimate["sync_s"]
     assert estimate["hours"] * 3600 == pytest.approx(estimate["steps"] * estimate["step_s"])
+    stop = found["stop"]
+    assert stop["checkpoint_bytes"] == 560_608 * 16 and not stop["measured"]
+    assert stop["grace_s"] > stop["wait_s"] > stop["update_s"] + stop["checkpoint_s"]

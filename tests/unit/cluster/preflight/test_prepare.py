@@ -677,10 +677,10 @@ async def test_a_grader_that_reads_tool_calls_gets_one(case: Case) -> None:
 
 
 async def test_a_full_disk_is_reported_with_numbers(case: Case) -> None:
-    case.free = Free(disk_bytes=90 << 20, shm_bytes=PLENTY.shm_bytes)
+    case.free = Free(disk_bytes=80 << 20, shm_bytes=PLENTY.shm_bytes)
     problem = await case.only_problem()
     assert (problem.code, problem.field) == ("disk_full", "--runs")
-    assert "4 checkpoints may take 98 MiB" in problem.message
+    assert "5 checkpoints may take 88 MiB" in problem.message
 
 
 async def test_a_run_that_only_grades_needs_room_neither_for_a_learner_nor_for_checkpoints(case: Case) -> None:

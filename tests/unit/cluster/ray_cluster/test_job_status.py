@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from cluster.planning.stop_time import StopTime
 from cluster.ray_cluster.job_status import RayJobStatus, folder_warning, stop_warning, submission_id
 from tests.support.events import run_event
 from trainer.events import PhaseBegan, StepDone
@@ -18,12 +19,20 @@ def test_only_a_submitted_job_has_a_submission_id() -> None:
 
 
 def test_a_stop_that_kills_too_soon_is_warned_of_with_a_remedy() -> None:
-    warning = stop_warning(RAY_JOB)
+    warning = stop_warning(None, RAY_JOB)
     assert warning is not None
     assert "after 3 s" in warning
     assert '{"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": "60"}}' in warning
-    assert stop_warning(RAY_JOB | {"RAY_JOB_STOP_WAIT_TIME_S": "60"}) is None
-    assert stop_warning({}) is None
+    assert stop_warning(None, RAY_JOB | {"RAY_JOB_STOP_WAIT_TIME_S": "60"}) is None
+    assert stop_warning(None, {}) is None
+
+
+def test_a_large_checkpoint_needs_more_time() -> None:
+    environment = RAY_JOB | {"RAY_JOB_STOP_WAIT_TIME_S": "60"}
+    assert stop_warning(StopTime(1_000_000, write_bytes_per_s=1e9), environment) is None
+    warning = stop_warning(StopTime(8_000_000_000, write_bytes_per_s=1e9), environment)
+    assert warning is not None
+    assert "after 60 s" in warning and '"RAY_JOB_STOP_WAIT_TIME_S": "150"' in warning  # 128 GB at 1 GB/s, and a margin
 
 
 async def test_outside_a_ray_job_nothing_is_written() -> None:

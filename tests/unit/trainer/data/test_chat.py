@@ -81,6 +81,25 @@ def test_a_template_without_the_end_token_is_detected() -> None:
     assert "end token" in str(with_template(template).rewrites_history())
 
 
+@pytest.mark.parametrize(
+    ("marks", "prompt", "thought"),
+    [
+        ([], "", "none"),
+        (["</think>"], "", "none"),
+        (["<think>", "</think>"], "", "optional"),
+        (["<think>", "</think>"], "<think>", "opened"),
+        (["<think>", "</think>"], "<think></think>", "none"),
+    ],
+)
+def test_the_vocabulary_and_the_generation_prompt_say_whether_a_turn_has_a_thought(
+    marks: list[str], prompt: str, thought: str
+) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(BASE)
+    tokenizer.add_tokens(marks)
+    tokenizer.chat_template = QWEN_LIKE_HISTORY.replace("assistant\n{% endif %}", f"assistant\n{prompt}{{% endif %}}")
+    assert Renderer(tokenizer).thought == thought
+
+
 def test_a_template_that_omits_tool_results_is_an_error() -> None:
     template = BASE.joinpath("chat_template.jinja").read_text().replace("m.content + '\n</tool_response>'", "''")
     with pytest.raises(ValueError, match="omits tool messages"):

@@ -43,6 +43,7 @@ def test_a_rollout_survives_the_round_trip_with_all_its_parts() -> None:
         -0.25,
         4,
         1.5,
+        '{"type": "structural_tag"}',
     )
     values = outcome_as_json(rollout)
     before = json.dumps(values)
@@ -53,6 +54,9 @@ def test_a_rollout_survives_the_round_trip_with_all_its_parts() -> None:
         assert (ours.dtype, ours.tobytes()) == (theirs.dtype, theirs.tobytes())
     assert (back.turns, back.grade, back.answer, back.reward) == (turns, grade, ODD, -0.25)
     assert (back.finish, back.reasoning_tokens, back.wall_s) == ("max_tokens", 4, 1.5)
+    assert back.structure == rollout.structure
+    older = outcome_from_json({name: value for name, value in values.items() if name != "structure"})
+    assert isinstance(older, Rollout) and older.structure is None
     assert json.dumps(outcome_as_json(back)) == before == json.dumps(values), "reading must not change its input"
 
 

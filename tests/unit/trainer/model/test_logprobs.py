@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
+from trainer.algorithm.loss import clipped_surrogate
 from trainer.model.logprobs import TokenLogProbs
 
 VOCABULARY, SIZE, NUM_ROWS = 13, 5, 7
@@ -21,9 +23,21 @@ def inputs() -> tuple[nn.Parameter, Tensor, Tensor]:
     return weight, hidden, torch.randint(VOCABULARY, (NUM_ROWS,), generator=generator)
 
 
-def plain(weight: Tensor, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    scores = (hidden @ weight.T / temperature).log_softmax(-1)
-    return scores.gather(1, targets[:, None])[:, 0], -(scores.exp() * scores).sum(-1)
+def plain(
+    weight: Tensor, hidden: Tensor, targets: Tensor, temperature: float, allowed: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    scores = hidden @ weight.T / temperature
+    if allowed is not None:
+        scores = scores.where(allowed, -torch.inf)
+    scores = scores.log_softmax(-1)
+    return scores.gather(1, targets[:, None])[:, 0], -(scores.exp() * scores).nan_to_num().sum(-1)
+
+
+def masks_of(allowed: Tensor) -> tuple[Tensor, Tensor]:
+    """The masks of `allowed` [M, V], and the row of each target."""
+    bits = np.packbits(np.pad(allowed.numpy(), [(0, 0), (0, -allowed.shape[1] % 32)]), axis=1, bitorder="little")
+    distinct, which = np.unique(bits, axis=0, return_inverse=True)
+    return torch.tensor(distinct.view(np.int32)), torch.tensor(which)
 
 
 @pytest.mark.parametrize("chunk_bytes", CHUNKS)
@@ -43,6 +57,50 @@ def test_values_and_gradients_equal_those_of_full_logits(
         strict=True,
     ):
         torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("chunk_bytes", CHUNKS)
+def test_tokens_that_a_mask_forbids_have_no_probability_and_no_gradient(
+    inputs: tuple[nn.Parameter, Tensor, Tensor], chunk_bytes: int
+) -> None:
+    weight, hidden, targets = inputs
+    allowed = torch.rand(NUM_ROWS, VOCABULARY, generator=torch.Generator().manual_seed(3)) < 0.4
+    allowed[0] = True
+    allowed[1] = False  # only the target is left, and its logarithm is 0
+    allowed[torch.arange(NUM_ROWS), targets] = True
+    logprobs, entropies = TokenLogProbs(weight, 0.7, chunk_bytes)(hidden, targets, masks_of(allowed))
+    expected, expected_entropies = plain(weight, hidden, targets, 0.7, allowed)
+    assert (logprobs[1], entropies[1]) == (0, 0)
+    torch.testing.assert_close(logprobs, expected)
+    torch.testing.assert_close(entropies, expected_entropies)
+    outer = torch.linspace(-1, 1, NUM_ROWS, dtype=torch.float64)
+    for ours, theirs in zip(
+        torch.autograd.grad(logprobs @ outer, (hidden, weight)),
+        torch.autograd.grad(expected @ outer, (hidden, weight)),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_the_trained_gradient_is_that_of_the_policy_that_sampled() -> None:
+    """Its mean over the masked policy's samples is the gradient of that policy's mean reward; unmasked it is not."""
+    generator = torch.Generator().manual_seed(4)
+    weight = nn.Parameter(torch.randn(VOCABULARY, SIZE, dtype=torch.float64, generator=generator))
+    hidden = torch.randn(1, SIZE, dtype=torch.float64, generator=generator).expand(VOCABULARY, -1)
+    rewards = torch.randn(VOCABULARY, dtype=torch.float64, generator=generator)
+    allowed = torch.arange(VOCABULARY) % 3 == 0
+    policy = (hidden[0] @ weight.T).where(allowed, -torch.inf).softmax(-1)
+    [exact] = torch.autograd.grad(policy @ rewards, weight)
+    tokens = torch.arange(VOCABULARY)[allowed]
+
+    def trained(masks: tuple[Tensor, Tensor] | None) -> Tensor:
+        logprobs, _ = TokenLogProbs(weight)(hidden[allowed], tokens, masks)
+        losses = clipped_surrogate(logprobs, logprobs.detach(), rewards[allowed], 0.2, 0.28)
+        [gradient] = torch.autograd.grad(losses @ policy[allowed].detach(), weight)
+        return -gradient
+
+    torch.testing.assert_close(trained(masks_of(allowed.expand(len(tokens), -1))), exact)
+    assert (trained(None) - exact).norm() > 0.1 * exact.norm()
 
 
 def test_gradients_agree_with_finite_differences(inputs: tuple[nn.Parameter, Tensor, Tensor]) -> None:

@@ -1,0 +1,44 @@
+"""The drivers of training runs on the cluster, found by the learner ranks that they own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from ray._private.state import state
+
+from cluster.ray_cluster.seats import RANK_NAME
+
+Row = Mapping[str, Any]
+
+
+class Driver(NamedTuple):
+    """A run's driver: its job in Ray, its node and its process there."""
+
+    job: str
+    node: str
+    pid: int
+
+
+def drivers_on(node: str) -> set[Driver]:
+    """The drivers of runs that have their driver or a rank on this node."""
+    return drivers_of(node, state.actor_table(None).values(), state.job_table())
+
+
+def drivers_of(node: str, actors: Iterable[Row], jobs: Iterable[Row]) -> set[Driver]:
+    """As `drivers_on`, from Ray's tables of actors and jobs."""
+    pids = {job["JobID"]: job["DriverPid"] for job in jobs if not job["IsDead"]}
+    return {
+        Driver(actor["JobID"], actor["OwnerAddress"]["NodeID"], pids[actor["JobID"]])
+        for actor in actors
+        if RANK_NAME in actor["Name"]
+        and actor["State"] == "ALIVE"
+        and actor["JobID"] in pids
+        and node in (actor["Address"]["NodeID"], actor["OwnerAddress"]["NodeID"])
+    }
+
+
+def without_ended(drivers: set[Driver]) -> set[Driver]:
+    """The drivers that have not disconnected from Ray."""
+    ended = {job["JobID"] for job in state.job_table() if job["IsDead"]}
+    return {driver for driver in drivers if driver.job not in ended}
