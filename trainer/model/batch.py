@@ -81,6 +81,19 @@ class MicroBatch:
         return float(self.weights.sum(dtype=np.float64))
 
 
+@dataclass(frozen=True, slots=True)
+class TokenMasks:
+    """The allowed tokens of M targets, which share K distinct masks: far fewer than M, since most are inside strings.
+
+    Attributes:
+        allowed: [K, V / 32 rounded up] int32, a bit for each token, the lowest first; mask 0 allows all.
+        which: [M] int64, the mask of each target.
+    """
+
+    allowed: NDArray[np.int32]
+    which: NDArray[np.int64]
+
+
 def split_updates(sequences: Sequence[AnySequence], num_updates: int) -> list[list[AnySequence]]:
     """Split a batch into disjoint mini-batches, one optimizer step each; mini-batch i gets sequences i, i + n, ...
 

@@ -6,7 +6,7 @@ computed again from token ids, by the library that the engine uses, so no rollou
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,23 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import AutoConfig, AutoTokenizer
 
-from trainer.model.batch import MicroBatch
+from trainer.model.batch import MicroBatch, TokenMasks
 
 CACHE_BYTES = 256 << 20
 """Size of the cache of compiled grammars: rows may have tools of their own."""
-
-
-@dataclass(frozen=True, slots=True)
-class TokenMasks:
-    """The allowed tokens of M targets, which share K distinct masks: far fewer than M, since most are inside strings.
-
-    Attributes:
-        allowed: [K, V / 32 rounded up] int32, a bit for each token, the lowest first; mask 0 allows all.
-        which: [M] int64, the mask of each target.
-    """
-
-    allowed: NDArray[np.int32]
-    which: NDArray[np.int64]
 
 
 class Grammars:

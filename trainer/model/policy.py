@@ -15,8 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 
 from trainer.errors import UserError
 from trainer.model import packed_attention
-from trainer.model.batch import MicroBatch
-from trainer.model.grammar import TokenMasks
+from trainer.model.batch import MicroBatch, TokenMasks
 from trainer.model.logprobs import TokenLogProbs
 from trainer.model.packed_attention import Packing
 

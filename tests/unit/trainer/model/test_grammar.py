@@ -9,8 +9,8 @@ from transformers import AutoTokenizer
 from actors.engine.structure import turn_structure
 from tests.support.paths import BASE
 from trainer.data.chat import Renderer
-from trainer.model.batch import MicroBatch, pack
-from trainer.model.grammar import Grammars, TokenMasks
+from trainer.model.batch import MicroBatch, TokenMasks, pack
+from trainer.model.grammar import Grammars
 from trainer.types import TrainSequence
 
 SCHEMA = {
