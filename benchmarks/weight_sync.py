@@ -176,6 +176,8 @@ class VllmsClient:
 class SourceClient:
     """Implements `actors.weights.broadcast_sync.BroadcastSource`."""
 
+    incarnation = 1
+
     def __init__(self, actor: Any) -> None:
         self._actor = actor
 

@@ -15,7 +15,7 @@ from typing import ClassVar, Literal
 from trainer.types import Evaluation, Purpose
 
 Level = Literal["info", "warn", "error"]
-Phase = Literal["resources", "actors", "grading", "training", "validation", "checkpoint"]
+Phase = Literal["resources", "actors", "replay", "grading", "training", "validation", "checkpoint"]
 Outcome = Literal["done", "stopped", "failed"]
 VALIDATION = "validation"
 """The `name` of an Evaluated event of the validation file."""
@@ -73,8 +73,20 @@ class SettingChosen(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SettingChanged(Event):
+    """A resumed run goes on with another value of a setting that may differ, such as a URL. Check that you meant it."""
+
+    setting: str
+    """Its path in the job file, such as `method.reinforcement.grader.url`."""
+    now: str
+    """The value in the job file, as JSON; long ones are cut."""
+    was: str
+    """The value that the run began with."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobResumed(Event):
-    """Training resumed from the checkpoint of `step`. Steps after it that were done before are repeated."""
+    """Training resumed from the checkpoint of `step`. Updates after it are replayed from the journal, bit by bit."""
 
     total_steps: int
     """Steps that are planned, those before the checkpoint included."""
@@ -131,7 +143,7 @@ class LossEvaluated(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointSaved(Event):
-    """A checkpoint is complete on disk. A run resumes from the last one, and each can be served as a model."""
+    """A checkpoint is complete on disk. A run resumes from the last one, and each that is offered is a model."""
 
     PRIVATE: ClassVar[frozenset[str]] = frozenset({"path"})
 
@@ -141,6 +153,35 @@ class CheckpointSaved(Event):
     """Its size on disk."""
     valid_reward: float | None = None
     """Mean reward over the validation file at this step, by which the best checkpoints are kept; None without one."""
+    offered: bool = True
+    """Whether it can be served as a model; false: it is only for resuming a lost run."""
+    write_s: float = 0.0
+    """How long writing took, while training went on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateConverted(Event):
+    """A checkpoint was written with other ranks, another ZeRO stage or dtype, and converted on loading.
+
+    Nothing to do. Weights and moments are the same; later losses differ by rounding.
+    """
+
+    before: str
+    """The layout that wrote it."""
+    now: str
+    """The layout of the learner."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdatesReplayed(Event):
+    """Updates after the last checkpoint were repeated from the journal, with the same rollouts. Nothing to do."""
+
+    num_updates: int
+    """How many."""
+    num_groups: int = 0
+    """Groups that were finished but not yet trained: they are not sampled again."""
+    seconds: float = 0.0
+    """How long it took."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,6 +210,38 @@ class UpdateSkipped(Event):
     """
 
     LEVEL: ClassVar[Level] = "warn"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnerRestarted(Event):
+    """A learner rank was lost. All ranks start again from the last checkpoint, and the updates since are replayed.
+
+    Once is mostly a node that went away. Ranks that are lost again and again at the same step end the job: look for
+    memory (`agent-rft plan`) and at the rank's log.
+    """
+
+    LEVEL: ClassVar[Level] = "warn"
+    PRIVATE: ClassVar[frozenset[str]] = frozenset({"cause"})
+
+    cause: str
+    """Why the rank was lost."""
+    times: int
+    """Restarts without a finished step in between, this one included."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskFull(Event):
+    """The disk of the run folder is full: the job pauses, and goes on by itself once there is room.
+
+    Free some space, such as old runs. Nothing is lost, and the last checkpoint is whole.
+    """
+
+    LEVEL: ClassVar[Level] = "error"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskFreed(Event):
+    """The disk has room again, and the job goes on. Nothing to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

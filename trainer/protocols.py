@@ -8,7 +8,7 @@ from typing import Protocol
 
 from trainer.events import Event
 from trainer.run_events import RunEvent
-from trainer.types import Group, GroupRequest, StepReport, SyncReport, TrainSequence
+from trainer.types import Converted, Group, GroupRequest, StepReport, SyncReport, TrainSequence
 
 Emit = Callable[[Event], None]
 """Reports an event; returns at once and never raises."""
@@ -37,11 +37,26 @@ class Rollouts(Protocol):
 class Checkpointable(Protocol):
     """The weights and all training state, which a checkpoint holds."""
 
-    async def save(self, folder: Path) -> None:
-        """Write the model (Hugging Face format) and the state that `load` needs into an existing empty folder."""
+    async def snapshot(self) -> None:
+        """Copy to host memory all that `write` writes, in place of the snapshot before; then training may go on."""
 
-    async def load(self, folder: Path) -> None:
-        """Restore weights, optimizer, schedule and random state from a folder that `save` wrote."""
+    async def write(self, folder: Path) -> None:
+        """Write the snapshot into an existing empty folder, and free it; training may go on meanwhile.
+
+        The folder gets the model (Hugging Face format) and, in its subfolder `state`, what only `load` needs.
+
+        Raises:
+            OSError: The disk is full or read-only. The snapshot is kept.
+        """
+
+    async def load(self, folder: Path) -> Converted | None:
+        """Restore weights, optimizer and schedule from a folder that `write` wrote.
+
+        Returns what was converted, if the folder was written with another number of ranks, ZeRO stage or dtype.
+        """
+
+    async def restart(self) -> None:
+        """Start again with the model that the job began with, after a call raised LearnerFailed."""
 
 
 class Learner(Checkpointable, Protocol):

@@ -143,6 +143,10 @@ class Rollout:
         return int(self.versions[self.loss_mask].min())
 
     @property
+    def newest_version(self) -> int:
+        return int(self.versions[self.loss_mask].max())
+
+    @property
     def busy_s(self) -> float:
         """Model and tool time in seconds, without queueing, retries and pauses. Calls of a turn run concurrently."""
         return sum(t.busy_s for t in self.turns)
@@ -193,6 +197,11 @@ class Group:
     def oldest_version(self) -> int:
         return min(rollout.oldest_version for rollout in self.rollouts)
 
+    @property
+    def newest_version(self) -> int:
+        """The newest version that sampled a token; -1 if nothing was graded."""
+        return max((rollout.newest_version for rollout in self.rollouts), default=-1)
+
 
 @dataclass(frozen=True, slots=True)
 class TrainSequence:
@@ -203,6 +212,29 @@ class TrainSequence:
     logprobs: NDArray[np.float32]
     versions: NDArray[np.int32]
     advantage: float
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerLayout:
+    """How the learner's state is spread over its ranks."""
+
+    ranks: int
+    zero_stage: int
+    dtype: str
+
+    def __str__(self) -> str:
+        return f"{self.ranks} rank{'s' * (self.ranks > 1)}, ZeRO stage {self.zero_stage}, {self.dtype}"
+
+
+@dataclass(frozen=True, slots=True)
+class Converted:
+    """A checkpoint of one layout was loaded into another."""
+
+    before: LearnerLayout
+    now: LearnerLayout
+
+    def __str__(self) -> str:
+        return f"{self.before} -> {self.now}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ from actors.weights.checksum import checksum
 from actors.weights.layout import TensorInfo
 from trainer.errors import LearnerFailed, RftError
 from trainer.model.batch import AnySequence, MicroBatch, WeightedSequence, pack, split_updates
-from trainer.types import StepReport
+from trainer.types import Converted, StepReport
 
 START_TIMEOUT_S = 900.0
 """Timeout for all ranks to be scheduled, to import and to load the model."""
@@ -37,6 +37,8 @@ GRACE_S = 10.0
 """How long the other ranks may take to fail after the first: the first error is often only that a peer is gone."""
 PULSE = "pulse"
 """The concurrency group, with its own thread, in which a rank answers while it computes."""
+WRITE = "write"
+"""The one in which a rank writes a snapshot while it computes."""
 
 
 class LearnerGroup:
@@ -46,22 +48,35 @@ class LearnerGroup:
     that all ranks raise (UserError, Halted) is raised unchanged, and the ranks stay alive.
     """
 
-    def __init__(self, config: LearnerConfig, actors: Sequence[Any]) -> None:
+    def __init__(self, config: LearnerConfig, actor_options: Sequence[Mapping[str, Any]]) -> None:
         self._config = config
-        self._actors = list(actors)
+        self._actor_options = actor_options
+        self._actors: list[Any] = []
         self._given_up: dict[int, str] = {}
+        self.incarnation = 0
 
     @classmethod
     async def start(cls, config: LearnerConfig, actor_options: Sequence[Mapping[str, Any]]) -> LearnerGroup:
         """Start one rank per entry of `actor_options`, which are Ray's (num_cpus, num_gpus, ...)."""
-        process: Any = ray.remote(concurrency_groups={PULSE: 1})(_RankProcess)
-        group = cls(config, [process.options(**options).remote() for options in actor_options])
-        try:
-            await group.build(config)
-        except BaseException:  # on cancellation too, so that no rank is left behind
-            await group.shutdown()
-            raise
+        group = cls(config, actor_options)
+        await group.restart()
         return group
+
+    async def restart(self) -> None:
+        """Replace the ranks' processes, also those that were lost, by new ones with the model that training began with.
+
+        The weights that were published last must be published again, for engines that start later.
+        """
+        await self.shutdown()
+        self._given_up = {}
+        self.incarnation += 1
+        process: Any = ray.remote(concurrency_groups={PULSE: 1, WRITE: 1})(_RankProcess)
+        self._actors = [process.options(**options).remote() for options in self._actor_options]
+        try:
+            await self.build(self._config)
+        except BaseException:  # on cancellation too, so that no rank is left behind
+            await self.shutdown()
+            raise
 
     async def build(self, config: LearnerConfig) -> None:
         """Load the model in every rank with `config`, in the existing processes."""
@@ -118,11 +133,25 @@ class LearnerGroup:
         """
         await self._rank_0("send", bucket)
 
-    async def save(self, folder: Path) -> None:
-        await self._call("save", self._same(_absolute(folder)))
+    async def snapshot(self) -> None:
+        """See `LearnerRank.snapshot`."""
+        await self._call("snapshot", self._same())
 
-    async def load(self, folder: Path) -> None:
-        await self._call("load", self._same(_absolute(folder)))
+    async def write(self, folder: Path) -> None:
+        """See `LearnerRank.write`; the ranks write at the same time, while other methods may be called.
+
+        Raises:
+            OSError: A rank's disk is full or read-only. The ranks stay alive.
+        """
+        refs = [actor.write.remote(_absolute(folder)) for actor in self._actors]
+        errors: list[OSError | None] = await self._results("write", refs, self._config.collective_timeout_s)
+        for error in filter(None, errors):
+            raise error
+
+    async def load(self, folder: Path) -> Converted | None:
+        """See `LearnerRank.load`."""
+        converted: Converted | None = (await self._call("load", self._same(_absolute(folder))))[0]
+        return converted
 
     def watched(self) -> list[Watched]:
         """The ranks, for the watchdog; giving one up kills it, which ends the whole group."""
@@ -196,8 +225,10 @@ class _RankProcess:
     """The Ray actor of one rank; expected errors are returned as values, see `actors.runtime.calls`."""
 
     _rank: LearnerRank
-    _doing: tuple[str, float] | None = None
-    _recorder: Recorder | None = None
+
+    def __init__(self) -> None:
+        self._doing: dict[str, float] = {}
+        self._recorder: Recorder | None = None
 
     def address(self) -> str:
         """A free host:port on this node: the ranks' rendezvous, if this is rank 0."""
@@ -228,22 +259,32 @@ class _RankProcess:
             data = self._rank.gather_bucket(index)
             return [] if data is None else [ray.put(data), checksum(torch.from_numpy(data))]
 
+    @ray.method(concurrency_group=WRITE)  # type: ignore[untyped-decorator]
+    def write(self, folder: Path) -> OSError | None:
+        """Write the snapshot in another thread; the rank outlives a disk that fails."""
+        try:
+            with self._at("write"):
+                self._rank.write(folder)
+        except OSError as error:
+            return error
+        return None
+
     @ray.method(concurrency_group=PULSE)  # type: ignore[untyped-decorator]
     def pulse(self) -> list[Doing]:
         """What this rank is doing; runs in another thread while it computes."""
-        doing = self._doing
-        return [] if doing is None else [Doing("", doing[0], time.monotonic() - doing[1])]
+        now = time.monotonic()
+        return [Doing("", method, now - since) for method, since in self._doing.copy().items()]
 
     @contextlib.contextmanager
     def _at(self, method: str) -> Iterator[None]:
         """Report `method` to `pulse` while it runs, and record its duration if it succeeds."""
         assert self._recorder is not None  # build() was called before
-        self._doing = method, time.monotonic()
+        self._doing[method] = time.monotonic()
         try:
             yield
-            self._recorder.record(f"rank_s/{method}", time.monotonic() - self._doing[1])
+            self._recorder.record(f"rank_s/{method}", time.monotonic() - self._doing[method])
         finally:
-            self._doing = None
+            del self._doing[method]
 
 
 def _absolute(folder: Path) -> Path:

@@ -7,12 +7,9 @@ on all ranks, whatever their number. Nothing here is random: on a CPU, the same 
 from __future__ import annotations
 
 import json
-import os
-import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
-from datetime import timedelta
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,28 +18,29 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch import distributed as dist
-from transformers.utils.logging import disable_progress_bar
 
+from actors.learner.process_group import join
 from actors.learner.sizes import BUCKET_ELEMENTS, ranks_stage
+from actors.learner.state import Snapshot, copy_state, load_deepspeed, load_state
 from actors.runtime.exporter import MetricsAddress
-from actors.runtime.ports import free_port, loopback_socket
 from actors.weights.broadcast import SENDER, Broadcast
-from actors.weights.checkpoint_weights import CheckpointWeights, ParameterNames, as_bytes
+from actors.weights.checkpoint_weights import CheckpointWeights, ParameterNames, as_bytes, save_tensors, write_model
 from actors.weights.layout import TensorInfo
 from trainer.algorithm import objective
 from trainer.algorithm.objective import Sums
 from trainer.algorithm.schedule import learning_rate
 from trainer.errors import EngineFailed, Halted, UserError
+from trainer.loop.checkpoint import TRAINING_STATE
 from trainer.model.batch import MicroBatch, WeightedSequence, pack
 from trainer.model.policy import DeviceBatch, Policy, load_policy
 from trainer.spec.job import AlgorithmSpec, Schedule
-from trainer.types import StepReport
+from trainer.types import Converted, LearnerLayout, StepReport
 
 GRADIENT_NORM = 1.0
 BETAS = (0.9, 0.95)
 SKIPS_ALLOWED = 2
 """Updates in a row that may be skipped for a non-finite gradient: one may be chance in bfloat16, three are a bug."""
-STATE, PROGRESS = "state", "learner.json"
+DEEPSPEED, PROGRESS = "deepspeed", "learner.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +78,7 @@ class LearnerRank:
         self._config = config
         self._rank = rank
         self._world_size = world_size
-        self._deepspeed = _join(config, rank, world_size, address)
+        self._deepspeed = join(config.on_gpu, config.collective_timeout_s, rank, world_size, address)
         self._device = torch.device("cuda" if config.on_gpu else "cpu")
         self._dtype: torch.dtype = getattr(torch, config.dtype)
         policy = load_policy(config.model, self._dtype, config.algorithm.temperature)
@@ -92,6 +90,7 @@ class LearnerRank:
         self._weights = CheckpointWeights(policy.model, self._dtype, gather)
         self._parts: list[ParameterNames] = []
         self._broadcast: Broadcast | None = None
+        self._snapshot: Snapshot | None = None
         self._step = 0
         self._skipped = 0
 
@@ -258,30 +257,62 @@ class LearnerRank:
             what = "a broadcast to the engines failed"
             raise EngineFailed(f"{what}: {error}", public=what) from error
 
-    def save(self, folder: Path) -> None:
-        """Write the model for transformers and vLLM, and the state that `load` needs to resume bitwise equally."""
-        self._weights.write(folder, self._config.model, wanted=self._rank == 0)
-        self._engine.save_checkpoint(str(folder / STATE), tag="deepspeed", save_latest=False)
-        if self._rank == 0:
-            (folder / PROGRESS).write_text(json.dumps(self._layout | {"step": self._step, "skipped": self._skipped}))
+    def snapshot(self) -> None:
+        """Copy to host memory all that `write` writes, in place of the snapshot before; then training may go on."""
+        self._snapshot = None  # frees it: host memory never holds two
+        shards = self._weights.copies(wanted=self._rank == 0)
+        progress = asdict(self._layout) | {"step": self._step, "skipped": self._skipped}
+        self._snapshot = Snapshot(shards, copy_state(self._engine, self._config.stage), progress)
 
-    def load(self, folder: Path) -> None:
-        """Restore weights, optimizer and schedule as of `save`; there is no random state.
+    def write(self, folder: Path) -> None:
+        """Write the snapshot, and free it: the model for transformers and vLLM, and the state for `load`.
+
+        Runs beside the other methods, in another thread.
 
         Raises:
-            UserError: the folder was written with another number of ranks, ZeRO stage or dtype.
+            OSError: The disk is full or read-only. The snapshot is kept.
+        """
+        snapshot = self._snapshot
+        assert snapshot is not None
+        if snapshot.state:
+            state = folder / TRAINING_STATE
+            state.mkdir(exist_ok=True)
+            save_tensors(snapshot.state, state / f"rank-{self._rank:05d}.safetensors")
+        if self._rank == 0:
+            write_model(snapshot.shards, folder, self._config.model, self._dtype)
+            (folder / PROGRESS).write_text(json.dumps(snapshot.progress))
+        if self._snapshot is snapshot:
+            self._snapshot = None
+
+    def load(self, folder: Path) -> Converted | None:
+        """Restore weights, optimizer and schedule as of `snapshot`; there is no random state.
+
+        Returns what was converted, if another layout wrote the folder. The same layout continues bitwise equally.
+
+        Raises:
+            UserError: The folder is incomplete, or an older version wrote it with another layout.
         """
         progress: dict[str, Any] = json.loads((folder / PROGRESS).read_text())
-        if not self._layout.items() <= progress.items():
-            raise UserError(
-                f"{folder} was written by a learner with {progress}; a learner with {self._layout} cannot load it"
-            )
-        self._engine.load_checkpoint(str(folder / STATE), tag="deepspeed")
+        before = LearnerLayout(progress["ranks"], progress["zero_stage"], progress["dtype"])
+        if (folder / TRAINING_STATE / DEEPSPEED).is_dir():
+            self._load_deepspeed(folder, before)
+        else:
+            load_state(self._engine, self._config.stage, folder / TRAINING_STATE)
         self._step, self._skipped = progress["step"], progress["skipped"]
+        return None if before == self._layout else Converted(before, self._layout)
+
+    def _load_deepspeed(self, folder: Path, before: LearnerLayout) -> None:
+        """Load the state as older versions wrote it, in DeepSpeed's own format."""
+        if before != self._layout:
+            raise UserError(
+                f"an older version wrote {folder} with {before}, which only a learner with the same can load, not one "
+                f"with {self._layout}; continue with {before} until the next checkpoint, which any learner can load"
+            )
+        load_deepspeed(self._engine, folder / TRAINING_STATE, DEEPSPEED)
 
     @property
-    def _layout(self) -> dict[str, Any]:
-        return {"ranks": self._world_size, "zero_stage": self._config.stage, "dtype": self._config.dtype}
+    def _layout(self) -> LearnerLayout:
+        return LearnerLayout(self._world_size, self._config.stage, self._config.dtype)
 
     @property
     def policy(self) -> Policy:
@@ -341,57 +372,3 @@ class _ClippedAdamW(torch.optim.AdamW):
         self.overflow = not bool(norm.isfinite())
         if not self.overflow:
             super().step()
-
-
-def _join(config: LearnerConfig, rank: int, world_size: int, address: str | None) -> Any:
-    """Connect to the other ranks; returns the module deepspeed, imported for this device, with its logs silenced."""
-    host, port = (address or f"127.0.0.1:{free_port()}").rsplit(":", 1)
-    os.environ |= {
-        "DS_ACCELERATOR": "cuda" if config.on_gpu else "cpu",
-        "RANK": str(rank),
-        "LOCAL_RANK": "0",  # each rank sees only its own GPU, set by Ray
-        "WORLD_SIZE": str(world_size),
-        "MASTER_ADDR": host,
-        "MASTER_PORT": port,
-    }
-    import deepspeed
-    import deepspeed.ops
-    from deepspeed.utils import set_log_level_from_string
-
-    set_log_level_from_string("error")  # its only warnings are about skipped updates, which StepReport has
-    # Under ZeRO-3, DeepSpeed 0.19 calls two collectives in every pass by names that torch 2.13 deprecates.
-    warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
-    disable_progress_bar()
-    # On CPUs DeepSpeed would compile a shared-memory all-reduce with g++ at first use (30 s, and an error without a
-    # compiler); gloo does not need it. This table lists the ops that it may build: if it is empty, DeepSpeed builds
-    # none, and does not search for compilers, which it does to fill the table.
-    deepspeed.ops.__compatible_ops__ = {}
-    backend, timeout = "nccl" if config.on_gpu else "gloo", timedelta(seconds=config.collective_timeout_s)
-    if host.startswith("127.") and not dist.is_initialized():
-        _meet(backend, timeout, host, int(port), rank, world_size)
-    deepspeed.init_distributed(
-        dist_backend=backend, auto_mpi_discovery=False, timeout=timeout, rank=rank, world_size=world_size
-    )
-    return deepspeed
-
-
-def _meet(backend: str, timeout: timedelta, host: str, port: int, rank: int, world_size: int) -> None:
-    """Form the group of all ranks at a socket of ours: torch's own would listen on all addresses."""
-    listener = loopback_socket(host, port) if rank == 0 else None
-    store = dist.TCPStore(  # type: ignore[attr-defined]  # public, but torch's stubs do not say so
-        host,
-        port,
-        world_size,
-        is_master=rank == 0,
-        timeout=timeout,
-        multi_tenant=True,
-        master_listen_fd=None if listener is None else listener.detach(),
-    )
-    dist.init_process_group(
-        backend,
-        store=store,
-        rank=rank,
-        world_size=world_size,
-        timeout=timeout,
-        device_id=torch.device("cuda", 0) if backend == "nccl" and world_size > 1 else None,  # as DeepSpeed does
-    )

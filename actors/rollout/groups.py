@@ -74,10 +74,11 @@ class Groups:
 
     async def sample(self, request: GroupRequest) -> Group:
         """Run a group; a training group with fewer than half (at least 2) rollouts left is sampled again, once."""
-        started = time.monotonic()
-        group = await self._sample(request, attempt=0)
+        started, attempts = time.monotonic(), self._limits.max_rollout_retries + 1
+        first = request.attempt * 2 * attempts
+        group = await self._sample(request, attempt=first)
         if request.purpose == "train" and len(group.rollouts) < max(2, math.ceil(request.size / 2)):
-            again = await self._sample(request, attempt=self._limits.max_rollout_retries + 1)
+            again = await self._sample(request, attempt=first + attempts)
             group = replace(again, discarded=(*group.discarded, *again.discarded))
         return replace(group, wall_s=time.monotonic() - started)
 

@@ -51,6 +51,10 @@ class BroadcastSync(WeightSync):
         self._workers_per_engine = workers_per_engine
         self._members: list[Any] = []
 
+    def _learner_restarted(self) -> None:
+        super()._learner_restarted()
+        self._members = []
+
     async def deliver(self, published: Published, workers: Sequence[Any]) -> list[float | EngineFailed]:
         """As WeightSync.deliver; if no group can be formed, this version goes through the object store."""
         if not workers or not await self._formed(workers):

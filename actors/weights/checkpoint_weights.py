@@ -6,15 +6,18 @@ and released.
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -87,29 +90,44 @@ class CheckpointWeights:
     def _dtype_of(self, tensor: Tensor) -> torch.dtype:
         return self._dtype if tensor.is_floating_point() else tensor.dtype
 
-    def write(self, folder: Path, source: Path, wanted: bool, shard_bytes: int = SHARD_BYTES) -> None:
-        """Write a model folder that transformers and vLLM can load.
+    def copies(self, wanted: bool, shard_bytes: int = SHARD_BYTES) -> list[dict[str, Tensor]]:
+        """All weights on the CPU, in shards; all ranks must call this together, and the `wanted` one gets them."""
+        return [self.read(part, wanted) for part in self.parts(shard_bytes)]
 
-        The weights are written in shards; config, tokenizer, chat template and generation config are copied from the
-        folder `source` that the model came from. All ranks must call this together; the `wanted` one writes.
-        """
-        parts = self.parts(shard_bytes)
-        index: dict[str, str] = {}
-        total = 0
-        for number, part in enumerate(parts, start=1):
-            file = f"model-{number:05d}-of-{len(parts):05d}.safetensors" if len(parts) > 1 else "model.safetensors"
-            tensors = self.read(part, wanted)
-            if wanted:
-                save_file(tensors, folder / file, metadata={"format": "pt"})
-                (folder / file).chmod(0o644)  # safetensors makes it 0600; an engine may run as another user
-            index |= dict.fromkeys(tensors, file)
-            total += sum(tensor.nbytes for tensor in tensors.values())
-        if not wanted:
-            return
-        if len(parts) > 1:
-            table = {"metadata": {"total_size": total}, "weight_map": index}
-            (folder / "model.safetensors.index.json").write_text(json.dumps(table, indent=2))
-        _copy_companions(source, folder, self._dtype)
+
+def write_model(shards: Sequence[Mapping[str, Tensor]], folder: Path, source: Path, dtype: torch.dtype) -> None:
+    """Write `CheckpointWeights.copies` as a model folder that transformers and vLLM can load.
+
+    Config, tokenizer, chat template and generation config are copied from the folder `source` that the model came from.
+
+    Raises:
+        OSError: The disk is full or read-only.
+    """
+    index: dict[str, str] = {}
+    for number, tensors in enumerate(shards, start=1):
+        file = f"model-{number:05d}-of-{len(shards):05d}.safetensors" if len(shards) > 1 else "model.safetensors"
+        save_tensors(tensors, folder / file)
+        index |= dict.fromkeys(tensors, file)
+    if len(shards) > 1:
+        total = sum(tensor.nbytes for tensors in shards for tensor in tensors.values())
+        table = {"metadata": {"total_size": total}, "weight_map": index}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(table, indent=2))
+    _copy_companions(source, folder, dtype)
+
+
+def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Write a safetensors file.
+
+    Raises:
+        OSError: The disk is full or read-only.
+    """
+    try:
+        save_file(dict(tensors), path, metadata={"format": "pt"})
+    except SafetensorError as error:  # it has no error number
+        full = shutil.disk_usage(path.parent).free < sum(tensor.nbytes for tensor in tensors.values())
+        number = errno.ENOSPC if full else errno.EIO
+        raise OSError(number, os.strerror(number)) from error
+    path.chmod(0o644)  # safetensors makes it 0600; an engine may run as another user
 
 
 def as_bytes(tensors: Sequence[Tensor]) -> NDArray[np.uint8]:

@@ -22,6 +22,10 @@ SYNC_TIMEOUT_S = 600.0
 class WeightSource(Protocol):
     """What weight sync needs of the learner group."""
 
+    @property
+    def incarnation(self) -> int:
+        """Another number after each restart. Buckets are lost with the processes that gathered them."""
+
     async def bucket_plan(self, max_bytes: int) -> list[Layout]:
         """The layout of each bucket; a bucket holds at most `max_bytes`, or a single larger tensor."""
         ...
@@ -66,11 +70,19 @@ class WeightSync:
         self._all_taken = False
         self._source = source
         self._max_bucket_bytes = max_bucket_bytes
+        self._incarnation = source.incarnation
         self._plan: list[Layout] | None = None
         self.last: Published | None = None
 
+    def _learner_restarted(self) -> None:
+        """Forget what the lost processes had."""
+        self._plan = None
+
     async def collect(self, version: int) -> Published:
         """Put the learner's weights into the object store as `version`; the learner must not train meanwhile."""
+        if self._source.incarnation != self._incarnation:
+            self._incarnation = self._source.incarnation
+            self._learner_restarted()
         if self._plan is None:
             self._plan = await self._source.bucket_plan(self._max_bucket_bytes)
         self.last = None  # frees the previous version: the object store never holds two

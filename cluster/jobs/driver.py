@@ -138,7 +138,7 @@ def _obey(training: asyncio.Task[Outcome], status: JobStatus | None) -> None:
 
 
 def _succeed(server: Server, record: JobRecord, attempt: int, sink: StoreSink, folder: Path) -> None:
-    sink.sync_checkpoints({})
+    sink.sync_checkpoints()
     model = sink.register_final()
     results = server.keep_result("step_metrics.csv", result_csv(RunFolder(folder).metrics()), record.owner)
     try:

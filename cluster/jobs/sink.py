@@ -26,7 +26,7 @@ from cluster.stores.job_store import JobStore
 from cluster.stores.model_registry import ModelRegistry
 from cluster.views.sentences import sentence
 from trainer.errors import UserError
-from trainer.events import CheckpointSaved, JobEnded, JobResumed, PhaseBegan, RolloutDiscarded, StepDone
+from trainer.events import CheckpointSaved, JobEnded, PhaseBegan, RolloutDiscarded, StepDone
 from trainer.loop.checkpoint import Checkpoints
 from trainer.run_events import RunEvent
 from trainer.spec.serving import ServeSettings
@@ -70,7 +70,7 @@ class StoreSink:
         self._name = name
         self._names = names
         self._settings: ServeSettings | None = None
-        self._saved_step: int | None = None
+        self._saved_step = 0
         self._times: list[float] = []
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="job-sink")
 
@@ -87,22 +87,17 @@ class StoreSink:
                 return
             case JobEnded() | RolloutDiscarded() | PhaseBegan(quiet=True):
                 return  # the job's state has the outcome; the others are too many for a list of events
-            case JobResumed(step=step):
-                self._saved_step = step
         message, data = hide([*_public(event)], self._names)
         data = {"kind": event.kind, "version": event.version, "step": event.step, **data}
         self._later(lambda: self._store.add_event(self._job_id, event.level, message, data=data))
         if isinstance(event.event, CheckpointSaved):
-            self._saved_step = event.step
-            self._later(lambda: self.sync_checkpoints({}))
+            self._later(self.sync_checkpoints)
 
     def _step_done(self, event: RunEvent, metrics: dict[str, float]) -> None:
         data, message = wire_data(metrics), message_of(metrics)
         self._later(
             lambda: self._store.add_event(self._job_id, "info", message, type="metrics", data=data),
         )
-        if event.step == self._saved_step:
-            self._later(lambda: self.sync_checkpoints({event.step: checkpoint_metrics(data)}))
         self._times = [*self._times, metrics.get("time_step_s", 0.0)][-STEPS_FOR_ESTIMATE:]
         left_s = (metrics["total_steps"] - metrics["step"]) * median(self._times)
         finish = time.time() + left_s
@@ -110,34 +105,36 @@ class StoreSink:
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
-    def sync_checkpoints(self, metrics: Mapping[int, Mapping[str, float]]) -> None:
-        """Make the store's checkpoints and their models those on disk.
+    def sync_checkpoints(self) -> None:
+        """Make the store's checkpoints and their models those on disk that are offered.
 
-        `metrics` maps a step to the metrics of its checkpoint. A checkpoint's row is added after its model and dropped
-        after it, so that a call that a lost connection interrupted can be repeated.
+        A checkpoint's row is added after its model and dropped after it, so that a call that a lost connection
+        interrupted can be repeated.
         """
-        kept = {state.step: (path, state) for path, state in self._checkpoints.all()}
+        on_disk = self._checkpoints.all()
+        kept = {state.step: (path, state) for path, state in on_disk if state.offered}
         known = {c.step: c for c in self._store.checkpoints(self._job_id, limit=1000)[0]}
         for step in known.keys() - kept.keys():
             self._forget(known[step].model)
             self._store.drop_checkpoint(self._job_id, step)
-        if kept:
-            latest = kept[max(kept)][1]
+        if on_disk:
+            latest = on_disk[-1][1]
             # A new checkpoint is progress: drivers that were lost before it no longer count.
-            changes = {} if max(kept) in known else {"failures": 0}
+            changes = {"failures": 0} if latest.step > self._saved_step else {}
+            self._saved_step = latest.step
             self._store.note(self._job_id, self._attempt, trained_tokens=latest.trained_tokens, **changes)
-        for step, (path, _) in kept.items():
-            if step not in known or step in metrics:
-                shown = metrics.get(step) or {"step": float(step)}
+        for step, (path, state) in kept.items():
+            if step not in known:
+                shown = checkpoint_metrics(wire_data(state.metrics)) if state.metrics else {"step": float(step)}
                 self._registry.add(self._name(step), path, self._base, self._job_id, self._settings, self._owner)
                 self._store.add_checkpoint(self._job_id, step, self._name(step), shown)
 
     def register_final(self) -> str | None:
         """Make the last checkpoint the tuned model and return its name, or None if there is no checkpoint."""
-        latest = self._checkpoints.latest()
-        if latest is None:
+        offered = [path for path, state in self._checkpoints.all() if state.offered]
+        if not offered:
             return None
-        self._registry.add(self._name(None), latest[0], self._base, self._job_id, self._settings, self._owner)
+        self._registry.add(self._name(None), offered[-1], self._base, self._job_id, self._settings, self._owner)
         return self._name(None)
 
     def _forget(self, model: str) -> None:

@@ -23,6 +23,7 @@ from cluster.preflight.limits import resource_problems
 from cluster.preflight.model import LoadableModel, read_model
 from cluster.preflight.resumed import Began, lost_rows
 from cluster.preflight.rows import length_problems, read_files, rows_of
+from cluster.preflight.same_job import Change
 from cluster.preflight.space import Free, folder_problems, space_problems
 from cluster.preflight.static import invalid_job, method_problems
 from trainer.data.chat import Renderer
@@ -44,7 +45,7 @@ class Prepared:
     """A job that passed the check, with what was read and resolved for it.
 
     `job.model` is a local folder. `choices` say what `auto` became; a resumed run has none, since it keeps its plan.
-    `warnings` are for the user only.
+    `changes` are what a resumed run's job file has changed. `warnings` are for the user only.
     """
 
     job: JobSpec
@@ -56,6 +57,7 @@ class Prepared:
     validation: list[Task] = field(default_factory=list)
     test: list[Task] = field(default_factory=list)
     choices: tuple[Choice, ...] = ()
+    changes: tuple[Change, ...] = ()
     warnings: tuple[str, ...] = ()
 
     @property
@@ -96,7 +98,7 @@ async def prepare(
     if tasks and model is not None:
         plan, choices = resolve(job, len(tasks), model.shape.num_parameters)
         if began is not None:
-            plan, choices = began.plan_of(plan), ()
+            plan, choices = began.plan_of(job, plan), ()
             problems += lost_rows(plan, num_rows)
     problems += bad
     if not accepted and bad:
@@ -140,6 +142,7 @@ async def prepare(
         validation=files["validation_file"],
         test=files["test_file"],
         choices=choices,
+        changes=() if began is None else began.changes(job),
         warnings=(
             *(() if began is None else began.warnings),
             *map(_as_warning, invalid_job(tolerated).problems),

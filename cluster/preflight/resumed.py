@@ -1,35 +1,32 @@
 """A resumed run keeps the values that it began with, whatever today's defaults and rules for `auto` are.
 
 The run folder's job.resolved.json has them. A setting that the job file does not name takes the run's value; one that
-it names must equal it. Only `cluster`, headers, signing secrets and the places of files may differ. What is not
-recorded is not compared: values of headers and signing secrets, of a tool's own keys, credentials and queries of URLs.
+it names must equal it, except for those of `same_job.MAY_DIFFER`, which are taken and shown. What is not recorded is
+not compared: values of headers and signing secrets, of a tool's own keys, credentials and queries of URLs.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, SecretStr, ValidationError
-from pydantic_core import to_jsonable_python
+from pydantic import BaseModel, ValidationError
 
 from cluster.planning.model_folder import find_model
 from cluster.preflight.contents import digest_of, has_contents
-from cluster.records.redact import REDACTED, plain
+from cluster.preflight.same_job import START_AGAIN, Change, Comparison, changed, shown
 from cluster.records.run_folder import FORMAT, RunFolder
 from trainer.errors import InvalidJob, Problem
 from trainer.spec.endpoints import Positive
-from trainer.spec.job import FILES, JobSpec, Supervised
+from trainer.spec.job import FILES, JobSpec
 from trainer.spec.kept import without_todays_bounds
-from trainer.spec.plan import Plan
+from trainer.spec.plan import GROUP_SIZE, Plan
 
-MAX_SHOWN_CHARS = 80
-START_AGAIN = "start a new run with `model` set to the checkpoint"
 REMEDY_OF_CONTENTS = f"restore its contents, or {START_AGAIN}"
-REMEDY = f"resume with the value that the run began with, or {START_AGAIN}"
+VALIDATION_NUMBERS = ("eval_interval", "eval_samples")
+"""The numbers of a plan that the job file may change."""
 
 
 class _Format(BaseModel):
@@ -86,13 +83,15 @@ class Began:
         written = len(list(folder.checkpoints.glob("step-*")))
         return cls(job, record.plan, record.context_length, record.digests, tuple(warnings), written)
 
-    def plan_of(self, today: Plan) -> Plan:
-        """The run's plan; numbers that its version did not have yet are today's.
+    def plan_of(self, job: JobSpec, today: Plan) -> Plan:
+        """The run's plan for the kept `job`; numbers that its version did not have yet are today's.
 
         Raises:
             InvalidJob: The run's plan is none.
         """
-        numbers = {name: value for name, value in self.plan.items() if name in Plan.model_fields}
+        hyperparameters = (job.method.reinforcement or job.supervised).hyperparameters
+        named = {name for name in VALIDATION_NUMBERS if getattr(hyperparameters, name, "auto") != "auto"}
+        numbers = {name: value for name, value in self.plan.items() if name in Plan.model_fields.keys() - named}
         try:
             return Plan.model_validate(today.model_dump() | numbers)
         except ValidationError as error:
@@ -106,15 +105,41 @@ class Began:
         Raises:
             InvalidJob: The job has other values; lists all of them.
         """
-        problems: list[Problem] = []
-        kept: JobSpec = _kept(_filled(job), _filled(self.job), "", problems)
-        problems += self._moved(job)
+        comparison = Comparison(self._resolved())
+        kept = comparison.kept(job, self.job)
+        problems = [*comparison.problems, *self._moved(job)]
         if problems:
             raise InvalidJob("cannot resume", problems)
         if kept.cluster.context_length == "auto" and self.context_length is not None:
             cluster = kept.cluster.model_copy(update={"context_length": self.context_length})
             kept = kept.model_copy(update={"cluster": cluster})
         return kept
+
+    def changes(self, kept: JobSpec) -> tuple[Change, ...]:
+        """What differs, and may, between the job that `keep` has returned and the run's."""
+        comparison = Comparison(self._resolved())
+        comparison.kept(kept, self.job)
+        now, was = paths_of(kept), paths_of(self.job)
+        moved = [Change(name, shown(str(now[name])), shown(str(was[name]))) for name in was if now[name] != was[name]]
+        return (*moved, *comparison.changes)
+
+    def _resolved(self) -> dict[str, Any]:
+        """The numbers that `auto` became; none that the record lacks, or that are damaged."""
+        section, plan = f"method.{self.job.method.type}", self.plan
+        algorithm = self.job.method.reinforcement or self.job.supervised
+        multiplier = algorithm.hyperparameters.learning_rate_multiplier
+        found = {
+            "hyperparameters.batch_size": plan.get("batch_size"),
+            "hyperparameters.n_epochs": plan.get("n_epochs"),
+            "hyperparameters.learning_rate_multiplier": 1.0,
+            "hyperparameters.compute_multiplier": _divided(plan.get("group_size"), GROUP_SIZE),
+            "hyperparameters.eval_interval": plan.get("eval_interval"),
+            "hyperparameters.eval_samples": plan.get("eval_samples"),
+            "algorithm.learning_rate": _divided(plan.get("learning_rate"), 1.0 if multiplier == "auto" else multiplier),
+        }
+        numbers = {f"{section}.{name}": value for name, value in found.items()}
+        numbers["cluster.context_length"] = self.context_length
+        return {name: value for name, value in numbers.items() if value is not None}
 
     def _moved(self, job: JobSpec) -> Iterator[Problem]:
         """A problem for each file that is another one than the run's, wherever it is now.
@@ -127,7 +152,7 @@ class Began:
             digest = self.digests.get(field)
             if now is None:
                 yield changed(field, None, str(was))
-            elif (now.name != was.name) if digest is None else (has_contents(now, digest) is False):
+            elif not (_is_same_file(now, was) if digest is None else has_contents(now, digest) is not False):
                 if now != was:
                     yield changed(field, str(now), str(was))
                 else:
@@ -157,59 +182,9 @@ def digests_of(job: JobSpec) -> dict[str, str]:
     return {field: digest for field, path in paths_of(job).items() if (digest := digest_of(path)) is not None}
 
 
-def changed(field: str, now: Any, was: Any, remedy: str = REMEDY) -> Problem:
-    """The problem of a setting that is another one than the run's."""
-    return Problem("job_changed", field, f"is {_shown(now)}, but the run began with {_shown(was)}", remedy)
-
-
 def _first(error: ValidationError) -> str:
     first = error.errors(include_url=False, include_input=False)[0]
     return ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
-
-
-# -- one setting after another -----------------------------------------------------------------------------------------
-
-
-def _kept(given: Any, before: Any, at: str, problems: list[Problem]) -> Any:
-    """`given` with the values of `before` for settings that are not named; adds what differs to `problems`."""
-    if _are_secrets(given) or _are_secrets(before):
-        return given  # the run folder does not say what they were
-    if isinstance(given, BaseModel) and type(given) is type(before):
-        return _kept_settings(given, before, at, problems)
-    if isinstance(given, tuple) and isinstance(before, tuple) and len(given) == len(before):
-        pairs = enumerate(zip(given, before, strict=True))
-        return tuple(_kept(mine, theirs, f"{at}[{i}]", problems) for i, (mine, theirs) in pairs)
-    if isinstance(given, dict) and isinstance(before, dict) and given.keys() == before.keys():
-        return {key: _kept(value, before[key], f"{at}.{key}", problems) for key, value in given.items()}
-    if _public(given) != _public(before):
-        problems.append(changed(at, _public(given), _public(before)))
-    return given
-
-
-def _kept_settings(given: BaseModel, before: BaseModel, at: str, problems: list[Problem]) -> Any:
-    kept: dict[str, Any] = {}
-    for name in type(given).model_fields:
-        field, mine, theirs = f"{at}.{name}".lstrip("."), getattr(given, name), getattr(before, name)
-        if name not in given.model_fields_set:
-            kept[name] = theirs
-            if _has_secrets(theirs):
-                remedy = "name it in the job file: a run folder keeps no secrets"
-                problems.append(changed(field, None, _public(theirs), remedy))
-        elif at == "cluster" or field in (*FILES, "model"):
-            kept[name] = mine
-        else:
-            kept[name] = _kept(mine, theirs, field, problems)
-    mine, theirs = given.model_extra or {}, before.model_extra or {}  # the run folder has their names only
-    if mine.keys() != theirs.keys():
-        problems.append(changed(at, sorted(mine), sorted(theirs)))
-    return given.model_copy(update=kept)
-
-
-def _filled(job: JobSpec) -> JobSpec:
-    """The job with its method's section, which a supervised job may leave out."""
-    if job.method.type == "supervised" and job.method.supervised is None:
-        return job.model_copy(update={"method": job.method.model_copy(update={"supervised": Supervised()})})
-    return job
 
 
 def _as_in_a_file(recorded: dict[str, Any]) -> dict[str, Any]:
@@ -222,33 +197,13 @@ def _as_in_a_file(recorded: dict[str, Any]) -> dict[str, Any]:
     return recorded
 
 
-def _are_secrets(value: Any) -> bool:
-    values = list(value.values()) if isinstance(value, dict) else value if isinstance(value, tuple) else [value]
-    return bool(values) and all(isinstance(item, SecretStr) for item in values)
+def _is_same_file(now: Path, was: Path) -> bool:
+    """Whether a run of a version that recorded no digests began with this file, as far as that is still known."""
+    if now.name == was.name:
+        return True
+    digest = digest_of(was)
+    return digest is not None and has_contents(now, digest) is True
 
 
-def _has_secrets(value: Any) -> bool:
-    if isinstance(value, BaseModel):
-        return bool(value.model_extra) or any(_has_secrets(getattr(value, name)) for name in type(value).model_fields)
-    if isinstance(value, dict):
-        return any(map(_has_secrets, value.values()))
-    if isinstance(value, str):
-        return REDACTED in value
-    return isinstance(value, SecretStr) or (isinstance(value, tuple) and any(map(_has_secrets, value)))
-
-
-def _public(value: Any) -> Any:
-    """The value as it is recorded: a tool's own keys may be secrets."""
-    if isinstance(value, BaseModel):
-        shown = {name: _public(getattr(value, name)) for name in type(value).model_fields}
-        return shown | dict.fromkeys(value.model_extra or {}, REDACTED)
-    if isinstance(value, tuple):
-        return [_public(item) for item in value]
-    if isinstance(value, dict):
-        return {str(key): _public(item) for key, item in value.items()}
-    return plain(to_jsonable_python(value))
-
-
-def _shown(value: Any) -> str:
-    text = "not set" if value is None else json.dumps(value)
-    return text if len(text) <= MAX_SHOWN_CHARS else f"{text[:20]}...{text[-60:]}"  # paths differ at their ends
+def _divided(number: Any, by: float) -> float | None:
+    return number / by if isinstance(number, int | float) and by else None

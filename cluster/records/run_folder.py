@@ -6,11 +6,12 @@
     evaluations.jsonl      {name, time, fields of Evaluation}
     rollouts/<name>.jsonl.zst   step-000001, validation-000000, test-before, ...
     checkpoints/           see `trainer.loop.checkpoint`
+    journal/               see `trainer.loop.journal`
     report.html
 
-Lines are appended whole; rollout files are written under a temporary name and renamed. A resumed run repeats steps: the
-last line of a step counts, and its rollouts replace the earlier file. One thread does all writes in order, so that no
-caller waits for the disk. A failed write is recorded in `problems`, never raised.
+Lines are appended whole; rollout files are written under a temporary name and renamed. A resumed run may report
+a step again: its last line counts, and its rollouts replace the earlier file. One thread does all writes in order, so
+that no caller waits for the disk. A failed write is recorded in `problems`, never raised.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ from pathlib import Path
 from typing import Any
 
 from cluster.records.redact import plain, public_job
-from cluster.records.rollout_files import ROLLOUTS_SUFFIX, read_groups, write_groups
+from trainer.data.rollout_files import ROLLOUTS_SUFFIX, read_groups, write_groups
 from trainer.events import VALIDATION, Evaluated, StepDone
+from trainer.loop.checkpoint import latest_checkpoint
 from trainer.run_events import RunEvent, evaluation_of
 from trainer.spec.job import JobSpec
 from trainer.spec.plan import Plan
@@ -65,6 +67,15 @@ class RunFolder:
     @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
+
+    @property
+    def journal(self) -> Path:
+        return self.path / "journal"
+
+    @property
+    def resumes(self) -> bool:
+        """Whether the run can go on: it has a checkpoint, or a journal from its start on."""
+        return bool(latest_checkpoint(self.checkpoints)) or any(self.journal.glob("group-*"))
 
     @property
     def report(self) -> Path:
@@ -151,10 +162,6 @@ class RunFolder:
         """One dict per step, sorted by step, without the numbers that were not finite."""
         steps = {line["step"]: line for line in _read_lines(self.path / "metrics.jsonl")}
         return [{k: v for k, v in steps[step].items() if v is not None} for step in sorted(steps)]
-
-    def lacks(self, metrics: Mapping[str, float]) -> bool:
-        """Whether the step of a checkpoint's metrics is missing here: the run was killed between the two writes."""
-        return bool(metrics) and all(step["step"] != metrics["step"] for step in self.metrics())
 
     def evaluations(self) -> dict[str, Evaluation]:
         return {line["name"]: evaluation_of(line) for line in _read_lines(self.path / "evaluations.jsonl")}

@@ -115,6 +115,10 @@ def print_plan(console: Console, prepared: Prepared) -> None:
         if place.index == 0 and place.memory is not None:
             on_gpu = f"{size(place.memory.gpu_bytes)} of each of its GPUs and " if place.memory.gpu else ""
             say(f"  {place.role}: about {on_gpu}{size(place.memory.host_bytes)} of memory")
+    for change in prepared.changes:
+        say(
+            f"  {escape(change.setting)}: is {escape(change.now)}, the run began with {escape(change.was)}", style="dim"
+        )
     for warning in prepared.warnings:
         say(f"[yellow]warning[/] {escape(warning)}")
 
@@ -126,6 +130,8 @@ def _print_training(console: Console, prepared: Prepared) -> None:
     say(f"  {rows}: {plan.steps} steps of {plan.batch_size} rows, learning rate {plan.learning_rate:g}")
     for choice in prepared.choices:
         say(f"  {choice.setting}: auto is {choice.value:g} ({choice.why})", style="dim")
+    if interval := str(prepared.job.cluster.checkpoint_interval):
+        say(f"  a checkpoint every {interval}, beside those of validations")
     if prepared.job.method.type == "reinforcement":
         limits = prepared.job.reinforcement.limits
         validation = f"{len(prepared.validation)} validation rows every {plan.eval_interval} steps"

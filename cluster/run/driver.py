@@ -35,11 +35,12 @@ from trainer.events import (
     Notice,
     Outcome,
     PhaseBegan,
+    SettingChanged,
     SettingChosen,
-    StepDone,
 )
-from trainer.loop.checkpoint import Checkpoints, LoopState, latest_checkpoint
+from trainer.loop.checkpoint import Checkpoints, latest_checkpoint
 from trainer.loop.evaluate import evaluate
+from trainer.loop.journal import Journal
 from trainer.loop.reinforcement import Loop, LoopConfig
 from trainer.loop.supervised import SupervisedLoop
 from trainer.protocols import Sink
@@ -48,8 +49,6 @@ from trainer.spec.operator import Operator
 from trainer.types import Evaluation, Purpose, Task
 
 DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO}
-Latest = tuple[Path, LoopState]
-"""The checkpoint that a run is resumed from."""
 
 
 async def check(job: JobSpec, runs: Path, address: str | None, operator: Operator) -> None:
@@ -66,17 +65,14 @@ async def check(job: JobSpec, runs: Path, address: str | None, operator: Operato
 
 
 async def train(job: JobSpec, runs: Path, resume: Path | None, address: str | None, operator: Operator) -> Outcome:
-    """Train a job until it is done or a signal arrives, from the last checkpoint of the run folder `resume` if given.
+    """Train a job until it is done or a signal arrives; goes on with the run in the folder `resume` if given.
 
     Raises:
         RftError: The run failed.
     """
-    latest = None
-    if resume is not None:
-        latest = latest_checkpoint(resume / "checkpoints")
-        if latest is None:
-            raise InvalidJob(f"{resume} has no checkpoint to resume from")
-    async with _run(job, runs, address, resume, operator, latest=latest) as run:
+    if resume is not None and not RunFolder(resume).resumes:
+        raise InvalidJob(f"{resume} has no checkpoint to resume from")
+    async with _run(job, runs, address, resume, operator) as run:
         await run.train()
     return run.outcome
 
@@ -84,7 +80,7 @@ async def train(job: JobSpec, runs: Path, resume: Path | None, address: str | No
 async def train_in(
     job: JobSpec, folder: Path, address: str | None, operator: Operator, watch: Watch | None = None
 ) -> Outcome:
-    """Train a job in its own folder, resuming from the last checkpoint if there is one.
+    """Train a job in its own folder, going on with what is there.
 
     So a lost job can be restarted with the same call. A job with a `watch` is a server's: its endpoints were tried when
     it was created, so they are not tried here, and one that fails now is retried.
@@ -92,9 +88,7 @@ async def train_in(
     Raises:
         RftError: The run failed.
     """
-    async with _run(
-        job, folder.parent, address, folder, operator, watch, latest=latest_checkpoint(folder / "checkpoints")
-    ) as run:
+    async with _run(job, folder.parent, address, folder, operator, watch) as run:
         await run.train()
     return run.outcome
 
@@ -129,14 +123,13 @@ async def _run(
     operator: Operator,
     watch: Watch | None = None,
     learner: bool = True,
-    latest: Latest | None = None,
 ) -> AsyncIterator[_Run]:
     """Connect, check the job and create the run folder; on exit close everything and write the report.
 
-    With `latest`, the run in the folder `path` is resumed from there.
+    A run that has begun in the folder `path` is resumed.
     """
     console = Console()
-    began = None if path is None or latest is None else Began.of(RunFolder(path))
+    began = Began.of(RunFolder(path)) if path is not None and RunFolder(path).resumes else None
     job = job if began is None else began.keep(job)
     with ray_session(address) as nodes, Signals() as signals:
         with checking():
@@ -156,7 +149,7 @@ async def _run(
         folder = RunFolder(path or new_run_folder(runs, job.suffix))
         view = LiveView(prepared.plan.steps, console)
         metrics = MetricsSink.of_run(folder.path, local=is_local(address))
-        run = _Run(prepared, operator, folder, view, metrics, signals, console, watch, latest)
+        run = _Run(prepared, operator, folder, view, metrics, signals, console, watch, began is not None)
         try:
             with view:
                 yield run
@@ -191,11 +184,11 @@ class _Run:
         signals: Signals,
         console: Console,
         watch: Watch | None,
-        latest: Latest | None,
+        resumed: bool,
     ) -> None:
         self.outcome: Outcome = "done"
         self._error = ""
-        self._latest = latest
+        self._resumed = resumed
         self._prepared = prepared
         self._folder = folder
         self._view = view
@@ -212,6 +205,8 @@ class _Run:
         self._stream.emit(JobStarted(method=prepared.job.method.type, total_steps=prepared.plan.steps), skip=view)
         for choice in prepared.choices:
             self._stream.emit(SettingChosen(setting=choice.setting, value=choice.value, why=choice.why), skip=view)
+        for change in () if watch is not None else prepared.changes:  # a server's job is changed by its operator only
+            self._stream.emit(SettingChanged(setting=change.setting, now=change.now, was=change.was), skip=view)
         for warning in prepared.warnings:
             self._stream.emit(Notice(text=warning), skip=view)  # printed with the plan
         for unsafe in () if watch is not None else (stop_warning(), folder_warning(folder.path)):
@@ -231,16 +226,20 @@ class _Run:
 
     async def reinforcement(self) -> None:
         prepared, job = self._prepared, self._prepared.job
-        checkpoints = Checkpoints(self._folder.checkpoints)
+        checkpoints, journal = Checkpoints(self._folder.checkpoints), Journal(self._folder.journal)
         await self._actors.start()
         fleet, learner = self._actors.fleet, self._actors.learner
         before = self._folder.evaluations().get("test-before")
-        if prepared.test and self._latest is None:
+        if prepared.test and before is None and not journal.has_batches:
             before = await self._grade(fleet, prepared.test, "test", "test-before", prepared.plan.eval_samples)
         config = LoopConfig(
-            prepared.plan, job.reinforcement.algorithm, job.seed, job.reinforcement.grader.pass_threshold
+            prepared.plan,
+            job.reinforcement.algorithm,
+            job.seed,
+            job.reinforcement.grader.pass_threshold,
+            job.cluster.checkpoint_interval,
         )
-        loop = Loop(config, prepared.tasks, prepared.validation, fleet, learner, checkpoints, self._stream)
+        loop = Loop(config, prepared.tasks, prepared.validation, fleet, learner, checkpoints, journal, self._stream)
         await self._run_loop(loop)
         if prepared.test and self.outcome == "done":
             after = await self._grade(fleet, prepared.test, "test", "test-after", prepared.plan.eval_samples)
@@ -261,18 +260,15 @@ class _Run:
             prepared.renderer,
             self._actors.learner,
             checkpoints,
+            job.cluster.checkpoint_interval,
             self._stream,
         )
         await self._run_loop(loop)
 
     async def _run_loop(self, loop: Loop | SupervisedLoop) -> None:
-        """Run a loop until it is done or a signal arrives, from the latest checkpoint if the run is resumed."""
-        if self._latest is not None:
-            await loop.resume(*self._latest)
-            state = self._latest[1]
-            if self._folder.lacks(state.metrics):
-                total_steps = self._prepared.plan.steps
-                self._stream.emit(StepDone(step=state.step, total_steps=total_steps, metrics=state.metrics))
+        """Run a loop until it is done or a signal arrives."""
+        if self._resumed:
+            await loop.resume({int(metrics["step"]) for metrics in self._folder.metrics()})
         self._stream.emit(PhaseBegan(phase="training"))
         with self._signals.graceful(loop.stop):
             await loop.run()
@@ -306,11 +302,11 @@ class _Run:
             problems.append(f"cannot write the report: {error.strerror}")
         for problem in problems:
             self._console.print(f"[yellow]warning[/] {escape(problem)}", soft_wrap=True, highlight=False)
-        if self.outcome != "done":
+        if self.outcome != "done" and self._folder.resumes:
             latest = latest_checkpoint(self._folder.checkpoints)
-            if latest is not None:
-                how = f"from {latest[0].name} with --resume {self._folder.path}"
-                self._console.print(f"to resume:  {how}", soft_wrap=True, highlight=False)
+            where = "the start" if latest is None else latest[0].name
+            how = f"from {where} with --resume {self._folder.path}"
+            self._console.print(f"to resume:  {how}", soft_wrap=True, highlight=False)
 
     async def _grade(
         self, fleet: Fleet, tasks: Sequence[Task], purpose: Purpose, name: str, samples: int

@@ -55,8 +55,9 @@ class EventStream:
     def emit(self, event: Event, *, skip: Sink | None = None) -> None:
         """Pass an event to all sinks except `skip`. Returns at once and never raises."""
         with self._lock:
-            self._step = self._step if event.step is None else event.step
-            self._hand_out(self._stamped(replace(event, step=self._step)), skip)
+            step = self._step if event.step is None else event.step
+            self._step = max(self._step, step)  # a checkpoint may be complete some steps later
+            self._hand_out(self._stamped(replace(event, step=step)), skip)
 
     def groups(self, name: str, groups: Sequence[Group]) -> None:
         for sink in self._group_sinks:

@@ -20,8 +20,8 @@ from actors.graders.sample import sample_of
 from actors.grading.factory import all_grader_problems
 from actors.grading.pool import GraderPool
 from actors.runtime.calls import outcome_of
-from cluster.records.rollout_files import ROLLOUTS_SUFFIX, read_groups
 from cluster.records.run_folder import RunFolder
+from trainer.data.rollout_files import ROLLOUTS_SUFFIX, read_groups
 from trainer.errors import InvalidJob, Problem, RftError, UserError, first_error
 from trainer.spec.graders import GraderSpec
 from trainer.spec.job import Reinforcement

@@ -9,6 +9,7 @@ from trainer import events as e
 PHASES: Mapping[e.Phase, str] = {
     "resources": "waiting for resources",
     "actors": "starting",
+    "replay": "replaying updates",
     "grading": "grading",
     "training": "training",
     "validation": "grading the validation file",
@@ -23,6 +24,8 @@ def sentence(event: e.Event) -> str:
             return f"{event.method} job with {event.total_steps} steps"
         case e.SettingChosen():
             return f"{event.setting}: auto is {event.value:g} ({event.why})"
+        case e.SettingChanged():
+            return f"{event.setting} is {event.now}; the run began with {event.was}"
         case e.JobResumed():
             return f"resumed at step {event.step} of {event.total_steps}"
         case e.PhaseBegan():
@@ -34,7 +37,12 @@ def sentence(event: e.Event) -> str:
         case e.LossEvaluated():
             return f"validation at step {event.step}: loss {event.loss:.4f} ({event.num_rows} rows)"
         case e.CheckpointSaved():
-            return f"checkpoint step-{event.step:06d}"
+            return f"checkpoint step-{event.step:06d}" + ("" if event.offered else " to resume from")
+        case e.StateConverted():
+            return f"the checkpoint of step {event.step} was converted from {event.before} to {event.now}"
+        case e.UpdatesReplayed():
+            again = f"replayed {event.num_updates} updates in {event.seconds:.1f} s"
+            return f"{again}; {event.num_groups} finished groups are kept"
         case e.JobEnded():
             return event.error or ("the job is done" if event.outcome == "done" else "the job was stopped")
         case _:
@@ -60,6 +68,12 @@ def _trouble(event: e.Event) -> str:
     match event:
         case e.UpdateSkipped():
             return f"step {event.step}: the gradient was not finite, the update was skipped"
+        case e.LearnerRestarted():
+            return f"the learner starts again from the last checkpoint, since a rank was lost: {event.cause}"
+        case e.DiskFull():
+            return "the disk of the run folder is full: the job pauses until there is room"
+        case e.DiskFreed():
+            return "the disk has room again: the job goes on"
         case e.BatchStarved():
             counts = ", ".join(f"{n:.0f} {kind}" for kind, n in sorted(event.without_signal.items())) or "none"
             return f"no group of a batch had a signal to learn from ({counts}; {event.num_lost} lost)"

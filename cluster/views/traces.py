@@ -12,9 +12,9 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from cluster.records.rollout_files import group_lines
 from cluster.records.run_folder import RunFolder
 from cluster.views.live import safe_text
+from trainer.data.rollout_files import group_lines
 from trainer.errors import UserError
 from trainer.types import Discarded, Grade, Group, GroupRequest, Rollout, ToolResult, Turn
 

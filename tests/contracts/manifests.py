@@ -22,9 +22,9 @@ from cluster.observability.files import kubernetes_manifest
 from tests.support.paths import ROOT
 
 K8S = ROOT / "k8s"
-GRADERS = "production with graders"
-OVERLAYS = ("laptop", "gpu", "production", GRADERS)
-"""The folders, and one of them with the component for python graders, as docs/kubernetes.md says."""
+GRADERS, CILIUM = "production with graders", "laptop with cilium"
+OVERLAYS = ("laptop", "gpu", "production", GRADERS, CILIUM)
+"""The folders, and some with an optional component, as docs/kubernetes.md says."""
 PYTHON_GRADERS = "python-graders"
 """The worker group of the component."""
 GENERATED = Path("monitoring", "alerts-and-dashboards.yaml")
@@ -48,6 +48,8 @@ def rendered(overlay: str) -> Sequence[Object]:
         if overlay == GRADERS:
             edit(folder / "kustomization.yaml", "../../copies", "../../graders, ../../copies")
             edit(folder / "agent-rft.yaml", "wait_for_nodes_s:", "python_grader_nodes: true\nwait_for_nodes_s:")
+        if overlay == CILIUM:
+            edit(folder / "kustomization.yaml", "../../copies", "../../cilium, ../../copies")
         command = [KUBECTL, "kustomize", folder]
         text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     return list(yaml.safe_load_all(text))

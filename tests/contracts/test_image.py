@@ -71,6 +71,18 @@ def test_the_image_installs_runtime_packages_and_no_test_packages() -> None:
         assert shutil.which(command, path=str(Path(sys.executable).parent))
 
 
+def test_flashinfer_finds_compilers() -> None:
+    """Otherwise vLLM does without it, and only logs that: CUDA_HOME must have bin/nvcc, and the PATH ninja."""
+    gpu = INSTRUCTIONS.split(" AS gpu\n")[1].split("\nFROM ")[0]
+    assert re.search(r"apt-get install \S+ \S+ g\+\+ gcc libc6-dev ", gpu)
+    versions = {pin.name: pin.version for pin in read("gpu")}
+    python = re.findall(r"^FROM python:(\d+\.\d+)", INSTRUCTIONS, re.MULTILINE)[0]
+    home = f".venv/lib/python{python}/site-packages/nvidia/cu{versions['nvidia-cuda-nvcc'].split('.')[0]}"
+    assert f"CUDA_HOME=/opt/agent-rft/{home}" in gpu
+    assert f"cuda={home}" in INSTRUCTIONS
+    assert {"ninja", "flashinfer-python"} <= versions.keys()
+
+
 # -- make image --------------------------------------------------------------------------------------------------------
 
 DIGEST = f"sha256:{'a' * 64}"

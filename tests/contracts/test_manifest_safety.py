@@ -11,6 +11,7 @@ import pytest
 
 from actors.runtime.nodes import LABEL, PYTHON_GRADER
 from tests.contracts.manifests import (
+    CILIUM,
     CLUSTERS,
     GRADERS,
     K8S,
@@ -27,6 +28,8 @@ from tests.contracts.manifests import (
 )
 
 METADATA = ipaddress.ip_address("169.254.169.254")
+NODE_DNS = "169.254.20.10/32"
+"""The usual address of a DNS cache on each node."""
 
 overlays = pytest.mark.parametrize("overlay", OVERLAYS)
 
@@ -191,19 +194,56 @@ def test_network_policies_deny_all_traffic_that_is_not_listed(overlay: str) -> N
                 assert not reached or any(METADATA in network for network in excepted), name
         for rule in policy.get("ingress", []):
             assert rule["from"], f"{name}: ingress from anywhere"
-    for name in ("from-ingress", "from-kuberay"):
-        allowed = {port["port"] for rule in policies[name]["ingress"] for port in rule["ports"]}
-        assert allowed == ({8000} if name == "from-ingress" else {8000, 8265})
-    (dns,) = policies["to-dns"]["egress"]
-    assert {(port["port"], port["protocol"]) for port in dns["ports"]} == {(53, "UDP"), (53, "TCP")}
+    for name, ports in {"from-gateway": {8000}, "from-kuberay": {8000, 8265}}.items():
+        for rule in policies[name]["ingress"] if name in policies else []:
+            assert {port["port"] for port in rule["ports"]} == ports
+    assert ("from-gateway" in policies) == bool(of_kind(overlay, "Gateway"))
 
 
 @overlays
-def test_draining_a_node_evicts_no_training(overlay: str) -> None:
-    budgets = {budget["metadata"]["name"]: budget["spec"] for budget in of_kind(overlay, "PodDisruptionBudget")}
-    groups = {(pod.group, tuple(pod.labels.items())) for pod in ray_pods(cluster_spec(one(overlay, "RayJob")))}
-    for group, labels in groups:
-        if group == PYTHON_GRADERS:  # a grade that is lost is made again
-            continue
-        (budget,) = [b for b in budgets.values() if matches(b["selector"]["matchLabels"], dict(labels))]
-        assert budget["minAvailable"] == (1 if group == "engine" else 1000)
+def test_a_policy_that_allows_dns_allows_the_clusters_and_that_of_the_node(overlay: str) -> None:
+    """A cache on each node is in the node's network: a rule for kube-system's pods does not match it."""
+    both = {(53, "UDP"), (53, "TCP")}
+    rules = [
+        rule
+        for policy in of_kind(overlay, "NetworkPolicy")
+        for rule in policy["spec"].get("egress", [])
+        if any(port["port"] == 53 for port in rule.get("ports", []))
+    ]
+    assert rules
+    for rule in rules:
+        assert {(port["port"], port["protocol"]) for port in rule["ports"]} == both
+        assert {"ipBlock": {"cidr": NODE_DNS}} in rule["to"]
+        assert {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "kube-system"}}} in rule["to"]
+
+
+def test_with_cilium_the_head_reaches_the_kubernetes_api_and_all_pods_the_nodes_dns() -> None:
+    policies = {policy["metadata"]["name"]: policy["spec"] for policy in of_kind(CILIUM, "CiliumNetworkPolicy")}
+    head = next(ray_pods(cluster_spec(one(CILIUM, "RayJob"))))
+    others = [labels for name, labels, _ in pod_specs(CILIUM) if not name.endswith("head")]
+    to_api = policies.pop("to-kubernetes")
+    assert to_api["egress"] == [{"toEntities": ["kube-apiserver"]}]
+    selector = to_api["endpointSelector"]["matchLabels"]
+    assert matches(selector, head.labels) and not any(matches(selector, labels) for labels in others)
+    (rule,) = policies.pop("to-node-dns")["egress"]
+    assert rule["toEntities"] == ["host"]
+    assert rule["toPorts"] == [{"ports": [{"port": "53", "protocol": name} for name in ("UDP", "TCP")]}]
+    assert not policies
+
+
+@overlays
+def test_a_drain_takes_engines_one_at_a_time_and_is_never_blocked(overlay: str) -> None:
+    """With less than the engines that a cluster starts with, Kubernetes would forbid every eviction."""
+    budgets = [budget["spec"] for budget in of_kind(overlay, "PodDisruptionBudget")]
+    assert bool(budgets) == overlay.startswith("production")
+    for budget in budgets:
+        assert set(budget) == {"minAvailable", "selector"}  # KubeRay's pods allow no other kind
+        selected = [
+            (kind, pod)
+            for kind in CLUSTERS
+            for pod in ray_pods(cluster_spec(one(overlay, kind)))
+            if matches(budget["selector"]["matchLabels"], pod.labels)
+        ]
+        ((kind, pod),) = selected
+        assert (kind, pod.group) == ("RayJob", "engine")
+        assert budget["minAvailable"] == pod.replicas - 1 > 0

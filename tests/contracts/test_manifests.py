@@ -26,6 +26,7 @@ from typer.main import get_command
 from actors.runtime.nodes import ELSEWHERE
 from examples.ledger import make_data, server
 from serve.cli.main import app
+from serve.inference.model_server import ANSWER_TIMEOUT_S
 from tests.contracts.manifests import (
     AGENT_PORT,
     CLUSTERS,
@@ -48,8 +49,8 @@ from trainer.spec.job_file import load_job
 from trainer.spec.operator_file import load_operator
 
 KUBERNETES = ("1.31", "1.37")
-NO_SCHEMA = {"PodMonitor", "PrometheusRule"}
-"""Kinds of the Prometheus operator, without a schema here."""
+NO_SCHEMA = {"PodMonitor", "PrometheusRule", "Gateway", "HTTPRoute", "CiliumNetworkPolicy"}
+"""Kinds of the Prometheus operator, the Gateway API and Cilium, without a schema here."""
 IMAGE = "/opt/agent-rft/"
 SECRETS = {"agent-rft", "agent-rft-server", "agent-rft-tls"}
 MAX_APPLIED_BYTES = 2**18
@@ -115,7 +116,10 @@ def test_the_three_clusters_have_the_same_pods(overlay: str) -> None:
     assert cluster.pop("suspend") is True
     for spec in (job, service):
         assert set(spec) == set(cluster)
+    engine = job["workerGroupSpecs"][0]["template"]["metadata"]["labels"]
+    assert engine.pop("agent-rft/cluster") == "job"
     assert [g["template"] for g in job["workerGroupSpecs"]] == [g["template"] for g in cluster["workerGroupSpecs"]]
+    engine["agent-rft/cluster"] = "job"
     assert {g["minReplicas"] for g in service["workerGroupSpecs"]} == {0}
     cluster["suspend"] = True
 
@@ -158,7 +162,7 @@ def test_ray_start_knows_its_options(overlay: str) -> None:
 
 @overlays
 def test_images_have_the_tag_of_this_version(overlay: str) -> None:
-    kind = "cpu" if overlay == "laptop" else "gpu"
+    kind = "cpu" if overlay.startswith("laptop") else "gpu"
     images = {c["image"] for _, _, spec in pod_specs(overlay) for c in containers(spec)}
     assert images == {f"agent-rft:{version('agent-rft')}-{kind}"}
 
@@ -216,7 +220,13 @@ def test_secrets_are_only_referenced_and_the_guide_creates_them(overlay: str) ->
     assert not of_kind(overlay, "Secret")
     text = json.dumps(rendered(overlay))
     pairs = set(re.findall(r'"secretRef": {"name": "([\w-]+)"|"secretKeyRef": {"key": "\w+", "name": "([\w-]+)"', text))
-    flat = {name for pair in pairs for name in pair if name} | set(re.findall(r'"secretName": "([\w-]+)"', text))
+    certificates = {
+        reference["name"]
+        for gateway in of_kind(overlay, "Gateway")
+        for listener in gateway["spec"]["listeners"]
+        for reference in listener["tls"]["certificateRefs"]
+    }
+    flat = {name for pair in pairs for name in pair if name} | certificates
     assert flat <= SECRETS
     guide = (ROOT / "docs/kubernetes.md").read_text()
     for name in flat:
@@ -260,6 +270,23 @@ def test_services_and_probes_use_ports_that_something_listens_on(overlay: str) -
         names = {port["name"]: port["containerPort"] for c in containers(pod) for port in c["ports"]}
         for port in service["spec"]["ports"]:
             assert names[port["targetPort"]] == port["port"]
+
+
+@pytest.mark.parametrize("overlay", ["production"])
+def test_the_gateway_routes_to_the_api_and_lets_long_streams_end(overlay: str) -> None:
+    gateway, route = (one(overlay, kind) for kind in ("Gateway", "HTTPRoute"))
+    assert {found["apiVersion"] for found in (gateway, route)} == {"gateway.networking.k8s.io/v1"}
+    (listener,) = gateway["spec"]["listeners"]
+    assert (listener["protocol"], listener["tls"]["mode"]) == ("HTTPS", "Terminate")
+    assert route["spec"]["parentRefs"] == [{"name": gateway["metadata"]["name"], "sectionName": listener["name"]}]
+    assert route["spec"]["hostnames"] == [listener["hostname"]]
+    (rule,) = route["spec"]["rules"]
+    (backend,) = rule["backendRefs"]
+    assert backend["name"] == f"{one(overlay, 'RayService')['metadata']['name']}-serve-svc"  # KubeRay's name for it
+    assert backend["port"] in ports_of(one(overlay, "RayService"))
+    for limit in ("request", "backendRequest"):  # a gateway's own is often 15 s
+        assert int(rule["timeouts"][limit].removesuffix("s")) > ANSWER_TIMEOUT_S
+    assert not of_kind(overlay, "Ingress") and "nginx" not in json.dumps(rendered(overlay))
 
 
 def ports_of(owner: Object) -> set[int]:

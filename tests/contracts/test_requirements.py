@@ -29,6 +29,16 @@ def test_each_pin_has_hashes_and_no_list_names_an_index(kind: str) -> None:
     assert len(set(names)) == len(names)
 
 
+def test_cudas_compiler_headers_and_runtime_have_one_version() -> None:
+    """FlashInfer compiles kernels with this nvcc against these headers, in processes that have torch's runtime."""
+    versions = {pin.name: pin.version for pin in read("gpu")}
+    minor = versions["cuda-toolkit"].rsplit(".", 2)[0]  # the release that torch requires
+    for name in ("cccl", "crt", "cupti", "nvcc", "nvrtc", "runtime"):
+        assert versions[f"nvidia-cuda-{name}"].startswith(f"{minor}."), name
+    for name in ("nvidia-nvvm", "nvidia-nvtx"):
+        assert versions[name].startswith(f"{minor}."), name
+
+
 @pytest.mark.parametrize(
     ("file", "expected"),
     [

@@ -19,7 +19,7 @@ from cluster.records.run_folder import RunFolder
 from examples.ledger.services import services
 from tests.e2e.command import AGENT_RFT, marked, processes_left
 from tests.support.paths import LEDGER, ROOT
-from trainer.events import SettingChosen
+from trainer.events import SettingChanged, SettingChosen
 from trainer.types import Rollout
 
 STEPS = 8
@@ -71,12 +71,15 @@ def test_a_job_stops_with_a_checkpoint_resumes_and_learns(folder: Path, environm
     assert (run / "report.html").exists()
     assert f"with --resume {run}" in text
 
-    resumed = subprocess.run([*command, "--resume", str(run)], env=environment, capture_output=True, text=True)
+    with services() as moved:  # new ports and a new token, as after a restart of the machine
+        resumed = subprocess.run([*command, "--resume", str(run)], env=marked(moved), capture_output=True, text=True)
     assert resumed.returncode == 0, resumed.stdout + resumed.stderr
     assert f"resumed at step {max(saved)} of {STEPS}" in resumed.stdout
     chosen = [event for line in RunFolder(run).events() if isinstance(event := line.event, SettingChosen)]
     # Once: the job leaves nothing else to auto, and the resumed run keeps its plan.
     assert [(choice.setting, choice.value) for choice in chosen] == [("hyperparameters.compute_multiplier", 1)]
+    changed = [event.setting for line in RunFolder(run).events() if isinstance(event := line.event, SettingChanged)]
+    assert [setting.rpartition(".")[2] for setting in changed] == ["server_url"] * 3 + ["url"]
     assert processes_left() == []
 
     kept = RunFolder(run)

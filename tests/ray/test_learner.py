@@ -8,6 +8,7 @@ import json
 import shutil
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
@@ -22,13 +23,15 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from actors.learner.group import LearnerGroup
 from actors.learner.rank import LearnerConfig
+from actors.learner.sizes import snapshot_bytes
 from actors.weights.checksum import checksum
+from tests.support.old_version import old_version
 from tests.support.paths import BASE
 from trainer.errors import Halted, RftError, UserError
 from trainer.metrics import metric_of
 from trainer.model.batch import WeightedSequence
 from trainer.spec.job import AlgorithmSpec
-from trainer.types import StepReport, TrainSequence
+from trainer.types import Converted, LearnerLayout, StepReport, TrainSequence
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
@@ -84,11 +87,21 @@ def rollouts(seed: int, version: int = 0) -> list[TrainSequence]:
     return sequences
 
 
+def broken_rollouts() -> list[TrainSequence]:
+    """They give a gradient that is not finite, on one rank only."""
+    return [*rollouts(0)[1:], replace(rollouts(0)[0], advantage=float("nan"))]
+
+
 def conversations() -> list[WeightedSequence]:
     weights = [np.where(s.loss_mask, 1, 0.2).astype(np.float32) for s in rollouts(5)]
     return [
         WeightedSequence(s.token_ids, w * (np.arange(len(w)) > 0)) for s, w in zip(rollouts(5), weights, strict=True)
     ]
+
+
+async def save(group: LearnerGroup, folder: Path) -> None:
+    await group.snapshot()
+    await group.write(folder)
 
 
 async def two_steps(group: LearnerGroup, config: LearnerConfig) -> tuple[list[StepReport], NDArray[np.float32]]:
@@ -137,18 +150,86 @@ async def test_replaying_the_same_rollouts_gives_bitwise_equal_weights(
 
 
 @pytest.mark.parametrize(("ranks", "stage"), [(1, 0), (2, 1), (2, 3)])
-async def test_training_resumes_from_a_checkpoint_bitwise_equally(
+async def test_training_resumes_bitwise_equally_from_a_snapshot_written_while_it_went_on(
     groups: tuple[LearnerGroup, LearnerGroup], tmp_path: Path, ranks: int, stage: int
 ) -> None:
     group, config = groups[ranks - 1], replace(TWICE, zero_stage=stage, lr_schedule="linear")
     await two_steps(group, config)
-    await group.save(tmp_path)
-    wanted = await group.step(rollouts(2), version=2), await group.logprobs(CANARY)
+    await group.snapshot()
+    writing = asyncio.create_task(group.write(tmp_path))
+    wanted = await two_more(group)
+    await writing
     await group.build(config)
-    await group.load(tmp_path)
-    report, logprobs = await group.step(rollouts(2), version=2), await group.logprobs(CANARY)
-    assert report == wanted[0]
-    assert logprobs.tobytes() == wanted[1].tobytes()
+    assert await group.load(tmp_path) is None
+    assert await two_more(group) == wanted
+
+
+async def two_more(group: LearnerGroup) -> tuple[list[StepReport], bytes]:
+    """The reports of the next two steps, and the canary's log-probabilities after them."""
+    reports = [await group.step(rollouts(step), version=step) for step in (2, 3)]
+    return reports, (await group.logprobs(CANARY)).tobytes()
+
+
+WAYS = [
+    [(1, 0, "float32"), (2, 2, "float32"), (2, 3, "bfloat16"), (1, 1, "bfloat16"), (1, 0, "float32")],
+    pytest.param(
+        [
+            *[(2, 1, "bfloat16"), (1, 3, "float32"), (2, 0, "float32"), (1, 2, "bfloat16"), (2, 1, "float32")],
+            *[(1, 3, "bfloat16"), (2, 2, "bfloat16"), (2, 3, "float32"), (1, 0, "float32")],
+        ],
+        marks=pytest.mark.nightly,
+    ),
+]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=["usual", "rare"])
+async def test_a_checkpoint_of_one_layout_loads_into_any_other(
+    groups: tuple[LearnerGroup, LearnerGroup], tmp_path: Path, way: list[tuple[int, int, str]]
+) -> None:
+    """Weights and moments are the same float32 numbers; the next update differs by the rounding of its layout."""
+    layouts = [LearnerLayout(*layout) for layout in way]
+    configs = [replace(CONFIG, zero_stage=layout.zero_stage, dtype=layout.dtype) for layout in layouts]
+    at = [groups[layout.ranks - 1] for layout in layouts]
+    await two_steps(at[0], configs[0])
+    await at[0].step(broken_rollouts(), version=2)
+    await save(at[0], new(tmp_path / "0"))
+    wanted, state = (await at[0].step(rollouts(3), version=3)).metrics["loss"], saved_state(tmp_path / "0")
+    assert state.pop("step") == 2
+    parameters = sum(tensor.numel() for name, tensor in state.items() if name.startswith("weight "))
+    if layouts[0].ranks == 1:  # more ranks round up
+        copied = sum(t.nbytes for t in (*state.values(), *load_file(tmp_path / "0" / "model.safetensors").values()))
+        assert copied == snapshot_bytes(parameters, rank=0, ranks=1, stage=0, in_bfloat16=False)
+    for i in range(1, len(way)):
+        await at[i].build(configs[i])
+        assert await at[i].load(tmp_path / str(i - 1)) == Converted(layouts[i - 1], layouts[i])
+        await save(at[i], new(tmp_path / str(i)))
+        converted = saved_state(tmp_path / str(i))
+        assert converted.pop("step") == 2
+        assert converted.keys() == state.keys()
+        assert all(torch.equal(converted[name], tensor) for name, tensor in state.items())
+        progress = json.loads((tmp_path / str(i) / "learner.json").read_text())
+        assert (progress["step"], progress["skipped"]) == (3, 1)
+        loss = (await at[i].step(rollouts(3), version=3)).metrics["loss"]
+        assert loss == pytest.approx(wanted, abs=ROUNDING if {way[0][2], way[i][2]} == {"float32"} else 0.02)
+
+
+def new(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
+def saved_state(folder: Path) -> dict[str, torch.Tensor]:
+    """The optimizer's state of all ranks, each parameter's in one piece."""
+    pieces: dict[str, list[tuple[int, torch.Tensor]]] = {}
+    whole: dict[str, torch.Tensor] = {}
+    for file in (folder / "state").iterdir():
+        for key, tensor in load_file(file).items():
+            if key == "step":
+                whole[key] = tensor
+            else:
+                kind, start, name = key.split(":")
+                pieces.setdefault(f"{kind} of {name}", []).append((int(start), tensor))
+    return whole | {name: torch.cat([t for _, t in sorted(found, key=itemgetter(0))]) for name, found in pieces.items()}
 
 
 async def test_saved_weights_equal_those_of_engines_and_load_in_transformers(
@@ -156,7 +237,7 @@ async def test_saved_weights_equal_those_of_engines_and_load_in_transformers(
 ) -> None:
     _, pair = groups
     _, logprobs = await two_steps(pair, replace(CONFIG, zero_stage=3))
-    await pair.save(tmp_path)
+    await save(pair, tmp_path)
     saved = load_file(tmp_path / "model.safetensors")
     plan = await pair.bucket_plan(max_bytes=300_000)
     assert len(plan) > 2
@@ -226,7 +307,7 @@ async def test_a_non_finite_gradient_skips_the_update_on_all_ranks_and_three_hal
     groups: tuple[LearnerGroup, LearnerGroup],
 ) -> None:
     alone, pair = groups
-    broken = [*rollouts(0)[1:], replace(rollouts(0)[0], advantage=float("nan"))]  # on one rank only
+    broken = broken_rollouts()
     for group, config in ((alone, CONFIG), (pair, replace(CONFIG, zero_stage=2))):
         await group.build(config)
         before = await group.logprobs(CANARY)
@@ -239,18 +320,58 @@ async def test_a_non_finite_gradient_skips_the_update_on_all_ranks_and_three_hal
         await alone.step(broken, version=0)
 
 
-async def test_a_checkpoint_of_other_ranks_and_an_untrainable_model_are_rejected(
+async def test_a_damaged_checkpoint_and_an_untrainable_model_are_rejected(
     groups: tuple[LearnerGroup, LearnerGroup], tmp_path: Path
 ) -> None:
     shutil.copytree(BASE, tmp_path / "model")
     config = json.loads((BASE / "config.json").read_text())
     (tmp_path / "model" / "config.json").write_text(json.dumps(config | {"final_logit_softcapping": 30.0}))
-    (tmp_path / "learner.json").write_text(json.dumps({"ranks": 4, "zero_stage": 0, "dtype": "float32", "step": 1}))
     alone, pair = groups
     with pytest.raises(UserError, match="final_logit_softcapping"):
         await alone.build(replace(CONFIG, model=tmp_path / "model"))
-    with pytest.raises(UserError, match="'ranks': 4"):
+    await pair.build(replace(CONFIG, zero_stage=1))
+    await save(pair, tmp_path)
+    (tmp_path / "state" / "rank-00001.safetensors").unlink()
+    with pytest.raises(UserError, match=r"state lacks a part of .* delete this checkpoint"):
         await pair.load(tmp_path)
+
+
+async def test_a_checkpoint_of_an_older_version_loads_into_its_own_layout(
+    groups: tuple[LearnerGroup, LearnerGroup], tmp_path: Path
+) -> None:
+    alone, pair = groups
+    old = old_version(new(tmp_path / "old"))
+    config = replace(CONFIG, model=old.home / "model")
+    checkpoint = old.run / "checkpoints" / "step-000004"
+    await alone.build(config)
+    assert await alone.load(checkpoint) is None
+    await save(alone, new(tmp_path / "again"))
+    theirs, ours = (load_file(folder / "model.safetensors") for folder in (checkpoint, tmp_path / "again"))
+    assert theirs.keys() == ours.keys()
+    assert all(torch.equal(ours[name], tensor) for name, tensor in theirs.items())
+    assert saved_state(tmp_path / "again")["step"] > 0
+    await pair.build(config)
+    with pytest.raises(UserError, match="with 1 rank, ZeRO stage 0, float32, which only a learner with the same"):
+        await pair.load(checkpoint)
+    assert await pair.load(tmp_path / "again") is not None
+
+
+async def test_a_lost_group_starts_again_from_its_checkpoint_bitwise_equally(
+    groups: tuple[LearnerGroup, LearnerGroup], tmp_path: Path
+) -> None:
+    _, pair = groups
+    await two_steps(pair, TWICE)
+    plan = await pair.bucket_plan(1 << 30)
+    await save(pair, tmp_path)
+    wanted, before = await two_more(pair), set(rank_processes())
+    await pair.watched()[1].give_up("it is silent")
+    with pytest.raises(RftError, match=r"learner rank 1 of 2 failed in step: it is silent"):
+        await pair.step(rollouts(0), version=0)
+    await pair.restart()
+    assert [len(before & set(rank_processes())), len(rank_processes()), len(pair.watched())] == [1, 3, 2]
+    assert await pair.bucket_plan(1 << 30) == plan
+    await pair.load(tmp_path)
+    assert await two_more(pair) == wanted
 
 
 async def test_a_late_rank_is_killed_and_leaves_no_process_behind(groups: tuple[LearnerGroup, LearnerGroup]) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 from tests.support.builders import group
+from trainer.errors import LearnerFailed
 from trainer.events import Event, StepDone
 from trainer.types import Group, GroupRequest, StepReport, SyncReport, TrainSequence
 
@@ -50,26 +52,60 @@ class FakeRollouts:
 
 
 class FakeLearner:
-    """Records its calls; `report(step)` makes the reports, and so may say that an update was not applied."""
+    """Records its calls; `report(step)` makes the reports, and so may say that an update was not applied.
+
+    Its weights are the list of updates that led to them, each by its version and the first tokens of its sequences.
+    If `report` raises LearnerFailed, or `lose` was called, every call does until it is restarted.
+    """
 
     def __init__(self, report: Callable[[int], StepReport] | None = None) -> None:
         self.batches: list[tuple[int, list[TrainSequence]]] = []
+        self.weights: list[tuple[int, list[list[int]]]] = []
         self.saved: list[Path] = []
         self.loaded: list[Path] = []
+        self.restarts = 0
+        self._lost: LearnerFailed | None = None
         self._report = report or (lambda step: StepReport({"loss": 0.1, "trained_tokens": 10.0}, applied=True))
 
     async def step(self, sequences: Sequence[TrainSequence], version: int) -> StepReport:
+        self.alive()
         self.batches.append((version, list(sequences)))
         for _ in range(5):
             await asyncio.sleep(0)
-        return self._report(len(self.batches))
+        try:
+            report = self._report(len(self.batches))
+        except LearnerFailed as failure:
+            self.lose(failure)
+            raise
+        self.weights.append((version, [s.token_ids.tolist() for s in sequences]))
+        return report
 
-    async def save(self, folder: Path) -> None:
+    async def snapshot(self) -> None:
+        self.alive()
+        self._snapshot = list(self.weights)
+
+    async def write(self, folder: Path) -> None:
+        self.alive()
         (folder / "model.safetensors").write_text("weights")
+        (folder / "state").mkdir(exist_ok=True)
+        (folder / "state" / "weights.json").write_text(json.dumps(self._snapshot))
         self.saved.append(folder)
 
     async def load(self, folder: Path) -> None:
+        self.alive()
+        self.weights = [(version, rows) for version, rows in json.loads((folder / "state/weights.json").read_text())]
         self.loaded.append(folder)
+
+    async def restart(self) -> None:
+        self._lost, self.weights = None, []
+        self.restarts += 1
+
+    def lose(self, failure: LearnerFailed) -> None:
+        self._lost = failure
+
+    def alive(self) -> None:
+        if self._lost is not None:
+            raise self._lost
 
 
 class FakeSink:

@@ -71,6 +71,10 @@ class Buffer:
         self._skipped = 0  # finished groups since `_batch_start` that will not be trained
         self._changed = asyncio.Condition()
 
+    def start_at(self, index: int) -> None:
+        """Begin with the group of this number, before anything is admitted: a resumed run goes on counting."""
+        self._admitted = self._batch_start = self._next = index
+
     @property
     def outstanding(self) -> int:
         """Groups that are admitted but not yet part of published weights.

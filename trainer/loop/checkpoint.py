@@ -1,23 +1,26 @@
-"""Checkpoints: a folder named step-N is always complete. The best three and the latest are kept.
+"""Checkpoints: a folder named step-N is always complete. The best three are kept, and the latest, which resumes.
 
-A checkpoint is written to a temporary folder and then renamed; to remove one, it is renamed first.
+A checkpoint is written to a temporary folder and then renamed; to remove one, it is renamed first. One that was written
+only for resuming is not offered as a model, and is removed when the next one is complete.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 
+from trainer.data.durable import sync_to_disk
 from trainer.errors import UserError
 
 KEEP_BEST = 3
-FORMAT = 1
-"""The format of checkpoints; older ones have none. Raise it when older programs must not resume from them."""
+FORMAT = 2
+"""The format of checkpoints; the oldest have none. Raise it when older programs must not resume from them."""
+TRAINING_STATE = "state"
+"""The subfolder with all that only training needs. Only the latest checkpoint has one; older ones are just models."""
 _STATE = "loop.json"
 
 
@@ -27,8 +30,10 @@ class LoopState:
 
     Attributes:
         rows_done: Ids of the rows of `epoch` that were trained or skipped.
-        metrics: The step's metrics. They are reported once the checkpoint is complete, or on resuming if the run was
-            killed in between.
+        metrics: The step's metrics, without its own cost. A run that was killed before it reported them does so when it
+            resumes.
+        next_group: Admission number of the first group that no batch has taken yet.
+        offered: Whether it is offered as a model: after a validation or at the end, not for resuming only.
     """
 
     step: int
@@ -38,6 +43,24 @@ class LoopState:
     trained_tokens: int
     valid_reward: float | None
     metrics: dict[str, float] = field(default_factory=dict)
+    next_group: int = 0
+    offered: bool = True
+
+    def with_rows(self, rows: Sequence[tuple[int, str]], num_groups: int = 0) -> LoopState:
+        """After a batch of these (epoch, row id) pairs; `rows_done` keeps those of the newest epoch."""
+        epoch = max(self.epoch, *(row_epoch for row_epoch, _ in rows))
+        done = set(self.rows_done) if epoch == self.epoch else set()
+        done |= {row_id for row_epoch, row_id in rows if row_epoch == epoch}
+        return replace(self, epoch=epoch, rows_done=sorted(done), next_group=self.next_group + num_groups)
+
+    def with_step(self, version: int, trained_tokens: int) -> LoopState:
+        """After an update that led to policy `version`."""
+        tokens = self.trained_tokens + trained_tokens
+        return replace(self, step=self.step + 1, version=version, trained_tokens=tokens)
+
+
+START = LoopState(0, 0, 0, [], 0, None)
+"""The state of a run that has not trained yet."""
 
 
 def checkpoints_in(folder: Path) -> list[tuple[Path, LoopState]]:
@@ -66,11 +89,11 @@ class Checkpoints:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        for leftover in folder.glob("*.tmp"):
+        for leftover in [*folder.glob("*.tmp"), *folder.glob("*/*.tmp")]:
             shutil.rmtree(leftover)
 
     async def save(self, state: LoopState, write: Callable[[Path], Awaitable[None]]) -> Path:
-        """Save a checkpoint whose files `write` puts into the given folder, and remove checkpoints no longer needed.
+        """Save a checkpoint whose files `write` puts into the given folder, and remove what is no longer needed.
 
         Raises:
             OSError: The disk is full or read-only. Earlier checkpoints are unaffected.
@@ -81,13 +104,14 @@ class Checkpoints:
         try:
             await write(temporary)
             (temporary / _STATE).write_text(json.dumps({"format": FORMAT} | asdict(state), indent=1))
-            _sync_to_disk(temporary)
+            _all_to_disk(temporary)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
         if final.exists():
             _remove(final)
         temporary.rename(final)
+        sync_to_disk(self._folder)
         self._prune()
         return final
 
@@ -99,17 +123,21 @@ class Checkpoints:
         return latest_checkpoint(self._folder)
 
     def _prune(self) -> None:
+        """Keep the latest whole, and the best of the others as models."""
         kept = self.all()
-        ranked = sorted(kept, key=lambda entry: entry[1].valid_reward if entry[1].valid_reward is not None else -1e30)
+        offered = [(path, state) for path, state in kept if state.offered]
+        ranked = sorted(offered, key=lambda entry: -1e30 if entry[1].valid_reward is None else entry[1].valid_reward)
         best = {path for path, _ in ranked[-KEEP_BEST:]}
         for path, _ in kept[:-1]:
             if path not in best:
                 _remove(path)
+            elif (path / TRAINING_STATE).exists():
+                _remove(path / TRAINING_STATE)
 
 
-def _remove(checkpoint: Path) -> None:
-    """Remove a checkpoint so that concurrent readers, or a killed process, never leave or see half of it."""
-    shutil.rmtree(checkpoint.rename(checkpoint.with_name(f"{checkpoint.name}-removed.tmp")))
+def _remove(folder: Path) -> None:
+    """Remove a folder so that concurrent readers, or a killed process, never leave or see half of it."""
+    shutil.rmtree(folder.rename(folder.with_name(f"{folder.name}-removed.tmp")))
 
 
 def num_bytes(folder: Path) -> int:
@@ -125,11 +153,10 @@ def _read_state(checkpoint: Path) -> LoopState:
         return LoopState(**{f.name: saved[f.name] for f in fields(LoopState) if f.name in saved})
     except (ValueError, TypeError, AttributeError) as error:
         what = f"{checkpoint} is damaged ({_STATE}: {error})"
-        raise UserError(f"{what}; delete it to continue from the checkpoint before it") from None
+        raise UserError(f"{what}; restore it, or start a new run with `model` set to an earlier one") from None
 
 
-def _sync_to_disk(folder: Path) -> None:
+def _all_to_disk(folder: Path) -> None:
     for path in sorted(folder.rglob("*"), reverse=True):
-        if path.is_file():
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
+        sync_to_disk(path)
+    sync_to_disk(folder)

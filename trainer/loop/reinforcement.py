@@ -11,25 +11,28 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine, Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Awaitable, Callable, Container, Coroutine, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from trainer.algorithm.advantage import advantages, signal_of
 from trainer.data.rows import RowOrder
-from trainer.errors import first_error
-from trainer.events import StepDone, UpdateSkipped
+from trainer.errors import Halted, LearnerFailed, first_error
+from trainer.events import PhaseBegan, StepDone, UpdateSkipped, UpdatesReplayed
 from trainer.loop.buffer import TRAIN, Batch, Buffer
 from trainer.loop.checkpoint import Checkpoints, LoopState
+from trainer.loop.disk import Disk
 from trainer.loop.health import Health
+from trainer.loop.journal import Journal
 from trainer.loop.measure import step_metrics, step_times
-from trainer.loop.saving import Progress, rows_of
+from trainer.loop.restarts import Restarts
+from trainer.loop.saving import Progress
 from trainer.loop.validation import Validation, validation_metrics
 from trainer.protocols import EventSink, Learner, Rollouts
-from trainer.spec.job import AlgorithmSpec
+from trainer.spec.job import AlgorithmSpec, CheckpointInterval
 from trainer.spec.plan import Plan
-from trainer.types import Evaluation, Group, GroupRequest, Task, TrainSequence
+from trainer.types import Evaluation, Group, GroupRequest, StepReport, SyncReport, Task, TrainSequence
 
 T = TypeVar("T")
 
@@ -40,6 +43,7 @@ class LoopConfig:
     algorithm: AlgorithmSpec
     seed: int
     pass_threshold: float
+    checkpoint_interval: CheckpointInterval
 
 
 class Loop:
@@ -53,7 +57,10 @@ class Loop:
         rollouts: Rollouts,
         learner: Learner,
         checkpoints: Checkpoints,
+        journal: Journal,
         sink: EventSink,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         plan, algorithm = config.plan, config.algorithm
         self._config = config
@@ -61,7 +68,13 @@ class Loop:
         self._rollouts = rollouts
         self._learner = learner
         self._sink = sink
-        self._progress = Progress(learner, checkpoints, sink, plan.steps)
+        self._journal = journal
+        self._disk = Disk(sink, sleep)
+        self._restarts = Restarts(sink, sleep)
+        self._learner_lost = False
+        self._progress = Progress(
+            learner, checkpoints, journal, config.checkpoint_interval, sink, self._disk, plan.steps, clock
+        )
         self._health = Health(plan.steps, sink)
         self._validation = Validation(
             rollouts, validation, plan.eval_samples, algorithm.temperature, config.pass_threshold, sink
@@ -70,15 +83,40 @@ class Loop:
         self._admitting = asyncio.Event()
         self._stopping = asyncio.Event()
         self._started = time.monotonic()
+        self._attempt = 0  # earlier starts of this run
+        self._finished: dict[int, Group] = {}  # recorded groups of an earlier start that no batch has taken
+        self._unreported: _Learned | None = None
 
-    async def resume(self, folder: Path, state: LoopState) -> None:
-        """Continue from a checkpoint: restore the learner, the state and the engines' weights."""
-        await self._progress.resume(folder, state)
-        await self._rollouts.publish(state.version)
+    async def resume(self, reported: Container[int] = ()) -> None:
+        """Continue from the latest checkpoint: restore learner, state and engines, and replay the batches since.
+
+        `reported`: the steps whose StepDone is known; the last one is reported if it is not.
+        """
+        started = time.monotonic()
+        state = await self._progress.resume(reported)
+        self._sink.emit(PhaseBegan(phase="replay", step=state.step))
+        learned = await self._with_learner(lambda: self._replay(state))
+        self._progress.state = learned.state
+        for group in await asyncio.to_thread(lambda: list(self._journal.finished(learned.state.next_group))):
+            if group.newest_version <= learned.state.version:  # else the user has gone back to an older checkpoint
+                self._finished[group.request.index] = group
+        self._buffer.start_at(learned.state.next_group)
+        if learned.batch.trained and learned.state.step not in reported:
+            self._unreported = learned
+        if learned.state.version:
+            await self._rollouts.publish(learned.state.version)
+        self._sink.emit(
+            UpdatesReplayed(
+                num_updates=learned.state.step - state.step,
+                num_groups=len(self._finished),
+                seconds=time.monotonic() - started,
+            )
+        )
 
     def stop(self) -> None:
         """Stop after the update in progress and save a checkpoint; an evaluation is cancelled."""
         self._stopping.set()
+        self._disk.stop()
 
     async def run(self) -> LoopState:
         """Train to the last step (or until `stop`).
@@ -86,7 +124,9 @@ class Loop:
         Raises:
             UserError: An endpoint refuses access.
             Halted: Gradients, signal or engines can no longer be trusted.
+            LearnerFailed: A rank was lost again and again.
         """
+        self._attempt = await asyncio.to_thread(self._journal.started)
         if self._progress.step == 0:
             await self._validate()
         self._admitting.set()
@@ -99,53 +139,90 @@ class Loop:
             _, failed = errors.split(_StepsDone)
             if failed is not None:
                 raise first_error(failed) from errors
-        if not self._progress.is_saved:
-            await self._progress.save(None, {})
+        finally:
+            await self._progress.settled()
+        if not self._progress.is_offered:
+            await self._save(replace(self._progress.state, valid_reward=None, metrics={}))
+        await self._with_learner(self._progress.written)
         return self._progress.state
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 
     async def _steps(self) -> None:
+        if self._unreported is not None:
+            await self._finish(self._unreported, time.monotonic(), {})
         while self._progress.has_steps_left and not self._stopping.is_set():
             started = time.monotonic()
             batch = await self._unless_stopped(self._buffer.next_batch())
             if batch is None:
                 return
-            if batch.trained:
-                await self._step(batch, started)
-            else:
-                self._health.starved(batch, self._progress.step)
+            await self._disk.written(partial(self._journal.add_batch, batch))
+            try:
+                if batch.trained:
+                    await self._step(batch, started)
+                else:
+                    self._progress.state = _past(self._progress.state, batch)
+                    self._health.starved(batch, self._progress.step)
+            except Halted:
+                self._journal.drop(batch)  # a resumed run must not learn from it
+                raise
 
     async def _step(self, batch: Batch, started: float) -> None:
-        plan, trained_version = self._config.plan, self._progress.state.version
         times = {"time_wait_s": time.monotonic() - started}
-        learning = time.monotonic()
-        report = await self._learner.step(self._sequences(batch), trained_version)
-        times["time_learn_s"] = time.monotonic() - learning
-        version, sync = trained_version, None
-        if report.applied:
-            version += 1
-            sync = await self._rollouts.publish(version)
-            times["time_sync_s"] = sync.total_s
-        requests = [group.request for group in batch.all_groups]
-        self._progress.advance(rows_of(requests), version, int(report.metrics.get("trained_tokens", 0)))
+
+        async def update() -> tuple[_Learned, SyncReport | None]:
+            learning = time.monotonic()
+            learned = await self._learn(batch, self._progress.state)
+            times["time_learn_s"] = time.monotonic() - learning
+            sync = await self._rollouts.publish(learned.state.version) if learned.report.applied else None
+            return learned, sync
+
+        learned, sync = await self._with_learner(update)
+        self._progress.state = learned.state
         await self._buffer.published()
-        step = self._progress.step
+        await self._finish(learned, started, times, sync)
+
+    async def _learn(self, batch: Batch, state: LoopState) -> _Learned:
+        """One update on a batch in the given state."""
+        report = await self._learner.step(self._sequences(batch), state.version)
+        tokens = int(report.metrics.get("trained_tokens", 0))
+        return _Learned(_past(state, batch).with_step(state.version + report.applied, tokens), batch, report)
+
+    async def _finish(
+        self, learned: _Learned, started: float, times: dict[str, float], sync: SyncReport | None = None
+    ) -> None:
+        """What follows an update: checks, validation, a checkpoint, the report."""
+        plan, state, batch, report = self._config.plan, learned.state, learned.batch, learned.report
         if not report.applied:
-            self._sink.emit(UpdateSkipped(step=step))
-        self._sink.groups(f"step-{step:06d}", batch.all_groups)
-        metrics = step_metrics(batch, self._progress.state, plan.steps, trained_version, sync)
+            self._sink.emit(UpdateSkipped(step=state.step))
+        self._sink.groups(f"step-{state.step:06d}", batch.all_groups)
+        metrics = step_metrics(batch, state, plan.steps, state.version - report.applied, sync)
         metrics |= await self._rollouts.counts()
         metrics |= report.metrics | times | {"update_applied": float(report.applied)}
-        self._health.check(batch, step, metrics)
-        if not self._stopping.is_set() and (step % plan.eval_interval == 0 or step == plan.steps):
-            evaluating = time.monotonic()
-            evaluation = await self._validate()
-            metrics |= validation_metrics(evaluation) | {"time_eval_s": time.monotonic() - evaluating}
-            valid_reward = None if evaluation is None else evaluation.reward
-            metrics |= await self._progress.save(valid_reward, metrics | step_times(started, self._started))
+        self._health.check(batch, state.step, metrics)
+        validated = None
+        if not self._stopping.is_set() and (state.step % plan.eval_interval == 0 or state.step == plan.steps):
+            validated = self._journal.with_validation(state) or await self._validated(state, metrics, started)
+            metrics |= validated.metrics
+        if validated is not None or self._progress.is_due:
+            metrics |= await self._save(validated or replace(state, metrics=metrics, valid_reward=None, offered=False))
         metrics |= step_times(started, self._started)
-        self._sink.emit(StepDone(step=step, total_steps=plan.steps, metrics=metrics))
+        self._sink.emit(StepDone(step=state.step, total_steps=plan.steps, metrics=metrics))
+
+    async def _validated(self, state: LoopState, metrics: dict[str, float], started: float) -> LoopState:
+        """Validate a step, and record it; the checkpoint's state."""
+        evaluating = time.monotonic()
+        evaluation = await self._validate()
+        metrics = metrics | validation_metrics(evaluation) | {"time_eval_s": time.monotonic() - evaluating}
+        metrics |= step_times(started, self._started)
+        reward = None if evaluation is None else evaluation.reward
+        validated = replace(state, metrics=metrics, valid_reward=reward, offered=True)
+        if not self._stopping.is_set():
+            await self._disk.written(partial(self._journal.add_validation, validated))
+        return validated
+
+    async def _save(self, state: LoopState) -> dict[str, float]:
+        return await self._with_learner(partial(self._progress.save, state))
 
     def _sequences(self, batch: Batch) -> list[TrainSequence]:
         sequences = []
@@ -158,6 +235,40 @@ class Loop:
                     )
                 )
         return sequences
+
+    # -- a lost learner ------------------------------------------------------------------------------------------------
+
+    async def _with_learner(self, work: Callable[[], Awaitable[T]]) -> T:
+        """The result of `work`. If a rank is lost, the learner starts again, catches up, and `work` is done again."""
+        while True:
+            try:
+                if self._learner_lost:
+                    await self._progress.settled()
+                    await self._learner.restart()
+                    await self._replay(await self._progress.load_latest(), self._progress.step)
+                    if version := self._progress.state.version:
+                        await self._rollouts.publish(version)  # the buckets for late engines were lost
+                    self._learner_lost = False
+                return await work()
+            except LearnerFailed as failure:
+                self._learner_lost = True
+                await self._restarts.allow(failure, self._progress.step)
+
+    async def _replay(self, state: LoopState, last_step: int | None = None) -> _Learned:
+        """Repeat the recorded updates that follow `state`, until `last_step`; returns the last one."""
+        learned = _Learned(state)
+        for record in await asyncio.to_thread(self._journal.batches, state.next_group):
+            if learned.state.step == last_step:
+                break
+            batch = await asyncio.to_thread(self._journal.batch, record)
+            if not batch.trained:
+                learned = replace(learned, state=_past(learned.state, batch))
+                continue
+            learned = await self._learn(batch, learned.state)
+            validated = self._journal.with_validation(learned.state)
+            if validated is not None:  # its checkpoint was not written
+                await self._progress.save(validated)
+        return learned
 
     async def _validate(self) -> Evaluation | None:
         """Grade the validation file on the engines' current version; no new training group starts until then."""
@@ -192,16 +303,36 @@ class Loop:
             await self._admitting.wait()
             index = await self._buffer.admit(needed)
             epoch, task = next(rows)
-            request = GroupRequest(task, epoch, index, plan.group_size, "train", self._config.algorithm.temperature)
+            temperature = self._config.algorithm.temperature
+            request = GroupRequest(task, epoch, index, plan.group_size, "train", temperature, self._attempt)
             group.create_task(self._sample(request))
 
     async def _sample(self, request: GroupRequest) -> None:
-        await self._buffer.put(await self._rollouts.sample(request))
+        group = self._finished.pop(request.index, None)
+        if group is None or group.request.task.row_id != request.task.row_id:
+            group = await self._rollouts.sample(request)
+            await self._disk.written(partial(self._journal.add_group, group))
+        await self._buffer.put(group)
 
     def _judge(self, group: Group) -> str | None:
         if len(group.rollouts) < 2:
             return None
         return signal_of(group.rewards, [r.grade.value for r in group.rollouts], self._config.pass_threshold) or TRAIN
+
+
+@dataclass(frozen=True, slots=True)
+class _Learned:
+    """The state after an update on a batch; of no update at all, only the state."""
+
+    state: LoopState
+    batch: Batch = field(default_factory=Batch)
+    report: StepReport = field(default_factory=lambda: StepReport({}, applied=False))
+
+
+def _past(state: LoopState, batch: Batch) -> LoopState:
+    """The state once a batch is taken."""
+    groups = batch.all_groups
+    return state.with_rows([(group.request.epoch, group.request.task.row_id) for group in groups], len(groups))
 
 
 class _StepsDone(Exception):

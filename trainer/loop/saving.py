@@ -1,28 +1,50 @@
-"""A loop's state and checkpoints: one LoopState holds all that the loop owns, and is saved with every checkpoint."""
+"""Saving a loop: one LoopState holds all that the loop owns, and is saved with its learner in every checkpoint.
+
+A checkpoint takes the loop no longer than a copy: the learner copies its state to host memory, and writes the copy
+while training goes on.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Sequence
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Callable, Container
+from contextlib import suppress
 
-from trainer.events import CheckpointSaved, JobResumed, PhaseBegan
-from trainer.loop.checkpoint import Checkpoints, LoopState, num_bytes
+from trainer.errors import RftError, UserError
+from trainer.events import CheckpointSaved, JobResumed, PhaseBegan, StateConverted, StepDone
+from trainer.loop.checkpoint import START, TRAINING_STATE, Checkpoints, LoopState, num_bytes
+from trainer.loop.disk import Disk
+from trainer.loop.journal import Journal
 from trainer.protocols import Checkpointable, EventSink
-from trainer.types import GroupRequest
+from trainer.spec.job import CheckpointInterval
 
 
 class Progress:
-    """The state of one loop, which is saved together with its learner."""
+    """The state of one loop, and its checkpoints. `journal` forgets what a checkpoint covers."""
 
-    def __init__(self, learner: Checkpointable, checkpoints: Checkpoints, sink: EventSink, total_steps: int) -> None:
-        self.state = LoopState(0, 0, 0, [], 0, None)
+    def __init__(
+        self,
+        learner: Checkpointable,
+        checkpoints: Checkpoints,
+        journal: Journal | None,
+        interval: CheckpointInterval,
+        sink: EventSink,
+        disk: Disk,
+        total_steps: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.state = START
         self._learner = learner
         self._checkpoints = checkpoints
+        self._journal = journal
+        self._interval = interval
         self._sink = sink
+        self._disk = disk
         self._total_steps = total_steps
-        self._saved_step = 0
+        self._clock = clock
+        self._saved, self._saved_at = START, clock()
+        self._writing: asyncio.Task[None] | None = None
 
     @property
     def step(self) -> int:
@@ -33,48 +55,90 @@ class Progress:
         return self.state.step < self._total_steps
 
     @property
-    def is_saved(self) -> bool:
-        """Whether the latest step is in a checkpoint."""
-        return self._saved_step >= self.state.step
+    def is_due(self) -> bool:
+        """Whether the job's interval asks for a checkpoint of the latest step."""
+        steps = self.step - self._saved.step
+        return steps > 0 and self._interval.has_passed(self._clock() - self._saved_at, steps)
 
-    async def resume(self, folder: Path, state: LoopState) -> None:
-        """Continue from a checkpoint: load the learner and the state."""
-        await self._learner.load(folder)
-        self.state, self._saved_step = state, state.step
-        self._sink.emit(JobResumed(step=state.step, total_steps=self._total_steps))
+    @property
+    def is_offered(self) -> bool:
+        """Whether the latest step is in a checkpoint that is offered as a model."""
+        return self._saved.step >= self.step and self._saved.offered
 
-    def advance(self, rows: Sequence[tuple[int, str]], version: int, trained_tokens: int) -> None:
-        """Count a step that used these (epoch, row id) pairs; `rows_done` keeps those of the newest epoch."""
-        state = self.state
-        epoch = max(state.epoch, max(row_epoch for row_epoch, _ in rows))
-        done = set(state.rows_done) if epoch == state.epoch else set()
-        done |= {row_id for row_epoch, row_id in rows if row_epoch == epoch}
-        self.state = replace(
-            state,
-            step=state.step + 1,
-            version=version,
-            epoch=epoch,
-            rows_done=sorted(done),
-            trained_tokens=state.trained_tokens + trained_tokens,
-        )
+    async def load_latest(self) -> LoopState:
+        """Give the learner the state of the latest checkpoint, if there is any; returns that of the loop."""
+        latest = self._checkpoints.latest()
+        if latest is None:
+            return START
+        folder, state = latest
+        if not (folder / TRAINING_STATE).exists():
+            what = f"{folder} is a model without training state, which only the latest checkpoint of a run has"
+            raise UserError(f"{what}; start a new run with `model` set to it")
+        converted = await self._learner.load(folder)
+        if converted is not None:
+            self._sink.emit(StateConverted(step=state.step, before=str(converted.before), now=str(converted.now)))
+        return state
 
-    async def save(self, valid_reward: float | None, metrics: dict[str, float]) -> dict[str, float]:
-        """Write a checkpoint with the `metrics` of its step; returns its duration and size as metrics.
+    async def resume(self, reported: Container[int]) -> LoopState:
+        """Continue from the latest checkpoint, or from the start without one.
+
+        `reported`: the steps whose StepDone is known; that of the checkpoint is reported if it is not.
+        """
+        self.state = await self.load_latest()
+        self._saved, self._saved_at = self.state, self._clock()
+        self._sink.emit(JobResumed(step=self.step, total_steps=self._total_steps))
+        if self.state.metrics and self.step not in reported:
+            self._sink.emit(StepDone(step=self.step, total_steps=self._total_steps, metrics=self.state.metrics))
+        return self.state
+
+    async def save(self, state: LoopState) -> dict[str, float]:
+        """Copy what a checkpoint of `state` holds, and write it in the background, unless that is done already.
+
+        Returns the duration of the copy as a metric.
 
         Raises:
-            OSError: The disk is full or read-only; earlier checkpoints are untouched.
+            OSError: This or the last checkpoint could not be written; earlier ones are untouched.
+            LearnerFailed: A rank was lost; `state` is in no checkpoint.
         """
-        self._sink.emit(PhaseBegan(phase="checkpoint", step=self.step))
-        self.state = replace(self.state, valid_reward=valid_reward, metrics=metrics)
+        await self.written()
+        if state == self._saved:
+            return {}
+        self._sink.emit(PhaseBegan(phase="checkpoint", step=state.step))
         started = time.monotonic()
-        path = await self._checkpoints.save(self.state, self._learner.save)
-        seconds, size = time.monotonic() - started, num_bytes(path)
-        self._saved_step = self.step
-        saved = CheckpointSaved(step=self.step, path=str(path), num_bytes=size, valid_reward=valid_reward)
+        await self._learner.snapshot()
+        seconds = time.monotonic() - started
+        self._writing = asyncio.create_task(self._write(state, self._saved))
+        self._saved, self._saved_at = state, self._clock()
+        return {"time_checkpoint_s": seconds}
+
+    async def written(self) -> None:
+        """Wait for the checkpoint that is being written; raises what `save` raises."""
+        if self._writing is not None:
+            try:
+                await self._writing
+            finally:
+                self._writing = None
+
+    async def settled(self) -> None:
+        """Wait for the checkpoint that is being written, whether it succeeds or not."""
+        with suppress(OSError, RftError):
+            await self.written()
+
+    async def _write(self, state: LoopState, before: LoopState) -> None:
+        started = time.monotonic()
+        try:
+            path = await self._disk.written(lambda: self._checkpoints.save(state, self._learner.write))
+        except (OSError, RftError):
+            self._saved = before
+            raise
+        if self._journal is not None:
+            await asyncio.to_thread(self._journal.forget, state.next_group, state.step)
+        saved = CheckpointSaved(
+            step=state.step,
+            path=str(path),
+            num_bytes=await asyncio.to_thread(num_bytes, path),
+            valid_reward=state.valid_reward,
+            offered=state.offered,
+            write_s=time.monotonic() - started,
+        )
         self._sink.emit(saved)
-        return {"time_checkpoint_s": seconds, "checkpoint_bytes": float(size)}
-
-
-def rows_of(requests: Sequence[GroupRequest]) -> list[tuple[int, str]]:
-    """The (epoch, row id) pairs of requests, for `Progress.advance`."""
-    return [(request.epoch, request.task.row_id) for request in requests]

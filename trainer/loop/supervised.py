@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Container, Sequence
+from dataclasses import replace
 from itertools import islice
-from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
 from trainer.data.chat import Renderer
 from trainer.data.rows import RowOrder
+from trainer.errors import LearnerFailed
 from trainer.events import LossEvaluated, PhaseBegan, StepDone, UpdateSkipped
 from trainer.loop.checkpoint import Checkpoints, LoopState
+from trainer.loop.disk import Disk
 from trainer.loop.measure import step_times
+from trainer.loop.restarts import Restarts
 from trainer.loop.saving import Progress
 from trainer.model.batch import WeightedSequence
 from trainer.protocols import Checkpointable, EventSink
-from trainer.spec.job import SupervisedAlgorithm
+from trainer.spec.job import CheckpointInterval, SupervisedAlgorithm
 from trainer.spec.plan import Plan
 from trainer.types import StepReport, Task
 
@@ -49,7 +52,9 @@ class SupervisedLoop:
         renderer: Renderer,
         learner: SupervisedLearner,
         checkpoints: Checkpoints,
+        interval: CheckpointInterval,
         sink: EventSink,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._plan = plan
         self._algorithm = algorithm
@@ -59,54 +64,77 @@ class SupervisedLoop:
         self._renderer = renderer
         self._learner = learner
         self._sink = sink
-        self._progress = Progress(learner, checkpoints, sink, plan.steps)
+        self._disk = Disk(sink, sleep)
+        self._restarts = Restarts(sink, sleep)
+        self._progress = Progress(learner, checkpoints, None, interval, sink, self._disk, plan.steps)
         self._stopping = False
         self._started = time.monotonic()
 
-    async def resume(self, folder: Path, state: LoopState) -> None:
-        """Continue from a checkpoint."""
-        await self._progress.resume(folder, state)
+    async def resume(self, reported: Container[int] = ()) -> None:
+        """Continue from the latest checkpoint; the steps after it are repeated, with equal losses.
+
+        `reported`: the steps whose StepDone is known.
+        """
+        await self._progress.resume(reported)
 
     def stop(self) -> None:
         """Stop after the update in progress and save a checkpoint."""
         self._stopping = True
+        self._disk.stop()
 
     async def run(self) -> LoopState:
         """Train to the last step (or until `stop`).
 
         Raises:
             Halted: Gradients can no longer be trusted.
+            LearnerFailed: A rank was lost again and again.
         """
+        lost = False
+        while True:
+            try:
+                if lost:
+                    await self._progress.settled()
+                    await self._learner.restart()
+                    self._progress.state = await self._progress.load_latest()
+                    lost = False
+                await self._train()
+                return self._progress.state
+            except LearnerFailed as failure:
+                lost = True
+                await self._restarts.allow(failure, self._progress.step)
+            finally:
+                await self._progress.settled()
+
+    async def _train(self) -> None:
         state = self._progress.state
         rows = iter(RowOrder(self._tasks, self._seed, state.epoch, state.rows_done))
         while self._progress.has_steps_left and not self._stopping:
             await self._step(list(islice(rows, self._plan.batch_size)))
-        if not self._progress.is_saved:
-            await self._progress.save(None, {})
-        return self._progress.state
+        if not self._progress.is_offered:
+            await self._progress.save(replace(self._progress.state, valid_reward=None, metrics={}))
+        await self._progress.written()
 
     async def _step(self, batch: list[tuple[int, Task]]) -> None:
-        started, version = time.monotonic(), self._progress.state.version
+        started, state = time.monotonic(), self._progress.state
         sequences = await asyncio.to_thread(self._sequences, [task for _, task in batch])
-        report = await self._learner.step(sequences, version)
-        version += int(report.applied)
-        self._progress.advance(
-            [(epoch, task.row_id) for epoch, task in batch], version, int(report.metrics["trained_tokens"])
-        )
-        step = self._progress.step
+        report = await self._learner.step(sequences, state.version)
+        state = state.with_rows([(epoch, task.row_id) for epoch, task in batch])
+        state = state.with_step(state.version + report.applied, int(report.metrics["trained_tokens"]))
+        self._progress.state, step = state, state.step
         if not report.applied:
             self._sink.emit(UpdateSkipped(step=step))
         metrics = dict(report.metrics) | {
             "step": float(step),
             "total_steps": float(self._plan.steps),
-            "version": float(version),
+            "version": float(state.version),
             "update_applied": float(report.applied),
         }
-        if not self._stopping and (step % self._plan.eval_interval == 0 or step == self._plan.steps):
-            loss = await self._validation_loss(step)
-            metrics |= {} if loss is None else {"full_valid_loss": loss}
-            valid_reward = None if loss is None else -loss
-            metrics |= await self._progress.save(valid_reward, metrics | step_times(started, self._started))
+        validates = not self._stopping and (step % self._plan.eval_interval == 0 or step == self._plan.steps)
+        loss = await self._validation_loss(step) if validates else None
+        metrics |= {} if loss is None else {"full_valid_loss": loss}
+        if validates or self._progress.is_due:
+            reward, known = None if loss is None else -loss, metrics | step_times(started, self._started)
+            metrics |= await self._progress.save(replace(state, valid_reward=reward, metrics=known, offered=validates))
         metrics |= step_times(started, self._started)
         self._sink.emit(StepDone(step=step, total_steps=self._plan.steps, metrics=metrics))
 

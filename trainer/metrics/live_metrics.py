@@ -137,7 +137,7 @@ _ACTORS: dict[str, Metric] = {
     "rank_s/<call>": _live(
         "time of learner ranks",
         "s",
-        "time that a learner rank worked on calls such as step, save and logprobs",
+        "time that a learner rank worked on calls such as step, snapshot and write (beside the others)",
         "histogram",
         LONG_SECONDS,
     ),

@@ -15,7 +15,8 @@ STARTING_CODES: dict[str, dict[str, CheckCode]] = {
         "job_changed": CheckCode(
             "The job file names another value than the one the run began with, or the run has a value that this "
             "version cannot read. Counters, order of rows and optimizer state of a checkpoint belong to the job that "
-            "wrote it, so a run with other settings would mix two experiments.",
+            "wrote it, so a run with other settings would mix two experiments. URLs, headers, timeouts, resources and "
+            "the settings of validations may differ.",
             "Give the value of the run, or leave the setting out: it then keeps its value (`job.resolved.json` of the "
             "run folder has all of them). Or start a new run with `model` set to the checkpoint.",
             stops_accepted=True,

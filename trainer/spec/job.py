@@ -260,6 +260,26 @@ class Method(Strict):
 # -- cluster -----------------------------------------------------------------------------------------------------------
 
 
+class CheckpointInterval(Strict):
+    """When to save a checkpoint beside those of validations: once either has passed since the last checkpoint."""
+
+    minutes: Annotated[float, Field(gt=0, le=10_080)] | None = 15.0
+    """Minutes of training between checkpoints; null: no limit. After a loss at most this much is computed again; lower
+    it where machines are often taken away, raise it if writing is slow."""
+    steps: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    """Steps between checkpoints; null: no limit. Set it where steps are long and each is worth keeping."""
+
+    def has_passed(self, seconds: float, steps: int) -> bool:
+        """Whether a checkpoint is due, this long after the last one."""
+        return (self.minutes is not None and seconds >= 60 * self.minutes) or (
+            self.steps is not None and steps >= self.steps
+        )
+
+    def __str__(self) -> str:
+        limits = (f"{self.minutes:g} minute(s)" if self.minutes else "", f"{self.steps} step(s)" if self.steps else "")
+        return " or ".join(filter(None, limits))
+
+
 class ClusterSpec(Strict):
     """Resources of a job, and how its model is held in memory."""
 
@@ -304,6 +324,9 @@ class ClusterSpec(Strict):
     weight_transport: Literal["object_store", "broadcast"] = "object_store"
     """How new weights reach the engines: object_store (through Ray's object store, while engines go on) or broadcast
     (one broadcast from GPU to GPU while they pause; not yet tested between GPUs)."""
+    checkpoint_interval: CheckpointInterval = CheckpointInterval()
+    """When checkpoints are saved from which a lost run goes on, apart from validations. Like all of `cluster` it may be
+    changed on resume."""
 
 
 class JobSpec(Strict):

@@ -29,6 +29,7 @@ from cluster.views.before_after import compare
 from cluster.views.regrade import grade_file
 from cluster.views.report import write_report
 from cluster.views.traces import select_traces, trace_json
+from tests.support import builders
 from tests.support.fakes_http import LOCAL, FakeEndpoint, says
 from tests.support.old_version import OldVersion, old_version
 from trainer.errors import GraderFailed, InvalidJob, Problem, UserError
@@ -138,12 +139,12 @@ async def test_it_keeps_its_values_where_todays_defaults_and_rules_differ(resuma
     record["job"]["method"]["reinforcement"]["limits"]["rollout_timeout_s"] = 77.0
     record["job"]["method"]["reinforcement"]["grader"]["name"] = "similar"
     record["job"]["cluster"]["max_num_seqs"] = 7
-    record["plan"] |= {"batch_size": 5, "steps": 12, "eval_interval": 3}
+    record["plan"] |= {"batch_size": 5, "steps": 12}
     change_record(resumable, **record | {"context_length": 512})
     found = await prepared(resumable)
     assert found.job.reinforcement.limits.rollout_timeout_s == 77.0
     assert found.job.cluster.max_num_seqs == 7
-    assert (found.plan.batch_size, found.plan.steps, found.plan.eval_interval) == (5, 12, 3)
+    assert (found.plan.batch_size, found.plan.steps) == (5, 12) and found.changes == ()
     assert found.context_length == 512
 
 
@@ -158,6 +159,7 @@ async def test_files_that_were_moved_or_grew_are_the_same_files(resumable: OldVe
     job = began.keep(load_job(moved / "job.yaml", VARIABLES))
     found = await prepare(job, [NODE], resumable.home, LOCAL, free=PLENTY, began=began, accepted=True)
     assert found.job.training_file == str(moved / "train.jsonl")
+    assert [change.setting for change in found.changes] == ["training_file", "validation_file", "test_file"]
     assert (len(found.tasks), found.plan.num_rows, found.plan.steps) == (11, 10, 6)
 
 
@@ -177,6 +179,14 @@ def test_another_file_is_refused(old: OldVersion) -> None:
     assert test.field == "test_file"
 
 
+def test_a_file_with_another_name_and_the_same_contents_is_the_same(old: OldVersion) -> None:
+    shutil.copy(old.home / "job" / "test.jsonl", old.home / "job" / "again.jsonl")
+    change_job(old, test_file="again.jsonl")
+    began = Began.of(RunFolder(old.run))
+    (change,) = began.changes(began.keep(load_job(old.job, VARIABLES)))
+    assert change.setting == "test_file" and change.now.endswith('again.jsonl"')
+
+
 def test_a_moved_file_with_other_contents_is_refused_once_the_run_has_its_digest(old: OldVersion) -> None:
     change_record(old, digests={"test_file": "0" * 32})
     (old.home / "elsewhere").mkdir()
@@ -185,10 +195,22 @@ def test_a_moved_file_with_other_contents_is_refused_once_the_run_has_its_digest
     assert [problem.field for problem in refused(old)] == ["test_file"]
 
 
-def test_tools_whose_headers_are_no_longer_named_are_refused_since_the_folder_has_no_secrets(old: OldVersion) -> None:
-    change_method(old, tools=[{"name": "cat", "server_url": "http://127.0.0.1:18473/cat"}])
-    (problem,) = refused(old)
-    assert problem.field == "method.reinforcement.tools[0].headers" and "keeps no secrets" in problem.remedy
+def test_urls_headers_limits_of_endpoints_and_validations_may_differ_and_are_shown(old: OldVersion) -> None:
+    change_job(old, suffix="again")
+    tool = {"name": "cat", "server_url": "http://127.0.0.1:9/cat?key=1", "timeout_s": 7}
+    change_method(old, tools=[tool], hyperparameters={"n_epochs": 6, "eval_interval": 3, "compute_multiplier": 0.5})
+    began = Began.of(RunFolder(old.run))
+    job = began.keep(load_job(old.job, VARIABLES))
+    assert job.reinforcement.tools[0].headers == {} and job.reinforcement.tools[0].timeout_s == 7
+    assert began.plan_of(job, builders.plan(eval_interval=3)).eval_interval == 3
+    changes = {c.setting.removeprefix("method.reinforcement."): (c.now, c.was) for c in began.changes(job)}
+    assert changes == {
+        "suffix": ('"again"', '"old"'),
+        "tools[0].headers": ("{}", '{"Authorization": "**********"}'),
+        "tools[0].timeout_s": ("7.0", "120.0"),
+        "tools[0].server_url": ('"http://127.0.0.1:9/cat?**********"', '"http://127.0.0.1:18473/cat"'),
+        "hyperparameters.eval_interval": ("3", "2"),
+    }
 
 
 def test_resources_may_differ(old: OldVersion) -> None:

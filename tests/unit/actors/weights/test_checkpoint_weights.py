@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import resource
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig
 from transformers.models.qwen3_moe import Qwen3MoeForCausalLM
 
-from actors.weights.checkpoint_weights import CheckpointWeights, as_bytes
+from actors.weights.checkpoint_weights import CheckpointWeights, as_bytes, save_tensors, write_model
 
 SIZES: dict[str, Any] = {
     "vocab_size": 50,
@@ -45,7 +47,7 @@ def test_names_and_values_equal_those_that_transformers_saves(model: PreTrainedM
     model.save_pretrained(tmp_path / "theirs")
     weights = weights_of(model)
     (tmp_path / "ours").mkdir()
-    weights.write(tmp_path / "ours", tmp_path / "theirs", wanted=True)
+    write_model(weights.copies(wanted=True), tmp_path / "ours", tmp_path / "theirs", torch.float32)
     theirs, ours = (saved_weights(tmp_path / name) for name in ("theirs", "ours"))
     assert ours.keys() == theirs.keys()
     for name, tensor in theirs.items():
@@ -100,7 +102,8 @@ def test_shards_have_an_index_and_load(tmp_path: Path) -> None:
     model.save_pretrained(source)
     (source / "chat_template.jinja").write_text("{{ messages }}")
     folder.mkdir()
-    weights_of(model, torch.bfloat16).write(folder, source, wanted=True, shard_bytes=10_000)
+    shards = weights_of(model, torch.bfloat16).copies(wanted=True, shard_bytes=10_000)
+    write_model(shards, folder, source, torch.bfloat16)
     index = json.loads((folder / "model.safetensors.index.json").read_text())
     assert len(set(index["weight_map"].values())) > 1
     assert (folder / "chat_template.jinja").exists()
@@ -108,3 +111,15 @@ def test_shards_have_an_index_and_load(tmp_path: Path) -> None:
     assert loaded.dtype == torch.bfloat16
     for name, tensor in model.state_dict().items():
         assert torch.equal(loaded.state_dict()[name], tensor.bfloat16()), name
+
+
+def test_a_disk_that_takes_no_more_is_an_os_error_and_leaves_no_part(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        with pytest.raises(OSError) as caught:
+            save_tensors({"weight": torch.zeros(10_000)}, tmp_path / "model.safetensors")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert caught.value.errno == errno.EIO
+    assert list(tmp_path.iterdir()) == []

@@ -52,20 +52,26 @@ class RunningJob(StoredJobs):
             self.store, registry or self.registry, self.job_id, 1, "gpt-5", "key-1", self.folder, name, names
         )
 
-    def save(self, step: int, reward: float | None) -> None:
+    def save(self, step: int, reward: float | None, metrics: dict[str, float] | None = None, **state: Any) -> None:
         """Save a checkpoint and emit its event."""
 
         async def nothing(path: Path) -> None: ...
 
-        state = LoopState(step, step, 0, [], 100 * step, reward)
-        path = asyncio.run(Checkpoints(self.folder / "checkpoints").save(state, nothing))
+        known = metrics_of(step, reward or 0.0) if metrics is None else metrics
+        saving = Checkpoints(self.folder / "checkpoints").save(
+            LoopState(step, step, 0, [], 100 * step, reward, known, **state), nothing
+        )
+        path = asyncio.run(saving)
         saved = CheckpointSaved(step=step, path=str(path), num_bytes=1, valid_reward=reward)
         stream_of(self.sink).emit(saved)
 
     def step(self, step: int, reward: float) -> None:
-        metrics = {"step": float(step), "total_steps": 10.0, "train_mean_reward": reward, "time_step_s": 5.0}
-        metrics |= {"full_valid_mean_reward": reward, "tool/search/output_tokens_mean": 7.0}
-        stream_of(self.sink).emit(StepDone(step=step, total_steps=10, metrics=metrics))
+        stream_of(self.sink).emit(StepDone(step=step, total_steps=10, metrics=metrics_of(step, reward)))
+
+
+def metrics_of(step: int, reward: float) -> dict[str, float]:
+    metrics = {"step": float(step), "total_steps": 10.0, "train_mean_reward": reward, "time_step_s": 5.0}
+    return metrics | {"full_valid_mean_reward": reward, "tool/search/output_tokens_mean": 7.0}
 
 
 @pytest.fixture
@@ -85,6 +91,16 @@ def test_only_the_best_three_checkpoints_and_the_last_are_models(running: Runnin
     with pytest.raises(UserError):
         running.registry.resolve("ft:2")
     assert running.registry.resolve("ft:5").folder.endswith("step-000005")
+
+
+def test_a_checkpoint_that_is_only_to_resume_from_is_no_model(running: RunningJob) -> None:
+    running.save(1, 0.5)
+    running.save(2, None, offered=False)
+    running.sink.close()
+    assert [c.step for c in running.store.checkpoints(running.job_id)[0]] == [1]
+    assert running.store.get(running.job_id).trained_tokens == 200
+    assert running.sink.register_final() == "ft:final"
+    assert running.registry.resolve("ft:final").folder.endswith("step-000001")
 
 
 def test_the_last_checkpoint_becomes_the_tuned_model(running: RunningJob) -> None:
@@ -113,7 +129,7 @@ def test_a_checkpoint_whose_driver_was_killed_before_storing_it_is_added_later(r
     running.sink.close()
     running.store.drop_checkpoint(running.job_id, 1)  # as if it had been killed before
     again = running.new_sink()
-    again.sync_checkpoints({})
+    again.sync_checkpoints()
     assert [c.step for c in running.store.checkpoints(running.job_id)[0]] == [1]
 
 
@@ -177,9 +193,7 @@ def test_events_contain_no_paths_and_no_errors_of_programs(running: RunningJob) 
 
 
 def test_checkpoints_of_a_supervised_job_without_validation_have_the_loss(running: RunningJob) -> None:
-    running.save(1, None)
-    metrics = {"step": 1.0, "total_steps": 2.0, "loss": 0.7, "time_step_s": 5.0}
-    stream_of(running.sink).emit(StepDone(step=1, total_steps=2, metrics=metrics))
+    running.save(1, None, {"step": 1.0, "total_steps": 2.0, "loss": 0.7, "time_step_s": 5.0})
     running.sink.close()
     (checkpoint,), _ = running.store.checkpoints(running.job_id)
     assert checkpoint.metrics == {"step": 1.0, "train_loss": 0.7}

@@ -106,19 +106,19 @@ def test_a_setting_that_no_longer_exists_is_left_out_with_a_warning(tmp_path: Pa
 def test_a_newer_setting_may_be_named_with_its_default_only(tmp_path: Path) -> None:
     spec = job(model=str(BASE))
     record = spec.model_dump(mode="json")
-    del record["method"]["reinforcement"]["limits"]["max_failure_rate"]
+    del record["method"]["reinforcement"]["limits"]["max_tool_calls"]
     found = began(tmp_path, spec, job=record)
-    named = {"limits": {"max_failure_rate": 0.5}}
-    assert found.keep(job(named, model=str(BASE))).reinforcement.limits.max_failure_rate == 0.5
-    with pytest.raises(InvalidJob, match=r"is 0\.6, but the run began with 0\.5"):
-        found.keep(job({"limits": {"max_failure_rate": 0.6}}, model=str(BASE)))
+    named = {"limits": {"max_tool_calls": 64}}
+    assert found.keep(job(named, model=str(BASE))).reinforcement.limits.max_tool_calls == 64
+    with pytest.raises(InvalidJob, match="is 65, but the run began with 64"):
+        found.keep(job({"limits": {"max_tool_calls": 65}}, model=str(BASE)))
 
 
 def test_numbers_that_a_plan_did_not_have_yet_are_todays(tmp_path: Path) -> None:
     spec = job(model=str(BASE))
     record = plan(steps=9).model_dump()
     del record["eval_samples"]
-    found = began(tmp_path, spec, plan=record).plan_of(plan(steps=5, eval_samples=4))
+    found = began(tmp_path, spec, plan=record).plan_of(spec, plan(steps=5, eval_samples=4))
     assert (found.steps, found.eval_samples) == (9, 4)
 
 
@@ -215,9 +215,10 @@ def test_a_record_that_cannot_be_read_is_refused_with_a_sentence(tmp_path: Path)
 
 @pytest.mark.parametrize("numbers", [{"steps": "many"}, {"batch_size": 0}, {"learning_rate": None}, {"steps": 1e400}])
 def test_a_plan_that_was_edited_by_hand_is_checked(tmp_path: Path, numbers: dict[str, Any]) -> None:
-    found = began(tmp_path, job(model=str(BASE)), plan=numbers)
+    spec = job(model=str(BASE))
+    found = began(tmp_path, spec, plan=numbers)
     with pytest.raises(InvalidJob, match=r"the plan in the run's job.resolved.json is damaged"):
-        found.plan_of(plan())
+        found.plan_of(spec, plan())
 
 
 # -- files and models --------------------------------------------------------------------------------------------------

@@ -90,15 +90,6 @@ def test_a_killed_run_keeps_its_complete_lines_and_a_resumed_run_appends(tmp_pat
     assert (first, second) == (notice("first"), notice("second"))
 
 
-def test_a_step_that_a_killed_run_did_not_record_is_detected(tmp_path):
-    run = RunFolder(tmp_path)
-    run.event(done({"step": 1.0}))
-    run.close()
-    assert run.lacks({"step": 2.0, "loss": 0.5})
-    assert not run.lacks({"step": 1.0, "loss": 0.5})
-    assert not run.lacks({}), "a checkpoint between two steps has no metrics"
-
-
 def test_rollouts_of_a_repeated_step_replace_the_earlier_ones(tmp_path, synthetic):
     run = RunFolder(tmp_path)
     for version in (1, 2):

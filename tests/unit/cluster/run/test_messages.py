@@ -37,7 +37,8 @@ def left_by_a_run(folder: Path, describe: Callable[[Event], str]) -> dict[str, A
     registry = ModelRegistry(jobs.database, {})
     checkpoints = Checkpoints(run.checkpoints)
     for step in (4, 8, 12):
-        asyncio.run(checkpoints.save(LoopState(step, step, 0, [], step, step / 12), nothing))
+        metrics = {"step": float(step), "total_steps": 12.0, "full_valid_mean_reward": step / 12}
+        asyncio.run(checkpoints.save(LoopState(step, step, 0, [], step, step / 12, metrics), nothing))
     store = StoreSink(jobs.store, registry, job, 1, "gpt-5", "key-1", run.path, lambda step: f"ft:{step}", {})
     view = LiveView(12, Console(file=io.StringIO(), width=100), clock=lambda: 0.0)
     stream = stream_of(run, view, store, group_sinks=[run], describe=describe)

@@ -56,5 +56,5 @@ async def test_who_reads_while_checkpoints_are_removed_sees_whole_ones_only(tmp_
 def test_a_damaged_checkpoint_is_named_with_the_remedy(tmp_path: Path, text: str) -> None:
     (tmp_path / "step-000004").mkdir()
     (tmp_path / "step-000004" / "loop.json").write_text(text)
-    with pytest.raises(UserError, match=r"step-000004 is damaged .* delete it to continue from the checkpoint before"):
+    with pytest.raises(UserError, match=r"step-000004 is damaged .* restore it, or start a new run"):
         Checkpoints(tmp_path).latest()

@@ -77,6 +77,27 @@ def test_half_precision_comes_out_in_float32_and_its_weight_gradient_is_summed_i
     assert error < 0.01  # 64 chunks summed in bfloat16 would be off by several times that
 
 
+def test_logits_of_half_precision_factors_are_not_rounded_to_half_precision() -> None:
+    generator = torch.Generator().manual_seed(2)
+    weight = nn.Parameter(8 * torch.randn(VOCABULARY, 64, generator=generator).bfloat16())  # logits of about +-60
+    hidden = torch.randn(256, 64, generator=generator).bfloat16().requires_grad_()
+    targets = torch.randint(VOCABULARY, (256,), generator=generator)
+    exact_weight, exact_hidden = (tensor.detach().double().requires_grad_() for tensor in (weight, hidden))
+    exact, _ = plain(exact_weight, exact_hidden, targets, 1.0)
+    ours, _ = TokenLogProbs(weight, chunk_bytes=32 * ROW_BYTES)(hidden, targets)
+    rounded = (hidden @ weight.T).float().log_softmax(-1).gather(1, targets[:, None])[:, 0]
+    assert (rounded - exact).abs().mean() > 0.01
+    assert (ours - exact).abs().max() < 1e-4  # of 256 x 13 sums in float32
+    for d_exact, d_ours, d_rounded in zip(
+        torch.autograd.grad(exact.sum(), (exact_hidden, exact_weight)),
+        torch.autograd.grad(ours.sum(), (hidden, weight)),
+        torch.autograd.grad(rounded.sum(), (hidden, weight)),
+        strict=True,
+    ):
+        error, before = ((found.double() - d_exact).norm() / d_exact.norm() for found in (d_ours, d_rounded))
+        assert error < min(0.005, before / 2), "only the gradient itself is in bfloat16"
+
+
 def test_a_batch_without_trained_tokens_has_a_gradient_of_zero(inputs: tuple[nn.Parameter, Tensor, Tensor]) -> None:
     weight, hidden, targets = inputs
     TokenLogProbs(weight)(hidden[:0], targets[:0])[0].sum().backward()

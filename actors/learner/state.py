@@ -1,0 +1,171 @@
+"""The optimizer's state by parameter, so that a snapshot of any layout (ranks, ZeRO stage, dtype) loads into any other.
+
+DeepSpeed keeps weights and Adam's moments in float32 in flat tensors, of which each rank holds a part. Here they are
+fragments: a range of the elements of one parameter. A rank's file has a tensor `kind:start:name` for each fragment, and
+`step`, Adam's count of updates, once there was one. Nothing is rounded, and nothing is pickled.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+from torch import distributed as dist
+
+from trainer.errors import UserError
+
+WEIGHT, MOMENTS, STEP = "weight", ("exp_avg", "exp_avg_sq"), "step"
+
+
+@dataclass(frozen=True, slots=True)
+class Fragment:
+    """`size` elements of a parameter from `start` on, which are at `offset` of `held`, a tensor that Adam updates."""
+
+    name: str
+    start: int
+    size: int
+    held: Tensor
+    offset: int
+
+    def of(self, flat: Tensor) -> Tensor:
+        """This fragment of `held` or of one of its moments: [size]."""
+        return flat.detach().view(-1).narrow(0, self.offset, self.size)
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A rank's copies in host memory: the model's shards (on rank 0), the state, and what `learner.json` says."""
+
+    shards: list[dict[str, Tensor]]
+    state: dict[str, Tensor]
+    progress: dict[str, Any]
+
+
+def copy_state(engine: Any, stage: int) -> dict[str, Tensor]:
+    """Copies of this rank's fragments in host memory; of a state that all ranks have, rank 0 makes the copies."""
+    if stage == 0 and dist.get_rank() > 0:
+        return {}
+    copies: dict[str, Tensor] = {}
+    for fragment in _fragments(engine, stage):
+        moments = engine.basic_optimizer.state.get(fragment.held, {})  # none before the first update
+        if moments:
+            copies[STEP] = moments[STEP].to("cpu", copy=True)
+        for kind, flat in {WEIGHT: fragment.held, **{kind: moments[kind] for kind in MOMENTS if moments}}.items():
+            copies[f"{kind}:{fragment.start}:{fragment.name}"] = fragment.of(flat).to("cpu", copy=True)
+    return copies
+
+
+def load_state(engine: Any, stage: int, folder: Path) -> None:
+    """Restore weights and moments from the files of all ranks in `folder`, whatever the layout that wrote them.
+
+    All ranks must call this together.
+
+    Raises:
+        UserError: The files are of another model, or one is missing.
+    """
+    adam = engine.basic_optimizer.state
+    with ExitStack() as files:
+        saved = _Saved(folder, files)
+        saved.check({name: getattr(p, "ds_numel", p.numel()) for name, p in engine.module.named_parameters()})
+        if stage == 3:
+            engine.optimizer.checkpoint_event_prologue()  # small parameters are whole on all ranks between updates
+        adam.clear()
+        for fragment in _fragments(engine, stage):
+            saved.read(WEIGHT, fragment, fragment.of(fragment.held))
+            if saved.step is None:
+                continue
+            moments = adam[fragment.held]
+            if not moments:
+                moments[STEP] = saved.step.to(fragment.held.device, copy=True)
+                moments |= {kind: torch.zeros_like(fragment.held, requires_grad=False) for kind in MOMENTS}
+            for kind in MOMENTS:
+                saved.read(kind, fragment, fragment.of(moments[kind]))
+    _update_model(engine.optimizer, stage)
+
+
+def load_deepspeed(engine: Any, folder: Path, tag: str) -> None:
+    """Restore the state as older versions wrote it, in DeepSpeed's format and with the layout that it has.
+
+    Its files are pickles: of their classes only those that DeepSpeed writes are accepted, which do nothing when loaded.
+    """
+    from deepspeed.runtime.checkpoint_engine import TorchCheckpointEngine
+    from deepspeed.runtime.fp16.loss_scaler import LossScaler
+    from deepspeed.runtime.zero.config import ZeroStageEnum
+    from deepspeed.utils.tensor_fragment import fragment_address
+
+    class Safe(TorchCheckpointEngine):  # type: ignore[misc]  # DeepSpeed has no types
+        def load(self, path: str, map_location: Any = None) -> Any:
+            with torch.serialization.safe_globals([LossScaler, ZeroStageEnum, fragment_address]):
+                return torch.load(path, map_location=map_location, weights_only=True)
+
+    engine.checkpoint_engine = Safe()
+    engine.load_checkpoint(str(folder), tag=tag)
+
+
+def _fragments(engine: Any, stage: int) -> Iterator[Fragment]:
+    """The fragments that this rank updates."""
+    optimizer = engine.optimizer
+    for name, parameter in engine.module.named_parameters():
+        if stage == 0:
+            yield Fragment(name, 0, parameter.numel(), parameter, 0)
+        elif stage == 3:
+            group, offset, size = optimizer.grad_position[optimizer.get_param_id(parameter)]
+            start = dist.get_rank() * size
+            size = min(size, parameter.ds_numel - start)  # the rest is padding
+            if size > 0:
+                yield Fragment(name, start, size, optimizer.fp32_partitioned_groups_flat[group], offset)
+        elif (mapping := parameter._hp_mapping) is not None:
+            held = optimizer.param_groups[mapping.param_group_index]["params"][0]
+            start, at = mapping.lp_fragment_address.start, mapping.hp_fragment_address
+            yield Fragment(name, start, at.numel, held, at.start)
+
+
+def _update_model(optimizer: Any, stage: int) -> None:
+    """Copy the optimizer's weights to those that the model computes with, as DeepSpeed does after an update."""
+    if stage in (1, 2):
+        optimizer.update_lp_params()
+    elif stage == 3:
+        flat = zip(optimizer.fp16_partitioned_groups_flat, optimizer.fp32_partitioned_groups_flat, strict=True)
+        for model, held in flat:
+            model.data.copy_(held.data)
+        optimizer.checkpoint_event_epilogue()
+
+
+class _Saved:
+    """The files of all ranks. Only what is asked for is read."""
+
+    def __init__(self, folder: Path, files: ExitStack) -> None:
+        self._folder = folder
+        self._pieces: dict[tuple[str, str], list[tuple[int, Any]]] = defaultdict(list)
+        self.step: Tensor | None = None
+        for path in sorted(folder.glob("*.safetensors")):
+            file = files.enter_context(safe_open(path, "pt"))
+            for key in file.keys():  # noqa: SIM118 - it is not a dictionary
+                if key == STEP:
+                    self.step = file.get_tensor(key)
+                else:
+                    kind, start, name = key.split(":", 2)
+                    self._pieces[kind, name].append((int(start), file.get_slice(key)))
+
+    def check(self, sizes: Mapping[str, int]) -> None:
+        """Raise UserError if not all of the parameters with these sizes is there; the same on all ranks."""
+        for kind in (WEIGHT, *MOMENTS) if self.step is not None else (WEIGHT,):
+            for name, size in sizes.items():
+                if sum(piece.get_shape()[0] for _, piece in self._pieces[kind, name]) != size:
+                    what = f"{self._folder} lacks a part of {name} ({kind}): it is damaged, or of another model"
+                    raise UserError(f"{what}; delete this checkpoint to continue from the one before it")
+
+    def read(self, kind: str, fragment: Fragment, into: Tensor) -> None:
+        """Fill `into` with a fragment, from all pieces that overlap with it."""
+        for start, piece in self._pieces[kind, fragment.name]:
+            low = max(start, fragment.start)
+            high = min(start + piece.get_shape()[0], fragment.start + fragment.size)
+            if low < high:
+                into[low - fragment.start : high - fragment.start].copy_(piece[low - start : high - start])

@@ -1,0 +1,66 @@
+"""How long a checkpoint stops training: the snapshot in host memory against a plain copy of the same bytes.
+
+    python -m benchmarks.checkpoint_pause [--layers 6] [--zero-stage 0] [--dtype float32] [--runs 5]
+
+The model is a random Qwen3 with about 10M parameters per layer, on one rank and one core. The baseline copies tensors
+of the same sizes, and both are freed as after writing, so both get their memory in the same way. Writing happens beside
+training; its time is printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+
+from actors.learner.rank import LearnerConfig, LearnerRank
+from actors.learner.sizes import snapshot_bytes
+from benchmarks.common import Figure, in_turn, report, seconds
+from benchmarks.enlarged import Size, enlarged
+from benchmarks.learner import MODEL, RATE, make_sequences
+from trainer.model.batch import pack
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--zero-stage", type=int, default=0)
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
+    parser.add_argument("--runs", type=int, default=5)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        size = Size(layers=options.layers, hidden=1024, intermediate=3072, heads=8)
+        model = Path(enlarged(MODEL, size, Path(folder) / "model"))
+        config = LearnerConfig(model, steps=10, learning_rate=RATE, dtype=options.dtype, zero_stage=options.zero_stage)
+        rank = LearnerRank(config)
+        [micro_batches] = pack(make_sequences(2, 298, seed=0), num_ranks=1, budget=config.micro_batch_tokens)
+        rank.step([micro_batches], version=0)  # Adam has no moments before
+        written = Path(folder) / "checkpoint"
+        written.mkdir()
+        rank.snapshot()
+        writing_s = seconds(lambda: rank.write(written))
+        parameters = sum(parameter.numel() for parameter in rank.policy.parameters())
+        count = snapshot_bytes(parameters, rank=0, ranks=1, stage=config.stage, in_bfloat16=options.dtype == "bfloat16")
+        rank.snapshot()
+        assert rank._snapshot is not None
+        tensors = [tensor for held in (*rank._snapshot.shards, rank._snapshot.state) for tensor in held.values()]
+        source = [tensor.clone() for tensor in tensors]
+        assert abs(sum(tensor.nbytes for tensor in source) - count) < 100  # the count of updates is one more tensor
+        del tensors
+
+        def snapshot() -> float:
+            took = seconds(rank.snapshot)
+            rank._snapshot = None
+            return took
+
+        def copy() -> float:
+            return seconds(lambda: [tensor.clone() for tensor in source])
+
+        runs = in_turn(snapshot, copy, options.runs + 1)[1:]
+        rank.close()
+    report([Figure("checkpoint_pause", "s", runs)])
+    print(f"{count / 1e9:.2f} GB of {parameters / 1e6:.0f}M parameters; written beside training in {writing_s:.1f} s")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,174 @@
+"""What of a job must be the same when its run is resumed: all that decides what is learned from which rows.
+
+Those are model and files by their contents, graders and guards, reward, algorithm, seed, answer format, and the limits
+of calls, tokens and steps. How endpoints are reached, resources, and how often is validated may differ: `MAY_DIFFER`. A
+new setting must be the same unless it is listed there.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import BaseModel, SecretStr
+from pydantic_core import to_jsonable_python
+
+from cluster.records.redact import REDACTED, plain
+from trainer.errors import Problem
+from trainer.spec.endpoints import Endpoint, ToolSpec
+from trainer.spec.graders import EndpointGrader, PythonGrader
+from trainer.spec.job import (
+    FILES,
+    CommonHyperparameters,
+    Hyperparameters,
+    JobSpec,
+    Reinforcement,
+    RolloutLimits,
+    Supervised,
+)
+
+MAX_SHOWN_CHARS = 80
+START_AGAIN = "start a new run with `model` set to the checkpoint"
+REMEDY = f"resume with the value that the run began with, or {START_AGAIN}"
+REMEDY_OF_SECRETS = "name it in the job file: a run folder keeps no secrets"
+MAY_DIFFER: Mapping[type[BaseModel], frozenset[str]] = {
+    JobSpec: frozenset({"suffix", "cluster"}),
+    CommonHyperparameters: frozenset({"eval_interval"}),
+    Hyperparameters: frozenset({"eval_samples"}),
+    Reinforcement: frozenset({"session", "signing_secret"}),
+    RolloutLimits: frozenset(
+        {"rollout_timeout_s", "max_rollout_retries", "straggler_quorum", "straggler_wait_s", "max_failure_rate"}
+    ),
+    Endpoint: frozenset(
+        {"headers", "timeout_s", "attempt_timeout_s", "max_concurrency", "rate_limit_per_s", "max_retries"}
+    ),
+    ToolSpec: frozenset({"server_url", "idempotent", "hedge_after_s"}),
+    EndpointGrader: frozenset({"url", "hedge_after_s", "rate_limit_per_s"}),
+    PythonGrader: frozenset({"timeout_s"}),
+}
+"""The settings that may differ, with all below them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A setting that may differ, and does: its value now and the one that the run began with, as JSON."""
+
+    setting: str
+    now: str
+    was: str
+
+
+def may_differ(model: type[BaseModel], name: str) -> bool:
+    """Whether a setting of `model`, or of one of its base classes, may be another one than the run's."""
+    return any(name in MAY_DIFFER.get(base, ()) for base in model.__mro__)
+
+
+def changed(setting: str, now: Any, was: Any, remedy: str = REMEDY) -> Problem:
+    """The problem of a setting that is another one than the run's."""
+    return Problem("job_changed", setting, f"is {shown(now)}, but the run began with {shown(was)}", remedy)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Compares a job with that of a run, all but its files and its model.
+
+    `resolved` has the numbers that the run's `auto` became, by their settings.
+    """
+
+    resolved: Mapping[str, Any]
+    problems: list[Problem] = field(default_factory=list)
+    changes: list[Change] = field(default_factory=list)
+
+    def kept(self, job: JobSpec, before: JobSpec) -> JobSpec:
+        """`job` with the run's values for all that it does not name."""
+        kept: JobSpec = self._settings(_filled(job), _filled(before), "", covered=True)
+        return kept
+
+    def _settings(self, given: BaseModel, before: BaseModel, at: str, *, covered: bool) -> Any:
+        kept: dict[str, Any] = {}
+        for name in type(given).model_fields:
+            path, mine, theirs = f"{at}.{name}".lstrip("."), getattr(given, name), getattr(before, name)
+            compared = covered and not may_differ(type(given), name)
+            if path in (*FILES, "model"):
+                kept[name] = mine if name in given.model_fields_set else theirs
+            elif name in given.model_fields_set:
+                kept[name] = self._value(mine, theirs, path, covered=compared)
+            elif _has_secrets(theirs):
+                kept[name] = mine
+                is_part = isinstance(theirs, BaseModel)  # forgotten rather than left out
+                self._differs(path, mine, theirs, covered=compared or is_part, remedy=REMEDY_OF_SECRETS)
+            else:
+                kept[name] = theirs
+        mine, theirs = given.model_extra or {}, before.model_extra or {}  # the run folder has their names only
+        if mine.keys() != theirs.keys():
+            self._differs(at, sorted(mine), sorted(theirs), covered=False)
+        return given.model_copy(update=kept)
+
+    def _value(self, given: Any, before: Any, at: str, *, covered: bool) -> Any:
+        if isinstance(given, BaseModel) and type(given) is type(before):
+            return self._settings(given, before, at, covered=covered)
+        if isinstance(given, tuple) and isinstance(before, tuple) and len(given) == len(before):
+            pairs = enumerate(zip(given, before, strict=True))
+            return tuple(self._value(mine, theirs, f"{at}[{i}]", covered=covered) for i, (mine, theirs) in pairs)
+        if isinstance(given, dict) and isinstance(before, dict) and given.keys() == before.keys():
+            return {
+                key: self._value(value, before[key], f"{at}.{key}", covered=covered) for key, value in given.items()
+            }
+        if at in self.resolved:
+            if given == "auto":
+                return before  # the run's plan has its number
+            before = self.resolved[at] if before == "auto" else before
+        if not _are_equal(public(given), public(before)):
+            self._differs(at, given, before, covered=covered)
+        return given
+
+    def _differs(self, at: str, given: Any, before: Any, *, covered: bool, remedy: str = REMEDY) -> None:
+        now, was = public(given), public(before)
+        if covered:
+            self.problems.append(changed(at, now, was, remedy))
+        else:
+            self.changes.append(Change(at, shown(now), shown(was)))
+
+
+def _filled(job: JobSpec) -> JobSpec:
+    """The job with its method's section, which a supervised job may leave out."""
+    if job.method.type == "supervised" and job.method.supervised is None:
+        return job.model_copy(update={"method": job.method.model_copy(update={"supervised": Supervised()})})
+    return job
+
+
+def _are_equal(now: Any, was: Any) -> bool:
+    if isinstance(now, float) and isinstance(was, float):
+        return math.isclose(now, was, rel_tol=1e-12)  # a learning rate that was multiplied and divided again
+    return bool(now == was)
+
+
+def _has_secrets(value: Any) -> bool:
+    if isinstance(value, BaseModel):
+        return bool(value.model_extra) or any(_has_secrets(getattr(value, name)) for name in type(value).model_fields)
+    if isinstance(value, dict):
+        return any(map(_has_secrets, value.values()))
+    if isinstance(value, str):
+        return REDACTED in value
+    return isinstance(value, SecretStr) or (isinstance(value, tuple) and any(map(_has_secrets, value)))
+
+
+def public(value: Any) -> Any:
+    """The value as it is recorded: a tool's own keys may be secrets."""
+    if isinstance(value, BaseModel):
+        found = {name: public(getattr(value, name)) for name in type(value).model_fields}
+        return found | dict.fromkeys(value.model_extra or {}, REDACTED)
+    if isinstance(value, tuple):
+        return [public(item) for item in value]
+    if isinstance(value, dict):
+        return {str(key): public(item) for key, item in value.items()}
+    return plain(to_jsonable_python(value))
+
+
+def shown(value: Any) -> str:
+    """The value in a message, cut in the middle if it is long: paths differ at their ends."""
+    text = "not set" if value is None else json.dumps(value)
+    return text if len(text) <= MAX_SHOWN_CHARS else f"{text[:20]}...{text[-60:]}"

@@ -1,0 +1,77 @@
+"""A real job with real engines, killed three times and robbed of its learner: nothing is sampled or trained twice."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import time
+from collections import Counter
+from itertools import islice
+from pathlib import Path
+
+import pytest
+import yaml
+
+from cluster.records.run_folder import RunFolder
+from examples.ledger.services import services
+from tests.e2e.command import AGENT_RFT, kill, marked, processes, processes_left
+from tests.support.paths import LEDGER
+from trainer.events import LearnerRestarted, UpdatesReplayed
+
+STEPS, BATCH, KILLS = 6, 8, 3
+
+
+def job_in(folder: Path) -> Path:
+    job = yaml.safe_load((LEDGER / "job.yaml").read_text())
+    job = {key: job[key] for key in ("training_file", "seed", "method")} | {"model": str(LEDGER / "base")}
+    with (LEDGER / job["training_file"]).open() as file:
+        (folder / "train.jsonl").write_text("".join(islice(file, STEPS * BATCH)))
+    job |= {"training_file": "train.jsonl", "cluster": {"checkpoint_interval": {"steps": 2}}}
+    job["method"]["reinforcement"]["hyperparameters"] = {"batch_size": BATCH, "n_epochs": 1, "eval_interval": STEPS}
+    (folder / "job.yaml").write_text(yaml.safe_dump(job))
+    return folder / "job.yaml"
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1200)  # four starts of the engine
+def test_a_job_that_is_killed_three_times_and_loses_its_learner_trains_each_row_once(tmp_path: Path) -> None:
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")  # shown if the test fails
+    draw = random.Random(seed)
+    run = tmp_path / "run"
+    command = [AGENT_RFT, "train", str(job_in(tmp_path)), "--run-folder", str(run)]
+    with services() as environment:
+        for _ in range(KILLS):
+            with subprocess.Popen(
+                command, env=marked(environment), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            ) as process:
+                assert process.stdout is not None
+                output = []
+                for line in process.stdout:
+                    output.append(line)
+                    if "step " in line and f"/{STEPS}:" in line:
+                        time.sleep(draw.uniform(0, 3))
+                        for one in processes():
+                            one.kill()
+            assert process.returncode == -signal.SIGKILL, "".join(output)
+            assert processes_left() == []
+        with subprocess.Popen(
+            command, env=marked(environment), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        ) as process:
+            assert process.stdout is not None
+            output = []
+            for line in process.stdout:
+                output.append(line)
+                if "training" in line and not any("starts again" in earlier for earlier in output):
+                    kill("_RankProcess")
+            assert process.wait() == 0, "".join(output)
+        assert processes_left() == []
+    folder = RunFolder(run)
+    assert [metrics["step"] for metrics in folder.metrics()] == list(range(1, STEPS + 1))
+    groups = [group for step in range(1, STEPS + 1) for group in folder.read_groups(f"step-{step:06d}")]
+    rows = Counter((group.request.epoch, group.request.task.row_id) for group in groups)
+    assert max(rows.values()) == 1
+    kinds = [type(event.event) for event in folder.events()]
+    assert kinds.count(UpdatesReplayed) == KILLS
+    assert kinds.count(LearnerRestarted) == 1

@@ -1,0 +1,118 @@
+"""A learner rank that is killed in mid-run: the others end, new ones catch up, and the weights are the same."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import hashlib
+import signal
+from collections.abc import AsyncIterator, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import pytest_asyncio
+import ray
+
+from actors.learner.group import LearnerGroup
+from actors.learner.rank import LearnerConfig
+from tests.support.builders import plan, task
+from tests.support.fakes import FakeRollouts, FakeSink
+from tests.support.recorded_run import recorded
+from tests.support.tiny_model import write_tiny_model
+from trainer.events import LearnerRestarted
+from trainer.loop.checkpoint import Checkpoints
+from trainer.loop.journal import Journal
+from trainer.loop.reinforcement import Loop, LoopConfig
+from trainer.spec.job import AlgorithmSpec, CheckpointInterval
+from trainer.types import Group, GroupRequest, SyncReport
+
+pytestmark = [
+    pytest.mark.asyncio(loop_scope="module"),
+    # Warnings of Ray at its start, and about its open sockets at its end.
+    pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::ResourceWarning"),
+]
+STEPS = 5
+
+
+@pytest.fixture(scope="module", autouse=True)
+def local_ray() -> Iterator[None]:
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
+    gc.collect()  # Ray's process handles warn when they are collected: here the warnings are expected
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("model") / "model")
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def learner(model: Path) -> AsyncIterator[LearnerGroup]:
+    config = LearnerConfig(model=model, steps=STEPS, learning_rate=1e-3, zero_stage=2, micro_batch_tokens=512)
+    group = await LearnerGroup.start(config, [{"num_cpus": 1}] * 2)
+    yield group
+    await group.shutdown()
+
+
+class Recorded(FakeRollouts):
+    """Rollouts by the group's number; kills a rank before the update or the publication of a version."""
+
+    def __init__(self, learner: LearnerGroup, kill_at: Sequence[int] = ()) -> None:
+        super().__init__()
+        self._learner = learner
+        self._kill_at = list(kill_at)
+        self.weights: dict[int, str] = {}
+
+    async def sample(self, request: GroupRequest) -> Group:
+        await super().sample(request)
+        return recorded(request)
+
+    async def publish(self, version: int) -> SyncReport:
+        if version in self._kill_at:
+            self._kill_at.remove(version)
+            victim = ranks()[version % 2]
+            victim.send_signal(signal.SIGKILL)
+            victim.wait()
+        digest = hashlib.blake2b(digest_size=16)
+        for index, _ in enumerate(await self._learner.bucket_plan(1 << 20)):
+            reference, _ = await self._learner.gather_bucket(index)
+            bucket: np.ndarray[tuple[int], np.dtype[np.uint8]] = await reference
+            digest.update(bucket.tobytes())
+        assert self.weights.setdefault(version, digest.hexdigest()) == digest.hexdigest(), "a replay differs"
+        return await super().publish(version)
+
+
+def ranks() -> list[psutil.Process]:
+    return [child for child in psutil.Process().children(recursive=True) if "_RankProcess" in child.name()]
+
+
+async def trained(folder: Path, learner: LearnerGroup, kill_at: Sequence[int] = ()) -> tuple[Recorded, FakeSink]:
+    sink, rollouts = FakeSink(), Recorded(learner, kill_at)
+    config = LoopConfig(
+        plan(num_rows=8, batch_size=2, n_epochs=2, steps=STEPS, eval_interval=STEPS),
+        AlgorithmSpec(max_staleness=1),
+        seed=3,
+        pass_threshold=1.0,
+        checkpoint_interval=CheckpointInterval(minutes=None, steps=2),
+    )
+    tasks = [task(str(i)) for i in range(8)]
+    checkpoints, journal = Checkpoints(folder / "checkpoints"), Journal(folder / "journal")
+    loop = Loop(config, tasks, [], rollouts, learner, checkpoints, journal, sink, sleep=lambda _: asyncio.sleep(0))
+    await loop.run()
+    return rollouts, sink
+
+
+async def test_a_killed_rank_changes_no_bit_of_the_weights(tmp_path: Path, learner: LearnerGroup) -> None:
+    killed, sink = await trained(tmp_path / "killed", learner, kill_at=[2, 5])
+    await learner.restart()
+    calm, _ = await trained(tmp_path / "calm", learner)
+    assert killed.weights == calm.weights
+    assert calm.weights.keys() == set(range(1, STEPS + 1))
+    assert killed.published == sorted(killed.published), "a version went backwards"
+    assert [type(event) for event in sink.of(LearnerRestarted)] == [LearnerRestarted] * 2
+    assert all("process was lost" in event.cause for event in sink.of(LearnerRestarted))
+    indexes = [request.index for _, request in killed.requests]
+    assert len(set(indexes)) == len(indexes), "a finished group was sampled again"

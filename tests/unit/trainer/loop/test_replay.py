@@ -1,0 +1,319 @@
+"""What a lost driver or learner costs: updates are replayed, finished groups are kept, nothing is trained twice."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import random
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support.builders import group, group_request
+from tests.support.fakes import FakeLearner, FakeRollouts
+from tests.support.loops import Made
+from trainer.errors import Halted, LearnerFailed, UserError
+from trainer.events import CheckpointSaved, DiskFreed, DiskFull, LearnerRestarted, UpdatesReplayed
+from trainer.loop.buffer import Batch
+from trainer.loop.checkpoint import LoopState
+from trainer.loop.journal import Journal
+from trainer.spec.job import CheckpointInterval
+from trainer.types import Group, GroupRequest, StepReport
+
+RUN = {"steps": 9, "n_epochs": 4, "eval_interval": 4}
+EACH_STEP = CheckpointInterval(minutes=None, steps=1)
+NEVER = CheckpointInterval(minutes=None, steps=None)
+
+
+def some_without_signal(request: GroupRequest) -> list[float | None]:
+    return [1.0] * 4 if request.index % 4 == 2 else [0.0, 1.0, None, 1.0]
+
+
+class Numbered(FakeRollouts):
+    """Rollouts that say which group they are of."""
+
+    async def sample(self, request: GroupRequest) -> Group:
+        made = await super().sample(request)
+        tokens = np.full(5, request.index, dtype=np.int32)
+        return replace(made, rollouts=tuple(replace(rollout, token_ids=tokens) for rollout in made.rollouts))
+
+
+def made(folder: Path, seed: int = 0, **changes: Any) -> Made:
+    delays = random.Random(seed)
+    rollouts = changes.pop("rollouts", Numbered(some_without_signal, lambda request: delays.randrange(1, 40)))
+    return Made(folder, rollouts, **RUN | {"validate": False} | changes)
+
+
+def counting(sleeps: list[float]) -> Callable[[float], Any]:
+    async def sleep(seconds: float) -> None:
+        sleeps.append(seconds)
+
+    return sleep
+
+
+async def undisturbed(folder: Path) -> list[tuple[int, list[list[int]]]]:
+    run = made(folder)
+    await run.loop.run()
+    return run.learner.weights
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_a_run_that_is_lost_at_any_moment_trains_the_same_batches(tmp_path: Path, seed: int) -> None:
+    draw = random.Random(seed)
+    expected = await undisturbed(tmp_path / "calm")
+    interval = draw.choice([NEVER, EACH_STEP, CheckpointInterval(minutes=None, steps=3)])
+    finished: set[int] = set()
+    for life in range(8):
+        run = made(tmp_path / "lost", seed + life, interval=interval)
+        asyncio.get_running_loop().set_default_executor(threads := ThreadPoolExecutor())
+        if life:
+            await run.loop.resume()
+        running = asyncio.create_task(run.loop.run())
+        for _ in range(draw.randrange(2000) if life < 7 else 0):
+            await asyncio.sleep(0)
+        if life < 7:
+            running.cancel()
+        with suppress(asyncio.CancelledError):
+            await running
+        threads.shutdown()  # a killed process has none either
+        assert not finished & {request.index for _, request in run.train_requests}, "finished groups were sampled again"
+        assert all(request.attempt <= life for _, request in run.train_requests)
+        finished |= {int(path.name[6:14]) for path in (tmp_path / "lost" / "journal").glob("group-*.zst")}
+    assert run.learner.weights == expected
+
+
+@pytest.mark.parametrize("lost_in", ["step", "snapshot", "write", "publish"])
+async def test_a_lost_learner_starts_again_and_catches_up(tmp_path: Path, lost_in: str) -> None:
+    expected = await undisturbed(tmp_path / "calm")
+    failure = LearnerFailed("learner rank 1 of 2 failed in step: its process was lost", ranks=[1])
+
+    class Mortal(FakeLearner):
+        times = 0
+
+        async def snapshot(self) -> None:
+            self._maybe("snapshot")
+            await super().snapshot()
+
+        async def write(self, folder: Path) -> None:
+            self._maybe("write")
+            await super().write(folder)
+
+        def _maybe(self, what: str) -> None:
+            self.times += what == lost_in
+            if what == lost_in and self.times == 2:
+                self.lose(failure)
+
+    class Publishing(Numbered):
+        async def publish(self, version: int) -> Any:
+            learner.alive()
+            if lost_in == "publish" and version == 6 and not learner.restarts:
+                learner.lose(failure)
+                learner.alive()
+            return await super().publish(version)
+
+    def report(step: int) -> StepReport:
+        if lost_in == "step" and step == 6:
+            raise failure
+        return StepReport({}, applied=True)
+
+    learner, sleeps = Mortal(report), list[float]()
+    rollouts = Publishing(some_without_signal)
+    run = made(tmp_path / "lost", learner=learner, rollouts=rollouts, sleep=counting(sleeps))
+    state = await run.loop.run()
+    assert (state.step, learner.restarts, sleeps) == (9, 1, [1.0])
+    assert learner.weights == expected
+    assert rollouts.published == sorted(rollouts.published), "a version went backwards"
+    [restarted] = run.sink.of(LearnerRestarted)
+    assert restarted.cause == failure.message
+    assert [saved.step for saved in run.sink.of(CheckpointSaved)] == [4, 8, 9]
+    assert [metrics["step"] for metrics in run.sink.steps] == list(range(1, 10))
+    assert len({request.index for _, request in run.train_requests}) == len(run.train_requests), "sampled twice"
+
+
+async def test_a_learner_that_is_lost_again_and_again_ends_the_job_with_the_first_cause(tmp_path: Path) -> None:
+    causes = iter(["out of memory", "no peer", "no peer", "no peer"])
+
+    def report(step: int) -> StepReport:
+        if step > 3:
+            raise LearnerFailed(next(causes))
+        return StepReport({}, applied=True)
+
+    learner, sleeps = FakeLearner(report), list[float]()
+    run = made(tmp_path, learner=learner, sleep=counting(sleeps), interval=EACH_STEP)
+    with pytest.raises(LearnerFailed, match=r"failed 4 times after step 3; the first time: out of memory"):
+        await run.loop.run()
+    assert sleeps == [1.0, 10.0, 60.0]
+    again = made(tmp_path)
+    await again.loop.resume()
+    assert (await again.loop.run()).step == 9
+    assert again.learner.weights == await undisturbed(tmp_path / "calm")
+
+
+async def test_a_step_in_between_renews_the_restarts(tmp_path: Path) -> None:
+    lost = set(range(2, 40, 2))
+
+    def report(step: int) -> StepReport:
+        if step in lost:
+            raise LearnerFailed("its process was lost")
+        return StepReport({}, applied=True)
+
+    run = made(tmp_path, learner=FakeLearner(report), sleep=counting([]), interval=EACH_STEP)
+    assert (await run.loop.run()).step == 9
+    assert run.learner.restarts > 4
+    assert run.learner.weights == await undisturbed(tmp_path / "calm")
+
+
+async def test_a_full_disk_pauses_the_job_which_then_goes_on(tmp_path: Path) -> None:
+    class Filling(Journal):
+        full_for = 3
+
+        async def add_batch(self, batch: Batch) -> None:
+            if batch.trained[0].request.index > 4 and self.full_for:
+                self.full_for -= 1
+                raise OSError(errno.ENOSPC, "No space left on device")
+            await super().add_batch(batch)
+
+    sleeps: list[float] = []
+    run = made(tmp_path / "full", journal=Filling(tmp_path / "full" / "journal"), sleep=counting(sleeps))
+    await run.loop.run()
+    assert [type(e) for e in run.sink.events if isinstance(e, DiskFull | DiskFreed)] == [
+        DiskFull,
+        DiskFreed,
+    ]
+    assert sleeps == [10.0] * 3
+    assert run.learner.weights == await undisturbed(tmp_path / "calm")
+
+
+async def test_a_disk_that_fails_otherwise_ends_the_job(tmp_path: Path) -> None:
+    class ReadOnly(Journal):
+        async def add_batch(self, batch: Batch) -> None:
+            raise OSError(errno.EROFS, "Read-only file system")
+
+    run = made(tmp_path, journal=ReadOnly(tmp_path / "journal"), sleep=counting([]))
+    with pytest.raises(OSError, match="Read-only"):
+        await run.loop.run()
+    assert not run.sink.of(DiskFull)
+
+
+async def test_a_checkpoint_of_the_interval_is_replaced_by_the_next_and_no_model(tmp_path: Path) -> None:
+    run = made(tmp_path, interval=CheckpointInterval(minutes=None, steps=3))
+    await run.loop.run()
+    assert [(saved.step, saved.offered) for saved in run.sink.of(CheckpointSaved)] == [
+        (3, False),
+        (4, True),
+        (7, False),
+        (8, True),
+        (9, True),
+    ]
+    assert [state.step for _, state in run.checkpoints.all()] == [4, 8, 9]
+    whole = [(path / "state").exists() for path, _ in run.checkpoints.all()]
+    assert whole == [False, False, True]
+    assert all((path / "model.safetensors").exists() for path, _ in run.checkpoints.all())
+
+
+async def test_a_checkpoint_is_due_by_minutes_of_the_clock(tmp_path: Path) -> None:
+    now = [0.0]
+
+    def report(step: int) -> StepReport:
+        now[0] += 240.0
+        return StepReport({}, applied=True)
+
+    run = made(tmp_path, learner=FakeLearner(report), clock=lambda: now[0], eval_interval=9)
+    await run.loop.run()
+    assert [saved.step for saved in run.sink.of(CheckpointSaved)] == [4, 8, 9]
+
+
+async def test_rows_of_a_starved_batch_are_done(tmp_path: Path) -> None:
+    first = made(tmp_path, rollouts=Numbered(lambda r: [1.0] * 4 if r.index < 4 else [0.0, 1.0, 0.0, 1.0]), steps=1)
+    await first.loop.run()
+    second = made(tmp_path, steps=2)
+    await second.loop.resume()
+    await second.loop.run()
+    seen = [request for run in (first, second) for _, request in run.train_requests]
+    rows = [(request.epoch, request.task.row_id) for request in sorted(seen, key=lambda request: request.index)]
+    assert len(set(rows)) == len(rows)
+
+
+async def test_a_batch_that_ended_the_job_is_not_learned_from_when_it_resumes(tmp_path: Path) -> None:
+    gaps = {3: {"logprob_gap": 0.9}}
+    run = made(tmp_path, learner=FakeLearner(lambda step: StepReport(gaps.get(step, {}), applied=True)))
+    with pytest.raises(Halted, match="disagree"):
+        await run.loop.run()
+    dropped = run.learner.weights[2]
+    again = made(tmp_path)
+    await again.loop.resume()
+    assert [replayed.num_updates for replayed in again.sink.of(UpdatesReplayed)] == [2]
+    await again.loop.run()
+    sampled = {request.index for _, request in again.train_requests}
+    assert {tokens[0] for tokens in dropped[1]} <= sampled
+
+
+async def test_a_step_is_reported_once_and_its_validation_is_not_repeated(tmp_path: Path) -> None:
+    class Killed(Exception):
+        pass
+
+    run = made(tmp_path, validate=True, eval_interval=2)
+    emit = run.sink.emit
+
+    def until_step_4(event: Any) -> None:
+        if type(event).__name__ == "StepDone" and event.step == 4:
+            raise Killed
+        emit(event)
+
+    run.sink.emit = until_step_4  # type: ignore[method-assign]
+    with pytest.raises(Killed):
+        await run.loop.run()
+    again = made(tmp_path, validate=True, eval_interval=2)
+    await again.loop.resume(reported={1, 2, 3})
+    await again.loop.run()
+    assert [metrics["step"] for metrics in again.sink.steps] == [4.0, 5.0, 6.0, 7.0, 8.0, 9.0]
+    assert "full_valid_n" in again.sink.steps[0]
+    validated = [version for version, request in again.rollouts.requests if request.purpose == "validation"]
+    assert set(validated) == {6, 8, 9}
+
+
+async def test_records_of_a_newer_version_are_refused(tmp_path: Path) -> None:
+    await Journal(tmp_path / "journal").add_batch(Batch([group(group_request(0, 4), [0.0, 1.0])]))
+    [record] = (tmp_path / "journal").glob("batch-*.json")
+    record.write_text(json.dumps(json.loads(record.read_text()) | {"format": 99}))
+    with pytest.raises(UserError, match="newer version"):
+        await made(tmp_path).loop.resume()
+
+
+async def test_records_that_do_not_follow_the_checkpoint_are_removed(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    groups = [group(group_request(index, 4), [0.0, 1.0]) for index in (4, 5)]
+    for one in groups:
+        await journal.add_group(one)
+    await journal.add_batch(Batch(groups))
+    assert [record.trained for record in journal.batches(4)] == [(4, 5)]
+    assert journal.batches(2) == []
+    assert list(journal.finished(0)) == []
+
+
+async def test_a_group_comes_back_from_its_record_bit_by_bit(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    random_ = np.random.default_rng(1)
+    one = group(group_request(3, 4), [0.1 + 0.2, None, 1 / 3], wall_s=0.1)
+    rollouts = [replace(r, logprobs=random_.normal(size=5).astype(np.float32), reward=1e-17) for r in one.rollouts]
+    one = replace(one, rollouts=tuple(rollouts))
+    await journal.add_group(one)
+    back = journal.group(3)
+    assert back.wall_s == 0.1 and back.discarded == one.discarded
+    for was, now in zip(one.rollouts, back.rollouts, strict=True):
+        assert (was.reward, was.grade, was.trace_id) == (now.reward, now.grade, now.trace_id)
+        for name in ("token_ids", "loss_mask", "logprobs", "versions"):
+            assert getattr(was, name).tobytes() == getattr(now, name).tobytes()
+            assert getattr(was, name).dtype == getattr(now, name).dtype
+
+
+def test_the_state_keeps_rows_of_the_newest_epoch_only() -> None:
+    state = LoopState(0, 0, 0, ["a"], 0, None).with_rows([(0, "b"), (1, "c")], 2)
+    assert (state.epoch, state.rows_done, state.next_group) == (1, ["c"], 2)
