@@ -110,13 +110,23 @@ class GraderFailed(Discard):
 
 
 class RolloutTimeout(Discard):
-    """A rollout took longer than `limits.rollout_timeout_s`.
+    """A rollout's model and tool time was longer than `limits.rollout_timeout_s`.
 
-    Mostly a tool is slow or a queue is long. Compare the wall-clock with the busy time per rollout: if they are close,
-    raise the limit or allow fewer calls; if not, add capacity.
+    Mostly a tool is slow. Raise the limit or allow fewer calls. Waiting does not count; see rollout_waited.
     """
 
     reason = "rollout_timeout"
+
+
+class RolloutWaited(Discard):
+    """A rollout waited longer than six times `limits.rollout_timeout_s`: for an engine, a session, tools or its grade.
+
+    The model is not at fault. The message names what it waited for longest: give that more capacity or, for a tool,
+    grader or session server that can handle more, raise its `max_concurrency`. Else lower `max_staleness` or the
+    rollouts per step, so that fewer rollouts run at a time.
+    """
+
+    reason = "rollout_waited"
 
 
 class EngineFailed(Discard):

@@ -322,11 +322,11 @@ class RolloutDiscarded(Event):
     purpose: Purpose
     """`train`, `validation` or `test`."""
     reason: str
-    """`tool_failed`, `grader_failed`, `rollout_timeout` or `engine_failed`."""
+    """`tool_failed`, `grader_failed`, `rollout_timeout`, `rollout_waited` or `engine_failed`."""
     cause: str
     """The error's message."""
     endpoint: str = ""
-    """The endpoint that failed, if any."""
+    """The endpoint that failed, or what `rollout_waited` mostly waited for, such as `engine-1` or `tool 'search'`."""
 
     @property
     def quiet(self) -> bool:

@@ -21,10 +21,11 @@ from actors.engine.parsing import TurnParser
 from actors.engine.structure import cut_result, thought_structure, turn_structure
 from actors.engine.vllm_engine import Completion
 from actors.graders.sample import sample_of
+from actors.rollout.time_budget import TimeBudget
 from actors.runtime.in_flight import InFlight
 from trainer.algorithm.reward import reward_of
 from trainer.data.chat import Renderer
-from trainer.errors import Discard, RolloutTimeout
+from trainer.errors import Discard
 from trainer.spec.job import RewardSpec, RolloutLimits
 from trainer.spec.json_schema import Checker
 from trainer.types import Discarded, Finish, Grade, Rollout, Task, ToolCall, ToolResult, Turn
@@ -144,7 +145,10 @@ class EpisodeRunner:
         call_tools: CallTools,
         grade: GradeSample,
         sessions: Sessions | None = None,
+        engine: str = "its engine",
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`engine` names the engine behind `generate` in errors."""
         self._spec = spec
         self._renderer = renderer
         self._parse = parse
@@ -152,6 +156,8 @@ class EpisodeRunner:
         self._call_tools = call_tools
         self._grade = grade
         self._sessions = sessions
+        self._engine = engine
+        self._clock = clock
         self._checkers: dict[str, Checker] = {}
         self.in_flight = InFlight()
 
@@ -172,20 +178,19 @@ class EpisodeRunner:
                 self._sessions.end(trace_id, ended)
 
     async def _outcome(self, request: RolloutRequest, trace_id: str) -> Rollout | Discarded:
+        budget = TimeBudget(self._spec.limits, self._clock)
         try:
-            async with asyncio.timeout(self._spec.limits.rollout_timeout_s):
-                if self._sessions is not None:
-                    self.in_flight.enter(trace_id, "session start")
+            if self._sessions is not None:
+                self.in_flight.enter(trace_id, "session start")
+                async with budget.stage("its session"):
                     await self._sessions.start(trace_id, request.task.item)
-                return await self._run(request, trace_id)
-        except TimeoutError:
-            reason: Discard = RolloutTimeout(f"took longer than {self._spec.limits.rollout_timeout_s:g} s")
+            return await self._run(request, trace_id, budget)
         except Discard as error:
             reason = error
         endpoint = str(reason.details.get("endpoint", ""))
         return Discarded(trace_id, request.task.row_id, request.sample, reason.reason, reason.message, endpoint)
 
-    async def _run(self, request: RolloutRequest, trace_id: str) -> Rollout:
+    async def _run(self, request: RolloutRequest, trace_id: str, budget: TimeBudget) -> Rollout:
         started = time.monotonic()
         task, limits = request.task, self._spec.limits
         trajectory = _Trajectory(self._renderer.prompt(task.messages, task.tools))
@@ -198,18 +203,20 @@ class EpisodeRunner:
                 self._spec.context_length - len(trajectory.token_ids),
             )
             self.in_flight.enter(trace_id, "sampling")
-            completion = await self._generate(
-                trajectory.token_ids,
-                max_tokens=room,
-                seed=turn_seed(self._spec.job, request, len(trajectory.turns)),
-                temperature=request.temperature,
-                structure=structure,
-            )
-            answer, finish = await self._take_turn(task, trace_id, trajectory, completion)
+            async with budget.stage(self._engine):
+                completion = await self._generate(
+                    trajectory.token_ids,
+                    max_tokens=room,
+                    seed=turn_seed(self._spec.job, request, len(trajectory.turns)),
+                    temperature=request.temperature,
+                    structure=structure,
+                )
+                budget.busy(completion.model_s)
+            answer, finish = await self._take_turn(task, trace_id, trajectory, completion, budget)
         self.in_flight.enter(trace_id, "grading")
-        grade = await self._grade(
-            sample_of(answer, trajectory.turns, finish, self._spec.response_schema is not None), task.item, trace_id
-        )
+        sample = sample_of(answer, trajectory.turns, finish, self._spec.response_schema is not None)
+        async with budget.stage("its grade"):
+            grade = await self._grade(sample, task.item, trace_id)
         busy_s = sum(turn.busy_s for turn in trajectory.turns)
         return Rollout(
             trace_id=trace_id,
@@ -232,7 +239,7 @@ class EpisodeRunner:
         )
 
     async def _take_turn(
-        self, task: Task, trace_id: str, trajectory: _Trajectory, completion: Completion
+        self, task: Task, trace_id: str, trajectory: _Trajectory, completion: Completion, budget: TimeBudget
     ) -> tuple[str, Finish | None]:
         """Append one completion and its calls' results; returns the answer and how the rollout ended, if it did."""
         start, stop = trajectory.add_completion(completion)
@@ -255,7 +262,7 @@ class EpisodeRunner:
         if parsed.malformed:
             calls = [ToolCall(f"call_{secrets.token_hex(12)}", "malformed_call", "{}")]
         calls = calls[: max(0, self._spec.max_steps - trajectory.steps - 1)]
-        results, result_tokens = self._cut(await self._results(task, trace_id, trajectory.num_calls, calls))
+        results, result_tokens = self._cut(await self._results(task, trace_id, trajectory.num_calls, calls, budget))
         close("max_steps", calls, results)
         if trajectory.steps >= self._spec.max_steps:
             return parsed.content.strip(), "max_steps"
@@ -268,12 +275,19 @@ class EpisodeRunner:
         trajectory.add_environment(bridge)
         return "", None
 
-    async def _results(self, task: Task, trace_id: str, num_before: int, calls: Sequence[ToolCall]) -> list[ToolResult]:
+    async def _results(
+        self, task: Task, trace_id: str, num_before: int, calls: Sequence[ToolCall], budget: TimeBudget
+    ) -> list[ToolResult]:
         """Results in call order; invalid calls are answered here, the others are sent in one message."""
         rejections = [self._rejection(task, call, num_before + i) for i, call in enumerate(calls)]
         valid = [call for call, rejection in zip(calls, rejections, strict=True) if rejection is None]
         self.in_flight.enter(trace_id, "tool calls")
-        answers = iter(await self._call_tools(trace_id, task.item, valid) if valid else [])
+        found: list[ToolResult] = []
+        if valid:
+            async with budget.stage(", ".join(sorted({f"tool {call.name!r}" for call in valid}))):
+                found = await self._call_tools(trace_id, task.item, valid)
+                budget.busy(max(result.latency_s for result in found))
+        answers = iter(found)
         return [rejection if rejection is not None else next(answers) for rejection in rejections]
 
     def _rejection(self, task: Task, call: ToolCall, position: int) -> ToolResult | None:

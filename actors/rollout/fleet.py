@@ -97,7 +97,7 @@ class Fleet:
         self._emit = emit
         self._on_lost = on_lost
         self._endpoints = endpoints
-        self._rollout_s = limits.rollout_timeout_s + ROLLOUT_GRACE_S
+        self._rollout_s = limits.rollout_timeout_s + limits.wait_timeout_s + ROLLOUT_GRACE_S
         self._groups = Groups(self._run, limits, Holdback(limits.max_failure_rate, emit), emit)
         self._seats = [_Seat(i, None) for i in range(size)]
         self._changed = asyncio.Condition()

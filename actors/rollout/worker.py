@@ -82,6 +82,7 @@ class RolloutWorker(Reachable):
             dispatcher.call_turn,
             GraderPoolClient(self._config.graders).grade,
             None if owner is None else OwnedSessions(dispatcher, owner),
+            self._config.name,
         )
 
     async def _run(self, task: dict[str, Any], *rest: Any) -> dict[str, Any]:

@@ -78,7 +78,8 @@ class Recorded(FakeRollouts):
             victim.wait()
         digest = hashlib.blake2b(digest_size=16)
         for index, _ in enumerate(await self._learner.bucket_plan(1 << 20)):
-            bucket: np.ndarray[tuple[int], np.dtype[np.uint8]] = await (await self._learner.gather_bucket(index))
+            reference, _ = await self._learner.gather_bucket(index)
+            bucket: np.ndarray[tuple[int], np.dtype[np.uint8]] = await reference
             digest.update(bucket.tobytes())
         assert self.weights.setdefault(version, digest.hexdigest()) == digest.hexdigest(), "a replay differs"
         return await super().publish(version)

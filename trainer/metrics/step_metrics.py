@@ -223,7 +223,7 @@ _LOSSES: dict[str, Metric] = {
     "discarded/<reason>": _count(
         "discarded rollouts by reason",
         "rollouts",
-        "discarded rollouts by reason: tool_failed, grader_failed, rollout_timeout, engine_failed",
+        "discarded rollouts by reason: tool_failed, grader_failed, rollout_timeout, rollout_waited, engine_failed",
         chart="discarded",
     ),
     "groups_trained": _count(

@@ -92,8 +92,8 @@ class SessionSpec(Endpoint):
     """URL that receives POST {type, trace_id, reason} after the rollout; null: no request. It is repeated until the
     server has answered, also after a crash of the job."""
     max_open: Positive | None = None
-    """Most sessions open at a time; null: no limit. Further rollouts wait before they start, and that wait counts
-    against `limits.rollout_timeout_s`."""
+    """Most sessions open at a time; null: no limit. Further rollouts wait before they start, and that wait has a
+    limit of six times `limits.rollout_timeout_s`."""
 
     @model_validator(mode="after")
     def _names_a_url(self) -> SessionSpec:

@@ -70,6 +70,11 @@ class Hyperparameters(CommonHyperparameters):
     template if it has such an option; it has no effect on a model without thinking."""
 
 
+WAIT_FACTOR = 6
+"""How long a rollout may wait, as a multiple of its model and tool time: at the defaults an hour, for a burst at one
+endpoint passes within minutes."""
+
+
 class RolloutLimits(Strict):
     """Limits of one rollout.
 
@@ -85,8 +90,9 @@ class RolloutLimits(Strict):
     max_tool_output_tokens: Positive = 2048
     """Most tokens of one tool result that the model sees. A longer result is truncated and marked."""
     rollout_timeout_s: Annotated[float, Field(gt=0)] = 600.0
-    """Seconds for one rollout with tool calls and grading. One that takes longer is discarded, not graded 0: raise this
-    if your tools are slow."""
+    """Seconds of model and tool time of one rollout. One that takes longer is discarded, not graded 0: raise this if
+    your tools are slow. Waiting does not count: for a slot of its engine, a session, the limits and retries of tools,
+    and its grade. One that waits for more than six times as long is discarded, too, and its event says for what."""
     max_rollout_retries: Annotated[int, Field(ge=0, le=10)] = 1
     """How often a discarded rollout is repeated, each time under a new trace id; one lost with its engine is repeated
     once more. After that its group continues without it if at least half of the group, and two, are graded; a training
@@ -99,6 +105,11 @@ class RolloutLimits(Strict):
     max_failure_rate: Annotated[float, Field(gt=0, le=1)] = 0.5
     """While more than this share of the latest 16 to 64 rollouts was discarded, only probes are started, until one is
     graded. So an endpoint that is down costs time and no data. Rollouts lost with their engine do not count."""
+
+    @property
+    def wait_timeout_s(self) -> float:
+        """Seconds that one rollout may wait in all."""
+        return WAIT_FACTOR * self.rollout_timeout_s
 
 
 class RewardSpec(Strict):

@@ -33,7 +33,7 @@ from tests.support import builders
 from tests.support.fakes_http import LOCAL, FakeEndpoint, says
 from tests.support.old_version import OldVersion, old_version
 from trainer.errors import GraderFailed, InvalidJob, Problem, UserError
-from trainer.loop.checkpoint import Checkpoints
+from trainer.loop.checkpoint import FORMAT, Checkpoints
 from trainer.spec.job_file import load_job
 from trainer.spec.operator import JobLimits, Operator
 from trainer.types import Grade
@@ -378,7 +378,7 @@ async def test_a_folder_of_a_newer_version_is_refused_with_the_remedy(old: OldVe
 async def test_a_checkpoint_of_a_newer_version_is_refused_with_the_remedy(old: OldVersion) -> None:
     (checkpoint, _) = Checkpoints(old.run / "checkpoints").latest() or (old.run, None)
     state = json.loads((checkpoint / "loop.json").read_text())
-    (checkpoint / "loop.json").write_text(json.dumps(state | {"format": 2}))
+    (checkpoint / "loop.json").write_text(json.dumps(state | {"format": FORMAT + 1}))
     assert "was written by a newer version of agent-rft; continue with that version" in await resume(old)
 
 

@@ -11,16 +11,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+from aiohttp import web
 from transformers import AutoTokenizer
 
 from actors.engine.parsing import ParsedTurn
 from actors.engine.structure import turn_structure
 from actors.engine.vllm_engine import Completion
 from actors.rollout.episode import EpisodeRunner, EpisodeSpec, RolloutRequest, turn_seed
+from actors.tools.dispatcher import Dispatcher
 from tests.support.builders import task
+from tests.support.fakes_http import LOCAL, FakeEndpoint, FakeTime, Received
 from tests.support.paths import BASE
 from trainer.data.chat import Renderer
 from trainer.errors import EndpointRefused, EngineFailed, GraderFailed, ToolFailed
+from trainer.spec.endpoints import ToolSpec
 from trainer.spec.job import RewardSpec, RolloutLimits
 from trainer.types import Discarded, Grade, Rollout, ToolCall, ToolResult
 
@@ -68,6 +72,7 @@ class ScriptedEpisode:
         self.traces: set[str] = set()
         self.graded: list[dict[str, Any]] = []
         self.sessions: list[str] = []
+        self.model_s = 0.5
         self.output: Callable[[ToolCall], str] = lambda c: f"result of {json.loads(c.arguments)['path']}"
 
     async def generate(self, prompt: Sequence[int], **options: Any) -> Completion:
@@ -80,7 +85,7 @@ class ScriptedEpisode:
         stopped = len(ids) <= options["max_tokens"]
         ids = ids[: options["max_tokens"]]
         logprobs = -np.arange(1, len(ids) + 1, dtype=np.float32) / 10
-        return Completion(ids, logprobs, np.full(len(ids), self.version(turn), np.int32), stopped, 0.5)
+        return Completion(ids, logprobs, np.full(len(ids), self.version(turn), np.int32), stopped, self.model_s)
 
     async def call_tools(self, trace_id: str, item: dict[str, Any], calls: Sequence[ToolCall]) -> list[ToolResult]:
         self.traces.add(trace_id)
@@ -198,16 +203,17 @@ async def test_a_rollout_without_a_session_is_discarded_and_samples_nothing(rend
     assert (episode.prompts, episode.sessions) == ([], ["tool_failed"])
 
 
-async def test_waiting_for_a_session_counts_against_the_rollout_s_timeout(renderer: Renderer) -> None:
+async def test_waiting_for_a_session_has_a_limit(renderer: Renderer) -> None:
     episode = ScriptedEpisode(renderer, "1")
 
     async def boots(trace_id: str, item: dict[str, Any]) -> None:
         await asyncio.Event().wait()
 
     episode.start = boots  # type: ignore[method-assign]
-    outcome = await episode.runner(rollout_timeout_s=0.05).run(REQUEST)
+    outcome = await episode.runner(rollout_timeout_s=0.01).run(REQUEST)
     assert isinstance(outcome, Discarded)
-    assert episode.sessions == [outcome.reason] == ["rollout_timeout"]
+    assert episode.sessions == [outcome.reason] == ["rollout_waited"]
+    assert outcome.endpoint == "its session"
 
 
 @pytest.mark.parametrize("stage", ["start", "generate", "call_tools", "grade"])
@@ -343,7 +349,17 @@ async def test_tool_output_is_truncated_with_a_mark_that_the_model_sees(renderer
     assert result.output in renderer.tokenizer.decode(episode.prompts[1])
 
 
-async def test_a_rollout_that_times_out_is_discarded_and_never_graded(renderer: Renderer) -> None:
+async def test_model_and_tool_time_above_its_limit_discards_a_rollout(renderer: Renderer) -> None:
+    episode = ScriptedEpisode(renderer, call("a"), "1")  # 0.5 s, 0.1 s, 0.5 s
+    assert isinstance(await episode.runner(rollout_timeout_s=1.2).run(REQUEST), Rollout)
+    episode = ScriptedEpisode(renderer, call("a"), "1")
+    outcome = await episode.runner(rollout_timeout_s=1.0).run(REQUEST)
+    assert isinstance(outcome, Discarded) and outcome.reason == "rollout_timeout"
+    assert outcome.message == "took 1.1 s of model and tool time; limits.rollout_timeout_s is 1 s"
+    assert episode.graded == []
+
+
+async def test_a_rollout_whose_tool_never_answers_is_discarded_and_never_graded(renderer: Renderer) -> None:
     episode = ScriptedEpisode(renderer, call("a"), "1")
 
     async def hang(*args: Any) -> list[ToolResult]:
@@ -351,10 +367,81 @@ async def test_a_rollout_that_times_out_is_discarded_and_never_graded(renderer: 
         raise AssertionError
 
     episode.call_tools = hang  # type: ignore[method-assign]
-    outcome = await episode.runner(rollout_timeout_s=0.05).run(REQUEST)
+    episode.model_s = 0.0
+    outcome = await episode.runner(rollout_timeout_s=0.01).run(REQUEST)
     assert isinstance(outcome, Discarded)
-    assert outcome.reason == "rollout_timeout"
+    assert (outcome.reason, outcome.endpoint) == ("rollout_waited", "tool 'cat'")
     assert episode.graded == []
+
+
+class Crowded(ScriptedEpisode):
+    """Each completion waits for a slot, each call for a permit, and the grade for its turn; the clock shows it."""
+
+    def __init__(self, renderer: Renderer, *script: str, slot_s: float = 0.0, permit_s: float = 0.0) -> None:
+        super().__init__(renderer, *script)
+        self.time = FakeTime()
+        self.slot_s, self.permit_s = slot_s, permit_s
+
+    async def generate(self, prompt: Sequence[int], **options: Any) -> Completion:
+        completion = await super().generate(prompt, **options)
+        self.time.now += self.slot_s + completion.model_s
+        return completion
+
+    async def call_tools(self, trace_id: str, item: dict[str, Any], calls: Sequence[ToolCall]) -> list[ToolResult]:
+        results = await super().call_tools(trace_id, item, calls)
+        self.time.now += self.permit_s + results[-1].latency_s
+        return results
+
+    def runner(self, max_steps: int = 64, context: int = 2048, **limits: Any) -> EpisodeRunner:
+        spec = EpisodeSpec("7", RolloutLimits(**limits), RewardSpec(), max_steps, context)
+        functions = (self.generate, self.call_tools, self.grade, self)
+        return EpisodeRunner(spec, self.renderer, parse, *functions, engine="engine-3", clock=self.time.timing().clock)
+
+
+TURNS = (call("a"), call("b"), "1")
+LIMITS = {"rollout_timeout_s": 2.0}  # and 12 s of waiting
+
+
+async def test_waiting_does_not_count_against_model_and_tool_time(renderer: Renderer) -> None:
+    assert isinstance(await Crowded(renderer, *TURNS, slot_s=2, permit_s=2).runner(**LIMITS).run(REQUEST), Rollout)
+
+
+@pytest.mark.parametrize(
+    ("waits", "endpoint", "message"),
+    [
+        ({"slot_s": 5}, "engine-3", "waited 15 s, 15 s of them for engine-3"),
+        ({"slot_s": 2, "permit_s": 5}, "tool 'cat'", "waited 14 s, 10 s of them for tool 'cat'"),
+        ({"slot_s": 4, "permit_s": 1.5}, "engine-3", "waited 15 s, 12 s of them for engine-3"),
+    ],
+)
+async def test_who_waits_too_long_says_for_what(
+    renderer: Renderer, waits: dict[str, float], endpoint: str, message: str
+) -> None:
+    outcome = await Crowded(renderer, *TURNS, **waits).runner(**LIMITS).run(REQUEST)
+    assert isinstance(outcome, Discarded)
+    assert (outcome.reason, outcome.endpoint) == ("rollout_waited", endpoint)
+    assert outcome.message == f"{message}; the limit is 12 s (6 x limits.rollout_timeout_s)"
+
+
+async def test_in_a_burst_at_one_tool_all_long_rollouts_survive(renderer: Renderer) -> None:
+    """Forty rollouts share one permit of a real dispatcher: most wait far longer than their own time may be."""
+    fake = FakeTime()
+
+    async def takes_a_second(request: Received) -> web.StreamResponse:
+        fake.now += 1.0
+        return web.json_response({"output": "found"})
+
+    async with FakeEndpoint(takes_a_second) as server:
+        tool = ToolSpec.model_validate({"name": "cat", "server_url": server.url, "max_concurrency": 1})
+        dispatcher = Dispatcher([tool], LOCAL, fake.timing())
+        episodes = [Crowded(renderer, call("a"), call("b"), "1") for _ in range(40)]
+        for episode in episodes:
+            episode.call_tools = dispatcher.call_turn  # type: ignore[method-assign]
+            episode.time, episode.model_s = fake, 0.0
+        outcomes = await asyncio.gather(*(episode.runner(rollout_timeout_s=15.0).run(REQUEST) for episode in episodes))
+        await dispatcher.close()
+    assert [type(outcome) for outcome in outcomes] == [Rollout] * 40
+    assert fake.now == 80.0 and server.most_open == 1
 
 
 @pytest.mark.parametrize(

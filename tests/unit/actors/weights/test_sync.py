@@ -15,6 +15,8 @@ WHOLE = Loaded(0.5, (7, 7))
 
 
 class Source:
+    incarnation = 1
+
     async def bucket_plan(self, max_bytes: int) -> list[Layout]:
         return [LAYOUT, LAYOUT]
 
