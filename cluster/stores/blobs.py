@@ -22,8 +22,10 @@ def open_location(url: str, setting: str) -> tuple[Any, str]:
     """
     try:
         files, root = fsspec.url_to_fs(url)
-    except (ValueError, ImportError) as error:
-        raise UserError(f"{setting}: {error}") from None
+    except ValueError as error:
+        raise UserError(f"{setting}: {error}; use another one, such as s3://, gs://, az:// or file://") from None
+    except ImportError as error:
+        raise UserError(f"{setting}: {error}") from None  # it says what to install
     return files, str(root)
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import signal
+import threading
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pytest
@@ -131,36 +132,53 @@ async def test_of_an_upload_that_fails_nothing_is_read(url: str, tmp_path: Path)
     assert len({path.rpartition("/files-")[2][:16] for path in files_in(url) if "step-000002/files-" in path}) == 1
 
 
-def _put_slowly(url: str, run: Path, reports: Connection) -> None:
-    """Uploads a checkpoint that never ends, and says when half of it is there."""
-    pipe = run / "checkpoints" / "step-000002" / "z-endless"
-    os.mkfifo(pipe)
-    writing = os.open(pipe, os.O_RDWR)
-    os.write(writing, b"some")
-    reports.send(writing)
-    CheckpointStore(url).put(run, pipe.parent)
+class Endless(CheckpointStore):
+    """Gets to a moment of an upload, says so, and stays there."""
+
+    def __init__(self, url: str, moment: str, reports: Connection) -> None:
+        super().__init__(url)
+        self._moment = moment
+        self._reports = reports
+
+    def _send(self, source: Path, name: str, target: str) -> Any:
+        sent = super()._send(source, name, target)
+        if (name, self._moment) == ("model.safetensors", "a file"):
+            self._stay()
+        return sent
+
+    def _write(self, at: str, manifest: Any) -> None:
+        if self._moment == "the manifest":
+            self._stay()
+        super()._write(at, manifest)
+
+    def _stay(self) -> None:
+        self._reports.send(None)
+        threading.Event().wait()
 
 
-async def test_of_an_upload_that_is_killed_nothing_is_read_and_nothing_stays(tmp_path: Path) -> None:
+def _put_endlessly(url: str, moment: str, run: Path, checkpoint: Path, reports: Connection) -> None:
+    Endless(url, moment, reports).put(run, checkpoint)
+
+
+@pytest.mark.parametrize("moment", ["a file", "the manifest"])
+async def test_of_an_upload_that_is_killed_nothing_is_read_and_nothing_stays(tmp_path: Path, moment: str) -> None:
     url, run = f"file://{tmp_path / 'store'}", new_run(tmp_path / "run")
     store = CheckpointStore(url)
     store.put(run, await save(run, 1))
     second = await save(run, 2)
-    store_folder = tmp_path / "store" / "run" / "step-000002"
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
     reports, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_put_slowly, args=(url, run, sender))
+    process = context.Process(target=_put_endlessly, args=(url, moment, run, second, sender))
     process.start()
+    sender.close()
     reports.recv()
-    while not list(store_folder.rglob("*.safetensors")):
-        assert process.is_alive()
-    assert process.pid is not None
-    os.kill(process.pid, signal.SIGKILL)
+    process.kill()
     process.join()
+    uploads = tmp_path / "store" / "run" / "step-000002"
+    assert list(uploads.rglob("model.safetensors"))
     assert CheckpointStore(url).fetch(tmp_path / "there" / "run") == ["step-000001"]
-    (second / "z-endless").unlink()
     store.put(run, second)
-    assert len(list(store_folder.glob("files-*"))) == 1
+    assert len(list(uploads.glob("files-*"))) == 1
 
 
 @pytest.mark.parametrize(
@@ -213,7 +231,7 @@ async def test_a_manifest_of_a_newer_version_is_refused(tmp_path: Path) -> None:
     ("url", "message"),
     [
         ("gs://bucket/x", "gcsfs"),
-        ("nowhere://bucket", "Protocol not known"),
+        ("nowhere://bucket", "Protocol not known.* such as s3://"),
         ("/mnt/checkpoints", "must be a URL"),
         ("s3://key:secret@bucket/x", "credentials in the environment"),
     ],
