@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
+from typing import Protocol
 
 from trainer.data.durable import sync_to_disk
 from trainer.errors import UserError
@@ -21,7 +22,8 @@ FORMAT = 2
 """The format of checkpoints; the oldest have none. Raise it when older programs must not resume from them."""
 TRAINING_STATE = "state"
 """The subfolder with all that only training needs. Only the latest checkpoint has one; older ones are just models."""
-_STATE = "loop.json"
+STATE = "loop.json"
+"""The file with the state of the loop, which tells a checkpoint from an earlier one of the same step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +85,27 @@ def latest_checkpoint(folder: Path) -> tuple[Path, LoopState] | None:
     return next(reversed(checkpoints_in(folder)), None)
 
 
+class Copies(Protocol):
+    """Copies checkpoints elsewhere, in the background."""
+
+    def add(self, checkpoint: Path, prune: Callable[[], None]) -> None:
+        """Copy a complete checkpoint soon, and call `prune` when it is not needed any more. Returns at once."""
+
+    def needs(self, checkpoint: Path) -> bool:
+        """Whether it is being copied, so that it has to stay."""
+
+
 class Checkpoints:
     """Writes the `checkpoints` folder of a run, and removes what a killed process left half-written there."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, copies: Copies | None = None) -> None:
         self._folder = folder
+        self._copies = copies
         folder.mkdir(parents=True, exist_ok=True)
         for leftover in [*folder.glob("*.tmp"), *folder.glob("*/*.tmp")]:
             shutil.rmtree(leftover)
+        if copies is not None and (latest := self.latest()) is not None:
+            copies.add(latest[0], self._prune)  # a killed process may not have copied it
 
     async def save(self, state: LoopState, write: Callable[[Path], Awaitable[None]]) -> Path:
         """Save a checkpoint whose files `write` puts into the given folder, and remove what is no longer needed.
@@ -98,20 +113,17 @@ class Checkpoints:
         Raises:
             OSError: The disk is full or read-only. Earlier checkpoints are unaffected.
         """
-        final = self._folder / f"step-{state.step:06d}"
-        temporary = final.with_suffix(".tmp")
+        temporary = self._folder / f"step-{state.step:06d}.tmp"
         temporary.mkdir()
         try:
             await write(temporary)
-            (temporary / _STATE).write_text(json.dumps({"format": FORMAT} | asdict(state), indent=1))
-            _all_to_disk(temporary)
+            (temporary / STATE).write_text(json.dumps({"format": FORMAT} | asdict(state), indent=1))
+            final = complete(temporary)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
-        if final.exists():
-            _remove(final)
-        temporary.rename(final)
-        sync_to_disk(self._folder)
+        if self._copies is not None:
+            self._copies.add(final, self._prune)
         self._prune()
         return final
 
@@ -129,10 +141,25 @@ class Checkpoints:
         ranked = sorted(offered, key=lambda entry: -1e30 if entry[1].valid_reward is None else entry[1].valid_reward)
         best = {path for path, _ in ranked[-KEEP_BEST:]}
         for path, _ in kept[:-1]:
+            if self._copies is not None and self._copies.needs(path):
+                continue
             if path not in best:
                 _remove(path)
             elif (path / TRAINING_STATE).exists():
                 _remove(path / TRAINING_STATE)
+
+
+def complete(temporary: Path) -> Path:
+    """Give a written `step-N.tmp` its name, once all of its files are on disk."""
+    for path in sorted(temporary.rglob("*"), reverse=True):
+        sync_to_disk(path)
+    sync_to_disk(temporary)
+    final = temporary.with_suffix("")
+    if final.exists():
+        _remove(final)
+    temporary.rename(final)
+    sync_to_disk(final.parent)
+    return final
 
 
 def _remove(folder: Path) -> None:
@@ -147,16 +174,10 @@ def num_bytes(folder: Path) -> int:
 
 def _read_state(checkpoint: Path) -> LoopState:
     try:
-        saved = json.loads((checkpoint / _STATE).read_text())
+        saved = json.loads((checkpoint / STATE).read_text())
         if saved.get("format", 0) > FORMAT:
             raise UserError(f"{checkpoint} was written by a newer version of agent-rft; continue with that version")
         return LoopState(**{f.name: saved[f.name] for f in fields(LoopState) if f.name in saved})
     except (ValueError, TypeError, AttributeError) as error:
-        what = f"{checkpoint} is damaged ({_STATE}: {error})"
+        what = f"{checkpoint} is damaged ({STATE}: {error})"
         raise UserError(f"{what}; restore it, or start a new run with `model` set to an earlier one") from None
-
-
-def _all_to_disk(folder: Path) -> None:
-    for path in sorted(folder.rglob("*"), reverse=True):
-        sync_to_disk(path)
-    sync_to_disk(folder)
