@@ -6,14 +6,16 @@ only for resuming is not offered as a model, and is removed when the next one is
 
 from __future__ import annotations
 
+import asyncio
 import json
+import math
 import shutil
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 
-from trainer.data.durable import sync_to_disk
+from trainer.data.durable import sync_to_disk, write_durably
 from trainer.errors import UserError
 
 KEEP_BEST = 3
@@ -90,7 +92,7 @@ class Checkpoints:
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         for leftover in [*folder.glob("*.tmp"), *folder.glob("*/*.tmp")]:
-            shutil.rmtree(leftover)
+            shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
 
     async def save(self, state: LoopState, write: Callable[[Path], Awaitable[None]]) -> Path:
         """Save a checkpoint whose files `write` puts into the given folder, and remove what is no longer needed.
@@ -98,22 +100,29 @@ class Checkpoints:
         Raises:
             OSError: The disk is full or read-only. Earlier checkpoints are unaffected.
         """
-        final = self._folder / f"step-{state.step:06d}"
+        final = self._path(state)
         temporary = final.with_suffix(".tmp")
         temporary.mkdir()
         try:
             await write(temporary)
-            (temporary / _STATE).write_text(json.dumps({"format": FORMAT} | asdict(state), indent=1))
-            _all_to_disk(temporary)
+            (temporary / _STATE).write_bytes(_content(state))
+            await asyncio.to_thread(_all_to_disk, temporary)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
-        if final.exists():
-            _remove(final)
-        temporary.rename(final)
-        sync_to_disk(self._folder)
-        self._prune()
+        await asyncio.to_thread(self._publish, temporary, final)
         return final
+
+    async def update(self, state: LoopState) -> Path:
+        """Save a state of the loop at the step of the latest checkpoint, whose learner is that of this step already.
+
+        Raises:
+            OSError: The disk is full or read-only; the checkpoint is unaffected.
+        """
+        path = self._path(state)
+        await asyncio.to_thread(write_durably, path / _STATE, _content(state))
+        await asyncio.to_thread(self._prune)
+        return path
 
     def all(self) -> list[tuple[Path, LoopState]]:
         """All complete checkpoints, oldest first: see `checkpoints_in`."""
@@ -122,17 +131,36 @@ class Checkpoints:
     def latest(self) -> tuple[Path, LoopState] | None:
         return latest_checkpoint(self._folder)
 
+    def _path(self, state: LoopState) -> Path:
+        return self._folder / f"step-{state.step:06d}"
+
+    def _publish(self, temporary: Path, final: Path) -> None:
+        if final.exists():
+            _remove(final)
+        temporary.rename(final)
+        sync_to_disk(self._folder)
+        self._prune()
+
     def _prune(self) -> None:
         """Keep the latest whole, and the best of the others as models."""
         kept = self.all()
         offered = [(path, state) for path, state in kept if state.offered]
-        ranked = sorted(offered, key=lambda entry: -1e30 if entry[1].valid_reward is None else entry[1].valid_reward)
-        best = {path for path, _ in ranked[-KEEP_BEST:]}
+        best = {path for path, _ in sorted(offered, key=lambda entry: _rank(entry[1]))[-KEEP_BEST:]}
         for path, _ in kept[:-1]:
             if path not in best:
                 _remove(path)
             elif (path / TRAINING_STATE).exists():
                 _remove(path / TRAINING_STATE)
+
+
+def _rank(state: LoopState) -> float:
+    """Higher is better. A validation in which nothing was graded says as little as none."""
+    reward = state.valid_reward
+    return -math.inf if reward is None or math.isnan(reward) else reward
+
+
+def _content(state: LoopState) -> bytes:
+    return json.dumps({"format": FORMAT} | asdict(state), indent=1).encode()
 
 
 def _remove(folder: Path) -> None:

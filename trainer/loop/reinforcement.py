@@ -12,7 +12,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Container, Coroutine, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -93,21 +94,21 @@ class Loop:
         `reported`: the steps whose StepDone is known; the last one is reported if it is not.
         """
         started = time.monotonic()
-        state = await self._progress.resume(reported)
-        self._sink.emit(PhaseBegan(phase="replay", step=state.step))
-        learned = await self._with_learner(lambda: self._replay(state))
-        self._progress.state = learned.state
-        for group in await asyncio.to_thread(lambda: list(self._journal.finished(learned.state.next_group))):
-            if group.newest_version <= learned.state.version:  # else the user has gone back to an older checkpoint
+        before = await self._with_learner(lambda: self._progress.resume(reported))
+        self._sink.emit(PhaseBegan(phase="replay", step=before.step))
+        await self._with_learner(lambda: self._replay(self._progress.state))
+        state = self._progress.state
+        for group in await asyncio.to_thread(lambda: list(self._journal.finished(state.next_group))):
+            if group.newest_version <= state.version:  # else the user has gone back to an older checkpoint
                 self._finished[group.request.index] = group
-        self._buffer.start_at(learned.state.next_group)
-        if learned.batch.trained and learned.state.step not in reported:
-            self._unreported = learned
-        if learned.state.version:
-            await self._rollouts.publish(learned.state.version)
+        self._buffer.start_at(state.next_group)
+        if state.step in reported:
+            self._unreported = None
+        if state.version:
+            await self._with_learner(lambda: self._rollouts.publish(state.version))
         self._sink.emit(
             UpdatesReplayed(
-                num_updates=learned.state.step - state.step,
+                num_updates=state.step - before.step,
                 num_groups=len(self._finished),
                 seconds=time.monotonic() - started,
             )
@@ -141,9 +142,7 @@ class Loop:
                 raise first_error(failed) from errors
         finally:
             await self._progress.settled()
-        if not self._progress.is_offered:
-            await self._save(replace(self._progress.state, valid_reward=None, metrics={}))
-        await self._with_learner(self._progress.written)
+        await self._with_learner(self._progress.save_last)
         return self._progress.state
 
     # -- steps ---------------------------------------------------------------------------------------------------------
@@ -157,34 +156,28 @@ class Loop:
             if batch is None:
                 return
             await self._disk.written(partial(self._journal.add_batch, batch))
-            try:
-                if batch.trained:
-                    await self._step(batch, started)
-                else:
-                    self._progress.state = _past(self._progress.state, batch)
+            if batch.trained:
+                await self._step(batch, started)
+            else:
+                self._progress.state = _past(self._progress.state, batch)
+                with self._distrusted(batch):
                     self._health.starved(batch, self._progress.step)
-            except Halted:
-                self._journal.drop(batch)  # a resumed run must not learn from it
-                raise
 
     async def _step(self, batch: Batch, started: float) -> None:
-        times = {"time_wait_s": time.monotonic() - started}
-
-        async def update() -> tuple[_Learned, SyncReport | None]:
-            learning = time.monotonic()
-            learned = await self._learn(batch, self._progress.state)
-            times["time_learn_s"] = time.monotonic() - learning
-            sync = await self._rollouts.publish(learned.state.version) if learned.report.applied else None
-            return learned, sync
-
-        learned, sync = await self._with_learner(update)
-        self._progress.state = learned.state
+        learning, before = time.monotonic(), self._progress.state
+        learned = await self._with_learner(lambda: self._learn(batch, before))
+        times = {"time_wait_s": learning - started, "time_learn_s": time.monotonic() - learning}
+        state = self._progress.state = learned.state  # a learner lost from here on catches up to what engines may have
+        sync = (
+            await self._with_learner(lambda: self._rollouts.publish(state.version)) if learned.report.applied else None
+        )
         await self._buffer.published()
         await self._finish(learned, started, times, sync)
 
     async def _learn(self, batch: Batch, state: LoopState) -> _Learned:
         """One update on a batch in the given state."""
-        report = await self._learner.step(self._sequences(batch), state.version)
+        with self._distrusted(batch):
+            report = await self._learner.step(self._sequences(batch), state.version)
         tokens = int(report.metrics.get("trained_tokens", 0))
         return _Learned(_past(state, batch).with_step(state.version + report.applied, tokens), batch, report)
 
@@ -199,7 +192,8 @@ class Loop:
         metrics = step_metrics(batch, state, plan.steps, state.version - report.applied, sync)
         metrics |= await self._rollouts.counts()
         metrics |= report.metrics | times | {"update_applied": float(report.applied)}
-        self._health.check(batch, state.step, metrics)
+        with self._distrusted(batch):
+            self._health.check(batch, state.step, metrics)
         validated = None
         if not self._stopping.is_set() and (state.step % plan.eval_interval == 0 or state.step == plan.steps):
             validated = self._journal.with_validation(state) or await self._validated(state, metrics, started)
@@ -220,6 +214,15 @@ class Loop:
         if not self._stopping.is_set():
             await self._disk.written(partial(self._journal.add_validation, validated))
         return validated
+
+    @contextmanager
+    def _distrusted(self, batch: Batch) -> Iterator[None]:
+        """Drop a batch if its check or update ends the job: a resumed run must not learn from it."""
+        try:
+            yield
+        except Halted:
+            self._journal.drop(batch)
+            raise
 
     async def _save(self, state: LoopState) -> dict[str, float]:
         return await self._with_learner(partial(self._progress.save, state))
@@ -253,21 +256,19 @@ class Loop:
                 self._learner_lost = True
                 await self._restarts.allow(failure, self._progress.step)
 
-    async def _replay(self, state: LoopState, last_step: int | None = None) -> _Learned:
-        """Repeat the recorded updates that follow `state`, until `last_step`; returns the last one."""
-        learned = _Learned(state)
+    async def _replay(self, state: LoopState, last_step: int | None = None) -> None:
+        """Repeat the recorded updates that follow `state`, until `last_step`; without one, all, which is progress."""
         for record in await asyncio.to_thread(self._journal.batches, state.next_group):
-            if learned.state.step == last_step:
+            if last_step is not None and state.step >= last_step:
                 break
             batch = await asyncio.to_thread(self._journal.batch, record)
-            if not batch.trained:
-                learned = replace(learned, state=_past(learned.state, batch))
-                continue
-            learned = await self._learn(batch, learned.state)
-            validated = self._journal.with_validation(learned.state)
+            learned = await self._learn(batch, state) if batch.trained else None
+            state = _past(state, batch) if learned is None else learned.state
+            if last_step is None:
+                self._progress.state, self._unreported = state, learned or self._unreported
+            validated = None if learned is None else self._journal.with_validation(state)
             if validated is not None:  # its checkpoint was not written
                 await self._progress.save(validated)
-        return learned
 
     async def _validate(self) -> Evaluation | None:
         """Grade the validation file on the engines' current version; no new training group starts until then."""
@@ -321,11 +322,11 @@ class Loop:
 
 @dataclass(frozen=True, slots=True)
 class _Learned:
-    """The state after an update on a batch; of no update at all, only the state."""
+    """The state after an update on a batch."""
 
     state: LoopState
-    batch: Batch = field(default_factory=Batch)
-    report: StepReport = field(default_factory=lambda: StepReport({}, applied=False))
+    batch: Batch
+    report: StepReport
 
 
 def _past(state: LoopState, batch: Batch) -> LoopState:
