@@ -44,8 +44,9 @@ WRITE = "write"
 class LearnerGroup:
     """Implements `trainer.protocols.Learner`. Made by `start`; `shutdown` must be called at the end.
 
-    Every method raises LearnerFailed if a rank fails or is late, and the group is shut down then. An expected error
-    that all ranks raise (UserError, Halted) is raised unchanged, and the ranks stay alive.
+    Every method raises LearnerFailed if a rank fails or is late, and the group is shut down then: until `restart`, all
+    others raise the same. An expected error that all ranks raise (UserError, Halted) is raised unchanged, and the ranks
+    stay alive.
     """
 
     def __init__(self, config: LearnerConfig, actor_options: Sequence[Mapping[str, Any]]) -> None:
@@ -53,6 +54,7 @@ class LearnerGroup:
         self._actor_options = actor_options
         self._actors: list[Any] = []
         self._given_up: dict[int, str] = {}
+        self._failure: RftError = LearnerFailed("the learner was shut down")
         self.incarnation = 0
 
     @classmethod
@@ -87,7 +89,7 @@ class LearnerGroup:
 
     @property
     def num_ranks(self) -> int:
-        return len(self._actors)
+        return len(self._actor_options)
 
     async def step(self, sequences: Sequence[AnySequence], version: int) -> StepReport:
         """Train on `sequences`, which are weighted if the method is supervised, with `updates_per_batch` updates."""
@@ -113,12 +115,12 @@ class LearnerGroup:
 
     async def gather_bucket(self, index: int) -> tuple[Any, int]:
         """A reference to the bucket's bytes (uint8), in the object store of rank 0's node, and their checksum."""
-        refs = [actor.put_bucket.remote(index) for actor in self._actors]
+        refs = [actor.put_bucket.remote(index) for actor in self._ranks()]
         reference, number = (await self._results("gather_bucket", refs, self._config.collective_timeout_s))[0]
         return reference, number
 
     async def meeting_point(self) -> str:
-        address: str = (await self._results("meeting_point", [self._actors[0].address.remote()], GRACE_S))[0]
+        address: str = (await self._results("meeting_point", [self._ranks()[0].address.remote()], GRACE_S))[0]
         return address
 
     async def open_broadcast(self, address: str, size: int) -> None:
@@ -143,7 +145,7 @@ class LearnerGroup:
         Raises:
             OSError: A rank's disk is full or read-only. The ranks stay alive.
         """
-        refs = [actor.write.remote(_absolute(folder)) for actor in self._actors]
+        refs = [actor.write.remote(_absolute(folder)) for actor in self._ranks()]
         errors: list[OSError | None] = await self._results("write", refs, self._config.collective_timeout_s)
         for error in filter(None, errors):
             raise error
@@ -185,16 +187,22 @@ class LearnerGroup:
     def _pack(self, sequences: Sequence[AnySequence]) -> list[list[MicroBatch]]:
         return pack(sequences, num_ranks=self.num_ranks, budget=self._config.micro_batch_tokens)
 
+    def _ranks(self) -> list[Any]:
+        """The ranks' actors; if a call beside, such as a checkpoint's, found that one was lost, raises what it did."""
+        if not self._actors:
+            raise self._failure
+        return self._actors
+
     def _same(self, *arguments: Any) -> list[tuple[Any, ...]]:
         return [arguments] * self.num_ranks
 
     async def _call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Run a method of `LearnerRank` with each rank's arguments."""
-        refs = [actor.call.remote(method, *of_rank) for actor, of_rank in zip(self._actors, arguments, strict=True)]
+        refs = [actor.call.remote(method, *of_rank) for actor, of_rank in zip(self._ranks(), arguments, strict=True)]
         return await self._results(method, refs, self._config.collective_timeout_s)
 
     async def _rank_0(self, method: str, *arguments: Any) -> None:
-        ref = self._actors[0].call.remote(method, *arguments)
+        ref = self._ranks()[0].call.remote(method, *arguments)
         await self._results(method, [ref], self._config.collective_timeout_s)
 
     async def _results(self, what: str, refs: Sequence[Any], timeout_s: float) -> list[Any]:
@@ -211,14 +219,18 @@ class LearnerGroup:
         failed = {rank: error for rank, error in errors.items() if error is not None}
         if not late and not failed:
             return [task.result() for task in tasks]
-        if late or not all(isinstance(error, RftError) for error in errors.values()):
-            await self.shutdown()
-        if not failed:
+        if failed:
+            failure = _why(what, failed, len(tasks), self._given_up)
+        else:
             ranks = [rank for rank, task in enumerate(tasks) if task in late]
-            raise LearnerFailed(
-                f"learner ranks {ranks} of {len(tasks)} did not finish {what} in {timeout_s:g} s", ranks=ranks
-            )
-        raise _why(what, failed, len(tasks), self._given_up)
+            text = f"learner ranks {ranks} of {len(tasks)} did not finish {what} in {timeout_s:g} s"
+            failure = LearnerFailed(text, ranks=ranks)
+        if late or not all(isinstance(error, RftError) for error in errors.values()):
+            if self._actors:  # else a call beside found it first, and knows better why
+                self._failure = failure
+                await self.shutdown()
+            raise self._failure
+        raise failure
 
 
 class _RankProcess:

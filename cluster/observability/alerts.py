@@ -245,9 +245,9 @@ ALERTS = (
         "5m",
         "the last checkpoint of {{ $labels.job }} was {{ $value | humanizeDuration }} ago",
         "If the driver is killed now, the steps of that time are done again.",
-        "Job dashboard, 'Age of the checkpoint' and 'Step time'. Checkpoints are written with each validation: with a "
-        "lower eval_interval they are closer together. If they came often enough until now, see NoProgress. To save "
-        "one now, pause the job (or end it with SIGTERM) and resume it.",
+        "Job dashboard, 'Age of the checkpoint' and 'Step time'. If it is so long because of "
+        "`cluster.checkpoint_interval`, lower that: a resumed job may change it. If checkpoints came often enough "
+        "until now, see NoProgress. To save one now, pause the job (or end it with SIGTERM) and resume it.",
     ),
     Alert(
         "RaySpills",

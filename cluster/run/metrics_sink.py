@@ -62,8 +62,11 @@ class MetricsSink:
         match happened:
             case StepDone(metrics=metrics):
                 self._step(metrics)
-            case PhaseBegan(phase="training") | CheckpointSaved():
+            case PhaseBegan(phase="training"):
                 self._saved = self._clock()
+            case CheckpointSaved(num_bytes=size):
+                self._saved = self._clock()
+                self.recorder.record("checkpoint_bytes", float(size))
             case PhaseBegan(phase="grading"):
                 self._saved = None  # all steps are in a checkpoint
             case JobEnded(outcome=outcome):

@@ -21,6 +21,7 @@ from tests.support.builders import plan, task
 from tests.support.fakes import FakeRollouts, FakeSink
 from tests.support.recorded_run import recorded
 from tests.support.tiny_model import write_tiny_model
+from trainer.errors import LearnerFailed
 from trainer.events import LearnerRestarted
 from trainer.loop.checkpoint import Checkpoints
 from trainer.loop.journal import Journal
@@ -116,3 +117,16 @@ async def test_a_killed_rank_changes_no_bit_of_the_weights(tmp_path: Path, learn
     assert all("process was lost" in event.cause for event in sink.of(LearnerRestarted))
     indexes = [request.index for _, request in killed.requests]
     assert len(set(indexes)) == len(indexes), "a finished group was sampled again"
+
+
+async def test_a_rank_that_is_lost_while_only_a_checkpoint_is_written_is_lost_for_all(
+    tmp_path: Path, learner: LearnerGroup
+) -> None:
+    await learner.restart()
+    await learner.snapshot()
+    [victim, _] = ranks()
+    victim.kill()
+    with pytest.raises(LearnerFailed, match="failed in write"):
+        await learner.write(tmp_path)
+    with pytest.raises(LearnerFailed, match="failed in write"):
+        await learner.snapshot()

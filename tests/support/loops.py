@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from tests.support.builders import plan, task
 from tests.support.fakes import FakeLearner, FakeRollouts, FakeSink
@@ -13,7 +18,7 @@ from trainer.loop.checkpoint import Checkpoints
 from trainer.loop.journal import Journal
 from trainer.loop.reinforcement import Loop, LoopConfig
 from trainer.spec.job import AlgorithmSpec, CheckpointInterval
-from trainer.types import GroupRequest
+from trainer.types import Group, GroupRequest, StepReport
 
 
 class Made:
@@ -46,3 +51,53 @@ class Made:
     @property
     def train_requests(self) -> list[tuple[int, GroupRequest]]:
         return [(version, request) for version, request in self.rollouts.requests if request.purpose == "train"]
+
+
+RUN = {"steps": 9, "n_epochs": 4, "eval_interval": 4}
+EACH_STEP = CheckpointInterval(minutes=None, steps=1)
+NEVER = CheckpointInterval(minutes=None, steps=None)
+
+
+def some_without_signal(request: GroupRequest) -> list[float | None]:
+    return [1.0] * 4 if request.index % 4 == 2 else [0.0, 1.0, None, 1.0]
+
+
+class Numbered(FakeRollouts):
+    """Rollouts that say which group they are of."""
+
+    async def sample(self, request: GroupRequest) -> Group:
+        made = await super().sample(request)
+        tokens = np.full(5, request.index, dtype=np.int32)
+        return replace(made, rollouts=tuple(replace(rollout, token_ids=tokens) for rollout in made.rollouts))
+
+
+def made(folder: Path, seed: int = 0, **changes: Any) -> Made:
+    delays = random.Random(seed)
+    rollouts = changes.pop("rollouts", Numbered(some_without_signal, lambda request: delays.randrange(1, 40)))
+    return Made(folder, rollouts, **RUN | {"validate": False} | changes)
+
+
+def counting(sleeps: list[float]) -> Callable[[float], Any]:
+    async def sleep(seconds: float) -> None:
+        sleeps.append(seconds)
+
+    return sleep
+
+
+class Killed(Exception):
+    """Ends a run as a kill does."""
+
+
+def killed_in(update: int) -> Callable[[int], StepReport]:
+    def report(step: int) -> StepReport:
+        if step == update:
+            raise Killed
+        return StepReport({}, applied=True)
+
+    return report
+
+
+async def undisturbed(folder: Path) -> list[tuple[int, list[list[int]]]]:
+    run = made(folder)
+    await run.loop.run()
+    return run.learner.weights

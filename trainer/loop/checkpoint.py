@@ -6,7 +6,9 @@ only for resuming is not offered as a model, and is removed when the next one is
 
 from __future__ import annotations
 
+import asyncio
 import json
+import math
 import shutil
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -14,7 +16,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Protocol
 
-from trainer.data.durable import sync_to_disk
+from trainer.data.durable import sync_to_disk, write_durably
 from trainer.errors import UserError
 
 KEEP_BEST = 3
@@ -103,7 +105,7 @@ class Checkpoints:
         self._copies = copies
         folder.mkdir(parents=True, exist_ok=True)
         for leftover in [*folder.glob("*.tmp"), *folder.glob("*/*.tmp")]:
-            shutil.rmtree(leftover)
+            shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
         if copies is not None and (latest := self.latest()) is not None:
             copies.add(latest[0], self._prune)  # a killed process may not have copied it
 
@@ -113,19 +115,29 @@ class Checkpoints:
         Raises:
             OSError: The disk is full or read-only. Earlier checkpoints are unaffected.
         """
-        temporary = self._folder / f"step-{state.step:06d}.tmp"
+        final = self._path(state)
+        temporary = final.with_suffix(".tmp")
         temporary.mkdir()
         try:
             await write(temporary)
-            (temporary / STATE).write_text(json.dumps({"format": FORMAT} | asdict(state), indent=1))
-            final = complete(temporary)
+            (temporary / STATE).write_bytes(_content(state))
+            await asyncio.to_thread(complete, temporary)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
-        if self._copies is not None:
-            self._copies.add(final, self._prune)
-        self._prune()
+        await self._saved(final)
         return final
+
+    async def update(self, state: LoopState) -> Path:
+        """Save a state of the loop at the step of the latest checkpoint, whose learner is that of this step already.
+
+        Raises:
+            OSError: The disk is full or read-only; the checkpoint is unaffected.
+        """
+        path = self._path(state)
+        await asyncio.to_thread(write_durably, path / STATE, _content(state))
+        await self._saved(path)
+        return path
 
     def all(self) -> list[tuple[Path, LoopState]]:
         """All complete checkpoints, oldest first: see `checkpoints_in`."""
@@ -134,12 +146,19 @@ class Checkpoints:
     def latest(self) -> tuple[Path, LoopState] | None:
         return latest_checkpoint(self._folder)
 
+    def _path(self, state: LoopState) -> Path:
+        return self._folder / f"step-{state.step:06d}"
+
+    async def _saved(self, checkpoint: Path) -> None:
+        if self._copies is not None:
+            self._copies.add(checkpoint, self._prune)
+        await asyncio.to_thread(self._prune)
+
     def _prune(self) -> None:
         """Keep the latest whole, and the best of the others as models."""
         kept = self.all()
         offered = [(path, state) for path, state in kept if state.offered]
-        ranked = sorted(offered, key=lambda entry: -1e30 if entry[1].valid_reward is None else entry[1].valid_reward)
-        best = {path for path, _ in ranked[-KEEP_BEST:]}
+        best = {path for path, _ in sorted(offered, key=lambda entry: _rank(entry[1]))[-KEEP_BEST:]}
         for path, _ in kept[:-1]:
             if self._copies is not None and self._copies.needs(path):
                 continue
@@ -160,6 +179,16 @@ def complete(temporary: Path) -> Path:
     temporary.rename(final)
     sync_to_disk(final.parent)
     return final
+
+
+def _rank(state: LoopState) -> float:
+    """Higher is better. A validation in which nothing was graded says as little as none."""
+    reward = state.valid_reward
+    return -math.inf if reward is None or math.isnan(reward) else reward
+
+
+def _content(state: LoopState) -> bytes:
+    return json.dumps({"format": FORMAT} | asdict(state), indent=1).encode()
 
 
 def _remove(folder: Path) -> None:

@@ -90,11 +90,15 @@ class Journal:
         await asyncio.to_thread(write_durably, self._validation(validated.step), content)
 
     def drop(self, batch: Batch) -> None:
-        """Forget a batch and its groups, so that a resumed run samples them again."""
-        indexes = [group.request.index for group in batch.all_groups]
-        self._batch(min(indexes)).unlink(missing_ok=True)
-        for index in indexes:
-            self._group(index).unlink(missing_ok=True)
+        """Forget a batch and all groups from its first on, so that a resumed run samples them again.
+
+        Those after it come from the same engines. They may also be too stale if other groups are trained before them.
+        """
+        first = min(group.request.index for group in batch.all_groups)
+        for path in sorted(self._folder.iterdir()):  # batches first: one must never lack a group
+            kind, number = _parsed(path)
+            if kind in ("batch", "group") and number >= first:
+                path.unlink(missing_ok=True)
 
     def forget(self, next_group: int, step: int) -> None:
         """Remove what a checkpoint of `step` covers: batches and groups before `next_group`."""

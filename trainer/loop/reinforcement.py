@@ -12,7 +12,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Container, Coroutine, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -85,29 +86,28 @@ class Loop:
         self._started = time.monotonic()
         self._attempt = 0  # earlier starts of this run
         self._finished: dict[int, Group] = {}  # recorded groups of an earlier start that no batch has taken
-        self._unreported: _Learned | None = None
+        self._reported: Container[int] = ()
+        self._unreported: list[_Learned] = []
 
     async def resume(self, reported: Container[int] = ()) -> None:
         """Continue from the latest checkpoint: restore learner, state and engines, and replay the batches since.
 
-        `reported`: the steps whose StepDone is known; the last one is reported if it is not.
+        `reported`: the steps whose StepDone is known; others that were done are reported.
         """
-        started = time.monotonic()
-        state = await self._progress.resume(reported)
-        self._sink.emit(PhaseBegan(phase="replay", step=state.step))
-        learned = await self._with_learner(lambda: self._replay(state))
-        self._progress.state = learned.state
-        for group in await asyncio.to_thread(lambda: list(self._journal.finished(learned.state.next_group))):
-            if group.newest_version <= learned.state.version:  # else the user has gone back to an older checkpoint
+        self._reported, started = reported, time.monotonic()
+        before = await self._with_learner(lambda: self._progress.resume(reported))
+        self._sink.emit(PhaseBegan(phase="replay", step=before.step))
+        await self._with_learner(lambda: self._replay(self._progress.state))
+        state = self._progress.state
+        for group in await asyncio.to_thread(lambda: list(self._journal.finished(state.next_group))):
+            if group.newest_version <= state.version:  # else the user has gone back to an older checkpoint
                 self._finished[group.request.index] = group
-        self._buffer.start_at(learned.state.next_group)
-        if learned.batch.trained and learned.state.step not in reported:
-            self._unreported = learned
-        if learned.state.version:
-            await self._rollouts.publish(learned.state.version)
+        self._buffer.start_at(state.next_group)
+        if state.version:
+            await self._with_learner(lambda: self._rollouts.publish(state.version))
         self._sink.emit(
             UpdatesReplayed(
-                num_updates=learned.state.step - state.step,
+                num_updates=state.step - before.step,
                 num_groups=len(self._finished),
                 seconds=time.monotonic() - started,
             )
@@ -141,50 +141,45 @@ class Loop:
                 raise first_error(failed) from errors
         finally:
             await self._progress.settled()
-        if not self._progress.is_offered:
-            await self._save(replace(self._progress.state, valid_reward=None, metrics={}))
-        await self._with_learner(self._progress.written)
+        await self._with_learner(self._progress.save_last)
         return self._progress.state
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 
     async def _steps(self) -> None:
-        if self._unreported is not None:
-            await self._finish(self._unreported, time.monotonic(), {})
+        for learned in self._unreported:
+            await self._finish(learned, time.monotonic(), {})
+        self._unreported.clear()
         while self._progress.has_steps_left and not self._stopping.is_set():
             started = time.monotonic()
             batch = await self._unless_stopped(self._buffer.next_batch())
             if batch is None:
                 return
+            times = {"time_wait_s": time.monotonic() - started}
             await self._disk.written(partial(self._journal.add_batch, batch))
-            try:
-                if batch.trained:
-                    await self._step(batch, started)
-                else:
-                    self._progress.state = _past(self._progress.state, batch)
+            times["time_write_ahead_s"] = time.monotonic() - started - times["time_wait_s"]
+            if batch.trained:
+                await self._step(batch, started, times)
+            else:
+                self._progress.state = _past(self._progress.state, batch)
+                with self._distrusted(batch):
                     self._health.starved(batch, self._progress.step)
-            except Halted:
-                self._journal.drop(batch)  # a resumed run must not learn from it
-                raise
 
-    async def _step(self, batch: Batch, started: float) -> None:
-        times = {"time_wait_s": time.monotonic() - started}
-
-        async def update() -> tuple[_Learned, SyncReport | None]:
-            learning = time.monotonic()
-            learned = await self._learn(batch, self._progress.state)
-            times["time_learn_s"] = time.monotonic() - learning
-            sync = await self._rollouts.publish(learned.state.version) if learned.report.applied else None
-            return learned, sync
-
-        learned, sync = await self._with_learner(update)
-        self._progress.state = learned.state
+    async def _step(self, batch: Batch, started: float, times: dict[str, float]) -> None:
+        learning, before = time.monotonic(), self._progress.state
+        learned = await self._with_learner(lambda: self._learn(batch, before))
+        times["time_learn_s"] = time.monotonic() - learning
+        state = self._progress.state = learned.state  # a learner lost from here on catches up to what engines may have
+        sync = None
+        if learned.report.applied:
+            sync = await self._with_learner(lambda: self._rollouts.publish(state.version))
         await self._buffer.published()
         await self._finish(learned, started, times, sync)
 
     async def _learn(self, batch: Batch, state: LoopState) -> _Learned:
         """One update on a batch in the given state."""
-        report = await self._learner.step(self._sequences(batch), state.version)
+        with self._distrusted(batch):
+            report = await self._learner.step(self._sequences(batch), state.version)
         tokens = int(report.metrics.get("trained_tokens", 0))
         return _Learned(_past(state, batch).with_step(state.version + report.applied, tokens), batch, report)
 
@@ -199,12 +194,15 @@ class Loop:
         metrics = step_metrics(batch, state, plan.steps, state.version - report.applied, sync)
         metrics |= await self._rollouts.counts()
         metrics |= report.metrics | times | {"update_applied": float(report.applied)}
-        self._health.check(batch, state.step, metrics)
-        validated = None
-        if not self._stopping.is_set() and (state.step % plan.eval_interval == 0 or state.step == plan.steps):
-            validated = self._journal.with_validation(state) or await self._validated(state, metrics, started)
-            metrics |= validated.metrics
-        if validated is not None or self._progress.is_due:
+        with self._distrusted(batch):
+            self._health.check(batch, state.step, metrics)
+        is_latest = state.step == self._progress.step  # else only its report was lost
+        validated = self._journal.with_validation(state)
+        validates = state.step % plan.eval_interval == 0 or state.step == plan.steps
+        if validated is None and validates and is_latest and not self._stopping.is_set():
+            validated = await self._validated(state, metrics, started)
+        metrics |= {} if validated is None else validated.metrics
+        if is_latest and (validated is not None or self._progress.is_due):
             metrics |= await self._save(validated or replace(state, metrics=metrics, valid_reward=None, offered=False))
         metrics |= step_times(started, self._started)
         self._sink.emit(StepDone(step=state.step, total_steps=plan.steps, metrics=metrics))
@@ -220,6 +218,15 @@ class Loop:
         if not self._stopping.is_set():
             await self._disk.written(partial(self._journal.add_validation, validated))
         return validated
+
+    @contextmanager
+    def _distrusted(self, batch: Batch) -> Iterator[None]:
+        """Drop a batch if its check or update ends the job: a resumed run must not learn from it."""
+        try:
+            yield
+        except Halted:
+            self._journal.drop(batch)
+            raise
 
     async def _save(self, state: LoopState) -> dict[str, float]:
         return await self._with_learner(partial(self._progress.save, state))
@@ -253,21 +260,21 @@ class Loop:
                 self._learner_lost = True
                 await self._restarts.allow(failure, self._progress.step)
 
-    async def _replay(self, state: LoopState, last_step: int | None = None) -> _Learned:
-        """Repeat the recorded updates that follow `state`, until `last_step`; returns the last one."""
-        learned = _Learned(state)
+    async def _replay(self, state: LoopState, last_step: int | None = None) -> None:
+        """Repeat the recorded updates that follow `state`, until `last_step`; without one, all, which is progress."""
         for record in await asyncio.to_thread(self._journal.batches, state.next_group):
-            if learned.state.step == last_step:
+            if last_step is not None and state.step >= last_step:
                 break
             batch = await asyncio.to_thread(self._journal.batch, record)
-            if not batch.trained:
-                learned = replace(learned, state=_past(learned.state, batch))
-                continue
-            learned = await self._learn(batch, learned.state)
-            validated = self._journal.with_validation(learned.state)
+            learned = await self._learn(batch, state) if batch.trained else None
+            state = _past(state, batch) if learned is None else learned.state
+            if last_step is None:
+                self._progress.state = state
+                if learned is not None and state.step not in self._reported:
+                    self._unreported.append(learned)
+            validated = None if learned is None else self._journal.with_validation(state)
             if validated is not None:  # its checkpoint was not written
                 await self._progress.save(validated)
-        return learned
 
     async def _validate(self) -> Evaluation | None:
         """Grade the validation file on the engines' current version; no new training group starts until then."""
@@ -321,11 +328,11 @@ class Loop:
 
 @dataclass(frozen=True, slots=True)
 class _Learned:
-    """The state after an update on a batch; of no update at all, only the state."""
+    """The state after an update on a batch."""
 
     state: LoopState
-    batch: Batch = field(default_factory=Batch)
-    report: StepReport = field(default_factory=lambda: StepReport({}, applied=False))
+    batch: Batch
+    report: StepReport
 
 
 def _past(state: LoopState, batch: Batch) -> LoopState:

@@ -28,7 +28,7 @@ class Restarts:
         Raises:
             LearnerFailed: The budget of this step is spent; it says the first cause.
         """
-        if step != self._step:
+        if step > self._step:  # a supervised job goes back to its checkpoint: what it repeats does not count
             self._step, self._failures = step, []
         self._failures.append(failure)
         first, times = self._failures[0], len(self._failures)

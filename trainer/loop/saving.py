@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable, Container
 from contextlib import suppress
+from dataclasses import replace
 
 from trainer.errors import RftError, UserError
 from trainer.events import CheckpointSaved, JobResumed, PhaseBegan, StateConverted, StepDone
@@ -94,22 +95,31 @@ class Progress:
     async def save(self, state: LoopState) -> dict[str, float]:
         """Copy what a checkpoint of `state` holds, and write it in the background, unless that is done already.
 
-        Returns the duration of the copy as a metric.
+        Returns as a metric how long that took, with the wait for the checkpoint before.
 
         Raises:
             OSError: This or the last checkpoint could not be written; earlier ones are untouched.
             LearnerFailed: A rank was lost; `state` is in no checkpoint.
         """
+        started = time.monotonic()
         await self.written()
         if state == self._saved:
             return {}
         self._sink.emit(PhaseBegan(phase="checkpoint", step=state.step))
-        started = time.monotonic()
-        await self._learner.snapshot()
+        # Else the checkpoint on disk has the learner already, and is never replaced while it is the only one.
+        is_new = state.step > self._saved.step
+        if is_new:
+            await self._learner.snapshot()
         seconds = time.monotonic() - started
-        self._writing = asyncio.create_task(self._write(state, self._saved))
+        self._writing = asyncio.create_task(self._write(state, self._saved, is_new))
         self._saved, self._saved_at = state, self._clock()
         return {"time_checkpoint_s": seconds}
+
+    async def save_last(self) -> None:
+        """Offer the latest step as a model, unless it is, and wait until it is written; raises what `save` raises."""
+        if not self.is_offered:
+            await self.save(replace(self.state, valid_reward=None, metrics={}, offered=True))
+        await self.written()
 
     async def written(self) -> None:
         """Wait for the checkpoint that is being written; raises what `save` raises."""
@@ -124,10 +134,12 @@ class Progress:
         with suppress(OSError, RftError):
             await self.written()
 
-    async def _write(self, state: LoopState, before: LoopState) -> None:
-        started = time.monotonic()
+    async def _write(self, state: LoopState, before: LoopState, is_new: bool) -> None:
+        started, checkpoints = time.monotonic(), self._checkpoints
         try:
-            path = await self._disk.written(lambda: self._checkpoints.save(state, self._learner.write))
+            path = await self._disk.written(
+                lambda: checkpoints.save(state, self._learner.write) if is_new else checkpoints.update(state)
+            )
         except (OSError, RftError):
             self._saved = before
             raise

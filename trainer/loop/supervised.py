@@ -75,7 +75,7 @@ class SupervisedLoop:
 
         `reported`: the steps whose StepDone is known.
         """
-        await self._progress.resume(reported)
+        await self._with_learner(lambda: self._progress.resume(reported))
 
     def stop(self) -> None:
         """Stop after the update in progress and save a checkpoint."""
@@ -89,6 +89,11 @@ class SupervisedLoop:
             Halted: Gradients can no longer be trusted.
             LearnerFailed: A rank was lost again and again.
         """
+        await self._with_learner(self._train)
+        return self._progress.state
+
+    async def _with_learner(self, work: Callable[[], Awaitable[object]]) -> None:
+        """Do `work`. If a rank is lost, the learner starts again from the latest checkpoint, and `work` as well."""
         lost = False
         while True:
             try:
@@ -97,8 +102,8 @@ class SupervisedLoop:
                     await self._learner.restart()
                     self._progress.state = await self._progress.load_latest()
                     lost = False
-                await self._train()
-                return self._progress.state
+                await work()
+                return
             except LearnerFailed as failure:
                 lost = True
                 await self._restarts.allow(failure, self._progress.step)
@@ -110,9 +115,7 @@ class SupervisedLoop:
         rows = iter(RowOrder(self._tasks, self._seed, state.epoch, state.rows_done))
         while self._progress.has_steps_left and not self._stopping:
             await self._step(list(islice(rows, self._plan.batch_size)))
-        if not self._progress.is_offered:
-            await self._progress.save(replace(self._progress.state, valid_reward=None, metrics={}))
-        await self._progress.written()
+        await self._progress.save_last()
 
     async def _step(self, batch: list[tuple[int, Task]]) -> None:
         started, state = time.monotonic(), self._progress.state

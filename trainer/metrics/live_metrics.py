@@ -156,6 +156,7 @@ _SERVER: dict[str, Metric] = {
         "s",
         "time since the last checkpoint, or since training began: what a kill would lose; only during training",
     ),
+    "checkpoint_bytes": _live("checkpoint size", "bytes", "size of the last checkpoint on disk"),
     "events/<level>": _live("events", "events", "events reported to the user: info, warn, error", "counter"),
     "disk_free_bytes": _live("free disk space", "bytes", "free space on the disk of the run folder"),
     "disk_total_bytes": _live("disk size", "bytes", "size of the disk of the run folder"),

@@ -391,6 +391,9 @@ _TIMES: dict[str, Metric] = {
         chart="step_time",
         series="waiting",
     ),
+    "time_write_ahead_s": _spread(
+        "writing ahead", "s", "time to record the batch before its update", buckets=SECONDS, series="writing ahead"
+    ),
     "time_learn_s": _spread(
         "learning",
         "s",
@@ -416,9 +419,12 @@ _TIMES: dict[str, Metric] = {
         series="validation",
     ),
     "time_checkpoint_s": _spread(
-        "checkpoint", "s", "time to write the checkpoint, in steps that do", buckets=LONG_SECONDS, series="checkpoint"
+        "checkpoint",
+        "s",
+        "how long a checkpoint stops the loop, in steps that save one: a copy, and the end of the write before",
+        buckets=LONG_SECONDS,
+        series="checkpoint",
     ),
-    "checkpoint_bytes": _spread("checkpoint size", "bytes", "size of the checkpoint on disk", buckets=BYTES),
     "time_step_s": _spread(
         "whole step",
         "s",

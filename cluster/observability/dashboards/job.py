@@ -92,7 +92,7 @@ JOB_DASHBOARD = Dashboard(
                     title="Step time",
                 ),
                 panel(gauge("staleness_mean"), gauge("staleness_max"), title="Staleness"),
-                panel(mean_of("checkpoint_bytes")),
+                panel(gauge("checkpoint_bytes")),
                 panel(gauge("checkpoint_age_s")),
                 panel(rate_of("events/<level>", per="minute")),
             ),

@@ -9,8 +9,12 @@ from cluster.observability.promql import samples
 
 
 def test_a_panel_of_one_metric_has_its_label_unit_and_help() -> None:
-    shown = panel(mean_of("checkpoint_bytes"))
-    assert (shown.title, shown.unit, shown.about) == ("Checkpoint size", "bytes", "Size of the checkpoint on disk.")
+    shown = panel(gauge("checkpoint_bytes"))
+    assert (shown.title, shown.unit, shown.about) == (
+        "Checkpoint size",
+        "bytes",
+        "Size of the last checkpoint on disk.",
+    )
     assert [query.legend for query in shown.queries] == ["{{job}}"]
 
 

@@ -69,7 +69,8 @@ def test_the_age_of_the_checkpoint_counts_from_the_start_of_training_and_ends_wi
     now[0] = 160.0
     sink.event(run_event(PhaseBegan(phase="validation")))
     assert age() == 60.0
-    sink.event(run_event(CheckpointSaved(step=5, path="checkpoints/step-000005", num_bytes=1)))
+    sink.event(run_event(CheckpointSaved(step=5, path="checkpoints/step-000005", num_bytes=123)))
+    assert samples(sink)["agent_rft_checkpoint_bytes"] == 123.0
     now[0] = 170.0
     assert age() == 10.0
     sink.event(run_event(PhaseBegan(phase="grading")))

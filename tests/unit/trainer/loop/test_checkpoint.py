@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -50,6 +52,40 @@ async def test_who_reads_while_checkpoints_are_removed_sees_whole_ones_only(tmp_
             await checkpoints.save(LoopState(step, step, 0, [], 0, None), many_files)
         ended.set()
     assert reading.result() == {21}
+
+
+async def test_the_loop_goes_on_while_a_checkpoint_reaches_the_disk(tmp_path: Path) -> None:
+    turns: list[int] = []
+
+    async def written(path: Path) -> None:
+        asyncio.get_running_loop().call_soon(turns.append, 1)
+
+    checkpoints = Checkpoints(tmp_path)
+    await checkpoints.save(LoopState(1, 1, 0, [], 0, None, offered=False), written)
+    assert turns == [1], "rollouts wait while files of many GB are synced"
+    await checkpoints.update(LoopState(1, 1, 0, [], 0, None))
+    assert [state.offered for _, state in checkpoints.all()] == [True]
+
+
+async def test_a_kill_while_a_checkpoint_is_updated_leaves_it_whole(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+
+    async def nothing(path: Path) -> None: ...
+
+    saved = await checkpoints.save(LoopState(1, 1, 0, [], 0, None), nothing)
+    (saved / "loop.json.tmp").write_text("{")
+    assert Checkpoints(tmp_path).latest() == checkpoints.latest()
+    assert os.listdir(saved) == ["loop.json"]
+
+
+async def test_a_validation_in_which_nothing_was_graded_pushes_out_no_better_one(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+
+    async def nothing(path: Path) -> None: ...
+
+    for step, reward in enumerate([0.9, math.nan, 0.1, 0.8, math.nan, 0.7, 0.2], start=1):
+        await checkpoints.save(LoopState(step, step, 0, [], 0, reward), nothing)
+    assert [state.step for _, state in checkpoints.all()] == [1, 4, 6, 7]
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"format": "x"}', "\0" * 100])

@@ -1,4 +1,4 @@
-"""What a lost driver or learner costs: updates are replayed, finished groups are kept, nothing is trained twice."""
+"""What a lost driver costs: updates are replayed, finished groups are kept, nothing is trained twice."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import errno
 import json
 import random
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -17,51 +16,25 @@ import numpy as np
 import pytest
 
 from tests.support.builders import group, group_request
-from tests.support.fakes import FakeLearner, FakeRollouts
-from tests.support.loops import Made
-from trainer.errors import Halted, LearnerFailed, UserError
-from trainer.events import CheckpointSaved, DiskFreed, DiskFull, LearnerRestarted, UpdatesReplayed
+from tests.support.fakes import FakeLearner
+from tests.support.loops import (
+    EACH_STEP,
+    NEVER,
+    Killed,
+    Numbered,
+    counting,
+    killed_in,
+    made,
+    some_without_signal,
+    undisturbed,
+)
+from trainer.errors import Halted, UserError
+from trainer.events import CheckpointSaved, DiskFreed, DiskFull, UpdatesReplayed
 from trainer.loop.buffer import Batch
 from trainer.loop.checkpoint import LoopState
 from trainer.loop.journal import Journal
 from trainer.spec.job import CheckpointInterval
 from trainer.types import Group, GroupRequest, StepReport
-
-RUN = {"steps": 9, "n_epochs": 4, "eval_interval": 4}
-EACH_STEP = CheckpointInterval(minutes=None, steps=1)
-NEVER = CheckpointInterval(minutes=None, steps=None)
-
-
-def some_without_signal(request: GroupRequest) -> list[float | None]:
-    return [1.0] * 4 if request.index % 4 == 2 else [0.0, 1.0, None, 1.0]
-
-
-class Numbered(FakeRollouts):
-    """Rollouts that say which group they are of."""
-
-    async def sample(self, request: GroupRequest) -> Group:
-        made = await super().sample(request)
-        tokens = np.full(5, request.index, dtype=np.int32)
-        return replace(made, rollouts=tuple(replace(rollout, token_ids=tokens) for rollout in made.rollouts))
-
-
-def made(folder: Path, seed: int = 0, **changes: Any) -> Made:
-    delays = random.Random(seed)
-    rollouts = changes.pop("rollouts", Numbered(some_without_signal, lambda request: delays.randrange(1, 40)))
-    return Made(folder, rollouts, **RUN | {"validate": False} | changes)
-
-
-def counting(sleeps: list[float]) -> Callable[[float], Any]:
-    async def sleep(seconds: float) -> None:
-        sleeps.append(seconds)
-
-    return sleep
-
-
-async def undisturbed(folder: Path) -> list[tuple[int, list[list[int]]]]:
-    run = made(folder)
-    await run.loop.run()
-    return run.learner.weights
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -89,85 +62,25 @@ async def test_a_run_that_is_lost_at_any_moment_trains_the_same_batches(tmp_path
     assert run.learner.weights == expected
 
 
-@pytest.mark.parametrize("lost_in", ["step", "snapshot", "write", "publish"])
-async def test_a_lost_learner_starts_again_and_catches_up(tmp_path: Path, lost_in: str) -> None:
-    expected = await undisturbed(tmp_path / "calm")
-    failure = LearnerFailed("learner rank 1 of 2 failed in step: its process was lost", ranks=[1])
-
-    class Mortal(FakeLearner):
-        times = 0
-
-        async def snapshot(self) -> None:
-            self._maybe("snapshot")
-            await super().snapshot()
-
-        async def write(self, folder: Path) -> None:
-            self._maybe("write")
-            await super().write(folder)
-
-        def _maybe(self, what: str) -> None:
-            self.times += what == lost_in
-            if what == lost_in and self.times == 2:
-                self.lose(failure)
-
-    class Publishing(Numbered):
-        async def publish(self, version: int) -> Any:
-            learner.alive()
-            if lost_in == "publish" and version == 6 and not learner.restarts:
-                learner.lose(failure)
-                learner.alive()
-            return await super().publish(version)
-
-    def report(step: int) -> StepReport:
-        if lost_in == "step" and step == 6:
-            raise failure
-        return StepReport({}, applied=True)
-
-    learner, sleeps = Mortal(report), list[float]()
-    rollouts = Publishing(some_without_signal)
-    run = made(tmp_path / "lost", learner=learner, rollouts=rollouts, sleep=counting(sleeps))
-    state = await run.loop.run()
-    assert (state.step, learner.restarts, sleeps) == (9, 1, [1.0])
-    assert learner.weights == expected
-    assert rollouts.published == sorted(rollouts.published), "a version went backwards"
-    [restarted] = run.sink.of(LearnerRestarted)
-    assert restarted.cause == failure.message
-    assert [saved.step for saved in run.sink.of(CheckpointSaved)] == [4, 8, 9]
-    assert [metrics["step"] for metrics in run.sink.steps] == list(range(1, 10))
-    assert len({request.index for _, request in run.train_requests}) == len(run.train_requests), "sampled twice"
+async def test_a_stop_offers_the_checkpoint_of_its_step_without_writing_it_again(tmp_path: Path) -> None:
+    """It is the only one with the learner's state: while it is replaced, a kill would lose the run."""
+    run = made(tmp_path, interval=EACH_STEP)
+    run.learner._report = lambda step: (run.loop.stop() if step == 3 else None) or StepReport({}, applied=True)
+    await run.loop.run()
+    assert [folder.name for folder in run.learner.saved] == ["step-000001.tmp", "step-000002.tmp", "step-000003.tmp"]
+    assert [(saved.step, saved.offered) for saved in run.sink.of(CheckpointSaved)][-2:] == [(3, False), (3, True)]
+    assert [(state.step, state.offered) for _, state in run.checkpoints.all()] == [(3, True)]
 
 
-async def test_a_learner_that_is_lost_again_and_again_ends_the_job_with_the_first_cause(tmp_path: Path) -> None:
-    causes = iter(["out of memory", "no peer", "no peer", "no peer"])
-
-    def report(step: int) -> StepReport:
-        if step > 3:
-            raise LearnerFailed(next(causes))
-        return StepReport({}, applied=True)
-
-    learner, sleeps = FakeLearner(report), list[float]()
-    run = made(tmp_path, learner=learner, sleep=counting(sleeps), interval=EACH_STEP)
-    with pytest.raises(LearnerFailed, match=r"failed 4 times after step 3; the first time: out of memory"):
-        await run.loop.run()
-    assert sleeps == [1.0, 10.0, 60.0]
-    again = made(tmp_path)
+async def test_a_run_that_resumed_from_a_checkpoint_of_the_interval_offers_its_last_one(tmp_path: Path) -> None:
+    with pytest.raises(Killed):
+        await made(tmp_path, learner=FakeLearner(killed_in(3)), interval=EACH_STEP).loop.run()
+    again = made(tmp_path, interval=NEVER)
+    again.learner._report = lambda step: again.loop.stop() or StepReport({}, applied=True)
     await again.loop.resume()
-    assert (await again.loop.run()).step == 9
-    assert again.learner.weights == await undisturbed(tmp_path / "calm")
-
-
-async def test_a_step_in_between_renews_the_restarts(tmp_path: Path) -> None:
-    lost = set(range(2, 40, 2))
-
-    def report(step: int) -> StepReport:
-        if step in lost:
-            raise LearnerFailed("its process was lost")
-        return StepReport({}, applied=True)
-
-    run = made(tmp_path, learner=FakeLearner(report), sleep=counting([]), interval=EACH_STEP)
-    assert (await run.loop.run()).step == 9
-    assert run.learner.restarts > 4
-    assert run.learner.weights == await undisturbed(tmp_path / "calm")
+    state = await again.loop.run()
+    latest = again.checkpoints.latest()
+    assert latest is not None and (latest[1].step, latest[1].offered) == (state.step, True)
 
 
 async def test_a_full_disk_pauses_the_job_which_then_goes_on(tmp_path: Path) -> None:
@@ -249,16 +162,49 @@ async def test_a_batch_that_ended_the_job_is_not_learned_from_when_it_resumes(tm
     dropped = run.learner.weights[2]
     again = made(tmp_path)
     await again.loop.resume()
-    assert [replayed.num_updates for replayed in again.sink.of(UpdatesReplayed)] == [2]
+    [replayed] = again.sink.of(UpdatesReplayed)
+    assert (replayed.num_updates, replayed.num_groups) == (2, 0), "later groups are of the same engines"
     await again.loop.run()
     sampled = {request.index for _, request in again.train_requests}
     assert {tokens[0] for tokens in dropped[1]} <= sampled
 
 
-async def test_a_step_is_reported_once_and_its_validation_is_not_repeated(tmp_path: Path) -> None:
-    class Killed(Exception):
-        pass
+@pytest.mark.parametrize("halts", ["in its update", "in its check"])
+async def test_a_batch_that_ends_the_job_in_a_replay_ends_it_once(tmp_path: Path, halts: str) -> None:
+    with pytest.raises(Killed):
+        await made(tmp_path, learner=FakeLearner(killed_in(3))).loop.run()
 
+    def report(step: int) -> StepReport:
+        if halts == "in its update" and step == 3:
+            raise Halted("3 updates in a row had a gradient that is not finite")
+        return StepReport({"logprob_gap": 0.9 if step == 3 else 0.0}, applied=True)
+
+    halted = made(tmp_path, learner=FakeLearner(report))
+    with pytest.raises(Halted):
+        await halted.loop.resume(reported={1, 2})
+        await halted.loop.run()
+    again = made(tmp_path)
+    await again.loop.resume(reported={1, 2})
+    assert [replayed.num_updates for replayed in again.sink.of(UpdatesReplayed)] == [2]
+    assert (await again.loop.run()).step == 9
+
+
+async def test_engines_that_cannot_validate_end_the_job_but_keep_its_batch(tmp_path: Path) -> None:
+    class Broken(Numbered):
+        async def sample(self, request: GroupRequest) -> Group:
+            if request.purpose == "validation" and self.version == 4:
+                raise Halted("engine-0 could not be started")
+            return await super().sample(request)
+
+    run = made(tmp_path, rollouts=Broken(some_without_signal), validate=True)
+    with pytest.raises(Halted, match="engine-0"):
+        await run.loop.run()
+    again = made(tmp_path, validate=True)
+    await again.loop.resume()
+    assert [replayed.num_updates for replayed in again.sink.of(UpdatesReplayed)] == [4]
+
+
+async def test_a_step_is_reported_once_and_its_validation_is_not_repeated(tmp_path: Path) -> None:
     run = made(tmp_path, validate=True, eval_interval=2)
     emit = run.sink.emit
 
