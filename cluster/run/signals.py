@@ -38,6 +38,7 @@ class Signals:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         for number in (signal.SIGINT, signal.SIGTERM, STOP_REQUEST):
             asyncio.get_running_loop().remove_signal_handler(number)
+        signal.signal(STOP_REQUEST, signal.SIG_IGN)  # a hook may still ask while the process ends, which would kill it
 
     @contextmanager
     def graceful(self, stop: Callable[[], None]) -> Iterator[None]:
