@@ -71,12 +71,13 @@ def run(
     rows: int | None = None,
     environment: dict[str, str] | None = None,
     template: str = "job.yaml",
+    may_fail: bool = False,
 ) -> tuple[RunFolder, float]:
     """Train one job in a separate process; return its run folder and the duration in seconds.
 
     The run folder stays in the system's temporary folder. `files` replaces the job's files, `rows` truncates the
     training file, and `environment` has the URLs of servers that are already running. `template` is one of the
-    example's job files.
+    example's job files. A job that `may_fail` may also be halted.
     """
     folder = Path(tempfile.mkdtemp(prefix="agent-rft-bench-"))
     job = job_of(seed, training_file, settings, template) | (files or {})
@@ -92,7 +93,7 @@ def run(
         code = run_with_services(command, *server_options)
     else:
         code = subprocess.run(command, env=environment).returncode
-    if code != 0:
+    if code != 0 and not may_fail:
         raise subprocess.CalledProcessError(code, "agent-rft train")
     (path,) = (child for child in folder.iterdir() if child.is_dir())
     return RunFolder(path), time.monotonic() - started

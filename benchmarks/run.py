@@ -57,6 +57,7 @@ FULL: list[list[str]] = [
         "--set",
         "hyperparameters.n_epochs=24",
     ],
+    ["stress"],
 ]
 
 

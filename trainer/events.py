@@ -15,7 +15,7 @@ from typing import ClassVar, Literal
 from trainer.types import Evaluation, Purpose
 
 Level = Literal["info", "warn", "error"]
-Phase = Literal["resources", "actors", "replay", "grading", "training", "validation", "checkpoint"]
+Phase = Literal["resources", "actors", "replay", "grading", "training", "validation", "checkpoint", "copy"]
 Outcome = Literal["done", "stopped", "failed"]
 VALIDATION = "validation"
 """The `name` of an Evaluated event of the validation file."""
@@ -98,6 +98,7 @@ class PhaseBegan(Event):
 
     phase: Phase
     """`resources`: waiting for cores or GPUs. `actors`: engines and learner start. `grading`: a whole file is graded.
+    `copy`: the last checkpoint is still being copied to the checkpoint store.
 
     `training`, `validation` and `checkpoint` are parts of the training loop.
     """
@@ -157,6 +158,35 @@ class CheckpointSaved(Event):
     """Whether it can be served as a model; false: it is only for resuming a lost run."""
     write_s: float = 0.0
     """How long writing took, while training went on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointCopied(Event):
+    """A checkpoint is complete in the operator's checkpoint store, from which a lost run folder resumes."""
+
+    num_bytes: int
+    """Bytes that were copied."""
+    seconds: float
+    """How long it took, while training went on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointStoreFailed(Event):
+    """The checkpoint store did not take or remove a checkpoint. The job goes on, and its local checkpoints are whole.
+
+    It is tried again. If it does not stop, look at the store's credentials and quota: meanwhile the newest checkpoint
+    is only in the run folder.
+    """
+
+    LEVEL: ClassVar[Level] = "warn"
+    PRIVATE: ClassVar[frozenset[str]] = frozenset({"cause"})
+
+    action: Literal["copy", "remove"]
+    """`copy`: a checkpoint was not copied. `remove`: older ones could not be removed, and take room there."""
+    cause: str
+    """What the store answered."""
+    again_in_s: float | None = None
+    """Seconds until it is tried again; None: at the next checkpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -194,8 +194,10 @@ class EpisodeRunner:
         started = time.monotonic()
         task, limits = request.task, self._spec.limits
         trajectory = _Trajectory(self._renderer.prompt(task.messages, task.tools))
-        thought = thought_structure(self._renderer, self._spec.max_thinking_tokens)
-        structure = turn_structure(task.tools, self._spec.response_schema, thought)
+        structure, schema = None, self._spec.response_schema
+        if schema is not None:
+            thought = thought_structure(self._renderer, self._spec.max_thinking_tokens)
+            structure = turn_structure(task.tools, schema, thought)
         answer, finish = "", None
         while finish is None:
             room = min(

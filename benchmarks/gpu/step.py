@@ -33,6 +33,7 @@ class Algorithm:
     clip_low: float = 0.2
     clip_high: float = 0.28
     importance_cap: float = 2.0
+    max_divergence: float | None = 0.2
     kl_coef: float = 0.0
 
 

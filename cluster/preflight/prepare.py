@@ -125,7 +125,14 @@ async def prepare(
         parameters = model.shape.num_parameters
         written = 0 if began is None else began.num_checkpoints
         problems += space_problems(
-            parameters, plan, cluster.placement, runs, space, one_node=one_node, num_written=written
+            parameters,
+            plan,
+            cluster.placement,
+            runs,
+            space,
+            one_node=one_node,
+            num_written=written,
+            num_copied=int(operator.checkpoint_store is not None),
         )
     tolerated = [problem for problem in problems if accepted and not stops_accepted(problem.code)]
     wrong = [problem for problem in problems if not accepted or stops_accepted(problem.code)]

@@ -21,7 +21,7 @@ from cluster.records.run_folder import FORMAT, RunFolder
 from trainer.errors import InvalidJob, Problem
 from trainer.spec.endpoints import Positive
 from trainer.spec.job import FILES, JobSpec
-from trainer.spec.kept import without_todays_bounds
+from trainer.spec.kept import as_it_was, without_todays_bounds
 from trainer.spec.plan import GROUP_SIZE, Plan
 
 REMEDY_OF_CONTENTS = f"restore its contents, or {START_AGAIN}"
@@ -79,7 +79,7 @@ class Began:
             raise InvalidJob(f"{what}: its job.resolved.json is damaged ({error}); {START_AGAIN}") from None
         if record.job is None or record.plan is None:
             raise InvalidJob(f"{what}: it has no job.resolved.json, which says how the run began; {START_AGAIN}")
-        job, warnings = without_todays_bounds(_as_in_a_file(record.job), "the run")
+        job, warnings = without_todays_bounds(_as_in_a_file(as_it_was(record.job)), "the run")
         written = len(list(folder.checkpoints.glob("step-*")))
         return cls(job, record.plan, record.context_length, record.digests, tuple(warnings), written)
 

@@ -75,12 +75,14 @@ def space_problems(
     *,
     one_node: bool,
     num_written: int = 0,
+    num_copied: int = 0,
 ) -> list[Problem]:
     """Too little disk for checkpoints, or too little shared memory for copies of the weights.
 
     Disk holds the checkpoints that are kept and the one being written; `num_written` are there already, one of them
-    with the optimizer's state. A run without a learner has neither checkpoints nor weights to transfer. Shared memory
-    is checked with `one_node` only: that of other nodes is not visible here.
+    with the optimizer's state. `num_copied` whole ones stay longer, since they are being copied elsewhere. A run that
+    has no learner has neither checkpoints nor weights to transfer. Shared memory is checked with `one_node` only: that
+    of other nodes is not visible here.
     """
     problems = []
     trains = placement.learner_ranks > 0
@@ -88,6 +90,7 @@ def space_problems(
     best = min(KEEP_BEST, math.ceil(plan.steps / plan.eval_interval), plan.steps - whole) if trains else 0
     if num_written:
         whole, best = min(whole, 1), max(0, best - (num_written - 1))
+    whole += min(num_copied, max(0, plan.steps - whole - best)) if trains else 0
     checkpoints = whole + best
     per_parameter = checkpoints * placement.bytes_per_weight + whole * STATE_BYTES
     disk = num_parameters * per_parameter + MIN_FREE_DISK_BYTES

@@ -6,6 +6,7 @@ import asyncio
 import errno
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -20,11 +21,13 @@ from cluster.records.redact import public_job
 from cluster.records.run_folder import RunFolder, new_run_folder
 from cluster.run.actor_configs import checking, print_plan
 from cluster.run.actors import RunActors
+from cluster.run.copies import Copies, open_store, restore
 from cluster.run.metrics_sink import MetricsSink
 from cluster.run.plugins import RunInfo, load_plugins
 from cluster.run.signals import Signals
 from cluster.run.stream import EventStream
 from cluster.run.watch import Watch
+from cluster.stores.checkpoint_store import CheckpointStore
 from cluster.views.live import LiveView, before_after_table
 from cluster.views.report import write_report
 from trainer.errors import InvalidJob, Problem, RftError
@@ -58,6 +61,7 @@ async def check(job: JobSpec, runs: Path, address: str | None, operator: Operato
         InvalidJob: With all problems.
     """
     console = Console()
+    open_store(operator)
     with checking(), ray_session(address) as nodes:
         prepared = await prepare(job, nodes, runs, operator)
     print_plan(console, prepared)
@@ -128,7 +132,9 @@ async def _run(
 
     A run that has begun in the folder `path` is resumed.
     """
-    console = Console()
+    console, store = Console(), open_store(operator)
+    if path is not None:
+        await asyncio.to_thread(restore, path, store, partial(console.print, soft_wrap=True, markup=False))
     began = Began.of(RunFolder(path)) if path is not None and RunFolder(path).resumes else None
     job = job if began is None else began.keep(job)
     with ray_session(address) as nodes, Signals() as signals:
@@ -149,12 +155,12 @@ async def _run(
         folder = RunFolder(path or new_run_folder(runs, job.suffix))
         view = LiveView(prepared.plan.steps, console)
         metrics = MetricsSink.of_run(folder.path, local=is_local(address))
-        run = _Run(prepared, operator, folder, view, metrics, signals, console, watch, began is not None)
+        run = _Run(prepared, operator, store, folder, view, metrics, signals, console, watch, began is not None)
         try:
             with view:
                 yield run
         except asyncio.CancelledError:
-            run.outcome = "stopped"  # by a signal, or cancelled by the server
+            run.cut_short()  # by a signal, or cancelled by the server
             if not signals.count:
                 raise
         except OSError as error:
@@ -178,6 +184,7 @@ class _Run:
         self,
         prepared: Prepared,
         operator: Operator,
+        store: CheckpointStore | None,
         folder: RunFolder,
         view: LiveView,
         metrics: MetricsSink,
@@ -188,6 +195,7 @@ class _Run:
     ) -> None:
         self.outcome: Outcome = "done"
         self._error = ""
+        self._cut_short = False
         self._resumed = resumed
         self._prepared = prepared
         self._folder = folder
@@ -197,6 +205,7 @@ class _Run:
         sinks: list[Sink] = [folder, view, metrics, self._status, *([] if watch is None else [watch])]
         plugins = load_plugins(RunInfo(folder.path.name, folder.path, public_job(prepared.job)))
         self._stream = EventStream(folder.path.name, sinks, [folder, metrics], plugins)
+        self._copies = None if store is None else Copies(store, folder.path, self._stream.emit)
         self._signals = signals
         self._console = console
         self._actors = RunActors(prepared, operator, folder.path, metrics, self._stream.emit)
@@ -213,6 +222,10 @@ class _Run:
             if unsafe is not None:
                 self._stream.emit(Notice(text=unsafe))
 
+    def cut_short(self) -> None:
+        """Record that the run ends at once."""
+        self.outcome, self._cut_short = "stopped", True
+
     def failed(self, error: Exception) -> None:
         """Record the error that ends the run."""
         self.outcome = "failed"
@@ -226,7 +239,7 @@ class _Run:
 
     async def reinforcement(self) -> None:
         prepared, job = self._prepared, self._prepared.job
-        checkpoints, journal = Checkpoints(self._folder.checkpoints), Journal(self._folder.journal)
+        checkpoints, journal = Checkpoints(self._folder.checkpoints, self._copies), Journal(self._folder.journal)
         await self._actors.start()
         fleet, learner = self._actors.fleet, self._actors.learner
         before = self._folder.evaluations().get("test-before")
@@ -249,7 +262,7 @@ class _Run:
 
     async def supervised(self) -> None:
         prepared, job = self._prepared, self._prepared.job
-        checkpoints = Checkpoints(self._folder.checkpoints)
+        checkpoints = Checkpoints(self._folder.checkpoints, self._copies)
         await self._actors.start()
         loop = SupervisedLoop(
             prepared.plan,
@@ -288,6 +301,9 @@ class _Run:
     async def close(self) -> None:
         """Stop the actors, release resources, flush the sinks and write the report."""
         await self._actors.shutdown()
+        if self._copies is not None and not self._cut_short:
+            with self._signals.graceful(self._copies.stop):
+                await self._copies.finish()
         self._stream.emit(JobEnded(outcome=self.outcome, error=self._error))
         await asyncio.to_thread(self._stream.close)
         await self._status.ended()

@@ -14,6 +14,21 @@ import fsspec
 from trainer.errors import UserError
 
 
+def open_location(url: str, setting: str) -> tuple[Any, str]:
+    """The file system of an fsspec URL, and the path in it. Credentials come from the environment.
+
+    Raises:
+        UserError: fsspec does not support the URL's protocol, or its library is not installed; names the `setting`.
+    """
+    try:
+        files, root = fsspec.url_to_fs(url)
+    except ValueError as error:
+        raise UserError(f"{setting}: {error}; use another one, such as s3://, gs://, az:// or file://") from None
+    except ImportError as error:
+        raise UserError(f"{setting}: {error}") from None  # it says what to install
+    return files, str(root)
+
+
 class Blobs(Protocol):
     """Whole files by name. Calls block."""
 
@@ -60,11 +75,7 @@ class RemoteBlobs:
         Raises:
             UserError: fsspec does not support the URL's protocol, or its library is not installed.
         """
-        try:
-            self._files: Any
-            self._files, self._root = fsspec.url_to_fs(url)
-        except (ValueError, ImportError) as error:
-            raise UserError(f"--files: {error}") from None
+        self._files, self._root = open_location(url, "--files")
         self._cache = FolderBlobs(cache)
         self._incoming = cache / "incoming"
         self._incoming.mkdir(exist_ok=True)

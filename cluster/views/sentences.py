@@ -14,6 +14,7 @@ PHASES: Mapping[e.Phase, str] = {
     "training": "training",
     "validation": "grading the validation file",
     "checkpoint": "writing a checkpoint",
+    "copy": "copying the last checkpoint to the checkpoint store",
 }
 
 
@@ -38,6 +39,8 @@ def sentence(event: e.Event) -> str:
             return f"validation at step {event.step}: loss {event.loss:.4f} ({event.num_rows} rows)"
         case e.CheckpointSaved():
             return f"checkpoint step-{event.step:06d}" + ("" if event.offered else " to resume from")
+        case e.CheckpointCopied():
+            return f"checkpoint step-{event.step:06d} is in the checkpoint store ({event.seconds:.1f} s)"
         case e.StateConverted():
             return f"the checkpoint of step {event.step} was converted from {event.before} to {event.now}"
         case e.UpdatesReplayed():
@@ -70,6 +73,10 @@ def _trouble(event: e.Event) -> str:
             return f"step {event.step}: the gradient was not finite, the update was skipped"
         case e.LearnerRestarted():
             return f"the learner starts again from the last checkpoint, since a rank was lost: {event.cause}"
+        case e.CheckpointStoreFailed():
+            what = "take a checkpoint" if event.action == "copy" else "remove older checkpoints"
+            again = "at the next checkpoint" if event.again_in_s is None else f"in {event.again_in_s:.0f} s"
+            return f"the checkpoint store did not {what}{_why(event.cause)}; it is tried again {again}"
         case e.DiskFull():
             return "the disk of the run folder is full: the job pauses until there is room"
         case e.DiskFreed():

@@ -136,6 +136,8 @@ def train_command(
         if run_folder is not None and resume is not None:
             raise typer.BadParameter("give --resume or --run-folder, not both")
         folder = resume or run_folder
+        if folder is not None:
+            _restore(folder, operator)
         resumed = resume is not None or (run_folder is not None and _has_checkpoint(run_folder))
         spec = _load_accepted(job, folder) if folder is not None and resumed else _load(job, operator)
         with importing():
@@ -246,6 +248,13 @@ def _load(path: Path, operator: Operator) -> JobSpec:
         with _with_lines(path):
             raise invalid_job([*problems, *static_problems(job, operator)])
     return load_job(path)
+
+
+def _restore(run_folder: Path, operator: Operator) -> None:
+    """Bring the checkpoints of a run whose folder was lost from the operator's checkpoint store."""
+    from cluster.run.copies import open_store, restore
+
+    restore(run_folder, open_store(operator), partial(Console(stderr=True).print, soft_wrap=True, markup=False))
 
 
 def _has_checkpoint(run_folder: Path) -> bool:

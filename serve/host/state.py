@@ -15,6 +15,7 @@ from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from cluster.run.copies import open_store
 from cluster.stores.audit import OPERATOR, AuditLog
 from cluster.stores.blobs import Blobs, FolderBlobs, RemoteBlobs
 from cluster.stores.database import DatabaseError
@@ -70,9 +71,10 @@ class ServerState:
         """Opens the stores and creates those that do not exist yet.
 
         Raises:
-            UserError: the folder, the database or the location of the files cannot be used.
+            UserError: the folder, the database, the location of the files or the checkpoint store cannot be used.
         """
         self.folder = folder = locations.folder
+        open_store(operator)  # a wrong setting is found here, not by a job
         try:
             make_private(folder, (KEY_FILE, LOCATIONS_FILE, "state.db"))
             self.secrets = SecretBox.of_folder(folder)

@@ -28,7 +28,7 @@ class Made:
         self.rollouts = rollouts or FakeRollouts()
         self.learner = changes.pop("learner", FakeLearner())
         self.sink = FakeSink()
-        self.checkpoints = Checkpoints(folder / "checkpoints")
+        self.checkpoints = Checkpoints(folder / "checkpoints", changes.pop("copies", None))
         self.journal = changes.pop("journal", None) or Journal(folder / "journal")
         interval = changes.pop("interval", CheckpointInterval())
         self.tasks = [task(str(i)) for i in range(changes.get("num_rows", 6))]

@@ -50,6 +50,27 @@ def is_clipped(logprobs: Tensor, proximal: Tensor, advantages: Tensor, clip_low:
     return ((advantages > 0) & (ratio > 1 + clip_high)) | ((advantages < 0) & (ratio < 1 - clip_low))
 
 
+def is_diverged(logprobs: Tensor, engine: Tensor, advantages: Tensor, most: float) -> Tensor:
+    """[M] bool, True where p differs from the engine's by more than `most`, and the surrogate would add to it.
+
+    The surrogate of these tokens is left out. With `most` 0.2 and the probability 0.5 in the engine:
+
+        A > 0    p = 0.8    True     the probability has risen enough
+        A > 0    p = 0.1    False    the update leads back
+        A < 0    p = 0.1    True     the probability has fallen enough
+        A < 0    p = 0.8    False    the update leads back
+
+    The clip range does not see this: its ratio is 1 at the first update of a batch, however old the tokens are. A
+    difference and not a ratio, so that rare tokens can become likely, and likely ones not suddenly rare: from 0.001 to
+    0.01 the ratio is 10 and the difference 0.009, from 0.99 to 0.5 it is 0.5 and 0.49. |p - p_engine| is the total
+    variation of the two policies, if all other tokens count as one. Source: DPPO with the binary total variation, Qi et
+    al. 2026, "Rethinking the Trust Region in LLM Reinforcement Learning", arXiv 2602.04879. There the mask replaces
+    clipping and truncation; here it is added to both.
+    """
+    difference = logprobs.detach().exp() - engine.exp()
+    return ((advantages > 0) & (difference > most)) | ((advantages < 0) & (difference < -most))
+
+
 def kl_to_start(logprobs: Tensor, start: Tensor) -> Tensor:
     """The k3 estimator exp(d) - d - 1 [M] of the KL divergence to the start model, with d = start - logprobs.
 

@@ -27,6 +27,9 @@ class Algorithm(Protocol):
     def importance_cap(self) -> float: ...
 
     @property
+    def max_divergence(self) -> float | None: ...
+
+    @property
     def kl_coef(self) -> float: ...
 
 
@@ -39,6 +42,8 @@ def reinforcement(
     denominator: float,
 ) -> tuple[Tensor, Sums]:
     """The clipped surrogate, plus the KL penalty if `start` is given, both with truncated importance weights.
+
+    Tokens that have diverged from the engine have no surrogate; they keep the penalty, and count in the denominator.
 
     `logprobs`, `proximal` and `start` are [M] as in `trainer.algorithm.loss`; only `logprobs` has a gradient. See
     `loss.token_mean` for `denominator`.
@@ -53,6 +58,10 @@ def reinforcement(
         "clipped": loss.is_clipped(logprobs, proximal, batch.advantages, *clip).sum(),
         "without_loss": (batch.weights == 0).sum(),
     }
+    if algorithm.max_divergence is not None:
+        diverged = loss.is_diverged(logprobs, batch.logprobs, batch.advantages, algorithm.max_divergence)
+        losses = losses.masked_fill(diverged, 0.0)
+        sums["diverged"] = diverged.sum()
     if start is not None:
         weights = loss.importance_weights(logprobs, batch.logprobs, algorithm.importance_cap)
         losses = losses + algorithm.kl_coef * weights * loss.kl_penalty(logprobs, start)
@@ -85,6 +94,7 @@ def means(sums: Mapping[str, float], num_tokens: float) -> dict[str, float]:
         "importance_ratio": "importance_ratio_mean",
         "importance_capped": "importance_capped_share",
         "clipped": "clipped_share",
+        "diverged": "diverged_share",
         "kl_start": "kl_start",
         "entropy": "entropy",
     }

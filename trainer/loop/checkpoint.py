@@ -10,10 +10,12 @@ import asyncio
 import json
 import math
 import shutil
+import threading
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
+from typing import Protocol
 
 from trainer.data.durable import sync_to_disk, write_durably
 from trainer.errors import UserError
@@ -23,7 +25,8 @@ FORMAT = 2
 """The format of checkpoints; the oldest have none. Raise it when older programs must not resume from them."""
 TRAINING_STATE = "state"
 """The subfolder with all that only training needs. Only the latest checkpoint has one; older ones are just models."""
-_STATE = "loop.json"
+STATE = "loop.json"
+"""The file with the state of the loop, which tells a checkpoint from an earlier one of the same step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +88,28 @@ def latest_checkpoint(folder: Path) -> tuple[Path, LoopState] | None:
     return next(reversed(checkpoints_in(folder)), None)
 
 
+class Copies(Protocol):
+    """Copies checkpoints elsewhere, in the background."""
+
+    def add(self, checkpoint: Path, prune: Callable[[], None]) -> None:
+        """Copy a complete checkpoint soon, and call `prune` when it is not needed any more. Returns at once."""
+
+    def needs(self, checkpoint: Path) -> bool:
+        """Whether it is being copied, so that it has to stay."""
+
+
 class Checkpoints:
     """Writes the `checkpoints` folder of a run, and removes what a killed process left half-written there."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, copies: Copies | None = None) -> None:
         self._folder = folder
+        self._copies = copies
+        self._pruning = threading.Lock()
         folder.mkdir(parents=True, exist_ok=True)
         for leftover in [*folder.glob("*.tmp"), *folder.glob("*/*.tmp")]:
             shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+        if copies is not None and (latest := self.latest()) is not None:
+            copies.add(latest[0], self._prune)  # a killed process may not have copied it
 
     async def save(self, state: LoopState, write: Callable[[Path], Awaitable[None]]) -> Path:
         """Save a checkpoint whose files `write` puts into the given folder, and remove what is no longer needed.
@@ -100,17 +117,16 @@ class Checkpoints:
         Raises:
             OSError: The disk is full or read-only. Earlier checkpoints are unaffected.
         """
-        final = self._path(state)
-        temporary = final.with_suffix(".tmp")
+        temporary = self._path(state).with_suffix(".tmp")
         temporary.mkdir()
         try:
             await write(temporary)
-            (temporary / _STATE).write_bytes(_content(state))
-            await asyncio.to_thread(_all_to_disk, temporary)
+            (temporary / STATE).write_bytes(_content(state))
+            final = await asyncio.to_thread(complete, temporary)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
-        await asyncio.to_thread(self._publish, temporary, final)
+        await self._added(final)
         return final
 
     async def update(self, state: LoopState) -> Path:
@@ -120,8 +136,8 @@ class Checkpoints:
             OSError: The disk is full or read-only; the checkpoint is unaffected.
         """
         path = self._path(state)
-        await asyncio.to_thread(write_durably, path / _STATE, _content(state))
-        await asyncio.to_thread(self._prune)
+        await asyncio.to_thread(write_durably, path / STATE, _content(state))
+        await self._added(path)
         return path
 
     def all(self) -> list[tuple[Path, LoopState]]:
@@ -134,19 +150,23 @@ class Checkpoints:
     def _path(self, state: LoopState) -> Path:
         return self._folder / f"step-{state.step:06d}"
 
-    def _publish(self, temporary: Path, final: Path) -> None:
-        if final.exists():
-            _remove(final)
-        temporary.rename(final)
-        sync_to_disk(self._folder)
-        self._prune()
+    async def _added(self, checkpoint: Path) -> None:
+        if self._copies is not None:
+            self._copies.add(checkpoint, self._prune)
+        await asyncio.to_thread(self._prune)
 
     def _prune(self) -> None:
-        """Keep the latest whole, and the best of the others as models."""
+        """Keep the latest whole, and the best of the others as models; may be called from any thread."""
+        with self._pruning:
+            self._remove_superfluous()
+
+    def _remove_superfluous(self) -> None:
         kept = self.all()
         offered = [(path, state) for path, state in kept if state.offered]
         best = {path for path, _ in sorted(offered, key=lambda entry: _rank(entry[1]))[-KEEP_BEST:]}
         for path, _ in kept[:-1]:
+            if self._copies is not None and self._copies.needs(path):
+                continue
             if path not in best:
                 _remove(path)
             elif (path / TRAINING_STATE).exists():
@@ -163,6 +183,19 @@ def _content(state: LoopState) -> bytes:
     return json.dumps({"format": FORMAT} | asdict(state), indent=1).encode()
 
 
+def complete(temporary: Path) -> Path:
+    """Give a written `step-N.tmp` its name, once all of its files are on disk."""
+    for path in sorted(temporary.rglob("*"), reverse=True):
+        sync_to_disk(path)
+    sync_to_disk(temporary)
+    final = temporary.with_suffix("")
+    if final.exists():
+        _remove(final)
+    temporary.rename(final)
+    sync_to_disk(final.parent)
+    return final
+
+
 def _remove(folder: Path) -> None:
     """Remove a folder so that concurrent readers, or a killed process, never leave or see half of it."""
     shutil.rmtree(folder.rename(folder.with_name(f"{folder.name}-removed.tmp")))
@@ -175,16 +208,10 @@ def num_bytes(folder: Path) -> int:
 
 def _read_state(checkpoint: Path) -> LoopState:
     try:
-        saved = json.loads((checkpoint / _STATE).read_text())
+        saved = json.loads((checkpoint / STATE).read_text())
         if saved.get("format", 0) > FORMAT:
             raise UserError(f"{checkpoint} was written by a newer version of agent-rft; continue with that version")
         return LoopState(**{f.name: saved[f.name] for f in fields(LoopState) if f.name in saved})
     except (ValueError, TypeError, AttributeError) as error:
-        what = f"{checkpoint} is damaged ({_STATE}: {error})"
+        what = f"{checkpoint} is damaged ({STATE}: {error})"
         raise UserError(f"{what}; restore it, or start a new run with `model` set to an earlier one") from None
-
-
-def _all_to_disk(folder: Path) -> None:
-    for path in sorted(folder.rglob("*"), reverse=True):
-        sync_to_disk(path)
-    sync_to_disk(folder)

@@ -26,6 +26,8 @@ from trainer.types import Group
 
 FORMAT = 1
 """The format of a batch's record. Raise it when older programs must not replay it."""
+UNKNOWN_STARTS = 1000
+"""More than a run starts between two checkpoints."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +60,17 @@ class Journal:
 
     def started(self) -> int:
         """Count a start of the run; returns how many there were before."""
+        return self._count(1)
+
+    def restored(self) -> None:
+        """Count the starts that a run may have had since this journal was copied: attempts of rollouts never repeat."""
+        if (self._folder / "starts.json").exists():
+            self._count(UNKNOWN_STARTS)
+
+    def _count(self, starts: int) -> int:
         path = self._folder / "starts.json"
         before = json.loads(path.read_text())["starts"] if path.exists() else 0
-        write_durably(path, json.dumps({"starts": before + 1}).encode())
+        write_durably(path, json.dumps({"starts": before + starts}).encode())
         return int(before)
 
     async def add_group(self, group: Group) -> None:

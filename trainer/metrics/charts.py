@@ -42,6 +42,6 @@ CHARTS: dict[str, Chart] = {
     "loss": _training("Loss", scale="fitted"),
     "grad_norm": _training("Gradient norm"),
     "entropy": _training("Entropy", "nats"),
-    "limited": _training("Truncated and clipped tokens", "of trained tokens", ticks=".1%"),
+    "limited": _training("Truncated, clipped and diverged tokens", "of trained tokens", ticks=".1%"),
 }
 """In the order of the report."""

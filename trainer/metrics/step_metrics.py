@@ -339,6 +339,13 @@ _LEARNER: dict[str, Metric] = {
         chart="limited",
         series="ratio clipped",
     ),
+    "diverged_share": Metric(
+        "diverged tokens",
+        "share",
+        "share of trained tokens left out because the learner's probability has moved too far from the engine's",
+        chart="limited",
+        series="diverged",
+    ),
     "kl_start": Metric(
         "KL to the start model", "nats", "KL divergence from the start model, in nats; only if kl_coef is above 0"
     ),

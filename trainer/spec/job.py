@@ -146,6 +146,10 @@ class AlgorithmSpec(OptimizerSpec):
     importance_cap: Annotated[float, Field(ge=1)] = 2.0
     """Largest weight of a token that the engine sampled with another probability than the learner gives it, because it
     was older or computed differently. Lower is more stable, higher less biased."""
+    max_divergence: Annotated[float, Field(gt=0, lt=1)] | None = 0.2
+    """How far a sampled token's probability may move from the one that the engine sampled it with. Beyond it the token
+    is not trained further in that direction, however many updates there are and however old it is; null: no limit.
+    Lower is more stable, higher learns faster from old rollouts."""
     kl_coef: Rate = 0.0
     """Weight of the KL divergence from the start model in the loss; 0: none. Raise it (0.001 to 0.05) if the model
     drifts, for example its language degrades; each learner rank then holds a second copy of the model."""

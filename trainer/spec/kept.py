@@ -26,6 +26,17 @@ BOUNDS = frozenset(
 )
 """Pydantic's types of errors whose value the program still understands."""
 UNKNOWN = "extra_forbidden"
+BEFORE: Mapping[KeyPath, Any] = {("method", "reinforcement", "algorithm", "max_divergence"): None}
+"""What runs did before a setting came whose default does something else."""
+
+
+def as_it_was(recorded: Mapping[str, Any]) -> dict[str, Any]:
+    """A run's recorded job, with BEFORE for settings that its version did not have."""
+    job = dict(recorded)
+    for path, value in BEFORE.items():
+        if has(job, path[:-1]) and not has(job, path):
+            job = _with(job, path, value)
+    return job
 
 
 def without_todays_bounds(raw: Mapping[str, Any], whose: str) -> tuple[JobSpec, list[str]]:

@@ -117,6 +117,10 @@ class Operator(Strict):
     """Engines that serve models."""
     jobs: JobLimits = JobLimits()
     """Limits of jobs created through the API."""
+    checkpoint_store: str | None = None
+    """Where complete checkpoints are copied: an fsspec URL such as s3://bucket/checkpoints or gs://bucket/checkpoints,
+    below which each run has a folder of its name. A run whose folder was lost resumes from there. Credentials come from
+    the environment. Set it if run folders are on disks that may be lost; null: none."""
 
 
 NOTHING_ALLOWED = Operator()

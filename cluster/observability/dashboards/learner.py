@@ -39,7 +39,12 @@ LEARNER_DASHBOARD = Dashboard(
                     about="Typically about 1e-6 nats in float32 and 0.02 in bfloat16.",
                 ),
                 panel(gauge("importance_ratio_mean"), gauge("logprob_gap_ratio"), title="Importance ratio"),
-                panel(gauge("importance_capped_share"), gauge("clipped_share"), title="Truncated and clipped tokens"),
+                panel(
+                    gauge("importance_capped_share"),
+                    gauge("clipped_share"),
+                    gauge("diverged_share"),
+                    title="Truncated, clipped and diverged tokens",
+                ),
                 panel(mean_of("sync_total_s"), mean_of("sync_pause_s"), title="Weight sync time"),
             ),
         ),

@@ -131,6 +131,7 @@ async def test_it_can_be_resumed_with_its_plan_and_todays_token(resumable: OldVe
     assert found.plan.model_dump() == plan and (plan["batch_size"], plan["steps"]) == (10, 6)
     (tool,) = found.job.reinforcement.tools
     assert tool.headers["Authorization"].get_secret_value() == "Bearer another-token"
+    assert found.job.reinforcement.algorithm.max_divergence is None, "that version had no limit"
     assert [warning for warning in found.warnings if "new job" in warning] == []
 
 

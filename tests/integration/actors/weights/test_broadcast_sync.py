@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from actors.learner.rank import free_port
+from actors.runtime.ports import free_port
 from actors.weights.broadcast import SENDER, Broadcast
 from actors.weights.broadcast_sync import BroadcastSync
 from actors.weights.checksum import MASK, checksum
@@ -89,6 +89,8 @@ def number_of(data: bytes) -> int:
 
 class Learner:
     """The learner's rank 0."""
+
+    incarnation = 1
 
     def __init__(self) -> None:
         self._broadcast: Broadcast | None = None

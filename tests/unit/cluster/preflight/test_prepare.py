@@ -681,6 +681,9 @@ async def test_a_full_disk_is_reported_with_numbers(case: Case) -> None:
     problem = await case.only_problem()
     assert (problem.code, problem.field) == ("disk_full", "--runs")
     assert "5 checkpoints may take 88 MiB" in problem.message
+    case.operator = LOCAL.model_copy(update={"checkpoint_store": "memory://"})  # one more stays until it is copied
+    problem = await case.only_problem()
+    assert "6 checkpoints may take" in problem.message
 
 
 async def test_a_run_that_only_grades_needs_room_neither_for_a_learner_nor_for_checkpoints(case: Case) -> None:

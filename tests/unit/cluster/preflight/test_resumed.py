@@ -114,6 +114,17 @@ def test_a_newer_setting_may_be_named_with_its_default_only(tmp_path: Path) -> N
         found.keep(job({"limits": {"max_tool_calls": 65}}, model=str(BASE)))
 
 
+def test_a_run_keeps_what_it_did_before_there_was_a_setting(tmp_path: Path) -> None:
+    spec = job(model=str(BASE))
+    record = spec.model_dump(mode="json")
+    del record["method"]["reinforcement"]["algorithm"]["max_divergence"]
+    found = began(tmp_path, spec, job=record)
+    assert spec.reinforcement.algorithm.max_divergence == 0.2
+    assert found.keep(spec).reinforcement.algorithm.max_divergence is None
+    with pytest.raises(InvalidJob, match=r"max_divergence: is 0\.2, but the run began with not set"):
+        found.keep(job({"algorithm": {"max_divergence": 0.2}}, model=str(BASE)))
+
+
 def test_numbers_that_a_plan_did_not_have_yet_are_todays(tmp_path: Path) -> None:
     spec = job(model=str(BASE))
     record = plan(steps=9).model_dump()

@@ -69,7 +69,8 @@ COVERED = """
     RolloutLimits: max_tool_calls max_completion_tokens max_tool_output_tokens
     RewardSpec: tool_call_budget tool_call_penalty token_penalty time_penalty_per_s
     OptimizerSpec: learning_rate lr_schedule
-    AlgorithmSpec: advantage clip_low clip_high importance_cap kl_coef max_staleness updates_per_batch temperature
+    AlgorithmSpec: advantage clip_low clip_high importance_cap max_divergence kl_coef max_staleness
+    AlgorithmSpec: updates_per_batch temperature
     Supervised: hyperparameters algorithm
     SupervisedAlgorithm: context_weight
     ToolSpec: name max_output_bytes

@@ -41,6 +41,22 @@ def test_the_surrogate_has_no_gradient_beyond_the_clip_range() -> None:
     assert clipped.tolist() == [True, False, False, True]
 
 
+DRIFTED = [0.8, 0.1, 0.1, 0.8, 0.1, 0.69, 0.31]
+ADVANTAGES = [1.0, 1.0, -1.0, -1.0, 0.0, 1.0, -1.0]
+"""Tokens that the engine sampled with probability 0.5; the last two have moved by 0.19."""
+
+
+def test_tokens_have_diverged_where_the_update_would_move_them_further_away() -> None:
+    engine = torch.full((7,), 0.5).double().log()
+    diverged = loss.is_diverged(t(*DRIFTED).log(), engine, t(*ADVANTAGES), most=0.2)
+    assert diverged.tolist() == [True, False, True, False, False, False, False]
+
+
+def test_divergence_is_a_difference_of_probabilities_not_their_ratio() -> None:
+    engine, now = t(0.001, 0.99).log(), t(0.01, 0.5).log()  # ratios 10 and 0.5
+    assert loss.is_diverged(now, engine, t(1.0, -1.0), most=0.2).tolist() == [False, True]
+
+
 def test_at_the_first_update_the_gradient_is_that_of_the_policy_gradient() -> None:
     logprobs = t(-1.0, -2.0, -3.0).requires_grad_()
     losses = loss.clipped_surrogate(logprobs, logprobs.detach(), t(1.0, -0.5, 0.0), 0.2, 0.28)

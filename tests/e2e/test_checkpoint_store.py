@@ -1,0 +1,65 @@
+"""A run whose machine died, with all that was on its disk, is trained to its end by the same command elsewhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from cluster.records.run_folder import RunFolder
+from cluster.stores.checkpoint_store import CheckpointStore
+from tests.e2e.command import AGENT_RFT, marked, processes, processes_left, run
+from tests.support.tiny_model import write_tiny_model
+from trainer.events import CheckpointCopied, JobResumed
+
+STEPS = 40
+DEADLINE_S = 300.0
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    write_tiny_model(tmp_path / "base")
+    rows = [[{"role": "user", "content": "?"}, {"role": "assistant", "content": str(i)}] for i in range(4 * STEPS)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"messages": row}) + "\n" for row in rows))
+    job = {"model": "base", "training_file": "rows.jsonl", "cluster": {"checkpoint_interval": {"steps": 1}}}
+    job |= {"method": {"type": "supervised", "supervised": {"hyperparameters": {"batch_size": 4, "n_epochs": 1}}}}
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
+    (tmp_path / "agent-rft.yaml").write_text(yaml.safe_dump({"checkpoint_store": f"file://{tmp_path / 'store'}"}))
+    return tmp_path / "job.yaml"
+
+
+@pytest.mark.nightly
+def test_a_run_on_a_disk_that_was_lost_is_trained_to_its_end_by_the_same_command(job: Path) -> None:
+    home = job.parent
+    folder, store = home / "runs" / "imitated", CheckpointStore(f"file://{home / 'store'}")
+    arguments = ("train", job, "--run-folder", folder, "--config", home / "agent-rft.yaml")
+    with subprocess.Popen([AGENT_RFT, *map(str, arguments)], env=marked(os.environ)) as first:
+        deadline = time.monotonic() + DEADLINE_S
+        while not store.complete("imitated"):
+            assert first.poll() is None and time.monotonic() < deadline
+            time.sleep(0.05)
+        for process in processes():
+            process.kill()
+    assert processes_left() == []
+    shutil.rmtree(folder)
+    [*_, newest] = store.complete("imitated")
+    step = int(newest.removeprefix("step-"))
+    assert step < STEPS
+
+    ended = run(*arguments, environment=os.environ)
+    assert ended.returncode == 0, ended.stdout
+    assert f"imitated resumes from {newest} of the checkpoint store" in ended.stdout
+    again = RunFolder(folder)
+    [resumed] = [event for event in again.events() if isinstance(event.event, JobResumed)]
+    assert resumed.step == step
+    assert [metrics["step"] for metrics in again.metrics()] == list(range(step, STEPS + 1))
+    copied = [event for event in again.events() if isinstance(event.event, CheckpointCopied)]
+    assert copied[-1].step == STEPS
+    assert store.complete("imitated")[-1] == f"step-{STEPS:06d}"
+    assert processes_left() == []
