@@ -86,13 +86,15 @@ class Loop:
         self._started = time.monotonic()
         self._attempt = 0  # earlier starts of this run
         self._finished: dict[int, Group] = {}  # recorded groups of an earlier start that no batch has taken
+        self._reported: Container[int] = ()
         self._unreported: _Learned | None = None
 
     async def resume(self, reported: Container[int] = ()) -> None:
         """Continue from the latest checkpoint: restore learner, state and engines, and replay the batches since.
 
-        `reported`: the steps whose StepDone is known; the last one is reported if it is not.
+        `reported`: the steps whose StepDone is known; the others are reported.
         """
+        self._reported = reported
         started = time.monotonic()
         before = await self._with_learner(lambda: self._progress.resume(reported))
         self._sink.emit(PhaseBegan(phase="replay", step=before.step))
@@ -102,8 +104,6 @@ class Loop:
             if group.newest_version <= state.version:  # else the user has gone back to an older checkpoint
                 self._finished[group.request.index] = group
         self._buffer.start_at(state.next_group)
-        if state.step in reported:
-            self._unreported = None
         if state.version:
             await self._with_learner(lambda: self._rollouts.publish(state.version))
         self._sink.emit(
@@ -185,13 +185,8 @@ class Loop:
         self, learned: _Learned, started: float, times: dict[str, float], sync: SyncReport | None = None
     ) -> None:
         """What follows an update: checks, validation, a checkpoint, the report."""
-        plan, state, batch, report = self._config.plan, learned.state, learned.batch, learned.report
-        if not report.applied:
-            self._sink.emit(UpdateSkipped(step=state.step))
-        self._sink.groups(f"step-{state.step:06d}", batch.all_groups)
-        metrics = step_metrics(batch, state, plan.steps, state.version - report.applied, sync)
-        metrics |= await self._rollouts.counts()
-        metrics |= report.metrics | times | {"update_applied": float(report.applied)}
+        plan, state, batch = self._config.plan, learned.state, learned.batch
+        metrics = await self._measured(learned, times, sync)
         with self._distrusted(batch):
             self._health.check(batch, state.step, metrics)
         validated = None
@@ -202,6 +197,19 @@ class Loop:
             metrics |= await self._save(validated or replace(state, metrics=metrics, valid_reward=None, offered=False))
         metrics |= step_times(started, self._started)
         self._sink.emit(StepDone(step=state.step, total_steps=plan.steps, metrics=metrics))
+
+    async def _measured(
+        self, learned: _Learned, times: dict[str, float], sync: SyncReport | None = None
+    ) -> dict[str, float]:
+        """Report an update's rollouts; returns its metrics."""
+        state, batch, report = learned.state, learned.batch, learned.report
+        if not report.applied:
+            self._sink.emit(UpdateSkipped(step=state.step))
+        self._sink.groups(f"step-{state.step:06d}", batch.all_groups)
+        metrics = step_metrics(batch, state, self._config.plan.steps, state.version - report.applied, sync)
+        return (
+            metrics | await self._rollouts.counts() | report.metrics | times | {"update_applied": float(report.applied)}
+        )
 
     async def _validated(self, state: LoopState, metrics: dict[str, float], started: float) -> LoopState:
         """Validate a step, and record it; the checkpoint's state."""
@@ -264,11 +272,27 @@ class Loop:
             batch = await asyncio.to_thread(self._journal.batch, record)
             learned = await self._learn(batch, state) if batch.trained else None
             state = _past(state, batch) if learned is None else learned.state
-            if last_step is None:
-                self._progress.state, self._unreported = state, learned or self._unreported
             validated = None if learned is None else self._journal.with_validation(state)
+            if last_step is None:
+                self._progress.state = state
+                if learned is not None:
+                    await self._catch_up_reports(learned, validated)
             if validated is not None:  # its checkpoint was not written
                 await self._progress.save(validated)
+
+    async def _catch_up_reports(self, learned: _Learned, validated: LoopState | None) -> None:
+        """Report replayed steps whose reports were lost. The last one, unless it was validated, is left to `run`."""
+
+        async def report(one: _Learned, known: dict[str, float]) -> None:
+            metrics = await self._measured(one, {}) | known
+            self._sink.emit(StepDone(step=one.state.step, total_steps=self._config.plan.steps, metrics=metrics))
+
+        if self._unreported is not None:
+            await report(self._unreported, {})
+        self._unreported = None if learned.state.step in self._reported else learned
+        if self._unreported is not None and validated is not None:
+            await report(learned, validated.metrics)
+            self._unreported = None
 
     async def _validate(self) -> Evaluation | None:
         """Grade the validation file on the engines' current version; no new training group starts until then."""
