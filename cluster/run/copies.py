@@ -119,7 +119,7 @@ class Copies:
             step, started = int(self._current.name.removeprefix("step-")), time.monotonic()
             try:
                 num_bytes = await asyncio.to_thread(self._store.put, self._run_folder, self._current)
-            except StoreFailed as error:
+            except RftError as error:
                 if self._due == self._current:
                     continue  # it was written again meanwhile
                 pause = PAUSES_S[num_failures] if num_failures < len(PAUSES_S) else None

@@ -102,7 +102,10 @@ class CheckpointStore:
         run = _run_name(run_folder)
         if checkpoint.name not in self._complete(run):
             return False
-        digests = {file.name: file.blake2b for file in self._manifest(run, checkpoint.name).files}
+        try:
+            digests = {file.name: file.blake2b for file in self._manifest(run, checkpoint.name).files}
+        except UserError:  # it is damaged, and replaced
+            return False
         state = hashlib.blake2b((checkpoint / STATE).read_bytes()).hexdigest()
         return digests.keys() == set(names) and digests.get(STATE) == state
 

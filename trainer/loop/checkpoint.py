@@ -117,16 +117,17 @@ class Checkpoints:
         Raises:
             OSError: The disk is full or read-only. Earlier checkpoints are unaffected.
         """
-        temporary = self._path(state).with_suffix(".tmp")
+        final = self._path(state)
+        temporary = final.with_suffix(".tmp")
         temporary.mkdir()
         try:
             await write(temporary)
             (temporary / STATE).write_bytes(_content(state))
-            final = await asyncio.to_thread(complete, temporary)
+            await asyncio.to_thread(complete, temporary)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
-        await self._added(final)
+        await self._saved(final)
         return final
 
     async def update(self, state: LoopState) -> Path:
@@ -137,7 +138,7 @@ class Checkpoints:
         """
         path = self._path(state)
         await asyncio.to_thread(write_durably, path / STATE, _content(state))
-        await self._added(path)
+        await self._saved(path)
         return path
 
     def all(self) -> list[tuple[Path, LoopState]]:
@@ -150,13 +151,13 @@ class Checkpoints:
     def _path(self, state: LoopState) -> Path:
         return self._folder / f"step-{state.step:06d}"
 
-    async def _added(self, checkpoint: Path) -> None:
+    async def _saved(self, checkpoint: Path) -> None:
         if self._copies is not None:
             self._copies.add(checkpoint, self._prune)
         await asyncio.to_thread(self._prune)
 
     def _prune(self) -> None:
-        """Keep the latest whole, and the best of the others as models; may be called from any thread."""
+        """Keep the latest whole, and the best of the others as models. May be called from several threads."""
         with self._pruning:
             self._remove_superfluous()
 
@@ -173,16 +174,6 @@ class Checkpoints:
                 _remove(path / TRAINING_STATE)
 
 
-def _rank(state: LoopState) -> float:
-    """Higher is better. A validation in which nothing was graded says as little as none."""
-    reward = state.valid_reward
-    return -math.inf if reward is None or math.isnan(reward) else reward
-
-
-def _content(state: LoopState) -> bytes:
-    return json.dumps({"format": FORMAT} | asdict(state), indent=1).encode()
-
-
 def complete(temporary: Path) -> Path:
     """Give a written `step-N.tmp` its name, once all of its files are on disk."""
     for path in sorted(temporary.rglob("*"), reverse=True):
@@ -194,6 +185,16 @@ def complete(temporary: Path) -> Path:
     temporary.rename(final)
     sync_to_disk(final.parent)
     return final
+
+
+def _rank(state: LoopState) -> float:
+    """Higher is better. A validation in which nothing was graded says as little as none."""
+    reward = state.valid_reward
+    return -math.inf if reward is None or math.isnan(reward) else reward
+
+
+def _content(state: LoopState) -> bytes:
+    return json.dumps({"format": FORMAT} | asdict(state), indent=1).encode()
 
 
 def _remove(folder: Path) -> None:

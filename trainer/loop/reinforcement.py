@@ -87,15 +87,14 @@ class Loop:
         self._attempt = 0  # earlier starts of this run
         self._finished: dict[int, Group] = {}  # recorded groups of an earlier start that no batch has taken
         self._reported: Container[int] = ()
-        self._unreported: _Learned | None = None
+        self._unreported: list[_Learned] = []
 
     async def resume(self, reported: Container[int] = ()) -> None:
         """Continue from the latest checkpoint: restore learner, state and engines, and replay the batches since.
 
-        `reported`: the steps whose StepDone is known; the others are reported.
+        `reported`: the steps whose StepDone is known; others that were done are reported.
         """
-        self._reported = reported
-        started = time.monotonic()
+        self._reported, started = reported, time.monotonic()
         before = await self._with_learner(lambda: self._progress.resume(reported))
         self._sink.emit(PhaseBegan(phase="replay", step=before.step))
         await self._with_learner(lambda: self._replay(self._progress.state))
@@ -148,29 +147,32 @@ class Loop:
     # -- steps ---------------------------------------------------------------------------------------------------------
 
     async def _steps(self) -> None:
-        if self._unreported is not None:
-            await self._finish(self._unreported, time.monotonic(), {})
+        for learned in self._unreported:
+            await self._finish(learned, time.monotonic(), {})
+        self._unreported.clear()
         while self._progress.has_steps_left and not self._stopping.is_set():
             started = time.monotonic()
             batch = await self._unless_stopped(self._buffer.next_batch())
             if batch is None:
                 return
+            times = {"time_wait_s": time.monotonic() - started}
             await self._disk.written(partial(self._journal.add_batch, batch))
+            times["time_write_ahead_s"] = time.monotonic() - started - times["time_wait_s"]
             if batch.trained:
-                await self._step(batch, started)
+                await self._step(batch, started, times)
             else:
                 self._progress.state = _past(self._progress.state, batch)
                 with self._distrusted(batch):
                     self._health.starved(batch, self._progress.step)
 
-    async def _step(self, batch: Batch, started: float) -> None:
+    async def _step(self, batch: Batch, started: float, times: dict[str, float]) -> None:
         learning, before = time.monotonic(), self._progress.state
         learned = await self._with_learner(lambda: self._learn(batch, before))
-        times = {"time_wait_s": learning - started, "time_learn_s": time.monotonic() - learning}
+        times["time_learn_s"] = time.monotonic() - learning
         state = self._progress.state = learned.state  # a learner lost from here on catches up to what engines may have
-        sync = (
-            await self._with_learner(lambda: self._rollouts.publish(state.version)) if learned.report.applied else None
-        )
+        sync = None
+        if learned.report.applied:
+            sync = await self._with_learner(lambda: self._rollouts.publish(state.version))
         await self._buffer.published()
         await self._finish(learned, started, times, sync)
 
@@ -185,31 +187,25 @@ class Loop:
         self, learned: _Learned, started: float, times: dict[str, float], sync: SyncReport | None = None
     ) -> None:
         """What follows an update: checks, validation, a checkpoint, the report."""
-        plan, state, batch = self._config.plan, learned.state, learned.batch
-        metrics = await self._measured(learned, times, sync)
-        with self._distrusted(batch):
-            self._health.check(batch, state.step, metrics)
-        validated = None
-        if not self._stopping.is_set() and (state.step % plan.eval_interval == 0 or state.step == plan.steps):
-            validated = self._journal.with_validation(state) or await self._validated(state, metrics, started)
-            metrics |= validated.metrics
-        if validated is not None or self._progress.is_due:
-            metrics |= await self._save(validated or replace(state, metrics=metrics, valid_reward=None, offered=False))
-        metrics |= step_times(started, self._started)
-        self._sink.emit(StepDone(step=state.step, total_steps=plan.steps, metrics=metrics))
-
-    async def _measured(
-        self, learned: _Learned, times: dict[str, float], sync: SyncReport | None = None
-    ) -> dict[str, float]:
-        """Report an update's rollouts; returns its metrics."""
-        state, batch, report = learned.state, learned.batch, learned.report
+        plan, state, batch, report = self._config.plan, learned.state, learned.batch, learned.report
         if not report.applied:
             self._sink.emit(UpdateSkipped(step=state.step))
         self._sink.groups(f"step-{state.step:06d}", batch.all_groups)
-        metrics = step_metrics(batch, state, self._config.plan.steps, state.version - report.applied, sync)
-        return (
-            metrics | await self._rollouts.counts() | report.metrics | times | {"update_applied": float(report.applied)}
-        )
+        metrics = step_metrics(batch, state, plan.steps, state.version - report.applied, sync)
+        metrics |= await self._rollouts.counts()
+        metrics |= report.metrics | times | {"update_applied": float(report.applied)}
+        with self._distrusted(batch):
+            self._health.check(batch, state.step, metrics)
+        is_latest = state.step == self._progress.step  # else only its report was lost
+        validated = learned.validated
+        validates = state.step % plan.eval_interval == 0 or state.step == plan.steps
+        if validated is None and validates and is_latest and not self._stopping.is_set():
+            validated = await self._validated(state, metrics, started)
+        metrics |= {} if validated is None else validated.metrics
+        if is_latest and (validated is not None or self._progress.is_due):
+            metrics |= await self._save(validated or replace(state, metrics=metrics, valid_reward=None, offered=False))
+        metrics |= step_times(started, self._started)
+        self._sink.emit(StepDone(step=state.step, total_steps=plan.steps, metrics=metrics))
 
     async def _validated(self, state: LoopState, metrics: dict[str, float], started: float) -> LoopState:
         """Validate a step, and record it; the checkpoint's state."""
@@ -275,24 +271,10 @@ class Loop:
             validated = None if learned is None else self._journal.with_validation(state)
             if last_step is None:
                 self._progress.state = state
-                if learned is not None:
-                    await self._catch_up_reports(learned, validated)
+                if learned is not None and state.step not in self._reported:
+                    self._unreported.append(replace(learned, validated=validated))
             if validated is not None:  # its checkpoint was not written
                 await self._progress.save(validated)
-
-    async def _catch_up_reports(self, learned: _Learned, validated: LoopState | None) -> None:
-        """Report replayed steps whose reports were lost. The last one, unless it was validated, is left to `run`."""
-
-        async def report(one: _Learned, known: dict[str, float]) -> None:
-            metrics = await self._measured(one, {}) | known
-            self._sink.emit(StepDone(step=one.state.step, total_steps=self._config.plan.steps, metrics=metrics))
-
-        if self._unreported is not None:
-            await report(self._unreported, {})
-        self._unreported = None if learned.state.step in self._reported else learned
-        if self._unreported is not None and validated is not None:
-            await report(learned, validated.metrics)
-            self._unreported = None
 
     async def _validate(self) -> Evaluation | None:
         """Grade the validation file on the engines' current version; no new training group starts until then."""
@@ -351,6 +333,7 @@ class _Learned:
     state: LoopState
     batch: Batch
     report: StepReport
+    validated: LoopState | None = None  # with the validation of an earlier start
 
 
 def _past(state: LoopState, batch: Batch) -> LoopState:

@@ -106,10 +106,9 @@ class Progress:
         if state == self._saved:
             return {}
         self._sink.emit(PhaseBegan(phase="checkpoint", step=state.step))
+        # Else the checkpoint on disk has the learner already, and is never replaced while it is the only one.
         is_new = state.step > self._saved.step
-        if (
-            is_new
-        ):  # else the checkpoint on disk has the learner already, and is never replaced while it is the only one
+        if is_new:
             await self._learner.snapshot()
         seconds = time.monotonic() - started
         self._writing = asyncio.create_task(self._write(state, self._saved, is_new))

@@ -391,6 +391,9 @@ _TIMES: dict[str, Metric] = {
         chart="step_time",
         series="waiting",
     ),
+    "time_write_ahead_s": _spread(
+        "writing ahead", "s", "time to record the batch before its update", buckets=SECONDS, series="writing ahead"
+    ),
     "time_learn_s": _spread(
         "learning",
         "s",

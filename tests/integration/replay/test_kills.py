@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import os
 import random
 import signal
 import time
@@ -67,9 +66,9 @@ class Life:
             raise AssertionError(f"it failed with {self._process.exitcode}") from None
         time.sleep(after_s)
         assert self._process.pid is not None
-        os.kill(self._process.pid, signal.SIGKILL)
+        self._process.kill()
         self._process.join()
-        return True
+        return self._process.exitcode == -signal.SIGKILL
 
 
 class Run:

@@ -218,6 +218,14 @@ async def test_no_file_is_written_outside_of_the_run_folder(tmp_path: Path, name
         manifest.write_text(text)
 
 
+async def test_a_damaged_checkpoint_is_replaced_by_that_of_the_run_folder(tmp_path: Path) -> None:
+    store, run = CheckpointStore(f"file://{tmp_path / 'store'}"), new_run(tmp_path / "run")
+    store.put(run, checkpoint := await save(run, 1))
+    (tmp_path / "store" / "run" / "step-000001" / "manifest.json").write_text("{")
+    store.put(run, checkpoint)
+    assert store.fetch(tmp_path / "there" / "run") == ["step-000001"]
+
+
 async def test_a_manifest_of_a_newer_version_is_refused(tmp_path: Path) -> None:
     store, run = CheckpointStore(f"file://{tmp_path / 'store'}"), new_run(tmp_path / "run")
     store.put(run, await save(run, 1))
