@@ -133,7 +133,7 @@ class Copies:
             if num_bytes:
                 self._emit(CheckpointCopied(step=step, num_bytes=num_bytes, seconds=time.monotonic() - started))
             try:
-                prune()  # first: the store keeps what is kept here
+                await asyncio.to_thread(prune)  # first: the store keeps what is kept here
                 await asyncio.to_thread(self._store.prune, self._run_folder)
             except (OSError, RftError) as error:
                 self._emit(CheckpointStoreFailed(step=step, action="remove", cause=str(error)))

@@ -10,6 +10,7 @@ import asyncio
 import json
 import math
 import shutil
+import threading
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -103,6 +104,7 @@ class Checkpoints:
     def __init__(self, folder: Path, copies: Copies | None = None) -> None:
         self._folder = folder
         self._copies = copies
+        self._pruning = threading.Lock()
         folder.mkdir(parents=True, exist_ok=True)
         for leftover in [*folder.glob("*.tmp"), *folder.glob("*/*.tmp")]:
             shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
@@ -155,7 +157,11 @@ class Checkpoints:
         await asyncio.to_thread(self._prune)
 
     def _prune(self) -> None:
-        """Keep the latest whole, and the best of the others as models."""
+        """Keep the latest whole, and the best of the others as models. May be called from several threads."""
+        with self._pruning:
+            self._remove_superfluous()
+
+    def _remove_superfluous(self) -> None:
         kept = self.all()
         offered = [(path, state) for path, state in kept if state.offered]
         best = {path for path, _ in sorted(offered, key=lambda entry: _rank(entry[1]))[-KEEP_BEST:]}

@@ -197,7 +197,7 @@ class Loop:
         with self._distrusted(batch):
             self._health.check(batch, state.step, metrics)
         is_latest = state.step == self._progress.step  # else only its report was lost
-        validated = self._journal.with_validation(state)
+        validated = learned.validated
         validates = state.step % plan.eval_interval == 0 or state.step == plan.steps
         if validated is None and validates and is_latest and not self._stopping.is_set():
             validated = await self._validated(state, metrics, started)
@@ -268,11 +268,11 @@ class Loop:
             batch = await asyncio.to_thread(self._journal.batch, record)
             learned = await self._learn(batch, state) if batch.trained else None
             state = _past(state, batch) if learned is None else learned.state
+            validated = None if learned is None else self._journal.with_validation(state)
             if last_step is None:
                 self._progress.state = state
                 if learned is not None and state.step not in self._reported:
-                    self._unreported.append(learned)
-            validated = None if learned is None else self._journal.with_validation(state)
+                    self._unreported.append(replace(learned, validated=validated))
             if validated is not None:  # its checkpoint was not written
                 await self._progress.save(validated)
 
@@ -333,6 +333,7 @@ class _Learned:
     state: LoopState
     batch: Batch
     report: StepReport
+    validated: LoopState | None = None  # with the validation of an earlier start
 
 
 def _past(state: LoopState, batch: Batch) -> LoopState:

@@ -6,7 +6,8 @@ import asyncio
 import math
 import os
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -76,6 +77,30 @@ async def test_a_kill_while_a_checkpoint_is_updated_leaves_it_whole(tmp_path: Pa
     (saved / "loop.json.tmp").write_text("{")
     assert Checkpoints(tmp_path).latest() == checkpoints.latest()
     assert os.listdir(saved) == ["loop.json"]
+
+
+async def test_a_copy_that_ends_while_a_checkpoint_is_saved_removes_with_it(tmp_path: Path) -> None:
+    class Copies:
+        def __init__(self) -> None:
+            self.pool, self.removing = ThreadPoolExecutor(4), list[Future[None]]()
+
+        def add(self, checkpoint: Path, prune: Callable[[], None]) -> None:
+            self.removing += [self.pool.submit(prune) for _ in range(4)]
+
+        def needs(self, checkpoint: Path) -> bool:
+            return False
+
+    async def many_files(path: Path) -> None:
+        for i in range(20):
+            (path / f"{i}").touch()
+
+    copies = Copies()
+    checkpoints = Checkpoints(tmp_path, copies)
+    with copies.pool:
+        for step in range(1, 30):
+            await checkpoints.save(LoopState(step, step, 0, [], 0, None, offered=False), many_files)
+    assert [removing.exception() for removing in copies.removing] == [None] * len(copies.removing)
+    assert os.listdir(tmp_path) == ["step-000029"]
 
 
 async def test_a_validation_in_which_nothing_was_graded_pushes_out_no_better_one(tmp_path: Path) -> None:

@@ -225,6 +225,32 @@ async def test_a_step_is_reported_once_and_its_validation_is_not_repeated(tmp_pa
     assert set(validated) == {6, 8, 9}
 
 
+async def test_steps_whose_reports_were_lost_are_reported_by_the_replay(tmp_path: Path) -> None:
+    with pytest.raises(Killed):
+        await made(tmp_path, learner=FakeLearner(killed_in(4)), interval=NEVER).loop.run()
+    again = made(tmp_path)
+    await again.loop.resume(reported={1})
+    await again.loop.run()
+    assert [metrics["step"] for metrics in again.sink.steps] == list(range(2, 10))
+
+
+async def test_a_validation_whose_checkpoint_was_not_written_is_not_repeated(tmp_path: Path) -> None:
+    class Unwritten(FakeLearner):
+        async def write(self, folder: Path) -> None:
+            raise OSError(errno.EIO, "Input/output error")
+
+    with pytest.raises(OSError, match="Input/output"):
+        await made(tmp_path, learner=Unwritten(), validate=True, steps=4).loop.run()
+    again = made(tmp_path, validate=True, steps=4)
+    await again.loop.resume(reported={1, 2, 3})
+    while not again.sink.of(CheckpointSaved):
+        await asyncio.to_thread(lambda: None)
+    await again.loop.run()
+    assert [metrics["step"] for metrics in again.sink.steps] == [4.0]
+    assert "full_valid_n" in again.sink.steps[0]
+    assert not again.rollouts.requests
+
+
 async def test_records_of_a_newer_version_are_refused(tmp_path: Path) -> None:
     await Journal(tmp_path / "journal").add_batch(Batch([group(group_request(0, 4), [0.0, 1.0])]))
     [record] = (tmp_path / "journal").glob("batch-*.json")
