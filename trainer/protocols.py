@@ -65,6 +65,9 @@ class Learner(Checkpointable, Protocol):
     async def step(self, sequences: Sequence[TrainSequence], version: int) -> StepReport:
         """Train on one batch, from policy `version`; the loss is over all tokens of all `sequences`."""
 
+    async def check(self) -> None:
+        """Returns at once, or raises LearnerFailed if the learner was lost since the last call."""
+
 
 class EventSink(Protocol):
     """Receives what the loop reports. Calls return at once and never raise."""

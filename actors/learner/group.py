@@ -135,6 +135,11 @@ class LearnerGroup:
         """
         await self._rank_0("send", bucket)
 
+    async def check(self) -> None:
+        """Find out whether a rank was lost since the last call. A rank that only hangs is left to the watchdog."""
+        refs = [actor.pulse.remote() for actor in self._ranks()]
+        await self._results("waiting", refs, self._config.collective_timeout_s)
+
     async def snapshot(self) -> None:
         """See `LearnerRank.snapshot`."""
         await self._call("snapshot", self._same())

@@ -27,7 +27,7 @@ from actors.rollout.worker import RolloutWorkerClient
 from actors.runtime.calls import LOST, QUICK_S, UNREACHABLE, ask
 from actors.runtime.watchdog import Watched, pulse_of
 from actors.weights.shared_memory import remove_leftovers
-from actors.weights.sync import WeightSync
+from actors.weights.sync import WeightsLost, WeightSync
 from trainer.errors import Discard, EngineFailed, Halted
 from trainer.events import EngineJoined, EngineReplaced, EngineRestarted, EngineWaiting, WeightsNotCompared
 from trainer.protocols import Emit
@@ -152,6 +152,8 @@ class Fleet:
         started = time.monotonic()
         async with self._collecting:
             published = await self._sync.collect(version)
+        async with self._changed:
+            self._changed.notify_all()  # engines that start wait for it if the one before was lost
         seats, known = [seat for seat in self._seats if seat.ready], self._sync.untaken
         outcomes = await self._sync.deliver(published, [seat.worker for seat in seats])
         if (untaken := self._sync.untaken) and not known:
@@ -245,11 +247,14 @@ class Fleet:
             async with self._collecting:  # during `collect` there are no published weights
                 published = self._sync.last if self._sync is not None else None
             if self._sync is not None and published is not None:
-                outcome = await self._sync.catch_up(published, seat.worker)
-                if isinstance(outcome, EngineFailed):
-                    raise outcome
+                with suppress(WeightsLost):  # the learner is found to be lost soon, and publishes them again
+                    outcome = await self._sync.catch_up(published, seat.worker)
+                    if isinstance(outcome, EngineFailed):
+                        raise outcome
             async with self._changed:
-                if self._sync is None or self._sync.last is published:  # no newer version came meanwhile
+                if self._sync is not None and self._sync.is_lost:
+                    await self._changed.wait()
+                elif self._sync is None or self._sync.last is published:  # no newer version came meanwhile
                     seat.ready = True
                     self._changed.notify_all()
                     return

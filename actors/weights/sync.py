@@ -11,12 +11,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from ray.exceptions import ObjectLostError
+
 from actors.runtime.calls import ask
 from actors.weights.checksum import MASK
 from actors.weights.layout import MAX_BUCKET_BYTES, Layout, Loaded, num_bytes
-from trainer.errors import EngineFailed
+from trainer.errors import EngineFailed, LearnerFailed
 
 SYNC_TIMEOUT_S = 600.0
+
+
+class WeightsLost(LearnerFailed):
+    """The published weights were in the memory of a learner rank that is gone."""
 
 
 class WeightSource(Protocol):
@@ -72,7 +78,13 @@ class WeightSync:
         self._max_bucket_bytes = max_bucket_bytes
         self._incarnation = source.incarnation
         self._plan: list[Layout] | None = None
+        self._collected = False
         self.last: Published | None = None
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the published weights were lost with the learner; an engine that starts waits until they are back."""
+        return self._collected and self.last is None
 
     def _learner_restarted(self) -> None:
         """Forget what the lost processes had."""
@@ -85,7 +97,7 @@ class WeightSync:
             self._learner_restarted()
         if self._plan is None:
             self._plan = await self._source.bucket_plan(self._max_bucket_bytes)
-        self.last = None  # frees the previous version: the object store never holds two
+        self.last, self._collected = None, True  # frees the previous version: the object store never holds two
         gathered = [await self._source.gather_bucket(i) for i in range(len(self._plan))]
         buckets = zip([data for data, _ in gathered], self._plan, strict=True)
         self.last = Published(version, tuple(buckets), sum(checksum for _, checksum in gathered) & MASK)
@@ -96,12 +108,21 @@ class WeightSync:
         return await asyncio.gather(*(self.catch_up(published, worker) for worker in workers))
 
     async def catch_up(self, published: Published, worker: Any) -> float | EngineFailed:
-        """Load `published` into one worker, at any time."""
+        """Load `published` into one worker, at any time.
+
+        Raises:
+            WeightsLost: The buckets are gone, with the learner's process that gathered them.
+        """
         try:
             async with asyncio.timeout(SYNC_TIMEOUT_S):
                 for ref, layout in published.buckets:
                     await ask(worker.stage.remote(ref, layout), "an engine", EngineFailed)
                 loaded: Loaded = await ask(worker.swap.remote(published.version), "an engine", EngineFailed)
+        except ObjectLostError as error:
+            if self.last is published:
+                self.last = None
+            what = f"the weights of version {published.version} were lost with learner rank 0"
+            raise WeightsLost(what, ranks=[0]) from error
         except EngineFailed as error:
             return error
         except TimeoutError:

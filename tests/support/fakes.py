@@ -80,6 +80,9 @@ class FakeLearner:
         self.weights.append((version, [s.token_ids.tolist() for s in sequences]))
         return report
 
+    async def check(self) -> None:
+        self.alive()
+
     async def snapshot(self) -> None:
         self.alive()
         self._snapshot = list(self.weights)

@@ -34,6 +34,7 @@ class Made:
         self.tasks = [task(str(i)) for i in range(changes.get("num_rows", 6))]
         validation = [task(f"v{i}") for i in range(3)] if changes.pop("validate", True) else []
         sleep, clock = changes.pop("sleep", asyncio.sleep), changes.pop("clock", time.monotonic)
+        check_every_s = changes.pop("check_every_s", 60.0)
         config = LoopConfig(plan(**changes), AlgorithmSpec(max_staleness=staleness), 7, 1.0, interval)
         self.loop = Loop(
             config,
@@ -46,6 +47,7 @@ class Made:
             self.sink,
             sleep,
             clock,
+            check_every_s,
         )
 
     @property

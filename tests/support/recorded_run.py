@@ -115,6 +115,9 @@ class _Learner:
         self._did.note("update", version=version, trained=trained, loss=loss, norm=norm)
         return report
 
+    async def check(self) -> None:
+        """It is this process."""
+
     async def snapshot(self) -> None:
         with self._did.within("snapshot"):
             self._rank.snapshot()

@@ -36,6 +36,7 @@ from trainer.spec.plan import Plan
 from trainer.types import Evaluation, Group, GroupRequest, StepReport, SyncReport, Task, TrainSequence
 
 T = TypeVar("T")
+CHECK_LEARNER_EVERY_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,7 @@ class Loop:
         sink: EventSink,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         clock: Callable[[], float] = time.monotonic,
+        check_every_s: float = CHECK_LEARNER_EVERY_S,
     ) -> None:
         plan, algorithm = config.plan, config.algorithm
         self._config = config
@@ -69,6 +71,7 @@ class Loop:
         self._rollouts = rollouts
         self._learner = learner
         self._sink = sink
+        self._check_every_s = check_every_s
         self._journal = journal
         self._disk = Disk(sink, sleep)
         self._restarts = Restarts(sink, sleep)
@@ -152,7 +155,7 @@ class Loop:
         self._unreported.clear()
         while self._progress.has_steps_left and not self._stopping.is_set():
             started = time.monotonic()
-            batch = await self._unless_stopped(self._buffer.next_batch())
+            batch = await self._unless_stopped(self._next_batch())
             if batch is None:
                 return
             times = {"time_wait_s": time.monotonic() - started}
@@ -164,6 +167,16 @@ class Loop:
                 self._progress.state = _past(self._progress.state, batch)
                 with self._distrusted(batch):
                     self._health.starved(batch, self._progress.step)
+
+    async def _next_batch(self) -> Batch:
+        """The next batch. Meanwhile a lost learner is found: engines may wait for it, and the batch for them."""
+        batch = asyncio.create_task(self._buffer.next_batch())
+        try:
+            while not (await asyncio.wait({batch}, timeout=self._check_every_s))[0]:
+                await self._with_learner(self._learner.check)
+            return batch.result()
+        finally:
+            batch.cancel()
 
     async def _step(self, batch: Batch, started: float, times: dict[str, float]) -> None:
         learning, before = time.monotonic(), self._progress.state

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from tests.support.loops import (
 )
 from trainer.errors import LearnerFailed
 from trainer.events import CheckpointSaved, LearnerRestarted
-from trainer.types import StepReport, SyncReport
+from trainer.types import Group, GroupRequest, StepReport, SyncReport
 
 
 @pytest.mark.parametrize("lost_in", ["step", "snapshot", "write", "publish"])
@@ -176,3 +177,27 @@ async def test_a_step_in_between_renews_the_restarts(tmp_path: Path) -> None:
     assert (await run.loop.run()).step == 9
     assert run.learner.restarts > 4
     assert run.learner.weights == await undisturbed(tmp_path / "calm")
+
+
+async def test_a_learner_lost_while_all_engines_wait_for_its_weights_is_found(tmp_path: Path) -> None:
+    """A node with rank 0 and the only engine is lost: the new engine needs weights that only a new rank 0 has."""
+    found = asyncio.Event()
+
+    class Found(FakeLearner):
+        async def restart(self) -> None:
+            await super().restart()
+            found.set()
+
+    class Waiting(Numbered):
+        async def sample(self, request: GroupRequest) -> Group:
+            if request.index == 6:
+                learner.lose(LearnerFailed("its process was lost"))
+            if request.index >= 6:
+                await found.wait()
+            return await super().sample(request)
+
+    learner = Found()
+    run = made(tmp_path / "lost", learner=learner, rollouts=Waiting(some_without_signal), check_every_s=0.01)
+    assert (await run.loop.run()).step == 9
+    assert learner.restarts == 1
+    assert learner.weights == await undisturbed(tmp_path / "calm")
