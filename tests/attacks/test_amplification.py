@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+from pydantic import BaseModel
 
 from actors.graders.hacks.python_source import TooMuch
 from actors.graders.kinds.code_check import hack_in
@@ -303,10 +305,24 @@ async def test_grades_that_are_cancelled_together_take_no_place_from_those_that_
 # -- numbers -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "name", [name for name, field in ClusterSpec.model_fields.items() if "int" in str(field.annotation)]
-)
-async def test_a_number_of_the_cluster_has_an_upper_bound(server: Server, name: str) -> None:
+def numbers_of(model: type[BaseModel], at: str = "") -> list[str]:
+    """The paths of all numbers below a model."""
+    found = []
+    for name, field in model.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            found += numbers_of(kind, f"{at}{name}.")
+        elif re.search(r"\b(int|float)\b", str(kind)):
+            found.append(f"{at}{name}")
+    return found
+
+
+@pytest.mark.parametrize("path", numbers_of(ClusterSpec))
+async def test_a_number_of_the_cluster_has_an_upper_bound(server: Server, path: str) -> None:
+    *parents, name = path.split(".")
+    cluster: dict[str, Any] = {name: 10**9}
+    for parent in reversed(parents):
+        cluster = {parent: cluster}
     with budget():
-        error = error_of(await server.create_job(cluster={name: 10**9}))
-    assert error["param"] == f"cluster.{name}" and "less than or equal to" in error["message"]
+        error = error_of(await server.create_job(cluster=cluster))
+    assert error["param"] == f"cluster.{path}" and "less than or equal to" in error["message"]
