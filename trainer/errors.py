@@ -136,7 +136,10 @@ class EngineFailed(Discard):
 
 
 class LearnerFailed(RftError):
-    """A learner rank died, failed or timed out, so no update can be trusted. Resume from the last checkpoint."""
+    """A learner rank died, failed or timed out, so no update can be trusted.
+
+    The learner starts again from the last checkpoint; the run ends if that has failed too often at one step.
+    """
 
 
 class Halted(RftError):

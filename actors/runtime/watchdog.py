@@ -1,8 +1,8 @@
 """Nothing hangs forever: every few seconds each actor of a job is asked what it is doing.
 
 An actor that does not answer for half a minute is reported, with the rollouts that wait for it. After three minutes it
-is given up: an engine is replaced, a helper restarted, and a silent learner rank ends the job. An actor that answers
-but makes no progress for minutes is reported too, and left to the deadlines of its work.
+is given up: an engine is replaced, a helper restarted, and a learner rank killed, so that the learner starts again. An
+actor that answers but makes no progress for minutes is reported too, and left to the deadlines of its work.
 
 Silence is counted in checks, not in seconds of a clock: after a pause of the driver itself no actor is suspected.
 """

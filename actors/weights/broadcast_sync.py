@@ -4,8 +4,7 @@ Generation pauses for the whole transfer, since there is no memory to stage buck
 through the object store as in WeightSync: an engine that joins late catches up from the last version's buckets. The
 group is formed again whenever the set of engines has changed, and after each failure. **Between GPUs, over NCCL, this
 has never been run**; there, a member that dies during a transfer ends the process of every other member after a
-timeout, the learner's too, and the job resumes from its last checkpoint. Over gloo, between CPUs, only engines are
-lost, and replaced.
+timeout, the learner's too, which then starts again. Over gloo, between CPUs, only engines are lost, and replaced.
 """
 
 from __future__ import annotations

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.records.redact import plain, public_job
+from trainer.data.durable import write_durably
 from trainer.data.rollout_files import ROLLOUTS_SUFFIX, read_groups, write_groups
 from trainer.events import VALIDATION, Evaluated, StepDone
 from trainer.loop.checkpoint import latest_checkpoint
@@ -104,17 +105,16 @@ class RunFolder:
         self._later(f"rollouts/{path.name}", lambda: write_groups(path, groups))
 
     def write_job(self, job: JobSpec, plan: Plan, extra: Mapping[str, Any] | None = None) -> None:
-        """Write the resolved job without secrets, synchronously. `extra`: versions, placement and the like.
+        """Write the resolved job without secrets, durably, since a run resumes with it.
+
+        `extra`: versions, placement and the like.
 
         Raises:
             OSError: The folder is not writable. Raised here so that a run fails before anything starts.
         """
         resolved = {"format": FORMAT, "job": public_job(job), "plan": plan.model_dump(mode="json"), **(extra or {})}
         self.path.mkdir(parents=True, exist_ok=True)
-        path = self.path / "job.resolved.json"
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text(json.dumps(plain(resolved), indent=2) + "\n")
-        temporary.rename(path)
+        write_durably(self.path / "job.resolved.json", (json.dumps(plain(resolved), indent=2) + "\n").encode())
 
     def close(self) -> None:
         """Wait for all pending writes. Later ones are not written and are recorded in `problems`."""
