@@ -17,7 +17,7 @@ from actors.engine.structure import cut_result, thought_structure, turn_structur
 from actors.engine.tokenizer import load_tokenizer
 from actors.engine.vllm_engine import Engine, EngineConfig
 from actors.runtime.calls import outcome_of
-from trainer.data.chat import THOUGHT_MARKS, Renderer
+from trainer.chat.renderer import THOUGHT_MARKS, Renderer
 from trainer.errors import EngineFailed, RftError
 from trainer.spec.plan import THINKING_TOKENS
 from trainer.spec.serving import ServeSettings

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from trainer.data.chat import Renderer
+from trainer.chat.renderer import Renderer
 
 CUT_MARK = "\n[... {} tokens cut ...]"
 

@@ -8,7 +8,7 @@ from typing import Any
 from vllm.reasoning import ReasoningParserManager
 from vllm.reasoning.basic_parsers import BaseThinkingReasoningParser
 
-from trainer.data.chat import THOUGHT_MARKS
+from trainer.chat.renderer import THOUGHT_MARKS
 
 NAME = "agent_rft_thoughts"
 

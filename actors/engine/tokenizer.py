@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainer.data.chat import Tokenizer
+from trainer.chat.renderer import Tokenizer
 
 
 def load_tokenizer(model: str) -> Tokenizer:

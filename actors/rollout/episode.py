@@ -24,7 +24,7 @@ from actors.graders.sample import sample_of
 from actors.rollout.time_budget import TimeBudget
 from actors.runtime.in_flight import InFlight
 from trainer.algorithm.reward import reward_of
-from trainer.data.chat import Renderer
+from trainer.chat.renderer import Renderer
 from trainer.errors import Discard
 from trainer.spec.job import RewardSpec, RolloutLimits
 from trainer.spec.json_schema import Checker

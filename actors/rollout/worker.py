@@ -23,7 +23,7 @@ from actors.runtime.in_flight import Doing
 from actors.runtime.process import importing, lower_priority
 from actors.tools.actor import DispatcherClient, OwnedSessions
 from actors.weights.layout import Layout, Loaded
-from trainer.data.chat import Renderer
+from trainer.chat.renderer import Renderer
 from trainer.data.rollout_json import outcome_as_json, outcome_from_json, task_as_json, task_from_json
 from trainer.errors import EngineFailed, RftError
 from trainer.types import Discarded, Rollout

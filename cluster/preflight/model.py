@@ -20,7 +20,7 @@ from cluster.planning.model_folder import (
     weight_problems,
 )
 from cluster.planning.model_shape import CONFIG_KEYS, max_context, shape_of
-from trainer.data.chat import Renderer
+from trainer.chat.renderer import Renderer
 from trainer.errors import Problem, UserError
 from trainer.model.policy import refuse_unsupported
 from trainer.spec.job import JobSpec

@@ -27,7 +27,7 @@ from cluster.preflight.rows import length_problems, read_files, rows_of
 from cluster.preflight.same_job import Change
 from cluster.preflight.space import Free, folder_problems, space_problems, write_speed
 from cluster.preflight.static import invalid_job, method_problems
-from trainer.data.chat import Renderer
+from trainer.chat.renderer import Renderer
 from trainer.errors import GraderFailed, Problem, UserError
 from trainer.problem_codes import stops_accepted
 from trainer.spec.endpoints import ToolSpec

@@ -12,7 +12,7 @@ from actors.graders.templates import INVALID_VARIABLE, render
 from actors.grading.factory import graders_of, templates_of
 from cluster.preflight.examples import example_sample
 from cluster.preflight.form_check import TOOLS
-from trainer.data.chat import Renderer
+from trainer.chat.renderer import Renderer
 from trainer.data.rows import read_tasks
 from trainer.errors import GraderFailed, Problem
 from trainer.spec.job import FILES, JobSpec, Reinforcement

@@ -21,7 +21,7 @@ from actors.weights.broadcast_sync import BroadcastSync
 from actors.weights.sync import WeightSync
 from cluster.planning.placement import size
 from cluster.preflight.prepare import Prepared
-from trainer.data.chat import THOUGHT_MARKS
+from trainer.chat.renderer import THOUGHT_MARKS
 from trainer.spec.job import AlgorithmSpec
 
 

@@ -21,7 +21,7 @@ from actors.tools.sessions import SessionBook
 from tests.chaos.server import ChaosServer
 from tests.support import builders
 from tests.support.fakes_http import LOCAL
-from trainer.data.chat import Renderer
+from trainer.chat.renderer import Renderer
 from trainer.spec.endpoints import SessionSpec, ToolSpec
 from trainer.spec.job import RewardSpec, RolloutLimits
 from trainer.types import Discarded, Rollout, Task

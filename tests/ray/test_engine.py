@@ -27,7 +27,7 @@ from actors.weights.layout import Layout, Loaded
 from actors.weights.shared_memory import PREFIX
 from tests.support.paths import BASE
 from tests.support.shared_memory import left_behind
-from trainer.data.chat import THOUGHT_MARKS, Renderer
+from trainer.chat.renderer import THOUGHT_MARKS, Renderer
 from trainer.errors import EngineFailed
 from trainer.model.batch import pack
 from trainer.model.grammar import Grammars

@@ -28,7 +28,7 @@ from actors.learner.sizes import snapshot_bytes
 from actors.weights.checksum import checksum
 from tests.support.old_version import old_version
 from tests.support.paths import BASE
-from trainer.data.chat import Renderer
+from trainer.chat.renderer import Renderer
 from trainer.errors import Halted, RftError, UserError
 from trainer.metrics import metric_of
 from trainer.model.batch import WeightedSequence

@@ -34,7 +34,7 @@ from tests.support.builders import tasks_of
 from tests.support.fakes_http import until, unused_port
 from tests.support.jobs import database_with_tables
 from tests.support.paths import LEDGER
-from trainer.data.chat import Renderer
+from trainer.chat.renderer import Renderer
 from trainer.spec.job import RewardSpec, RolloutLimits
 from trainer.spec.operator import NOTHING_ALLOWED, EngineLimits
 from trainer.spec.serving import ServeSettings

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
-from trainer.data.chat import Renderer
+from trainer.chat.renderer import Renderer
 from trainer.data.rows import RowOrder
 from trainer.errors import LearnerFailed
 from trainer.events import LossEvaluated, PhaseBegan, StepDone, UpdateSkipped

@@ -22,7 +22,7 @@ from actors.tools.dispatcher import Dispatcher
 from tests.support.builders import task
 from tests.support.fakes_http import LOCAL, FakeEndpoint, FakeTime, Received
 from tests.support.paths import BASE
-from trainer.data.chat import Renderer
+from trainer.chat.renderer import Renderer
 from trainer.errors import EndpointRefused, EngineFailed, GraderFailed, ToolFailed
 from trainer.spec.endpoints import ToolSpec
 from trainer.spec.job import RewardSpec, RolloutLimits

@@ -12,7 +12,7 @@ import pytest
 from tests.support.builders import plan, task
 from tests.support.fakes import FakeLearner, FakeSink
 from tests.support.loops import EACH_STEP, NEVER, Killed, counting
-from trainer.data.chat import Renderer
+from trainer.chat.renderer import Renderer
 from trainer.errors import LearnerFailed
 from trainer.events import CheckpointSaved, LossEvaluated
 from trainer.loop.checkpoint import Checkpoints

@@ -8,7 +8,7 @@ from transformers import AutoTokenizer
 
 from actors.engine.structure import turn_structure
 from tests.support.paths import BASE
-from trainer.data.chat import Renderer
+from trainer.chat.renderer import Renderer
 from trainer.model.batch import MicroBatch, TokenMasks, pack
 from trainer.model.grammar import Grammars
 from trainer.types import TrainSequence

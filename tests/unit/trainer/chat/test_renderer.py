@@ -6,7 +6,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from tests.support.paths import BASE
-from trainer.data.chat import Renderer
+from trainer.chat.renderer import Renderer
 
 QWEN_LIKE_HISTORY = """
 {%- for m in messages -%}
