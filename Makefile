@@ -108,7 +108,7 @@ hashes:
 	@[ -x $(BIN)/uv ] || { echo "run make setup first, before you change a list" >&2; exit 1; }
 	$(BIN)/python -m requirements.hashes
 
-# build/sbom-{cpu,gpu,dev}.json
+# build/sbom-cpu.json and so on, one for each list
 sbom: setup
 	$(BIN)/python -m requirements.sbom
 

@@ -44,7 +44,7 @@ def table(summaries: Iterable[dict[str, Any]]) -> str:
             ]
             lines.append(" | ".join(cells))
         load = " to ".join(f"{load:.1f}" for load in summary["load"])
-        lines.append(f"{summary['seed']} | all | | | | | {summary['minutes']:.1f} | {load}")
+        lines.append(f"{summary['seed']} | all |  |  |  |  | {summary['minutes']:.1f} | {load}")
     return "".join(f"| {line} |\n" for line in lines)
 
 
