@@ -17,10 +17,11 @@ from actors.engine.structure import cut_result, thought_structure, turn_structur
 from actors.engine.tokenizer import load_tokenizer
 from actors.engine.vllm_engine import Engine, EngineConfig
 from actors.runtime.calls import outcome_of
+from trainer.chat.dialect import UNKNOWN
 from trainer.chat.renderer import THOUGHT_MARKS, Renderer
+from trainer.chat.serving import ServeSettings
 from trainer.errors import EngineFailed, RftError
 from trainer.spec.plan import THINKING_TOKENS
-from trainer.spec.serving import ServeSettings
 from trainer.types import Message
 
 PASSED_ON = (
@@ -68,7 +69,8 @@ class ChatEngine:
         from actors.engine import thoughts
 
         tokenizer = load_tokenizer(self._config.model)
-        self._renderer = Renderer(tokenizer, **self._settings.template_arguments)
+        dialect = self._settings.dialect or UNKNOWN
+        self._renderer = Renderer(tokenizer, **dialect.template_arguments)
         thinks = self._renderer.end_of_thought is not None
         thoughts.register()
         # The parsers log a traceback for each malformed call; here that is the model's mistake, not ours.
@@ -78,7 +80,7 @@ class ChatEngine:
         self._client = client = self._engine.client
         parsers = {
             "enable_auto_tools": True,
-            "tool_parser": self._settings.tool_parser,
+            "tool_parser": dialect.tool_parser,
             "reasoning_parser": thoughts.NAME if thinks else "",
         }
         common = {"request_logger": None, "chat_template": None, "chat_template_content_format": "string", **parsers}

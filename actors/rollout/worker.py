@@ -23,6 +23,7 @@ from actors.runtime.in_flight import Doing
 from actors.runtime.process import importing, lower_priority
 from actors.tools.actor import DispatcherClient, OwnedSessions
 from actors.weights.layout import Layout, Loaded
+from trainer.chat.dialect import Dialect
 from trainer.chat.renderer import Renderer
 from trainer.data.rollout_json import outcome_as_json, outcome_from_json, task_as_json, task_from_json
 from trainer.errors import EngineFailed, RftError
@@ -39,8 +40,7 @@ class WorkerConfig:
 
     engine: EngineConfig
     episode: EpisodeSpec
-    tool_parser: str
-    template_arguments: dict[str, Any]
+    dialect: Dialect
     dispatchers: Sequence[Any]
     graders: Any
     owner: str | None = None
@@ -72,8 +72,8 @@ class RolloutWorker(Reachable):
         dispatcher = DispatcherClient(*self._config.dispatchers)
         self._runner = EpisodeRunner(
             spec,
-            Renderer(tokenizer, **self._config.template_arguments),
-            VllmParser(self._config.tool_parser, tokenizer),
+            Renderer(tokenizer, **self._config.dialect.template_arguments),
+            VllmParser(self._config.dialect.tool_parser, tokenizer),
             partial(
                 self._engine.generate,
                 stop_token_ids=[tokenizer.eos_token_id],

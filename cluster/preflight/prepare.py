@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,17 +27,19 @@ from cluster.preflight.rows import length_problems, read_files, rows_of
 from cluster.preflight.same_job import Change
 from cluster.preflight.space import Free, folder_problems, space_problems, write_speed
 from cluster.preflight.static import invalid_job, method_problems
-from trainer.chat.renderer import Renderer
+from trainer.chat.dialect import DEFAULT_PARSER, UNKNOWN, Dialect
+from trainer.chat.renderer import THOUGHT_MARKS, Renderer
 from trainer.errors import GraderFailed, Problem, UserError
 from trainer.problem_codes import stops_accepted
 from trainer.spec.endpoints import ToolSpec
 from trainer.spec.graders import PythonGrader
-from trainer.spec.job import FILES, ClusterSpec, JobSpec, Reinforcement
+from trainer.spec.job import FILES, JobSpec, Reinforcement
 from trainer.spec.operator import NOTHING_ALLOWED, Operator
 from trainer.spec.plan import Choice, Plan, resolve
 from trainer.types import Task
 
-DEFAULT_PARSER = ClusterSpec().tool_parser
+KNOWN_PARSERS = ("auto", DEFAULT_PARSER)
+"""Need no look into vLLM, whose import takes longer than all other checks."""
 NODE_REMEDY = "add a node with the Ray resource python_grader, or set python_grader_nodes: false in the configuration"
 
 
@@ -54,6 +56,7 @@ class Prepared:
     cluster: ClusterPlan
     context_length: int
     renderer: Renderer
+    dialect: Dialect
     tasks: list[Task]
     validation: list[Task] = field(default_factory=list)
     test: list[Task] = field(default_factory=list)
@@ -149,6 +152,7 @@ async def prepare(
         cluster=cluster,
         context_length=context_length,
         renderer=model.renderer,
+        dialect=_dialect(job, model.renderer),
         tasks=tasks,
         validation=files["validation_file"],
         test=files["test_file"],
@@ -206,13 +210,24 @@ def _engine_problems(job: JobSpec) -> list[Problem]:
     if find_spec("vllm") is None:
         remedy = "pip install 'agent-rft[cpu]', or 'agent-rft[gpu]' where there are GPUs"
         return [Problem("no_engine", "cluster", "vLLM, which runs the rollouts, is not installed", remedy)]
-    if job.cluster.tool_parser == DEFAULT_PARSER:
-        return []  # importing vLLM takes longer than all other checks
-    names = tool_parser_names()
-    if job.cluster.tool_parser in names:
+    parser = job.model_options.tool_parser
+    if parser in KNOWN_PARSERS or parser in (names := tool_parser_names()):
         return []
-    message = f"there is no parser {job.cluster.tool_parser!r}"
-    return [Problem("unknown_parser", "cluster.tool_parser", message, f"use one of {', '.join(names)}")]
+    message, remedy = f"there is no parser {parser!r}", f"use auto or one of {', '.join(names)}"
+    return [Problem("unknown_parser", "model_options.tool_parser", message, remedy)]
+
+
+def _dialect(job: JobSpec, renderer: Renderer) -> Dialect:
+    """What the job says of how its model writes conversations."""
+    options = job.model_options
+    return replace(
+        UNKNOWN,
+        tool_parser=UNKNOWN.tool_parser if options.tool_parser == "auto" else options.tool_parser,
+        end_tokens=options.stop_tokens,
+        thought_marks=THOUGHT_MARKS if renderer.end_of_thought is not None else None,
+        template_arguments=renderer.template_arguments | options.template_arguments,
+        chat_template=options.chat_template,
+    )
 
 
 def _warnings(job: JobSpec, plan: Plan, model: LoadableModel, files: Mapping[str, Sequence[Task]]) -> Iterator[str]:

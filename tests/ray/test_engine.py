@@ -28,11 +28,11 @@ from actors.weights.shared_memory import PREFIX
 from tests.support.paths import BASE
 from tests.support.shared_memory import left_behind
 from trainer.chat.renderer import THOUGHT_MARKS, Renderer
+from trainer.chat.serving import ServeSettings
 from trainer.errors import EngineFailed
 from trainer.model.batch import pack
 from trainer.model.grammar import Grammars
 from trainer.model.policy import DeviceBatch, load_policy
-from trainer.spec.serving import ServeSettings
 from trainer.types import TrainSequence
 
 pytestmark = [

@@ -7,8 +7,9 @@ from trainer.problem_codes.code import CheckCode
 JOB_CODES: dict[str, dict[str, CheckCode]] = {
     "Configuration files": {
         "unreadable_<file>": CheckCode(
-            "The job, the operator's configuration (`config`), the list of nodes or the grader's file cannot be read: "
-            "it is missing, this user may not read it, or it is not UTF-8 text.",
+            "The job, its chat template, the operator's configuration (`config`), the list of nodes or the grader's "
+            "file cannot be read: it is missing, this user may not read it, or it is not UTF-8 text. A template may "
+            "have at most 64 kB.",
             "Check the path that the message shows. A configuration is looked for at `--config`, then at "
             "`AGENT_RFT_CONFIG`, then as `agent-rft.yaml` in the current folder.",
             stops_accepted=True,
@@ -93,7 +94,7 @@ JOB_CODES: dict[str, dict[str, CheckCode]] = {
         "unknown_parser": CheckCode(
             "The engine, vLLM, has no tool parser of this name. The parser turns the text of the model into tool "
             "calls, so without the right one every call is plain text.",
-            "Use one of the names in the message; which one fits is documented with the model.",
+            "Use `auto`, which looks for one that reads what the template writes, or one of the names in the message.",
             stops_accepted=True,
         ),
     },
