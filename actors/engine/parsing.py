@@ -98,7 +98,11 @@ class HarmonyParser:
     """Reads turns in OpenAI's harmony format, in which a turn is several messages on channels."""
 
     def __init__(self) -> None:
-        from openai_harmony import HarmonyEncodingName, Role, load_harmony_encoding
+        from openai_harmony import (  # type: ignore[import-untyped]
+            HarmonyEncodingName,
+            Role,
+            load_harmony_encoding,
+        )
 
         self._encoding = load_harmony_encoding(HarmonyEncodingName.HARMONY_GPT_OSS)
         self._role = Role.ASSISTANT

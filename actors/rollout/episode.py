@@ -197,7 +197,7 @@ class EpisodeRunner:
         structure, schema = None, self._spec.response_schema
         if schema is not None:
             thought = thought_structure(self._renderer, self._spec.max_thinking_tokens)
-            structure = turn_structure(task.tools, schema, thought)
+            structure = turn_structure(task.tools, schema, self._renderer.family.calls, thought)
         answer, finish = "", None
         while finish is None:
             room = min(

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from actors.engine.parsing import VllmParser
+from actors.engine.parsing import parser_of
 from actors.engine.tokenizer import load_tokenizer
 from actors.engine.vllm_engine import Engine, EngineConfig
 from actors.grading.pool import GraderPoolClient
@@ -70,13 +70,14 @@ class RolloutWorker(Reachable):
         tokenizer = load_tokenizer(self._config.engine.model)
         spec, owner = self._config.episode, self._config.owner
         dispatcher = DispatcherClient(*self._config.dispatchers)
+        renderer = Renderer(tokenizer, self._config.dialect)
         self._runner = EpisodeRunner(
             spec,
-            Renderer(tokenizer, **self._config.dialect.template_arguments),
-            VllmParser(self._config.dialect.tool_parser, tokenizer),
+            renderer,
+            parser_of(renderer.family, tokenizer),
             partial(
                 self._engine.generate,
-                stop_token_ids=[tokenizer.eos_token_id],
+                stop_token_ids=list(renderer.end_tokens),
                 max_thinking_tokens=spec.max_thinking_tokens if self._config.engine.thought_marks else None,
             ),
             dispatcher.call_turn,

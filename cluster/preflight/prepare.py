@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
 
-from actors.engine.parsing import tool_parser_names
 from actors.grading.factory import graders_of
 from actors.grading.python_nodes import check_sandbox
 from cluster.planning.context import context_of, context_problems
@@ -27,8 +26,8 @@ from cluster.preflight.rows import length_problems, read_files, rows_of
 from cluster.preflight.same_job import Change
 from cluster.preflight.space import Free, folder_problems, space_problems, write_speed
 from cluster.preflight.static import invalid_job, method_problems
-from trainer.chat.dialect import DEFAULT_PARSER, UNKNOWN, Dialect
-from trainer.chat.renderer import THOUGHT_MARKS, Renderer
+from trainer.chat.dialect import Dialect
+from trainer.chat.renderer import Renderer
 from trainer.errors import GraderFailed, Problem, UserError
 from trainer.problem_codes import stops_accepted
 from trainer.spec.endpoints import ToolSpec
@@ -38,8 +37,6 @@ from trainer.spec.operator import NOTHING_ALLOWED, Operator
 from trainer.spec.plan import Choice, Plan, resolve
 from trainer.types import Task
 
-KNOWN_PARSERS = ("auto", DEFAULT_PARSER)
-"""Need no look into vLLM, whose import takes longer than all other checks."""
 NODE_REMEDY = "add a node with the Ray resource python_grader, or set python_grader_nodes: false in the configuration"
 
 
@@ -56,7 +53,6 @@ class Prepared:
     cluster: ClusterPlan
     context_length: int
     renderer: Renderer
-    dialect: Dialect
     tasks: list[Task]
     validation: list[Task] = field(default_factory=list)
     test: list[Task] = field(default_factory=list)
@@ -65,6 +61,11 @@ class Prepared:
     warnings: tuple[str, ...] = ()
     stop: StopTime | None = None
     """The time for a checkpoint at the speed measured here; None without a learner, or if it cannot be measured."""
+
+    @property
+    def dialect(self) -> Dialect:
+        """How the model writes conversations."""
+        return self.renderer.dialect
 
     @property
     def placement(self) -> Placement:
@@ -117,7 +118,13 @@ async def prepare(
         problems += _engine_problems(job)
     if model is not None:
         problems += context_problems(context_length, model.max_context)
-        problems += await length_problems(rows, model.renderer, context_length, conversations=supervised)
+        problems += await length_problems(
+            rows,
+            model.renderer,
+            context_length,
+            conversations=supervised,
+            tools_in_prompt=job.model_options.tools_in_prompt,
+        )
     waits = bool(cluster.lacking) and operator.wait_for_nodes_s > 0
     lacking = [] if waits else cluster.lacking
     problems += [*cluster.problems, *lacking, *resource_problems(operator.jobs, cluster.placement.bundles)]
@@ -152,7 +159,6 @@ async def prepare(
         cluster=cluster,
         context_length=context_length,
         renderer=model.renderer,
-        dialect=_dialect(job, model.renderer),
         tasks=tasks,
         validation=files["validation_file"],
         test=files["test_file"],
@@ -206,28 +212,11 @@ async def _sandbox_problems(
 
 
 def _engine_problems(job: JobSpec) -> list[Problem]:
-    """A problem if vLLM or the job's tool parser is missing."""
+    """A problem if vLLM is missing."""
     if find_spec("vllm") is None:
         remedy = "pip install 'agent-rft[cpu]', or 'agent-rft[gpu]' where there are GPUs"
         return [Problem("no_engine", "cluster", "vLLM, which runs the rollouts, is not installed", remedy)]
-    parser = job.model_options.tool_parser
-    if parser in KNOWN_PARSERS or parser in (names := tool_parser_names()):
-        return []
-    message, remedy = f"there is no parser {parser!r}", f"use auto or one of {', '.join(names)}"
-    return [Problem("unknown_parser", "model_options.tool_parser", message, remedy)]
-
-
-def _dialect(job: JobSpec, renderer: Renderer) -> Dialect:
-    """What the job says of how its model writes conversations."""
-    options = job.model_options
-    return replace(
-        UNKNOWN,
-        tool_parser=UNKNOWN.tool_parser if options.tool_parser == "auto" else options.tool_parser,
-        end_tokens=options.stop_tokens,
-        thought_marks=THOUGHT_MARKS if renderer.end_of_thought is not None else None,
-        template_arguments=renderer.template_arguments | options.template_arguments,
-        chat_template=options.chat_template,
-    )
+    return []
 
 
 def _warnings(job: JobSpec, plan: Plan, model: LoadableModel, files: Mapping[str, Sequence[Task]]) -> Iterator[str]:

@@ -7,10 +7,9 @@ rest, in one small file of `trainer.chat.families`; which family a model has is 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any
 
-Effort = Literal["low", "medium", "high"]
 WriteCalls = Callable[[Sequence[tuple[str, Mapping[str, Any]]]], str]
 """(name, arguments) of each call of a turn -> the turn's text."""
 
@@ -47,7 +46,6 @@ class Family:
             anew, and a rollout has a segment for each turn.
         call_id: The ids of calls in the history, of the call's `name` and its `index` in the conversation.
         write_calls: Writes calls as text, for templates that render none.
-        effort: Template arguments of a reasoning effort, beside the switches that are common to many families.
     """
 
     name: str
@@ -61,4 +59,3 @@ class Family:
     exact: bool = True
     call_id: str = "call{index:05d}"
     write_calls: WriteCalls | None = None
-    effort: Mapping[Effort, Mapping[str, Any]] = field(default_factory=dict)

@@ -84,11 +84,11 @@ class Renderer:
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> list[int]:
         """Token ids of the messages, the tools and the generation prompt."""
-        return self._encode(self.prompt_text(messages, tools))
+        return self._encode(self.rendered(messages, tools, generate=True))
 
-    def prompt_text(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> str:
-        """The text of `prompt`."""
-        return self._render(self._history(messages), tools, generate=True)
+    def rendered(self, messages: Sequence[Message], tools: Sequence[ToolSchema], *, generate: bool) -> str:
+        """The text of messages in OpenAI's form; with `generate`, the prompt for the next turn."""
+        return self._render(for_template(messages, self.form, self.family), tools, generate=generate)
 
     def resume(
         self, messages: Sequence[Message], tools: Sequence[ToolSchema], results: Sequence[Sequence[int]]
@@ -106,7 +106,7 @@ class Renderer:
             if message["role"] == "tool":
                 message = {**message, "content": SLOT.format(sum(m["role"] == "tool" for m in marked))}
             marked.append(message)
-        text = self._render(self._history(marked), tools, generate=True)
+        text = self.rendered(marked, tools, generate=True)
         return self._filled(text, results)
 
     def appends_after(self, end: int, num_calls: int, *, says: bool, thinks: bool) -> bool:
@@ -161,10 +161,6 @@ class Renderer:
         text = self.tokenizer.decode(token_ids[:-1], skip_special_tokens=False)
         return text.lstrip().removeprefix(self.mark_texts[0]).removeprefix(self.family.thought_head)
 
-    def rendered(self, messages: Sequence[Message], tools: Sequence[ToolSchema], *, generate: bool) -> str:
-        """The text of messages in OpenAI's form."""
-        return self._render(self._history(messages), tools, generate=generate)
-
     def encode(self, text: str) -> list[int]:
         """Token ids of rendered text, with its special tokens."""
         return self._encode(text)
@@ -179,9 +175,6 @@ class Renderer:
         if calls:
             return self.form.between([call["function"]["name"] for call in calls])[0]
         return self.form.end_of_answers or self.tokenizer.eos_token
-
-    def _history(self, messages: Sequence[Message]) -> list[Message]:
-        return for_template(messages, self.form, self.family)
 
     def _render(self, messages: Sequence[Message], tools: Sequence[ToolSchema], *, generate: bool) -> str:
         text: str = self.tokenizer.apply_chat_template(

@@ -11,5 +11,4 @@ GPT_OSS = Family(
     call_mark=" to=functions.",
     end_tokens=("<|return|>", "<|call|>"),
     exact=False,  # in the history a call's recipient stands before its channel, and earlier thoughts are dropped
-    effort={effort: {"reasoning_effort": effort} for effort in ("low", "medium", "high")},
 )
