@@ -11,11 +11,15 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class ParsedTurn:
-    """A parsed turn: `calls` are (name, arguments as JSON text); `malformed` if a call was started but is invalid."""
+    """A parsed turn: `calls` are (name, arguments as JSON text); `malformed` if a call was started but is invalid.
+
+    `thought` is without its marks.
+    """
 
     content: str
     calls: tuple[tuple[str, str], ...] = ()
     malformed: bool = False
+    thought: str = ""
 
 
 TurnParser = Callable[[str, Sequence[dict[str, Any]]], ParsedTurn]

@@ -183,6 +183,14 @@ class Renderer:
             return "it drops the text or the thoughts of earlier turns"
         return None
 
+    def appends_after(self, end_token_id: int) -> bool:
+        """Whether `bridge` gives what follows a turn that ended with this token; else only `resume` does."""
+        return self._appends
+
+    @cached_property
+    def _appends(self) -> bool:
+        return self.rewrites_history() is None
+
     def _render(self, messages: Sequence[Message], tools: Sequence[ToolSchema], generate: bool) -> str:
         text: str = self.tokenizer.apply_chat_template(
             list(messages),
