@@ -25,7 +25,7 @@ from trainer.algorithm.advantage import advantages
 from trainer.chat.dialect import UNKNOWN
 from trainer.events import Event
 from trainer.spec.job import AlgorithmSpec, JobSpec
-from trainer.types import Group, Task, TrainSequence
+from trainer.types import Group, Task
 
 MARKS = [
     pytest.mark.asyncio(loop_scope="module"),
@@ -93,9 +93,10 @@ class JobActors:
 
     async def learn(self, groups: Sequence[Group], version: int) -> None:
         sequences = [
-            TrainSequence(r.token_ids, r.loss_mask, r.logprobs, r.versions, float(advantage))
+            sequence
             for group in groups
-            for r, advantage in zip(group.rollouts, advantages("centred", group.rewards), strict=True)
+            for rollout, advantage in zip(group.rollouts, advantages("centred", group.rewards), strict=True)
+            for sequence in rollout.train_sequences(float(advantage))
         ]
         report = await self.learner.step(sequences, version)
         assert report.applied
