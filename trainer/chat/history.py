@@ -23,9 +23,29 @@ def for_template(messages: Sequence[Message], form: TemplateForm, family: Family
     """
     return [
         changed
-        for turn, results in _turns([_plain(message) for message in messages])
+        for turn, results in _turns(_with_ids([_plain(message) for message in messages], family))
         for changed in _with_calls(turn, results, form, family)
     ]
+
+
+def _with_ids(messages: Sequence[Message], family: Family) -> list[Message]:
+    """The messages with ids of calls that depend only on the conversation; some models see the ids."""
+    ids: dict[str, str] = {}
+    changed: list[Message] = []
+    count = 0
+    for message in messages:
+        if calls := message.get("tool_calls"):
+            named = []
+            for call in calls:
+                id = family.call_id.format(name=call["function"]["name"], index=count)
+                count += 1
+                ids[call.get("id") or id] = id
+                named.append({**call, "id": id})
+            message = {**message, "tool_calls": named}
+        elif message["role"] == "tool":
+            message = {**message, "tool_call_id": ids.get(message.get("tool_call_id") or "", f"call{count:05d}")}
+        changed.append(message)
+    return changed
 
 
 def _plain(message: Message) -> Message:

@@ -231,8 +231,8 @@ JOB_CODES: dict[str, dict[str, CheckCode]] = {
             stops_accepted=True,
         ),
         "template_fails": CheckCode(
-            "The chat template raises an error for a question, for a turn with tool calls, or for the calls' results, so "
-            "an agent cannot be trained with it.",
+            "The chat template raises an error for a question, for a turn with tool calls, or for their results, so an "
+            "agent cannot be trained with it.",
             "Fix the template, or give another one in `model_options.chat_template`.",
             stops_accepted=False,
         ),
