@@ -170,6 +170,15 @@ def test_a_process_that_somebody_ended_is_replaced() -> None:
         assert template.render(MESSAGES, (), generate=True) == "hello"
 
 
+def test_a_process_that_is_silent_is_replaced() -> None:
+    with ChatTemplate("{{ messages[0].content }}", limits=TemplateLimits(silent_s=3)) as template:
+        assert template.render(MESSAGES, (), generate=True) == "hello"
+        stopped = template.pid
+        psutil.Process(stopped).suspend()
+        assert template.render(MESSAGES, (), generate=True) == "hello"
+        assert template.pid not in (None, stopped)
+
+
 async def test_a_render_whose_process_is_ended_each_time_is_an_error() -> None:
     endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
     with ChatTemplate(endless, limits=TemplateLimits(time_s=30)) as template:

@@ -27,8 +27,6 @@ from trainer.errors import UserError
 from trainer.types import Message, ToolSchema
 
 Kind = Literal["syntax", "raised", "failed", "too_slow", "too_large", "memory"]
-SILENT_S = 60.0
-"""Longest wait for a process that neither answers nor ends, such as one that is stopped."""
 ENDS_S = 5.0
 _REMEDIES: dict[Kind, str] = {
     "syntax": "correct the template there; it is Jinja as transformers has it, with trim_blocks and lstrip_blocks",
@@ -58,6 +56,8 @@ class TemplateLimits:
     """Address space of the process, of which Python takes about 30 MiB."""
     text_bytes: int = 16 << 20
     template_bytes: int = 64 << 10
+    silent_s: float = 60.0
+    """Longest wait for a process that neither answers nor ends, such as one that was stopped."""
 
 
 _LIBRARIES = sorted({str(Path(str(library.__file__)).parents[1]) for library in (jinja2, markupsafe)})
@@ -187,7 +187,7 @@ class _Process:
         self._limits = limits
         self._most_bytes = 6 * limits.text_bytes + 10_000  # JSON of a text, or of an error
         self._channel, theirs = socket.socketpair()
-        self._channel.settimeout(SILENT_S)
+        self._channel.settimeout(limits.silent_s)
         config = json.dumps({**asdict(limits), "now": now.isoformat()})
         with theirs:
             self._popen = subprocess.Popen(
@@ -218,6 +218,8 @@ class _Process:
         try:
             self._channel.sendall(len(request).to_bytes(template_process.LENGTH_BYTES, "big") + request)
             answer = json.loads(self._receive(int.from_bytes(self._receive(template_process.LENGTH_BYTES), "big")))
+        except TimeoutError:
+            raise _Lost(f"silent for {self._limits.silent_s:g} s") from None
         except (OSError, EOFError, ValueError):
             raise self._why_ended() from None
         finally:
