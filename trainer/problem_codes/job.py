@@ -249,6 +249,21 @@ JOB_CODES: dict[str, dict[str, CheckCode]] = {
             "Use the text of one token; those with a meaning are `added_tokens` in `tokenizer.json`.",
             stops_accepted=False,
         ),
+        "template_syntax": CheckCode(
+            "The chat template is not valid Jinja, with the tags and filters that transformers has: a block is not "
+            "closed, a filter does not exist, or it is nested too deeply. No message can become tokens.",
+            "Correct the line in the message. `{%- ... -%}` trims spaces, `{% generation %}` needs "
+            "`{% endgeneration %}`, and no other file can be included.",
+            stops_accepted=True,
+        ),
+        "template_too_costly": CheckCode(
+            "The chat template took more time or memory than a render may have, wrote a text that is too large, or is "
+            "too large itself. It renders in a process of its own with these limits, so that a loop without end stops "
+            "one render and not a run: 2 s of a processor, 1 GiB, 16 MiB of text, and 64 KiB for a template that a job "
+            "gives (1 MiB for one in a model's folder).",
+            "Remove nested loops, recursion and repeated texts: a usual template renders in a millisecond.",
+            stops_accepted=False,
+        ),
         "context_too_long": CheckCode(
             "`cluster.context_length` is larger than what the model was made for.",
             "Give at most the number in the message, or `auto`.",
