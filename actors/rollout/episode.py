@@ -257,7 +257,8 @@ class EpisodeRunner:
         Raises:
             TemplateFailed: the chat template cannot render the conversation.
         """
-        says, thinks = bool(turn.content.strip()), bool(turn.thought)
+        says = bool(turn.content.strip())
+        thinks = bool(turn.thought) or self._renderer.mark_texts[1] in trajectory.turns[-1].text
         if self._renderer.appends_after(end, len(calls), says=says, thinks=thinks):
             known = {tool["function"]["name"] for tool in task.tools}
             bridge = self._renderer.bridge([c.name if c.name in known else "tool" for c in calls], results)

@@ -123,7 +123,9 @@ class TemplateForm:
         if prompt is None or once is None or twice is None:
             return False
         sampled = once.removeprefix(prompt).partition(SLOT.format(0))[0]
-        kept = not says or (self.renders_calls and -1 < sampled.find(_SAID) < sampled.find(values[0]))
+        kept = not self.renders_calls or all(value in sampled for value in values)
+        if says:
+            kept = kept and self.renders_calls and -1 < sampled.find(_SAID) < sampled.find(values[0])
         return once.startswith(prompt) and twice.startswith(once) and kept and (not thinks or _THOUGHT in sampled)
 
     def _tried(self, messages: Sequence[Message], *, generate: bool = False) -> str | None:
