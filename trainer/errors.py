@@ -135,6 +135,16 @@ class EngineFailed(Discard):
     reason = "engine_failed"
 
 
+class TemplateFailed(Discard):
+    """The model's chat template could not render a rollout's conversation after a turn of the model.
+
+    It refuses such a turn, for example one with two calls, or with a call that could not be read. If it happens often,
+    give the job a template that renders them.
+    """
+
+    reason = "template_failed"
+
+
 class LearnerFailed(RftError):
     """A learner rank died, failed or timed out, so no update can be trusted.
 

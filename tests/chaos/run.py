@@ -37,6 +37,9 @@ class Letters:
     def prompt(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> list[int]:
         return self.plain(messages[-1]["content"])
 
+    def appends_after(self, end_token_id: int) -> bool:
+        return True
+
     def bridge(self, names: Sequence[str], results: Sequence[Sequence[int]]) -> list[int]:
         return [*self.plain(RESULT), *(letter for result in results for letter in result)]
 

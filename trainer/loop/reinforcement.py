@@ -245,14 +245,11 @@ class Loop:
         return await self._with_learner(partial(self._progress.save, state))
 
     def _sequences(self, batch: Batch) -> list[TrainSequence]:
-        sequences = []
+        sequences: list[TrainSequence] = []
         for group in batch.trained:
             values = advantages(self._config.algorithm.advantage, group.rewards)
             for rollout, advantage in zip(group.rollouts, values, strict=True):
-                r = rollout
-                sequences.append(
-                    TrainSequence(r.token_ids, r.loss_mask, r.logprobs, r.versions, float(advantage), r.structure)
-                )
+                sequences += rollout.train_sequences(float(advantage))
         return sequences
 
     # -- a lost learner ------------------------------------------------------------------------------------------------

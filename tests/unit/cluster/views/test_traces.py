@@ -86,7 +86,7 @@ def test_text_from_models_and_tools_cannot_control_the_terminal(tmp_path, synthe
 def test_json_contains_the_whole_rollout(run):
     rollout, lost = (json.loads(trace_json(t)) for t in select_traces(run, name="step-000003", row="1")[-2:])
     assert (
-        rollout["name"] == "step-000003" and rollout["kind"] == "rollout" and rollout["turns"] and rollout["token_ids"]
+        rollout["name"] == "step-000003" and rollout["kind"] == "rollout" and rollout["turns"] and rollout["segments"]
     )
     assert rollout["request"]["task"]["item"]["reference_answer"] == "1001"
     assert lost["kind"] == "discarded" and lost["reason"] == "tool_failed"
