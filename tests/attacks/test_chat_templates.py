@@ -149,7 +149,7 @@ def test_values_that_no_json_has_are_an_error() -> None:
     with ChatTemplate("x", limits=LIMITS) as template:
         for value in (cycle, deep, object(), {(1, 2): 3}):
             with pytest.raises(TemplateFailed):
-                template.render(MESSAGES, (), generate=True, value=value)
+                template.render(MESSAGES, (), generate=True, arguments={"value": value})
         assert template.render(MESSAGES, (), generate=True) == "x"
 
 

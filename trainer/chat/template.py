@@ -24,6 +24,7 @@ import markupsafe
 
 from trainer.chat import template_process
 from trainer.errors import UserError
+from trainer.spec.model_options import MAX_TEMPLATE_BYTES
 from trainer.types import Message, ToolSchema
 
 Kind = Literal["syntax", "raised", "failed", "too_slow", "too_large", "memory"]
@@ -55,7 +56,7 @@ class TemplateLimits:
     memory_bytes: int = 1 << 30
     """Address space of the process, of which Python takes about 30 MiB."""
     text_bytes: int = 16 << 20
-    template_bytes: int = 64 << 10
+    template_bytes: int = MAX_TEMPLATE_BYTES
     silent_s: float = 60.0
     """Longest wait for a process that neither answers nor ends, such as one that was stopped."""
 
@@ -70,7 +71,7 @@ class TemplateFailed(UserError):
     """A chat template could not render. `message` is one line that ends with the remedy for this `kind`.
 
     `raised`: the template refused the messages by `raise_exception`. `failed`: any other error while it rendered.
-    `line` is that of the template, if known. `code` of the details is the problem code.
+    `line` is that of the template, if known.
     """
 
     @property
@@ -78,6 +79,11 @@ class TemplateFailed(UserError):
         """What went wrong."""
         kind: Kind = self.details["kind"]
         return kind
+
+    @property
+    def code(self) -> str:
+        """The problem code of this kind."""
+        return CODES[self.kind]
 
     @property
     def line(self) -> int | None:
@@ -121,7 +127,12 @@ class ChatTemplate:
         self._process: _Process | None = None
 
     def render(
-        self, messages: Sequence[Message], tools: Sequence[ToolSchema], /, *, generate: bool, **arguments: Any
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[ToolSchema],
+        *,
+        generate: bool,
+        arguments: Mapping[str, Any] | None = None,
     ) -> str:
         """The text of the messages and tools; with `generate`, the start of an assistant turn follows.
 
@@ -131,7 +142,7 @@ class ChatTemplate:
         Raises:
             TemplateFailed: The template is wrong, refuses the messages, or costs too much.
         """
-        values = {"documents": None, **self._special_tokens, **arguments}
+        values = {"documents": None, **self._special_tokens, **(arguments or {})}
         values |= {"messages": list(messages), "tools": list(tools) or None, "add_generation_prompt": generate}
         try:
             request = json.dumps(values).encode()
@@ -254,6 +265,9 @@ def _end(popen: subprocess.Popen[bytes], channel: socket.socket, answers: Binary
     popen.wait()
 
 
+_SHARED: weakref.WeakValueDictionary[tuple[object, ...], ChatTemplate] = weakref.WeakValueDictionary()
+
+
 class HasTemplate(Protocol):
     """The part of a Hugging Face tokenizer that has its chat template."""
 
@@ -264,8 +278,8 @@ class HasTemplate(Protocol):
 def template_of(tokenizer: HasTemplate, text: str | None = None) -> ChatTemplate:
     """The chat template `text` of a user, or else that of the tokenizer, with the tokenizer's special tokens.
 
-    Of a tokenizer with several templates it is the one for tools, also for rows without: a model should see one
-    format.
+    Those who ask for the same one share it, and its process, while any of them holds it. Of a tokenizer with several
+    templates it is the one for tools, also for rows without: a model should see one format.
 
     Raises:
         TemplateFailed: It is too large.
@@ -279,4 +293,5 @@ def template_of(tokenizer: HasTemplate, text: str | None = None) -> ChatTemplate
         remedy = "use an instruction-tuned model, or give a chat template"
         problem = "the model's tokenizer has no chat template"
         raise UserError(f"{problem}: {remedy}", code="no_chat_template", problem=problem, remedy=remedy)
-    return ChatTemplate(template, tokenizer.special_tokens_map, limits)
+    key = (template, tuple(tokenizer.special_tokens_map.items()), limits)
+    return _SHARED.setdefault(key, ChatTemplate(template, tokenizer.special_tokens_map, limits))

@@ -89,7 +89,7 @@ def test_the_text_is_that_of_transformers(text: str) -> None:
                     for arguments in ({}, {"enable_thinking": False}, {"eos_token": "<end>"}):
                         values = {**TOKENS, **arguments, "add_generation_prompt": generate}
                         wanted = of_transformers(text, messages, tools, **values)
-                        assert template.render(messages, tools, generate=generate, **arguments) == wanted
+                        assert template.render(messages, tools, generate=generate, arguments=arguments) == wanted
 
 
 def test_the_time_in_a_template_is_fixed() -> None:
@@ -121,7 +121,7 @@ def test_an_error_has_its_kind_and_line_in_one_line(text: str, kind: str, line: 
     assert (error.kind, error.line) == (kind, line)
     assert words in error.problem and error.remedy and "\n" not in error.message
     assert error.message == f"{error.problem}: {error.remedy}"
-    assert entry_of(error.details["code"]) is not None
+    assert error.code == error.details["code"] and entry_of(error.code) is not None
 
 
 def test_an_error_crosses_to_another_process() -> None:
@@ -143,7 +143,7 @@ def test_a_render_after_an_error_needs_no_new_process() -> None:
 
 def test_what_is_no_json_is_named() -> None:
     with ChatTemplate("{{ day }}") as template, pytest.raises(TemplateFailed, match="datetime is not JSON"):
-        template.render([QUESTION], (), generate=True, day=NOON)
+        template.render([QUESTION], (), generate=True, arguments={"day": NOON})
 
 
 def test_the_process_starts_late_and_ends_with_its_owner() -> None:
@@ -193,6 +193,17 @@ def test_a_tokenizers_template_gets_its_special_tokens() -> None:
         assert template.render(CONVERSATIONS[0], (), generate=True) == tokenizer.eos_token + QUESTION["content"]
 
 
+def test_the_same_template_is_shared_while_somebody_holds_it() -> None:
+    first, same = template_of(FakeTokenizer("x", TOKENS)), template_of(FakeTokenizer("x", TOKENS))
+    assert first is same
+    others = [
+        template_of(FakeTokenizer("x", {})),
+        template_of(FakeTokenizer("y", TOKENS)),
+        template_of(FakeTokenizer("y", TOKENS), "x"),
+    ]
+    assert len({id(template) for template in (first, *others)}) == 4
+
+
 def test_of_several_templates_it_is_the_one_for_tools() -> None:
     assert template_of(FakeTokenizer({"default": "a", "tool_use": "b"}, {})).text == "b"
     assert template_of(FakeTokenizer({"default": "a", "rag": "b"}, {})).text == "a"
@@ -208,7 +219,7 @@ def test_no_template_is_a_problem_with_a_remedy(missing: str | dict[str, str] | 
 def test_a_models_own_template_may_be_larger_than_a_users() -> None:
     large = "{# " + "x" * 70_000 + " #}"
     assert template_of(FakeTokenizer(large, {})).text == large
-    with pytest.raises(TemplateFailed, match="70,006 bytes, at most 65,536") as caught:
+    with pytest.raises(TemplateFailed, match="70,006 bytes, at most 64,000") as caught:
         template_of(FakeTokenizer("x", {}), large)
     assert caught.value.kind == "too_large"
     with pytest.raises(TemplateFailed):
