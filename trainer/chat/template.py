@@ -271,8 +271,11 @@ _SHARED: weakref.WeakValueDictionary[tuple[object, ...], ChatTemplate] = weakref
 class HasTemplate(Protocol):
     """The part of a Hugging Face tokenizer that has its chat template."""
 
-    chat_template: str | dict[str, str] | None
-    special_tokens_map: Mapping[str, str]
+    @property
+    def chat_template(self) -> str | dict[str, str] | None: ...
+
+    @property
+    def special_tokens_map(self) -> Mapping[str, str]: ...
 
 
 def template_of(tokenizer: HasTemplate, text: str | None = None) -> ChatTemplate:
