@@ -12,6 +12,7 @@ from trainer.chat.conversation import samples_of
 from trainer.chat.dialect import Dialect
 from trainer.chat.families import FAMILIES, family_of
 from trainer.chat.renderer import Renderer, Tokenizer
+from trainer.chat.template import RenderFailed
 from trainer.types import Message, ToolSchema
 
 Call = tuple[str, dict[str, Any]]
@@ -84,7 +85,7 @@ def works(renderer: Renderer, parse: TurnParser) -> str | None:
             trip = round_trip(renderer, parse, PROBE_TOOLS, PROBE_CALLS[:1], _THOUGHT)
             if trip.mistake is not None:
                 return f"of a thought and a call, rendered as {_short(trip.text)}, it read {trip.mistake}"
-    except Exception as error:  # noqa: BLE001 - a template is the user's program
+    except (RenderFailed, ValueError) as error:
         return f"the template fails: {_short(str(error))}"
     return None
 

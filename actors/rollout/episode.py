@@ -15,8 +15,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from jinja2 import TemplateError
-
 from actors.engine.parsing import ParsedTurn, TurnParser
 from actors.engine.structure import cut_result, thought_structure, turn_structure
 from actors.engine.vllm_engine import Completion
@@ -26,6 +24,7 @@ from actors.rollout.trajectory import Trajectory
 from actors.runtime.in_flight import InFlight
 from trainer.algorithm.reward import reward_of
 from trainer.chat.renderer import Renderer
+from trainer.chat.template import RenderFailed
 from trainer.errors import Discard, TemplateFailed
 from trainer.spec.job import RewardSpec, RolloutLimits
 from trainer.spec.json_schema import Checker
@@ -268,7 +267,7 @@ class EpisodeRunner:
             return True
         try:
             prompt = self._renderer.resume(trajectory.messages, task.tools, trajectory.results)
-        except (TemplateError, TypeError, ValueError) as error:  # what templates raise, and what `resume` does
+        except (RenderFailed, ValueError) as error:
             raise TemplateFailed(f"the chat template cannot render turn {len(trajectory.turns)}: {error}") from error
         if len(prompt) >= self._spec.context_length:
             return False

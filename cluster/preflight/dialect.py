@@ -12,10 +12,11 @@ from typing import Any
 
 from actors.engine.dialects import find_dialect
 from actors.engine.parsing import tool_parser_names
-from cluster.planning.model_folder import model_problem, one_line
+from cluster.planning.model_folder import one_line
 from trainer.chat.dialect import UNKNOWN
 from trainer.chat.renderer import Renderer, Tokenizer
-from trainer.errors import Problem
+from trainer.chat.template import RenderFailed, template_of
+from trainer.errors import Problem, UserError
 from trainer.spec.job import JobSpec
 from trainer.types import Message, ToolSchema
 
@@ -34,22 +35,22 @@ OWN_TEMPLATE = (
 def read_dialect(tokenizer: Tokenizer, job: JobSpec) -> tuple[Renderer | None, list[Problem]]:
     """The renderer in the dialect of a job's model, and everything that is wrong with the job's model options."""
     options = job.model_options
-    template = options.chat_template or tokenizer.chat_template
-    if not isinstance(template, str) or not template:
-        remedy = f"use an instruction-tuned model, or set {TEMPLATE}"
-        return None, [model_problem("no_chat_template", "its tokenizer has no chat template", remedy)]
     asked = replace(
         UNKNOWN,
         end_tokens=options.stop_tokens,
-        template_arguments=_effort(job, template) | options.template_arguments,
+        template_arguments=options.template_arguments,
         chat_template=options.chat_template,
     )
     problems = _unknown_tokens(tokenizer, options.stop_tokens)
     try:
+        template = template_of(tokenizer, options.chat_template).text
+        asked = replace(asked, template_arguments=_effort(job, template) | asked.template_arguments)
         first = Renderer(tokenizer, asked)
         first.prompt([{"role": "user", "content": "question"}], ())
-    except Exception as error:  # noqa: BLE001 - a template is the user's program
-        return None, [*problems, _template_problem(error)]
+    except UserError as error:
+        field = TEMPLATE if options.chat_template is not None else "model"
+        code = str(error.details.get("code", "template_fails"))
+        return None, [*problems, Problem(code, field, error.problem, error.remedy)]
     if find_spec("vllm") is None:
         return first, problems  # without an engine nothing runs, which is another problem
     if options.tool_parser not in ("auto", *tool_parser_names()):
@@ -100,7 +101,7 @@ def _result_problems(renderer: Renderer) -> list[Problem]:
     turn = {"role": "assistant", "content": "", "tool_calls": calls}
     try:
         renderer.resume([{"role": "user", "content": "question"}, turn, *results], (), ((), ()))
-    except Exception as error:  # noqa: BLE001 - a template is the user's program
+    except (RenderFailed, ValueError) as error:
         message = f"its chat template cannot render the results of two calls: {one_line(error)}"
         return [Problem("template_fails", TEMPLATE, message, OWN_TEMPLATE)]
     return []
@@ -117,11 +118,6 @@ def _unknown_tokens(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Problem]
         for i, text in enumerate(texts)
         if tokenizer.backend_tokenizer.token_to_id(text) is None
     ]
-
-
-def _template_problem(error: Exception) -> Problem:
-    message = f"its chat template cannot render a question: {one_line(error)}"
-    return Problem("template_fails", TEMPLATE, message, "fix the template, or use another one")
 
 
 def _effort(job: JobSpec, template: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from cluster.preflight.examples import example_sample
 from cluster.preflight.form_check import TOOLS
 from trainer.chat.conversation import samples_of
 from trainer.chat.renderer import Renderer
-from trainer.chat.template import TemplateFailed
+from trainer.chat.template import RenderFailed
 from trainer.data.rows import read_tasks
 from trainer.errors import GraderFailed, Problem
 from trainer.spec.job import FILES, JobSpec, Reinforcement
@@ -132,7 +132,7 @@ async def length_problems(
             else:
                 text = renderer.rendered(messages, tools, generate=True)
                 length = len(renderer.encode(text)) + MIN_ANSWER_TOKENS
-        except TemplateFailed as error:
+        except RenderFailed as error:
             if error.code == "template_too_costly":  # perhaps for each row, so no other is rendered
                 return [*problems, row.problem(error.code, ".messages", error.problem, error.remedy)]
             problems.append(row.problem("unrenderable_row", ".messages", error.problem, "fix the row or the template"))

@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.budget import budget
 from tests.support.fakes_http import until
-from trainer.chat.template import ChatTemplate, TemplateFailed, TemplateLimits
+from trainer.chat.template import ChatTemplate, RenderFailed, TemplateLimits
 
 LIMITS = TemplateLimits(time_s=0.1, memory_bytes=128 << 20, text_bytes=1 << 20)
 MESSAGES: list[dict[str, Any]] = [{"role": "user", "content": "hello"}]
@@ -72,7 +72,7 @@ def test_a_template_costs_little_and_ends_in_an_error(text: str) -> None:
     with (
         budget(cpu_s=1.0, mib=20),
         ChatTemplate(text, limits=LIMITS) as template,
-        pytest.raises(TemplateFailed) as caught,
+        pytest.raises(RenderFailed) as caught,
     ):
         template.render(MESSAGES, (), generate=True)
     assert len(caught.value.message) < 600
@@ -87,7 +87,7 @@ def test_the_next_render_is_good() -> None:
     with ChatTemplate(text, limits=LIMITS) as template:
         for kind, (times, loops) in attacks.items():
             message = {"content": "x", "times": times, "loops": loops}
-            with budget(cpu_s=1.0, mib=20), pytest.raises(TemplateFailed) as caught:
+            with budget(cpu_s=1.0, mib=20), pytest.raises(RenderFailed) as caught:
                 template.render([message] * 300, (), generate=True)
             assert caught.value.kind == kind and caught.value.remedy
             good = {"content": "ab", "times": 2, "loops": 3}
@@ -117,7 +117,7 @@ ESCAPES: dict[str, str] = {
 
 @pytest.mark.parametrize("text", ESCAPES.values(), ids=ESCAPES)
 def test_a_template_cannot_leave_its_sandbox(text: str) -> None:
-    with ChatTemplate(text, limits=LIMITS) as template, pytest.raises(TemplateFailed) as caught:
+    with ChatTemplate(text, limits=LIMITS) as template, pytest.raises(RenderFailed) as caught:
         template.render(MESSAGES, (), generate=True)
     assert caught.value.kind == "failed"
 
@@ -136,7 +136,7 @@ def test_there_is_nothing_to_find_outside_of_the_sandbox() -> None:
 @pytest.mark.parametrize("text", ["\ud800", "{{ '\\ud800' }}", "{{ messages[1].content }}", "{{ messages | tojson }}"])
 def test_a_text_that_no_tokenizer_takes_is_an_error(text: str) -> None:
     messages = [*MESSAGES, {"role": "user", "content": "\udfff"}]
-    with ChatTemplate(text, limits=LIMITS) as template, pytest.raises(TemplateFailed, match="surrogates not allowed"):
+    with ChatTemplate(text, limits=LIMITS) as template, pytest.raises(RenderFailed, match="surrogates not allowed"):
         template.render(messages, (), generate=True)
 
 
@@ -148,8 +148,8 @@ def test_values_that_no_json_has_are_an_error() -> None:
         deep = [deep]
     with ChatTemplate("x", limits=LIMITS) as template:
         for value in (cycle, deep, object(), {(1, 2): 3}):
-            with pytest.raises(TemplateFailed):
-                template.render(MESSAGES, (), generate=True, arguments={"value": value})
+            with pytest.raises(RenderFailed):
+                template.render(MESSAGES, (), generate=True, value=value)
         assert template.render(MESSAGES, (), generate=True) == "x"
 
 
@@ -190,5 +190,5 @@ async def test_a_render_whose_process_is_ended_each_time_is_an_error() -> None:
             assert pid is not None
             psutil.Process(pid).send_signal(signal.SIGKILL)
             ended.add(pid)
-        with pytest.raises(TemplateFailed, match="was lost two times, with the exit status -9"):
+        with pytest.raises(RenderFailed, match="was lost two times, with the exit status -9"):
             await rendering

@@ -8,6 +8,7 @@ from functools import cache, cached_property
 from typing import Any, Protocol
 
 from trainer.chat.family import Family
+from trainer.chat.template import RenderFailed
 from trainer.types import Message, ToolSchema
 
 SLOT = "\ue000{}\ue001"  # private-use characters, which no template or text contains
@@ -129,8 +130,10 @@ class TemplateForm:
         """The rendered text, or None if the template fails, as many do for what they do not know."""
         try:
             return self._render(messages, (), generate=generate)
-        except Exception:  # noqa: BLE001 - a template is the user's program
-            return None
+        except RenderFailed as failure:
+            if failure.kind in ("raised", "failed"):
+                return None
+            raise
 
     def between(self, names: Sequence[str]) -> tuple[str, str]:
         """What ends a turn that called these tools, and the text from there to the next prompt, with SLOTs for results.

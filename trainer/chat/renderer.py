@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, Literal, Protocol
 
@@ -19,6 +19,7 @@ from trainer.chat.dialect import UNKNOWN, Dialect
 from trainer.chat.families import family_of
 from trainer.chat.form import SLOT, TemplateForm
 from trainer.chat.history import for_template
+from trainer.chat.template import template_of
 from trainer.types import Message, ToolSchema
 
 _SLOTS = re.compile("\ue000(\\d+)\ue001")
@@ -29,19 +30,22 @@ class Tokenizer(Protocol):
 
     eos_token: str
     eos_token_id: int
-    chat_template: str
+    chat_template: str | dict[str, str] | None
+    special_tokens_map: Mapping[str, str]
     backend_tokenizer: Any
-
-    def apply_chat_template(self, conversation: Any, **kwargs: Any) -> Any: ...
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = ...) -> str: ...
 
 
 class Renderer:
-    """Renders one model's conversations, in its dialect."""
+    """Renders one model's conversations, in its dialect.
+
+    Every method that renders raises RenderFailed if the template refuses the messages, or costs too much.
+    """
 
     def __init__(self, tokenizer: Tokenizer, dialect: Dialect = UNKNOWN) -> None:
         self.tokenizer = tokenizer
+        self._template = template_of(tokenizer, dialect.chat_template)
         self.dialect = dialect
         self._marked_up = tokenizer.backend_tokenizer
         self._plain = copy.deepcopy(tokenizer.backend_tokenizer)
@@ -60,7 +64,7 @@ class Renderer:
     @property
     def template(self) -> str:
         """The text of the chat template."""
-        return self.dialect.chat_template or self.tokenizer.chat_template
+        return self._template.text
 
     @cached_property
     def end_tokens(self) -> dict[int, str]:
@@ -177,14 +181,7 @@ class Renderer:
         return self.form.end_of_answers or self.tokenizer.eos_token
 
     def _render(self, messages: Sequence[Message], tools: Sequence[ToolSchema], *, generate: bool) -> str:
-        text: str = self.tokenizer.apply_chat_template(
-            list(messages),
-            tools=list(tools) or None,
-            add_generation_prompt=generate,
-            tokenize=False,
-            **self.dialect.template_arguments,
-        )
-        return text
+        return self._template.render(messages, tools, generate=generate, **self.dialect.template_arguments)
 
     def _encode(self, text: str) -> list[int]:
         return list(self._marked_up.encode(text, add_special_tokens=False).ids)

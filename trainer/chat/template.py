@@ -7,6 +7,7 @@ the text: not time of a clock, so that no template fails because its machine is 
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -16,6 +17,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, Protocol
 
@@ -67,7 +69,7 @@ FOLDERS_LIMITS = TemplateLimits(template_bytes=1 << 20)
 """Limits of a template that came with its model."""
 
 
-class TemplateFailed(UserError):
+class RenderFailed(UserError):
     """A chat template could not render. `message` is one line that ends with the remedy for this `kind`.
 
     `raised`: the template refused the messages by `raise_exception`. `failed`: any other error while it rendered.
@@ -92,9 +94,9 @@ class TemplateFailed(UserError):
         return line
 
 
-def _failed(kind: Kind, problem: str, line: int | None = None) -> TemplateFailed:
+def _failed(kind: Kind, problem: str, line: int | None = None) -> RenderFailed:
     message, details = f"{problem}: {_REMEDIES[kind]}", {"problem": problem, "remedy": _REMEDIES[kind]}
-    return TemplateFailed(message, kind=kind, line=line, code=CODES[kind], **details)
+    return RenderFailed(message, kind=kind, line=line, code=CODES[kind], **details)
 
 
 class ChatTemplate:
@@ -127,12 +129,7 @@ class ChatTemplate:
         self._process: _Process | None = None
 
     def render(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[ToolSchema],
-        *,
-        generate: bool,
-        arguments: Mapping[str, Any] | None = None,
+        self, messages: Sequence[Message], tools: Sequence[ToolSchema], /, *, generate: bool, **arguments: Any
     ) -> str:
         """The text of the messages and tools; with `generate`, the start of an assistant turn follows.
 
@@ -140,9 +137,9 @@ class ChatTemplate:
         that. Values must be those of JSON.
 
         Raises:
-            TemplateFailed: The template is wrong, refuses the messages, or costs too much.
+            RenderFailed: The template is wrong, refuses the messages, or costs too much.
         """
-        values = {"documents": None, **self._special_tokens, **(arguments or {})}
+        values = {"documents": None, **self._special_tokens, **arguments}
         values |= {"messages": list(messages), "tools": list(tools) or None, "add_generation_prompt": generate}
         try:
             request = json.dumps(values).encode()
@@ -181,7 +178,7 @@ class ChatTemplate:
             self._process = _Process(self._limits, self._now)
             try:
                 self._process.ask(json.dumps({"template": self.text}).encode())
-            except TemplateFailed:
+            except RenderFailed:
                 self._process.end()
                 raise
         return self._process.ask(request)
@@ -211,18 +208,19 @@ class _Process:
             )
         self.pid = self._popen.pid
         self._answers = self._channel.makefile("rb")
-        self.end = weakref.finalize(self, _end, self._popen, self._channel, self._answers)
+        self._owner = os.getpid()
+        self.end = weakref.finalize(self, _end, self._owner, self._popen, self._channel, self._answers)
 
     @property
     def alive(self) -> bool:
-        """Whether it was not ended by its owner."""
-        return self.end.alive
+        """Whether it was not ended by its owner; a process that was forked from the owner starts its own."""
+        return self.end.alive and self._owner == os.getpid()
 
     def ask(self, request: bytes) -> str:
         """The text for a request. Without an answer, for whatever reason, the process is ended.
 
         Raises:
-            TemplateFailed: The answer is an error, or the process has used up what it may.
+            RenderFailed: The answer is an error, or the process has used up what it may.
             _Lost: It ended for another reason.
         """
         answer: dict[str, Any] | None = None
@@ -246,7 +244,7 @@ class _Process:
             raise EOFError
         return data
 
-    def _why_ended(self) -> TemplateFailed | _Lost:
+    def _why_ended(self) -> RenderFailed | _Lost:
         try:
             status = self._popen.wait(ENDS_S)
         except subprocess.TimeoutExpired:
@@ -258,14 +256,13 @@ class _Process:
         return _Lost(f"with the exit status {status}")
 
 
-def _end(popen: subprocess.Popen[bytes], channel: socket.socket, answers: BinaryIO) -> None:
+def _end(owner: int, popen: subprocess.Popen[bytes], channel: socket.socket, answers: BinaryIO) -> None:
     answers.close()
     channel.close()
+    if owner != os.getpid():
+        return
     popen.kill()
     popen.wait()
-
-
-_SHARED: weakref.WeakValueDictionary[tuple[object, ...], ChatTemplate] = weakref.WeakValueDictionary()
 
 
 class HasTemplate(Protocol):
@@ -281,11 +278,11 @@ class HasTemplate(Protocol):
 def template_of(tokenizer: HasTemplate, text: str | None = None) -> ChatTemplate:
     """The chat template `text` of a user, or else that of the tokenizer, with the tokenizer's special tokens.
 
-    Those who ask for the same one share it, and its process, while any of them holds it. Of a tokenizer with several
-    templates it is the one for tools, also for rows without: a model should see one format.
+    Of a tokenizer with several templates it is the one for tools, also for rows without: a model should see one
+    format. Callers with the same template share its process.
 
     Raises:
-        TemplateFailed: It is too large.
+        RenderFailed: It is too large.
         UserError: There is no template.
     """
     limits = FOLDERS_LIMITS if text is None else USERS_LIMITS
@@ -296,5 +293,9 @@ def template_of(tokenizer: HasTemplate, text: str | None = None) -> ChatTemplate
         remedy = "use an instruction-tuned model, or give a chat template"
         problem = "the model's tokenizer has no chat template"
         raise UserError(f"{problem}: {remedy}", code="no_chat_template", problem=problem, remedy=remedy)
-    key = (template, tuple(tokenizer.special_tokens_map.items()), limits)
-    return _SHARED.setdefault(key, ChatTemplate(template, tokenizer.special_tokens_map, limits))
+    return _shared(template, tuple(sorted(tokenizer.special_tokens_map.items())), limits)
+
+
+@lru_cache(maxsize=8)
+def _shared(text: str, special_tokens: tuple[tuple[str, str], ...], limits: TemplateLimits) -> ChatTemplate:
+    return ChatTemplate(text, dict(special_tokens), limits)

@@ -236,6 +236,19 @@ JOB_CODES: dict[str, dict[str, CheckCode]] = {
             "Fix the template, or give another one in `model_options.chat_template`.",
             stops_accepted=False,
         ),
+        "calls_not_read": CheckCode(
+            "The check rendered one call, two calls and a call with a thought by the model's own template, and no tool "
+            "parser read the same calls: each good call would count as malformed, or as an answer.",
+            "Give a template that writes calls as a parser reads them, or name the parser in "
+            "`model_options.tool_parser`. `agent-rft models template FOLDER` writes one that adds tools to the model's "
+            "own template.",
+            stops_accepted=False,
+        ),
+        "unknown_stop_token": CheckCode(
+            "A text of `model_options.stop_tokens` is not one token of the vocabulary, so no turn could end with it.",
+            "Use the text of one token; those with a meaning are `added_tokens` in `tokenizer.json`.",
+            stops_accepted=False,
+        ),
         "template_syntax": CheckCode(
             "The chat template is not valid Jinja, with the tags and filters that transformers has: a block is not "
             "closed, a filter does not exist, or it is nested too deeply. No message can become tokens.",
@@ -249,19 +262,6 @@ JOB_CODES: dict[str, dict[str, CheckCode]] = {
             "one render and not a run: 2 s of a processor, 1 GiB, 16 MiB of text, and 64 kB for a template that a job "
             "gives (1 MiB for one in a model's folder).",
             "Remove nested loops, recursion and repeated texts: a usual template renders in a millisecond.",
-            stops_accepted=False,
-        ),
-        "calls_not_read": CheckCode(
-            "The check rendered one call, two calls and a call with a thought by the model's own template, and no tool "
-            "parser read the same calls: each good call would count as malformed, or as an answer.",
-            "Give a template that writes calls as a parser reads them, or name the parser in "
-            "`model_options.tool_parser`. `agent-rft models template FOLDER` writes one that adds tools to the model's "
-            "own template.",
-            stops_accepted=False,
-        ),
-        "unknown_stop_token": CheckCode(
-            "A text of `model_options.stop_tokens` is not one token of the vocabulary, so no turn could end with it.",
-            "Use the text of one token; those with a meaning are `added_tokens` in `tokenizer.json`.",
             stops_accepted=False,
         ),
         "context_too_long": CheckCode(

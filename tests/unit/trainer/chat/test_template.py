@@ -20,7 +20,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from tests.support.paths import BASE
 from tests.support.tiny_model import TEMPLATE
-from trainer.chat.template import ChatTemplate, TemplateFailed, template_of
+from trainer.chat.template import ChatTemplate, RenderFailed, template_of
 from trainer.errors import UserError
 from trainer.problem_codes import entry_of
 
@@ -89,7 +89,7 @@ def test_the_text_is_that_of_transformers(text: str) -> None:
                     for arguments in ({}, {"enable_thinking": False}, {"eos_token": "<end>"}):
                         values = {**TOKENS, **arguments, "add_generation_prompt": generate}
                         wanted = of_transformers(text, messages, tools, **values)
-                        assert template.render(messages, tools, generate=generate, arguments=arguments) == wanted
+                        assert template.render(messages, tools, generate=generate, **arguments) == wanted
 
 
 def test_the_time_in_a_template_is_fixed() -> None:
@@ -115,7 +115,7 @@ FAILS: dict[str, tuple[str, str, int | None, str]] = {
 
 @pytest.mark.parametrize(("text", "kind", "line", "words"), FAILS.values(), ids=FAILS)
 def test_an_error_has_its_kind_and_line_in_one_line(text: str, kind: str, line: int | None, words: str) -> None:
-    with ChatTemplate(text) as template, pytest.raises(TemplateFailed) as caught:
+    with ChatTemplate(text) as template, pytest.raises(RenderFailed) as caught:
         template.render([QUESTION], (), generate=True)
     error = caught.value
     assert (error.kind, error.line) == (kind, line)
@@ -125,7 +125,7 @@ def test_an_error_has_its_kind_and_line_in_one_line(text: str, kind: str, line: 
 
 
 def test_an_error_crosses_to_another_process() -> None:
-    with ChatTemplate("{{ x.y }}") as template, pytest.raises(TemplateFailed) as caught:
+    with ChatTemplate("{{ x.y }}") as template, pytest.raises(RenderFailed) as caught:
         template.render([QUESTION], (), generate=True)
     copy = pickle.loads(pickle.dumps(caught.value))
     assert (copy.kind, copy.line, copy.message) == (caught.value.kind, caught.value.line, caught.value.message)
@@ -135,15 +135,15 @@ def test_a_render_after_an_error_needs_no_new_process() -> None:
     with ChatTemplate("{{ messages[0].content + '.' }}") as template:
         assert template.render([{"role": "user", "content": "a"}], (), generate=True) == "a."
         before = template.pid
-        with pytest.raises(TemplateFailed):
+        with pytest.raises(RenderFailed):
             template.render([{"role": "user", "content": 1}], (), generate=True)
         assert template.render([{"role": "user", "content": "b"}], (), generate=True) == "b."
         assert template.pid == before is not None
 
 
 def test_what_is_no_json_is_named() -> None:
-    with ChatTemplate("{{ day }}") as template, pytest.raises(TemplateFailed, match="datetime is not JSON"):
-        template.render([QUESTION], (), generate=True, arguments={"day": NOON})
+    with ChatTemplate("{{ day }}") as template, pytest.raises(RenderFailed, match="datetime is not JSON"):
+        template.render([QUESTION], (), generate=True, day=NOON)
 
 
 def test_the_process_starts_late_and_ends_with_its_owner() -> None:
@@ -193,15 +193,11 @@ def test_a_tokenizers_template_gets_its_special_tokens() -> None:
         assert template.render(CONVERSATIONS[0], (), generate=True) == tokenizer.eos_token + QUESTION["content"]
 
 
-def test_the_same_template_is_shared_while_somebody_holds_it() -> None:
-    first, same = template_of(FakeTokenizer("x", TOKENS)), template_of(FakeTokenizer("x", TOKENS))
-    assert first is same
-    others = [
-        template_of(FakeTokenizer("x", {})),
-        template_of(FakeTokenizer("y", TOKENS)),
-        template_of(FakeTokenizer("y", TOKENS), "x"),
-    ]
-    assert len({id(template) for template in (first, *others)}) == 4
+def test_those_with_the_same_template_share_it() -> None:
+    tokenizer, others = FakeTokenizer("x", TOKENS), [FakeTokenizer("x", {}), FakeTokenizer("y", TOKENS)]
+    assert template_of(tokenizer) is template_of(FakeTokenizer("x", TOKENS))
+    assert template_of(tokenizer) not in [template_of(other) for other in others]
+    assert template_of(tokenizer, "y") is not template_of(others[1])  # it has other limits
 
 
 def test_of_several_templates_it_is_the_one_for_tools() -> None:
@@ -219,8 +215,8 @@ def test_no_template_is_a_problem_with_a_remedy(missing: str | dict[str, str] | 
 def test_a_models_own_template_may_be_larger_than_a_users() -> None:
     large = "{# " + "x" * 70_000 + " #}"
     assert template_of(FakeTokenizer(large, {})).text == large
-    with pytest.raises(TemplateFailed, match="70,006 bytes, at most 64,000") as caught:
+    with pytest.raises(RenderFailed, match="70,006 bytes, at most 64,000") as caught:
         template_of(FakeTokenizer("x", {}), large)
     assert caught.value.kind == "too_large"
-    with pytest.raises(TemplateFailed):
+    with pytest.raises(RenderFailed):
         template_of(FakeTokenizer(json.dumps("x" * (1 << 20)), {}))
