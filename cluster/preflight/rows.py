@@ -15,6 +15,7 @@ from cluster.preflight.examples import example_sample
 from cluster.preflight.form_check import TOOLS
 from trainer.chat.conversation import samples_of
 from trainer.chat.renderer import Renderer
+from trainer.chat.template import RenderFailed
 from trainer.data.rows import read_tasks
 from trainer.errors import GraderFailed, Problem
 from trainer.spec.job import FILES, JobSpec, Reinforcement
@@ -119,7 +120,7 @@ async def length_problems(
     tools_in_prompt: bool = True,
 ) -> list[Problem]:
     """Rows whose prompt (with `conversations`: each sample) does not fit the context or cannot be rendered whole."""
-    problems = []
+    problems: list[Problem] = []
     for i, row in enumerate(rows):
         if i % ROWS_AT_ONCE == 0:
             await asyncio.sleep(0)
@@ -131,7 +132,12 @@ async def length_problems(
             else:
                 text = renderer.rendered(messages, tools, generate=True)
                 length = len(renderer.encode(text)) + MIN_ANSWER_TOKENS
-        except Exception as error:  # noqa: BLE001 - a template is the user's program and may raise anything
+        except RenderFailed as error:
+            if error.code == "template_too_costly":  # perhaps for each row, so no other is rendered
+                return [*problems, row.problem(error.code, ".messages", error.problem, error.remedy)]
+            problems.append(row.problem("unrenderable_row", ".messages", error.problem, "fix the row or the template"))
+            continue
+        except Exception as error:  # noqa: BLE001 - the rest of rendering is not the template's
             message = f"the chat template cannot render the row: {type(error).__name__}: {error}"
             problems.append(row.problem("unrenderable_row", ".messages", message, "fix the row"))
             continue

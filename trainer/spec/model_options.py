@@ -17,11 +17,11 @@ RENDERERS_OWN = frozenset(
     {
         *("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "conversation"),
         *("chat_template", "tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict"),
-        *("return_assistant_tokens_mask", "tokenizer_kwargs", "raise_exception", "strftime_now", "self"),
+        *("return_assistant_tokens_mask", "tokenizer_kwargs", "raise_exception", "strftime_now", "self", "generate"),
         *("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token"),
     }
 )
-"""Names that a template gets from the renderer."""
+"""Names that a template gets from the renderer, and those of what renders it."""
 _JINJA = re.compile(r"\{[{%]")
 
 Text = Annotated[str, Field(max_length=MAX_VALUE_CHARS)]
