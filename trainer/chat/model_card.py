@@ -1,4 +1,4 @@
-"""agent_rft.json in the folder of a trained model: how it writes conversations, for whoever serves or trains it next.
+"""agent_rft.json in the folder of a trained model: how it writes conversations, for who serves or trains it next.
 
 Its chat template and its end tokens are also in the files that every library reads.
 """
@@ -32,7 +32,7 @@ class ModelCard(BaseModel):
 
     @classmethod
     def of(cls, dialect: Dialect, options: ModelOptions) -> ModelCard:
-        """That of a model which is trained with these `options`, resolved to this `dialect`."""
+        """The card of a model which is trained with these `options`, resolved to this `dialect`."""
         return cls(
             family=dialect.family,
             tool_parser=dialect.tool_parser,
