@@ -11,13 +11,15 @@ import json
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from actors.engine.structure import cut_result, thought_structure, turn_structure
 from actors.engine.tokenizer import load_tokenizer
 from actors.engine.vllm_engine import Engine, EngineConfig
 from actors.runtime.calls import outcome_of
-from trainer.chat.dialect import UNKNOWN
+from trainer.chat.dialect import UNKNOWN, Dialect
+from trainer.chat.model_card import read_card
 from trainer.chat.renderer import THOUGHT_MARKS, Renderer
 from trainer.chat.serving import ServeSettings
 from trainer.errors import EngineFailed, RftError
@@ -36,6 +38,12 @@ NO_CALLS = json.dumps({"type": "structural_tag", "format": {"type": "any_text", 
 """Forbids tool calls in the output: otherwise a forbidden call would be returned as text."""
 VLLM_CALL_ID = "chatcmpl-tool-"
 VLLM_EXTRAS = frozenset({"prompt_token_ids", "prompt_text", "metrics"})
+
+
+def _dialect_of(folder: Path) -> Dialect:
+    """What a model's folder says of its conversations."""
+    card = read_card(folder)
+    return UNKNOWN if card is None else card.dialect
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +77,7 @@ class ChatEngine:
         from actors.engine import thoughts
 
         tokenizer = load_tokenizer(self._config.model)
-        dialect = self._settings.dialect or UNKNOWN
+        dialect = self._settings.dialect or _dialect_of(Path(self._config.model))
         self._renderer = Renderer(tokenizer, **dialect.template_arguments)
         thinks = self._renderer.end_of_thought is not None
         thoughts.register()
