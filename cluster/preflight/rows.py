@@ -124,9 +124,7 @@ async def length_problems(
     """Rows whose prompt (with `conversations`: each sample) does not fit the context or cannot be rendered whole."""
     problems: list[Problem] = []
     for i, row in enumerate(rows):
-        if i % SHOWN_CHARS = 40
-"""The beginning of a message that must be in the prompt; a template may strip its end."""
-ROWS_AT_ONCE == 0:
+        if i % ROWS_AT_ONCE == 0:
             await asyncio.sleep(0)
         messages, tools = row.task.messages, row.task.tools
         try:
