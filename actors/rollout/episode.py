@@ -22,7 +22,7 @@ from actors.engine.structure import cut_result, thought_structure, turn_structur
 from actors.engine.vllm_engine import Completion
 from actors.graders.sample import sample_of
 from actors.rollout.time_budget import TimeBudget
-from actors.rollout.trajectory import Trajectory
+from actors.rollout.trajectory import Trajectory, one_call_each
 from actors.runtime.in_flight import InFlight
 from trainer.algorithm.reward import reward_of
 from trainer.chat.renderer import THOUGHT_MARKS, Renderer
@@ -255,14 +255,26 @@ class EpisodeRunner:
                 return False
             trajectory.add_environment(bridge)
             return True
-        try:
-            prompt = self._renderer.resume(trajectory.messages, task.tools, trajectory.results)
-        except (TemplateError, TypeError, ValueError) as error:  # what templates raise, and what `resume` does
-            raise TemplateFailed(f"the chat template cannot render turn {len(trajectory.turns)}: {error}") from error
+        prompt = self._whole_prompt(task, trajectory)
         if len(prompt) >= self._spec.context_length:
             return False
         trajectory.go_on(prompt)
         return True
+
+    def _whole_prompt(self, task: Task, trajectory: Trajectory) -> list[int]:
+        """The conversation rendered again; if the template refuses turns with several calls, with one a turn.
+
+        Raises:
+            TemplateFailed: the chat template cannot render it.
+        """
+        refused: list[Exception] = []
+        for messages in (trajectory.messages, one_call_each(trajectory.messages)):
+            try:
+                return self._renderer.resume(messages, task.tools, trajectory.results)
+            except (TemplateError, TypeError, ValueError) as error:  # what templates raise, and what `resume` does
+                refused.append(error)
+        what = f"the chat template cannot render turn {len(trajectory.turns)}: {refused[0]}"
+        raise TemplateFailed(what) from refused[0]
 
     async def _results(
         self, task: Task, trace_id: str, num_before: int, calls: Sequence[ToolCall], budget: TimeBudget

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -56,7 +57,11 @@ class Trajectory:
         return len(self._segments) - 1, start, len(self.token_ids)
 
     def add_turn(self, turn: Turn, parsed: ParsedTurn, result_tokens: Sequence[list[int]]) -> None:
-        """Add a turn with its results, as it was parsed; one that could not be read stays the text that it was."""
+        """Add a turn with its results, as it was parsed.
+
+        One that could not be read stays the text that it was. What the model is told about it comes from the user: some
+        templates refuse the result of a call that is not there.
+        """
         calls = list(map(self._call_message, range(self.num_calls, self.num_calls + len(turn.calls)), turn.calls))
         said: Message = {"role": "assistant", "content": turn.text}
         if not parsed.malformed:
@@ -64,10 +69,12 @@ class Trajectory:
             if parsed.thought:
                 said["reasoning_content"] = parsed.thought
         self.messages.append(said)
-        for call, shown, result in zip(turn.calls, calls, turn.results, strict=True):
-            of_call: Message = {"tool_call_id": shown["id"], "name": call.name, "content": result.output}
-            self.messages.append({"role": "tool"} | of_call)
-        self.results += result_tokens
+        for call, shown, result, tokens in zip(turn.calls, calls, turn.results, result_tokens, strict=True):
+            told: Message = {"role": "user", "content": result.output}
+            if result.error != "malformed_call":
+                told |= {"role": "tool", "tool_call_id": shown["id"], "name": call.name}
+                self.results.append(tokens)
+            self.messages.append(told)
         self.turns.append(turn)
 
     @staticmethod
@@ -123,3 +130,18 @@ class _GrowingSegment:
             logprobs=np.array(self.logprobs, dtype=np.float32),
             versions=np.array(self.versions, dtype=np.int32),
         )
+
+
+def one_call_each(messages: Sequence[Message]) -> list[Message]:
+    """The messages with each call in a turn of its own, its result after it: some templates allow one at a time."""
+    found: list[Message] = []
+    waiting: list[dict[str, Any]] = []
+    for message in messages:
+        calls = message.get("tool_calls") or []
+        if len(calls) > 1:
+            waiting = list(calls[1:])
+            message = {**message, "tool_calls": calls[:1]}
+        found.append(message)
+        if waiting and message["role"] == "tool":
+            found.append({"role": "assistant", "content": "", "tool_calls": [waiting.pop(0)]})
+    return found

@@ -44,6 +44,7 @@ TEMPLATES = {
     "appends": template(WHOLE),
     "drops thoughts": template(ANSWER_ONLY),
     "shortens earlier turns": template(SHORT),
+    "one call at a time": template(REFUSES_TWO_CALLS + ANSWER_ONLY),
     "counts messages": template(WHOLE, head="{{ '<|im_start|>system\n' ~ (messages | length) ~ '<|im_end|>\n' }}"),
 }
 
@@ -128,7 +129,19 @@ async def test_a_turn_that_cannot_be_read_stays_as_it_was_sampled() -> None:
     rollout = await graded(episode.runner())
     assert rollout.results[0].error == "malformed_call"
     assert malformed in episode.renderer.text(episode.prompts[1])
-    assert rollout.results[0].output in episode.renderer.text(episode.prompts[1])
+    told = f"<|im_start|>user\n{rollout.results[0].output}<|im_end|>"
+    assert told in episode.renderer.tokenizer.decode(episode.prompts[1])
+
+
+async def test_two_calls_are_shown_one_by_one_if_the_template_allows_no_more() -> None:
+    episode = ScriptedEpisode(
+        renderer_of(TEMPLATES["one call at a time"]), call("a") + "\n" + call("b"), call("c"), "42"
+    )
+    rollout = await graded(episode.runner())
+    assert [turn.segment for turn in rollout.turns] == [0, 1, 1]
+    text = episode.renderer.text(episode.prompts[-1])
+    shown = [call("a"), "result of a", call("b"), "result of b", call("c"), "result of c"]
+    assert sorted(shown, key=text.index) == shown
 
 
 async def test_the_context_limit_holds_for_each_segment_and_that_of_completions_for_all() -> None:
@@ -151,7 +164,7 @@ async def test_the_context_limit_holds_for_each_segment_and_that_of_completions_
 @pytest.mark.parametrize(
     ("chat_template", "why"),
     [
-        (template(REFUSES_TWO_CALLS + ANSWER_ONLY), "one call at a time!"),
+        (template("{{ raise_exception('no turns, please') }}"), "no turns, please"),
         (template(ANSWER_ONLY, result=""), "omits tool messages"),
         (template("{{ m.content + m.nothing.at_all }}" + ANSWER_ONLY), "'nothing'"),
         (template("{{ m.content + 1 }}" + ANSWER_ONLY), "str"),
