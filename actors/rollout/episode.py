@@ -187,7 +187,7 @@ class EpisodeRunner:
             epoch=request.epoch,
             sample=request.sample,
             attempt=request.attempt,
-            segments=trajectory.segments,
+            segments=trajectory.segments(),
             turns=tuple(trajectory.turns),
             answer=answer,
             finish=finish,

@@ -7,7 +7,7 @@ only appends fills one segment. One that rewrites what was there begins another,
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from trainer.types import Message, Segment, ToolCall, Turn
 class Trajectory:
     """A rollout of some `messages`, whose tool results have the tokens `results`, from its first `prompt` on."""
 
-    prompt: list[int]
+    prompt: InitVar[list[int]]
     messages: list[Message]
     results: list[list[int]]
     turns: list[Turn] = field(default_factory=list)
@@ -29,15 +29,14 @@ class Trajectory:
     reasoning_tokens: int = 0
     _segments: list[_GrowingSegment] = field(init=False)
 
-    def __post_init__(self) -> None:
-        self._segments = [_GrowingSegment(self.prompt)]
+    def __post_init__(self, prompt: list[int]) -> None:
+        self._segments = [_GrowingSegment(prompt)]
 
     @property
     def token_ids(self) -> list[int]:
         """What the engine has seen, or sees next."""
         return self._segments[-1].token_ids
 
-    @property
     def segments(self) -> tuple[Segment, ...]:
         return tuple(segment.finished() for segment in self._segments)
 
@@ -62,7 +61,7 @@ class Trajectory:
         One that could not be read stays the text that it was. What the model is told about it comes from the user: some
         templates refuse the result of a call that is not there.
         """
-        calls = list(map(self._call_message, range(self.num_calls, self.num_calls + len(turn.calls)), turn.calls))
+        calls = [_call_message(number, call) for number, call in enumerate(turn.calls, start=self.num_calls)]
         said: Message = {"role": "assistant", "content": turn.text}
         if not parsed.malformed:
             said = {"role": "assistant", "content": parsed.content, "tool_calls": calls}
@@ -76,12 +75,6 @@ class Trajectory:
                 self.results.append(tokens)
             self.messages.append(told)
         self.turns.append(turn)
-
-    @staticmethod
-    def _call_message(number: int, call: ToolCall) -> Message:
-        """A call as the model may see it again. Its id is the same in each run, and of the form that Mistral wants."""
-        function = {"name": call.name, "arguments": call.arguments}
-        return {"id": f"call{number:05d}", "type": "function", "function": function}
 
     def add_environment(self, token_ids: Sequence[int]) -> None:
         """Add tokens that the engine did not sample to what it has seen."""
@@ -130,6 +123,12 @@ class _GrowingSegment:
             logprobs=np.array(self.logprobs, dtype=np.float32),
             versions=np.array(self.versions, dtype=np.int32),
         )
+
+
+def _call_message(number: int, call: ToolCall) -> dict[str, Any]:
+    """A call as the model may see it again. Its id is the same in each run, and of the form that Mistral wants."""
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": f"call{number:05d}", "type": "function", "function": function}
 
 
 def one_call_each(messages: Sequence[Message]) -> list[Message]:

@@ -123,6 +123,20 @@ async def test_a_template_that_appends_renders_no_history() -> None:
     assert len(rollout.segments) == 1
 
 
+async def test_what_is_appended_equals_what_is_rendered_where_a_template_changes_nothing() -> None:
+    class EveryOther(Renderer):
+        def appends_after(self, end_token_id: int) -> bool:
+            self.num_turns = getattr(self, "num_turns", 0) + 1
+            return self.num_turns % 2 == 0
+
+    script = (call("a"), call("b") + "\n" + call("c"), "so " + call("d"), "42")
+    tokenizer = AutoTokenizer.from_pretrained(BASE)
+    [appended] = (await graded(ScriptedEpisode(Renderer(tokenizer), *script).runner())).segments
+    [mixed] = (await graded(ScriptedEpisode(EveryOther(tokenizer), *script).runner())).segments
+    assert mixed.token_ids.tolist() == appended.token_ids.tolist()
+    assert mixed.loss_mask.tolist() == appended.loss_mask.tolist()
+
+
 async def test_a_turn_that_cannot_be_read_stays_as_it_was_sampled() -> None:
     malformed = thinking("hm", '<tool_call>\n{"name": "cat", "arg')
     episode = ScriptedEpisode(renderer_of(TEMPLATES["counts messages"]), malformed, "42")
