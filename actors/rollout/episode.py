@@ -15,17 +15,16 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from jinja2 import TemplateError
-
-from actors.engine.parsing import TurnParser
+from actors.engine.parsing import ParsedTurn, TurnParser
 from actors.engine.structure import cut_result, thought_structure, turn_structure
 from actors.engine.vllm_engine import Completion
 from actors.graders.sample import sample_of
 from actors.rollout.time_budget import TimeBudget
-from actors.rollout.trajectory import Trajectory, one_call_each
+from actors.rollout.trajectory import Trajectory
 from actors.runtime.in_flight import InFlight
 from trainer.algorithm.reward import reward_of
-from trainer.chat.renderer import THOUGHT_MARKS, Renderer
+from trainer.chat.renderer import Renderer
+from trainer.chat.template import RenderFailed
 from trainer.errors import Discard, TemplateFailed
 from trainer.spec.job import RewardSpec, RolloutLimits
 from trainer.spec.json_schema import Checker
@@ -152,13 +151,13 @@ class EpisodeRunner:
     async def _run(self, request: RolloutRequest, trace_id: str, budget: TimeBudget) -> Rollout:
         started = time.monotonic()
         task, limits = request.task, self._spec.limits
-        earlier = [self._renderer.plain(message["content"]) for message in task.messages if message["role"] == "tool"]
+        earlier = [self._renderer.result(message["content"]) for message in task.messages if message["role"] == "tool"]
         prompt = self._renderer.prompt(task.messages, task.tools)
         trajectory = Trajectory(prompt, list(task.messages), earlier)
         structure, schema = None, self._spec.response_schema
         if schema is not None:
             thought = thought_structure(self._renderer, self._spec.max_thinking_tokens)
-            structure = turn_structure(task.tools, schema, thought)
+            structure = turn_structure(task.tools, schema, self._renderer.family.calls, thought)
         answer, finish = "", None
         while finish is None:
             room = min(
@@ -204,12 +203,8 @@ class EpisodeRunner:
         """Append one completion and its calls' results; returns the answer and how the rollout ended, if it did."""
         segment, start, stop = trajectory.add_completion(completion)
         text = self._renderer.text(completion.token_ids)
-        num_thought = self._thought_length(completion.token_ids)
+        parsed, num_thought = self._parsed(completion.token_ids, task)
         trajectory.reasoning_tokens += num_thought
-        said = self._renderer.text(completion.token_ids[num_thought:]) if num_thought else text
-        parsed = self._parse(said, task.tools)
-        if num_thought and not parsed.thought:
-            parsed = replace(parsed, thought=_without_marks(self._renderer.text(completion.token_ids[:num_thought])))
 
         def close(
             finish: Finish,
@@ -236,45 +231,49 @@ class EpisodeRunner:
             return parsed.content.strip(), "max_steps"
         if trajectory.num_sampled >= self._spec.limits.max_completion_tokens:
             return parsed.content.strip(), "max_tokens"
-        if not self._go_on(task, trajectory, completion.token_ids[-1], calls, result_tokens):
+        if not self._go_on(task, trajectory, completion.token_ids[-1], parsed, calls, result_tokens):
             return parsed.content.strip(), "context"
         return "", None
 
+    def _parsed(self, token_ids: Sequence[int], task: Task) -> tuple[ParsedTurn, int]:
+        """What a turn says, and the number of tokens of its thought."""
+        length = self._renderer.thought_length(token_ids)
+        parsed = self._parse(self._renderer.text(token_ids[length:]), task.tools)
+        if length:
+            return replace(parsed, thought=self._renderer.thought_text(token_ids[:length])), length
+        return parsed, len(self._renderer.plain(parsed.thought)) if parsed.thought else 0
+
     def _go_on(
-        self, task: Task, trajectory: Trajectory, end: int, calls: Sequence[ToolCall], results: list[list[int]]
+        self,
+        task: Task,
+        trajectory: Trajectory,
+        end: int,
+        turn: ParsedTurn,
+        calls: Sequence[ToolCall],
+        results: list[list[int]],
     ) -> bool:
         """Add what the engine sees before the next turn, after the token `end`; False if the context has no room.
 
         Raises:
             TemplateFailed: the chat template cannot render the conversation.
         """
-        if self._renderer.appends_after(end):
-            known = {tool["function"]["name"] for tool in task.tools}
-            bridge = self._renderer.bridge([c.name if c.name in known else "tool" for c in calls], results)
-            if len(trajectory.token_ids) + len(bridge) >= self._spec.context_length:
-                return False
-            trajectory.add_environment(bridge)
-            return True
-        prompt = self._whole_prompt(task, trajectory)
-        if len(prompt) >= self._spec.context_length:
+        says, thinks = bool(turn.content.strip()), bool(turn.thought)
+        bridge, prompt = None, trajectory.token_ids
+        try:
+            if self._renderer.appends_after(end, len(calls), says=says, thinks=thinks):
+                known = {tool["function"]["name"] for tool in task.tools}
+                bridge = self._renderer.bridge([c.name if c.name in known else "tool" for c in calls], results)
+            else:
+                prompt = self._renderer.resume(trajectory.messages, task.tools, trajectory.results)
+        except (RenderFailed, ValueError) as error:
+            raise TemplateFailed(f"the chat template cannot render turn {len(trajectory.turns)}: {error}") from error
+        if len(prompt) + len(bridge or ()) >= self._spec.context_length:
             return False
-        trajectory.go_on(prompt)
+        if bridge is None:
+            trajectory.go_on(prompt)
+        else:
+            trajectory.add_environment(bridge)
         return True
-
-    def _whole_prompt(self, task: Task, trajectory: Trajectory) -> list[int]:
-        """The conversation rendered again; if the template refuses turns with several calls, with one a turn.
-
-        Raises:
-            TemplateFailed: the chat template cannot render it.
-        """
-        refused: list[Exception] = []
-        for messages in (trajectory.messages, one_call_each(trajectory.messages)):
-            try:
-                return self._renderer.resume(messages, task.tools, trajectory.results)
-            except (TemplateError, TypeError, ValueError) as error:  # what templates raise, and what `resume` does
-                refused.append(error)
-        what = f"the chat template cannot render turn {len(trajectory.turns)}: {refused[0]}"
-        raise TemplateFailed(what) from refused[0]
 
     async def _results(
         self, task: Task, trace_id: str, num_before: int, calls: Sequence[ToolCall], budget: TimeBudget
@@ -343,14 +342,3 @@ class EpisodeRunner:
             kept.append(result)
             tokens.append(ids)
         return kept, tokens
-
-    def _thought_length(self, token_ids: list[int]) -> int:
-        """The number of tokens of a turn's thoughts, including the closing `</think>`."""
-        end = self._renderer.end_of_thought
-        return token_ids.index(end) + 1 if end is not None and end in token_ids else 0
-
-
-def _without_marks(thought: str) -> str:
-    for mark in THOUGHT_MARKS:
-        thought = thought.replace(mark, "")
-    return thought.strip()

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import InitVar, dataclass, field
-from typing import Any
 
 import numpy as np
 
 from actors.engine.parsing import ParsedTurn
 from actors.engine.vllm_engine import Completion
-from trainer.types import Message, Segment, ToolCall, Turn
+from trainer.types import Message, Segment, Turn
 
 
 @dataclass(slots=True)
@@ -61,17 +60,20 @@ class Trajectory:
         One that could not be read stays the text that it was. What the model is told about it comes from the user: some
         templates refuse the result of a call that is not there.
         """
-        calls = [_call_message(number, call) for number, call in enumerate(turn.calls, start=self.num_calls)]
+        calls = [
+            {"id": c.call_id, "type": "function", "function": {"name": c.name, "arguments": c.arguments}}
+            for c in turn.calls
+        ]
         said: Message = {"role": "assistant", "content": turn.text}
         if not parsed.malformed:
             said = {"role": "assistant", "content": parsed.content, "tool_calls": calls}
             if parsed.thought:
                 said["reasoning_content"] = parsed.thought
         self.messages.append(said)
-        for call, shown, result, tokens in zip(turn.calls, calls, turn.results, result_tokens, strict=True):
+        for call, result, tokens in zip(turn.calls, turn.results, result_tokens, strict=True):
             told: Message = {"role": "user", "content": result.output}
             if result.error != "malformed_call":
-                told |= {"role": "tool", "tool_call_id": shown["id"], "name": call.name}
+                told |= {"role": "tool", "tool_call_id": call.call_id, "name": call.name}
                 self.results.append(tokens)
             self.messages.append(told)
         self.turns.append(turn)
@@ -123,24 +125,3 @@ class _GrowingSegment:
             logprobs=np.array(self.logprobs, dtype=np.float32),
             versions=np.array(self.versions, dtype=np.int32),
         )
-
-
-def _call_message(number: int, call: ToolCall) -> dict[str, Any]:
-    """A call as the model may see it again. Its id is the same in each run, and of the form that Mistral wants."""
-    function = {"name": call.name, "arguments": call.arguments}
-    return {"id": f"call{number:05d}", "type": "function", "function": function}
-
-
-def one_call_each(messages: Sequence[Message]) -> list[Message]:
-    """The messages with each call in a turn of its own, its result after it: some templates allow one at a time."""
-    found: list[Message] = []
-    waiting: list[dict[str, Any]] = []
-    for message in messages:
-        calls = message.get("tool_calls") or []
-        if len(calls) > 1:
-            waiting = list(calls[1:])
-            message = {**message, "tool_calls": calls[:1]}
-        found.append(message)
-        if waiting and message["role"] == "tool":
-            found.append({"role": "assistant", "content": "", "tool_calls": [waiting.pop(0)]})
-    return found

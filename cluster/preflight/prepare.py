@@ -9,7 +9,6 @@ from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
 
-from actors.engine.parsing import tool_parser_names
 from actors.grading.factory import graders_of
 from actors.grading.python_nodes import check_sandbox
 from cluster.planning.context import context_of, context_problems
@@ -27,17 +26,17 @@ from cluster.preflight.rows import length_problems, read_files, rows_of
 from cluster.preflight.same_job import Change
 from cluster.preflight.space import Free, folder_problems, space_problems, write_speed
 from cluster.preflight.static import invalid_job, method_problems
+from trainer.chat.dialect import Dialect
 from trainer.chat.renderer import Renderer
 from trainer.errors import GraderFailed, Problem, UserError
 from trainer.problem_codes import stops_accepted
 from trainer.spec.endpoints import ToolSpec
 from trainer.spec.graders import PythonGrader
-from trainer.spec.job import FILES, ClusterSpec, JobSpec, Reinforcement
+from trainer.spec.job import FILES, JobSpec, Reinforcement
 from trainer.spec.operator import NOTHING_ALLOWED, Operator
 from trainer.spec.plan import Choice, Plan, resolve
 from trainer.types import Task
 
-DEFAULT_PARSER = ClusterSpec().tool_parser
 NODE_REMEDY = "add a node with the Ray resource python_grader, or set python_grader_nodes: false in the configuration"
 
 
@@ -62,6 +61,11 @@ class Prepared:
     warnings: tuple[str, ...] = ()
     stop: StopTime | None = None
     """The time for a checkpoint at the speed measured here; None without a learner, or if it cannot be measured."""
+
+    @property
+    def dialect(self) -> Dialect:
+        """How the model writes conversations."""
+        return self.renderer.dialect
 
     @property
     def placement(self) -> Placement:
@@ -114,7 +118,13 @@ async def prepare(
         problems += _engine_problems(job)
     if model is not None:
         problems += context_problems(context_length, model.max_context)
-        problems += await length_problems(rows, model.renderer, context_length, conversations=supervised)
+        problems += await length_problems(
+            rows,
+            model.renderer,
+            context_length,
+            conversations=supervised,
+            tools_in_prompt=job.model_options.tools_in_prompt,
+        )
     waits = bool(cluster.lacking) and operator.wait_for_nodes_s > 0
     lacking = [] if waits else cluster.lacking
     problems += [*cluster.problems, *lacking, *resource_problems(operator.jobs, cluster.placement.bundles)]
@@ -202,17 +212,11 @@ async def _sandbox_problems(
 
 
 def _engine_problems(job: JobSpec) -> list[Problem]:
-    """A problem if vLLM or the job's tool parser is missing."""
+    """A problem if vLLM is missing."""
     if find_spec("vllm") is None:
         remedy = "pip install 'agent-rft[cpu]', or 'agent-rft[gpu]' where there are GPUs"
         return [Problem("no_engine", "cluster", "vLLM, which runs the rollouts, is not installed", remedy)]
-    if job.cluster.tool_parser == DEFAULT_PARSER:
-        return []  # importing vLLM takes longer than all other checks
-    names = tool_parser_names()
-    if job.cluster.tool_parser in names:
-        return []
-    message = f"there is no parser {job.cluster.tool_parser!r}"
-    return [Problem("unknown_parser", "cluster.tool_parser", message, f"use one of {', '.join(names)}")]
+    return []
 
 
 def _warnings(job: JobSpec, plan: Plan, model: LoadableModel, files: Mapping[str, Sequence[Task]]) -> Iterator[str]:

@@ -10,8 +10,10 @@ from pathlib import Path
 
 from actors.graders.templates import INVALID_VARIABLE, render
 from actors.grading.factory import graders_of, templates_of
+from cluster.preflight.dialect import prompt_problem
 from cluster.preflight.examples import example_sample
 from cluster.preflight.form_check import TOOLS
+from trainer.chat.conversation import samples_of
 from trainer.chat.renderer import Renderer
 from trainer.data.rows import read_tasks
 from trainer.errors import GraderFailed, Problem
@@ -109,9 +111,14 @@ def value_problems(reinforcement: Reinforcement, rows: Sequence[JobRow]) -> list
 
 
 async def length_problems(
-    rows: Sequence[JobRow], renderer: Renderer, context_length: int, *, conversations: bool
+    rows: Sequence[JobRow],
+    renderer: Renderer,
+    context_length: int,
+    *,
+    conversations: bool,
+    tools_in_prompt: bool = True,
 ) -> list[Problem]:
-    """Rows whose prompt (with `conversations`: whole conversation) does not fit the context or cannot be rendered."""
+    """Rows whose prompt (with `conversations`: each sample) does not fit the context or cannot be rendered whole."""
     problems = []
     for i, row in enumerate(rows):
         if i % ROWS_AT_ONCE == 0:
@@ -119,13 +126,17 @@ async def length_problems(
         messages, tools = row.task.messages, row.task.tools
         try:
             if conversations:
-                length = len(renderer.conversation(messages, tools)[0])
+                text = renderer.rendered(messages, tools, generate=False)
+                length = max(len(sample.token_ids) for sample in samples_of(renderer, messages, tools))
             else:
-                length = len(renderer.prompt(messages, tools)) + MIN_ANSWER_TOKENS
+                text = renderer.rendered(messages, tools, generate=True)
+                length = len(renderer.encode(text)) + MIN_ANSWER_TOKENS
         except Exception as error:  # noqa: BLE001 - a template is the user's program and may raise anything
             message = f"the chat template cannot render the row: {type(error).__name__}: {error}"
             problems.append(row.problem("unrenderable_row", ".messages", message, "fix the row"))
             continue
+        if (lacking := prompt_problem(text, messages, tools, tools_in_prompt)) is not None:
+            problems.append(row.problem(lacking[0], ".messages", *lacking[1:]))
         if length > context_length:
             message = f"the row takes {length} tokens, the context holds {context_length}"
             remedy = "shorten the row or raise cluster.context_length"

@@ -21,7 +21,6 @@ from actors.weights.broadcast_sync import BroadcastSync
 from actors.weights.sync import WeightSync
 from cluster.planning.placement import size
 from cluster.preflight.prepare import Prepared
-from trainer.chat.renderer import THOUGHT_MARKS
 from trainer.spec.job import AlgorithmSpec
 
 
@@ -38,7 +37,7 @@ def worker_config(
             max_num_seqs=job.cluster.max_num_seqs,
             seed=job.seed,
             gpus=prepared.placement.engine_gpus,
-            thought_marks=THOUGHT_MARKS if prepared.renderer.end_of_thought is not None else None,
+            thought_marks=prepared.dialect.thought_marks,
             log_stats=metrics is not None,
         ),
         episode=EpisodeSpec(
@@ -50,8 +49,7 @@ def worker_config(
             max_thinking_tokens=prepared.plan.max_thinking_tokens,
             response_schema=reinforcement.response_format,
         ),
-        tool_parser=job.cluster.tool_parser,
-        template_arguments=prepared.renderer.template_arguments,
+        dialect=prepared.dialect,
         dispatchers=dispatchers,
         graders=graders,
         metrics=metrics,

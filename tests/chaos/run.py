@@ -37,7 +37,7 @@ class Letters:
     def prompt(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> list[int]:
         return self.plain(messages[-1]["content"])
 
-    def appends_after(self, end_token_id: int) -> bool:
+    def appends_after(self, *args: Any, **options: Any) -> bool:
         return True
 
     def bridge(self, names: Sequence[str], results: Sequence[Sequence[int]]) -> list[int]:

@@ -22,6 +22,7 @@ from actors.weights.sync import WeightSync
 from tests.support.builders import group_request
 from tests.support.fakes_http import LOCAL
 from trainer.algorithm.advantage import advantages
+from trainer.chat.dialect import UNKNOWN
 from trainer.events import Event
 from trainer.spec.job import AlgorithmSpec, JobSpec
 from trainer.types import Group, Task
@@ -57,8 +58,7 @@ class JobActors:
         config = WorkerConfig(
             EngineConfig(job.model, "float32", context_length=1024, max_num_seqs=32, seed=0),
             EpisodeSpec("7", reinforcement.limits, reinforcement.reward, reinforcement.max_episode_steps, 1024),
-            "hermes",
-            {},
+            UNKNOWN,
             self.dispatchers,
             graders.options(**beside("grader-pool")).remote(reinforcement, LOCAL),
         )

@@ -11,6 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
+from trainer.chat.conversation import samples_of
 from trainer.chat.renderer import Renderer
 from trainer.data.rows import RowOrder
 from trainer.errors import LearnerFailed
@@ -152,8 +153,8 @@ class SupervisedLoop:
     def _sequences(self, tasks: Sequence[Task]) -> list[WeightedSequence]:
         sequences = []
         for task in tasks:
-            tokens, mask = self._renderer.conversation(task.messages, task.tools)
-            weights = np.where(mask, 1.0, self._algorithm.context_weight).astype(np.float32)
-            weights[0] = 0.0  # nothing predicts the first token
-            sequences.append(WeightedSequence(np.array(tokens, dtype=np.int32), weights))
+            for sample in samples_of(self._renderer, task.messages, task.tools):
+                weights = np.where(sample.mask, 1.0, self._algorithm.context_weight).astype(np.float32)
+                weights[0] = 0.0  # nothing predicts the first token
+                sequences.append(WeightedSequence(np.array(sample.token_ids, dtype=np.int32), weights))
         return sequences

@@ -31,6 +31,8 @@ KnownMistake = Callable[[KeyPath], tuple[str, str, str] | None]
 
 MAX_MISTAKES = 200
 """Mistakes that are reported, and keys beside a missing one that are taken for a misspelling of it."""
+MAX_SHOWN_CHARS = 1_000
+"""Longer values are not part of messages."""
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _ANY = "*"
 """Any index of a list."""
@@ -166,7 +168,8 @@ def _problem(
         message = ", or ".join([first, *(other.removeprefix("must be ") for other in others)])
         remedy = "correct the value"
     shown = isinstance(given, str | int | float) and not isinstance(given, bool) and _SECRETS.isdisjoint(path)
-    if shown and kind != "extra_forbidden":  # an unknown key may be a secret in the wrong place
+    shown &= kind != "extra_forbidden"  # an unknown key may be a secret in the wrong place
+    if shown and len(str(given)) <= MAX_SHOWN_CHARS:
         message += f" (given: {given!r})"
     return source.problem(f"invalid_{kind}", path, variables.hide(message), remedy)
 

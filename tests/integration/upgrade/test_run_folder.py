@@ -132,6 +132,7 @@ async def test_it_can_be_resumed_with_its_plan_and_todays_token(resumable: OldVe
     (tool,) = found.job.reinforcement.tools
     assert tool.headers["Authorization"].get_secret_value() == "Bearer another-token"
     assert found.job.reinforcement.algorithm.max_divergence is None, "that version had no limit"
+    assert found.job.model_options.tool_parser == found.dialect.tool_parser == "hermes", "its default"
     assert [warning for warning in found.warnings if "new job" in warning] == []
 
 

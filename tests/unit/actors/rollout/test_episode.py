@@ -20,6 +20,7 @@ from actors.tools.dispatcher import Dispatcher
 from tests.support.episodes import REQUEST, TASK, TOOLS, ScriptedEpisode, call, graded, parse
 from tests.support.fakes_http import LOCAL, FakeEndpoint, FakeTime, Received
 from tests.support.paths import BASE
+from trainer.chat.families.hermes import HERMES
 from trainer.chat.renderer import Renderer
 from trainer.errors import EndpointRefused, EngineFailed, GraderFailed, ToolFailed
 from trainer.spec.endpoints import ToolSpec
@@ -56,7 +57,7 @@ async def test_a_rollout_keeps_the_structure_that_constrained_all_its_turns(rend
     assert constrained.structures == [rollout.structure] * 2
     assert (
         json.loads(str(rollout.structure))["format"]
-        == json.loads(str(turn_structure(TOOLS, {"type": "integer"})))["format"]
+        == json.loads(str(turn_structure(TOOLS, {"type": "integer"}, HERMES.calls)))["format"]
     )
 
 

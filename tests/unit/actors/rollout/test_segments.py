@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from trainer.types import Discarded, Rollout
 CALLS = """{%- for c in m.tool_calls or [] %}{{ '<tool_call>\n{"name": "' + c.function.name + '", "arguments": ' }}\
 {{ (c.function.arguments if c.function.arguments is string else c.function.arguments | tojson) + '}\n</tool_call>' }}\
 {%- endfor %}{{ '<|im_end|>\n' }}"""
-ANSWER_ONLY = "{{ '<|im_start|>assistant\n' + m.content.split('</think>\n')[-1] }}" + CALLS
+ANSWER_ONLY = "{{ '<|im_start|>assistant\n' + m.content.split('</think>')[-1].lstrip() }}" + CALLS
 WHOLE = "{{ '<|im_start|>assistant\n' + m.content }}" + CALLS
 SHORT = (
     "{%- if loop.index0 + 2 < messages | length %}{{ '<|im_start|>assistant\n...' }}{%- else %}"
@@ -125,7 +126,7 @@ async def test_a_template_that_appends_renders_no_history() -> None:
 
 async def test_what_is_appended_equals_what_is_rendered_where_a_template_changes_nothing() -> None:
     class EveryOther(Renderer):
-        def appends_after(self, end_token_id: int) -> bool:
+        def appends_after(self, *args: Any, **options: Any) -> bool:
             self.num_turns = getattr(self, "num_turns", 0) + 1
             return self.num_turns % 2 == 0
 
@@ -179,7 +180,7 @@ async def test_the_context_limit_holds_for_each_segment_and_that_of_completions_
     ("chat_template", "why"),
     [
         (template("{{ raise_exception('no turns, please') }}"), "no turns, please"),
-        (template(ANSWER_ONLY, result=""), "omits tool messages"),
+        (template(ANSWER_ONLY, result=""), "omits or repeats tool messages"),
         (template("{{ m.content + m.nothing.at_all }}" + ANSWER_ONLY), "'nothing'"),
         (template("{{ m.content + 1 }}" + ANSWER_ONLY), "str"),
     ],
@@ -189,7 +190,7 @@ async def test_a_template_that_cannot_render_a_turn_discards_the_rollout_without
     chat_template: str, why: str
 ) -> None:
     class Rewriting(Renderer):
-        def appends_after(self, end_token_id: int) -> bool:
+        def appends_after(self, *args: Any, **options: Any) -> bool:
             return False
 
     tokenizer = AutoTokenizer.from_pretrained(BASE)

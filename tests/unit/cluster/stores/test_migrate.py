@@ -19,7 +19,8 @@ from cluster.stores.job_tables import NewJob
 from cluster.stores.keys import KeyStore
 from cluster.stores.migrate import NewerDatabase, migrate, revisions
 from cluster.stores.model_registry import ModelRegistry
-from trainer.spec.serving import ServeSettings
+from trainer.chat.dialect import Dialect
+from trainer.chat.serving import ServeSettings
 
 JOB, FILE, MODEL = "ftjob-1", "file-1", "ft:gpt-5:org::1"
 SAVED: dict[str, dict[str, Any]] = {
@@ -148,7 +149,9 @@ def test_data_of_each_revision_is_read_by_todays_stores(
     record = FileStore(empty_database, FolderBlobs(tmp_path / "files"), tmp_path).get(FILE)
     assert (record.num_bytes, record.filename, record.expires_at) == (3 * 2**31, file["filename"], 2**33)
     tuned = ModelRegistry(empty_database, {}).resolve(MODEL)
-    assert tuned.settings == ServeSettings(**model["settings"])
+    assert tuned.settings == ServeSettings(
+        Dialect("unknown", "hermes", template_arguments={"a": [1]}), max_completion_tokens=24
+    )
     known = revision >= "0002"  # before, keys did not expire, and nobody noted who made something
     assert (record.owner, tuned.owner) == ((file["owner"], model["owner"]) if known else (None, None))
     assert found.expires_at == (key["expires_at"] if known else None)

@@ -1,0 +1,66 @@
+"""agent_rft.json in the folder of a trained model: how it writes conversations, for whoever serves or trains it next.
+
+Its chat template and its end tokens are also in the files that every library reads.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from trainer.chat.dialect import Dialect
+from trainer.errors import UserError
+from trainer.spec.model_options import ModelOptions, Parser, StopTokens, TemplateArguments
+
+FILE = "agent_rft.json"
+FORMAT = 1
+REMEDY = "use the version of agent-rft that wrote it, or delete the file and set model_options"
+
+
+class ModelCard(BaseModel):
+    """The content of the file; keys that it does not know are left out."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
+
+    format: int = Field(default=FORMAT, le=FORMAT)
+    family: str = Field(max_length=64)
+    tool_parser: Parser
+    template_arguments: TemplateArguments = {}
+    stop_tokens: StopTokens = ()
+    tools_in_prompt: bool = True
+
+    @classmethod
+    def of(cls, dialect: Dialect, options: ModelOptions) -> ModelCard:
+        """That of a model which is trained with these `options`, resolved to this `dialect`."""
+        return cls(
+            family=dialect.family,
+            tool_parser=dialect.tool_parser,
+            template_arguments=dialect.template_arguments,
+            stop_tokens=options.stop_tokens,
+            tools_in_prompt=options.tools_in_prompt,
+        )
+
+    @property
+    def dialect(self) -> Dialect:
+        """How the model is served."""
+        return Dialect(self.family, self.tool_parser, self.stop_tokens, template_arguments=self.template_arguments)
+
+
+def read_card(folder: Path) -> ModelCard | None:
+    """What a model's folder says; None if it has no such file.
+
+    Raises:
+        UserError: The file is damaged, or was written by a newer version.
+    """
+    path = folder / FILE
+    try:
+        return ModelCard.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from None
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"])) or "its content"
+        raise UserError(f"{path}: {where}: {first['msg']}; {REMEDY}") from None
