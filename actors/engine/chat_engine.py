@@ -11,15 +11,19 @@ import json
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+from actors.engine.dialects import find_dialect
 from actors.engine.structure import cut_result, no_calls, thought_structure, turn_structure
 from actors.engine.tokenizer import load_tokenizer
 from actors.engine.vllm_engine import Engine, EngineConfig
 from actors.runtime.calls import outcome_of
 from trainer.chat.dialect import UNKNOWN
-from trainer.chat.renderer import Renderer
+from trainer.chat.model_card import read_card
+from trainer.chat.renderer import Renderer, Tokenizer
 from trainer.chat.serving import ServeSettings
+from trainer.chat.template import RenderFailed
 from trainer.errors import EngineFailed, RftError
 from trainer.spec.plan import THINKING_TOKENS
 from trainer.types import Message
@@ -34,6 +38,13 @@ EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high"}
 """Reasoning efforts that training does not have -> the nearest that it has."""
 VLLM_CALL_ID = "chatcmpl-tool-"
 VLLM_EXTRAS = frozenset({"prompt_token_ids", "prompt_text", "metrics"})
+
+
+def _renderer_of(tokenizer: Tokenizer, settings: ServeSettings, folder: Path) -> Renderer:
+    """The renderer in the dialect that the settings have, or the model's folder, or that a round trip finds."""
+    card = read_card(folder) if settings.dialect is None else None
+    dialect = settings.dialect or (card.dialect if card is not None else None)
+    return find_dialect(tokenizer, UNKNOWN)[0] if dialect is None else Renderer(tokenizer, dialect)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +78,7 @@ class ChatEngine:
         from actors.engine import thoughts
 
         tokenizer = load_tokenizer(self._config.model)
-        dialect = self._settings.dialect or UNKNOWN
-        self._renderer = renderer = Renderer(tokenizer, dialect)
+        self._renderer = renderer = _renderer_of(tokenizer, self._settings, Path(self._config.model))
         thinks = renderer.end_of_thought is not None
         thoughts.register(renderer.mark_texts)
         # The parsers log a traceback for each malformed call; here that is the model's mistake, not ours.
@@ -78,7 +88,7 @@ class ChatEngine:
         self._client = client = self._engine.client
         parsers = {
             "enable_auto_tools": True,
-            "tool_parser": dialect.tool_parser,
+            "tool_parser": renderer.dialect.tool_parser,
             "reasoning_parser": thoughts.NAME if thinks else renderer.family.reasoning_parser or "",
         }
         common = {"request_logger": None, "chat_template": None, "chat_template_content_format": "string", **parsers}
@@ -137,6 +147,8 @@ class ChatEngine:
             if room < 1:
                 return _too_long(len(prompt), self._config.context_length)
             answer = await self._serving.create_chat_completion(self._request(body, prompt, room))
+        except RenderFailed as error:
+            return Refusal(400, error.problem, "messages")
         except ValidationError as error:
             first = error.errors()[0]
             return Refusal(400, str(first["msg"]), ".".join(str(part) for part in first["loc"]))

@@ -86,6 +86,8 @@ def works(renderer: Renderer, parse: TurnParser) -> str | None:
             if trip.mistake is not None:
                 return f"of a thought and a call, rendered as {_short(trip.text)}, it read {trip.mistake}"
     except (RenderFailed, ValueError) as error:
+        if isinstance(error, RenderFailed) and error.kind not in ("raised", "failed"):
+            raise
         return f"the template fails: {_short(str(error))}"
     return None
 
@@ -95,6 +97,9 @@ def find_dialect(tokenizer: Tokenizer, asked: Dialect, tool_parser: str = "auto"
 
     `asked` has the user's template, arguments and end tokens. With `auto`, the known families come first, then all
     other parsers of vLLM.
+
+    Raises:
+        RenderFailed: the template is no template, or costs too much.
     """
     likely: tuple[Renderer, str] | None = None
     for name in _candidates() if tool_parser == "auto" else (tool_parser,):
@@ -104,11 +109,18 @@ def find_dialect(tokenizer: Tokenizer, asked: Dialect, tool_parser: str = "auto"
         if renderer.form.renders_calls or tool_parser != "auto" or renderer.has_token(family.call_mark):
             mistake = _mistake(renderer, tokenizer) or ""
         if not mistake:
-            return renderer, None
+            return _resolved(renderer), None
         if likely is None or (family.call_mark or name) in renderer.template:
             likely = renderer, mistake
     assert likely is not None
-    return likely
+    return _resolved(likely[0]), likely[1]
+
+
+def _resolved(renderer: Renderer) -> Renderer:
+    """The renderer with all that was found in its dialect, so that whoever loads the model need not find it again."""
+    marks = renderer.mark_texts if renderer.end_of_thought is not None else None
+    ends = tuple(renderer.end_tokens.values())
+    return Renderer(renderer.tokenizer, replace(renderer.dialect, end_tokens=ends, thought_marks=marks))
 
 
 def _mistake(renderer: Renderer, tokenizer: Tokenizer) -> str | None:

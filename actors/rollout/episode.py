@@ -257,7 +257,8 @@ class EpisodeRunner:
         Raises:
             TemplateFailed: the chat template cannot render the conversation.
         """
-        says, thinks = bool(turn.content.strip()), bool(turn.thought)
+        says = bool(turn.content.strip())
+        thinks = bool(turn.thought) or self._renderer.mark_texts[1] in trajectory.turns[-1].text
         bridge, prompt = None, trajectory.token_ids
         try:
             if self._renderer.appends_after(end, len(calls), says=says, thinks=thinks):

@@ -18,14 +18,11 @@ from trainer.chat.renderer import Renderer, Tokenizer
 from trainer.chat.template import RenderFailed, template_of
 from trainer.errors import Problem, UserError
 from trainer.spec.job import JobSpec
-from trainer.types import Message, ToolSchema
 
 PARSER = "model_options.tool_parser"
 TEMPLATE = "model_options.chat_template"
 SWITCHES = ("reasoning_effort", "enable_thinking", "thinking")
 """Names that templates have for a reasoning effort."""
-SHOWN_CHARS = 40
-"""The beginning of a message that must be in the prompt; a template may cut or strip its end."""
 OWN_TEMPLATE = (
     f"give a template that does in {TEMPLATE} (`agent-rft models template FOLDER` writes one that adds tools to the "
     "model's own)"
@@ -45,51 +42,25 @@ def read_dialect(tokenizer: Tokenizer, job: JobSpec) -> tuple[Renderer | None, l
     try:
         template = template_of(tokenizer, options.chat_template).text
         asked = replace(asked, template_arguments=_effort(job, template) | asked.template_arguments)
-        first = Renderer(tokenizer, asked)
-        first.prompt([{"role": "user", "content": "question"}], ())
+        renderer = Renderer(tokenizer, asked)
+        renderer.prompt([{"role": "user", "content": "question"}], ())
+        if find_spec("vllm") is None:
+            return renderer, problems  # without an engine nothing runs, which is another problem
+        if options.tool_parser not in ("auto", *tool_parser_names()):
+            message = f"there is no parser {options.tool_parser!r}"
+            remedy = f"use auto or one of {', '.join(tool_parser_names())}"
+            return renderer, [*problems, Problem("unknown_parser", PARSER, message, remedy)]
+        renderer, mistake = find_dialect(tokenizer, asked, options.tool_parser)
     except UserError as error:
         field = TEMPLATE if options.chat_template is not None else "model"
         code = str(error.details.get("code", "template_fails"))
         return None, [*problems, Problem(code, field, error.problem, error.remedy)]
-    if find_spec("vllm") is None:
-        return first, problems  # without an engine nothing runs, which is another problem
-    if options.tool_parser not in ("auto", *tool_parser_names()):
-        message = f"there is no parser {options.tool_parser!r}"
-        remedy = f"use auto or one of {', '.join(tool_parser_names())}"
-        return first, [*problems, Problem("unknown_parser", PARSER, message, remedy)]
-    renderer, mistake = find_dialect(tokenizer, asked, options.tool_parser)
     if mistake is not None:
         parser = "no tool parser" if options.tool_parser == "auto" else f"the parser {options.tool_parser}"
         problems.append(Problem("calls_not_read", PARSER, f"{parser} reads its calls: {mistake}", OWN_TEMPLATE))
     else:
         problems += _result_problems(renderer)
-    return _resolved(renderer), problems
-
-
-def prompt_problem(
-    text: str, messages: Sequence[Message], tools: Sequence[ToolSchema], tools_in_prompt: bool
-) -> tuple[str, str, str] | None:
-    """Code, message and remedy if a row's prompt lacks one of its tools or messages; else None."""
-    missing = [tool["function"]["name"] for tool in tools if tool["function"]["name"] not in text]
-    if tools_in_prompt and missing:
-        message = f"the prompt does not show the tool{'s' * (len(missing) > 1)} {', '.join(missing)}"
-        remedy = f"{OWN_TEMPLATE}; or set model_options.tools_in_prompt: false if the model needs no descriptions"
-        return "tools_not_in_prompt", message, remedy
-    for i, given in enumerate(messages):
-        content = given.get("content")
-        if given["role"] in ("assistant", "tool") or not isinstance(content, str):
-            continue
-        if content.strip()[:SHOWN_CHARS] not in text:
-            what = f"the prompt does not show messages[{i}], of the role {given['role']}"
-            return "message_not_in_prompt", what, "change the role or the text of the message, or use another template"
-    return None
-
-
-def _resolved(renderer: Renderer) -> Renderer:
-    """The renderer with all that was found in its dialect, so that whoever loads the model need not find it again."""
-    marks = renderer.mark_texts if renderer.end_of_thought is not None else None
-    ends = tuple(renderer.end_tokens.values())
-    return Renderer(renderer.tokenizer, replace(renderer.dialect, end_tokens=ends, thought_marks=marks))
+    return renderer, problems
 
 
 def _result_problems(renderer: Renderer) -> list[Problem]:

@@ -13,6 +13,7 @@ from actors.grading.factory import graders_of
 from actors.grading.python_nodes import check_sandbox
 from cluster.planning.context import context_of, context_problems
 from cluster.planning.layout import ClusterPlan
+from cluster.planning.model_folder import find_model, model_problem
 from cluster.planning.nodes import Node
 from cluster.planning.placement import Placement, size
 from cluster.planning.plan import plan_placement
@@ -27,6 +28,7 @@ from cluster.preflight.same_job import Change
 from cluster.preflight.space import Free, folder_problems, space_problems, write_speed
 from cluster.preflight.static import invalid_job, method_problems
 from trainer.chat.dialect import Dialect
+from trainer.chat.model_card import read_card
 from trainer.chat.renderer import Renderer
 from trainer.errors import GraderFailed, Problem, UserError
 from trainer.problem_codes import stops_accepted
@@ -95,6 +97,9 @@ async def prepare(
         InvalidJob: the job has problems; lists all of them.
     """
     problems = list(found)
+    if began is None:
+        job, bad = _with_card(job)
+        problems += bad
     supervised = job.method.type == "supervised"
     files, bad = read_files(job)
     problems += bad
@@ -174,6 +179,18 @@ async def prepare(
         ),
         stop=stop,
     )
+
+
+def _with_card(job: JobSpec) -> tuple[JobSpec, list[Problem]]:
+    """The job with what its model's folder says and its `model_options` do not."""
+    path, _ = find_model(job.model)
+    try:
+        card = None if path is None else read_card(path)
+    except UserError as error:
+        return job, [model_problem("not_a_model", error.problem, error.remedy)]
+    if card is None:
+        return job, []
+    return job.model_copy(update={"model_options": card.fill_in(job.model_options)}), []
 
 
 def _stop_time(num_parameters: int, runs: Path) -> StopTime | None:

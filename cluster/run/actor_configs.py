@@ -21,6 +21,8 @@ from actors.weights.broadcast_sync import BroadcastSync
 from actors.weights.sync import WeightSync
 from cluster.planning.placement import size
 from cluster.preflight.prepare import Prepared
+from trainer.chat.model_card import ModelCard
+from trainer.chat.model_files import ModelFiles
 from trainer.spec.job import AlgorithmSpec
 
 
@@ -76,6 +78,18 @@ def learner_config(prepared: Prepared, metrics: MetricsAddress | None) -> Learne
         rank_cores=job.cluster.rank_cores,
         on_gpu=prepared.placement.rank_gpus > 0,
         metrics=metrics,
+        files=model_files(prepared),
+    )
+
+
+def model_files(prepared: Prepared) -> ModelFiles:
+    """What the folders of the job's checkpoints say beside what is copied from the start model's."""
+    dialect, tokenizer = prepared.dialect, prepared.renderer.tokenizer
+    ids = [tokenizer.eos_token_id, *map(tokenizer.backend_tokenizer.token_to_id, dialect.end_tokens)]
+    return ModelFiles(
+        ModelCard.of(dialect, prepared.job.model_options),
+        dialect.chat_template,
+        tuple(dict.fromkeys(id for id in ids if id is not None)),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from trainer.chat.renderer import Renderer
@@ -19,6 +19,10 @@ class Sample:
     def add(self, token_ids: Sequence[int], trained: bool) -> None:
         self.token_ids.extend(token_ids)
         self.mask.extend([trained] * len(token_ids))
+
+
+Samples = Callable[[Sequence[Message], Sequence[ToolSchema]], list[Sample]]
+"""The samples of a conversation: `samples_of` with a renderer."""
 
 
 def samples_of(renderer: Renderer, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> list[Sample]:
@@ -53,8 +57,8 @@ def _turn(renderer: Renderer, before: str, after: str, message: Message) -> tupl
     """
     opened, marks = "", renderer.mark_texts
     if not after.startswith(before):
-        opened = before[before.rfind(marks[0]) :] if marks[0] in before else before
-        if not after.startswith(before.removesuffix(opened)) or marks[1] in opened:
+        opened = before[before.rfind(marks[0]) :] if marks[0] in before else ""
+        if not opened or marks[1] in opened or not after.startswith(before.removesuffix(opened)):
             raise ValueError("the chat template does not start an assistant's turn with its generation prompt")
     said = after[len(before) - len(opened) :]
     stops = [said.rfind(end) + len(end) for end in renderer.end_tokens.values() if end in said]

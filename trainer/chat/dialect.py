@@ -45,4 +45,4 @@ class Dialect:
 
 
 UNKNOWN = Dialect("unknown", DEFAULT_PARSER)
-"""That of a model of which nothing is known."""
+"""The dialect of a model of which nothing is known."""

@@ -89,7 +89,7 @@ class TemplateForm:
         for field in THOUGHT_FIELDS:
             turn = _turn([("probe_tool", _VALUE.format(0))], self.takes_objects)
             head, marks = [_QUESTION], self._family.thought_marks
-            turn |= {field: f"{marks[0]}\n{_THOUGHT}\n{marks[1]}" if field == "content" else _THOUGHT}
+            turn |= {field: f"{marks[0]}\n{_THOUGHT}\n{marks[1]}\n\n" if field == "content" else _THOUGHT}
             if self._family.reasoning_parser is not None and field == "content":
                 continue
             prompt = self._tried(head, generate=True)
@@ -113,7 +113,7 @@ class TemplateForm:
             return False
         values = [_VALUE.format(i) for i in range(num_calls)]
         turn = _turn([("probe_tool", value) for value in values], self.takes_objects)
-        turn["content"] = _SAID if says else ""
+        turn["content"] = ("\n\n" if thinks else "") + (_SAID if says else "")
         if thinks and self.thought_field is not None:
             turn = with_thought(turn, f"\n{_THOUGHT}\n", self.thought_field, self._family.thought_marks)
         results = [_result(i, SLOT.format(i)) for i in range(num_calls)]
@@ -123,10 +123,10 @@ class TemplateForm:
         if prompt is None or once is None or twice is None:
             return False
         sampled = once.removeprefix(prompt).partition(SLOT.format(0))[0]
-        kept = not says or (self.renders_calls and -1 < sampled.find(_SAID) < sampled.find(values[0]))
-        shown = not self.renders_calls or all(value in sampled for value in values)
-        kept = kept and shown and (not thinks or _THOUGHT in sampled)
-        return once.startswith(prompt) and twice.startswith(once) and kept
+        kept = not self.renders_calls or all(value in sampled for value in values)
+        if says:
+            kept = kept and self.renders_calls and -1 < sampled.find(_SAID) < sampled.find(values[0])
+        return once.startswith(prompt) and twice.startswith(once) and kept and (not thinks or _THOUGHT in sampled)
 
     def _tried(self, messages: Sequence[Message], *, generate: bool = False) -> str | None:
         """The rendered text, or None if the template fails, as many do for what they do not know."""

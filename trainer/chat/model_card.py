@@ -1,4 +1,4 @@
-"""agent_rft.json in the folder of a trained model: how it writes conversations, for whoever serves or trains it next.
+"""agent_rft.json in the folder of a trained model: how it writes conversations, for who serves or trains it next.
 
 Its chat template and its end tokens are also in the files that every library reads.
 """
@@ -32,7 +32,7 @@ class ModelCard(BaseModel):
 
     @classmethod
     def of(cls, dialect: Dialect, options: ModelOptions) -> ModelCard:
-        """That of a model which is trained with these `options`, resolved to this `dialect`."""
+        """The card of a model which is trained with these `options`, resolved to this `dialect`."""
         return cls(
             family=dialect.family,
             tool_parser=dialect.tool_parser,
@@ -40,6 +40,11 @@ class ModelCard(BaseModel):
             stop_tokens=options.stop_tokens,
             tools_in_prompt=options.tools_in_prompt,
         )
+
+    def fill_in(self, options: ModelOptions) -> ModelOptions:
+        """The options of a job that starts from the model: what they do not name is as the card says."""
+        names = type(self).model_fields.keys() & type(options).model_fields.keys() - options.model_fields_set
+        return options.model_copy(update={name: getattr(self, name) for name in names})
 
     @property
     def dialect(self) -> Dialect:
@@ -53,14 +58,18 @@ def read_card(folder: Path) -> ModelCard | None:
     Raises:
         UserError: The file is damaged, or was written by a newer version.
     """
-    path = folder / FILE
     try:
-        return ModelCard.model_validate_json(path.read_bytes())
+        return ModelCard.model_validate_json((folder / FILE).read_bytes())
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}") from None
+        raise _unreadable(f"cannot be read: {error.strerror}") from None
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(map(str, first["loc"])) or "its content"
-        raise UserError(f"{path}: {where}: {first['msg']}; {REMEDY}") from None
+        where = ".".join(map(str, first["loc"]))
+        raise _unreadable(f"{where}: {first['msg']}" if where else first["msg"]) from None
+
+
+def _unreadable(why: str) -> UserError:
+    problem = f"its {FILE}: {why}"
+    return UserError(f"{problem}; {REMEDY}", problem=problem, remedy=REMEDY)

@@ -119,7 +119,12 @@ class Renderer:
         `end` is the token that ended the turn, `says` and `thinks`: whether it has text and a thought beside its calls.
         Else the next prompt is that of `resume`.
         """
-        return self.form.appends(num_calls, says=says, thinks=thinks) and self._bridge(("tool",) * num_calls)[0] == end
+        try:
+            return (
+                self.form.appends(num_calls, says=says, thinks=thinks) and self._bridge(("tool",) * num_calls)[0] == end
+            )
+        except ValueError:
+            return False
 
     def bridge(self, names: Sequence[str], results: Sequence[Sequence[int]]) -> list[int]:
         """Token ids from a sampled end token to the next generation prompt.

@@ -26,6 +26,7 @@ import markupsafe
 
 from trainer.chat import template_process
 from trainer.errors import UserError
+from trainer.spec.model_options import MAX_TEMPLATE_BYTES
 from trainer.types import Message, ToolSchema
 
 Kind = Literal["syntax", "raised", "failed", "too_slow", "too_large", "memory"]
@@ -57,7 +58,7 @@ class TemplateLimits:
     memory_bytes: int = 1 << 30
     """Address space of the process, of which Python takes about 30 MiB."""
     text_bytes: int = 16 << 20
-    template_bytes: int = 64 << 10
+    template_bytes: int = MAX_TEMPLATE_BYTES
     silent_s: float = 60.0
     """Longest wait for a process that neither answers nor ends, such as one that was stopped."""
 
@@ -72,7 +73,7 @@ class RenderFailed(UserError):
     """A chat template could not render. `message` is one line that ends with the remedy for this `kind`.
 
     `raised`: the template refused the messages by `raise_exception`. `failed`: any other error while it rendered.
-    `line` is that of the template, if known. `code` of the details is the problem code.
+    `line` is that of the template, if known.
     """
 
     @property
@@ -80,6 +81,11 @@ class RenderFailed(UserError):
         """What went wrong."""
         kind: Kind = self.details["kind"]
         return kind
+
+    @property
+    def code(self) -> str:
+        """The problem code of this kind."""
+        return CODES[self.kind]
 
     @property
     def line(self) -> int | None:
@@ -262,8 +268,11 @@ def _end(owner: int, popen: subprocess.Popen[bytes], channel: socket.socket, ans
 class HasTemplate(Protocol):
     """The part of a Hugging Face tokenizer that has its chat template."""
 
-    chat_template: str | dict[str, str] | None
-    special_tokens_map: Mapping[str, str]
+    @property
+    def chat_template(self) -> str | dict[str, str] | None: ...
+
+    @property
+    def special_tokens_map(self) -> Mapping[str, str]: ...
 
 
 def template_of(tokenizer: HasTemplate, text: str | None = None) -> ChatTemplate:

@@ -259,7 +259,7 @@ JOB_CODES: dict[str, dict[str, CheckCode]] = {
         "template_too_costly": CheckCode(
             "The chat template took more time or memory than a render may have, wrote a text that is too large, or is "
             "too large itself. It renders in a process of its own with these limits, so that a loop without end stops "
-            "one render and not a run: 2 s of a processor, 1 GiB, 16 MiB of text, and 64 KiB for a template that a job "
+            "one render and not a run: 2 s of a processor, 1 GiB, 16 MiB of text, and 64 kB for a template that a job "
             "gives (1 MiB for one in a model's folder).",
             "Remove nested loops, recursion and repeated texts: a usual template renders in a millisecond.",
             stops_accepted=False,

@@ -17,11 +17,11 @@ RENDERERS_OWN = frozenset(
     {
         *("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "conversation"),
         *("chat_template", "tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict"),
-        *("return_assistant_tokens_mask", "tokenizer_kwargs", "raise_exception", "strftime_now", "self"),
+        *("return_assistant_tokens_mask", "tokenizer_kwargs", "raise_exception", "strftime_now", "self", "generate"),
         *("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token"),
     }
 )
-"""Names that a template gets from the renderer."""
+"""Names that a template gets from the renderer, and those of what renders it."""
 _JINJA = re.compile(r"\{[{%]")
 
 Text = Annotated[str, Field(max_length=MAX_VALUE_CHARS)]
@@ -67,16 +67,21 @@ class ModelOptions(Strict):
     def _is_a_template(cls, text: str | None) -> str | None:
         if text is not None and len(text.encode()) > MAX_TEMPLATE_BYTES:
             raise ValueError(f"must have at most {MAX_TEMPLATE_BYTES:,} bytes")
-        if text is not None and not _JINJA.search(text):
-            raise ValueError("must be a Jinja template, which has {{ ... }} or {% ... %}")
+        if text is not None and not is_template(text):
+            raise ValueError("must be the text of a Jinja template, which has {{ ... }} or {% ... %}")
         return text
+
+
+def is_template(text: str) -> bool:
+    """Whether this is the text of a Jinja template rather than, for example, its path."""
+    return _JINJA.search(text) is not None
 
 
 def read_template(path: Path) -> str:
     """The text of a chat template's file.
 
     Raises:
-        ValueError: It cannot be read, or is no text, or is too large; says which.
+        ValueError: It cannot be read, is not UTF-8 or is too large; says which.
     """
     try:
         with path.open("rb") as file:

@@ -179,7 +179,7 @@ async def test_the_context_limit_holds_for_each_segment_and_that_of_completions_
 @pytest.mark.parametrize(
     ("chat_template", "why"),
     [
-        (template("{{ raise_exception('no turns, please') }}"), "no turns, please"),
+        (template(ANSWER_ONLY, result="{{ raise_exception('no tools!') }}"), "no tools!"),
         (template(ANSWER_ONLY, result=""), "omits or repeats tool messages"),
         (template("{{ m.content + m.nothing.at_all }}" + ANSWER_ONLY), "'nothing'"),
         (template("{{ m.content + 1 }}" + ANSWER_ONLY), "str"),
@@ -190,7 +190,7 @@ async def test_a_template_that_cannot_render_a_turn_discards_the_rollout_without
     chat_template: str, why: str
 ) -> None:
     class Rewriting(Renderer):
-        def appends_after(self, *args: Any, **options: Any) -> bool:
+        def appends_after(self, end: int, num_calls: int, *, says: bool, thinks: bool) -> bool:
             return False
 
     tokenizer = AutoTokenizer.from_pretrained(BASE)
@@ -201,6 +201,17 @@ async def test_a_template_that_cannot_render_a_turn_discards_the_rollout_without
     assert outcome.reason == "template_failed"
     assert "cannot render turn 1" in outcome.message and why in outcome.message
     assert episode.graded == [] and episode.sessions[-1] == "template_failed"
+
+
+async def test_where_the_template_takes_one_call_a_turn_a_turn_with_two_becomes_two_in_the_history() -> None:
+    renderer = renderer_of(template(REFUSES_TWO_CALLS + WHOLE))
+    episode = ScriptedEpisode(renderer, call("a") + "\n" + call("b"), call("c"), "42")
+    episode.version = lambda turn: len(episode.prompts[turn])
+    rollout = await graded(episode.runner())
+    assert [turn.segment for turn in rollout.turns] == [0, 1, 1], "one call is appended, two are not"
+    text = renderer.text(episode.prompts[1])
+    assert text.index(call("a")) < text.index("result of a") < text.index(call("b")) < text.index("result of b")
+    assert_sampled_are_trained_once(rollout, episode)
 
 
 def special(token_ids: Sequence[int], renderer: Renderer) -> int:

@@ -36,8 +36,8 @@ def test_a_folder_without_a_card_says_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("{", "its content: Invalid JSON"),
-        ("[]", "its content"),
+        ("{", "its agent_rft.json: Invalid JSON"),
+        ("[]", "its agent_rft.json: Input should be an object"),
         ('{"format": 2, "family": "x", "tool_parser": "y"}', "format: Input should be less than or equal to 1"),
         ('{"format": 1, "family": "x", "tool_parser": ""}', "tool_parser: "),
         ('{"family": "x", "tool_parser": "y", "template_arguments": {"messages": 1}}', "'messages' is set by"),
@@ -49,3 +49,15 @@ def test_a_card_that_cannot_be_read_is_refused_with_the_remedy(tmp_path: Path, c
         read_card(tmp_path)
     assert said in error.value.message
     assert "delete the file and set model_options" in error.value.message
+
+
+def test_a_job_that_starts_from_the_model_takes_what_it_does_not_say_itself() -> None:
+    card = ModelCard.of(DIALECT, ModelOptions(stop_tokens=("<|eom_id|>",), tools_in_prompt=False))
+    assert card.fill_in(ModelOptions()) == ModelOptions(
+        template_arguments={"date_string": "today"},
+        stop_tokens=("<|eom_id|>",),
+        tool_parser="llama3_json",
+        tools_in_prompt=False,
+    )
+    given = ModelOptions(template_arguments={}, stop_tokens=(), tool_parser="auto", tools_in_prompt=True)
+    assert card.fill_in(given) == given

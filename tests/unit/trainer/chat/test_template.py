@@ -121,7 +121,7 @@ def test_an_error_has_its_kind_and_line_in_one_line(text: str, kind: str, line: 
     assert (error.kind, error.line) == (kind, line)
     assert words in error.problem and error.remedy and "\n" not in error.message
     assert error.message == f"{error.problem}: {error.remedy}"
-    assert entry_of(error.details["code"]) is not None
+    assert error.code == error.details["code"] and entry_of(error.code) is not None
 
 
 def test_an_error_crosses_to_another_process() -> None:
@@ -193,6 +193,13 @@ def test_a_tokenizers_template_gets_its_special_tokens() -> None:
         assert template.render(CONVERSATIONS[0], (), generate=True) == tokenizer.eos_token + QUESTION["content"]
 
 
+def test_those_with_the_same_template_share_it() -> None:
+    tokenizer, others = FakeTokenizer("x", TOKENS), [FakeTokenizer("x", {}), FakeTokenizer("y", TOKENS)]
+    assert template_of(tokenizer) is template_of(FakeTokenizer("x", TOKENS))
+    assert template_of(tokenizer) not in [template_of(other) for other in others]
+    assert template_of(tokenizer, "y") is not template_of(others[1])  # it has other limits
+
+
 def test_of_several_templates_it_is_the_one_for_tools() -> None:
     assert template_of(FakeTokenizer({"default": "a", "tool_use": "b"}, {})).text == "b"
     assert template_of(FakeTokenizer({"default": "a", "rag": "b"}, {})).text == "a"
@@ -208,7 +215,7 @@ def test_no_template_is_a_problem_with_a_remedy(missing: str | dict[str, str] | 
 def test_a_models_own_template_may_be_larger_than_a_users() -> None:
     large = "{# " + "x" * 70_000 + " #}"
     assert template_of(FakeTokenizer(large, {})).text == large
-    with pytest.raises(RenderFailed, match="70,006 bytes, at most 65,536") as caught:
+    with pytest.raises(RenderFailed, match="70,006 bytes, at most 64,000") as caught:
         template_of(FakeTokenizer("x", {}), large)
     assert caught.value.kind == "too_large"
     with pytest.raises(RenderFailed):

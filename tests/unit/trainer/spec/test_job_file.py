@@ -235,7 +235,7 @@ def test_the_template_of_a_job_file_is_a_path_and_becomes_the_text(tmp_path: Pat
         (None, "unreadable_template", "own.jinja cannot be read: No such file"),
         (b"\xff", "unreadable_template", "is not UTF-8 text"),
         (b"{{ x }}" + bytes(65_000), "unreadable_template", "has more than 64,000 bytes"),
-        (b"hello", "invalid_value_error", "must be a Jinja template"),
+        (b"hello", "invalid_value_error", "must be the text of a Jinja template"),
     ],
 )
 def test_a_template_that_cannot_be_one_is_refused_with_its_line(
