@@ -138,8 +138,7 @@ class EngineFailed(Discard):
 class TemplateFailed(Discard):
     """The model's chat template could not render a rollout's conversation after a turn of the model.
 
-    It refuses such a turn, for example one with two calls, or with a call that could not be read. If it happens often,
-    give the job a template that renders them.
+    Most templates that do this know no tool results, or refuse them. Give the job a template that renders them.
     """
 
     reason = "template_failed"

@@ -186,7 +186,7 @@ class EpisodeRunner:
             epoch=request.epoch,
             sample=request.sample,
             attempt=request.attempt,
-            segments=trajectory.segments,
+            segments=trajectory.segments(),
             turns=tuple(trajectory.turns),
             answer=answer,
             finish=finish,
@@ -259,20 +259,21 @@ class EpisodeRunner:
         """
         says = bool(turn.content.strip())
         thinks = bool(turn.thought) or self._renderer.mark_texts[1] in trajectory.turns[-1].text
-        if self._renderer.appends_after(end, len(calls), says=says, thinks=thinks):
-            known = {tool["function"]["name"] for tool in task.tools}
-            bridge = self._renderer.bridge([c.name if c.name in known else "tool" for c in calls], results)
-            if len(trajectory.token_ids) + len(bridge) >= self._spec.context_length:
-                return False
-            trajectory.add_environment(bridge)
-            return True
+        bridge, prompt = None, trajectory.token_ids
         try:
-            prompt = self._renderer.resume(trajectory.messages, task.tools, trajectory.results)
+            if self._renderer.appends_after(end, len(calls), says=says, thinks=thinks):
+                known = {tool["function"]["name"] for tool in task.tools}
+                bridge = self._renderer.bridge([c.name if c.name in known else "tool" for c in calls], results)
+            else:
+                prompt = self._renderer.resume(trajectory.messages, task.tools, trajectory.results)
         except (RenderFailed, ValueError) as error:
             raise TemplateFailed(f"the chat template cannot render turn {len(trajectory.turns)}: {error}") from error
-        if len(prompt) >= self._spec.context_length:
+        if len(prompt) + len(bridge or ()) >= self._spec.context_length:
             return False
-        trajectory.go_on(prompt)
+        if bridge is None:
+            trajectory.go_on(prompt)
+        else:
+            trajectory.add_environment(bridge)
         return True
 
     async def _results(

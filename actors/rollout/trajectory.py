@@ -7,20 +7,20 @@ only appends fills one segment. One that rewrites what was there begins another,
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 
 import numpy as np
 
 from actors.engine.parsing import ParsedTurn
 from actors.engine.vllm_engine import Completion
-from trainer.types import Message, Segment, ToolCall, Turn
+from trainer.types import Message, Segment, Turn
 
 
 @dataclass(slots=True)
 class Trajectory:
     """A rollout of some `messages`, whose tool results have the tokens `results`, from its first `prompt` on."""
 
-    prompt: list[int]
+    prompt: InitVar[list[int]]
     messages: list[Message]
     results: list[list[int]]
     turns: list[Turn] = field(default_factory=list)
@@ -28,15 +28,14 @@ class Trajectory:
     reasoning_tokens: int = 0
     _segments: list[_GrowingSegment] = field(init=False)
 
-    def __post_init__(self) -> None:
-        self._segments = [_GrowingSegment(self.prompt)]
+    def __post_init__(self, prompt: list[int]) -> None:
+        self._segments = [_GrowingSegment(prompt)]
 
     @property
     def token_ids(self) -> list[int]:
         """What the engine has seen, or sees next."""
         return self._segments[-1].token_ids
 
-    @property
     def segments(self) -> tuple[Segment, ...]:
         return tuple(segment.finished() for segment in self._segments)
 
@@ -56,25 +55,28 @@ class Trajectory:
         return len(self._segments) - 1, start, len(self.token_ids)
 
     def add_turn(self, turn: Turn, parsed: ParsedTurn, result_tokens: Sequence[list[int]]) -> None:
-        """Add a turn with its results, as it was parsed; one that could not be read stays the text that it was."""
-        calls = list(map(self._call_message, range(self.num_calls, self.num_calls + len(turn.calls)), turn.calls))
+        """Add a turn with its results, as it was parsed.
+
+        One that could not be read stays the text that it was. What the model is told about it comes from the user: some
+        templates refuse the result of a call that is not there.
+        """
+        calls = [
+            {"id": c.call_id, "type": "function", "function": {"name": c.name, "arguments": c.arguments}}
+            for c in turn.calls
+        ]
         said: Message = {"role": "assistant", "content": turn.text}
         if not parsed.malformed:
             said = {"role": "assistant", "content": parsed.content, "tool_calls": calls}
             if parsed.thought:
                 said["reasoning_content"] = parsed.thought
         self.messages.append(said)
-        for call, shown, result in zip(turn.calls, calls, turn.results, strict=True):
-            of_call: Message = {"tool_call_id": shown["id"], "name": call.name, "content": result.output}
-            self.messages.append({"role": "tool"} | of_call)
-        self.results += result_tokens
+        for call, result, tokens in zip(turn.calls, turn.results, result_tokens, strict=True):
+            told: Message = {"role": "user", "content": result.output}
+            if result.error != "malformed_call":
+                told |= {"role": "tool", "tool_call_id": call.call_id, "name": call.name}
+                self.results.append(tokens)
+            self.messages.append(told)
         self.turns.append(turn)
-
-    @staticmethod
-    def _call_message(number: int, call: ToolCall) -> Message:
-        """A call as the model may see it again. Its id is the same in each run, and of the form that Mistral wants."""
-        function = {"name": call.name, "arguments": call.arguments}
-        return {"id": f"call{number:05d}", "type": "function", "function": function}
 
     def add_environment(self, token_ids: Sequence[int]) -> None:
         """Add tokens that the engine did not sample to what it has seen."""

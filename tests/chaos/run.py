@@ -32,12 +32,12 @@ RESULT = "\n=> "
 class Letters:
     """A renderer whose tokens are letters, with the methods that episodes use."""
 
-    end_of_thought = None
+    mark_texts = ("<think>", "</think>")
 
     def prompt(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> list[int]:
         return self.plain(messages[-1]["content"])
 
-    def appends_after(self, end_token_id: int) -> bool:
+    def appends_after(self, *args: Any, **options: Any) -> bool:
         return True
 
     def bridge(self, names: Sequence[str], results: Sequence[Sequence[int]]) -> list[int]:
@@ -46,8 +46,14 @@ class Letters:
     def plain(self, text: str) -> list[int]:
         return [ord(letter) for letter in text]
 
+    def result(self, text: str) -> list[int]:
+        return self.plain(text)
+
     def text(self, token_ids: Sequence[int]) -> str:
         return "".join(map(chr, token_ids))
+
+    def thought_length(self, token_ids: Sequence[int]) -> int:
+        return 0
 
 
 def parse(text: str, tools: Sequence[dict[str, Any]]) -> ParsedTurn:

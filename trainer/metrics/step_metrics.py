@@ -198,7 +198,7 @@ _BEHAVIOR: dict[str, Metric] = {
     "tool/<tool>/output_tokens_mean": _file(
         "tokens of a tool's output",
         "tokens",
-        "mean length of one tool's outputs; a turn's tokens are divided among its calls",
+        "mean length of one tool's outputs; a turn's tokens are divided among its calls, and unknown between segments",
     ),
     "tool/<tool>/output_chars_mean": Metric(
         "length of a tool's output", "characters", "mean length of one tool's outputs"

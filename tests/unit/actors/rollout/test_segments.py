@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from trainer.types import Discarded, Rollout
 CALLS = """{%- for c in m.tool_calls or [] %}{{ '<tool_call>\n{"name": "' + c.function.name + '", "arguments": ' }}\
 {{ (c.function.arguments if c.function.arguments is string else c.function.arguments | tojson) + '}\n</tool_call>' }}\
 {%- endfor %}{{ '<|im_end|>\n' }}"""
-ANSWER_ONLY = "{{ '<|im_start|>assistant\n' + m.content.split('</think>\n')[-1] }}" + CALLS
+ANSWER_ONLY = "{{ '<|im_start|>assistant\n' + m.content.split('</think>')[-1].lstrip() }}" + CALLS
 WHOLE = "{{ '<|im_start|>assistant\n' + m.content }}" + CALLS
 SHORT = (
     "{%- if loop.index0 + 2 < messages | length %}{{ '<|im_start|>assistant\n...' }}{%- else %}"
@@ -44,6 +45,7 @@ TEMPLATES = {
     "appends": template(WHOLE),
     "drops thoughts": template(ANSWER_ONLY),
     "shortens earlier turns": template(SHORT),
+    "one call at a time": template(REFUSES_TWO_CALLS + ANSWER_ONLY),
     "counts messages": template(WHOLE, head="{{ '<|im_start|>system\n' ~ (messages | length) ~ '<|im_end|>\n' }}"),
 }
 
@@ -122,13 +124,39 @@ async def test_a_template_that_appends_renders_no_history() -> None:
     assert len(rollout.segments) == 1
 
 
+async def test_what_is_appended_equals_what_is_rendered_where_a_template_changes_nothing() -> None:
+    class EveryOther(Renderer):
+        def appends_after(self, *args: Any, **options: Any) -> bool:
+            self.num_turns = getattr(self, "num_turns", 0) + 1
+            return self.num_turns % 2 == 0
+
+    script = (call("a"), call("b") + "\n" + call("c"), "so " + call("d"), "42")
+    tokenizer = AutoTokenizer.from_pretrained(BASE)
+    [appended] = (await graded(ScriptedEpisode(Renderer(tokenizer), *script).runner())).segments
+    [mixed] = (await graded(ScriptedEpisode(EveryOther(tokenizer), *script).runner())).segments
+    assert mixed.token_ids.tolist() == appended.token_ids.tolist()
+    assert mixed.loss_mask.tolist() == appended.loss_mask.tolist()
+
+
 async def test_a_turn_that_cannot_be_read_stays_as_it_was_sampled() -> None:
     malformed = thinking("hm", '<tool_call>\n{"name": "cat", "arg')
     episode = ScriptedEpisode(renderer_of(TEMPLATES["counts messages"]), malformed, "42")
     rollout = await graded(episode.runner())
     assert rollout.results[0].error == "malformed_call"
     assert malformed in episode.renderer.text(episode.prompts[1])
-    assert rollout.results[0].output in episode.renderer.text(episode.prompts[1])
+    told = f"<|im_start|>user\n{rollout.results[0].output}<|im_end|>"
+    assert told in episode.renderer.tokenizer.decode(episode.prompts[1])
+
+
+async def test_two_calls_are_shown_one_by_one_if_the_template_allows_no_more() -> None:
+    episode = ScriptedEpisode(
+        renderer_of(TEMPLATES["one call at a time"]), call("a") + "\n" + call("b"), call("c"), "42"
+    )
+    rollout = await graded(episode.runner())
+    assert [turn.segment for turn in rollout.turns] == [0, 1, 1]
+    text = episode.renderer.text(episode.prompts[-1])
+    shown = [call("a"), "result of a", call("b"), "result of b", call("c"), "result of c"]
+    assert sorted(shown, key=text.index) == shown
 
 
 async def test_the_context_limit_holds_for_each_segment_and_that_of_completions_for_all() -> None:

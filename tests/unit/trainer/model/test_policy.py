@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
@@ -79,33 +80,30 @@ def test_log_probabilities_equal_those_of_transformers_for_each_rollout_alone(fo
 
 def test_a_rollout_in_two_segments_has_the_gradient_of_its_tokens_in_one(tmp_path: Path) -> None:
     """The second segment's prompt is here all that the first one holds, so no token has another context."""
-    random, length, turns = np.random.default_rng(3), 14, (slice(4, 7), slice(9, 14))
+    first, second, length = slice(4, 7), slice(9, 14), 14
 
-    def sequence(stop: int, *sampled: slice) -> list[NDArray[Any]]:
+    def segment(stop: int, *sampled: slice) -> Segment:
         mask = np.zeros(stop, np.bool_)
         for turn in sampled:
             mask[turn] = True
         logprobs, versions = np.where(mask, -3.0, 0).astype(np.float32), np.where(mask, 0, -1).astype(np.int32)
-        return [tokens(length)[:stop], mask, logprobs, versions]
+        return Segment(tokens(length)[:stop], mask, logprobs, versions)
 
-    other = Segment(tokens(6), np.arange(6) > 1, random.normal(-3, 1, 6).astype(np.float32), np.zeros(6, np.int32))
-    gradients_of = []
-    for mine in (
-        [Segment(*sequence(length, *turns))],
-        [Segment(*sequence(turns[0].stop, turns[0])), Segment(*sequence(length, turns[1]))],
-    ):
-        rollouts = [rollout(group_request(), segments=tuple(segments), structure=None) for segments in (mine, [other])]
+    def gradients_with(*segments: Segment) -> dict[str, Tensor]:
+        """Gradients of a mini-batch of two rollouts; the other one has one segment."""
+        rollouts = [rollout(group_request(), segments=mine) for mine in (segments, (segment(6, slice(2, 6)),))]
         trained = [s for r, advantage in zip(rollouts, (1.0, -0.5), strict=True) for s in r.train_sequences(advantage)]
         [[micro_batch]] = pack(trained, num_ranks=1, budget=1000)
         assert micro_batch.total_weight == sum(r.num_sampled for r in rollouts) == 12
-        batch = DeviceBatch.of(micro_batch, CPU)
-        policy = load_policy(save_model(tmp_path), torch.float32, temperature=1.0)
+        batch, policy = DeviceBatch.of(micro_batch, CPU), load_policy(model, torch.float32, temperature=1.0)
         logprobs = policy(batch)[0]
-        objective.reinforcement(batch, logprobs, logprobs.detach(), None, AlgorithmSpec(), micro_batch.total_weight)[
-            0
-        ].backward()
-        gradients_of.append({name: p.grad for name, p in policy.named_parameters() if p.grad is not None})
-    one, two = gradients_of
+        loss, _ = objective.reinforcement(batch, logprobs, logprobs.detach(), None, AlgorithmSpec(), 12.0)
+        loss.backward()
+        return {name: p.grad for name, p in policy.named_parameters() if p.grad is not None}
+
+    model = save_model(tmp_path)
+    one = gradients_with(segment(length, first, second))
+    two = gradients_with(segment(first.stop, first), segment(length, second))
     assert any(gradient.abs().max() > 0 for gradient in one.values())
     for name, gradient in one.items():
         torch.testing.assert_close(two[name], gradient, atol=1e-6, rtol=1e-4)
