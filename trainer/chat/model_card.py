@@ -5,6 +5,7 @@ Its chat template and its end tokens are also in the files that every library re
 
 from __future__ import annotations
 
+from collections.abc import Container
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -45,6 +46,10 @@ class ModelCard(BaseModel):
         """The options of a job that starts from the model: what they do not name is as the card says."""
         names = type(self).model_fields.keys() & type(options).model_fields.keys() - options.model_fields_set
         return options.model_copy(update={name: getattr(self, name) for name in names})
+
+    def without_arguments(self, names: Container[str]) -> ModelCard:
+        kept = {name: value for name, value in self.template_arguments.items() if name not in names}
+        return self.model_copy(update={"template_arguments": kept})
 
     @property
     def dialect(self) -> Dialect:

@@ -372,7 +372,7 @@ async def test_a_folder_that_does_not_say_how_it_began_is_refused_with_the_remed
 
 
 async def test_a_folder_of_a_newer_version_is_refused_with_the_remedy(old: OldVersion) -> None:
-    change_record(old, format=2)
+    change_record(old, format=3)
     assert "written by a newer version of agent-rft; resume it with that version" in await resume(old)
 
 

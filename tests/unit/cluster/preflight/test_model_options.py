@@ -29,7 +29,7 @@ CARD = ModelCard(
 TEMPLATE = (BASE / "chat_template.jinja").read_text()
 
 
-async def prepared(folder: Path, card: str | None, **options: Any) -> Prepared:
+async def prepared(folder: Path, card: str | None, effort: str = "default", **options: Any) -> Prepared:
     """The check of a job of a model whose folder has this card."""
     model = folder / "model"
     shutil.copytree(BASE, model)
@@ -37,7 +37,10 @@ async def prepared(folder: Path, card: str | None, **options: Any) -> Prepared:
         (model / FILE).write_text(card)
     (folder / "own.jinja").write_text(TEMPLATE)
     (folder / "train.jsonl").write_text(json.dumps(row() | {"tools": []}) + "\n")
-    method = {"type": "reinforcement", "reinforcement": {"grader": EXACT}}
+    method = {
+        "type": "reinforcement",
+        "reinforcement": {"grader": EXACT, "hyperparameters": {"reasoning_effort": effort}},
+    }
     job = {"model": "model", "training_file": "train.jsonl", "method": method, "model_options": options}
     (folder / "job.json").write_text(json.dumps(job))
     spec = load_job(folder / "job.json", {})
@@ -50,6 +53,12 @@ async def test_a_job_goes_on_as_its_models_folder_says(tmp_path: Path) -> None:
     assert (options.tool_parser, options.template_arguments) == ("hermes", {"enable_thinking": False})
     assert (options.stop_tokens, options.tools_in_prompt) == (("<|im_end|>",), True)
     assert found.dialect.template_arguments == {"enable_thinking": False}
+
+
+async def test_a_jobs_reasoning_effort_comes_before_the_switches_of_its_models_folder(tmp_path: Path) -> None:
+    card = CARD.model_copy(update={"template_arguments": {"enable_thinking": False, "date": "today"}})
+    found = await prepared(tmp_path, card.model_dump_json(), effort="high")
+    assert found.job.model_options.template_arguments == {"date": "today"}
 
 
 async def test_a_damaged_card_is_a_problem_of_the_model(tmp_path: Path) -> None:
