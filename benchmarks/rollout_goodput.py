@@ -24,7 +24,7 @@ from pathlib import Path
 from benchmarks.common import Figure, report
 from benchmarks.enlarged import add_size_options, size_of
 from benchmarks.worker import LedgerFleet, Request, ledger_fleet
-from trainer.types import Group, GroupRequest, Rollout
+from trainer.types import Group, GroupRequest, Rollout, Turn
 
 
 async def episodes_rate(ledger: LedgerFleet, count: int, admitted: int, epoch: int) -> tuple[float, list[Rollout]]:
@@ -63,13 +63,16 @@ async def episodes_rate(ledger: LedgerFleet, count: int, admitted: int, epoch: i
     return (n1 - n0) / (t1 - t0), rollouts
 
 
+def _prompt(rollout: Rollout, turn: Turn) -> list[int]:
+    """What the engine saw before a turn."""
+    prompt: list[int] = rollout.segments[turn.segment].token_ids[: turn.start].tolist()
+    return prompt
+
+
 def turns_of(rollouts: Sequence[Rollout], lanes: int) -> list[Request]:
     """All turns of the episodes, in the order in which `lanes` agents with one turn each at a time would send them."""
     lanes_of = (rollouts[lane::lanes] for lane in range(lanes))
-    queues = [
-        iter([Request(r.token_ids[: t.start].tolist(), t.stop - t.start) for r in mine for t in r.turns])
-        for mine in lanes_of
-    ]
+    queues = [iter([Request(_prompt(r, t), t.stop - t.start) for r in mine for t in r.turns]) for mine in lanes_of]
     requests: list[Request] = []
     while queues:
         asked = [(queue, list(islice(queue, 1))) for queue in queues]
@@ -99,7 +102,7 @@ async def measure(options: argparse.Namespace) -> list[Figure]:
             await ledger.worker.forget.remote()
             ours, rollouts = await episodes_rate(ledger, options.episodes, options.admitted, epoch)
             turns = await plain_rate(ledger, turns_of(rollouts, options.admitted), slots)
-            whole = [Request(r.token_ids[: r.turns[0].start].tolist(), r.num_sampled) for r in rollouts]
+            whole = [Request(_prompt(r, r.turns[0]), r.num_sampled) for r in rollouts]
             plain = await plain_rate(ledger, whole, slots)
             print(f"turns back to back {turns:.0f}, one completion per episode {plain:.0f} tokens/s", flush=True)
             turns_runs.append((ours, turns))

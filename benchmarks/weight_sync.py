@@ -44,6 +44,7 @@ from benchmarks.common import Figure, NotPossible, impossible, report
 from benchmarks.local import dtype_here, gpus_here
 from benchmarks.worker import JOB, MeasuredWorker, Request
 from cluster.ray_cluster.session import ray_session
+from trainer.chat.dialect import UNKNOWN
 from trainer.errors import RftError
 from trainer.spec.job import RewardSpec, RolloutLimits
 
@@ -249,7 +250,7 @@ async def measure(folder: Path, runs: int, transport: str, dtype: str, seats: Se
     own = VLLMS.get(transport, TRANSPORT)
     engine = EngineConfig(str(folder), dtype, 1024, max_num_seqs=SEQUENCES, seed=0, gpus=gpus, transport=own)
     worker = ray.remote(MeasuredWorker).options(num_cpus=1, num_gpus=seats.engine, max_concurrency=1000)
-    worker = worker.remote(WorkerConfig(engine, spec, "hermes", {}, dispatchers=[], graders=None))
+    worker = worker.remote(WorkerConfig(engine, spec, UNKNOWN, dispatchers=[], graders=None))
     _checked(await worker.start.remote())
     source = ray.remote(Source).options(num_cpus=1, num_gpus=seats.learner).remote(str(folder), dtype)
     sync = await connect(transport, source, worker)

@@ -21,7 +21,7 @@ from benchmarks.learner import MODEL, RATE
 from trainer.loop.buffer import Batch
 from trainer.loop.journal import Journal
 from trainer.model.batch import pack
-from trainer.types import Grade, Group, GroupRequest, Rollout, Task, TrainSequence, Turn
+from trainer.types import Grade, Group, GroupRequest, Rollout, Segment, Task, Turn
 
 SIZE = 8
 
@@ -41,10 +41,14 @@ def made(index: int, tokens: int) -> Group:
                 epoch=0,
                 sample=sample,
                 attempt=0,
-                token_ids=random.integers(3, 298, tokens).astype(np.int32),
-                loss_mask=mask,
-                logprobs=np.where(mask, random.normal(-3, 1, tokens), 0).astype(np.float32),
-                versions=np.where(mask, 0, -1).astype(np.int32),
+                segments=(
+                    Segment(
+                        token_ids=random.integers(3, 298, tokens).astype(np.int32),
+                        loss_mask=mask,
+                        logprobs=np.where(mask, random.normal(-3, 1, tokens), 0).astype(np.float32),
+                        versions=np.where(mask, 0, -1).astype(np.int32),
+                    ),
+                ),
                 turns=(Turn(1, tokens, "x" * tokens),),
                 answer="x" * 40,
                 finish="answer",
@@ -65,7 +69,7 @@ def main() -> None:
     groups = [made(i, options.tokens) for i in range(options.groups)]
     rank = LearnerRank(LearnerConfig(MODEL, steps=options.runs + 1, learning_rate=RATE))
     rollouts = [rollout for group in groups for rollout in group.rollouts]
-    sequences = [TrainSequence(r.token_ids, r.loss_mask, r.logprobs, r.versions, r.reward - 0.5) for r in rollouts]
+    sequences = [sequence for rollout in rollouts for sequence in rollout.train_sequences(rollout.reward - 0.5)]
     [micro_batches] = pack(sequences, num_ranks=1, budget=8192)
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         journal = Journal(Path(folder))

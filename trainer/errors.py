@@ -135,6 +135,15 @@ class EngineFailed(Discard):
     reason = "engine_failed"
 
 
+class TemplateFailed(Discard):
+    """The model's chat template could not render a rollout's conversation after a turn of the model.
+
+    Most templates that do this know no tool results, or refuse them. Give the job a template that renders them.
+    """
+
+    reason = "template_failed"
+
+
 class LearnerFailed(RftError):
     """A learner rank died, failed or timed out, so no update can be trusted.
 

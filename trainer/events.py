@@ -295,6 +295,20 @@ class BatchStarved(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NoToolCalls(Event):
+    """No rollout of a training step called a tool, although tools were offered. Told once, until a rollout calls one.
+
+    Look at `agent-rft traces RUN`: does the model write calls that are not read as such? Then `tool_parser` is
+    not that of its form of calls. Else the chat template may not show it the tools, or nothing has taught it to call.
+    """
+
+    LEVEL: ClassVar[Level] = "warn"
+
+    num_rollouts: int
+    """Graded rollouts of rows that offer tools."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLearnerGap(Event):
     """Engine and learner give the same tokens different log-probabilities, although they have the same weights.
 
@@ -352,7 +366,8 @@ class RolloutDiscarded(Event):
     purpose: Purpose
     """`train`, `validation` or `test`."""
     reason: str
-    """`tool_failed`, `grader_failed`, `rollout_timeout`, `rollout_waited` or `engine_failed`."""
+    """`tool_failed`, `grader_failed`, `rollout_timeout`, `rollout_waited`, `engine_failed` or
+    `template_failed`."""
     cause: str
     """The error's message."""
     endpoint: str = ""

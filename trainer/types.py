@@ -1,6 +1,6 @@
 """The data types that all packages share: frozen, slotted, with no behaviour beyond derived values.
 
-All token-level arrays of a rollout have shape [T], where T is the number of tokens from the first prompt token to the
+All token-level arrays of a segment have shape [T], where T is the number of tokens from the first prompt token to the
 last sampled token.
 """
 
@@ -59,7 +59,7 @@ class ToolResult:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One completion and its tool calls. Its sampled tokens are `start:stop` in the rollout's arrays."""
+    """One completion and its tool calls. Its sampled tokens are `start:stop` in the arrays of segment `segment`."""
 
     start: int
     stop: int
@@ -67,6 +67,7 @@ class Turn:
     calls: tuple[ToolCall, ...] = ()
     results: tuple[ToolResult, ...] = ()
     model_s: float = 0.0
+    segment: int = 0
 
     @property
     def busy_s(self) -> float:
@@ -99,14 +100,35 @@ class Grade:
 
 
 @dataclass(frozen=True, slots=True)
+class Segment:
+    """One training sample of a rollout: a prompt as the engine saw it, and what was sampled after it.
+
+    Tokens that were sampled in earlier segments are history in the prompt and masked out, so none is trained twice.
+
+    Attributes:
+        token_ids: [T] int32, prompt, sampled and environment tokens in the order in which the engine saw them.
+        loss_mask: [T] bool, True for tokens that the engine sampled in this segment; only these are trained on.
+        logprobs: [T] float32, log-probability under the engine at the sampling temperature; 0 where masked out.
+        versions: [T] int32, the policy version that sampled the token; -1 where masked out.
+    """
+
+    token_ids: NDArray[np.int32]
+    loss_mask: NDArray[np.bool_]
+    logprobs: NDArray[np.float32]
+    versions: NDArray[np.int32]
+
+    @property
+    def num_prompt(self) -> int:
+        """Tokens before the first sampled one."""
+        return int(self.loss_mask.argmax())
+
+
+@dataclass(frozen=True, slots=True)
 class Rollout:
     """One graded trajectory. `trace_id` identifies it in every request to tools and graders.
 
     Attributes:
-        token_ids: [T] int32, prompt, sampled and environment tokens in the order in which the engine saw them.
-        loss_mask: [T] bool, True for tokens that the engine sampled; only these are trained on.
-        logprobs: [T] float32, log-probability under the engine at the sampling temperature; 0 where masked out.
-        versions: [T] int32, the policy version that sampled the token; -1 where masked out.
+        segments: One where the chat template only appends; each time it rewrites what the engine has seen, one more.
         structure: The structural tag that constrained the decoding of each turn; None without a response format.
     """
 
@@ -115,10 +137,7 @@ class Rollout:
     epoch: int
     sample: int
     attempt: int
-    token_ids: NDArray[np.int32]
-    loss_mask: NDArray[np.bool_]
-    logprobs: NDArray[np.float32]
-    versions: NDArray[np.int32]
+    segments: tuple[Segment, ...]
     turns: tuple[Turn, ...]
     answer: str
     finish: Finish
@@ -130,7 +149,17 @@ class Rollout:
 
     @property
     def num_sampled(self) -> int:
-        return int(self.loss_mask.sum())
+        return sum(int(segment.loss_mask.sum()) for segment in self.segments)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all segments, each with its prompt."""
+        return sum(len(segment.token_ids) for segment in self.segments)
+
+    @property
+    def num_prompt(self) -> int:
+        """Tokens of the prompts of all segments."""
+        return sum(segment.num_prompt for segment in self.segments)
 
     @property
     def calls(self) -> list[ToolCall]:
@@ -141,17 +170,29 @@ class Rollout:
         return [result for turn in self.turns for result in turn.results]
 
     @property
+    def sampled_versions(self) -> NDArray[np.int32]:
+        """[num_sampled] int32, the policy version of each sampled token."""
+        return np.concatenate([segment.versions[segment.loss_mask] for segment in self.segments])
+
+    @property
     def oldest_version(self) -> int:
-        return int(self.versions[self.loss_mask].min())
+        return int(self.sampled_versions.min())
 
     @property
     def newest_version(self) -> int:
-        return int(self.versions[self.loss_mask].max())
+        return int(self.sampled_versions.max())
 
     @property
     def busy_s(self) -> float:
         """Model and tool time in seconds, without queueing, retries and pauses. Calls of a turn run concurrently."""
         return sum(t.busy_s for t in self.turns)
+
+    def train_sequences(self, advantage: float) -> list[TrainSequence]:
+        """What the learner trains on: each segment with the rollout's advantage, one after the other."""
+        return [
+            TrainSequence(s.token_ids, s.loss_mask, s.logprobs, s.versions, advantage, self.structure, number)
+            for number, s in enumerate(self.segments)
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +248,10 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class TrainSequence:
-    """One rollout as the learner needs it: arrays [T] and structure as in `Rollout`, one advantage for all tokens."""
+    """A segment as the learner needs it: arrays [T] as in `Segment`, one advantage for all tokens of the rollout.
+
+    `segment` is its number in the rollout; those of a rollout follow each other in a batch.
+    """
 
     token_ids: NDArray[np.int32]
     loss_mask: NDArray[np.bool_]
@@ -215,6 +259,7 @@ class TrainSequence:
     versions: NDArray[np.int32]
     advantage: float
     structure: str | None = None
+    segment: int = 0
 
 
 @dataclass(frozen=True, slots=True)

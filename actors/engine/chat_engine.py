@@ -9,18 +9,23 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from actors.engine.structure import cut_result, thought_structure, turn_structure
+from actors.engine.dialects import find_dialect
+from actors.engine.structure import cut_result, no_calls, thought_structure, turn_structure
 from actors.engine.tokenizer import load_tokenizer
 from actors.engine.vllm_engine import Engine, EngineConfig
 from actors.runtime.calls import outcome_of
-from trainer.chat.renderer import THOUGHT_MARKS, Renderer
+from trainer.chat.dialect import UNKNOWN
+from trainer.chat.model_card import read_card
+from trainer.chat.renderer import Renderer, Tokenizer
+from trainer.chat.serving import ServeSettings
+from trainer.chat.template import RenderFailed
 from trainer.errors import EngineFailed, RftError
 from trainer.spec.plan import THINKING_TOKENS
-from trainer.spec.serving import ServeSettings
 from trainer.types import Message
 
 PASSED_ON = (
@@ -31,10 +36,15 @@ PASSED_ON = (
 """Request fields passed on to vLLM. Its other ones (templates, extra arguments, token reuse) are not for clients."""
 EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high"}
 """Reasoning efforts that training does not have -> the nearest that it has."""
-NO_CALLS = json.dumps({"type": "structural_tag", "format": {"type": "any_text", "excludes": ["<tool_call>"]}})
-"""Forbids tool calls in the output: otherwise a forbidden call would be returned as text."""
 VLLM_CALL_ID = "chatcmpl-tool-"
 VLLM_EXTRAS = frozenset({"prompt_token_ids", "prompt_text", "metrics"})
+
+
+def _renderer_of(tokenizer: Tokenizer, settings: ServeSettings, folder: Path) -> Renderer:
+    """The renderer in the dialect that the settings have, or the model's folder, or that a round trip finds."""
+    card = read_card(folder) if settings.dialect is None else None
+    dialect = settings.dialect or (card.dialect if card is not None else None)
+    return find_dialect(tokenizer, UNKNOWN)[0] if dialect is None else Renderer(tokenizer, dialect)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,18 +78,18 @@ class ChatEngine:
         from actors.engine import thoughts
 
         tokenizer = load_tokenizer(self._config.model)
-        self._renderer = Renderer(tokenizer, **self._settings.template_arguments)
-        thinks = self._renderer.end_of_thought is not None
-        thoughts.register()
+        self._renderer = renderer = _renderer_of(tokenizer, self._settings, Path(self._config.model))
+        thinks = renderer.end_of_thought is not None
+        thoughts.register(renderer.mark_texts)
         # The parsers log a traceback for each malformed call; here that is the model's mistake, not ours.
         logging.getLogger("vllm.tool_parsers").setLevel(logging.CRITICAL)
-        self._engine = Engine(replace(self._config, thought_marks=THOUGHT_MARKS if thinks else None))
+        self._engine = Engine(replace(self._config, thought_marks=renderer.mark_texts if thinks else None))
         await self._engine.start()
         self._client = client = self._engine.client
         parsers = {
             "enable_auto_tools": True,
-            "tool_parser": self._settings.tool_parser,
-            "reasoning_parser": thoughts.NAME if thinks else "",
+            "tool_parser": renderer.dialect.tool_parser,
+            "reasoning_parser": thoughts.NAME if thinks else renderer.family.reasoning_parser or "",
         }
         common = {"request_logger": None, "chat_template": None, "chat_template_content_format": "string", **parsers}
         self._serving = OpenAIServingChat(
@@ -137,6 +147,8 @@ class ChatEngine:
             if room < 1:
                 return _too_long(len(prompt), self._config.context_length)
             answer = await self._serving.create_chat_completion(self._request(body, prompt, room))
+        except RenderFailed as error:
+            return Refusal(400, error.problem, "messages")
         except ValidationError as error:
             first = error.errors()[0]
             return Refusal(400, str(first["msg"]), ".".join(str(part) for part in first["loc"]))
@@ -170,17 +182,18 @@ class ChatEngine:
             tools = request.get("tools", ()) if request.get("tool_choice", "auto") == "auto" else ()
             del request["response_format"]
             thought = thought_structure(self._renderer, budget)
-            request["structured_outputs"] = {"structural_tag": turn_structure(tools, schema, thought)}
+            form = self._renderer.family.calls
+            request["structured_outputs"] = {"structural_tag": turn_structure(tools, schema, form, thought)}
             budget = None  # the structure has it
-        elif request.get("tool_choice") == "none":
-            request["structured_outputs"] = {"structural_tag": NO_CALLS}
+        elif request.get("tool_choice") == "none" and (forbidden := no_calls(self._renderer.family)) is not None:
+            request["structured_outputs"] = {"structural_tag": forbidden}
         if self._renderer.end_of_thought is not None:
             request["thinking_token_budget"] = budget
         if request.get("stream"):
             request["stream_options"] = {"include_usage": True}
         return ChatCompletionRequest(
             messages=list(body["messages"]),
-            stop_token_ids=[self._renderer.tokenizer.eos_token_id],
+            stop_token_ids=list(self._renderer.end_tokens),
             # vLLM takes the prompt from here instead of rendering `messages` itself.
             kv_transfer_params={"prompt_token_ids": prompt},
             **request,
@@ -188,27 +201,13 @@ class ChatEngine:
 
     def _prompt(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> list[int]:
         """The prompt's tokens, as a rollout would have them after these turns and results."""
-        calls: dict[str, str] = {}
-        rendered = [self._with_thought(message) for message in messages]
-        for start, stop in _result_spans(rendered):
-            # Results are rendered in the order of their calls, not in the order in which they arrived.
-            rendered[start:stop] = sorted(rendered[start:stop], key=_order_of(rendered[start - 1]))
-        results: list[list[int]] = []
-        for i, message in enumerate(rendered):
-            calls |= {call["id"]: call["function"]["name"] for call in message.get("tool_calls") or ()}
-            if message["role"] == "tool":
-                results.append(cut_result(self._renderer, message["content"], self._settings.max_tool_output_tokens)[0])
-                rendered[i] = {**message, "name": calls.get(message["tool_call_id"], "tool")}
-        return self._renderer.resume(rendered, tools, results)
-
-    def _with_thought(self, message: Message) -> Message:
-        """The message with a thought that the client sent back put at its original place, in the content."""
-        message = dict(message)
-        thought = message.pop("reasoning", None)
-        if thought and self._renderer.end_of_thought is not None:
-            start, end = THOUGHT_MARKS
-            message["content"] = f"{start}{thought}{end}{message.get('content') or ''}"
-        return message
+        limit = self._settings.max_tool_output_tokens
+        results = [
+            cut_result(self._renderer, message["content"], limit)[0]
+            for message in messages
+            if message["role"] == "tool"
+        ]
+        return self._renderer.resume(messages, tools, results)
 
     # -- answers -------------------------------------------------------------------------------------------------------
 
@@ -240,24 +239,6 @@ def _schema_of(response_format: Mapping[str, Any]) -> dict[str, Any] | None:
     if response_format.get("type") == "json_schema":
         return dict(response_format["json_schema"].get("schema") or {})
     return {"type": "object"} if response_format.get("type") == "json_object" else None
-
-
-def _result_spans(messages: Sequence[Message]) -> list[tuple[int, int]]:
-    """The runs of consecutive tool messages, as (start, stop)."""
-    spans: list[tuple[int, int]] = []
-    for i, message in enumerate(messages):
-        if message["role"] != "tool":
-            continue
-        if spans and spans[-1][1] == i:
-            spans[-1] = (spans[-1][0], i + 1)
-        elif i:
-            spans.append((i, i + 1))
-    return spans
-
-
-def _order_of(turn: Message) -> Callable[[Message], int]:
-    order = {call["id"]: i for i, call in enumerate(turn.get("tool_calls") or ())}
-    return lambda result: order.get(result["tool_call_id"], len(order))
 
 
 def _too_long(length: int, limit: int) -> Refusal:

@@ -1,4 +1,4 @@
-"""Parses the tool calls of a sampled turn with the parsers that vLLM serves with: what is trained is what is served."""
+"""Reads the tool calls of a sampled turn with the parsers that vLLM serves with: what is trained is what is served."""
 
 from __future__ import annotations
 
@@ -8,54 +8,126 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from trainer.chat.family import Family
+
 
 @dataclass(frozen=True, slots=True)
 class ParsedTurn:
-    """A parsed turn: `calls` are (name, arguments as JSON text); `malformed` if a call was started but is invalid."""
+    """A parsed turn: `calls` are (name, arguments as JSON text); `malformed` if a call was started but is invalid.
+
+    `thought` is one that is a message of its own; one between marks is no part of the parsed text.
+    """
 
     content: str
     calls: tuple[tuple[str, str], ...] = ()
     malformed: bool = False
+    thought: str = ""
 
 
 TurnParser = Callable[[str, Sequence[dict[str, Any]]], ParsedTurn]
 """A turn's text and the row's tools -> what the text says."""
 
 
-class VllmParser:
-    """One of vLLM's parsers, by its registered name (`hermes` is that of Qwen and Hermes models)."""
+def parser_of(family: Family, tokenizer: Any) -> TurnParser:
+    """The parser of a family's turns.
 
-    def __init__(self, name: str, tokenizer: Any) -> None:
+    Raises:
+        ValueError: vLLM has none of that name, or the model's vocabulary lacks its tokens.
+    """
+    if family.tool_parser == HARMONY:
+        return HarmonyParser()
+    try:
+        return VllmParser(family, tokenizer)
+    except (RuntimeError, KeyError, ValueError, TypeError, AttributeError) as error:  # each parser has its own
+        raise ValueError(f"vLLM's parser {family.tool_parser} cannot read this model: {error}") from error
+
+
+class VllmParser:
+    """One of vLLM's parsers, by its registered name (`hermes` is that of Qwen3 and Hermes models)."""
+
+    def __init__(self, family: Family, tokenizer: Any) -> None:
         from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+        from vllm.reasoning import ReasoningParserManager
         from vllm.tool_parsers import ToolParserManager
 
         # The parsers log a traceback for each malformed call; here that is normal, and counted.
         logging.getLogger("vllm.tool_parsers").setLevel(logging.CRITICAL)
-        self._parser_class = ToolParserManager.get_tool_parser(name)
         self._request_class = ChatCompletionRequest
         self._tokenizer = tokenizer
         self._requests: dict[str, Any] = {}
+        self._parser_class = ToolParserManager.get_tool_parser(family.tool_parser)
+        self._mark = family.call_mark or getattr(self._new([]), "tool_call_start_token", None)
+        self._thoughts: Any = None
+        if family.reasoning_parser is not None:
+            self._thoughts = ReasoningParserManager.get_reasoning_parser(family.reasoning_parser)(tokenizer)
 
     def __call__(self, text: str, tools: Sequence[dict[str, Any]]) -> ParsedTurn:
-        parser = self._parser_class(self._tokenizer)
-        start = getattr(parser, "tool_call_start_token", None)
-        if start is not None and start not in text:
+        started = self._mark is not None and self._mark in text
+        if self._mark is not None and not started and self._thoughts is None:
             return ParsedTurn(text)
-        found = parser.extract_tool_calls(text, self._request_with(tools))
+        request = self._request_with(tools)
+        thought = ""
+        if self._thoughts is not None:
+            thought = self._thoughts.extract_reasoning(text, request)[0] or ""
+        try:
+            found = self._new(request.tools).extract_tool_calls(text, request)
+        except Exception:  # noqa: BLE001 - the model may write anything, and each parser fails in its own way
+            return ParsedTurn("", malformed=True, thought=thought)
         calls = tuple((call.function.name, call.function.arguments) for call in found.tool_calls)
-        malformed = not calls and start is not None and start in text
-        return ParsedTurn((found.content or "") if not malformed else "", calls, malformed)
+        malformed = started and not calls
+        return ParsedTurn((found.content or "") if not malformed else "", calls, malformed, thought)
+
+    def _new(self, tools: Any) -> Any:
+        """A parser for one turn: it has a state. Some take argument types from the tools."""
+        return self._parser_class(self._tokenizer, tools or None)
 
     def _request_with(self, tools: Sequence[dict[str, Any]]) -> Any:
-        """A cached request with these tools, from which some parsers read argument types; creating one is slow."""
+        """A cached request with these tools; creating one is slow."""
         key = json.dumps(tools)
         if key not in self._requests:
             self._requests[key] = self._request_class(model="policy", messages=[], tools=list(tools) or None)
         return self._requests[key]
 
 
+HARMONY = "openai"
+"""vLLM's name for the parser of gpt-oss, which it reads with `openai_harmony`, as here."""
+_FUNCTIONS = "functions."
+
+
+class HarmonyParser:
+    """Reads turns in OpenAI's harmony format, in which a turn is several messages on channels."""
+
+    def __init__(self) -> None:
+        from openai_harmony import (  # type: ignore[import-untyped]
+            HarmonyEncodingName,
+            Role,
+            load_harmony_encoding,
+        )
+
+        self._encoding = load_harmony_encoding(HarmonyEncodingName.HARMONY_GPT_OSS)
+        self._role = Role.ASSISTANT
+
+    def __call__(self, text: str, tools: Sequence[dict[str, Any]]) -> ParsedTurn:
+        tokens = self._encoding.encode(text, allowed_special="all")
+        try:
+            messages = self._encoding.parse_messages_from_completion_tokens(tokens, self._role, strict=False)
+        except Exception:  # noqa: BLE001 - the model may write anything; harmony has one class of error for it all
+            return ParsedTurn("", malformed=True)
+        texts = ["".join(getattr(part, "text", "") for part in message.content) for message in messages]
+        said, thoughts, calls = [], [], []
+        for message, content in zip(messages, texts, strict=True):
+            if message.recipient is not None and message.recipient.startswith(_FUNCTIONS):
+                calls.append((message.recipient.removeprefix(_FUNCTIONS), content))
+            elif message.channel == "analysis":
+                thoughts.append(content)
+            elif message.recipient is None:
+                said.append(content)
+        malformed = not calls and f" to={_FUNCTIONS}" in text
+        return ParsedTurn("" if malformed else "\n".join(said), tuple(calls), malformed, "\n".join(thoughts))
+
+
 def tool_parser_names() -> list[str]:
-    """The valid values of `cluster.tool_parser`."""
+    """The valid values of `model_options.tool_parser`, beside auto."""
     from vllm.tool_parsers import ToolParserManager
 
     return sorted({*ToolParserManager.tool_parsers, *ToolParserManager.lazy_parsers})

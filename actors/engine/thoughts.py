@@ -8,8 +8,6 @@ from typing import Any
 from vllm.reasoning import ReasoningParserManager
 from vllm.reasoning.basic_parsers import BaseThinkingReasoningParser
 
-from trainer.chat.renderer import THOUGHT_MARKS
-
 NAME = "agent_rft_thoughts"
 
 
@@ -21,14 +19,15 @@ class ThoughtParser(BaseThinkingReasoningParser):  # type: ignore[misc] # vLLM h
     """
 
     _opened = False
+    marks = ("<think>", "</think>")
 
     @property
     def start_token(self) -> str:
-        return THOUGHT_MARKS[0]
+        return self.marks[0]
 
     @property
     def end_token(self) -> str:
-        return THOUGHT_MARKS[1]
+        return self.marks[1]
 
     def is_reasoning_end(self, input_ids: Sequence[int]) -> bool:
         """False for any prompt: thoughts of earlier turns say nothing about this one."""
@@ -75,6 +74,7 @@ class ThoughtParser(BaseThinkingReasoningParser):  # type: ignore[misc] # vLLM h
         return token_ids.index(self.end_token_id) + 1 if self.end_token_id in token_ids else 0
 
 
-def register() -> None:
-    """Make the parser known to vLLM in this process."""
-    ReasoningParserManager.register_module(NAME, module=ThoughtParser)
+def register(marks: tuple[str, str]) -> None:
+    """Make the parser of thoughts between these marks known to vLLM in this process."""
+    parser = type(ThoughtParser.__name__, (ThoughtParser,), {"marks": marks})
+    ReasoningParserManager.register_module(NAME, module=parser)

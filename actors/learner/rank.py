@@ -29,6 +29,7 @@ from actors.weights.layout import TensorInfo
 from trainer.algorithm import objective
 from trainer.algorithm.objective import Sums
 from trainer.algorithm.schedule import learning_rate
+from trainer.chat.model_files import ModelFiles
 from trainer.errors import EngineFailed, Halted, UserError
 from trainer.loop.checkpoint import TRAINING_STATE
 from trainer.model.batch import MicroBatch, WeightedSequence, pack
@@ -50,6 +51,7 @@ class LearnerConfig:
 
     `model` is a local folder. `steps` is the number of `step` calls in the whole job, for the learning rate schedule.
     `algorithm` includes the sampling temperature. `collective_timeout_s` bounds how long a rank waits for another.
+    `files` are written beside those of the start model; None: only those.
     """
 
     model: Path
@@ -65,6 +67,7 @@ class LearnerConfig:
     on_gpu: bool = False
     collective_timeout_s: float = 1800.0
     metrics: MetricsAddress | None = None
+    files: ModelFiles | None = None
 
     @property
     def stage(self) -> int:
@@ -283,6 +286,8 @@ class LearnerRank:
             save_tensors(snapshot.state, state / f"rank-{self._rank:05d}.safetensors")
         if self._rank == 0:
             write_model(snapshot.shards, folder, self._config.model, self._dtype)
+            if self._config.files is not None:
+                self._config.files.write(folder)
             (folder / PROGRESS).write_text(json.dumps(snapshot.progress))
         if self._snapshot is snapshot:
             self._snapshot = None

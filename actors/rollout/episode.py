@@ -1,7 +1,7 @@
 """One rollout: turns, tool calls, grade. Plain asyncio over four functions, without engine, HTTP or Ray.
 
-Invariants: the token ids that are trained on are those that the engine sampled; a failure (`Discard`) never becomes a
-grade; a mistake of the model is reported to the model and counted, and the rollout continues.
+Invariants: the token ids that are trained on are those that the engine sampled, each once; a failure (`Discard`) never
+becomes a grade; a mistake of the model is reported to the model and counted, and the rollout continues.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ import json
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-import numpy as np
-
-from actors.engine.parsing import TurnParser
+from actors.engine.parsing import ParsedTurn, TurnParser
 from actors.engine.structure import cut_result, thought_structure, turn_structure
 from actors.engine.vllm_engine import Completion
 from actors.graders.sample import sample_of
 from actors.rollout.time_budget import TimeBudget
+from actors.rollout.trajectory import Trajectory
 from actors.runtime.in_flight import InFlight
 from trainer.algorithm.reward import reward_of
 from trainer.chat.renderer import Renderer
-from trainer.errors import Discard
+from trainer.chat.template import RenderFailed
+from trainer.errors import Discard, TemplateFailed
 from trainer.spec.job import RewardSpec, RolloutLimits
 from trainer.spec.json_schema import Checker
 from trainer.types import Discarded, Finish, Grade, Rollout, Task, ToolCall, ToolResult, Turn
@@ -91,48 +91,6 @@ def turn_seed(job: str, request: RolloutRequest, turn: int) -> int:
     return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()) >> 1
 
 
-@dataclass(slots=True)
-class _Trajectory:
-    """The growing arrays of one rollout, always of equal length."""
-
-    token_ids: list[int]
-    loss_mask: list[bool] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
-    turns: list[Turn] = field(default_factory=list)
-    num_sampled: int = 0
-    reasoning_tokens: int = 0
-
-    def __post_init__(self) -> None:
-        self._pad(len(self.token_ids))
-
-    def _pad(self, count: int) -> None:
-        self.loss_mask += [False] * count
-        self.logprobs += [0.0] * count
-        self.versions += [-1] * count
-
-    def add_environment(self, token_ids: Sequence[int]) -> None:
-        self.token_ids += token_ids
-        self._pad(len(token_ids))
-
-    def add_completion(self, completion: Completion) -> tuple[int, int]:
-        start = len(self.token_ids)
-        self.token_ids += completion.token_ids
-        self.loss_mask += [True] * len(completion.token_ids)
-        self.logprobs += completion.logprobs.tolist()
-        self.versions += completion.versions.tolist()
-        self.num_sampled += len(completion.token_ids)
-        return start, len(self.token_ids)
-
-    @property
-    def steps(self) -> int:
-        return len(self.turns) + self.num_calls
-
-    @property
-    def num_calls(self) -> int:
-        return sum(len(turn.calls) for turn in self.turns)
-
-
 class EpisodeRunner:
     """Runs the rollouts of one job on one engine."""
 
@@ -193,11 +151,13 @@ class EpisodeRunner:
     async def _run(self, request: RolloutRequest, trace_id: str, budget: TimeBudget) -> Rollout:
         started = time.monotonic()
         task, limits = request.task, self._spec.limits
-        trajectory = _Trajectory(self._renderer.prompt(task.messages, task.tools))
+        earlier = [self._renderer.result(message["content"]) for message in task.messages if message["role"] == "tool"]
+        prompt = self._renderer.prompt(task.messages, task.tools)
+        trajectory = Trajectory(prompt, list(task.messages), earlier)
         structure, schema = None, self._spec.response_schema
         if schema is not None:
             thought = thought_structure(self._renderer, self._spec.max_thinking_tokens)
-            structure = turn_structure(task.tools, schema, thought)
+            structure = turn_structure(task.tools, schema, self._renderer.family.calls, thought)
         answer, finish = "", None
         while finish is None:
             room = min(
@@ -226,10 +186,7 @@ class EpisodeRunner:
             epoch=request.epoch,
             sample=request.sample,
             attempt=request.attempt,
-            token_ids=np.array(trajectory.token_ids, dtype=np.int32),
-            loss_mask=np.array(trajectory.loss_mask, dtype=np.bool_),
-            logprobs=np.array(trajectory.logprobs, dtype=np.float32),
-            versions=np.array(trajectory.versions, dtype=np.int32),
+            segments=trajectory.segments(),
             turns=tuple(trajectory.turns),
             answer=answer,
             finish=finish,
@@ -241,18 +198,22 @@ class EpisodeRunner:
         )
 
     async def _take_turn(
-        self, task: Task, trace_id: str, trajectory: _Trajectory, completion: Completion, budget: TimeBudget
+        self, task: Task, trace_id: str, trajectory: Trajectory, completion: Completion, budget: TimeBudget
     ) -> tuple[str, Finish | None]:
         """Append one completion and its calls' results; returns the answer and how the rollout ended, if it did."""
-        start, stop = trajectory.add_completion(completion)
-        trajectory.reasoning_tokens += (thought := self._thought_length(completion.token_ids))
+        segment, start, stop = trajectory.add_completion(completion)
         text = self._renderer.text(completion.token_ids)
-        parsed = self._parse(self._renderer.text(completion.token_ids[thought:]) if thought else text, task.tools)
+        parsed, num_thought = self._parsed(completion.token_ids, task)
+        trajectory.reasoning_tokens += num_thought
 
         def close(
-            finish: Finish, calls: Sequence[ToolCall] = (), results: Sequence[ToolResult] = ()
+            finish: Finish,
+            calls: Sequence[ToolCall] = (),
+            results: Sequence[ToolResult] = (),
+            result_tokens: Sequence[list[int]] = (),
         ) -> tuple[str, Finish]:
-            trajectory.turns.append(Turn(start, stop, text, tuple(calls), tuple(results), completion.model_s))
+            turn = Turn(start, stop, text, tuple(calls), tuple(results), completion.model_s, segment)
+            trajectory.add_turn(turn, parsed, result_tokens)
             return parsed.content.strip(), finish
 
         if not completion.stopped:
@@ -265,17 +226,55 @@ class EpisodeRunner:
             calls = [ToolCall(f"call_{secrets.token_hex(12)}", "malformed_call", "{}")]
         calls = calls[: max(0, self._spec.max_steps - trajectory.steps - 1)]
         results, result_tokens = self._cut(await self._results(task, trace_id, trajectory.num_calls, calls, budget))
-        close("max_steps", calls, results)
+        close("max_steps", calls, results, result_tokens)
         if trajectory.steps >= self._spec.max_steps:
             return parsed.content.strip(), "max_steps"
         if trajectory.num_sampled >= self._spec.limits.max_completion_tokens:
             return parsed.content.strip(), "max_tokens"
-        known = {tool["function"]["name"] for tool in task.tools}
-        bridge = self._renderer.bridge([c.name if c.name in known else "tool" for c in calls], result_tokens)
-        if len(trajectory.token_ids) + len(bridge) >= self._spec.context_length:
+        if not self._go_on(task, trajectory, completion.token_ids[-1], parsed, calls, result_tokens):
             return parsed.content.strip(), "context"
-        trajectory.add_environment(bridge)
         return "", None
+
+    def _parsed(self, token_ids: Sequence[int], task: Task) -> tuple[ParsedTurn, int]:
+        """What a turn says, and the number of tokens of its thought."""
+        length = self._renderer.thought_length(token_ids)
+        parsed = self._parse(self._renderer.text(token_ids[length:]), task.tools)
+        if length:
+            return replace(parsed, thought=self._renderer.thought_text(token_ids[:length])), length
+        return parsed, len(self._renderer.plain(parsed.thought)) if parsed.thought else 0
+
+    def _go_on(
+        self,
+        task: Task,
+        trajectory: Trajectory,
+        end: int,
+        turn: ParsedTurn,
+        calls: Sequence[ToolCall],
+        results: list[list[int]],
+    ) -> bool:
+        """Add what the engine sees before the next turn, after the token `end`; False if the context has no room.
+
+        Raises:
+            TemplateFailed: the chat template cannot render the conversation.
+        """
+        says = bool(turn.content.strip())
+        thinks = bool(turn.thought) or self._renderer.mark_texts[1] in trajectory.turns[-1].text
+        bridge, prompt = None, trajectory.token_ids
+        try:
+            if self._renderer.appends_after(end, len(calls), says=says, thinks=thinks):
+                known = {tool["function"]["name"] for tool in task.tools}
+                bridge = self._renderer.bridge([c.name if c.name in known else "tool" for c in calls], results)
+            else:
+                prompt = self._renderer.resume(trajectory.messages, task.tools, trajectory.results)
+        except (RenderFailed, ValueError) as error:
+            raise TemplateFailed(f"the chat template cannot render turn {len(trajectory.turns)}: {error}") from error
+        if len(prompt) + len(bridge or ()) >= self._spec.context_length:
+            return False
+        if bridge is None:
+            trajectory.go_on(prompt)
+        else:
+            trajectory.add_environment(bridge)
+        return True
 
     async def _results(
         self, task: Task, trace_id: str, num_before: int, calls: Sequence[ToolCall], budget: TimeBudget
@@ -344,8 +343,3 @@ class EpisodeRunner:
             kept.append(result)
             tokens.append(ids)
         return kept, tokens
-
-    def _thought_length(self, token_ids: list[int]) -> int:
-        """The number of tokens of a turn's thoughts, including the closing `</think>`."""
-        end = self._renderer.end_of_thought
-        return token_ids.index(end) + 1 if end is not None and end in token_ids else 0

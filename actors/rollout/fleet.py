@@ -225,7 +225,7 @@ class Fleet:
                 seat.in_flight -= 1
         if isinstance(outcome, Rollout):
             if self._canary_tokens is None:
-                self._canary_tokens = outcome.token_ids[:CANARY_TOKENS]
+                self._canary_tokens = outcome.segments[0].token_ids[:CANARY_TOKENS]
         elif outcome.reason == EngineFailed.reason:
             await self._replace(seat, worker, outcome.message)
         return outcome

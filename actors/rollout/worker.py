@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from actors.engine.parsing import VllmParser
+from actors.engine.parsing import parser_of
 from actors.engine.tokenizer import load_tokenizer
 from actors.engine.vllm_engine import Engine, EngineConfig
 from actors.grading.pool import GraderPoolClient
@@ -23,6 +23,7 @@ from actors.runtime.in_flight import Doing
 from actors.runtime.process import importing, lower_priority
 from actors.tools.actor import DispatcherClient, OwnedSessions
 from actors.weights.layout import Layout, Loaded
+from trainer.chat.dialect import Dialect
 from trainer.chat.renderer import Renderer
 from trainer.data.rollout_json import outcome_as_json, outcome_from_json, task_as_json, task_from_json
 from trainer.errors import EngineFailed, RftError
@@ -39,8 +40,7 @@ class WorkerConfig:
 
     engine: EngineConfig
     episode: EpisodeSpec
-    tool_parser: str
-    template_arguments: dict[str, Any]
+    dialect: Dialect
     dispatchers: Sequence[Any]
     graders: Any
     owner: str | None = None
@@ -70,13 +70,14 @@ class RolloutWorker(Reachable):
         tokenizer = load_tokenizer(self._config.engine.model)
         spec, owner = self._config.episode, self._config.owner
         dispatcher = DispatcherClient(*self._config.dispatchers)
+        renderer = Renderer(tokenizer, self._config.dialect)
         self._runner = EpisodeRunner(
             spec,
-            Renderer(tokenizer, **self._config.template_arguments),
-            VllmParser(self._config.tool_parser, tokenizer),
+            renderer,
+            parser_of(renderer.family, tokenizer),
             partial(
                 self._engine.generate,
-                stop_token_ids=[tokenizer.eos_token_id],
+                stop_token_ids=list(renderer.end_tokens),
                 max_thinking_tokens=spec.max_thinking_tokens if self._config.engine.thought_marks else None,
             ),
             dispatcher.call_turn,

@@ -26,6 +26,7 @@ from cluster.stores.model_registry import ModelCatalog, ModelRecord
 from trainer.errors import InvalidJob, Problem, UserError
 from trainer.spec.endpoints import Strict
 from trainer.spec.job import FILES, ClusterSpec, JobSpec, Method
+from trainer.spec.model_options import ModelOptions
 from trainer.spec.operator import Operator
 from trainer.spec.reader import Lines, ParsedFile, Variables, validate, without_nulls
 
@@ -47,7 +48,7 @@ class Described:
 
 
 class WireJob(Strict):
-    """The body of POST /fine_tuning/jobs. `test_file` and `cluster` are extensions of OpenAI's API."""
+    """The body of POST /fine_tuning/jobs. `test_file`, `cluster` and `model_options` are extensions of OpenAI's API."""
 
     model: Annotated[StrictStr, Field(min_length=1, max_length=255)]
     """Id of the start model: a base model of the server (see GET /models), a tuned model or a checkpoint."""
@@ -73,6 +74,8 @@ class WireJob(Strict):
     """Accepted because OpenAI's API has it, and ignored."""
     cluster: Annotated[dict[str, Any], Described(ClusterSpec)] | None = None
     """Resources of the job, within the operator's limits."""
+    model_options: Annotated[dict[str, Any], Described(ModelOptions)] | None = None
+    """How the model writes conversations; `chat_template` is the text of a template here, never a path."""
 
 
 class Files(Protocol):
@@ -90,8 +93,8 @@ class Files(Protocol):
 class ApiJob:
     """A valid request.
 
-    `spec` refers to files by their ids. `secret_spec` is its JSON with all secrets; `method` is the part that responses
-    echo, without secrets.
+    `spec` refers to files by their ids. `secret_spec` is its JSON with all secrets; `method` and `model_options` are
+    what responses echo, without secrets.
     """
 
     request: WireJob
@@ -99,6 +102,7 @@ class ApiJob:
     base: str
     secret_spec: str
     method: dict[str, Any]
+    model_options: dict[str, Any] | None
     digest: str
 
 
@@ -118,6 +122,7 @@ def parse_api_job(body: Any, models: ModelCatalog, files: Files, operator: Opera
         "suffix": request.suffix,
         "method": _method(request),
         "cluster": request.cluster,
+        "model_options": request.model_options,
     }
     raw = without_nulls(raw)
     spec = _validated(JobSpec, raw)
@@ -134,6 +139,7 @@ def parse_api_job(body: Any, models: ModelCatalog, files: Files, operator: Opera
         base=model.base,
         secret_spec=json.dumps(raw),
         method=echo_of(spec, raw["method"]),
+        model_options=spec.model_options.model_dump(mode="json", exclude_unset=True) or None,
         digest=hashlib.blake2b(json.dumps(body, sort_keys=True).encode(), digest_size=16).hexdigest(),
     )
 

@@ -65,6 +65,7 @@ class JobService:
             validation_file=request.validation_file,
             test_file=request.test_file,
             method=found.method,
+            model_options=found.model_options,
             seed=found.spec.seed,
             suffix=request.suffix,
             labels=request.metadata,

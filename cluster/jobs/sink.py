@@ -25,11 +25,11 @@ from cluster.records.redact import hide
 from cluster.stores.job_store import JobStore
 from cluster.stores.model_registry import ModelRegistry
 from cluster.views.sentences import sentence
+from trainer.chat.serving import ServeSettings
 from trainer.errors import UserError
 from trainer.events import CheckpointSaved, JobEnded, PhaseBegan, RolloutDiscarded, StepDone
 from trainer.loop.checkpoint import Checkpoints
 from trainer.run_events import RunEvent
-from trainer.spec.serving import ServeSettings
 
 RETRYING = Retrying(
     retry=retry_if_exception_type(OperationalError),
@@ -77,8 +77,8 @@ class StoreSink:
     # -- Watch ---------------------------------------------------------------------------------------------------------
 
     def prepared(self, prepared: Prepared) -> None:
-        arguments = prepared.renderer.template_arguments
-        self._settings = ServeSettings.of(prepared.job, prepared.plan, prepared.context_length, arguments)
+        p = prepared
+        self._settings = ServeSettings.of(p.job, p.plan, p.context_length, p.dialect)
 
     def event(self, event: RunEvent) -> None:
         match event.event:

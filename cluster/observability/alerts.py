@@ -89,8 +89,8 @@ ALERTS = (
         "The time spent on them is lost. Above limits.max_failure_rate the job only starts probes.",
         "Job dashboard, 'Rollouts per second by outcome': for tool_failed and grader_failed see the Endpoints "
         "dashboard, for rollout_timeout check limits.rollout_timeout_s and slow tools, for rollout_waited what its "
-        "message names, for engine_failed see "
-        "EngineReplaced. `agent-rft traces RUN` shows the error messages.",
+        "message names, for engine_failed see EngineReplaced, for template_failed change the model's chat template. "
+        "`agent-rft traces RUN` shows the error messages.",
     ),
     Alert(
         "NoProgress",

@@ -1,6 +1,6 @@
-"""The check of a job's model with the libraries that load it: its architecture, its tokenizer and its chat template.
+"""The check of a job's model with the libraries that load it: its architecture and its tokenizer.
 
-A chat template must only append to earlier turns, so that the trained tokens are the sampled ones.
+How it writes conversations is found in `cluster.preflight.dialect`.
 """
 
 from __future__ import annotations
@@ -20,12 +20,11 @@ from cluster.planning.model_folder import (
     weight_problems,
 )
 from cluster.planning.model_shape import CONFIG_KEYS, max_context, shape_of
+from cluster.preflight.dialect import read_dialect
 from trainer.chat.renderer import Renderer
 from trainer.errors import Problem, UserError
 from trainer.model.policy import refuse_unsupported
 from trainer.spec.job import JobSpec
-
-REASONING_SWITCHES = ("reasoning_effort", "enable_thinking")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,30 +88,4 @@ def _read_renderer(path: Path, job: JobSpec) -> tuple[Renderer | None, list[Prob
     if not hasattr(tokenizer, "backend_tokenizer"):
         message = f"{type(tokenizer).__name__} is not a fast tokenizer"
         return None, [model_problem("slow_tokenizer", message, "add the tokenizer.json of a fast tokenizer")]
-    if not tokenizer.chat_template:
-        remedy = "use an instruction-tuned model, or add chat_template.jinja"
-        return None, [model_problem("no_chat_template", "its tokenizer has no chat template", remedy)]
-    if job.method.type == "supervised":
-        return Renderer(tokenizer), []  # each conversation is checked instead
-    renderer = Renderer(tokenizer, **_template_arguments(job, tokenizer.chat_template))
-    try:
-        mistake = renderer.rewrites_history()
-        if mistake is None:
-            renderer.bridge(("tool", "tool"), ((), ()))
-    except Exception as error:  # noqa: BLE001 - a template is the user's program
-        message = f"its chat template cannot render a tool call and its result: {one_line(error)}"
-        return renderer, [model_problem("template_fails", message, "use a model whose chat template supports tools")]
-    if mistake is not None:
-        message = f"its chat template cannot be trained on: {mistake}"
-        remedy = "use a template that keeps earlier turns unchanged: trained tokens must be the sampled ones"
-        return renderer, [model_problem("template_rewrites_history", message, remedy)]
-    return renderer, []
-
-
-def _template_arguments(job: JobSpec, template: str) -> dict[str, Any]:
-    """The template's own switches for reasoning_effort, if it has them."""
-    effort = job.reinforcement.hyperparameters.reasoning_effort
-    if effort == "default":
-        return {}
-    values = {"reasoning_effort": effort, "enable_thinking": True}
-    return {name: values[name] for name in REASONING_SWITCHES if name in template}
+    return read_dialect(tokenizer, job)

@@ -9,15 +9,16 @@ from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
 
-from actors.engine.parsing import tool_parser_names
 from actors.grading.factory import graders_of
 from actors.grading.python_nodes import check_sandbox
 from cluster.planning.context import context_of, context_problems
 from cluster.planning.layout import ClusterPlan
+from cluster.planning.model_folder import find_model, model_problem
 from cluster.planning.nodes import Node
 from cluster.planning.placement import Placement, size
 from cluster.planning.plan import plan_placement
 from cluster.planning.stop_time import CHECKPOINT_BYTES_PER_PARAMETER, PROMPT_S, StopTime
+from cluster.preflight.dialect import SWITCHES
 from cluster.preflight.dry_run import dry_run_problems
 from cluster.preflight.form_check import TOOLS
 from cluster.preflight.limits import resource_problems
@@ -27,17 +28,18 @@ from cluster.preflight.rows import length_problems, read_files, rows_of
 from cluster.preflight.same_job import Change
 from cluster.preflight.space import Free, folder_problems, space_problems, write_speed
 from cluster.preflight.static import invalid_job, method_problems
+from trainer.chat.dialect import Dialect
+from trainer.chat.model_card import read_card
 from trainer.chat.renderer import Renderer
 from trainer.errors import GraderFailed, Problem, UserError
 from trainer.problem_codes import stops_accepted
 from trainer.spec.endpoints import ToolSpec
 from trainer.spec.graders import PythonGrader
-from trainer.spec.job import FILES, ClusterSpec, JobSpec, Reinforcement
+from trainer.spec.job import FILES, JobSpec, Reinforcement
 from trainer.spec.operator import NOTHING_ALLOWED, Operator
 from trainer.spec.plan import Choice, Plan, resolve
 from trainer.types import Task
 
-DEFAULT_PARSER = ClusterSpec().tool_parser
 NODE_REMEDY = "add a node with the Ray resource python_grader, or set python_grader_nodes: false in the configuration"
 
 
@@ -62,6 +64,11 @@ class Prepared:
     warnings: tuple[str, ...] = ()
     stop: StopTime | None = None
     """The time for a checkpoint at the speed measured here; None without a learner, or if it cannot be measured."""
+
+    @property
+    def dialect(self) -> Dialect:
+        """How the model writes conversations."""
+        return self.renderer.dialect
 
     @property
     def placement(self) -> Placement:
@@ -91,6 +98,9 @@ async def prepare(
         InvalidJob: the job has problems; lists all of them.
     """
     problems = list(found)
+    if began is None:
+        job, bad = _with_card(job)
+        problems += bad
     supervised = job.method.type == "supervised"
     files, bad = read_files(job)
     problems += bad
@@ -114,7 +124,13 @@ async def prepare(
         problems += _engine_problems(job)
     if model is not None:
         problems += context_problems(context_length, model.max_context)
-        problems += await length_problems(rows, model.renderer, context_length, conversations=supervised)
+        problems += await length_problems(
+            rows,
+            model.renderer,
+            context_length,
+            conversations=supervised,
+            tools_in_prompt=job.model_options.tools_in_prompt,
+        )
     waits = bool(cluster.lacking) and operator.wait_for_nodes_s > 0
     lacking = [] if waits else cluster.lacking
     problems += [*cluster.problems, *lacking, *resource_problems(operator.jobs, cluster.placement.bundles)]
@@ -166,6 +182,21 @@ async def prepare(
     )
 
 
+def _with_card(job: JobSpec) -> tuple[JobSpec, list[Problem]]:
+    """The job with what its model's folder says and its `model_options` do not."""
+    path, _ = find_model(job.model)
+    try:
+        card = None if path is None else read_card(path)
+    except UserError as error:
+        return job, [model_problem("not_a_model", error.problem, error.remedy)]
+    if card is None:
+        return job, []
+    effort = job.method.reinforcement and job.reinforcement.hyperparameters.reasoning_effort
+    if effort not in (None, "default"):  # it sets these switches itself
+        card = card.without_arguments(SWITCHES)
+    return job.model_copy(update={"model_options": card.fill_in(job.model_options)}), []
+
+
 def _stop_time(num_parameters: int, runs: Path) -> StopTime | None:
     speed = write_speed(runs, num_parameters * CHECKPOINT_BYTES_PER_PARAMETER)
     return None if speed is None else StopTime(num_parameters, speed)
@@ -202,17 +233,11 @@ async def _sandbox_problems(
 
 
 def _engine_problems(job: JobSpec) -> list[Problem]:
-    """A problem if vLLM or the job's tool parser is missing."""
+    """A problem if vLLM is missing."""
     if find_spec("vllm") is None:
         remedy = "pip install 'agent-rft[cpu]', or 'agent-rft[gpu]' where there are GPUs"
         return [Problem("no_engine", "cluster", "vLLM, which runs the rollouts, is not installed", remedy)]
-    if job.cluster.tool_parser == DEFAULT_PARSER:
-        return []  # importing vLLM takes longer than all other checks
-    names = tool_parser_names()
-    if job.cluster.tool_parser in names:
-        return []
-    message = f"there is no parser {job.cluster.tool_parser!r}"
-    return [Problem("unknown_parser", "cluster.tool_parser", message, f"use one of {', '.join(names)}")]
+    return []
 
 
 def _warnings(job: JobSpec, plan: Plan, model: LoadableModel, files: Mapping[str, Sequence[Task]]) -> Iterator[str]:

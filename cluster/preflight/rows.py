@@ -10,9 +10,12 @@ from pathlib import Path
 
 from actors.graders.templates import INVALID_VARIABLE, render
 from actors.grading.factory import graders_of, templates_of
+from cluster.preflight.dialect import OWN_TEMPLATE
 from cluster.preflight.examples import example_sample
 from cluster.preflight.form_check import TOOLS
+from trainer.chat.conversation import samples_of
 from trainer.chat.renderer import Renderer
+from trainer.chat.template import RenderFailed
 from trainer.data.rows import read_tasks
 from trainer.errors import GraderFailed, Problem
 from trainer.spec.job import FILES, JobSpec, Reinforcement
@@ -22,6 +25,8 @@ from trainer.types import Task
 
 MIN_ANSWER_TOKENS = 16
 """A prompt must leave at least this many tokens of the context for the answer."""
+SHOWN_CHARS = 40
+"""The beginning of a message that must be in the prompt; a template may strip its end."""
 ROWS_AT_ONCE = 200
 """Rows between two chances for the event loop to handle a signal."""
 
@@ -109,25 +114,56 @@ def value_problems(reinforcement: Reinforcement, rows: Sequence[JobRow]) -> list
 
 
 async def length_problems(
-    rows: Sequence[JobRow], renderer: Renderer, context_length: int, *, conversations: bool
+    rows: Sequence[JobRow],
+    renderer: Renderer,
+    context_length: int,
+    *,
+    conversations: bool,
+    tools_in_prompt: bool = True,
 ) -> list[Problem]:
-    """Rows whose prompt (with `conversations`: whole conversation) does not fit the context or cannot be rendered."""
-    problems = []
+    """Rows whose prompt (with `conversations`: each sample) does not fit the context or cannot be rendered whole."""
+    problems: list[Problem] = []
     for i, row in enumerate(rows):
         if i % ROWS_AT_ONCE == 0:
             await asyncio.sleep(0)
         messages, tools = row.task.messages, row.task.tools
         try:
             if conversations:
-                length = len(renderer.conversation(messages, tools)[0])
+                text = renderer.rendered(messages, tools, generate=False)
+                length = max(len(sample.token_ids) for sample in samples_of(renderer, messages, tools))
             else:
-                length = len(renderer.prompt(messages, tools)) + MIN_ANSWER_TOKENS
-        except Exception as error:  # noqa: BLE001 - a template is the user's program and may raise anything
+                text = renderer.rendered(messages, tools, generate=True)
+                length = len(renderer.encode(text)) + MIN_ANSWER_TOKENS
+        except RenderFailed as error:
+            if error.code == "template_too_costly":  # perhaps for each row, so no other is rendered
+                return [*problems, row.problem(error.code, ".messages", error.problem, error.remedy)]
+            problems.append(row.problem("unrenderable_row", ".messages", error.problem, "fix the row or the template"))
+            continue
+        except Exception as error:  # noqa: BLE001 - the rest of rendering is not the template's
             message = f"the chat template cannot render the row: {type(error).__name__}: {error}"
             problems.append(row.problem("unrenderable_row", ".messages", message, "fix the row"))
             continue
+        problems += _lacking(row, text, tools_in_prompt)
         if length > context_length:
             message = f"the row takes {length} tokens, the context holds {context_length}"
             remedy = "shorten the row or raise cluster.context_length"
             problems.append(row.problem("row_too_long", ".messages", message, remedy))
     return problems
+
+
+def _lacking(row: JobRow, text: str, tools_in_prompt: bool) -> list[Problem]:
+    """What the text of a row's prompt does not show: tools, or messages of others than the model."""
+    names = [tool["function"]["name"] for tool in row.task.tools]
+    if tools_in_prompt and (missing := [name for name in names if name not in text]):
+        message = f"the prompt does not show the tool{'s' * (len(missing) > 1)} {', '.join(missing)}"
+        remedy = f"{OWN_TEMPLATE}; or set model_options.tools_in_prompt: false if the model needs no descriptions"
+        return [row.problem("tools_not_in_prompt", ".tools", message, remedy)]
+    for i, given in enumerate(row.task.messages):
+        content = given.get("content")
+        if given["role"] in ("assistant", "tool") or not isinstance(content, str):
+            continue
+        if content.strip()[:SHOWN_CHARS] not in text:
+            message = f"the prompt does not show this message, of the role {given['role']}"
+            remedy = "change the role or the text of the message, or use another template"
+            return [row.problem("message_not_in_prompt", f".messages[{i}]", message, remedy)]
+    return []

@@ -38,8 +38,9 @@ from trainer.spec.job import JobSpec
 from trainer.spec.plan import Plan
 from trainer.types import Evaluation, Group
 
-FORMAT = 1
-"""The format of job.resolved.json; older ones have none. Raise it when older programs must not resume the run."""
+FORMAT = 2
+"""The format of job.resolved.json; older ones have none. Raise it when older programs must not resume the run: those of
+format 1 know no `model_options`, and would sample with another template and parser."""
 
 
 def new_run_folder(root: Path, suffix: str | None) -> Path:

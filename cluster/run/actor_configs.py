@@ -21,7 +21,8 @@ from actors.weights.broadcast_sync import BroadcastSync
 from actors.weights.sync import WeightSync
 from cluster.planning.placement import size
 from cluster.preflight.prepare import Prepared
-from trainer.chat.renderer import THOUGHT_MARKS
+from trainer.chat.model_card import ModelCard
+from trainer.chat.model_files import ModelFiles
 from trainer.spec.job import AlgorithmSpec
 
 
@@ -38,7 +39,7 @@ def worker_config(
             max_num_seqs=job.cluster.max_num_seqs,
             seed=job.seed,
             gpus=prepared.placement.engine_gpus,
-            thought_marks=THOUGHT_MARKS if prepared.renderer.end_of_thought is not None else None,
+            thought_marks=prepared.dialect.thought_marks,
             log_stats=metrics is not None,
         ),
         episode=EpisodeSpec(
@@ -50,8 +51,7 @@ def worker_config(
             max_thinking_tokens=prepared.plan.max_thinking_tokens,
             response_schema=reinforcement.response_format,
         ),
-        tool_parser=job.cluster.tool_parser,
-        template_arguments=prepared.renderer.template_arguments,
+        dialect=prepared.dialect,
         dispatchers=dispatchers,
         graders=graders,
         metrics=metrics,
@@ -78,6 +78,18 @@ def learner_config(prepared: Prepared, metrics: MetricsAddress | None) -> Learne
         rank_cores=job.cluster.rank_cores,
         on_gpu=prepared.placement.rank_gpus > 0,
         metrics=metrics,
+        files=model_files(prepared),
+    )
+
+
+def model_files(prepared: Prepared) -> ModelFiles:
+    """What the folders of the job's checkpoints say beside what is copied from the start model's."""
+    dialect, tokenizer = prepared.dialect, prepared.renderer.tokenizer
+    ids = [tokenizer.eos_token_id, *map(tokenizer.backend_tokenizer.token_to_id, dialect.end_tokens)]
+    return ModelFiles(
+        ModelCard.of(dialect, prepared.job.model_options),
+        dialect.chat_template,
+        tuple(dict.fromkeys(id for id in ids if id is not None)),
     )
 
 

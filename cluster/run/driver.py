@@ -30,6 +30,7 @@ from cluster.run.watch import Watch
 from cluster.stores.checkpoint_store import CheckpointStore
 from cluster.views.live import LiveView, before_after_table
 from cluster.views.report import write_report
+from trainer.chat.conversation import samples_of
 from trainer.errors import InvalidJob, Problem, RftError
 from trainer.events import (
     Evaluated,
@@ -270,7 +271,7 @@ class _Run:
             job.seed,
             prepared.tasks,
             prepared.validation,
-            prepared.renderer,
+            partial(samples_of, prepared.renderer),
             self._actors.learner,
             checkpoints,
             job.cluster.checkpoint_interval,

@@ -95,12 +95,11 @@ class MetricsSink:
         record(f"rollout_calls/{split}", len(rollout.calls))
         for turn in rollout.turns:
             record(f"turn_calls/{split}", len(turn.calls))
-        num_prompt = rollout.turns[0].start
         tokens = {
-            "prompt": num_prompt,
+            "prompt": rollout.num_prompt,
             "completion": rollout.num_sampled,
             "reasoning": rollout.reasoning_tokens,
-            "tool": len(rollout.token_ids) - num_prompt - rollout.num_sampled,
+            "tool": rollout.num_tokens - rollout.num_prompt - rollout.num_sampled,
         }
         for kind, count in tokens.items():
             record(f"rollout_tokens/{split}/{kind}", count)

@@ -46,6 +46,7 @@ class JobRow(Base):
     validation_file: Mapped[str | None] = mapped_column(String(128))
     test_file: Mapped[str | None] = mapped_column(String(128))
     method: Mapped[dict[str, Any]] = mapped_column(JSON)
+    model_options: Mapped[dict[str, Any] | None] = mapped_column(JSON)
     seed: Mapped[int] = mapped_column(BigInteger)
     suffix: Mapped[str | None] = mapped_column(String(64))
     labels: Mapped[dict[str, str] | None] = mapped_column(JSON)
@@ -119,8 +120,8 @@ class NewJob:
     """A valid request for a job.
 
     `owner` is the id of the key that makes it, `model` the model id that the client gave, `base` the id of its base
-    model. `method` contains no secrets; `sealed_spec` is the whole job, encrypted and bound to its id. Equal requests
-    have equal `digest`s.
+    model. `method` and `model_options` contain no secrets; `sealed_spec` is the whole job, encrypted and bound to its
+    id. Equal requests have equal `digest`s.
     """
 
     owner: str
@@ -130,6 +131,7 @@ class NewJob:
     validation_file: str | None
     test_file: str | None
     method: dict[str, Any]
+    model_options: dict[str, Any] | None
     seed: int
     suffix: str | None
     labels: dict[str, str] | None

@@ -17,9 +17,9 @@ from sqlalchemy import JSON, String, select
 from sqlalchemy.orm import Mapped, mapped_column
 
 from cluster.stores.database import Base, Database
+from trainer.chat.serving import ServeSettings
 from trainer.errors import UserError
 from trainer.spec.model_names import named, nearest, with_snapshots
-from trainer.spec.serving import ServeSettings
 
 BASE_OWNER = "system"
 TUNED_OWNER = "organization"

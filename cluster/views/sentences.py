@@ -84,6 +84,8 @@ def _trouble(event: e.Event) -> str:
         case e.BatchStarved():
             counts = ", ".join(f"{n:.0f} {kind}" for kind, n in sorted(event.without_signal.items())) or "none"
             return f"no group of a batch had a signal to learn from ({counts}; {event.num_lost} lost)"
+        case e.NoToolCalls():
+            return f"step {event.step}: none of {event.num_rollouts} rollouts called any of its tools"
         case e.EngineLearnerGap():
             return f"engine and learner differ by {event.gap_nats:.3f} nats on the same weights"
         case e.AlarmRaised():

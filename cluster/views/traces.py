@@ -111,13 +111,14 @@ def cut(text: str, limit: int = SHOWN_CHARS) -> str:
 def facts(rollout: Rollout) -> str:
     """How a rollout went, in one line."""
     parts = ", ".join(f"{name} {score:.3f}" for name, score in rollout.grade.scores.items())
-    versions = sorted(set(rollout.versions[rollout.loss_mask].tolist()))
+    versions = sorted(set(rollout.sampled_versions.tolist()))
     shown = [
         f"grade {rollout.grade.value:.3f}" + (f" ({parts})" if parts else "") + _why(rollout.grade),
         f"reward {rollout.reward:.3f}",
         f"ended by {rollout.finish}",
         f"{len(rollout.calls)} calls in {len(rollout.turns)} turns",
-        f"{rollout.num_sampled:,} of {len(rollout.token_ids):,} tokens sampled",
+        f"{rollout.num_sampled:,} of {rollout.num_tokens:,} tokens sampled"
+        + (f" in {len(rollout.segments)} segments" if len(rollout.segments) > 1 else ""),
         f"busy {rollout.busy_s:.2f} s of {rollout.wall_s:.2f} s",
         f"policy version {'-'.join(str(v) for v in (versions[:1] + versions[1:][-1:])) or 'none'}",
     ]

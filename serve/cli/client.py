@@ -129,8 +129,9 @@ def create_job(
     follow: Annotated[bool, typer.Option(help="show the job's progress until it ends")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Create a job. Files given as paths, relative to REQUEST, are uploaded first."""
+    """Create a job. Files given as paths, relative to REQUEST, are uploaded first, and a chat template is read."""
     from trainer.spec.job import FILES  # imports pydantic, which other commands do not need
+    from trainer.spec.model_options import is_template
     from trainer.spec.reader import Variables
 
     client: httpx.Client = context.obj()
@@ -143,10 +144,22 @@ def create_job(
     for key in FILES:
         if isinstance(body.get(key), str) and (path := request.parent / body[key]).exists():
             body[key] = upload(client, path, "fine-tune")["id"]
+    match body.get("model_options"):
+        case {"chat_template": str(template), **options} if not is_template(template):
+            body["model_options"] = options | {"chat_template": _template(request.parent / template)}
     made = ask(client, "POST", "/fine_tuning/jobs", json=body)
     _show(made, as_json, lambda job: job["id"])
     if follow:
         _follow(client, made["id"], as_json)
+
+
+def _template(path: Path) -> str:
+    from trainer.spec.model_options import read_template
+
+    try:
+        return read_template(path)
+    except ValueError as error:
+        raise UserError(f"model_options.chat_template: {error}") from None
 
 
 @jobs.command("list")

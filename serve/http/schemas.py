@@ -105,6 +105,8 @@ class Job(ResponseBody):
     """The same as in `method`; clients of older versions of OpenAI's API read them here."""
     method: dict[str, Any]
     """The request's, with all hyperparameters filled in and without secrets."""
+    model_options: dict[str, Any] | None
+    """Those of the request, or null."""
     training_file: str
     """Id of the training file."""
     validation_file: str | None

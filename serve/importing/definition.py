@@ -19,7 +19,7 @@ from actors.grading.factory import graders_of
 from cluster.preflight.form_check import endpoint_problems
 from cluster.preflight.static import invalid_job
 from serve.importing.api import OPENAI, one_line
-from serve.importing.models import parser_of, propose
+from serve.importing.models import propose
 from serve.importing.rows import Converted
 from serve.importing.secrets import DOLLAR, Secrets
 from serve.importing.source import ROWS
@@ -27,7 +27,7 @@ from serve.importing.wire import WireJob
 from trainer.errors import InvalidJob, Problem
 from trainer.spec.endpoints import ToolSpec
 from trainer.spec.graders import LabelModelGrader, PythonGrader, ScoreModelGrader, TextSimilarityGrader
-from trainer.spec.job import ClusterSpec, JobSpec, Reinforcement, RolloutLimits
+from trainer.spec.job import JobSpec, Reinforcement, RolloutLimits
 from trainer.spec.operator import ModelEndpoint, Operator
 from trainer.spec.plan import THINKING_TOKENS
 from trainer.spec.reader import KeyPath, Lines, ParsedFile, Variables, field_name, validate, without_nulls
@@ -283,12 +283,7 @@ def _cluster(job: WireJob, rows: Mapping[str, Converted], model: str | None, not
     if model is None:
         facts = f"{proposed.billions:.2g}B parameters, {proposed.context:,} tokens of context, {proposed.licence}"
         notes.append(f"model: {proposed.name} in place of {old} ({facts}); a guess from the name, so try two sizes")
-    elif parser_of(model) is None:
-        notes.append(f"cluster.tool_parser: set that of {one_line(model)}, unless it is that of Qwen3 (hermes)")
     found: dict[str, Any] = {"model": model or proposed.name}
-    parser = parser_of(found["model"])
-    if parser not in (None, ClusterSpec.model_fields["tool_parser"].default):
-        found["tool_parser"] = parser
     if context > USUAL_CONTEXT:
         found["context_length"] = min(proposed.context, -(-context // 1024) * 1024)
         notes.append(

@@ -20,7 +20,7 @@ class OpenModel:
     context: int
     """Most tokens of a conversation: `max_position_embeddings` of its `config.json`."""
     tool_parser: str | None
-    """`cluster.tool_parser`: the format in which it writes tool calls; None: it calls no tools."""
+    """The format in which it writes tool calls, by the name of vLLM's parser; None: it calls no tools."""
     licence: str
     """The licence of its weights."""
 
@@ -49,8 +49,3 @@ def propose(model: str, context: int, *, tools: bool) -> OpenModel:
     able = [found for found in OPEN_MODELS if found.tool_parser is not None or not tools]
     fitting = [found for found in able if found.billions >= least and found.context >= context]
     return fitting[0] if fitting else max(able, key=lambda found: (found.context, -abs(found.billions - least)))
-
-
-def parser_of(name: str) -> str | None:
-    """The tool parser of a model in the table; None if it is not there."""
-    return next((found.tool_parser for found in OPEN_MODELS if found.name == name), None)

@@ -133,7 +133,7 @@ def _with_variables(schema: Schema) -> Schema:
     pattern = f"{EXPONENT}|{VARIABLE}" if "number" in types else VARIABLE
     if any("const" in option or "enum" in option for option in options):
         return about | {"anyOf": [*options, {"type": "string", "pattern": pattern}]}
-    if not types & NOT_TEXT:
+    if "string" in types or not types & NOT_TEXT:
         return schema
     keywords = {key: value for option in options for key, value in option.items() if key != "type"}
     return about | {"type": [option["type"] for option in options] + ["string"], **keywords, "pattern": pattern}

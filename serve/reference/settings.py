@@ -138,7 +138,7 @@ def _types_of(schema: Schema) -> list[str]:
 
 
 def _many(schema: Schema) -> str:
-    return f"{_types_of(schema)[0]}s"
+    return _either([f"{kind}s" for option in schema.get("anyOf", [schema]) for kind in _types_of(option)[:1]])
 
 
 def _either(words: list[str]) -> str:

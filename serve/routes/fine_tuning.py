@@ -140,6 +140,7 @@ def job_object(job: JobRecord, organization: str) -> dict[str, Any]:
         else {"code": job.error.code, "message": job.error.message, "param": job.error.param},
         "hyperparameters": job.method[part]["hyperparameters"],
         "method": job.method,
+        "model_options": job.model_options,
         "training_file": job.training_file,
         "validation_file": job.validation_file,
         "test_file": job.test_file,

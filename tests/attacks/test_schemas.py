@@ -22,6 +22,7 @@ from tests.support.budget import budget
 from tests.support.builders import EXACT
 from tests.support.fake_models import FakeModels, turn
 from tests.support.jobs import BODY, StoredJobs, database_with_tables, job_service
+from trainer.chat.families.hermes import HERMES
 from trainer.spec.job import JobSpec
 from trainer.spec.json_schema import Checker, schema_mistake
 from trainer.spec.operator import NOTHING_ALLOWED, Operator
@@ -349,4 +350,4 @@ def test_grammars(name: str) -> None:
         tokens = xgrammar.TokenizerInfo([chr(i) for i in range(32, 127)])
         compiler = xgrammar.GrammarCompiler(tokens, max_threads=1, cache_enabled=False)
         with budget():
-            compiler.compile_structural_tag(turn_structure(tools, schema))
+            compiler.compile_structural_tag(turn_structure(tools, schema, HERMES.calls))

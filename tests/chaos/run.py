@@ -32,10 +32,13 @@ RESULT = "\n=> "
 class Letters:
     """A renderer whose tokens are letters, with the methods that episodes use."""
 
-    end_of_thought = None
+    mark_texts = ("<think>", "</think>")
 
     def prompt(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> list[int]:
         return self.plain(messages[-1]["content"])
+
+    def appends_after(self, *args: Any, **options: Any) -> bool:
+        return True
 
     def bridge(self, names: Sequence[str], results: Sequence[Sequence[int]]) -> list[int]:
         return [*self.plain(RESULT), *(letter for result in results for letter in result)]
@@ -43,8 +46,14 @@ class Letters:
     def plain(self, text: str) -> list[int]:
         return [ord(letter) for letter in text]
 
+    def result(self, text: str) -> list[int]:
+        return self.plain(text)
+
     def text(self, token_ids: Sequence[int]) -> str:
         return "".join(map(chr, token_ids))
+
+    def thought_length(self, token_ids: Sequence[int]) -> int:
+        return 0
 
 
 def parse(text: str, tools: Sequence[dict[str, Any]]) -> ParsedTurn:

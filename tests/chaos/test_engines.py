@@ -28,6 +28,7 @@ from tests.e2e.command import AGENT_RFT, marked, processes, processes_left
 from tests.support.builders import group_request, tasks_of
 from tests.support.fakes_http import LOCAL
 from tests.support.paths import LEDGER
+from trainer.chat.dialect import UNKNOWN
 from trainer.events import Event
 from trainer.spec.job_file import load_job
 
@@ -62,8 +63,7 @@ async def test_five_hundred_concurrent_rollouts_survive_a_burst_of_429_and_503s(
         config = WorkerConfig(
             EngineConfig(job.model, "float32", context_length=2048, max_num_seqs=64, seed=0),
             EpisodeSpec("7", r.limits, r.reward, r.max_episode_steps, 2048),
-            "hermes",
-            {},
+            UNKNOWN,
             start_dispatchers(r.tools, LOCAL, TWO_DISPATCHERS),
             graders.remote(r, LOCAL),
         )

@@ -74,6 +74,7 @@ def test_configuration_is_valid(block: Block, tmp_path: Path) -> None:
 
 
 def _job(file: Path, environment: Mapping[str, str]) -> None:
+    (file.parent / "with-tools.jinja").write_text("{{ messages }}")
     _, problems = read_job(file, environment)
 
     assert not problems, "\n".join(map(str, problems))

@@ -9,7 +9,6 @@ from actors.learner.rank import LearnerConfig, LearnerRank
 from cluster.records.run_folder import RunFolder
 from trainer.algorithm.advantage import advantages
 from trainer.model.batch import pack
-from trainer.types import TrainSequence
 
 
 def main() -> None:
@@ -18,10 +17,11 @@ def main() -> None:
     learner = LearnerRank(LearnerConfig(model=Path(run.job()["job"]["model"]), steps=steps, learning_rate=5e-4))
     for step in range(steps):
         sequences = [
-            TrainSequence(r.token_ids, r.loss_mask, r.logprobs, r.versions, float(advantage))
+            sequence
             for group in run.read_groups(f"step-{step + 1:06d}")
             if len(group.rollouts) > 1
-            for r, advantage in zip(group.rollouts, advantages("grpo", group.rewards), strict=True)
+            for rollout, advantage in zip(group.rollouts, advantages("grpo", group.rewards), strict=True)
+            for sequence in rollout.train_sequences(float(advantage))
         ]
         [micro_batches] = pack(sequences, num_ranks=1, budget=8192)
         report = learner.step([micro_batches], version=step)

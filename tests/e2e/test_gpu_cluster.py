@@ -25,6 +25,7 @@ from benchmarks.worker import MeasuredWorker
 from cluster.ray_cluster.session import ray_session
 from tests.e2e.command import marked, processes_left
 from tests.support.paths import BASE, ROOT
+from trainer.chat.dialect import UNKNOWN
 from trainer.spec.job import RewardSpec, RolloutLimits
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(3000)]
@@ -55,7 +56,7 @@ def test_an_update_that_vllm_s_sender_drives_changes_the_engine(tmp_path: Path) 
         engine = EngineConfig(str(BASE), "float32", 256, max_num_seqs=4, seed=0)
         spec = EpisodeSpec("0", RolloutLimits(), RewardSpec(), 8, 256)
         actor: Any = ray.remote(MeasuredWorker).options(num_cpus=1, max_concurrency=1000)
-        worker = actor.remote(WorkerConfig(engine, spec, "hermes", {}, dispatchers=[], graders=None))
+        worker = actor.remote(WorkerConfig(engine, spec, UNKNOWN, dispatchers=[], graders=None))
         assert ray.get(worker.start.remote()) is None
         source: Any = ray.remote(Source).options(num_cpus=1).remote(str(BASE), "float32")
         before = ray.get(worker.canary.remote(tokens))

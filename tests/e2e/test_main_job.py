@@ -19,6 +19,7 @@ from cluster.records.run_folder import RunFolder
 from examples.ledger.services import services
 from tests.e2e.command import AGENT_RFT, marked, processes_left
 from tests.support.paths import LEDGER, ROOT
+from trainer.chat.model_card import read_card
 from trainer.events import SettingChanged, SettingChosen
 from trainer.types import Rollout
 
@@ -126,6 +127,8 @@ def test_recorded_rollouts_give_bitwise_equal_losses(folder: Path) -> None:
 def test_eval_grades_a_checkpoint_as_a_model(folder: Path, environment: dict[str, str]) -> None:
     (run,) = (folder / "runs").iterdir()
     checkpoint = sorted((run / "checkpoints").iterdir())[-1]
+    card = read_card(checkpoint)
+    assert card is not None and card.tool_parser == "hermes"
     evaluated = subprocess.run(
         [
             *(AGENT_RFT, "eval", str(folder / "job.yaml"), "--model", str(checkpoint)),

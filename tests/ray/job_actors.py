@@ -22,9 +22,10 @@ from actors.weights.sync import WeightSync
 from tests.support.builders import group_request
 from tests.support.fakes_http import LOCAL
 from trainer.algorithm.advantage import advantages
+from trainer.chat.dialect import UNKNOWN
 from trainer.events import Event
 from trainer.spec.job import AlgorithmSpec, JobSpec
-from trainer.types import Group, Task, TrainSequence
+from trainer.types import Group, Task
 
 MARKS = [
     pytest.mark.asyncio(loop_scope="module"),
@@ -57,8 +58,7 @@ class JobActors:
         config = WorkerConfig(
             EngineConfig(job.model, "float32", context_length=1024, max_num_seqs=32, seed=0),
             EpisodeSpec("7", reinforcement.limits, reinforcement.reward, reinforcement.max_episode_steps, 1024),
-            "hermes",
-            {},
+            UNKNOWN,
             self.dispatchers,
             graders.options(**beside("grader-pool")).remote(reinforcement, LOCAL),
         )
@@ -93,9 +93,10 @@ class JobActors:
 
     async def learn(self, groups: Sequence[Group], version: int) -> None:
         sequences = [
-            TrainSequence(r.token_ids, r.loss_mask, r.logprobs, r.versions, float(advantage))
+            sequence
             for group in groups
-            for r, advantage in zip(group.rollouts, advantages("centred", group.rewards), strict=True)
+            for rollout, advantage in zip(group.rollouts, advantages("centred", group.rewards), strict=True)
+            for sequence in rollout.train_sequences(float(advantage))
         ]
         report = await self.learner.step(sequences, version)
         assert report.applied

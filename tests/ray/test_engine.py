@@ -27,12 +27,13 @@ from actors.weights.layout import Layout, Loaded
 from actors.weights.shared_memory import PREFIX
 from tests.support.paths import BASE
 from tests.support.shared_memory import left_behind
+from trainer.chat.families.hermes import HERMES
 from trainer.chat.renderer import THOUGHT_MARKS, Renderer
+from trainer.chat.serving import ServeSettings
 from trainer.errors import EngineFailed
 from trainer.model.batch import pack
 from trainer.model.grammar import Grammars
 from trainer.model.policy import DeviceBatch, load_policy
-from trainer.spec.serving import ServeSettings
 from trainer.types import TrainSequence
 
 pytestmark = [
@@ -158,7 +159,7 @@ async def test_under_a_response_format_the_learner_has_the_engines_log_probabili
 ) -> None:
     start, end = renderer.thought_marks
     renderer.thought = thought
-    structure = turn_structure((), NUMBER, thought_structure(renderer, THINKING_TOKENS))
+    structure = turn_structure((), NUMBER, None, thought_structure(renderer, THINKING_TOKENS))
     prompt = [*prompt, start] if thought == "opened" else prompt
     completions = await asyncio.gather(
         *(generate(engine, prompt, i, max_tokens=60, structure=structure, temperature=0.7) for i in range(24))
@@ -332,7 +333,7 @@ async def test_decoding_is_constrained_to_tool_calls_or_the_schema(
 ) -> None:
     parameters = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
     tools = ({"type": "function", "function": {"name": "cat", "parameters": parameters}},)
-    structure = turn_structure(tools, SCHEMA)
+    structure = turn_structure(tools, SCHEMA, HERMES.calls)
     parser = VllmParser("hermes", renderer.tokenizer)
     completions = await asyncio.gather(
         *(generate(engine, prompt, i, max_tokens=100, structure=structure) for i in range(12))

@@ -28,6 +28,7 @@ from actors.learner.sizes import snapshot_bytes
 from actors.weights.checksum import checksum
 from tests.support.old_version import old_version
 from tests.support.paths import BASE
+from trainer.chat.families.hermes import HERMES
 from trainer.chat.renderer import Renderer
 from trainer.errors import Halted, RftError, UserError
 from trainer.metrics import metric_of
@@ -145,7 +146,7 @@ async def test_the_policy_under_a_response_format_is_trained_the_same_on_all_ran
 ) -> None:
     """Also the proximal and the start policy's probabilities are masked: before an update their gaps are 0."""
     alone, pair = groups
-    structure = turn_structure((), {"type": "integer"})
+    structure = turn_structure((), {"type": "integer"}, HERMES.calls)
     config = replace(CONFIG, algorithm=AlgorithmSpec(updates_per_batch=1, kl_coef=0.1))
     metrics = {}
     for name, group, stage, which in (

@@ -19,9 +19,9 @@ from serve.http.errors import ApiError
 from serve.inference.model_apps import EngineResources, RayServeModels, ServedEngine
 from serve.inference.model_server import ServedModels
 from tests.support.fakes_http import until
+from trainer.chat.serving import ServeSettings
 from trainer.errors import RftError, UserError
 from trainer.spec.operator import EngineLimits
-from trainer.spec.serving import ServeSettings
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),

@@ -35,9 +35,9 @@ from tests.support.fakes_http import until, unused_port
 from tests.support.jobs import database_with_tables
 from tests.support.paths import LEDGER
 from trainer.chat.renderer import Renderer
+from trainer.chat.serving import ServeSettings
 from trainer.spec.job import RewardSpec, RolloutLimits
 from trainer.spec.operator import NOTHING_ALLOWED, EngineLimits
-from trainer.spec.serving import ServeSettings
 from trainer.types import Grade, Rollout, Task, ToolCall, ToolResult
 
 pytestmark = [

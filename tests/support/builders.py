@@ -14,7 +14,19 @@ from trainer.data.rows import read_tasks
 from trainer.spec.graders import GraderSpec
 from trainer.spec.job import JobSpec
 from trainer.spec.plan import Plan
-from trainer.types import Discarded, Grade, Group, GroupRequest, Message, Purpose, Rollout, Task, ToolSchema, Turn
+from trainer.types import (
+    Discarded,
+    Grade,
+    Group,
+    GroupRequest,
+    Message,
+    Purpose,
+    Rollout,
+    Segment,
+    Task,
+    ToolSchema,
+    Turn,
+)
 
 EXACT = {
     "type": "string_check",
@@ -44,19 +56,23 @@ def group_request(index: int = 0, size: int = 8, purpose: Purpose = "train", **c
 def rollout(
     request: GroupRequest, sample: int = 0, grade: float = 1.0, version: int = 0, sampled: int = 3, **changes: Any
 ) -> Rollout:
-    """A rollout with two prompt tokens and `sampled` sampled tokens."""
+    """A rollout with one segment of two prompt tokens and `sampled` sampled tokens; keywords replace arrays, too."""
     length = 2 + sampled
     mask = np.arange(length) >= 2
+    arrays = {
+        "token_ids": np.arange(length, dtype=np.int32),
+        "loss_mask": mask,
+        "logprobs": np.where(mask, -0.5, 0.0).astype(np.float32),
+        "versions": np.where(mask, version, -1).astype(np.int32),
+    }
+    segment = Segment(**{name: changes.pop(name, array) for name, array in arrays.items()})
     made = Rollout(
         trace_id=f"trace_{request.purpose}_{request.index}_{sample}",
         row_id=request.task.row_id,
         epoch=request.epoch,
         sample=sample,
         attempt=request.attempt,
-        token_ids=np.arange(length, dtype=np.int32),
-        loss_mask=mask,
-        logprobs=np.where(mask, -0.5, 0.0).astype(np.float32),
-        versions=np.where(mask, version, -1).astype(np.int32),
+        segments=(segment,),
         turns=(Turn(2, length, "text", model_s=0.1),),
         answer="text",
         finish="answer",

@@ -24,6 +24,7 @@ NEW_JOB = NewJob(
     validation_file=None,
     test_file=None,
     method={"type": "reinforcement", "reinforcement": {"hyperparameters": {}}},
+    model_options=None,
     seed=1,
     suffix=None,
     labels={"team": "a"},

@@ -70,7 +70,8 @@ class Numbered(FakeRollouts):
     async def sample(self, request: GroupRequest) -> Group:
         made = await super().sample(request)
         tokens = np.full(5, request.index, dtype=np.int32)
-        return replace(made, rollouts=tuple(replace(rollout, token_ids=tokens) for rollout in made.rollouts))
+        numbered = ((rollout, replace(rollout.segments[0], token_ids=tokens)) for rollout in made.rollouts)
+        return replace(made, rollouts=tuple(replace(rollout, segments=(segment,)) for rollout, segment in numbered))
 
 
 def made(folder: Path, seed: int = 0, **changes: Any) -> Made:

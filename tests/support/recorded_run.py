@@ -29,7 +29,7 @@ from trainer.loop.journal import Journal
 from trainer.loop.reinforcement import Loop, LoopConfig
 from trainer.model.batch import pack
 from trainer.spec.job import AlgorithmSpec, CheckpointInterval
-from trainer.types import Group, GroupRequest, StepReport, SyncReport, TrainSequence
+from trainer.types import Group, GroupRequest, Segment, StepReport, SyncReport, TrainSequence
 
 Phase = Literal["write-ahead", "update", "sync", "snapshot", "write", "rename", "sample"]
 STEPS, BATCH, ROWS = 9, 2, 8
@@ -190,23 +190,23 @@ class _Checkpoints(Checkpoints):
 
 
 def recorded(request: GroupRequest) -> Group:
-    """The rollouts of a group: tokens, log-probabilities and grades from its number."""
+    """The rollouts of a group: segments and grades from its number. Every other rollout has two segments."""
     random = np.random.default_rng(request.index)
     grades = [1.0] * request.size if request.index % 5 == 3 else [float(i % 2) for i in range(request.size)]
     made = group(request, grades)
     rollouts = []
     for sample, grade in enumerate(grades):
-        length = int(random.integers(12, 40))
-        mask = np.arange(length) >= 6
-        rollouts.append(
-            rollout(
-                request,
-                sample,
-                grade,
-                token_ids=random.integers(3, VOCABULARY, length).astype(np.int32),
-                loss_mask=mask,
-                logprobs=np.where(mask, random.normal(-5.56, 0.1, length), 0).astype(np.float32),
-                versions=np.where(mask, 0, -1).astype(np.int32),
-            )
-        )
+        segments = tuple(_segment(random) for _ in range(1 + sample % 2))
+        rollouts.append(rollout(request, sample, grade, segments=segments))
     return replace(made, rollouts=tuple(rollouts))
+
+
+def _segment(random: np.random.Generator) -> Segment:
+    length = int(random.integers(12, 40))
+    mask = np.arange(length) >= 6
+    return Segment(
+        token_ids=random.integers(3, VOCABULARY, length).astype(np.int32),
+        loss_mask=mask,
+        logprobs=np.where(mask, random.normal(-5.56, 0.1, length), 0).astype(np.float32),
+        versions=np.where(mask, 0, -1).astype(np.int32),
+    )

@@ -12,7 +12,7 @@ from trainer.loop.evaluate import summarize
 from trainer.loop.measure import rollout_metrics
 from trainer.spec.job import JobSpec
 from trainer.spec.plan import resolve
-from trainer.types import Discarded, Grade, Group, GroupRequest, Rollout, Task, ToolCall, ToolResult, Turn
+from trainer.types import Discarded, Grade, Group, GroupRequest, Rollout, Segment, Task, ToolCall, ToolResult, Turn
 
 TOOLS = ("search", "cat", "list")
 HOSTILE = "<script>document.title='owned'</script><img src=x onerror=alert(1)>\x1b[31m[bold]red[/bold]"
@@ -65,10 +65,7 @@ class Synthetic:
             0,
             sample,
             0,
-            np.arange(length, dtype=np.int32) % 298,
-            mask,
-            logprobs,
-            versions,
+            (Segment(np.arange(length, dtype=np.int32) % 298, mask, logprobs, versions),),
             tuple(turns),
             answer,
             "answer",

@@ -1,26 +1,28 @@
-"""Turns messages and tools into tokens, append-only: sampled tokens are never rendered or tokenized again.
+"""Turns messages and tools into tokens; where a template allows it, sampled tokens are never rendered again.
 
 The chat template renders a row's messages once. After each sampled turn, only tool results and *bridge* tokens are
-appended: what the template puts between the assistant's end token and the next generation prompt. Tool results are
-tokenized without special tokens, so no tool can end a turn or open another role.
+appended: what the template puts between the end of a turn and the next generation prompt. Where a template writes turns
+of the history in another way than they were sampled, `resume` renders the whole history, as serving does. Tool results
+are tokenized without special tokens, so no tool can end a turn or open another role.
 """
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, Literal, Protocol
 
+from trainer.chat.dialect import UNKNOWN, Dialect
+from trainer.chat.families import family_of
+from trainer.chat.form import SLOT, TemplateForm
+from trainer.chat.history import for_template
+from trainer.chat.template import template_of
 from trainer.types import Message, ToolSchema
 
-THOUGHT_MARKS = ("<think>", "</think>")
-"""Open and close a thought in models whose vocabulary has these tokens."""
-_SLOT = "\ue000{}\ue001"  # private-use characters, which no template or text contains
-_PROBE = "\ue002probe\ue003"
-_ARGUMENTS = '{"probe": 1}'
+_SLOTS = re.compile("\ue000(\\d+)\ue001")
 
 
 class Tokenizer(Protocol):
@@ -28,32 +30,47 @@ class Tokenizer(Protocol):
 
     eos_token: str
     eos_token_id: int
-    chat_template: str
+    chat_template: str | dict[str, str] | None
+    special_tokens_map: Mapping[str, str]
     backend_tokenizer: Any
-
-    def apply_chat_template(self, conversation: Any, **kwargs: Any) -> Any: ...
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = ...) -> str: ...
 
 
 class Renderer:
-    """Renders one model's chat template.
+    """Renders one model's conversations, in its dialect.
 
-    `template_arguments` are passed to the template every time, such as a switch for thinking.
+    Every method that renders raises RenderFailed if the template refuses the messages, or costs too much.
     """
 
-    def __init__(self, tokenizer: Tokenizer, **template_arguments: Any) -> None:
+    def __init__(self, tokenizer: Tokenizer, dialect: Dialect = UNKNOWN) -> None:
         self.tokenizer = tokenizer
-        self.template_arguments = template_arguments
+        self._template = template_of(tokenizer, dialect.chat_template)
+        self.dialect = dialect
         self._marked_up = tokenizer.backend_tokenizer
         self._plain = copy.deepcopy(tokenizer.backend_tokenizer)
         self._plain.encode_special_tokens = True
         added = self._marked_up.get_added_tokens_decoder()
         self._special = {token_id: token.content for token_id, token in added.items() if token.special}
-        self._bridges: dict[tuple[str, ...], list[list[int]]] = {}
-        self._quotes_arguments: bool | None = None
-        self.thought_marks = tuple(self._marked_up.token_to_id(mark) for mark in THOUGHT_MARKS)
-        self.end_of_thought = self.thought_marks[1]
+        self._bridges: dict[tuple[str, ...], tuple[int, list[list[int]]]] = {}
+        self.family = family_of(dialect.tool_parser)
+        ends = (*dialect.end_tokens, tokenizer.eos_token)
+        self.form = TemplateForm(self._render, self.family, ends, tuple(self._special.values()))
+        self.mark_texts = dialect.thought_marks or self.family.thought_marks
+        marked = self.family.reasoning_parser is None
+        self.thought_marks = tuple(self._marked_up.token_to_id(mark) if marked else None for mark in self.mark_texts)
+        self.end_of_thought: int | None = self.thought_marks[1]
+
+    @property
+    def template(self) -> str:
+        """The text of the chat template."""
+        return self._template.text
+
+    @cached_property
+    def end_tokens(self) -> dict[int, str]:
+        """The tokens that end a turn: id -> text."""
+        found = {self._marked_up.token_to_id(text): text for text in self.form.ends}
+        return {token: text for token, text in found.items() if token is not None}
 
     @cached_property
     def thought(self) -> Literal["none", "optional", "opened"]:
@@ -71,34 +88,43 @@ class Renderer:
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> list[int]:
         """Token ids of the messages, the tools and the generation prompt."""
-        return self._encode(self._render(messages, tools, generate=True))
+        return self._encode(self.rendered(messages, tools, generate=True))
+
+    def rendered(self, messages: Sequence[Message], tools: Sequence[ToolSchema], *, generate: bool) -> str:
+        """The text of messages in OpenAI's form; with `generate`, the prompt for the next turn."""
+        return self._render(for_template(messages, self.form, self.family), tools, generate=generate)
 
     def resume(
         self, messages: Sequence[Message], tools: Sequence[ToolSchema], results: Sequence[Sequence[int]]
     ) -> list[int]:
         """Like `prompt`, for a conversation that already has assistant turns, with the tokens a rollout would have.
 
-        `results[i]` are the token ids of the i-th tool message's content. Tool calls keep the text that was sampled.
+        `results[i]` are the token ids of the i-th tool message's content. Tool calls keep the text that was sampled,
+        where the template takes it.
 
         Raises:
-            ValueError: The chat template omits or reorders tool messages.
+            ValueError: The chat template omits or repeats tool messages.
         """
         marked: list[Message] = []
         for message in messages:
             if message["role"] == "tool":
-                message = {**message, "content": _SLOT.format(sum(m["role"] == "tool" for m in marked))}
-            elif message.get("tool_calls"):
-                message = {**message, "tool_calls": [self._call(call) for call in message["tool_calls"]]}
+                message = {**message, "content": SLOT.format(sum(m["role"] == "tool" for m in marked))}
             marked.append(message)
-        text = self._render(marked, tools, generate=True)
-        tokens: list[int] = []
-        for i, result in enumerate(results):
-            piece, found, text = text.partition(_SLOT.format(i))
-            if not found:
-                raise ValueError("the chat template omits tool messages or changes their order")
-            tokens += self._encode(piece)
-            tokens += result
-        return tokens + self._encode(text)
+        text = self.rendered(marked, tools, generate=True)
+        return self._filled(text, results)
+
+    def appends_after(self, end: int, num_calls: int, *, says: bool, thinks: bool) -> bool:
+        """Whether the next prompt is what the engine has seen, a bridge and the results.
+
+        `end` is the token that ended the turn, `says` and `thinks`: whether it has text and a thought beside its calls.
+        Else the next prompt is that of `resume`.
+        """
+        try:
+            return (
+                self.form.appends(num_calls, says=says, thinks=thinks) and self._bridge(("tool",) * num_calls)[0] == end
+            )
+        except ValueError:
+            return False
 
     def bridge(self, names: Sequence[str], results: Sequence[Sequence[int]]) -> list[int]:
         """Token ids from a sampled end token to the next generation prompt.
@@ -106,17 +132,18 @@ class Renderer:
         `results[i]` are the token ids of the result of a call to the tool `names[i]`.
 
         Raises:
-            ValueError: The chat template omits or reorders tool messages.
+            ValueError: The chat template omits or repeats tool messages.
         """
-        key = tuple(names)
-        if key not in self._bridges:
-            self._bridges[key] = self._split_bridge(key)
-        pieces = self._bridges[key]
+        pieces = self._bridge(tuple(names))[1]
         tokens = list(pieces[0])
         for result, piece in zip(results, pieces[1:], strict=True):
             tokens += result
             tokens += piece
         return tokens
+
+    def result(self, text: str) -> list[int]:
+        """Token ids of a tool's result, as the template writes results."""
+        return self.plain(json.dumps(text, ensure_ascii=False)[1:-1] if self.form.escapes_results else text)
 
     def plain(self, text: str) -> list[int]:
         """Token ids of untrusted text, never special tokens: a literal `<|im_end|>` does not become the end token."""
@@ -130,110 +157,60 @@ class Renderer:
 
     def text(self, token_ids: Sequence[int]) -> str:
         """Text of sampled tokens without the end token. Other special tokens are kept, since parsers look for them."""
-        return self.tokenizer.decode(token_ids, skip_special_tokens=False).removesuffix(self.tokenizer.eos_token)
+        ended = len(token_ids) > 0 and token_ids[-1] in self.end_tokens
+        return self.tokenizer.decode(token_ids[:-1] if ended else token_ids, skip_special_tokens=False)
 
-    def conversation(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> tuple[list[int], list[bool]]:
-        """A conversation for supervised training: token ids [T] and a mask [T] that is True for the assistant's tokens.
+    def thought_length(self, token_ids: Sequence[int]) -> int:
+        """The number of tokens of a turn's thought between marks, including the closing one."""
+        end = self.end_of_thought
+        return list(token_ids).index(end) + 1 if end is not None and end in token_ids else 0
 
-        The mask covers what the model would sample: everything after the generation prompt, up to and including the
-        end token. What follows the last assistant turn is left out.
+    def thought_text(self, token_ids: Sequence[int]) -> str:
+        """The text of a thought, from its tokens with their marks."""
+        text = self.tokenizer.decode(token_ids[:-1], skip_special_tokens=False)
+        return text.lstrip().removeprefix(self.mark_texts[0]).removeprefix(self.family.thought_head)
 
-        Raises:
-            ValueError: The chat template rewrites earlier turns.
-        """
-        tokens: list[int] = []
-        mask: list[bool] = []
-        done = ""
-        for i, message in enumerate(messages):
-            if message["role"] != "assistant":
-                continue
-            before = self._render(messages[:i], tools, generate=True)
-            after = self._render(messages[: i + 1], tools, generate=False)
-            if not (before.startswith(done) and after.startswith(before)):
-                raise ValueError("the chat template rewrites earlier turns of this conversation")
-            stop = after.rindex(self.tokenizer.eos_token) + len(self.tokenizer.eos_token)
-            for text, trained in ((before[len(done) :], False), (after[len(before) : stop], True)):
-                ids = self._encode(text)
-                tokens += ids
-                mask += [trained] * len(ids)
-            done = after[:stop]
-        return tokens, mask
+    def encode(self, text: str) -> list[int]:
+        """Token ids of rendered text, with its special tokens."""
+        return self._encode(text)
 
-    def rewrites_history(self) -> str | None:
-        """Why the chat template cannot be used append-only, or None if it can.
+    def has_token(self, text: str | None) -> bool:
+        """Whether a text is one token of the vocabulary."""
+        return text is not None and self._marked_up.token_to_id(text) is not None
 
-        A template that later drops or changes an assistant turn would show the model another history than the one that
-        its tokens were sampled and trained in.
-        """
-        question: list[Message] = [{"role": "user", "content": "question"}]
-        thought = f"<think>\n{_PROBE}\n</think>\n\n" if "think" in self.tokenizer.chat_template else _PROBE
-        turn = _assistant(("tool",), thought)
-        result: Message = {"role": "tool", "content": "result", "tool_call_id": "call0", "name": "tool"}
-        prompt = self._render(question, (), generate=True)
-        once = self._render([*question, turn], (), generate=False)
-        twice = self._render([*question, turn, result, turn, result], (), generate=True)
-        if self.tokenizer.eos_token not in once:
-            return f"it does not end assistant turns with the tokenizer's end token {self.tokenizer.eos_token!r}"
-        kept = once[: once.rindex(self.tokenizer.eos_token)]
-        if not once.startswith(prompt) and not prompt.rstrip().endswith("<think>"):
-            return "it renders a finished assistant turn without the generation prompt that started it"
-        if not twice.startswith(kept):
-            return "it changes an assistant turn once tool results follow"
-        if twice.count(_PROBE) < 2:
-            return "it drops the text or the thoughts of earlier turns"
-        return None
+    def end_of(self, message: Message) -> str:
+        """The text of the token that the template puts after a turn of the assistant."""
+        calls = message.get("tool_calls")
+        if calls:
+            return self.form.between([call["function"]["name"] for call in calls])[0]
+        return self.form.end_of_answers or self.tokenizer.eos_token
 
-    def _render(self, messages: Sequence[Message], tools: Sequence[ToolSchema], generate: bool) -> str:
-        text: str = self.tokenizer.apply_chat_template(
-            list(messages),
-            tools=list(tools) or None,
-            add_generation_prompt=generate,
-            tokenize=False,
-            **self.template_arguments,
-        )
-        return text
+    def _render(self, messages: Sequence[Message], tools: Sequence[ToolSchema], *, generate: bool) -> str:
+        return self._template.render(messages, tools, generate=generate, **self.dialect.template_arguments)
 
     def _encode(self, text: str) -> list[int]:
         return list(self._marked_up.encode(text, add_special_tokens=False).ids)
 
-    def _call(self, call: dict[str, Any]) -> dict[str, Any]:
-        """A tool call in the form that the template renders as it was sampled.
+    def _filled(self, text: str, results: Sequence[Sequence[int]]) -> list[int]:
+        """Token ids of a text with a slot for each result."""
+        head, *rest = _SLOTS.split(text)
+        if sorted(map(int, rest[::2])) != list(range(len(results))):
+            raise ValueError("the chat template omits or repeats tool messages")
+        tokens = self._encode(head)
+        for number, piece in zip(rest[::2], rest[1::2], strict=True):
+            tokens += results[int(number)]
+            tokens += self._encode(piece)
+        return tokens
 
-        Arguments stay text unless the template would quote them; then they are parsed.
-        """
-        function = call["function"]
-        if self._quotes_arguments is None:
-            probe = {"function": {"name": "tool", "arguments": _ARGUMENTS}}
-            turn: Message = {"role": "assistant", "content": "", "tool_calls": [probe]}
-            head: Message = {"role": "user", "content": "question"}
-            self._quotes_arguments = _ARGUMENTS not in self._render([head, turn], (), generate=False)
-        if self._quotes_arguments and isinstance(function["arguments"], str):
-            with contextlib.suppress(ValueError):  # invalid JSON is the model's mistake: show it unchanged
-                function = {**function, "arguments": json.loads(function["arguments"])}
-        return {**call, "function": function}
-
-    def _split_bridge(self, names: tuple[str, ...]) -> list[list[int]]:
-        """Token ids between the results: render placeholders for them and split there, into len(names) + 1 pieces."""
-        head: list[Message] = [{"role": "user", "content": "question"}, _assistant(names, "")]
-        results: list[Message] = [
-            {"role": "tool", "tool_call_id": f"call{i}", "name": name, "content": _SLOT.format(i)}
-            for i, name in enumerate(names)
-        ]
-        before = self._render(head, (), generate=False)
-        text = self._render([*head, *results], (), generate=True)
-        text = text[before.rindex(self.tokenizer.eos_token) + len(self.tokenizer.eos_token) :]
-        pieces = []
-        for i in range(len(names)):
-            piece, found, text = text.partition(_SLOT.format(i))
-            if not found:
+    def _bridge(self, names: tuple[str, ...]) -> tuple[int, list[list[int]]]:
+        """The end token of a turn that called these tools, and the token ids between the results."""
+        if names not in self._bridges:
+            end, text = self.form.between(names)
+            head, *rest = _SLOTS.split(text)
+            if [int(number) for number in rest[::2]] != list(range(len(names))):
                 raise ValueError("the chat template omits tool messages or changes their order")
-            pieces.append(self._encode(piece))
-        return [*pieces, self._encode(text)]
-
-
-def _assistant(names: Sequence[str], content: str) -> Message:
-    calls = [
-        {"id": f"call{i}", "type": "function", "function": {"name": name, "arguments": {}}}
-        for i, name in enumerate(names)
-    ]
-    return {"role": "assistant", "content": content, "tool_calls": calls}
+            self._bridges[names] = (
+                self._marked_up.token_to_id(end),
+                [self._encode(piece) for piece in (head, *rest[1::2])],
+            )
+        return self._bridges[names]

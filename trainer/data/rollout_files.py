@@ -17,8 +17,11 @@ from trainer.errors import UserError
 from trainer.types import Discarded, Group, GroupRequest, Rollout
 
 ROLLOUTS_SUFFIX = ".jsonl.zst"
-FORMAT = 1
-"""The format of a group's lines; older ones have none. Raise it when older programs must not read them."""
+FORMAT = 2
+"""The format of a group's lines: 2 has segments, 1 has not, the oldest have none.
+
+Raise it when older programs must not read them.
+"""
 
 
 def write_groups(path: Path, groups: Sequence[Group]) -> None:

@@ -9,13 +9,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.types import Discarded, Grade, Rollout, Task, ToolCall, ToolResult, Turn
+from trainer.types import Discarded, Grade, Rollout, Segment, Task, ToolCall, ToolResult, Turn
+
+ARRAYS = tuple(field.name for field in fields(Segment))
 
 
 def outcome_as_json(outcome: Rollout | Discarded) -> dict[str, Any]:
     """JSON values of a rollout, with `kind` rollout or discarded.
 
-    Arrays [T] of a rollout: token_ids is a list; loss_mask and versions are run lengths [[value, length], ...];
+    Arrays [T] of a segment: token_ids is a list; loss_mask and versions are run lengths [[value, length], ...];
     logprobs is base64 of little-endian float32, which is exact and a third of the size of decimals.
     """
     if isinstance(outcome, Discarded):
@@ -24,10 +26,7 @@ def outcome_as_json(outcome: Rollout | Discarded) -> dict[str, Any]:
         {"kind": "rollout"}
         | _shallow(outcome)
         | {
-            "token_ids": outcome.token_ids.tolist(),
-            "loss_mask": _runs(outcome.loss_mask),
-            "logprobs": base64.b64encode(outcome.logprobs.astype("<f4").tobytes()).decode(),
-            "versions": _runs(outcome.versions),
+            "segments": [_segment_as_json(segment) for segment in outcome.segments],
             "turns": [_turn_as_json(turn) for turn in outcome.turns],
             "grade": _shallow(outcome.grade),
         }
@@ -35,17 +34,15 @@ def outcome_as_json(outcome: Rollout | Discarded) -> dict[str, Any]:
 
 
 def outcome_from_json(values: dict[str, Any]) -> Rollout | Discarded:
-    """The inverse of `outcome_as_json`."""
+    """The inverse of `outcome_as_json`. Rollouts of older versions have the arrays of their only segment themselves."""
     values = dict(values)
     if values.pop("kind") == "discarded":
         return Discarded(**values)
+    segments = values.pop("segments", None) or [{name: values.pop(name) for name in ARRAYS}]
     return Rollout(
         **values
         | {
-            "token_ids": np.array(values["token_ids"], dtype=np.int32),
-            "loss_mask": _from_runs(values["loss_mask"], np.dtype(np.bool_)),
-            "logprobs": np.frombuffer(base64.b64decode(values["logprobs"]), dtype="<f4").astype(np.float32),
-            "versions": _from_runs(values["versions"], np.dtype(np.int32)),
+            "segments": tuple(map(_segment_from_json, segments)),
             "turns": tuple(_turn_from_json(turn) for turn in values["turns"]),
             "grade": Grade(**values["grade"]),
         }
@@ -59,6 +56,24 @@ def task_as_json(task: Task) -> dict[str, Any]:
 def task_from_json(values: dict[str, Any]) -> Task:
     """The inverse of `task_as_json`."""
     return Task(**values | {"messages": tuple(values["messages"]), "tools": tuple(values["tools"])})
+
+
+def _segment_as_json(segment: Segment) -> dict[str, Any]:
+    return {
+        "token_ids": segment.token_ids.tolist(),
+        "loss_mask": _runs(segment.loss_mask),
+        "logprobs": base64.b64encode(segment.logprobs.astype("<f4").tobytes()).decode(),
+        "versions": _runs(segment.versions),
+    }
+
+
+def _segment_from_json(values: dict[str, Any]) -> Segment:
+    return Segment(
+        token_ids=np.array(values["token_ids"], dtype=np.int32),
+        loss_mask=_from_runs(values["loss_mask"], np.dtype(np.bool_)),
+        logprobs=np.frombuffer(base64.b64decode(values["logprobs"]), dtype="<f4").astype(np.float32),
+        versions=_from_runs(values["versions"], np.dtype(np.int32)),
+    )
 
 
 def _turn_as_json(turn: Turn) -> dict[str, Any]:

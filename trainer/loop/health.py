@@ -1,4 +1,4 @@
-"""The checks of each step: starvation, engines that differ from the learner, signs of reward hacking.
+"""The checks of each step: starvation, engines that differ from the learner, no tool calls, signs of reward hacking.
 
 Each check reports an event; the first two end the training before it learns from wrong data.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 
 from trainer.errors import Halted
-from trainer.events import BatchStarved, EngineLearnerGap
+from trainer.events import BatchStarved, EngineLearnerGap, NoToolCalls
 from trainer.loop.alarms import Alarms
 from trainer.loop.buffer import Batch
 from trainer.protocols import EventSink
@@ -27,6 +27,7 @@ class Health:
         self._alarms = Alarms(total_steps)
         self._sink = sink
         self._starved = 0
+        self._calls_no_tools = False
 
     def starved(self, batch: Batch, step: int) -> None:
         """Report a batch without any group to train on; `step` is the last one that is done.
@@ -46,6 +47,7 @@ class Health:
                 discarded={reason: float(n) for reason, n in discarded.items()},
             )
         )
+        self._check_calls(batch, step + 1)
         if self._starved >= STARVED_BATCHES_ALLOWED:
             counts = ", ".join(f"{n} {kind}" for kind, n in sorted(batch.without_signal.items())) or "none"
             raise Halted(
@@ -69,5 +71,15 @@ class Health:
             )
         if gap >= GAP_WARNS_AT:
             self._sink.emit(EngineLearnerGap(step=step, gap_nats=gap))
+        self._check_calls(batch, step)
         for alarm in self._alarms.look(metrics, [r for group in batch.all_groups for r in group.rollouts]):
             self._sink.emit(alarm)
+
+    def _check_calls(self, batch: Batch, step: int) -> None:
+        """Report it once if no rollout calls a tool any more; without rollouts that could, nothing has changed."""
+        rollouts = [r for group in batch.all_groups if group.request.task.tools for r in group.rollouts]
+        if not rollouts:
+            return
+        before, self._calls_no_tools = self._calls_no_tools, not any(rollout.calls for rollout in rollouts)
+        if self._calls_no_tools and not before:
+            self._sink.emit(NoToolCalls(step=step, num_rollouts=len(rollouts)))

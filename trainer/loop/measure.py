@@ -66,7 +66,8 @@ def rollout_metrics(rollouts: Sequence[Rollout], discarded: Sequence[Discarded] 
         "parallel_turn_share": sum(len(t.calls) > 1 for t in calling) / len(calling) if calling else 0.0,
         "completion_tokens_mean": fmean(r.num_sampled for r in rollouts),
         "reasoning_tokens_mean": fmean(r.reasoning_tokens for r in rollouts),
-        "rollout_tokens_mean": fmean(len(r.token_ids) for r in rollouts),
+        "rollout_tokens_mean": fmean(r.num_tokens for r in rollouts),
+        "segments_mean": fmean(len(r.segments) for r in rollouts),
         "rollout_busy_s_mean": fmean(r.busy_s for r in rollouts),
         "rollout_wall_s_mean": fmean(r.wall_s for r in rollouts),
         "grade_latency_s_mean": fmean(r.grade.latency_s for r in rollouts),
@@ -129,9 +130,14 @@ def _tool_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
 
 
 def _tool_tokens(rollout: Rollout) -> list[tuple[str, float]]:
-    """(tool, tokens of its output): the tokens between two turns, divided among the calls by output length."""
+    """(tool, tokens of its output): the tokens between two turns, divided among the calls by output length.
+
+    Between two segments they are not known.
+    """
     found = []
     for turn, after in zip(rollout.turns, rollout.turns[1:], strict=False):
+        if after.segment != turn.segment:
+            continue
         lengths = [len(result.output) for result in turn.results]
         total = sum(lengths)
         for call, length in zip(turn.calls, lengths, strict=True):

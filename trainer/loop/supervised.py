@@ -11,7 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
-from trainer.chat.renderer import Renderer
+from trainer.chat.conversation import Samples
 from trainer.data.rows import RowOrder
 from trainer.errors import LearnerFailed
 from trainer.events import LossEvaluated, PhaseBegan, StepDone, UpdateSkipped
@@ -49,7 +49,7 @@ class SupervisedLoop:
         seed: int,
         tasks: Sequence[Task],
         validation: Sequence[Task],
-        renderer: Renderer,
+        samples: Samples,
         learner: SupervisedLearner,
         checkpoints: Checkpoints,
         interval: CheckpointInterval,
@@ -61,7 +61,7 @@ class SupervisedLoop:
         self._seed = seed
         self._tasks = tasks
         self._validation = validation
-        self._renderer = renderer
+        self._samples = samples
         self._learner = learner
         self._sink = sink
         self._disk = Disk(sink, sleep)
@@ -152,8 +152,8 @@ class SupervisedLoop:
     def _sequences(self, tasks: Sequence[Task]) -> list[WeightedSequence]:
         sequences = []
         for task in tasks:
-            tokens, mask = self._renderer.conversation(task.messages, task.tools)
-            weights = np.where(mask, 1.0, self._algorithm.context_weight).astype(np.float32)
-            weights[0] = 0.0  # nothing predicts the first token
-            sequences.append(WeightedSequence(np.array(tokens, dtype=np.int32), weights))
+            for sample in self._samples(task.messages, task.tools):
+                weights = np.where(sample.mask, 1.0, self._algorithm.context_weight).astype(np.float32)
+                weights[0] = 0.0  # nothing predicts the first token
+                sequences.append(WeightedSequence(np.array(sample.token_ids, dtype=np.int32), weights))
         return sequences

@@ -90,7 +90,7 @@ _ROLLOUTS: dict[str, Metric] = {
     "rollout_tokens/<split>/<kind>": _spread(
         "tokens per rollout",
         "tokens",
-        "tokens of a rollout: prompt, completion (reasoning included), reasoning, tool",
+        "tokens of a rollout: prompt (of each segment), completion (reasoning included), reasoning, tool",
         buckets=TOKENS,
     ),
     "rollout_wall_s/<split>": _spread(

@@ -137,11 +137,16 @@ _BEHAVIOR: dict[str, Metric] = {
     "rollout_tokens_mean": Metric(
         "all tokens per rollout",
         "tokens",
-        "mean tokens per rollout, prompt and tool results included",
+        "mean tokens per rollout, prompt and tool results included, of all its segments",
         chart="tokens",
         series="all",
         short="tokens",
         in_live_view=True,
+    ),
+    "segments_mean": Metric(
+        "segments per rollout",
+        "segments",
+        "mean segments per rollout: 1 where the chat template only appends, more where it rewrites earlier turns",
     ),
     "rollout_busy_s_mean": Metric(
         "busy time per rollout",
@@ -193,7 +198,7 @@ _BEHAVIOR: dict[str, Metric] = {
     "tool/<tool>/output_tokens_mean": _file(
         "tokens of a tool's output",
         "tokens",
-        "mean length of one tool's outputs; a turn's tokens are divided among its calls",
+        "mean length of one tool's outputs; a turn's tokens are divided among its calls, and unknown between segments",
     ),
     "tool/<tool>/output_chars_mean": Metric(
         "length of a tool's output", "characters", "mean length of one tool's outputs"
@@ -223,7 +228,8 @@ _LOSSES: dict[str, Metric] = {
     "discarded/<reason>": _count(
         "discarded rollouts by reason",
         "rollouts",
-        "discarded rollouts by reason: tool_failed, grader_failed, rollout_timeout, rollout_waited, engine_failed",
+        "discarded rollouts by reason: tool_failed, grader_failed, rollout_timeout, rollout_waited, engine_failed, "
+        "template_failed",
         chart="discarded",
     ),
     "groups_trained": _count(

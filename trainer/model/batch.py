@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -95,12 +96,18 @@ class TokenMasks:
 
 
 def split_updates(sequences: Sequence[AnySequence], num_updates: int) -> list[list[AnySequence]]:
-    """Split a batch into disjoint mini-batches, one optimizer step each; mini-batch i gets sequences i, i + n, ...
+    """Split a batch into disjoint mini-batches, one optimizer step each; mini-batch i gets rollouts i, i + n, ...
 
-    The rollouts of a group are adjacent in a batch, so each mini-batch gets its share of every group. There are at most
-    as many mini-batches as sequences.
+    The rollouts of a group are adjacent in a batch, so each mini-batch gets its share of every group. A rollout's
+    segments stay together. There are at most as many mini-batches as rollouts.
     """
-    return [list(sequences[first::num_updates]) for first in range(min(num_updates, len(sequences)))]
+    rollouts: list[list[AnySequence]] = []
+    for sequence in sequences:
+        if isinstance(sequence, TrainSequence) and sequence.segment > 0:
+            rollouts[-1].append(sequence)
+        else:
+            rollouts.append([sequence])
+    return [list(chain(*rollouts[first::num_updates])) for first in range(min(num_updates, len(rollouts)))]
 
 
 def pack(sequences: Sequence[AnySequence], *, num_ranks: int, budget: int) -> list[list[MicroBatch]]:

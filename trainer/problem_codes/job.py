@@ -7,8 +7,9 @@ from trainer.problem_codes.code import CheckCode
 JOB_CODES: dict[str, dict[str, CheckCode]] = {
     "Configuration files": {
         "unreadable_<file>": CheckCode(
-            "The job, the operator's configuration (`config`), the list of nodes or the grader's file cannot be read: "
-            "it is missing, this user may not read it, or it is not UTF-8 text.",
+            "The job, its chat template, the operator's configuration (`config`), the list of nodes or the grader's "
+            "file cannot be read: it is missing, this user may not read it, or it is not UTF-8 text. A template may "
+            "have at most 64 kB.",
             "Check the path that the message shows. A configuration is looked for at `--config`, then at "
             "`AGENT_RFT_CONFIG`, then as `agent-rft.yaml` in the current folder.",
             stops_accepted=True,
@@ -93,11 +94,24 @@ JOB_CODES: dict[str, dict[str, CheckCode]] = {
         "unknown_parser": CheckCode(
             "The engine, vLLM, has no tool parser of this name. The parser turns the text of the model into tool "
             "calls, so without the right one every call is plain text.",
-            "Use one of the names in the message; which one fits is documented with the model.",
+            "Use `auto`, which looks for one that reads what the template writes, or one of the names in the message.",
             stops_accepted=True,
         ),
     },
     "Rows": {
+        "tools_not_in_prompt": CheckCode(
+            "The chat template does not show the tools of a row, as templates of models without tools do. The model "
+            "could not know what it may call, and would be trained without a single call.",
+            "Give a template that shows them in `model_options.chat_template`, or say `tools_in_prompt: false` if the "
+            "model needs no descriptions.",
+            stops_accepted=False,
+        ),
+        "message_not_in_prompt": CheckCode(
+            "The chat template leaves out a message of a row, as many do with roles that they do not know, such as "
+            "`developer`.",
+            "Use a role that the template knows, such as `system`, or another template.",
+            stops_accepted=False,
+        ),
         "missing_file": CheckCode(
             "There is no such file. Paths in a job are relative to the job's file, not to the current folder.",
             "Fix the path. For `agent-rft eval --file`, add that file to the job, or name one that it has.",
@@ -217,16 +231,37 @@ JOB_CODES: dict[str, dict[str, CheckCode]] = {
             stops_accepted=True,
         ),
         "template_fails": CheckCode(
-            "The chat template raises an error for an assistant turn with a tool call, or for the tool's result, so an "
+            "The chat template raises an error for a question, for a turn with tool calls, or for their results, so an "
             "agent cannot be trained with it.",
-            "Use a model whose template supports tools.",
+            "Fix the template, or give another one in `model_options.chat_template`.",
             stops_accepted=False,
         ),
-        "template_rewrites_history": CheckCode(
-            "The chat template changes earlier turns once later ones follow, for example it drops their thoughts. The "
-            "tokens to train on would not be those that the engine sampled, and their log-probabilities would be "
-            "wrong.",
-            "Use a template that only appends: often a variant that keeps the thoughts of earlier turns.",
+        "calls_not_read": CheckCode(
+            "The check rendered one call, two calls and a call with a thought by the model's own template, and no tool "
+            "parser read the same calls: each good call would count as malformed, or as an answer.",
+            "Give a template that writes calls as a parser reads them, or name the parser in "
+            "`model_options.tool_parser`. `agent-rft models template FOLDER` writes one that adds tools to the model's "
+            "own template.",
+            stops_accepted=False,
+        ),
+        "unknown_stop_token": CheckCode(
+            "A text of `model_options.stop_tokens` is not one token of the vocabulary, so no turn could end with it.",
+            "Use the text of one token; those with a meaning are `added_tokens` in `tokenizer.json`.",
+            stops_accepted=False,
+        ),
+        "template_syntax": CheckCode(
+            "The chat template is not valid Jinja, with the tags and filters that transformers has: a block is not "
+            "closed, a filter does not exist, or it is nested too deeply. No message can become tokens.",
+            "Correct the line in the message. `{%- ... -%}` trims spaces, `{% generation %}` needs "
+            "`{% endgeneration %}`, and no other file can be included.",
+            stops_accepted=True,
+        ),
+        "template_too_costly": CheckCode(
+            "The chat template took more time or memory than a render may have, wrote a text that is too large, or is "
+            "too large itself. It renders in a process of its own with these limits, so that a loop without end stops "
+            "one render and not a run: 2 s of a processor, 1 GiB, 16 MiB of text, and 64 kB for a template that a job "
+            "gives (1 MiB for one in a model's folder).",
+            "Remove nested loops, recursion and repeated texts: a usual template renders in a millisecond.",
             stops_accepted=False,
         ),
         "context_too_long": CheckCode(

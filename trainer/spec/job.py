@@ -13,6 +13,7 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 
 from trainer.spec.endpoints import MOST, Positive, Processes, Rate, SessionSpec, Strict, ToolSpec
 from trainer.spec.graders import GraderSpec, GuardSpec
+from trainer.spec.model_options import ModelOptions
 
 Auto = Literal["auto"]
 Schedule = Literal["constant", "linear", "cosine"]
@@ -319,9 +320,6 @@ class ClusterSpec(Strict):
     max_num_seqs: Annotated[int, Field(ge=1, le=65_536)] = 64
     """Sequences that an engine decodes at a time; further ones wait. More use a GPU better, as long as its cache holds
     them."""
-    tool_parser: str = "hermes"
-    """The model's format of tool calls: the name of one of vLLM's tool parsers, such as hermes (Qwen3), llama3_json or
-    mistral."""
     micro_batch_tokens: Annotated[int, Field(ge=1, le=100_000_000)] = 8192
     """Tokens that a learner rank computes at a time; longer sequences are computed alone. Lower it if a rank runs out
     of memory; the result is the same."""
@@ -352,8 +350,27 @@ class JobSpec(Strict):
     """Part of the name of the run's folder, and of the tuned model in the API; at most 64 characters."""
     method: Method
     """How to train, with the settings of that method."""
+    model_options: ModelOptions = ModelOptions()
+    """How the model writes conversations: its chat template, tool calls and ends of turns."""
     cluster: ClusterSpec = ClusterSpec()
     """Resources of the job."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _older_place_of_the_tool_parser(cls, raw: Any) -> Any:
+        """Read `cluster.tool_parser`, where the setting was before there were `model_options`."""
+        match raw:
+            case {"cluster": {"tool_parser": str(parser), **cluster}}:
+                options = raw.get("model_options", {})
+                if not isinstance(options, dict):
+                    return raw
+                if (given := options.get("tool_parser", parser)) != parser:
+                    raise ValueError(
+                        f"cluster.tool_parser is {parser!r}, but model_options.tool_parser is {given!r}: "
+                        "must be given once, as model_options.tool_parser"
+                    )
+                return raw | {"cluster": cluster, "model_options": options | {"tool_parser": parser}}
+        return raw
 
     @property
     def reinforcement(self) -> Reinforcement:

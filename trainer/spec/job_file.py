@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from trainer.errors import InvalidJob, Problem
 from trainer.spec.job import FILES, JobSpec
 from trainer.spec.kept import BOUNDS, UNKNOWN, gone, has, with_values
+from trainer.spec.model_options import read_template
 from trainer.spec.reader import KeyPath, ParsedFile, Variables, fill_in, read_source, validate
 
 _TRUNCATED_SAMPLING = ("top_p", "top_k", "min_p")
@@ -22,6 +23,8 @@ _GRADER: KeyPath = ("method", "reinforcement", "grader")
 _TOOLS: KeyPath = ("method", "reinforcement", "tools")
 _DUMMY_GRADER = {"type": "string_check", "input": "", "reference": "", "operation": "eq"}
 _DUMMY_URL = "http://dummy.invalid"
+TEMPLATE: KeyPath = ("model_options", "chat_template")
+TEMPLATE_REMEDY = "give the path of a Jinja file of at most 64 kB, relative to the job file"
 _BOUNDS, _UNKNOWN = {f"invalid_{kind}" for kind in BOUNDS}, f"invalid_{UNKNOWN}"
 _KEY_OR_INDEX = re.compile(r"\[(\d+)\]|([^.\[\]]+)")
 
@@ -105,13 +108,20 @@ def _parse(source: ParsedFile, base: Path, environment: Mapping[str, str]) -> tu
 def _filled_in(
     source: ParsedFile, base: Path, environment: Mapping[str, str]
 ) -> tuple[dict[str, Any], Variables, list[Problem]]:
-    """The file's content with variables and absolute paths, and a problem for each variable that is not set."""
+    """The file's content with variables, absolute paths and the text of the template, and what of them is missing."""
     raw, variables, problems = fill_in(source, environment)
     for name in FILES:
         if isinstance(raw.get(name), str):
             raw[name] = str((base / raw[name]).resolve())
     if isinstance(raw.get("model"), str) and (base / raw["model"]).is_dir():
         raw["model"] = str((base / raw["model"]).resolve())
+    match raw.get("model_options"):
+        case {"chat_template": str(template)} as options:
+            try:
+                options["chat_template"] = read_template((base / template).resolve())
+            except ValueError as error:
+                del options["chat_template"]
+                problems.append(source.problem("unreadable_template", TEMPLATE, str(error), TEMPLATE_REMEDY))
     return raw, variables, problems
 
 

@@ -31,6 +31,10 @@ KnownMistake = Callable[[KeyPath], tuple[str, str, str] | None]
 
 MAX_MISTAKES = 200
 """Mistakes that are reported, and keys beside a missing one that are taken for a misspelling of it."""
+WITH_NULLS = ("response_format", "template_arguments")
+"""Keys of JSON schemas and of values in which null is a value."""
+MAX_SHOWN_CHARS = 1_000
+"""Longer values are not part of messages."""
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _ANY = "*"
 """Any index of a list."""
@@ -133,8 +137,8 @@ def _keys(model: type[BaseModel]) -> Keys:
 
 
 def without_nulls(value: Any, *, key: str = "") -> Any:
-    """Without keys whose value is null, which clients send for omitted fields. Nulls in a JSON schema are kept."""
-    if key == "response_format":
+    """Without keys whose value is null, which clients send for omitted fields, except below WITH_NULLS."""
+    if key in WITH_NULLS:
         return value
     if isinstance(value, dict):
         return {k: without_nulls(v, key=k) for k, v in value.items() if v is not None}
@@ -166,7 +170,8 @@ def _problem(
         message = ", or ".join([first, *(other.removeprefix("must be ") for other in others)])
         remedy = "correct the value"
     shown = isinstance(given, str | int | float) and not isinstance(given, bool) and _SECRETS.isdisjoint(path)
-    if shown and kind != "extra_forbidden":  # an unknown key may be a secret in the wrong place
+    shown &= kind != "extra_forbidden"  # an unknown key may be a secret in the wrong place
+    if shown and len(str(given)) <= MAX_SHOWN_CHARS:
         message += f" (given: {given!r})"
     return source.problem(f"invalid_{kind}", path, variables.hide(message), remedy)
 

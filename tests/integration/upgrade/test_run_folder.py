@@ -132,6 +132,7 @@ async def test_it_can_be_resumed_with_its_plan_and_todays_token(resumable: OldVe
     (tool,) = found.job.reinforcement.tools
     assert tool.headers["Authorization"].get_secret_value() == "Bearer another-token"
     assert found.job.reinforcement.algorithm.max_divergence is None, "that version had no limit"
+    assert found.job.model_options.tool_parser == found.dialect.tool_parser == "hermes", "its default"
     assert [warning for warning in found.warnings if "new job" in warning] == []
 
 
@@ -371,7 +372,7 @@ async def test_a_folder_that_does_not_say_how_it_began_is_refused_with_the_remed
 
 
 async def test_a_folder_of_a_newer_version_is_refused_with_the_remedy(old: OldVersion) -> None:
-    change_record(old, format=2)
+    change_record(old, format=3)
     assert "written by a newer version of agent-rft; resume it with that version" in await resume(old)
 
 

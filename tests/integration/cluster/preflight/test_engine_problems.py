@@ -19,7 +19,7 @@ def write_job(folder: Path, tool_parser: str) -> Path:
     (folder / "train.jsonl").write_text(json.dumps(row() | {"tools": []}) + "\n")
     method = {"type": "reinforcement", "reinforcement": {"grader": EXACT}}
     job = {"model": str(BASE), "training_file": "train.jsonl", "method": method}
-    (folder / "job.json").write_text(json.dumps(job | {"cluster": {"tool_parser": tool_parser}}))
+    (folder / "job.json").write_text(json.dumps(job | {"model_options": {"tool_parser": tool_parser}}))
     return folder / "job.json"
 
 
@@ -34,6 +34,6 @@ async def test_the_tool_parser_must_be_one_that_vllm_has(tmp_path: Path) -> None
     with pytest.raises(InvalidJob) as raised:
         await check("none")
     (problem,) = raised.value.problems
-    assert (problem.code, problem.field) == ("unknown_parser", "cluster.tool_parser")
+    assert (problem.code, problem.field) == ("unknown_parser", "model_options.tool_parser")
     assert "'none'" in problem.message
-    assert "hermes, " in problem.remedy and "qwen3_xml" in problem.remedy
+    assert "use auto or one of " in problem.remedy and "qwen3_xml" in problem.remedy

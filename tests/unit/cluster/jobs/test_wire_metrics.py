@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+from dataclasses import replace
 
 from cluster.jobs.wire_metrics import (
     checkpoint_metrics,
@@ -13,9 +14,11 @@ from cluster.jobs.wire_metrics import (
     result_csv,
     wire_data,
 )
+from tests.support import builders
 from tests.support.synthetic import Synthetic
 from trainer.loop.evaluate import summarize
 from trainer.loop.measure import rollout_metrics
+from trainer.types import ToolCall, ToolResult, Turn
 
 WIRE_KEYS = {
     "step", "total_steps", "train_mean_reward", "full_valid_mean_reward", "reasoning_tokens_mean",
@@ -67,6 +70,15 @@ def test_the_data_of_a_metrics_event_has_every_field_of_the_contract_with_null_i
 def test_a_checkpoint_has_the_metrics_of_its_step() -> None:
     data = wire_data(STEP | {"full_valid_mean_reward": 0.68})
     assert checkpoint_metrics(data) == {"step": 10.0, "train_mean_reward": 0.42, "full_valid_mean_reward": 0.68}
+
+
+def test_tool_tokens_between_two_segments_are_unknown() -> None:
+    calls, results = (ToolCall("c", "search", "{}"),), (ToolResult("c", "found"),)
+    turns = (Turn(2, 5, "", calls, results), Turn(9, 12, "7", segment=1))
+    one = builders.rollout(builders.group_request())
+    metrics = rollout_metrics([replace(one, segments=one.segments * 2, turns=turns)])
+    assert metrics["tool/search/calls_mean"] == 1.0
+    assert "tool/search/output_tokens_mean" not in metrics
 
 
 def test_tool_tokens_are_the_tokens_between_turns_divided_by_output_length() -> None:

@@ -202,7 +202,7 @@ def test_no_message_shows_what_a_tools_own_keys_hold(tmp_path: Path, now: str) -
         ("\0" * 9, "is damaged"),
         ("[" * 100_000, "is damaged"),
         ("[]", "is damaged"),
-        ('{"format": 2, "job": [], "plan": {}}', "by a newer version"),
+        ('{"format": 3, "job": [], "plan": {}}', "by a newer version"),
         ('{"format": "new"}', "is damaged"),
         ('{"job": null, "plan": {}}', "has no job.resolved.json"),
         ('{"job": {}, "plan": []}', "is damaged"),

@@ -56,11 +56,12 @@ MAY_DIFFER = """
     EndpointGrader: url hedge_after_s rate_limit_per_s
     PythonGrader: timeout_s
     ClusterSpec: engines learner_ranks engine_cores rank_cores dispatchers colocated engine_gpus dtype zero_stage
-    ClusterSpec: context_length max_num_seqs tool_parser micro_batch_tokens weight_transport checkpoint_interval
+    ClusterSpec: context_length max_num_seqs micro_batch_tokens weight_transport checkpoint_interval
     CheckpointInterval: minutes steps
 """
 COVERED = """
-    JobSpec: seed method
+    JobSpec: seed method model_options
+    ModelOptions: chat_template template_arguments stop_tokens tool_parser tools_in_prompt
     Method: type reinforcement supervised
     Reinforcement: tools grader guards held_out_grader max_episode_steps response_format hyperparameters limits reward
     Reinforcement: algorithm

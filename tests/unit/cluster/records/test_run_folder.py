@@ -1,6 +1,6 @@
 import json
 import math
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from tests.support.events import run_event
 from trainer.events import Evaluated, JobStarted, Notice, StepDone
 from trainer.loop.evaluate import summarize
 from trainer.spec.plan import resolve
-from trainer.types import Group, Rollout
+from trainer.types import Group, Segment
 
 
 def done(metrics):
@@ -23,18 +23,17 @@ def notice(text):
 
 def assert_identical(a, b):
     """Assert that two rollouts are equal bit for bit, including NaN and -0.0."""
-    for f in fields(Rollout):
-        x, y = getattr(a, f.name), getattr(b, f.name)
-        if isinstance(x, np.ndarray):
+    assert replace(a, segments=()) == replace(b, segments=())
+    for before, after in zip(a.segments, b.segments, strict=True):
+        for f in fields(Segment):
+            x, y = getattr(before, f.name), getattr(after, f.name)
             assert (x.dtype, x.shape, x.tobytes()) == (y.dtype, y.shape, y.tobytes()), f.name
-        else:
-            assert x == y, f.name
 
 
 def test_rollouts_are_read_back_bit_for_bit(tmp_path, synthetic):
     groups = synthetic.groups(5, 4, "train", 3, 0.5)
     odd = groups[0].rollouts[0]
-    odd.logprobs[:4] = [-0.0, math.nan, np.float32(1e-42), -math.inf]
+    odd.segments[0].logprobs[:4] = [-0.0, math.nan, np.float32(1e-42), -math.inf]
     lost = Group(groups[1].request, (), groups[1].discarded)
     run = RunFolder(tmp_path)
     run.groups("step-000001", [*groups, lost])
@@ -200,4 +199,7 @@ def test_a_rollout_file_has_one_json_object_per_group_and_rollout(tmp_path, synt
     assert lines[0]["purpose"] == "validation" and lines[0]["task"]["item"] == groups[0].request.task.item
     assert lines[1]["trace_id"] == groups[0].rollouts[0].trace_id
     assert lines[1]["turns"][0]["calls"][0] == asdict(groups[0].rollouts[0].turns[0].calls[0])
-    assert sum(length for value, length in lines[1]["loss_mask"] if value) == groups[0].rollouts[0].num_sampled
+    assert (
+        sum(length for value, length in lines[1]["segments"][0]["loss_mask"] if value)
+        == groups[0].rollouts[0].num_sampled
+    )

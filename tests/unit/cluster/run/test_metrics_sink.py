@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -55,6 +56,15 @@ def test_rollouts_are_labelled_with_their_split(tmp_path: Path) -> None:
     tokens = {kind: found[f'agent_rft_rollout_tokens_sum{{kind="{kind}",split="validation"}}'] for kind in KINDS}
     assert tokens == {"prompt": 4.0, "completion": 9.0, "tool": 4.0, "reasoning": 0.0}
     assert found['agent_rft_rollout_wall_seconds_sum{split="validation"}'] == 2.0
+
+
+def test_the_prompts_of_all_segments_are_counted(tmp_path: Path) -> None:
+    sink, request = MetricsSink(None, tmp_path), group_request()
+    one = rollout(request)
+    sink.groups("step-000001", [Group(request, (replace(one, segments=one.segments * 2),))])
+    found = samples(sink)
+    tokens = {kind: found[f'agent_rft_rollout_tokens_sum{{kind="{kind}",split="train"}}'] for kind in KINDS}
+    assert tokens == {"prompt": 4.0, "completion": 6.0, "tool": 0.0, "reasoning": 0.0}
 
 
 def test_the_age_of_the_checkpoint_counts_from_the_start_of_training_and_ends_with_it(tmp_path: Path) -> None:

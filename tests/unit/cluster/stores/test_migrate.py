@@ -19,7 +19,8 @@ from cluster.stores.job_tables import NewJob
 from cluster.stores.keys import KeyStore
 from cluster.stores.migrate import NewerDatabase, migrate, revisions
 from cluster.stores.model_registry import ModelRegistry
-from trainer.spec.serving import ServeSettings
+from trainer.chat.dialect import Dialect
+from trainer.chat.serving import ServeSettings
 
 JOB, FILE, MODEL = "ftjob-1", "file-1", "ft:gpt-5:org::1"
 SAVED: dict[str, dict[str, Any]] = {
@@ -69,6 +70,7 @@ SAVED: dict[str, dict[str, Any]] = {
         "base": "gpt-5",
         "training_file": FILE,
         "method": {"type": "supervised"},
+        "model_options": {"tool_parser": "hermes"},
         "seed": 2**31 - 1,
         "labels": {"team": "a"},
         "sealed_spec": "sealed",
@@ -111,7 +113,9 @@ def test_all_revisions_together_match_the_table_classes(empty_database: Database
 
 def test_a_restarted_server_finds_its_data(empty_database: Database) -> None:
     migrate(empty_database)
-    new = NewJob("k", "gpt-5", "gpt-5", "file-1", None, None, {"type": "supervised"}, 1, None, None, "sealed", "d")
+    new = NewJob(
+        "k", "gpt-5", "gpt-5", "file-1", None, None, {"type": "supervised"}, None, 1, None, None, "sealed", "d"
+    )
     job, _ = JobStore(empty_database).create(new)
     migrate(empty_database)
     assert JobStore(empty_database).get(job.id) == job
@@ -148,14 +152,16 @@ def test_data_of_each_revision_is_read_by_todays_stores(
     record = FileStore(empty_database, FolderBlobs(tmp_path / "files"), tmp_path).get(FILE)
     assert (record.num_bytes, record.filename, record.expires_at) == (3 * 2**31, file["filename"], 2**33)
     tuned = ModelRegistry(empty_database, {}).resolve(MODEL)
-    assert tuned.settings == ServeSettings(**model["settings"])
+    assert tuned.settings == ServeSettings(
+        Dialect("unknown", "hermes", template_arguments={"a": [1]}), max_completion_tokens=24
+    )
     known = revision >= "0002"  # before, keys did not expire, and nobody noted who made something
     assert (record.owner, tuned.owner) == ((file["owner"], model["owner"]) if known else (None, None))
     assert found.expires_at == (key["expires_at"] if known else None)
     assert AuditLog(empty_database).list(10) == ([AuditEntry(**SAVED["audit"])] if known else [])
     store = JobStore(empty_database)
     job = store.get(JOB)
-    columns = set(saved) - {"result_files"}
+    columns = set(saved) - {"result_files"} - (set() if revision >= "0004" else {"model_options"})
     assert {name: getattr(job, name) for name in columns} == {name: saved[name] for name in columns}
     ((event,), _), ((checkpoint,), _) = store.events(JOB), store.checkpoints(JOB)
     assert (event.message, event.level, event.data) == ("ü", "warn", {"step": 1})

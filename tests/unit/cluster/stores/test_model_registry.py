@@ -11,7 +11,8 @@ from sqlalchemy import text
 from cluster.stores.database import Database
 from cluster.stores.model_registry import ModelRegistry, ProtectedModel, UnknownModel
 from tests.support.jobs import database_with_tables
-from trainer.spec.serving import ServeSettings
+from trainer.chat.dialect import Dialect
+from trainer.chat.serving import ServeSettings
 
 ALIASES = {"gpt-5": "models/large", "Qwen/Qwen3-4B": "Qwen/Qwen3-4B"}
 TUNED = "ft:gpt-5:org:ledger:abc123"
@@ -62,7 +63,8 @@ def test_an_unknown_model_names_the_nearest_alias_and_how_to_add_one(registry: M
 
 
 def test_a_tuned_model_keeps_its_training_settings_after_a_restart(registry: ModelRegistry, database: Database) -> None:
-    settings = ServeSettings("llama3_json", 4096, 512, 100, 2048, 0.7, {"enable_thinking": True})
+    dialect = Dialect("llama3", "llama3_json", ("<|eom_id|>",), ("<a>", "</a>"), {"enable_thinking": True}, "{{ x }}")
+    settings = ServeSettings(dialect, 4096, 512, 100, 2048, 0.7)
     added = registry.add(TUNED, Path("runs/a/checkpoints/final"), "gpt-5", "ftjob-1", settings)
     found = ModelRegistry(database, ALIASES).resolve(TUNED)
     assert found == added

@@ -6,7 +6,8 @@ import pytest
 from rich.console import Console
 
 from cluster.records.run_folder import RunFolder
-from cluster.views.traces import print_traces, said, select_traces, trace_json
+from cluster.views.traces import facts, print_traces, said, select_traces, trace_json
+from tests.support.builders import group_request, rollout
 from trainer.errors import UserError
 from trainer.types import Rollout, ToolCall, ToolResult, Turn
 
@@ -83,10 +84,16 @@ def test_text_from_models_and_tools_cannot_control_the_terminal(tmp_path, synthe
     assert "\x1b" not in text and "[bold]red[/bold]" in text
 
 
+def test_a_rollout_of_several_segments_says_so() -> None:
+    one = rollout(group_request())
+    assert "3 of 5 tokens sampled ·" in facts(one)
+    assert "6 of 10 tokens sampled in 2 segments ·" in facts(replace(one, segments=one.segments * 2))
+
+
 def test_json_contains_the_whole_rollout(run):
     rollout, lost = (json.loads(trace_json(t)) for t in select_traces(run, name="step-000003", row="1")[-2:])
     assert (
-        rollout["name"] == "step-000003" and rollout["kind"] == "rollout" and rollout["turns"] and rollout["token_ids"]
+        rollout["name"] == "step-000003" and rollout["kind"] == "rollout" and rollout["turns"] and rollout["segments"]
     )
     assert rollout["request"]["task"]["item"]["reference_answer"] == "1001"
     assert lost["kind"] == "discarded" and lost["reason"] == "tool_failed"

@@ -101,6 +101,21 @@ def test_a_job_is_created_shown_and_cancelled(run: Run, tmp_path: Path) -> None:
     assert events[-1]["message"].startswith("Created fine-tuning job")
 
 
+def test_the_template_of_a_request_is_read_from_its_path(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "own.jinja").write_text("{{ messages }}")
+    request = tmp_path / "job.yaml"
+    request.write_text(JOB.format(file="file-1") + "model_options: {chat_template: own.jinja}\n")
+    made = json.loads(run("jobs", "create", request, "--json").output)
+    assert made["model_options"] == {"chat_template": "{{ messages }}"}
+    request.write_text(JOB.format(file="file-1") + "model_options: {chat_template: '{{ messages }}'}\n")
+    assert json.loads(run("jobs", "create", request, "--json").output)["model_options"] == made["model_options"]
+    request.write_text(JOB.format(file="file-1") + "model_options: {chat_template: other.jinja}\n")
+    refused = run("jobs", "create", request)
+    assert isinstance(refused.exception, UserError)
+    assert "model_options.chat_template: " in str(refused.exception)
+    assert "other.jinja cannot be read: No such file" in str(refused.exception)
+
+
 def test_checkpoints_and_events_of_a_job_are_listed(run: Run, store: JobStore, tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(JOB.format(file="file-1"))
     job_id = run("jobs", "create", tmp_path / "job.yaml").output.strip()

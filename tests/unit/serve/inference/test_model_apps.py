@@ -9,8 +9,8 @@ import pytest
 
 from cluster.stores.model_registry import ModelRecord
 from serve.inference.model_apps import EngineResources, engine_config
+from trainer.chat.serving import ServeSettings
 from trainer.errors import UserError
-from trainer.spec.serving import ServeSettings
 
 RESOURCES = EngineResources(cores=1, gpus=0, max_num_seqs=4)
 

@@ -22,9 +22,9 @@ from tests.support.api import client_of, openai_of
 from tests.support.fake_models import FakeModels, turn
 from tests.support.fakes_http import FakeTime, until
 from tests.support.jobs import database_with_tables
+from trainer.chat.serving import ServeSettings
 from trainer.errors import EngineFailed
 from trainer.spec.operator import NOTHING_ALLOWED, EngineLimits
-from trainer.spec.serving import ServeSettings
 
 
 class FakeHosting:

@@ -67,6 +67,20 @@ async def test_the_sdk_creates_a_job_and_reads_it_back(server: JobServer) -> Non
     assert [found.id async for found in server.sdk.fine_tuning.jobs.list()] == [job.id]
 
 
+async def test_model_options_are_an_extension_that_is_echoed_as_it_was_sent(server: JobServer) -> None:
+    options = {
+        "chat_template": "{% for m in messages %}{{ m.content }}{% endfor %}",
+        "template_arguments": {"enable_thinking": False, "date": None},
+        "stop_tokens": ["<|eom_id|>"],
+    }
+    job = await server.sdk.fine_tuning.jobs.create(**BODY, extra_body={"model_options": options})  # type: ignore[arg-type]
+    assert job.to_dict()["model_options"] == options
+    assert (await server.sdk.fine_tuning.jobs.retrieve(job.id)).to_dict()["model_options"] == options
+    assert (await server.create(seed=1))["model_options"] is None
+    old = await server.create(seed=2, cluster={"tool_parser": "mistral"})
+    assert old["model_options"] == {"tool_parser": "mistral"}
+
+
 async def test_the_sdk_lists_events_and_checkpoints_over_all_pages(server: JobServer) -> None:
     job = await server.sdk.fine_tuning.jobs.create(**BODY)  # type: ignore[arg-type]
     for step in range(1, 31):
@@ -260,6 +274,17 @@ BAD_REQUESTS = [
     create("validation file unknown", "validation_file", validation_file="file-none"),
     create("validation file an object", "validation_file", validation_file={"id": "file-1"}),
     create("test file unknown", "test_file", test_file="file-none"),
+    # model_options
+    create("options a text", "model_options", model_options="hermes"),
+    create("an unknown option", "model_options.top_p", model_options={"top_p": 1}),
+    create("a template's path", "model_options.chat_template", model_options={"chat_template": "/etc/passwd"}),
+    create("a template of 65 kB", "model_options.chat_template", model_options={"chat_template": "{{ x }}" * 9_300}),
+    create("a template of no text", "model_options.chat_template", model_options={"chat_template": ["{{ x }}"]}),
+    create("a parser of no text", "model_options.tool_parser", model_options={"tool_parser": 1}),
+    create("two parsers", "body", model_options={"tool_parser": "hermes"}, cluster={"tool_parser": "mistral"}),
+    create("an argument of the renderer", "model_options.template_arguments",
+           model_options={"template_arguments": {"messages": "x"}}),
+    create("a stop token too long", "model_options.stop_tokens[0]", model_options={"stop_tokens": ["x" * 65]}),
     create("suffix too long", "suffix", suffix="x" * 65),
     create("suffix a number", "suffix", suffix=3),
     create("seed negative", "seed", seed=-1),

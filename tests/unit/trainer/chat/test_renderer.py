@@ -49,36 +49,19 @@ def test_untrusted_text_never_becomes_a_special_token(renderer: Renderer, text: 
     assert special.isdisjoint(renderer.plain(text))
 
 
-def test_a_conversation_trains_on_the_assistants_tokens_and_end_tokens(renderer: Renderer) -> None:
-    call = {"id": "c", "type": "function", "function": {"name": "cat", "arguments": '{"path": "a"}'}}
-    messages = [
-        {"role": "user", "content": "what was debt of vorzen in 2015?"},
-        {"role": "assistant", "content": None, "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "c", "content": "debt 1234"},
-        {"role": "assistant", "content": "1234"},
-    ]
-    tokens, mask = renderer.conversation(messages, ())
-    trained = decode(renderer, [t for t, m in zip(tokens, mask, strict=True) if m])
-    assert trained == ('<tool_call>\n{"name": "cat", "arguments": {"path": "a"}}\n</tool_call><|im_end|>1234<|im_end|>')
-    assert decode(renderer, tokens) == renderer._render(messages, (), generate=False).rstrip("\n")
+def test_what_follows_a_turn_is_appended_where_the_template_keeps_turns(renderer: Renderer) -> None:
+    end = renderer.tokenizer.eos_token_id
+    for says in (False, True):
+        assert renderer.appends_after(end, 1, says=says, thinks=False)
+        assert renderer.appends_after(end, 2, says=says, thinks=False)
+    assert not renderer.appends_after(end + 1, 1, says=False, thinks=False), "another token than the template writes"
 
 
-def test_the_template_of_the_ledger_example_keeps_history(renderer: Renderer) -> None:
-    assert renderer.rewrites_history() is None
-
-
-def test_a_template_that_drops_thoughts_is_detected() -> None:
-    assert "changes an assistant turn" in str(with_template(QWEN_LIKE_HISTORY).rewrites_history())
-
-
-def test_a_template_that_drops_earlier_turns_is_detected() -> None:
-    template = BASE.joinpath("chat_template.jinja").read_text().replace("(m.content or '')", "''")
-    assert "drops" in str(with_template(template).rewrites_history())
-
-
-def test_a_template_without_the_end_token_is_detected() -> None:
-    template = BASE.joinpath("chat_template.jinja").read_text().replace("<|im_end|>", "<end>")
-    assert "end token" in str(with_template(template).rewrites_history())
+def test_nothing_is_appended_to_a_turn_that_the_template_changes_or_drops() -> None:
+    dropping = with_template(BASE.joinpath("chat_template.jinja").read_text().replace("(m.content or '')", "''"))
+    thinking = with_template(QWEN_LIKE_HISTORY)
+    assert not dropping.appends_after(dropping.tokenizer.eos_token_id, 1, says=True, thinks=False)
+    assert not thinking.appends_after(thinking.tokenizer.eos_token_id, 1, says=False, thinks=True)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from trainer.data.rollout_json import outcome_as_json, outcome_from_json, task_as_json, task_from_json
-from trainer.types import Discarded, Grade, Rollout, Task, ToolCall, ToolResult, Turn
+from trainer.types import Discarded, Grade, Rollout, Segment, Task, ToolCall, ToolResult, Turn
 
 ODD = "\ud800 é\x00 <|im_end|>"
 
@@ -23,7 +23,21 @@ def test_a_rollout_survives_the_round_trip_with_all_its_parts() -> None:
         Turn(
             2, 4, ODD, (ToolCall("call_1", "cat", "{"),), (ToolResult("call_1", ODD, "tool_error", 0.1, 2, True),), 0.5
         ),
-        Turn(6, 7, "7"),
+        Turn(1, 2, "7", segment=1),
+    )
+    segments = (
+        Segment(
+            np.array([2**31 - 1, 0, 5, 6], np.int32),
+            np.array([False, False, True, True]),
+            np.array([0, 0, -0.1, -30.5], np.float32),
+            np.array([-1, -1, 3, 3], np.int32),
+        ),
+        Segment(
+            np.array([2, 7], np.int32),
+            np.array([False, True]),
+            np.array([0, -1e-42], np.float32),
+            np.array([-1, 4], np.int32),
+        ),
     )
     grade = Grade(0.5, {"a": 1.0}, 0.1, "copied", ODD, None, "the held-out grader failed", {"judge": 7})
     rollout = Rollout(
@@ -32,10 +46,7 @@ def test_a_rollout_survives_the_round_trip_with_all_its_parts() -> None:
         1,
         2,
         3,
-        np.array([2**31 - 1, 0, 5, 6, 1, 2, 7], np.int32),
-        np.array([False, False, True, True, False, False, True]),
-        np.array([0, 0, -0.1, -30.5, 0, 0, -1e-42], np.float32),
-        np.array([-1, -1, 3, 3, -1, -1, 4], np.int32),
+        segments,
         turns,
         ODD,
         "max_tokens",
@@ -49,15 +60,34 @@ def test_a_rollout_survives_the_round_trip_with_all_its_parts() -> None:
     before = json.dumps(values)
     back = outcome_from_json(crossed(values))
     assert isinstance(back, Rollout)
-    for name in ("token_ids", "loss_mask", "logprobs", "versions"):
-        ours, theirs = getattr(rollout, name), getattr(back, name)
-        assert (ours.dtype, ours.tobytes()) == (theirs.dtype, theirs.tobytes())
+    for was, now in zip(segments, back.segments, strict=True):
+        for name in ("token_ids", "loss_mask", "logprobs", "versions"):
+            ours, theirs = getattr(was, name), getattr(now, name)
+            assert (ours.dtype, ours.tobytes()) == (theirs.dtype, theirs.tobytes())
     assert (back.turns, back.grade, back.answer, back.reward) == (turns, grade, ODD, -0.25)
     assert (back.finish, back.reasoning_tokens, back.wall_s) == ("max_tokens", 4, 1.5)
     assert back.structure == rollout.structure
     older = outcome_from_json({name: value for name, value in values.items() if name != "structure"})
     assert isinstance(older, Rollout) and older.structure is None
     assert json.dumps(outcome_as_json(back)) == before == json.dumps(values), "reading must not change its input"
+
+
+def test_a_rollout_of_an_older_version_has_one_segment() -> None:
+    """As version 0.289 wrote it: the arrays in the rollout itself, and turns without a segment."""
+    older = {
+        "kind": "rollout", "trace_id": "trace_1", "row_id": "row-1", "epoch": 0, "sample": 0, "attempt": 0,
+        "token_ids": [5, 6, 7], "loss_mask": [[False, 1], [True, 2]], "logprobs": "AAAAAAAAgL8AAADA",
+        "versions": [[-1, 1], [4, 2]],
+        "turns": [{"start": 1, "stop": 3, "text": "67", "calls": [], "results": [], "model_s": 0.5}],
+        "answer": "67", "finish": "answer", "grade": {"value": 1.0}, "reward": 0.9,
+    }  # fmt: skip
+    rollout = outcome_from_json(older)
+    assert isinstance(rollout, Rollout)
+    [segment] = rollout.segments
+    assert segment.token_ids.tolist() == [5, 6, 7] and segment.loss_mask.tolist() == [False, True, True]
+    assert segment.logprobs.tolist() == [0, -1, -2] and segment.versions.tolist() == [-1, 4, 4]
+    assert rollout.turns == (Turn(1, 3, "67", model_s=0.5),)
+    assert (rollout.num_sampled, rollout.num_prompt, rollout.oldest_version) == (2, 1, 4)
 
 
 def test_a_discarded_rollout_and_a_task_survive_the_round_trip() -> None:

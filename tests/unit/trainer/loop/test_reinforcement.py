@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
+from collections.abc import Container
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,11 @@ import pytest
 from tests.support.fakes import FakeLearner, FakeRollouts
 from tests.support.loops import Made
 from trainer.errors import EndpointRefused, Halted
-from trainer.events import BatchStarved, EngineLearnerGap, Evaluated, JobResumed, UpdateSkipped
+from trainer.events import BatchStarved, EngineLearnerGap, Evaluated, JobResumed, NoToolCalls, UpdateSkipped
 from trainer.metrics import metric_of
-from trainer.types import GroupRequest, StepReport
+from trainer.types import GroupRequest, StepReport, ToolCall, ToolResult, Turn
+
+TOOL = {"type": "function", "function": {"name": "cat", "parameters": {}}}
 
 
 @pytest.mark.parametrize("staleness", [0, 1, 3])
@@ -144,6 +148,60 @@ async def test_starvation_warns_and_then_stops_the_job(tmp_path: Path) -> None:
     assert [event.times for event in made.sink.of(BatchStarved)] == [1, 2, 3]
     assert made.sink.of(BatchStarved)[0].without_signal == {"all_wrong": 4.0}
     assert made.learner.batches == []
+
+
+async def test_the_segments_of_a_rollout_share_its_advantage_and_follow_each_other(tmp_path: Path) -> None:
+    class Rewritten(FakeRollouts):
+        async def sample(self, request: GroupRequest) -> Any:
+            made = await super().sample(request)
+            one, *others = made.rollouts
+            return replace(made, rollouts=(replace(one, segments=one.segments * 3), *others))
+
+    made = Made(tmp_path, Rewritten(), steps=1, validate=False)
+    await made.loop.run()
+    ((_, sequences),) = made.learner.batches
+    assert [sequence.segment for sequence in sequences] == [0, 1, 2, 0, 0, 0] * 2
+    assert [sequence.advantage for sequence in sequences] == [-0.5] * 3 + [0.5, -0.5, 0.5] + [-0.5] * 3 + [
+        0.5,
+        -0.5,
+        0.5,
+    ]
+    (metrics,) = made.sink.steps
+    assert metrics["segments_mean"] == 1.5
+    assert metrics["rollout_tokens_mean"] == 7.5
+    assert metrics["completion_tokens_mean"] == 4.5
+
+
+class Offered(FakeRollouts):
+    """Rollouts of rows with a tool; those sampled by policy versions in `calling` call it."""
+
+    def __init__(self, calling: Container[int], **options: Any) -> None:
+        super().__init__(**options)
+        self._calling = calling
+
+    async def sample(self, request: GroupRequest) -> Any:
+        made = await super().sample(replace(request, task=replace(request.task, tools=(TOOL,))))
+        calls = (ToolCall("c", "cat", "{}"),) if made.newest_version in self._calling else ()
+        turn = Turn(2, 5, "text", calls, tuple(ToolResult("c", "x") for _ in calls))
+        return replace(made, rollouts=tuple(replace(r, turns=(turn,)) for r in made.rollouts))
+
+
+async def test_steps_whose_rollouts_call_no_tool_are_reported_once_until_one_does(tmp_path: Path) -> None:
+    made = Made(tmp_path, Offered({2}), staleness=0, steps=6, validate=False)
+    await made.loop.run()
+    assert made.sink.of(NoToolCalls) == [NoToolCalls(step=1, num_rollouts=8), NoToolCalls(step=4, num_rollouts=8)]
+    calling = Made(tmp_path / "calling", Offered(range(9)), steps=3, validate=False)
+    await calling.loop.run()
+    without = Made(tmp_path / "without", steps=3, validate=False)
+    await without.loop.run()
+    assert calling.sink.of(NoToolCalls) == without.sink.of(NoToolCalls) == []
+
+
+async def test_a_starved_job_says_that_no_tool_was_called(tmp_path: Path) -> None:
+    made = Made(tmp_path, Offered((), grades=lambda request: [0.0] * 4), validate=False)
+    with pytest.raises(Halted):
+        await made.loop.run()
+    assert made.sink.of(NoToolCalls) == [NoToolCalls(step=1, num_rollouts=16)]
 
 
 async def test_an_endpoint_that_refuses_access_ends_the_job(tmp_path: Path) -> None:

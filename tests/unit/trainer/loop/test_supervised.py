@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from tests.support.builders import plan, task
 from tests.support.fakes import FakeLearner, FakeSink
 from tests.support.loops import EACH_STEP, NEVER, Killed, counting
-from trainer.chat.renderer import Renderer
+from trainer.chat.conversation import Sample
 from trainer.errors import LearnerFailed
 from trainer.events import CheckpointSaved, LossEvaluated
 from trainer.loop.checkpoint import Checkpoints
@@ -26,12 +26,10 @@ from trainer.types import StepReport
 EVERY_THIRD = CheckpointInterval(minutes=None, steps=3)
 
 
-class FakeRenderer:
+def samples(messages: Sequence[dict[str, Any]], tools: Sequence[Any]) -> list[Sample]:
     """The row's number, twice."""
-
-    def conversation(self, messages: Sequence[dict[str, Any]], tools: Sequence[Any]) -> tuple[list[int], list[bool]]:
-        number = int(messages[0]["content"])
-        return [number, number], [False, True]
+    number = int(messages[0]["content"])
+    return [Sample([number, number], [False, True])]
 
 
 class Learner(FakeLearner):
@@ -67,7 +65,7 @@ class Run:
             7,
             tasks,
             [task("6", "6")],
-            cast(Renderer, FakeRenderer()),
+            samples,
             self.learner,
             self.checkpoints,
             interval,

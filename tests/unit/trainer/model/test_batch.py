@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -109,6 +111,15 @@ def test_mini_batches_are_disjoint_and_share_every_group() -> None:
     assert first == sequences[::2]
     assert second == sequences[1::2]
     assert len(split_updates(sequences[:3], 8)) == 3
+
+
+def test_the_segments_of_a_rollout_are_trained_in_the_same_mini_batch() -> None:
+    numbers = [0, 0, 1, 2, 0, 1, 0]
+    sequences: list[AnySequence] = [replace(s, segment=n) for s, n in zip(sequences_of([5] * 7), numbers, strict=True)]
+    first, second = split_updates(sequences, 2)
+    assert first == [sequences[0], sequences[4], sequences[5]]
+    assert second == [*sequences[1:4], sequences[6]]
+    assert len(split_updates(sequences, 8)) == 4
 
 
 def test_weights_of_a_conversation_stay_with_their_tokens() -> None:

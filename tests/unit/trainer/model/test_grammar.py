@@ -8,6 +8,7 @@ from transformers import AutoTokenizer
 
 from actors.engine.structure import turn_structure
 from tests.support.paths import BASE
+from trainer.chat.families.hermes import HERMES
 from trainer.chat.renderer import Renderer
 from trainer.model.batch import MicroBatch, TokenMasks, pack
 from trainer.model.grammar import Grammars
@@ -19,7 +20,7 @@ SCHEMA = {
     "required": ["answer"],
     "additionalProperties": False,
 }
-STRUCTURE = turn_structure((), SCHEMA)
+STRUCTURE = turn_structure((), SCHEMA, HERMES.calls)
 
 
 @pytest.fixture(scope="module")

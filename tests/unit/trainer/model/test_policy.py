@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
@@ -18,9 +19,13 @@ from transformers import (
     Qwen3NextConfig,
 )
 
+from tests.support.builders import group_request, rollout
+from trainer.algorithm import objective
 from trainer.errors import UserError
 from trainer.model.batch import WeightedSequence, pack
 from trainer.model.policy import DeviceBatch, Policy, load_policy, refuse_unsupported
+from trainer.spec.job import AlgorithmSpec
+from trainer.types import Segment
 
 CPU = torch.device("cpu")
 LENGTHS = [9, 4, 14, 6]
@@ -71,6 +76,37 @@ def test_log_probabilities_equal_those_of_transformers_for_each_rollout_alone(fo
             scores = (model(ids).logits[0, :-1] / 0.8).log_softmax(-1)
             expected.append(scores.gather(1, ids[0, 1:, None])[:, 0])
     torch.testing.assert_close(packed, torch.cat(expected), atol=1e-4, rtol=1e-4)
+
+
+def test_a_rollout_in_two_segments_has_the_gradient_of_its_tokens_in_one(tmp_path: Path) -> None:
+    """The second segment's prompt is here all that the first one holds, so no token has another context."""
+    first, second, length = slice(4, 7), slice(9, 14), 14
+
+    def segment(stop: int, *sampled: slice) -> Segment:
+        mask = np.zeros(stop, np.bool_)
+        for turn in sampled:
+            mask[turn] = True
+        logprobs, versions = np.where(mask, -3.0, 0).astype(np.float32), np.where(mask, 0, -1).astype(np.int32)
+        return Segment(tokens(length)[:stop], mask, logprobs, versions)
+
+    def gradients_with(*segments: Segment) -> dict[str, Tensor]:
+        """Gradients of a mini-batch of two rollouts; the other one has one segment."""
+        rollouts = [rollout(group_request(), segments=mine) for mine in (segments, (segment(6, slice(2, 6)),))]
+        trained = [s for r, advantage in zip(rollouts, (1.0, -0.5), strict=True) for s in r.train_sequences(advantage)]
+        [[micro_batch]] = pack(trained, num_ranks=1, budget=1000)
+        assert micro_batch.total_weight == sum(r.num_sampled for r in rollouts) == 12
+        batch, policy = DeviceBatch.of(micro_batch, CPU), load_policy(model, torch.float32, temperature=1.0)
+        logprobs = policy(batch)[0]
+        loss, _ = objective.reinforcement(batch, logprobs, logprobs.detach(), None, AlgorithmSpec(), 12.0)
+        loss.backward()
+        return {name: p.grad for name, p in policy.named_parameters() if p.grad is not None}
+
+    model = save_model(tmp_path)
+    one = gradients_with(segment(length, first, second))
+    two = gradients_with(segment(first.stop, first), segment(length, second))
+    assert any(gradient.abs().max() > 0 for gradient in one.values())
+    for name, gradient in one.items():
+        torch.testing.assert_close(two[name], gradient, atol=1e-6, rtol=1e-4)
 
 
 def test_no_gradient_crosses_from_one_rollout_to_another(folder: Path) -> None:

@@ -217,12 +217,91 @@ def models() -> list[type[pydantic.BaseModel]]:
     return [model for model in found if model is not spec.Strict]
 
 
+TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
+
+
+def test_the_template_of_a_job_file_is_a_path_and_becomes_the_text(tmp_path: Path) -> None:
+    (tmp_path / "templates").mkdir()
+    (tmp_path / "templates" / "own.jinja").write_text(TEMPLATE + "${NOT_A_VARIABLE}")
+    (tmp_path / "job.json").write_text(
+        json.dumps(raw_job() | {"model_options": {"chat_template": "templates/own.jinja"}})
+    )
+    assert load_job(tmp_path / "job.json", {}).model_options.chat_template == TEMPLATE + "${NOT_A_VARIABLE}"
+
+
+@pytest.mark.parametrize(
+    ("content", "code", "said"),
+    [
+        (None, "unreadable_template", "own.jinja cannot be read: No such file"),
+        (b"\xff", "unreadable_template", "is not UTF-8 text"),
+        (b"{{ x }}" + bytes(65_000), "unreadable_template", "has more than 64,000 bytes"),
+        (b"hello", "invalid_value_error", "must be the text of a Jinja template"),
+    ],
+)
+def test_a_template_that_cannot_be_one_is_refused_with_its_line(
+    tmp_path: Path, content: bytes | None, code: str, said: str
+) -> None:
+    if content is not None:
+        (tmp_path / "own.jinja").write_bytes(content)
+    job = raw_job() | {"seed": -1, "model_options": {"chat_template": "own.jinja", "tools_in_prompt": False}}
+    (tmp_path / "job.yaml").write_text(json.dumps(job, indent=1))
+    rest, problems = read_job(tmp_path / "job.yaml", {})
+    (problem,) = [problem for problem in problems if problem.field != "seed"]
+    assert (problem.code, problem.field) == (code, "model_options.chat_template")
+    assert said in problem.message and len(problem.message) < 500
+    assert problem.line is not None
+    assert rest is not None and not rest.model_options.tools_in_prompt, "the rest can be checked"
+
+
+@pytest.mark.parametrize(
+    ("options", "field", "said"),
+    [
+        ({"template_arguments": {"messages": 1}}, "template_arguments", "'messages' is set by the renderer"),
+        ({"template_arguments": {"add_generation_prompt": True}}, "template_arguments", "is set by the renderer"),
+        ({"template_arguments": {"a b": 1}}, "template_arguments", "'a b' must be a name of at most"),
+        ({"template_arguments": {"a": "x" * 4_001}}, "template_arguments.a", "at most 4000 characters"),
+        ({"template_arguments": {"a": [1]}}, "template_arguments.a", "must be a string"),
+        ({"template_arguments": {f"a{i}": i for i in range(33)}}, "template_arguments", "at most 32"),
+        ({"stop_tokens": ["x"] * 17}, "stop_tokens", "at most 16"),
+        ({"stop_tokens": [""]}, "stop_tokens[0]", "at least 1"),
+        ({"stop_tokens": ["x" * 65]}, "stop_tokens[0]", "at most 64"),
+        ({"tool_parser": ""}, "tool_parser", "at least 1"),
+        ({"tool_parsr": "hermes"}, "tool_parsr", "unknown key"),
+    ],
+)
+def test_model_options_have_bounds(options: dict[str, Any], field: str, said: str) -> None:
+    (problem,) = problems_of(raw_job() | {"model_options": options})
+    assert problem.field == f"model_options.{field}"
+    assert said in problem.message
+
+
+def test_arguments_of_a_template_keep_their_types() -> None:
+    given = {"a": "1", "b": 1, "c": True, "d": 0.5, "e": None}
+    options = job_of(raw_job() | {"model_options": {"template_arguments": given}}).model_options
+    assert json.dumps(options.template_arguments) == json.dumps(given)
+
+
+def test_the_tool_parser_is_also_read_from_where_it_was() -> None:
+    def parser(**parts: Any) -> str:
+        return job_of(raw_job() | parts).model_options.tool_parser
+
+    old = {"cluster": {"tool_parser": "mistral", "engines": 1}}
+    assert parser() == "auto"
+    assert parser(**old) == "mistral"
+    assert parser(**old, model_options={"tools_in_prompt": False}) == "mistral"
+    assert parser(**old, model_options={"tool_parser": "mistral"}) == "mistral"
+    (problem,) = problems_of(raw_job() | old | {"model_options": {"tool_parser": "hermes"}})
+    assert problem.message.startswith("cluster.tool_parser is 'mistral', but model_options.tool_parser is 'hermes'")
+    (problem,) = problems_of(raw_job() | {"cluster": {"tool_parser": 1}})
+    assert problem.field == "cluster.tool_parser"
+
+
 def test_there_are_few_settings() -> None:
     """The keys of endpoints and graders are not counted: OpenAI's API defines them."""
     parts = {"hyperparameters", "limits", "reward", "algorithm", "method", "cluster", "reinforcement", "supervised"}
-    parts |= {"checkpoint_interval"}
+    parts |= {"checkpoint_interval", "model_options"}
     jobs_own = [model for model in models() if not issubclass(model, (Endpoint, GraderBase))]
-    assert len({name for model in jobs_own for name in model.model_fields} - parts) <= 65
+    assert len({name for model in jobs_own for name in model.model_fields} - parts) <= 69
 
 
 def test_the_jobs_of_the_examples_are_valid() -> None:

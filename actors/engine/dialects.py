@@ -1,0 +1,153 @@
+"""Finds out how a model writes, by a round trip: its template renders calls, and a parser must read the same calls."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from actors.engine.parsing import ParsedTurn, TurnParser, parser_of, tool_parser_names
+from trainer.chat.conversation import samples_of
+from trainer.chat.dialect import Dialect
+from trainer.chat.families import FAMILIES, family_of
+from trainer.chat.renderer import Renderer, Tokenizer
+from trainer.chat.template import RenderFailed
+from trainer.types import Message, ToolSchema
+
+Call = tuple[str, dict[str, Any]]
+_QUESTION: Message = {"role": "user", "content": "Where is order A 17?"}
+_THOUGHT = "I look it up."
+
+
+def _tool(name: str, **properties: str) -> ToolSchema:
+    described = {key: {"type": type, "description": key} for key, type in properties.items()}
+    parameters = {"type": "object", "properties": described, "required": list(properties)}
+    return {"type": "function", "function": {"name": name, "description": "Looks it up.", "parameters": parameters}}
+
+
+PROBE_TOOLS = (_tool("find_order", order_id="string", limit="integer"), _tool("find_rule", topic="string"))
+PROBE_CALLS: tuple[Call, ...] = (
+    ("find_order", {"order_id": "A 17", "limit": 3}),
+    ("find_rule", {"topic": 'the "return" rule'}),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RoundTrip:
+    """What became of calls that were rendered by the template and read by the parser.
+
+    `mistake` is None if the same calls came back, and the thought with them.
+    """
+
+    text: str
+    read: ParsedTurn
+    mistake: str | None
+
+
+def round_trip(
+    renderer: Renderer, parse: TurnParser, tools: Sequence[ToolSchema], calls: Sequence[Call], thought: str = ""
+) -> RoundTrip:
+    """Render a turn with calls, and read what a model would sample for it.
+
+    Raises:
+        ValueError: the template cannot render the turn.
+    """
+    turn: Message = {"role": "assistant", "content": "", "tool_calls": [_message_call(*call) for call in calls]}
+    if thought:
+        turn["reasoning_content"] = thought
+    (sample,) = samples_of(renderer, [_QUESTION, turn], tools)
+    sampled = [token for token, trained in zip(sample.token_ids, sample.mask, strict=True) if trained]
+    length = renderer.thought_length(sampled)
+    text = renderer.text(sampled[length:])
+    read = parse(text, tools)
+    thoughts = renderer.thought_text(sampled[:length]) if length else read.thought
+    mistake = None
+    if [(name, _value(arguments)) for name, arguments in read.calls] != list(calls):
+        mistake = "other calls" if read.calls else "no call"
+    elif thought and renderer.form.thought_field is not None and thoughts.strip() != thought:
+        mistake = f"the thought {thoughts.strip()!r}"
+    return RoundTrip(renderer.text(sampled), read, mistake)
+
+
+def works(renderer: Renderer, parse: TurnParser) -> str | None:
+    """Why calls cannot be read with this parser, or None if they can: one call, two calls, one with a thought.
+
+    Where the template allows one call a turn, two are not tried.
+    """
+    numbers = (1, 2) if renderer.form.takes_several_calls else (1,)
+    try:
+        for number in numbers:
+            trip = round_trip(renderer, parse, PROBE_TOOLS, PROBE_CALLS[:number])
+            if trip.mistake is not None:
+                return f"of {number} call(s) rendered as {_short(trip.text)} it read {trip.mistake}"
+        if renderer.thought != "none":
+            trip = round_trip(renderer, parse, PROBE_TOOLS, PROBE_CALLS[:1], _THOUGHT)
+            if trip.mistake is not None:
+                return f"of a thought and a call, rendered as {_short(trip.text)}, it read {trip.mistake}"
+    except (RenderFailed, ValueError) as error:
+        if isinstance(error, RenderFailed) and error.kind not in ("raised", "failed"):
+            raise
+        return f"the template fails: {_short(str(error))}"
+    return None
+
+
+def find_dialect(tokenizer: Tokenizer, asked: Dialect, tool_parser: str = "auto") -> tuple[Renderer, str | None]:
+    """The renderer in the model's dialect, and why no parser reads its calls (None: one does).
+
+    `asked` has the user's template, arguments and end tokens. With `auto`, the known families come first, then all
+    other parsers of vLLM.
+
+    Raises:
+        RenderFailed: the template is no template, or costs too much.
+    """
+    likely: tuple[Renderer, str] | None = None
+    for name in _candidates() if tool_parser == "auto" else (tool_parser,):
+        family = family_of(name)
+        renderer = Renderer(tokenizer, replace(asked, family=family.name, tool_parser=name))
+        mistake = "the template renders no calls"
+        if renderer.form.renders_calls or tool_parser != "auto" or renderer.has_token(family.call_mark):
+            mistake = _mistake(renderer, tokenizer) or ""
+        if not mistake:
+            return _resolved(renderer), None
+        if likely is None or (family.call_mark or name) in renderer.template:
+            likely = renderer, mistake
+    assert likely is not None
+    return _resolved(likely[0]), likely[1]
+
+
+def _resolved(renderer: Renderer) -> Renderer:
+    """The renderer with all that was found in its dialect, so that whoever loads the model need not find it again."""
+    marks = renderer.mark_texts if renderer.end_of_thought is not None else None
+    ends = tuple(renderer.end_tokens.values())
+    return Renderer(renderer.tokenizer, replace(renderer.dialect, end_tokens=ends, thought_marks=marks))
+
+
+def _mistake(renderer: Renderer, tokenizer: Tokenizer) -> str | None:
+    try:
+        return works(renderer, parser_of(renderer.family, tokenizer))
+    except ValueError as error:
+        return str(error)
+
+
+def _candidates() -> Iterator[str]:
+    known = [family.tool_parser for family in FAMILIES]
+    yield from known
+    yield from (name for name in tool_parser_names() if name not in known)
+
+
+def _message_call(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    text = json.dumps(arguments, ensure_ascii=False)
+    return {"id": f"call_{name}", "type": "function", "function": {"name": name, "arguments": text}}
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _short(text: str) -> str:
+    line = repr(text)
+    return line if len(line) <= 300 else f"{line[:300]}..."

@@ -1,0 +1,102 @@
+"""How a job's model writes conversations, found by a round trip: the check of its chat template and of its tool parser.
+
+Nothing that a template leaves out is silent: tools, messages, calls and results must be in what it renders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib.util import find_spec
+from typing import Any
+
+from actors.engine.dialects import find_dialect
+from actors.engine.parsing import tool_parser_names
+from cluster.planning.model_folder import one_line
+from trainer.chat.dialect import UNKNOWN
+from trainer.chat.renderer import Renderer, Tokenizer
+from trainer.chat.template import RenderFailed, template_of
+from trainer.errors import Problem, UserError
+from trainer.spec.job import JobSpec
+
+PARSER = "model_options.tool_parser"
+TEMPLATE = "model_options.chat_template"
+SWITCHES = ("reasoning_effort", "enable_thinking", "thinking")
+"""Names that templates have for a reasoning effort."""
+OWN_TEMPLATE = (
+    f"give a template that does in {TEMPLATE} (`agent-rft models template FOLDER` writes one that adds tools to the "
+    "model's own)"
+)
+
+
+def read_dialect(tokenizer: Tokenizer, job: JobSpec) -> tuple[Renderer | None, list[Problem]]:
+    """The renderer in the dialect of a job's model, and everything that is wrong with the job's model options."""
+    options = job.model_options
+    asked = replace(
+        UNKNOWN,
+        end_tokens=options.stop_tokens,
+        template_arguments=options.template_arguments,
+        chat_template=options.chat_template,
+    )
+    problems = _unknown_tokens(tokenizer, options.stop_tokens)
+    try:
+        template = template_of(tokenizer, options.chat_template).text
+        asked = replace(asked, template_arguments=_effort(job, template) | asked.template_arguments)
+        renderer = Renderer(tokenizer, asked)
+        renderer.prompt([{"role": "user", "content": "question"}], ())
+        if find_spec("vllm") is None:
+            return renderer, problems  # without an engine nothing runs, which is another problem
+        if options.tool_parser not in ("auto", *tool_parser_names()):
+            message = f"there is no parser {options.tool_parser!r}"
+            remedy = f"use auto or one of {', '.join(tool_parser_names())}"
+            return renderer, [*problems, Problem("unknown_parser", PARSER, message, remedy)]
+        renderer, mistake = find_dialect(tokenizer, asked, options.tool_parser)
+    except UserError as error:
+        field = TEMPLATE if options.chat_template is not None else "model"
+        code = str(error.details.get("code", "template_fails"))
+        return None, [*problems, Problem(code, field, error.problem, error.remedy)]
+    if mistake is not None:
+        parser = "no tool parser" if options.tool_parser == "auto" else f"the parser {options.tool_parser}"
+        problems.append(Problem("calls_not_read", PARSER, f"{parser} reads its calls: {mistake}", OWN_TEMPLATE))
+    else:
+        problems += _result_problems(renderer)
+    return renderer, problems
+
+
+def _result_problems(renderer: Renderer) -> list[Problem]:
+    calls = [
+        {"id": f"call{i:05d}", "type": "function", "function": {"name": name, "arguments": "{}"}}
+        for i, name in enumerate(("first", "second"))
+    ]
+    results = [{"role": "tool", "tool_call_id": call["id"], "content": ""} for call in calls]
+    turn = {"role": "assistant", "content": "", "tool_calls": calls}
+    try:
+        renderer.resume([{"role": "user", "content": "question"}, turn, *results], (), ((), ()))
+    except (RenderFailed, ValueError) as error:
+        message = f"its chat template cannot render the results of two calls: {one_line(error)}"
+        return [Problem("template_fails", TEMPLATE, message, OWN_TEMPLATE)]
+    return []
+
+
+def _unknown_tokens(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Problem]:
+    return [
+        Problem(
+            "unknown_stop_token",
+            f"model_options.stop_tokens[{i}]",
+            f"{text!r} is not one token of the model's vocabulary",
+            "use the text of a token, such as <|im_end|>; see added_tokens in tokenizer.json",
+        )
+        for i, text in enumerate(texts)
+        if tokenizer.backend_tokenizer.token_to_id(text) is None
+    ]
+
+
+def _effort(job: JobSpec, template: str) -> dict[str, Any]:
+    """The template's own switches for reasoning_effort, if it has them."""
+    if job.method.type == "supervised":
+        return {}
+    effort = job.reinforcement.hyperparameters.reasoning_effort
+    if effort == "default":
+        return {}
+    values = {"reasoning_effort": effort, "enable_thinking": True, "thinking": True}
+    return {name: values[name] for name in SWITCHES if name in template}

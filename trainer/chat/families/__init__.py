@@ -1,0 +1,36 @@
+"""The known model families, one file each, in the order in which they are tried."""
+
+from __future__ import annotations
+
+from trainer.chat.families.deepseek_v3 import DEEPSEEK_V3, DEEPSEEK_V31
+from trainer.chat.families.gemma4 import GEMMA4
+from trainer.chat.families.glm4 import GLM4
+from trainer.chat.families.gpt_oss import GPT_OSS
+from trainer.chat.families.hermes import HERMES
+from trainer.chat.families.kimi_k2 import KIMI_K2
+from trainer.chat.families.lfm2 import LFM2
+from trainer.chat.families.llama3 import LLAMA3
+from trainer.chat.families.mistral import MISTRAL
+from trainer.chat.families.muse_glimmer import MUSE_GLIMMER
+from trainer.chat.families.qwen3_coder import QWEN3_CODER
+from trainer.chat.family import Family
+
+FAMILIES = (
+    HERMES,
+    QWEN3_CODER,
+    LLAMA3,
+    GPT_OSS,
+    GEMMA4,
+    GLM4,
+    MISTRAL,
+    DEEPSEEK_V31,
+    DEEPSEEK_V3,
+    KIMI_K2,
+    LFM2,
+    MUSE_GLIMMER,
+)
+
+
+def family_of(tool_parser: str) -> Family:
+    """The family whose calls a parser of vLLM reads; an unknown one writes as its template shows."""
+    return next((known for known in FAMILIES if known.tool_parser == tool_parser), Family(tool_parser, tool_parser))

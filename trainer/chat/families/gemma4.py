@@ -1,0 +1,14 @@
+"""Gemma 4: calls between `<|tool_call>` and `<tool_call|>`; results stand in the turn that asked for them."""
+
+from __future__ import annotations
+
+from trainer.chat.family import Family
+
+GEMMA4 = Family(
+    name="gemma4",
+    tool_parser="gemma4",
+    call_mark="<|tool_call>",
+    thought_marks=("<|channel>", "<channel|>"),
+    thought_head="thought\n",
+    end_tokens=("<turn|>", "<|tool_response>"),
+)

@@ -1,0 +1,12 @@
+"""GLM-4.5 and later: calls in tags for each argument; a turn ends where the next role begins."""
+
+from __future__ import annotations
+
+from trainer.chat.family import Family
+
+GLM4 = Family(
+    name="glm4",
+    tool_parser="glm45",
+    call_mark="<tool_call>",
+    end_tokens=("<|user|>", "<|observation|>", "<|endoftext|>"),
+)
