@@ -13,7 +13,7 @@ from examples.orders.questions import SAID, Call, Question, draw_question
 from examples.orders.shop import TOOLS, Shop, Split
 
 DATA: Final = Path(__file__).parent / "data"
-NUM_WARM_START: Final = 64
+NUM_WARM_START: Final = 112
 NUM_TRAIN: Final = 160
 NUM_TEST: Final = 60
 SYSTEM: Final = {"role": "system", "content": "You are the support agent of a shop."}

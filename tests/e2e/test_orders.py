@@ -40,7 +40,7 @@ def write_job(folder: Path, name: str, num_rows: int, **settings: Any) -> Path:
     method = job["method"][job["method"]["type"]]
     method["hyperparameters"] |= {"batch_size": num_rows, "n_epochs": 1}
     method |= settings
-    job["cluster"] |= {"context_length": CONTEXT, "rank_cores": 1}
+    job["cluster"] |= {"context_length": CONTEXT, "engine_cores": 1, "rank_cores": 1}
     path = folder / f"{name}.yaml"
     path.write_text(yaml.safe_dump(job))
     return path
@@ -50,7 +50,7 @@ def test_a_supervised_and_a_reinforcement_step_train_a_model_by_the_examples_tem
     tmp_path: Path, environment: dict[str, str]
 ) -> None:
     model = write_tiny_model(tmp_path / "model", CONTEXT)
-    (model / "chat_template.jinja").write_text((ORDERS / "chat_template.jinja").read_text())
+    (tmp_path / "chat_template.jinja").write_text((ORDERS / "chat_template.jinja").read_text())
 
     warm_start = write_job(tmp_path, "warm_start", 8)
     done = run(
@@ -60,9 +60,10 @@ def test_a_supervised_and_a_reinforcement_step_train_a_model_by_the_examples_tem
     (metrics,) = RunFolder(tmp_path / "warm").metrics()
     assert metrics["trained_tokens"] > 8 * 50
 
-    # A model that never learned answers nothing rightly: short answers are what it can learn in one step.
+    # A model that knows nothing answers nothing rightly, so here another grade tells its rollouts apart.
     (start,) = (tmp_path / "warm" / "checkpoints").iterdir()
-    job = write_job(tmp_path, "job", 4, grader={"type": "length", "max_chars": 30})
+    says_e = {"type": "string_check", "input": "{{ sample.output_text }}", "reference": "e", "operation": "like"}
+    job = write_job(tmp_path, "job", 4, grader=says_e)
     settings = yaml.safe_load(job.read_text())
     settings["method"]["reinforcement"]["hyperparameters"]["compute_multiplier"] = 0.25
     job.write_text(yaml.safe_dump(settings))
@@ -71,7 +72,8 @@ def test_a_supervised_and_a_reinforcement_step_train_a_model_by_the_examples_tem
     assert processes_left() == []
     kept = RunFolder(tmp_path / "run")
     (metrics,) = kept.metrics()
-    assert metrics["rollouts_graded"] == 8
+    assert metrics["rollouts_graded"] >= 8
+    assert metrics["grad_norm"] > 0
     assert metrics["canary_gap"] < 1e-3
     prompts = {group.request.task.item["messages"][1]["content"] for group in kept.read_groups("step-000001")}
     assert prompts == {json.loads(line)["messages"][1]["content"] for line in (tmp_path / "job.jsonl").open()}
