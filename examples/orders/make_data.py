@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,8 +12,8 @@ from examples.orders.questions import SAID, Call, Question, draw_question
 from examples.orders.shop import TOOLS, Shop, Split
 
 DATA: Final = Path(__file__).parent / "data"
-NUM_WARM_START: Final = 112
-NUM_TRAIN: Final = 160
+NUM_WARM_START: Final = 48
+NUM_TRAIN: Final = 128
 NUM_TEST: Final = 60
 SYSTEM: Final = {"role": "system", "content": "You are the support agent of a shop."}
 CHATTY: Final = ("{}", "Thank you for asking! {}", "{} Is there anything else?")
@@ -32,13 +31,11 @@ def row(question: Question) -> dict[str, Any]:
 def conversation(shop: Shop, question: Question, rng: random.Random) -> dict[str, Any]:
     """A row for the warm start: how an agent of the shop answered, in more words than needed."""
     messages: list[dict[str, Any]] = [SYSTEM, {"role": "user", "content": question.text}]
-    for i, column in enumerate(zip_longest(*(part.calls for part in question.parts))):
-        calls = [call for call in column if call is not None]  # those that can go out together
-        ids = [f"call_{i}_{j}" for j in range(len(calls))]
-        messages.append({"role": "assistant", "content": None, "tool_calls": list(map(_call_form, ids, calls))})
-        for call_id, call in zip(ids, calls, strict=True):
-            output = TOOLS[call.tool].run(shop, call.argument)
-            messages.append({"role": "tool", "tool_call_id": call_id, "content": output})
+    calls = [(f"call_{i}", part.call) for i, part in enumerate(question.parts)]
+    messages.append({"role": "assistant", "content": None, "tool_calls": [_call_form(*call) for call in calls]})
+    for call_id, call in calls:
+        output = TOOLS[call.tool].run(shop, call.argument)
+        messages.append({"role": "tool", "tool_call_id": call_id, "content": output})
     answer = " ".join(SAID[part.kind].format(part.value) for part in question.parts)
     messages.append({"role": "assistant", "content": rng.choice(CHATTY).format(answer)})
     return {"messages": messages, "tools": [tool.schema() for tool in TOOLS.values()]}

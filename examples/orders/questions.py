@@ -1,7 +1,6 @@
 """What customers ask, which calls and values answer it, and how an answer is graded.
 
-A question has one to three parts, each of which wants one value. The price of what is in an order takes two calls, one
-after the other; all other parts take one, and calls that do not need each other can go out together.
+A question has one to three parts. Each wants one value and takes one call; all calls of a question can go out together.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Final, Literal, NamedTuple
 
 from examples.orders.shop import DAYS, Shop, Split
 
-Kind = Literal["ships", "price", "returns", "paid"]
+Kind = Literal["ships", "price", "returns"]
 
 ASKED: Final[dict[Kind, tuple[str, ...]]] = {
     "ships": ("when does order {} ship", "which day will order {} leave", "what day is order {} sent out"),
@@ -24,22 +23,15 @@ ASKED: Final[dict[Kind, tuple[str, ...]]] = {
         "how many days do I have for returns in {}",
         "what is your return policy for {}",
     ),
-    "paid": (
-        "how much is the item in order {}",
-        "what does the item in order {} cost",
-        "what is the price of what I bought in order {}",
-    ),
 }
 SAID: Final[dict[Kind, str]] = {
     "ships": "It ships on {}.",
     "price": "The price is {} dollars.",
     "returns": "Returns are open for {} days.",
-    "paid": "The price is {} dollars.",
 }
 """How an agent of the shop puts the value."""
 MIXES: Final[tuple[tuple[Kind, ...], ...]] = (
-    *(("ships",), ("price",), ("returns",), ("paid",), ("paid",)),
-    *(("ships", "price"), ("ships", "returns"), ("price", "returns"), ("paid", "returns")),
+    *(("ships",), ("price",), ("returns",), ("ships", "price"), ("ships", "returns"), ("price", "returns")),
     ("ships", "price", "returns"),
 )
 """The parts of a question; each mix is equally likely."""
@@ -57,12 +49,12 @@ class Call(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One part of a question: its kind and wording, the value that it wants, and the calls that find it, in order."""
+    """One part of a question: its kind and wording, the value that it wants, and the call that finds it."""
 
     kind: Kind
     text: str
     value: str
-    calls: tuple[Call, ...]
+    call: Call
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,23 +80,14 @@ def _draw_part(shop: Shop, rng: random.Random, split: Split, kind: Kind) -> Part
     match kind:
         case "price":
             subject = rng.choice(shop.products[split])
-            value, calls = str(shop.prices[subject]), (Call("product", subject),)
+            value, tool = str(shop.prices[subject]), "product"
         case "returns":
             subject = rng.choice(shop.countries[split])
-            value, calls = str(shop.returns[subject]), (Call("policy", subject),)
+            value, tool = str(shop.returns[subject]), "policy"
         case "ships":
             subject = rng.choice(shop.numbers[split])
-            value, calls = shop.orders[subject].ships, (Call("order", subject),)
-        case "paid":
-            subject = rng.choice(shop.numbers[split])
-            item = shop.orders[subject].item
-            return Part(
-                kind,
-                rng.choice(ASKED[kind]).format(subject),
-                str(shop.prices[item]),
-                (Call("order", subject), Call("product", item)),
-            )
-    return Part(kind, rng.choice(ASKED[kind]).format(subject), value, calls)
+            value, tool = shop.orders[subject].ships, "order"
+    return Part(kind, rng.choice(ASKED[kind]).format(subject), value, Call(tool, subject))
 
 
 def grade(answer: str, question: str, values: Sequence[str]) -> float:

@@ -65,7 +65,7 @@ def test_a_supervised_and_a_reinforcement_step_train_a_model_by_the_examples_tem
     says_e = {"type": "string_check", "input": "{{ sample.output_text }}", "reference": "e", "operation": "like"}
     job = write_job(tmp_path, "job", 4, grader=says_e)
     settings = yaml.safe_load(job.read_text())
-    settings["method"]["reinforcement"]["hyperparameters"]["compute_multiplier"] = 0.25
+    settings["method"]["reinforcement"]["hyperparameters"]["compute_multiplier"] = 0.25  # two rollouts
     job.write_text(yaml.safe_dump(settings))
     done = run("train", job, "--run-folder", tmp_path / "run", environment=environment | {"ORDERS_MODEL": str(start)})
     assert done.returncode == 0, done.stdout

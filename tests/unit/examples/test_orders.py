@@ -21,6 +21,7 @@ from examples.orders.server import app
 from examples.orders.shop import NOT_FOUND, TOOLS, Shop, Split
 from tests.support.paths import ROOT
 from tests.support.tiny_model import write_tiny_model
+from trainer.chat.conversation import samples_of
 from trainer.chat.renderer import Renderer
 from trainer.spec.job_file import load_job
 
@@ -59,10 +60,7 @@ def test_the_calls_of_a_question_find_its_values(split: Split) -> None:
     shop, rng = Shop(), random.Random(5)
     for _ in range(200):
         for part in draw_question(shop, rng, split).parts:
-            assert part.value in TOOLS[part.calls[-1].tool].run(shop, part.calls[-1].argument)
-            if part.kind == "paid":
-                order, product = part.calls
-                assert f"item: {product.argument}," in shop.order(order.argument)
+            assert part.value in TOOLS[part.call.tool].run(shop, part.call.argument)
 
 
 def test_training_and_test_share_no_product_country_and_order() -> None:
@@ -140,14 +138,13 @@ def test_the_jobs_are_valid(name: str) -> None:
 
 def test_the_template_shows_the_tools_and_only_appends(tokenizer: Any) -> None:
     renderer = Renderer(tokenizer)
-    assert renderer.rewrites_history() is None
     row = next(row for row in rows_of("warm_start.jsonl") if len(row["messages"][2].get("tool_calls", ())) == 2)
     prompt = tokenizer.decode(renderer.prompt(row["messages"][:2], row["tools"]))
     assert "\norder(number): its item and the day it ships\nproduct(name): " in prompt
-    tokens, mask = renderer.conversation(row["messages"], row["tools"])
-    sampled = tokenizer.decode([token for token, trained in zip(tokens, mask, strict=True) if trained])
-    assert sampled.count("<tool_call>{") == 2 and sampled.count("<|im_end|>") == 2
-    assert tokenizer.decode(tokens).count("<|im_start|>tool\n") == 2
+    (sample,) = samples_of(renderer, row["messages"], row["tools"])  # one for each turn if history were rewritten
+    trained = tokenizer.decode([token for token, mask in zip(sample.token_ids, sample.mask, strict=True) if mask])
+    assert trained.count("<tool_call>{") == 2 and trained.count("<|im_end|>") == 2
+    assert tokenizer.decode(sample.token_ids).count("<|im_start|>tool\n") == 2
 
 
 # The agent's loop
