@@ -29,7 +29,7 @@ def _tool(name: str, **properties: str) -> ToolSchema:
 PROBE_TOOLS = (_tool("find_order", order_id="string", limit="integer"), _tool("find_rule", topic="string"))
 PROBE_CALLS: tuple[Call, ...] = (
     ("find_order", {"order_id": "A 17", "limit": 3}),
-    ("find_rule", {"topic": 'ünïcode, "quotes"'}),
+    ("find_rule", {"topic": 'the "return" rule'}),
 )
 
 

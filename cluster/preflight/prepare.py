@@ -18,10 +18,11 @@ from cluster.planning.nodes import Node
 from cluster.planning.placement import Placement, size
 from cluster.planning.plan import plan_placement
 from cluster.planning.stop_time import CHECKPOINT_BYTES_PER_PARAMETER, PROMPT_S, StopTime
+from cluster.preflight.dialect import SWITCHES
 from cluster.preflight.dry_run import dry_run_problems
 from cluster.preflight.form_check import TOOLS
 from cluster.preflight.limits import resource_problems
-from cluster.preflight.model import REASONING_SWITCHES, LoadableModel, read_model
+from cluster.preflight.model import LoadableModel, read_model
 from cluster.preflight.resumed import Began, lost_rows
 from cluster.preflight.rows import length_problems, read_files, rows_of
 from cluster.preflight.same_job import Change
@@ -192,7 +193,7 @@ def _with_card(job: JobSpec) -> tuple[JobSpec, list[Problem]]:
         return job, []
     effort = job.method.reinforcement and job.reinforcement.hyperparameters.reasoning_effort
     if effort not in (None, "default"):  # it sets these switches itself
-        card = card.without_arguments(REASONING_SWITCHES)
+        card = card.without_arguments(SWITCHES)
     return job.model_copy(update={"model_options": card.fill_in(job.model_options)}), []
 
 

@@ -52,6 +52,8 @@ class Journal:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._writing: set[asyncio.Future[None]] = set()
+        self._dropped: int | None = None  # the first group that was dropped
         folder.mkdir(parents=True, exist_ok=True)
         for leftover in folder.glob("*.tmp"):
             leftover.unlink()
@@ -74,7 +76,18 @@ class Journal:
         return int(before)
 
     async def add_group(self, group: Group) -> None:
-        await asyncio.to_thread(write_groups, self._group(group.request.index), [group])
+        index = group.request.index
+        if self._dropped is not None and index >= self._dropped:
+            return
+        writing = asyncio.ensure_future(asyncio.to_thread(write_groups, self._group(index), [group]))
+        self._writing.add(writing)
+        writing.add_done_callback(self._written)
+        await asyncio.shield(writing)  # a thread goes on when its caller is cancelled
+
+    def _written(self, writing: asyncio.Future[None]) -> None:
+        self._writing.discard(writing)
+        if not writing.cancelled():
+            writing.exception()  # its caller has it, unless it was cancelled
 
     async def add_batch(self, batch: Batch) -> None:
         """Record a batch whose groups are all recorded; only then may its update begin."""
@@ -89,12 +102,14 @@ class Journal:
         content = json.dumps({"reward": validated.valid_reward, "metrics": validated.metrics}).encode()
         await asyncio.to_thread(write_durably, self._validation(validated.step), content)
 
-    def drop(self, batch: Batch) -> None:
-        """Forget a batch and all groups from its first on, so that a resumed run samples them again.
+    async def drop(self, batch: Batch) -> None:
+        """Forget a batch and all groups from its first on, also those to come: a resumed run samples them again.
 
         Those after it come from the same engines. They may also be too stale if other groups are trained before them.
         """
-        first = min(group.request.index for group in batch.all_groups)
+        first = self._dropped = min(group.request.index for group in batch.all_groups)
+        if self._writing:
+            await asyncio.wait(set(self._writing))
         for path in sorted(self._folder.iterdir()):  # batches first: one must never lack a group
             kind, number = _parsed(path)
             if kind in ("batch", "group") and number >= first:

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Container, Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Coroutine, Iterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -165,7 +165,7 @@ class Loop:
                 await self._step(batch, started, times)
             else:
                 self._progress.state = _past(self._progress.state, batch)
-                with self._distrusted(batch):
+                async with self._distrusted(batch):
                     self._health.starved(batch, self._progress.step)
 
     async def _next_batch(self) -> Batch:
@@ -191,7 +191,7 @@ class Loop:
 
     async def _learn(self, batch: Batch, state: LoopState) -> _Learned:
         """One update on a batch in the given state."""
-        with self._distrusted(batch):
+        async with self._distrusted(batch):
             report = await self._learner.step(self._sequences(batch), state.version)
         tokens = int(report.metrics.get("trained_tokens", 0))
         return _Learned(_past(state, batch).with_step(state.version + report.applied, tokens), batch, report)
@@ -207,7 +207,7 @@ class Loop:
         metrics = step_metrics(batch, state, plan.steps, state.version - report.applied, sync)
         metrics |= await self._rollouts.counts()
         metrics |= report.metrics | times | {"update_applied": float(report.applied)}
-        with self._distrusted(batch):
+        async with self._distrusted(batch):
             self._health.check(batch, state.step, metrics)
         is_latest = state.step == self._progress.step  # else only its report was lost
         validated = learned.validated
@@ -232,13 +232,13 @@ class Loop:
             await self._disk.written(partial(self._journal.add_validation, validated))
         return validated
 
-    @contextmanager
-    def _distrusted(self, batch: Batch) -> Iterator[None]:
+    @asynccontextmanager
+    async def _distrusted(self, batch: Batch) -> AsyncIterator[None]:
         """Drop a batch if its check or update ends the job: a resumed run must not learn from it."""
         try:
             yield
         except Halted:
-            self._journal.drop(batch)
+            await self._journal.drop(batch)
             raise
 
     async def _save(self, state: LoopState) -> dict[str, float]:
