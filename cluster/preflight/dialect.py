@@ -27,6 +27,7 @@ OWN_TEMPLATE = (
     f"give a template that does in {TEMPLATE} (`agent-rft models template FOLDER` writes one that adds tools to the "
     "model's own)"
 )
+TOOLS_REMEDY = f"{OWN_TEMPLATE}; or set model_options.tools_in_prompt: false if the model needs no descriptions"
 
 
 def read_dialect(tokenizer: Tokenizer, job: JobSpec) -> tuple[Renderer | None, list[Problem]]:
@@ -56,8 +57,9 @@ def read_dialect(tokenizer: Tokenizer, job: JobSpec) -> tuple[Renderer | None, l
         code = str(error.details.get("code", "template_fails"))
         return None, [*problems, Problem(code, field, error.problem, error.remedy)]
     if mistake is not None:
-        parser = "no tool parser" if options.tool_parser == "auto" else f"the parser {options.tool_parser}"
-        problems.append(Problem("calls_not_read", PARSER, f"{parser} reads its calls: {mistake}", OWN_TEMPLATE))
+        named = f"the parser {options.tool_parser} does not read its calls"
+        who = "no tool parser reads its calls" if options.tool_parser == "auto" else named
+        problems.append(Problem("calls_not_read", PARSER, f"{who}: {mistake}", OWN_TEMPLATE))
     else:
         problems += _result_problems(renderer)
     return renderer, problems

@@ -99,7 +99,7 @@ async def prepare(
     """
     problems = list(found)
     if began is None:
-        job, bad = _with_card(job)
+        job, bad = with_card(job)
         problems += bad
     supervised = job.method.type == "supervised"
     files, bad = read_files(job)
@@ -182,7 +182,7 @@ async def prepare(
     )
 
 
-def _with_card(job: JobSpec) -> tuple[JobSpec, list[Problem]]:
+def with_card(job: JobSpec) -> tuple[JobSpec, list[Problem]]:
     """The job with what its model's folder says and its `model_options` do not."""
     path, _ = find_model(job.model)
     try:
