@@ -117,7 +117,7 @@ def _call(call: dict[str, Any], form: TemplateForm) -> dict[str, Any]:
 
 
 def _object(call: Mapping[str, Any]) -> dict[str, Any]:
-    """A call's arguments. Those that are no JSON object are the model's mistake: they are shown as they are."""
+    """A call's arguments. Those that are not a JSON object are the model's mistake: they are shown as they are."""
     arguments = call["function"].get("arguments") or {}
     if isinstance(arguments, str):
         value: Any = None
