@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from trainer.chat.dialect import Dialect
-from trainer.chat.model_card import FILE, ModelCard, read_card
+from trainer.chat.model_card import FILE, ModelCard, digest_of, read_card
 from trainer.errors import UserError
 from trainer.spec.model_options import ModelOptions
 
