@@ -92,7 +92,8 @@ class Renderer:
 
     def rendered(self, messages: Sequence[Message], tools: Sequence[ToolSchema], *, generate: bool) -> str:
         """The text of messages in OpenAI's form; with `generate`, the prompt for the next turn."""
-        return self._render(for_template(messages, self.form, self.family), tools, generate=generate)
+        thinks = self.end_of_thought is not None or self.family.reasoning_parser is not None
+        return self._render(for_template(messages, self.form, self.family, thinks=thinks), tools, generate=generate)
 
     def resume(
         self, messages: Sequence[Message], tools: Sequence[ToolSchema], results: Sequence[Sequence[int]]
