@@ -14,6 +14,7 @@ from actors.engine.dialects import find_dialect
 from actors.engine.parsing import tool_parser_names
 from cluster.planning.model_folder import one_line
 from trainer.chat.dialect import UNKNOWN
+from trainer.chat.model_card import ModelCard, digest_of
 from trainer.chat.renderer import Renderer, Tokenizer
 from trainer.chat.template import RenderFailed, template_of
 from trainer.errors import Problem, UserError
@@ -30,8 +31,13 @@ OWN_TEMPLATE = (
 TOOLS_REMEDY = f"{OWN_TEMPLATE}; or set model_options.tools_in_prompt: false if the model needs no descriptions"
 
 
-def read_dialect(tokenizer: Tokenizer, job: JobSpec) -> tuple[Renderer | None, list[Problem]]:
-    """The renderer in the dialect of a job's model, and everything that is wrong with the job's model options."""
+def read_dialect(
+    tokenizer: Tokenizer, job: JobSpec, card: ModelCard | None = None
+) -> tuple[Renderer | None, list[Problem]]:
+    """The renderer in the dialect of a job's model, and everything that is wrong with the job's model options.
+
+    What the model's `card` says was found by the check of the job that trained it, and is not looked for again.
+    """
     options = job.model_options
     asked = replace(
         UNKNOWN,
@@ -45,6 +51,8 @@ def read_dialect(tokenizer: Tokenizer, job: JobSpec) -> tuple[Renderer | None, l
         asked = replace(asked, template_arguments=_effort(job, template) | asked.template_arguments)
         renderer = Renderer(tokenizer, asked)
         renderer.prompt([{"role": "user", "content": "question"}], ())
+        if card is not None and card.template_digest == digest_of(template) and options.tool_parser == card.tool_parser:
+            return Renderer(tokenizer, replace(asked, family=card.family, tool_parser=card.tool_parser)), problems
         if find_spec("vllm") is None:
             return renderer, problems  # without an engine nothing runs, which is another problem
         if options.tool_parser not in ("auto", *tool_parser_names()):
@@ -57,9 +65,9 @@ def read_dialect(tokenizer: Tokenizer, job: JobSpec) -> tuple[Renderer | None, l
         code = str(error.details.get("code", "template_fails"))
         return None, [*problems, Problem(code, field, error.problem, error.remedy)]
     if mistake is not None:
-        named = f"the parser {options.tool_parser} does not read its calls"
-        who = "no tool parser reads its calls" if options.tool_parser == "auto" else named
-        problems.append(Problem("calls_not_read", PARSER, f"{who}: {mistake}", OWN_TEMPLATE))
+        who = "no parser reads" if options.tool_parser == "auto" else f"{options.tool_parser} does not read"
+        message = f"{who} the calls that the model's template writes: {mistake}"
+        problems.append(Problem("calls_not_read", PARSER, message, OWN_TEMPLATE))
     else:
         problems += _result_problems(renderer)
     return renderer, problems

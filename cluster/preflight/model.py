@@ -21,6 +21,7 @@ from cluster.planning.model_folder import (
 )
 from cluster.planning.model_shape import CONFIG_KEYS, max_context, shape_of
 from cluster.preflight.dialect import read_dialect
+from trainer.chat.model_card import read_card
 from trainer.chat.renderer import Renderer
 from trainer.errors import Problem, UserError
 from trainer.model.policy import refuse_unsupported
@@ -90,7 +91,13 @@ def _sizes(config: Any) -> dict[str, Any]:
 
 def _read_renderer(path: Path, job: JobSpec) -> tuple[Renderer | None, list[Problem]]:
     tokenizer, problem = read_tokenizer(path)
-    return (None, [problem]) if problem is not None else read_dialect(tokenizer, job)
+    if problem is not None:
+        return None, [problem]
+    try:
+        card = read_card(path)
+    except UserError as error:
+        return None, [model_problem("not_a_model", error.problem, error.remedy)]
+    return read_dialect(tokenizer, job, card)
 
 
 def read_tokenizer(path: Path) -> tuple[Any, Problem | None]:

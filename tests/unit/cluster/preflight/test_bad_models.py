@@ -73,7 +73,7 @@ def template(text: str) -> Callable[[Path], None]:
         (quantized, "unsupported_model", "quantized (fp8)", "before it was quantized"),
         (template("{% if x %}"), "template_syntax", "line 1", "correct the template"),
         (template(ENDLESS), "template_too_costly", "2 s of a processor", "remove nested loops"),
-        (template(NO_CALLS), "calls_not_read", "no tool parser reads its calls", "agent-rft models template FOLDER"),
+        (template(NO_CALLS), "calls_not_read", "no parser reads the calls", "agent-rft models template FOLDER"),
     ],
 )
 def test_a_model_that_cannot_be_trained_is_a_problem_with_a_remedy(
@@ -96,7 +96,7 @@ def test_a_gguf_file_is_no_model(tmp_path: Path) -> None:
     [
         ({"stop_tokens": ["the end"]}, "unknown_stop_token", "stop_tokens[0]", "'the end' is not", "added_tokens"),
         ({"tool_parser": "spells"}, "unknown_parser", "tool_parser", "no parser 'spells'", "use auto or one of"),
-        ({"tool_parser": "pythonic"}, "calls_not_read", "tool_parser", "pythonic does not read its calls", "FOLDER"),
+        ({"tool_parser": "pythonic"}, "calls_not_read", "tool_parser", "pythonic does not read the calls", "FOLDER"),
         ({"chat_template": "{% if x %}"}, "template_syntax", "chat_template", "line 1", "correct the template"),
     ],
 )
