@@ -438,7 +438,7 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
         (without(*TOKENIZER_FILES), "not_a_model", "has no tokenizer"),
         (cut("tokenizer.json", 50), "not_a_model", "its tokenizer"),
         (without("chat_template.jinja"), "no_chat_template", "no chat template"),
-        (replaced("chat_template.jinja", ("{%- for", "{%- fro")), "template_syntax", "line 1 of the chat template"),
+        (replaced("chat_template.jinja", ("{%- for", "{%- each")), "template_syntax", "line 1 of the chat template"),
     ],
 )
 async def test_a_model_that_cannot_be_trained_is_refused_with_the_reason(
