@@ -17,6 +17,7 @@ from cluster.planning.model_folder import one_line
 from trainer.chat.dialect import UNKNOWN
 from trainer.chat.families import FAMILIES
 from trainer.chat.family import Family
+from trainer.chat.model_card import ModelCard, digest_of
 from trainer.chat.renderer import Renderer, Tokenizer
 from trainer.chat.template import RenderFailed, template_of
 from trainer.errors import Problem, UserError
@@ -32,8 +33,13 @@ OWN_TEMPLATE = (
 )
 
 
-def read_dialect(tokenizer: Tokenizer, job: JobSpec) -> tuple[Renderer | None, list[Problem]]:
-    """The renderer in the dialect of a job's model, and everything that is wrong with the job's model options."""
+def read_dialect(
+    tokenizer: Tokenizer, job: JobSpec, card: ModelCard | None = None
+) -> tuple[Renderer | None, list[Problem]]:
+    """The renderer in the dialect of a job's model, and everything that is wrong with the job's model options.
+
+    What the model's `card` says was found by the check of the job that trained it, and is not looked for again.
+    """
     options = job.model_options
     asked = replace(
         UNKNOWN,
@@ -47,6 +53,8 @@ def read_dialect(tokenizer: Tokenizer, job: JobSpec) -> tuple[Renderer | None, l
         asked = replace(asked, template_arguments=_effort(job, template) | asked.template_arguments)
         renderer = Renderer(tokenizer, asked)
         renderer.prompt([{"role": "user", "content": "question"}], ())
+        if card is not None and card.template_digest == digest_of(template) and options.tool_parser == card.tool_parser:
+            return Renderer(tokenizer, replace(asked, family=card.family, tool_parser=card.tool_parser)), problems
         if find_spec("vllm") is None:
             return renderer, problems  # without an engine nothing runs, which is another problem
         if options.tool_parser not in ("auto", *tool_parser_names()):
@@ -59,8 +67,9 @@ def read_dialect(tokenizer: Tokenizer, job: JobSpec) -> tuple[Renderer | None, l
         code = str(error.details.get("code", "template_fails"))
         return None, [*problems, Problem(code, field, error.problem, error.remedy)]
     if mistake is not None:
-        parser = "no tool parser" if options.tool_parser == "auto" else f"the parser {options.tool_parser}"
-        problems.append(Problem("calls_not_read", PARSER, f"{parser} reads its calls: {mistake}", OWN_TEMPLATE))
+        who = "no parser reads" if options.tool_parser == "auto" else f"{options.tool_parser} does not read"
+        message = f"{who} the calls that the model's template writes: {mistake}"
+        problems.append(Problem("calls_not_read", PARSER, message, OWN_TEMPLATE))
     else:
         problems += _result_problems(renderer)
     return renderer, problems

@@ -21,6 +21,7 @@ from cluster.planning.model_folder import (
 )
 from cluster.planning.model_shape import CONFIG_KEYS, max_context, shape_of
 from cluster.preflight.dialect import read_dialect
+from trainer.chat.model_card import read_card
 from trainer.chat.renderer import Renderer
 from trainer.errors import Problem, UserError
 from trainer.model.policy import refuse_unsupported
@@ -88,4 +89,8 @@ def _read_renderer(path: Path, job: JobSpec) -> tuple[Renderer | None, list[Prob
     if not hasattr(tokenizer, "backend_tokenizer"):
         message = f"{type(tokenizer).__name__} is not a fast tokenizer"
         return None, [model_problem("slow_tokenizer", message, "add the tokenizer.json of a fast tokenizer")]
-    return read_dialect(tokenizer, job)
+    try:
+        card = read_card(path)
+    except UserError as error:
+        return None, [model_problem("not_a_model", error.problem, error.remedy)]
+    return read_dialect(tokenizer, job, card)

@@ -118,7 +118,8 @@ GPT_OSS = r"""
 {%- if tools %}<|start|>developer<|message|>{{ tools | tojson }}<|end|>{% endif %}
 {%- for m in messages %}
 {%- if m.role == 'tool' %}
-{{- '<|start|>functions.' + m.name + ' to=assistant<|channel|>commentary<|message|>' + (m.content | tojson) + '<|end|>' }}
+{{- '<|start|>functions.' + m.name + ' to=assistant<|channel|>commentary<|message|>' }}
+{{- (m.content | tojson) + '<|end|>' }}
 {%- elif m.tool_calls %}
 {%- if m.thinking %}{{ '<|start|>assistant<|channel|>analysis<|message|>' + m.thinking + '<|end|>' }}{% endif %}
 {%- set call = m.tool_calls[0].function %}

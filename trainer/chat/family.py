@@ -49,7 +49,7 @@ class Family:
         end_tokens: The tokens that end a turn, where the template does not end all turns with one token. The one before
             tool results may differ from that of an answer.
         exact: Whether a turn in the history is rendered as the model writes it. Else each turn's prompt is rendered
-            anew, and a rollout has a segment for each turn.
+            again, and a rollout has a segment for each turn.
         call_id: The ids of calls in the history, of the call's `name` and its `index` in the conversation.
         write_calls: Writes calls as text, for templates that render none.
     """

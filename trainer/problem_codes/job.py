@@ -248,8 +248,8 @@ JOB_CODES: dict[str, dict[str, CheckCode]] = {
             "The job has a `response_format`, and rows with tools. In each turn the model may then write calls or an "
             "answer of that form, and for the calls of this model's family (or for all of its turns) there is no "
             "grammar that constrained decoding could follow.",
-            "Leave `response_format` out and ask for the form in the prompt, or use a model of a family whose calls have "
-            "a grammar.",
+            "Leave `response_format` out and ask for the form in the prompt, or use a model of a family whose calls "
+            "have a grammar.",
             stops_accepted=True,
         ),
         "unknown_stop_token": CheckCode(

@@ -1,4 +1,4 @@
-"""The grammars of constrained turns: what a family's template writes fits them token by token, and nothing else does."""
+"""The grammars of constrained turns: what a family's template writes fits token by token, and nothing else does."""
 
 from __future__ import annotations
 
