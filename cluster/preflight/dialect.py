@@ -31,6 +31,7 @@ OWN_TEMPLATE = (
     f"give a template that does in {TEMPLATE} (`agent-rft models template FOLDER` writes one that adds tools to the "
     "model's own)"
 )
+TOOLS_REMEDY = f"{OWN_TEMPLATE}; or set model_options.tools_in_prompt: false if the model needs no descriptions"
 
 
 def read_dialect(

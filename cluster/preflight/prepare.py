@@ -99,7 +99,7 @@ async def prepare(
     """
     problems = list(found)
     if began is None:
-        job = _with_card(job)
+        job = with_card(job)
     supervised = job.method.type == "supervised"
     files, bad = read_files(job)
     problems += bad
@@ -184,7 +184,7 @@ async def prepare(
     )
 
 
-def _with_card(job: JobSpec) -> JobSpec:
+def with_card(job: JobSpec) -> JobSpec:
     """The job with what its model's folder says and its `model_options` do not."""
     path, _ = find_model(job.model)
     try:

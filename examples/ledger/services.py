@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -56,9 +56,14 @@ def _wait_for(ports_file: Path, server: subprocess.Popen[bytes]) -> dict[str, in
 def run_with_services(command: Sequence[str], *options: str) -> int:
     """Run a command while the servers run, and return its exit code. The command handles Ctrl-C itself."""
     with services(*options) as environment:
-        child = subprocess.Popen(command, env=environment)
-        while True:
-            try:
-                return child.wait()
-            except KeyboardInterrupt:
-                continue  # the child received it too, and shuts down cleanly
+        return run_command(command, environment)
+
+
+def run_command(command: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Run a command that handles Ctrl-C itself, and return its exit code."""
+    child = subprocess.Popen(command, env=environment)
+    while True:
+        try:
+            return child.wait()
+        except KeyboardInterrupt:
+            continue  # the child received it too, and shuts down cleanly

@@ -10,7 +10,7 @@ from packaging.licenses import InvalidLicenseExpression, canonicalize_license_ex
 from packaging.utils import canonicalize_name
 
 from requirements.licences import licences, table
-from requirements.lists import read
+from requirements.lists import LISTS, read
 
 PERMISSIVE = {
     *("0BSD", "Apache-2.0", "Apache-2.0 WITH LLVM-exception", "BSD", "BSD-2-Clause", "BSD-3-Clause", "BSL-1.0"),
@@ -48,7 +48,7 @@ def required(kind: str) -> set[str]:
     return {pin.name for pin in read(kind)}
 
 
-ALL = required("cpu") | required("gpu") | required("dev")
+ALL = set[str]().union(*map(required, LISTS))
 
 
 def stated(name: str) -> str | None:

@@ -1,0 +1,76 @@
+"""Writes the rows in `data/`: `python -m examples.orders.make_data`. The files are the same every time."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, Final
+
+from examples.orders.questions import SAID, Call, Question, draw_question
+from examples.orders.shop import TOOLS, Shop, Split
+
+DATA: Final = Path(__file__).parent / "data"
+NUM_WARM_START: Final = 112
+NUM_TRAIN: Final = 160
+NUM_TEST: Final = 60
+SYSTEM: Final = {"role": "system", "content": "You are the support agent of a shop."}
+CHATTY: Final = ("{}", "Thank you for asking! {}", "{} Is there anything else?")
+
+
+def row(question: Question) -> dict[str, Any]:
+    """A task. Tools and grader get all of it as `item`, including `values`."""
+    return {
+        "messages": [SYSTEM, {"role": "user", "content": question.text}],
+        "tools": [tool.schema() for tool in TOOLS.values()],
+        "values": [part.value for part in question.parts],
+    }
+
+
+def conversation(shop: Shop, question: Question, rng: random.Random) -> dict[str, Any]:
+    """A row for the warm start: how an agent of the shop answered, in more words than needed."""
+    messages: list[dict[str, Any]] = [SYSTEM, {"role": "user", "content": question.text}]
+    for i, column in enumerate(zip_longest(*(part.calls for part in question.parts))):
+        calls = [call for call in column if call is not None]  # those that can go out together
+        ids = [f"call_{i}_{j}" for j in range(len(calls))]
+        messages.append({"role": "assistant", "content": None, "tool_calls": list(map(_call_form, ids, calls))})
+        for call_id, call in zip(ids, calls, strict=True):
+            output = TOOLS[call.tool].run(shop, call.argument)
+            messages.append({"role": "tool", "tool_call_id": call_id, "content": output})
+    answer = " ".join(SAID[part.kind].format(part.value) for part in question.parts)
+    messages.append({"role": "assistant", "content": rng.choice(CHATTY).format(answer)})
+    return {"messages": messages, "tools": [tool.schema() for tool in TOOLS.values()]}
+
+
+def _call_form(call_id: str, call: Call) -> dict[str, Any]:
+    arguments = json.dumps({TOOLS[call.tool].parameter: call.argument})
+    return {"id": call_id, "type": "function", "function": {"name": call.tool, "arguments": arguments}}
+
+
+def _distinct(shop: Shop, rng: random.Random, split: Split) -> Iterator[Question]:
+    seen = set[str]()
+    while True:
+        question = draw_question(shop, rng, split)
+        if question.text not in seen:
+            seen.add(question.text)
+            yield question
+
+
+def write_data(folder: Path) -> None:
+    """Write all files; the folder is created if necessary."""
+    folder.mkdir(parents=True, exist_ok=True)
+    shop, rng = Shop(), random.Random(1)
+    train, test = _distinct(shop, rng, "train"), _distinct(shop, random.Random(2), "test")
+    files = {
+        "warm_start.jsonl": [conversation(shop, next(train), rng) for _ in range(NUM_WARM_START)],
+        "train.jsonl": [row(next(train)) for _ in range(NUM_TRAIN)],
+        "test.jsonl": [row(next(test)) for _ in range(NUM_TEST)],
+    }
+    for name, rows in files.items():
+        (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write_data(DATA)

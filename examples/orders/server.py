@@ -1,0 +1,31 @@
+"""The shop's tools and the grader behind HTTP: `uvicorn examples.orders.server:app --port 8010`."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from fastapi import FastAPI, HTTPException
+
+from examples.orders.questions import grade
+from examples.orders.shop import TOOLS, Shop
+
+app = FastAPI()
+shop = Shop()
+
+
+@app.post("/tools/{name}")
+async def call_tool(name: str, call: dict[str, Any]) -> dict[str, str]:
+    tool = TOOLS.get(name)
+    if tool is None:
+        raise HTTPException(404)  # a configuration error: the job stops and names this endpoint
+    try:
+        return {"output": tool.run(shop, str(json.loads(call["arguments"])[tool.parameter]))}
+    except (ValueError, KeyError, TypeError):
+        raise HTTPException(422, f"give a {tool.parameter}") from None  # the model reads this and continues
+
+
+@app.post("/grade")
+async def grade_answer(body: dict[str, Any]) -> dict[str, float]:
+    item = body["item"]
+    return {"score": grade(body["sample"]["output_text"], item["messages"][-1]["content"], item["values"])}
