@@ -51,8 +51,8 @@ class LearnerConfig:
 
     `model` is a local folder. `steps` is the number of `step` calls in the whole job, for the learning rate schedule.
     `algorithm` includes the sampling temperature. `collective_timeout_s` bounds how long a rank waits for another.
-    `files` are written beside those of the start model; None: only those. `end_token_ids` end a turn in the engine, which
-    the masks of constrained decoding depend on; none: the tokenizer's own end token.
+    `files` are written beside those of the start model; None: only those. `end_token_ids` end a turn in the engine, and
+    so in the masks of constrained decoding; none: the tokenizer's own end token.
     """
 
     model: Path
