@@ -260,12 +260,13 @@ def forced_turns(renderer: Renderer, parse: TurnParser) -> str:
 
 def _pieces(renderer: Renderer, text: str) -> list[dict[str, Any]]:
     """Special tokens as tokens, the number of the call as any number, and the rest as it is."""
-    special = sorted(renderer._special.values(), key=len, reverse=True)
+    special = {token: id for id, token in renderer._special.items()}
+    known = [*sorted(special, key=len, reverse=True), str(CALL[1]["order_id"])]
     pieces: list[dict[str, Any]] = []
-    for piece in re.split(f"({'|'.join(map(re.escape, [*special, str(CALL[1]['order_id'])]))})", text):
+    for piece in re.split(f"({'|'.join(map(re.escape, known))})", text):
         if piece in special:
-            pieces.append({"type": "token", "token": piece})
-        elif piece == str(CALL[1]["order_id"]):
+            pieces.append({"type": "token", "token": special[piece]})
+        elif piece == known[-1]:
             pieces.append({"type": "regex", "pattern": ORDER_ID})
         elif piece:
             pieces.append({"type": "const_string", "value": piece})
