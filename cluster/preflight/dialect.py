@@ -12,13 +12,16 @@ from typing import Any
 
 from actors.engine.dialects import find_dialect
 from actors.engine.parsing import tool_parser_names
+from actors.engine.structure import grammar_mistake
 from cluster.planning.model_folder import one_line
 from trainer.chat.dialect import UNKNOWN
+from trainer.chat.families import FAMILIES
+from trainer.chat.family import Family
 from trainer.chat.model_card import ModelCard, digest_of
 from trainer.chat.renderer import Renderer, Tokenizer
 from trainer.chat.template import RenderFailed, template_of
 from trainer.errors import Problem, UserError
-from trainer.spec.job import JobSpec
+from trainer.spec.job import JobSpec, Reinforcement
 
 PARSER = "model_options.tool_parser"
 TEMPLATE = "model_options.chat_template"
@@ -71,6 +74,17 @@ def read_dialect(
     else:
         problems += _result_problems(renderer)
     return renderer, problems
+
+
+def grammar_problems(reinforcement: Reinforcement, family: Family, *, calls: bool) -> list[Problem]:
+    """A problem if turns, with or without calls, are constrained, and the family's form is not known as a grammar."""
+    if reinforcement.response_format is None:
+        return []
+    mistake = grammar_mistake(family, calls=calls)
+    known = ", ".join(family.name for family in FAMILIES if family.calls is not None)
+    remedy = f"leave it out and ask for the form in the prompt, or use a model of another family ({known})"
+    field = "method.reinforcement.response_format"
+    return [] if mistake is None else [Problem("no_call_grammar", field, mistake, remedy)]
 
 
 def _result_problems(renderer: Renderer) -> list[Problem]:

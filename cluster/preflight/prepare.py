@@ -18,7 +18,7 @@ from cluster.planning.nodes import Node
 from cluster.planning.placement import Placement, size
 from cluster.planning.plan import plan_placement
 from cluster.planning.stop_time import CHECKPOINT_BYTES_PER_PARAMETER, PROMPT_S, StopTime
-from cluster.preflight.dialect import SWITCHES
+from cluster.preflight.dialect import SWITCHES, grammar_problems
 from cluster.preflight.dry_run import dry_run_problems
 from cluster.preflight.form_check import TOOLS
 from cluster.preflight.limits import resource_problems
@@ -130,6 +130,9 @@ async def prepare(
             conversations=supervised,
             tools_in_prompt=job.model_options.tools_in_prompt,
         )
+    if model is not None and not supervised:
+        calls = any(row.task.tools for row in rows)
+        problems += grammar_problems(job.reinforcement, model.renderer.family, calls=calls)
     waits = bool(cluster.lacking) and operator.wait_for_nodes_s > 0
     lacking = [] if waits else cluster.lacking
     problems += [*cluster.problems, *lacking, *resource_problems(operator.jobs, cluster.placement.bundles)]

@@ -79,6 +79,7 @@ def learner_config(prepared: Prepared, metrics: MetricsAddress | None) -> Learne
         on_gpu=prepared.placement.rank_gpus > 0,
         metrics=metrics,
         files=model_files(prepared),
+        end_token_ids=tuple(prepared.renderer.end_tokens),
     )
 
 

@@ -20,13 +20,19 @@ class CallForm:
 
     Attributes:
         begin: The text before the arguments; `{name}` stands for the tool's name.
+        end: The text after them.
+        separator: The text between two calls.
         style: How the arguments are written, as a style of xgrammar's JSON schema format.
+        before: The text before the first call of a turn.
+        after: The text after the last one.
     """
 
     begin: str
     end: str
     separator: str = "\n"
     style: str = "json"
+    before: str = ""
+    after: str = ""
 
 
 @dataclass(frozen=True, slots=True)
