@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from actors.engine.dialects import find_dialect
-from actors.engine.structure import cut_result, no_calls, thought_structure, turn_structure
+from actors.engine.structure import NoGrammar, cut_result, no_calls, required_calls, structure_of
 from actors.engine.tokenizer import load_tokenizer
 from actors.engine.vllm_engine import Engine, EngineConfig
 from actors.runtime.calls import outcome_of
@@ -149,6 +149,8 @@ class ChatEngine:
             answer = await self._serving.create_chat_completion(self._request(body, prompt, room))
         except RenderFailed as error:
             return Refusal(400, error.problem, "messages")
+        except NoGrammar as error:
+            return Refusal(400, f"{error}: send no response_format, or no tools", "response_format")
         except ValidationError as error:
             first = error.errors()[0]
             return Refusal(400, str(first["msg"]), ".".join(str(part) for part in first["loc"]))
@@ -181,10 +183,12 @@ class ChatEngine:
         if schema is not None and request.get("tool_choice", "auto") in ("auto", "none"):
             tools = request.get("tools", ()) if request.get("tool_choice", "auto") == "auto" else ()
             del request["response_format"]
-            thought = thought_structure(self._renderer, budget)
-            form = self._renderer.family.calls
-            request["structured_outputs"] = {"structural_tag": turn_structure(tools, schema, form, thought)}
+            request["structured_outputs"] = {"structural_tag": structure_of(self._renderer, tools, schema, budget)}
             budget = None  # the structure has it
+        elif (structure := self._required(request, budget)) is not None:
+            request.pop("response_format", None)
+            request |= {"tool_choice": "auto", "structured_outputs": {"structural_tag": structure}}
+            budget = None
         elif request.get("tool_choice") == "none" and (forbidden := no_calls(self._renderer.family)) is not None:
             request["structured_outputs"] = {"structural_tag": forbidden}
         if self._renderer.end_of_thought is not None:
@@ -198,6 +202,17 @@ class ChatEngine:
             kv_transfer_params={"prompt_token_ids": prompt},
             **request,
         )
+
+    def _required(self, request: Mapping[str, Any], budget: int | None) -> str | None:
+        """The structure of a request that requires calls; None: it does not, or vLLM has to do it."""
+        choice, tools = request.get("tool_choice", "auto"), request.get("tools", ())
+        named = isinstance(choice, Mapping)
+        if named:
+            tools = [tool for tool in tools if tool["function"]["name"] == choice.get("function", {}).get("name")]
+        if not tools or not (named or choice == "required"):
+            return None
+        alone = named or request.get("parallel_tool_calls") is False
+        return required_calls(self._renderer, tools, budget, alone=alone)
 
     def _prompt(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> list[int]:
         """The prompt's tokens, as a rollout would have them after these turns and results."""

@@ -99,7 +99,7 @@ def find_dialect(tokenizer: Tokenizer, asked: Dialect, tool_parser: str = "auto"
     other parsers of vLLM.
 
     Raises:
-        RenderFailed: the template is no template, or costs too much.
+        RenderFailed: the template is not valid Jinja, or costs too much.
     """
     likely: tuple[Renderer, str] | None = None
     for name in _candidates() if tool_parser == "auto" else (tool_parser,):
@@ -117,7 +117,7 @@ def find_dialect(tokenizer: Tokenizer, asked: Dialect, tool_parser: str = "auto"
 
 
 def _resolved(renderer: Renderer) -> Renderer:
-    """The renderer with all that was found in its dialect, so that whoever loads the model need not find it again."""
+    """The renderer with all that was found in its dialect, so that engines and servers need not find it again."""
     marks = renderer.mark_texts if renderer.end_of_thought is not None else None
     ends = tuple(renderer.end_tokens.values())
     return Renderer(renderer.tokenizer, replace(renderer.dialect, end_tokens=ends, thought_marks=marks))

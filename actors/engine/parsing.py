@@ -15,7 +15,7 @@ from trainer.chat.family import Family
 class ParsedTurn:
     """A parsed turn: `calls` are (name, arguments as JSON text); `malformed` if a call was started but is invalid.
 
-    `thought` is one that is a message of its own; one between marks is no part of the parsed text.
+    `thought` is one that is a message of its own; the parsed text has none between marks.
     """
 
     content: str

@@ -10,6 +10,12 @@ from trainer.chat.family import CallForm, Family
 from trainer.chat.renderer import Renderer
 
 CUT_MARK = "\n[... {} tokens cut ...]"
+LINES: dict[str, Any] = {"type": "regex", "pattern": "\\n{0,2}"}
+"""What templates put around thoughts and after calls."""
+
+
+class NoGrammar(ValueError):
+    """The form of what a model should write is not known as a grammar."""
 
 
 def cut_result(renderer: Renderer, output: str, limit: int) -> tuple[list[int], bool]:
@@ -32,8 +38,37 @@ def thought_structure(renderer: Renderer, max_tokens: int | None) -> dict[str, A
     if max_tokens is not None:
         free["max_tokens"] = max_tokens
     if renderer.thought == "opened":
-        return {"type": "sequence", "elements": [free, end]}
-    return {"type": "optional", "content": {"type": "tag", "begin": start, "content": free, "end": end}}
+        return {"type": "sequence", "elements": [free, end, LINES]}
+    tag = {"type": "tag", "begin": start, "content": free, "end": end}
+    return {"type": "sequence", "elements": [LINES, {"type": "optional", "content": tag}, LINES]}
+
+
+def grammar_mistake(family: Family, *, calls: bool) -> str | None:
+    """Why turns of a family, with or without calls, cannot be constrained; None if they can."""
+    if family.reasoning_parser is not None:
+        return f"there is no grammar for the turns of the model family {family.name}"
+    if calls and family.calls is None:
+        return f"there is no grammar for the calls of the model family {family.name}"
+    return None
+
+
+def structure_of(
+    renderer: Renderer,
+    tools: Sequence[dict[str, Any]],
+    response_schema: dict[str, Any] | None,
+    max_thinking_tokens: int | None,
+) -> str | None:
+    """The structural tag of a turn in the model's dialect; None without a response schema.
+
+    Raises:
+        NoGrammar: The family's form is not known.
+    """
+    if response_schema is None:
+        return None
+    if (mistake := grammar_mistake(renderer.family, calls=bool(tools))) is not None:
+        raise NoGrammar(mistake)
+    thought = thought_structure(renderer, max_thinking_tokens)
+    return turn_structure(tools, response_schema, renderer.family.calls, thought)
 
 
 def turn_structure(
@@ -48,17 +83,29 @@ def turn_structure(
     schema.
 
     Raises:
-        ValueError: there are tools, but no form of calls.
+        NoGrammar: There are tools, but no form of calls.
     """
     if response_schema is None:
         return None
     said: dict[str, Any] = {"type": "json_schema", "json_schema": response_schema}
     if tools:
         if form is None:
-            raise ValueError("this model family's calls have no grammar")
-        tags = [_call_tag(tool, form) for tool in tools]
-        separator = {"separator": form.separator, "at_least_one": True}
-        said = {"type": "or", "elements": [{"type": "tags_with_separator", "tags": tags, **separator}, said]}
+            raise NoGrammar("there is no form of calls")
+        said = {"type": "or", "elements": [_calls(tools, form), said]}
+    return _tag(thought, said)
+
+
+def required_calls(
+    renderer: Renderer, tools: Sequence[dict[str, Any]], max_thinking_tokens: int | None, *, alone: bool
+) -> str | None:
+    """The structural tag of a turn that calls some of these tools, or one only; None if there is no form of calls."""
+    form = renderer.family.calls
+    if form is None:
+        return None
+    return _tag(thought_structure(renderer, max_thinking_tokens), _calls(tools, form, alone=alone))
+
+
+def _tag(thought: dict[str, Any] | None, said: dict[str, Any]) -> str:
     whole = said if thought is None else {"type": "sequence", "elements": [thought, said]}
     return json.dumps({"type": "structural_tag", "format": whole})
 
@@ -68,6 +115,17 @@ def no_calls(family: Family) -> str | None:
     if family.call_mark is None:
         return None
     return json.dumps({"type": "structural_tag", "format": {"type": "any_text", "excludes": [family.call_mark]}})
+
+
+def _calls(tools: Sequence[dict[str, Any]], form: CallForm, *, alone: bool = False) -> dict[str, Any]:
+    tags = [_call_tag(tool, form) for tool in tools]
+    calls = {"type": "tags_with_separator", "tags": tags, "separator": form.separator, "at_least_one": True}
+    calls["stop_after_first"] = alone
+    return {"type": "sequence", "elements": [_text(form.before), calls, _text(form.after), LINES]}
+
+
+def _text(value: str) -> dict[str, Any]:
+    return {"type": "const_string", "value": value}
 
 
 def _call_tag(tool: dict[str, Any], form: CallForm) -> dict[str, Any]:

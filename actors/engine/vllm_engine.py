@@ -44,7 +44,7 @@ def executor_of(gpus: int) -> str:
 
 CPU_BLOCK_TOKENS = 32
 """Tokens of a cache block, the smallest that vLLM's attention takes on CPUs. Only whole blocks are found again, so with
-its default there, 128, most prompts of small models were computed anew in each turn of each rollout."""
+its default there, 128, most prompts of small models were computed again in each turn of each rollout."""
 
 Result = TypeVar("Result")
 

@@ -51,7 +51,8 @@ class LearnerConfig:
 
     `model` is a local folder. `steps` is the number of `step` calls in the whole job, for the learning rate schedule.
     `algorithm` includes the sampling temperature. `collective_timeout_s` bounds how long a rank waits for another.
-    `files` are written beside those of the start model; None: only those.
+    `files` are written beside those of the start model; None: only those. `end_token_ids` end a turn in the engine, and
+    so in the masks of constrained decoding; none: the tokenizer's own end token.
     """
 
     model: Path
@@ -68,6 +69,7 @@ class LearnerConfig:
     collective_timeout_s: float = 1800.0
     metrics: MetricsAddress | None = None
     files: ModelFiles | None = None
+    end_token_ids: tuple[int, ...] = ()
 
     @property
     def stage(self) -> int:
@@ -94,7 +96,7 @@ class LearnerRank:
         self._weights = CheckpointWeights(policy.model, self._dtype, gather)
         self._parts: list[ParameterNames] = []
         self._broadcast: Broadcast | None = None
-        self._grammars = Grammars(config.model, config.rank_cores)
+        self._grammars = Grammars(config.model, config.end_token_ids, config.rank_cores)
         self._snapshot: Snapshot | None = None
         self._step = 0
         self._skipped = 0

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from actors.engine.parsing import ParsedTurn, TurnParser
-from actors.engine.structure import cut_result, thought_structure, turn_structure
+from actors.engine.structure import cut_result, structure_of
 from actors.engine.vllm_engine import Completion
 from actors.graders.sample import sample_of
 from actors.rollout.time_budget import TimeBudget
@@ -154,10 +154,8 @@ class EpisodeRunner:
         earlier = [self._renderer.result(message["content"]) for message in task.messages if message["role"] == "tool"]
         prompt = self._renderer.prompt(task.messages, task.tools)
         trajectory = Trajectory(prompt, list(task.messages), earlier)
-        structure, schema = None, self._spec.response_schema
-        if schema is not None:
-            thought = thought_structure(self._renderer, self._spec.max_thinking_tokens)
-            structure = turn_structure(task.tools, schema, self._renderer.family.calls, thought)
+        spec = self._spec
+        structure = structure_of(self._renderer, task.tools, spec.response_schema, spec.max_thinking_tokens)
         answer, finish = "", None
         while finish is None:
             room = min(

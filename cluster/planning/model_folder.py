@@ -12,6 +12,11 @@ from safetensors import SafetensorError, safe_open
 from cluster.planning.model_shape import ModelShape, max_context, read_config, shape_of, weight_files
 from trainer.errors import Problem
 
+GGUF_REMEDY = (
+    "GGUF files cannot be trained: give the folder of the original model; or convert the file with transformers and "
+    "gguf, AutoModelForCausalLM.from_pretrained(FOLDER, gguf_file=FILE).save_pretrained(NEW), and so AutoTokenizer"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class ModelFolder:
@@ -58,9 +63,9 @@ def find_model(name: str) -> tuple[Path | None, Problem | None]:
         if (path / "config.json").exists():
             return path, None
         remedy = "give a folder in Hugging Face format: config.json, tokenizer, *.safetensors"
-        return None, model_problem("not_a_model", f"{path} has no config.json", remedy)
+        return None, model_problem("not_a_model", f"{path} has no config.json", _of_gguf(path) or remedy)
     if path.exists():
-        remedy = "give the folder of a model in Hugging Face format"
+        remedy = GGUF_REMEDY if path.suffix == ".gguf" else "give the folder of a model in Hugging Face format"
         return None, model_problem("not_a_model", f"{path} is a file", remedy)
     if not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name):
         remedy = (
@@ -78,11 +83,16 @@ def find_model(name: str) -> tuple[Path | None, Problem | None]:
         return None, model_problem("missing_model", message, remedy)
 
 
+def _of_gguf(folder: Path) -> str | None:
+    return GGUF_REMEDY if any(folder.glob("*.gguf")) else None
+
+
 def weight_problems(path: Path) -> list[Problem]:
     """Weight files that are missing or truncated. Only headers are read, which say how long a file must be."""
     files = weight_files(path)
     if not files:
-        return [model_problem("not_a_model", f"{path} has no weights", "add its *.safetensors files")]
+        remedy = _of_gguf(path) or "add its *.safetensors files"
+        return [model_problem("not_a_model", f"{path} has no weights", remedy)]
     remedy = "copy or download the file again (a Git LFS pointer has no weights)"
     problems = []
     for file in files:

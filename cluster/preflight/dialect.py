@@ -12,12 +12,16 @@ from typing import Any
 
 from actors.engine.dialects import find_dialect
 from actors.engine.parsing import tool_parser_names
+from actors.engine.structure import grammar_mistake
 from cluster.planning.model_folder import one_line
 from trainer.chat.dialect import UNKNOWN
+from trainer.chat.families import FAMILIES
+from trainer.chat.family import Family
+from trainer.chat.model_card import ModelCard, digest_of
 from trainer.chat.renderer import Renderer, Tokenizer
 from trainer.chat.template import RenderFailed, template_of
 from trainer.errors import Problem, UserError
-from trainer.spec.job import JobSpec
+from trainer.spec.job import JobSpec, Reinforcement
 
 PARSER = "model_options.tool_parser"
 TEMPLATE = "model_options.chat_template"
@@ -27,10 +31,16 @@ OWN_TEMPLATE = (
     f"give a template that does in {TEMPLATE} (`agent-rft models template FOLDER` writes one that adds tools to the "
     "model's own)"
 )
+TOOLS_REMEDY = f"{OWN_TEMPLATE}; or set model_options.tools_in_prompt: false if the model needs no descriptions"
 
 
-def read_dialect(tokenizer: Tokenizer, job: JobSpec) -> tuple[Renderer | None, list[Problem]]:
-    """The renderer in the dialect of a job's model, and everything that is wrong with the job's model options."""
+def read_dialect(
+    tokenizer: Tokenizer, job: JobSpec, card: ModelCard | None = None
+) -> tuple[Renderer | None, list[Problem]]:
+    """The renderer in the dialect of a job's model, and everything that is wrong with the job's model options.
+
+    What the model's `card` says was found by the check of the job that trained it, and is not looked for again.
+    """
     options = job.model_options
     asked = replace(
         UNKNOWN,
@@ -44,6 +54,8 @@ def read_dialect(tokenizer: Tokenizer, job: JobSpec) -> tuple[Renderer | None, l
         asked = replace(asked, template_arguments=_effort(job, template) | asked.template_arguments)
         renderer = Renderer(tokenizer, asked)
         renderer.prompt([{"role": "user", "content": "question"}], ())
+        if card is not None and card.template_digest == digest_of(template) and options.tool_parser == card.tool_parser:
+            return Renderer(tokenizer, replace(asked, family=card.family, tool_parser=card.tool_parser)), problems
         if find_spec("vllm") is None:
             return renderer, problems  # without an engine nothing runs, which is another problem
         if options.tool_parser not in ("auto", *tool_parser_names()):
@@ -56,11 +68,23 @@ def read_dialect(tokenizer: Tokenizer, job: JobSpec) -> tuple[Renderer | None, l
         code = str(error.details.get("code", "template_fails"))
         return None, [*problems, Problem(code, field, error.problem, error.remedy)]
     if mistake is not None:
-        parser = "no tool parser" if options.tool_parser == "auto" else f"the parser {options.tool_parser}"
-        problems.append(Problem("calls_not_read", PARSER, f"{parser} reads its calls: {mistake}", OWN_TEMPLATE))
+        who = "no parser reads" if options.tool_parser == "auto" else f"{options.tool_parser} does not read"
+        message = f"{who} the calls that the model's template writes: {mistake}"
+        problems.append(Problem("calls_not_read", PARSER, message, OWN_TEMPLATE))
     else:
         problems += _result_problems(renderer)
     return renderer, problems
+
+
+def grammar_problems(reinforcement: Reinforcement, family: Family, *, calls: bool) -> list[Problem]:
+    """A problem if turns, with or without calls, are constrained, and the family's form is not known as a grammar."""
+    if reinforcement.response_format is None:
+        return []
+    mistake = grammar_mistake(family, calls=calls)
+    known = ", ".join(family.name for family in FAMILIES if family.calls is not None)
+    remedy = f"leave it out and ask for the form in the prompt, or use a model of another family ({known})"
+    field = "method.reinforcement.response_format"
+    return [] if mistake is None else [Problem("no_call_grammar", field, mistake, remedy)]
 
 
 def _result_problems(renderer: Renderer) -> list[Problem]:

@@ -21,6 +21,7 @@ from cluster.planning.model_folder import (
 )
 from cluster.planning.model_shape import CONFIG_KEYS, max_context, shape_of
 from cluster.preflight.dialect import read_dialect
+from trainer.chat.model_card import read_card
 from trainer.chat.renderer import Renderer
 from trainer.errors import Problem, UserError
 from trainer.model.policy import refuse_unsupported
@@ -50,6 +51,8 @@ def read_model(job: JobSpec) -> tuple[LoadableModel | None, list[Problem]]:
             problems.append(model_problem("unsupported_model", mistake, "use another model"))
             if type(loaded) not in MODEL_FOR_CAUSAL_LM_MAPPING:
                 return None, problems
+        if (quantized := getattr(loaded, "quantization_config", None)) is not None:
+            problems.append(_quantized(quantized))
         config = _sizes(loaded)
         shape = None if weights else shape_of(path, config)
     except Exception as error:  # noqa: BLE001 - user files, read by three libraries
@@ -72,6 +75,14 @@ def _unsupported(config: Any) -> str | None:
     return None
 
 
+def _quantized(config: Any) -> Problem:
+    """The problem of weights that have no gradients."""
+    values = config if isinstance(config, dict) else vars(config)
+    message = f"its weights are quantized ({values.get('quant_method', 'by an unknown method')}), and cannot be trained"
+    remedy = "give the folder of the model before it was quantized, in bfloat16 or float32"
+    return model_problem("unsupported_model", message, remedy)
+
+
 def _sizes(config: Any) -> dict[str, Any]:
     """The keys of config.json that `planning` reads, with the defaults and aliases of the model's class."""
     text = config.get_text_config()
@@ -79,13 +90,25 @@ def _sizes(config: Any) -> dict[str, Any]:
 
 
 def _read_renderer(path: Path, job: JobSpec) -> tuple[Renderer | None, list[Problem]]:
+    tokenizer, problem = read_tokenizer(path)
+    if problem is not None:
+        return None, [problem]
+    try:
+        card = read_card(path)
+    except UserError as error:
+        return None, [model_problem("not_a_model", error.problem, error.remedy)]
+    return read_dialect(tokenizer, job, card)
+
+
+def read_tokenizer(path: Path) -> tuple[Any, Problem | None]:
+    """The fast tokenizer of a model's folder, or why there is none."""
     if not [*path.glob("tokenizer*"), *path.glob("vocab*")]:
-        return None, [model_problem("not_a_model", f"{path} has no tokenizer", "add tokenizer.json and its config")]
+        return None, model_problem("not_a_model", f"{path} has no tokenizer", "add tokenizer.json and its config")
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     except Exception as error:  # noqa: BLE001 - the tokenizers library raises plain Exceptions
-        return None, [model_problem("not_a_model", f"its tokenizer: {one_line(error)}", "give a complete folder")]
+        return None, model_problem("not_a_model", f"its tokenizer: {one_line(error)}", "give a complete folder")
     if not hasattr(tokenizer, "backend_tokenizer"):
         message = f"{type(tokenizer).__name__} is not a fast tokenizer"
-        return None, [model_problem("slow_tokenizer", message, "add the tokenizer.json of a fast tokenizer")]
-    return read_dialect(tokenizer, job)
+        return None, model_problem("slow_tokenizer", message, "add the tokenizer.json of a fast tokenizer")
+    return tokenizer, None

@@ -13,12 +13,12 @@ from actors.grading.factory import graders_of
 from actors.grading.python_nodes import check_sandbox
 from cluster.planning.context import context_of, context_problems
 from cluster.planning.layout import ClusterPlan
-from cluster.planning.model_folder import find_model, model_problem
+from cluster.planning.model_folder import find_model
 from cluster.planning.nodes import Node
 from cluster.planning.placement import Placement, size
 from cluster.planning.plan import plan_placement
 from cluster.planning.stop_time import CHECKPOINT_BYTES_PER_PARAMETER, PROMPT_S, StopTime
-from cluster.preflight.dialect import SWITCHES
+from cluster.preflight.dialect import SWITCHES, grammar_problems
 from cluster.preflight.dry_run import dry_run_problems
 from cluster.preflight.form_check import TOOLS
 from cluster.preflight.limits import resource_problems
@@ -99,8 +99,7 @@ async def prepare(
     """
     problems = list(found)
     if began is None:
-        job, bad = _with_card(job)
-        problems += bad
+        job = with_card(job)
     supervised = job.method.type == "supervised"
     files, bad = read_files(job)
     problems += bad
@@ -131,6 +130,9 @@ async def prepare(
             conversations=supervised,
             tools_in_prompt=job.model_options.tools_in_prompt,
         )
+    if model is not None and not supervised:
+        calls = any(row.task.tools for row in rows)
+        problems += grammar_problems(job.reinforcement, model.renderer.family, calls=calls)
     waits = bool(cluster.lacking) and operator.wait_for_nodes_s > 0
     lacking = [] if waits else cluster.lacking
     problems += [*cluster.problems, *lacking, *resource_problems(operator.jobs, cluster.placement.bundles)]
@@ -182,19 +184,19 @@ async def prepare(
     )
 
 
-def _with_card(job: JobSpec) -> tuple[JobSpec, list[Problem]]:
+def with_card(job: JobSpec) -> JobSpec:
     """The job with what its model's folder says and its `model_options` do not."""
     path, _ = find_model(job.model)
     try:
         card = None if path is None else read_card(path)
-    except UserError as error:
-        return job, [model_problem("not_a_model", error.problem, error.remedy)]
+    except UserError:  # a problem of the model
+        return job
     if card is None:
-        return job, []
+        return job
     effort = job.method.reinforcement and job.reinforcement.hyperparameters.reasoning_effort
     if effort not in (None, "default"):  # it sets these switches itself
         card = card.without_arguments(SWITCHES)
-    return job.model_copy(update={"model_options": card.fill_in(job.model_options)}), []
+    return job.model_copy(update={"model_options": card.fill_in(job.model_options)})
 
 
 def _stop_time(num_parameters: int, runs: Path) -> StopTime | None:

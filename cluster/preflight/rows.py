@@ -10,7 +10,7 @@ from pathlib import Path
 
 from actors.graders.templates import INVALID_VARIABLE, render
 from actors.grading.factory import graders_of, templates_of
-from cluster.preflight.dialect import OWN_TEMPLATE
+from cluster.preflight.dialect import TOOLS_REMEDY
 from cluster.preflight.examples import example_sample
 from cluster.preflight.form_check import TOOLS
 from trainer.chat.conversation import samples_of
@@ -156,8 +156,7 @@ def _lacking(row: JobRow, text: str, tools_in_prompt: bool) -> list[Problem]:
     names = [tool["function"]["name"] for tool in row.task.tools]
     if tools_in_prompt and (missing := [name for name in names if name not in text]):
         message = f"the prompt does not show the tool{'s' * (len(missing) > 1)} {', '.join(missing)}"
-        remedy = f"{OWN_TEMPLATE}; or set model_options.tools_in_prompt: false if the model needs no descriptions"
-        return [row.problem("tools_not_in_prompt", ".tools", message, remedy)]
+        return [row.problem("tools_not_in_prompt", ".tools", message, TOOLS_REMEDY)]
     for i, given in enumerate(row.task.messages):
         content = given.get("content")
         if given["role"] in ("assistant", "tool") or not isinstance(content, str):

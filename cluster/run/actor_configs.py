@@ -79,6 +79,7 @@ def learner_config(prepared: Prepared, metrics: MetricsAddress | None) -> Learne
         on_gpu=prepared.placement.rank_gpus > 0,
         metrics=metrics,
         files=model_files(prepared),
+        end_token_ids=tuple(prepared.renderer.end_tokens),
     )
 
 
@@ -87,7 +88,7 @@ def model_files(prepared: Prepared) -> ModelFiles:
     dialect, tokenizer = prepared.dialect, prepared.renderer.tokenizer
     ids = [tokenizer.eos_token_id, *map(tokenizer.backend_tokenizer.token_to_id, dialect.end_tokens)]
     return ModelFiles(
-        ModelCard.of(dialect, prepared.job.model_options),
+        ModelCard.of(dialect, prepared.job.model_options, prepared.renderer.template),
         dialect.chat_template,
         tuple(dict.fromkeys(id for id in ids if id is not None)),
     )

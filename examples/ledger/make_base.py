@@ -6,6 +6,7 @@ Neither phase trains on companies of validation or test; phase 0 is scored on th
 """
 
 import argparse
+import json
 import random
 import subprocess
 import sys
@@ -51,6 +52,18 @@ def practice_samples(world: World, rng: random.Random) -> LookupSamples:
     return LookupSamples(practice, practice.companies, build_tokenizer(), rng)
 
 
+CARD = {
+    "format": 1,
+    "family": "hermes",
+    "tool_parser": "hermes",
+    "template_arguments": {},
+    "stop_tokens": [],
+    "tools_in_prompt": False,
+    "template_digest": "2110209bc16d307f",
+}
+"""What agent-rft has to know of the model: it is trained on its tools, and needs no descriptions of them."""
+
+
 def make_lookup_model(folder: Path, world: World, seed: int, limit_s: float) -> LookupResult:
     """Phase 0: train a model and save it with its tokenizer, whatever its score."""
     rng = random.Random(seed)
@@ -61,6 +74,7 @@ def make_lookup_model(folder: Path, world: World, seed: int, limit_s: float) -> 
     )
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    (folder / "agent_rft.json").write_text(json.dumps(CARD, indent=2) + "\n")
     return result
 
 

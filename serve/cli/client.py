@@ -33,7 +33,7 @@ files = typer.Typer(no_args_is_help=True, help="Upload, list, download and delet
 jobs = typer.Typer(no_args_is_help=True, help="Create, watch and control fine-tuning jobs of a server.")
 events = typer.Typer(no_args_is_help=True, help="List the events of a server's job.")
 checkpoints = typer.Typer(no_args_is_help=True, help="List the checkpoints of a server's job.")
-models = typer.Typer(no_args_is_help=True, help="List and delete models of a server.")
+models = typer.Typer(no_args_is_help=True, help="Examine models of this machine; list and delete those of a server.")
 
 BaseUrl = Annotated[
     str | None,

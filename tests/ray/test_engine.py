@@ -17,7 +17,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from actors.engine.chat_engine import ChatEngine
-from actors.engine.parsing import VllmParser
+from actors.engine.parsing import parser_of
 from actors.engine.sizes import MIN_BATCHED_TOKENS
 from actors.engine.structure import thought_structure, turn_structure
 from actors.engine.vllm_engine import SHM, Completion, Engine, EngineConfig
@@ -28,7 +28,7 @@ from actors.weights.shared_memory import PREFIX
 from tests.support.paths import BASE
 from tests.support.shared_memory import left_behind
 from trainer.chat.families.hermes import HERMES
-from trainer.chat.renderer import THOUGHT_MARKS, Renderer
+from trainer.chat.renderer import Renderer
 from trainer.chat.serving import ServeSettings
 from trainer.errors import EngineFailed
 from trainer.model.batch import pack
@@ -59,7 +59,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The example's model with marks of thoughts; it starts a thought where it would call a tool."""
     folder = tmp_path_factory.mktemp("thinking")
     tokenizer = AutoTokenizer.from_pretrained(BASE)
-    tokenizer.add_tokens(list(THOUGHT_MARKS))
+    tokenizer.add_tokens(list(HERMES.thought_marks))
     tokenizer.save_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(BASE, dtype=torch.float32)
     model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
@@ -334,7 +334,7 @@ async def test_decoding_is_constrained_to_tool_calls_or_the_schema(
     parameters = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
     tools = ({"type": "function", "function": {"name": "cat", "parameters": parameters}},)
     structure = turn_structure(tools, SCHEMA, HERMES.calls)
-    parser = VllmParser("hermes", renderer.tokenizer)
+    parser = parser_of(HERMES, renderer.tokenizer)
     completions = await asyncio.gather(
         *(generate(engine, prompt, i, max_tokens=100, structure=structure) for i in range(12))
     )

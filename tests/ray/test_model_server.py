@@ -15,7 +15,7 @@ import ray
 from ray import serve as ray_serve
 from transformers import AutoTokenizer
 
-from actors.engine.parsing import VllmParser
+from actors.engine.parsing import parser_of
 from actors.engine.vllm_engine import Engine, EngineConfig
 from actors.rollout.episode import EpisodeRunner, EpisodeSpec, RolloutRequest
 from actors.runtime.exporter import PORT
@@ -34,6 +34,7 @@ from tests.support.builders import tasks_of
 from tests.support.fakes_http import until, unused_port
 from tests.support.jobs import database_with_tables
 from tests.support.paths import LEDGER
+from trainer.chat.families.hermes import HERMES
 from trainer.chat.renderer import Renderer
 from trainer.chat.serving import ServeSettings
 from trainer.spec.job import RewardSpec, RolloutLimits
@@ -82,7 +83,7 @@ async def rollouts() -> list[tuple[Task, Rollout]]:
         return Grade(0.0)
 
     spec = EpisodeSpec("job", LIMITS, RewardSpec(), max_steps=32, context_length=CONTEXT)
-    runner = EpisodeRunner(spec, Renderer(tokenizer), VllmParser("hermes", tokenizer), generate, call_tools, grade)
+    runner = EpisodeRunner(spec, Renderer(tokenizer), parser_of(HERMES, tokenizer), generate, call_tools, grade)
     tasks = tasks_of(LEDGER / "data" / "test.jsonl")[:16]
     done = await asyncio.gather(*(runner.run(RolloutRequest(task, 0, 0, 0, 0.0)) for task in tasks))
     engine.shutdown()

@@ -8,6 +8,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from tests.support.paths import BASE
+from trainer.chat.families.hermes import HERMES
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
@@ -39,7 +40,7 @@ def parser_class(tokenizer: Any) -> Any:
 
     from actors.engine import thoughts
 
-    thoughts.register()
+    thoughts.register(HERMES.thought_marks)
     return ParserManager.get_parser("hermes", thoughts.NAME, enable_auto_tools=True, tokenizer=tokenizer)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from actors.engine.parsing import ParsedTurn
+from actors.engine.parsing import ParsedTurn, TurnParser
 from actors.engine.vllm_engine import Completion
 from actors.rollout.episode import EpisodeRunner, EpisodeSpec, RolloutRequest
 from tests.support.builders import task
@@ -44,11 +44,14 @@ def parse(text: str, tools: Sequence[dict[str, Any]]) -> ParsedTurn:
 
 
 class ScriptedEpisode:
-    """A scripted model, tools that echo, and a grader that returns 1."""
+    """A scripted model (of texts, or of token ids with their end), tools that echo, and a grader that returns 1."""
 
-    def __init__(self, renderer: Renderer, *script: str, version: Callable[[int], int] = lambda turn: 0) -> None:
+    def __init__(
+        self, renderer: Renderer, *script: str | list[int], version: Callable[[int], int] = lambda turn: 0
+    ) -> None:
         self.renderer = renderer
         self.script = list(script)
+        self.parse: TurnParser = parse
         self.version = version
         self.prompts: list[list[int]] = []
         self.sampled: list[list[int]] = []
@@ -68,7 +71,8 @@ class ScriptedEpisode:
         self.seeds.append(options["seed"])
         self.max_tokens.append(options["max_tokens"])
         self.structures.append(options["structure"])
-        ids = [*self.renderer._encode(self.script[turn]), self.renderer.tokenizer.eos_token_id]
+        said = self.script[turn]
+        ids = said if isinstance(said, list) else [*self.renderer._encode(said), self.renderer.tokenizer.eos_token_id]
         stopped = len(ids) <= options["max_tokens"]
         ids = ids[: options["max_tokens"]]
         self.sampled.append(ids)
@@ -107,7 +111,7 @@ class ScriptedEpisode:
 
     def runner(self, max_steps: int = 64, context: int = 2048, **limits: Any) -> EpisodeRunner:
         spec = EpisodeSpec("7", RolloutLimits(**limits), RewardSpec(token_penalty=0.0), max_steps, context)
-        return EpisodeRunner(spec, self.renderer, parse, self.generate, self.call_tools, self.grade, self)
+        return EpisodeRunner(spec, self.renderer, self.parse, self.generate, self.call_tools, self.grade, self)
 
 
 REQUEST = RolloutRequest(TASK, epoch=0, sample=3, attempt=0, temperature=1.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
@@ -14,24 +15,30 @@ TEMPLATE = """\
 {%- for m in messages %}{%- if m.role == 'tool' %}\
 {{ '<|im_start|>user\\n<tool_response>\\n' + m.content + '\\n</tool_response><|im_end|>\\n' }}\
 {%- else %}{{ '<|im_start|>' + m.role + '\\n' + (m.content or '') }}{%- for c in m.tool_calls or [] %}\
-{{ '<tool_call>\\n{"name": "' + c.function.name + '", "arguments": ' }}\
+{{ ('' if loop.first else '\\n') + '<tool_call>\\n{"name": "' + c.function.name + '", "arguments": ' }}\
 {{ c.function.arguments if c.function.arguments is string else c.function.arguments | tojson }}{{ '}\\n</tool_call>' }}\
 {%- endfor %}{{ '<|im_end|>\\n' }}{%- endif %}{%- endfor %}\
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{%- endif %}"""
 
 
-def write_tiny_model(folder: Path, context: int = 32_768) -> Path:
-    """Write a Hugging Face folder of some 200 kB, and return it."""
+def write_tiny_model(
+    folder: Path,
+    context: int = 32_768,
+    template: str = TEMPLATE,
+    special: Sequence[str] = SPECIAL,
+    end: str = SPECIAL[2],
+) -> Path:
+    """Write a Hugging Face folder of some 200 kB, and return it. `end` is the one of the special tokens that ends."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={byte: i for i, byte in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL])
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=SPECIAL[0], eos_token=SPECIAL[2])
-    fast.chat_template = TEMPLATE
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in special])
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=SPECIAL[0], eos_token=end)
+    fast.chat_template = template
     fast.save_pretrained(folder)
     config = Qwen3Config(
-        vocab_size=len(alphabet) + len(SPECIAL),
+        vocab_size=len(fast),
         hidden_size=64,
         intermediate_size=128,
         num_hidden_layers=1,

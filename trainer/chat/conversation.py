@@ -61,8 +61,15 @@ def _turn(renderer: Renderer, before: str, after: str, message: Message) -> tupl
         if not opened or marks[1] in opened or not after.startswith(before.removesuffix(opened)):
             raise ValueError("the chat template does not start an assistant's turn with its generation prompt")
     said = after[len(before) - len(opened) :]
-    stops = [said.rfind(end) + len(end) for end in renderer.end_tokens.values() if end in said]
-    said = said[: max(stops)] if stops else said.rstrip() + renderer.end_of(message)
+    ends = tuple(renderer.end_tokens.values())
+    stops = [said.rfind(end) + len(end) for end in ends if end in said]
+    said = _first_end(said[: max(stops)], ends) if stops else said.rstrip() + renderer.end_of(message)
     if opened:
         said = said.removeprefix(marks[0]) if said.startswith(marks[0]) else f"\n{marks[1]}\n\n{said}"
     return before, said
+
+
+def _first_end(said: str, ends: tuple[str, ...]) -> str:
+    """The turn without a second end token, which some templates write at the end of each conversation."""
+    shorter = {said.removesuffix(end).rstrip() for end in ends if said.endswith(end)}
+    return next((text for text in shorter if text.endswith(ends)), said)

@@ -20,13 +20,19 @@ class CallForm:
 
     Attributes:
         begin: The text before the arguments; `{name}` stands for the tool's name.
+        end: The text after them.
+        separator: The text between two calls.
         style: How the arguments are written, as a style of xgrammar's JSON schema format.
+        before: The text before the first call of a turn.
+        after: The text after the last one.
     """
 
     begin: str
     end: str
     separator: str = "\n"
     style: str = "json"
+    before: str = ""
+    after: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +49,7 @@ class Family:
         end_tokens: The tokens that end a turn, where the template does not end all turns with one token. The one before
             tool results may differ from that of an answer.
         exact: Whether a turn in the history is rendered as the model writes it. Else each turn's prompt is rendered
-            anew, and a rollout has a segment for each turn.
+            again, and a rollout has a segment for each turn.
         call_id: The ids of calls in the history, of the call's `name` and its `index` in the conversation.
         write_calls: Writes calls as text, for templates that render none.
     """

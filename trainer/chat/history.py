@@ -15,15 +15,16 @@ THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking")
 """Where clients and datasets put the thought of an assistant's message; the first that is there counts."""
 
 
-def for_template(messages: Sequence[Message], form: TemplateForm, family: Family) -> list[Message]:
-    """The messages as the template takes them.
+def for_template(messages: Sequence[Message], form: TemplateForm, family: Family, *, thinks: bool) -> list[Message]:
+    """The messages as the template takes them; without thoughts unless the model `thinks`.
 
     Contents become texts, arguments objects or texts, thoughts go where the template reads them. Results follow in the
     order of their calls. Where the template takes one call a turn, a turn with several becomes several turns.
     """
+    plain = [_thinking(_plain(message), form, family, thinks) for message in messages]
     return [
         changed
-        for turn, results in _turns(_with_ids([_plain(message) for message in messages], family))
+        for turn, results in _turns(_with_ids(plain, family))
         for changed in _with_calls(turn, results, form, family)
     ]
 
@@ -81,8 +82,6 @@ def _named(result: Message, names: Mapping[str, str]) -> Message:
 
 
 def _with_calls(turn: Message, results: list[Message], form: TemplateForm, family: Family) -> list[Message]:
-    if turn["role"] == "assistant":
-        turn = _thinking(turn, form, family)
     calls = turn.get("tool_calls") or ()
     if not calls:
         without = {key: value for key, value in turn.items() if key != "tool_calls"}
@@ -99,10 +98,12 @@ def _with_calls(turn: Message, results: list[Message], form: TemplateForm, famil
     return [message for pair in zip(alone, results, strict=False) for message in pair] + alone[len(results) :] + rest
 
 
-def _thinking(turn: Message, form: TemplateForm, family: Family) -> Message:
+def _thinking(turn: Message, form: TemplateForm, family: Family, thinks: bool) -> Message:
+    if turn["role"] != "assistant":
+        return turn
     thought = next((turn[key] for key in THOUGHT_KEYS if turn.get(key)), None)
     turn = {key: value for key, value in turn.items() if key not in THOUGHT_KEYS}
-    if thought is None or form.thought_field is None:
+    if thought is None or not thinks or form.thought_field is None:
         return turn
     return with_thought(turn, thought, form.thought_field, family.thought_marks)
 
@@ -117,7 +118,7 @@ def _call(call: dict[str, Any], form: TemplateForm) -> dict[str, Any]:
 
 
 def _object(call: Mapping[str, Any]) -> dict[str, Any]:
-    """A call's arguments. Those that are no JSON object are the model's mistake: they are shown as they are."""
+    """A call's arguments. Those that are not a JSON object are the model's mistake: they are shown as they are."""
     arguments = call["function"].get("arguments") or {}
     if isinstance(arguments, str):
         value: Any = None

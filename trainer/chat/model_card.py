@@ -5,6 +5,7 @@ Its chat template and its end tokens are also in the files that every library re
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Container
 from pathlib import Path
 
@@ -30,16 +31,18 @@ class ModelCard(BaseModel):
     template_arguments: TemplateArguments = {}
     stop_tokens: StopTokens = ()
     tools_in_prompt: bool = True
+    template_digest: str = Field(default="", max_length=64)
 
     @classmethod
-    def of(cls, dialect: Dialect, options: ModelOptions) -> ModelCard:
-        """The card of a model which is trained with these `options`, resolved to this `dialect`."""
+    def of(cls, dialect: Dialect, options: ModelOptions, template: str) -> ModelCard:
+        """The card of a model which is trained with these `options`, resolved to this `dialect` of its `template`."""
         return cls(
             family=dialect.family,
             tool_parser=dialect.tool_parser,
             template_arguments=dialect.template_arguments,
             stop_tokens=options.stop_tokens,
             tools_in_prompt=options.tools_in_prompt,
+            template_digest=digest_of(template),
         )
 
     def fill_in(self, options: ModelOptions) -> ModelOptions:
@@ -55,6 +58,11 @@ class ModelCard(BaseModel):
     def dialect(self) -> Dialect:
         """How the model is served."""
         return Dialect(self.family, self.tool_parser, self.stop_tokens, template_arguments=self.template_arguments)
+
+
+def digest_of(template: str) -> str:
+    """The digest of a chat template, by which a card says to what its parser belongs."""
+    return hashlib.blake2b(template.encode(), digest_size=8).hexdigest()
 
 
 def read_card(folder: Path) -> ModelCard | None:

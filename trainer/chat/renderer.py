@@ -92,7 +92,8 @@ class Renderer:
 
     def rendered(self, messages: Sequence[Message], tools: Sequence[ToolSchema], *, generate: bool) -> str:
         """The text of messages in OpenAI's form; with `generate`, the prompt for the next turn."""
-        return self._render(for_template(messages, self.form, self.family), tools, generate=generate)
+        thinks = self.end_of_thought is not None or self.family.reasoning_parser is not None
+        return self._render(for_template(messages, self.form, self.family, thinks=thinks), tools, generate=generate)
 
     def resume(
         self, messages: Sequence[Message], tools: Sequence[ToolSchema], results: Sequence[Sequence[int]]
@@ -109,6 +110,8 @@ class Renderer:
         for message in messages:
             if message["role"] == "tool":
                 message = {**message, "content": SLOT.format(sum(m["role"] == "tool" for m in marked))}
+            elif message["role"] == "assistant":
+                message = self._without_special(message)
             marked.append(message)
         text = self.rendered(marked, tools, generate=True)
         return self._filled(text, results)
@@ -150,10 +153,32 @@ class Renderer:
         token_ids = list(self._plain.encode(text, add_special_tokens=False).ids)
         if self._special.keys().isdisjoint(token_ids):
             return token_ids
-        # In small vocabularies special tokens are also ordinary pieces: break them up in the text.
+        # In small vocabularies special tokens are also ordinary pieces.
+        return list(self._plain.encode(self._broken_up(text), add_special_tokens=False).ids)
+
+    def _broken_up(self, text: str, keep: Sequence[str] = ()) -> str:
+        """The text with a space in each special token's text."""
         for content in self._special.values():
-            text = text.replace(content, f"{content[0]} {content[1:]}")
-        return list(self._plain.encode(text, add_special_tokens=False).ids)
+            if content not in keep:
+                text = text.replace(content, f"{content[0]} {content[1:]}")
+        return text
+
+    def _without_special(self, turn: Message) -> Message:
+        """A sampled turn without the text of special tokens, which it may have copied from a tool's result.
+
+        Marks of thoughts stay.
+        """
+        turn = dict(turn)
+        if isinstance(content := turn.get("content"), str):
+            turn["content"] = self._broken_up(content, self.mark_texts)
+        if calls := turn.get("tool_calls"):
+            turn["tool_calls"] = [{**call, "function": self._as_text(call["function"])} for call in calls]
+        return turn
+
+    def _as_text(self, function: dict[str, Any]) -> dict[str, Any]:
+        arguments = function.get("arguments") or {}
+        text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+        return {**function, "arguments": self._broken_up(text)}
 
     def text(self, token_ids: Sequence[int]) -> str:
         """Text of sampled tokens without the end token. Other special tokens are kept, since parsers look for them."""

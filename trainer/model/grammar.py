@@ -6,6 +6,7 @@ computed again from token ids, by the library that the engine uses, so no rollou
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -22,10 +23,14 @@ CACHE_BYTES = 256 << 20
 
 
 class Grammars:
-    """Computes masks for the model in a local folder. Its tokenizer is read when the first grammar is needed."""
+    """Computes masks for the model in a local folder. Its tokenizer is read when the first grammar is needed.
 
-    def __init__(self, model: Path, num_threads: int = 1) -> None:
+    `end_token_ids` end a turn, as in the engine; none: the tokenizer's own end token.
+    """
+
+    def __init__(self, model: Path, end_token_ids: Sequence[int] = (), num_threads: int = 1) -> None:
         self._model = model
+        self._end_token_ids = end_token_ids
         self._num_threads = num_threads
 
     def constrain(self, batch: MicroBatch) -> tuple[MicroBatch, TokenMasks | None]:
@@ -54,24 +59,25 @@ class Grammars:
     @cached_property
     def _matchers(self) -> _Matchers:
         vocabulary = AutoConfig.from_pretrained(self._model).get_text_config().vocab_size
-        return _Matchers(AutoTokenizer.from_pretrained(self._model), vocabulary, self._num_threads)
+        tokenizer = AutoTokenizer.from_pretrained(self._model)
+        return _Matchers(tokenizer, self._end_token_ids or [tokenizer.eos_token_id], vocabulary, self._num_threads)
 
 
 class _Matchers:
     """Matchers of grammars as the engine makes them, and the bitmask that they fill, also as `words`."""
 
-    def __init__(self, tokenizer: Any, vocabulary: int, num_threads: int) -> None:
+    def __init__(self, tokenizer: Any, end_token_ids: Sequence[int], vocabulary: int, num_threads: int) -> None:
         import xgrammar  # a second, which only jobs with a response format need
 
         tokens = xgrammar.TokenizerInfo.from_huggingface(tokenizer, vocab_size=vocabulary)
         self._compiler = xgrammar.GrammarCompiler(tokens, max_threads=num_threads, cache_limit_bytes=CACHE_BYTES)
         self._matcher = xgrammar.GrammarMatcher
-        self._end = tokenizer.eos_token_id
+        self._ends = list(end_token_ids)
         self.bitmask = xgrammar.allocate_token_bitmask(1, vocabulary)
         self.words: NDArray[np.int32] = self.bitmask.numpy()[0]
 
     def start(self, structure: str) -> Any:
-        return self._matcher(self._compiler.compile_structural_tag(structure), override_stop_tokens=[self._end])
+        return self._matcher(self._compiler.compile_structural_tag(structure), override_stop_tokens=self._ends)
 
 
 def _turns(batch: MicroBatch) -> list[tuple[slice, str]]:

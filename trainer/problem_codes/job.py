@@ -244,6 +244,14 @@ JOB_CODES: dict[str, dict[str, CheckCode]] = {
             "own template.",
             stops_accepted=False,
         ),
+        "no_call_grammar": CheckCode(
+            "The job has a `response_format`, and rows with tools. In each turn the model may then write calls or an "
+            "answer of that form, and for the calls of this model's family (or for all of its turns) there is no "
+            "grammar that constrained decoding could follow.",
+            "Leave `response_format` out and ask for the form in the prompt, or use a model of a family whose calls "
+            "have a grammar.",
+            stops_accepted=True,
+        ),
         "unknown_stop_token": CheckCode(
             "A text of `model_options.stop_tokens` is not one token of the vocabulary, so no turn could end with it.",
             "Use the text of one token; those with a meaning are `added_tokens` in `tokenizer.json`.",

@@ -26,7 +26,10 @@ BOUNDS = frozenset(
 )
 """Pydantic's types of errors whose value the program still understands."""
 UNKNOWN = "extra_forbidden"
-BEFORE: Mapping[KeyPath, Any] = {("method", "reinforcement", "algorithm", "max_divergence"): None}
+BEFORE: Mapping[KeyPath, Any] = {
+    ("method", "reinforcement", "algorithm", "max_divergence"): None,
+    ("model_options",): {"tools_in_prompt": False},
+}
 """What runs did before a setting came whose default does something else."""
 
 

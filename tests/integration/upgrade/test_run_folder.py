@@ -241,9 +241,9 @@ async def test_rows_that_are_too_long_today_warn_it(resumable: OldVersion) -> No
 
 async def test_a_template_that_is_refused_today_warns_it(resumable: OldVersion) -> None:
     template = resumable.home / "model" / "chat_template.jinja"
-    template.write_text("{{ messages | length }}" + template.read_text())
+    template.write_text(template.read_text().replace('"name": "', '"called": "'))
     found = await prepared(resumable)
-    assert any("its chat template cannot be trained on" in warning for warning in found.warnings)
+    assert any("hermes does not read the calls" in warning for warning in found.warnings)
 
 
 async def test_a_grader_and_numbers_beyond_todays_limits_warn_it(resumable: OldVersion) -> None:

@@ -142,9 +142,15 @@ def test_a_tuned_model_has_the_settings_it_is_served_with(old: OldVersion) -> No
 # -- secrets -----------------------------------------------------------------------------------------------------------
 
 
-def test_sealed_headers_are_opened(old: OldVersion) -> None:
+def started(old: OldVersion) -> Server:
+    """What a driver has, once the server that starts it has migrated the database."""
     server = Server(DriverSettings.read(old.server / "driver.json"))
-    migrate(server.database)  # as the server does that starts the driver
+    migrate(server.database)
+    return server
+
+
+def test_sealed_headers_are_opened(old: OldVersion) -> None:
+    server = started(old)
     for job_id in old.jobs.values():
         (tool,) = server.spec(server.store.get(job_id)).reinforcement.tools
         assert tool.headers["Authorization"].get_secret_value() == f"Bearer {old.tool_token}"
@@ -153,7 +159,7 @@ def test_sealed_headers_are_opened(old: OldVersion) -> None:
 
 async def test_headers_sealed_with_another_key_are_refused_with_the_remedy(old: OldVersion) -> None:
     (old.server / "secret.key").unlink()
-    server = Server(DriverSettings.read(old.server / "driver.json"))
+    server = started(old)
     job = server.store.get(old.jobs["running"])
     with pytest.raises(UserError, match="restore the server's former key"):
         await drive(server, job.id, job.attempt)
@@ -161,8 +167,7 @@ async def test_headers_sealed_with_another_key_are_refused_with_the_remedy(old: 
 
 
 def test_the_secret_is_changed_and_a_driver_that_has_read_its_job_before_goes_on(old: OldVersion) -> None:
-    server = Server(DriverSettings.read(old.server / "driver.json"))
-    migrate(server.database)
+    server = started(old)
     read_before = [server.store.get(job_id) for job_id in old.jobs.values()]
     former = (old.server / "secret.key").read_text()
     done = MasterRotation(server.database, FileSecrets(old.server / "secret.key")).run()
@@ -180,7 +185,7 @@ class Manager:
     """A manager of today over the folder, on a cluster that has none of its drivers."""
 
     def __init__(self, old: OldVersion, later_s: float = 3600.0) -> None:
-        self.server = Server(DriverSettings.read(old.server / "driver.json"))
+        self.server = started(old)
         self.cluster = FakeCluster()
         self._later_s = later_s
         clock: Callable[[], float] = lambda: time.time() + self._later_s  # noqa: E731

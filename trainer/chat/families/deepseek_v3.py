@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
-from trainer.chat.family import Family
+from trainer.chat.family import CallForm, Family
 
 _MARK = "<｜tool▁calls▁begin｜>"
 
-DEEPSEEK_V3 = Family(name="deepseek_v3", tool_parser="deepseek_v3", call_mark=_MARK)
-DEEPSEEK_V31 = Family(name="deepseek_v31", tool_parser="deepseek_v31", call_mark=_MARK)
+_AROUND = {"before": _MARK, "after": "<｜tool▁calls▁end｜>"}
+
+DEEPSEEK_V3 = Family(
+    name="deepseek_v3",
+    tool_parser="deepseek_v3",
+    calls=CallForm(
+        "<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n", "\n```<｜tool▁call▁end｜>", **_AROUND
+    ),
+    call_mark=_MARK,
+)
+DEEPSEEK_V31 = Family(
+    name="deepseek_v31",
+    tool_parser="deepseek_v31",
+    calls=CallForm("<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>", "<｜tool▁call▁end｜>", separator="", **_AROUND),
+    call_mark=_MARK,
+)

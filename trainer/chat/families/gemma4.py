@@ -1,4 +1,4 @@
-"""Gemma 4: calls between `<|tool_call>` and `<tool_call|>`; results stand in the turn that asked for them."""
+"""Gemma 4: calls between `<|tool_call>` and `<tool_call|>`; results are part of the turn that asked for them."""
 
 from __future__ import annotations
 

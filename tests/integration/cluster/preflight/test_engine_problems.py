@@ -23,17 +23,15 @@ def write_job(folder: Path, tool_parser: str) -> Path:
     return folder / "job.json"
 
 
-# Warnings that vLLM and its dependencies raise on import.
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 async def test_the_tool_parser_must_be_one_that_vllm_has(tmp_path: Path) -> None:
     async def check(tool_parser: str) -> None:
         job = load_job(write_job(tmp_path, tool_parser), {})
         await prepare(job, [NODE], tmp_path / "runs", NOTHING_ALLOWED, free=PLENTY)
 
-    await check("qwen3_xml")
+    await check("granite4")
     with pytest.raises(InvalidJob) as raised:
         await check("none")
     (problem,) = raised.value.problems
     assert (problem.code, problem.field) == ("unknown_parser", "model_options.tool_parser")
     assert "'none'" in problem.message
-    assert "use auto or one of " in problem.remedy and "qwen3_xml" in problem.remedy
+    assert "use auto or one of " in problem.remedy and "granite4" in problem.remedy

@@ -12,8 +12,9 @@ import pytest
 from cluster.preflight.prepare import Prepared, prepare
 from cluster.run.actor_configs import learner_config, model_files
 from tests.support.builders import EXACT
+from tests.support.families import TINY
 from tests.support.paths import BASE
-from tests.unit.cluster.preflight.test_prepare import NODE, PLENTY, row
+from tests.unit.cluster.preflight.test_prepare import NODE, PLENTY, row, tool
 from trainer.chat.model_card import FILE, ModelCard, read_card
 from trainer.errors import InvalidJob
 from trainer.spec.job_file import load_job
@@ -26,6 +27,7 @@ CARD = ModelCard(
     stop_tokens=("<|im_end|>",),
     tools_in_prompt=False,
 )
+FORMAT = {"type": "json_schema", "json_schema": {"name": "answer", "schema": {"type": "object"}}}
 TEMPLATE = (BASE / "chat_template.jinja").read_text()
 
 
@@ -83,3 +85,29 @@ async def test_a_checkpoint_carries_what_the_job_said(tmp_path: Path) -> None:
     assert card is not None and (card.tool_parser, card.stop_tokens) == ("hermes", ("<|im_start|>",))
     assert (folder / "chat_template.jinja").read_text() == TEMPLATE
     assert set(json.loads((folder / "generation_config.json").read_text())["eos_token_id"]) == set(files.end_token_ids)
+
+
+@pytest.mark.parametrize(
+    ("family", "offers", "wrong"), [("lfm2", True, True), ("lfm2", False, False), ("glm4", True, False)]
+)
+async def test_a_response_format_with_tools_needs_a_grammar_of_the_familys_calls(
+    tmp_path: Path, family: str, offers: bool, wrong: bool
+) -> None:
+    TINY[family].write(tmp_path / "model")
+    (tmp_path / "train.jsonl").write_text(json.dumps(row() if offers else row() | {"tools": []}) + "\n")
+    tools = [{"name": tool()["function"]["name"], "server_url": "https://tools.example/"}]
+    reinforcement = {"grader": EXACT, "tools": tools, "response_format": FORMAT}
+    job = {
+        "model": "model",
+        "training_file": "train.jsonl",
+        "method": {"type": "reinforcement", "reinforcement": reinforcement},
+    }
+    (tmp_path / "job.json").write_text(json.dumps(job))
+    spec = load_job(tmp_path / "job.json", {})
+    try:
+        await prepare(spec, [NODE], tmp_path / "runs", NOTHING_ALLOWED, free=PLENTY, dry_run=False)
+        problems = []
+    except InvalidJob as error:
+        problems = [(problem.code, problem.field, problem.message) for problem in error.problems]
+    message = "there is no grammar for the calls of the model family lfm2"
+    assert problems == [("no_call_grammar", "method.reinforcement.response_format", message)] * wrong

@@ -438,12 +438,7 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
         (without(*TOKENIZER_FILES), "not_a_model", "has no tokenizer"),
         (cut("tokenizer.json", 50), "not_a_model", "its tokenizer"),
         (without("chat_template.jinja"), "no_chat_template", "no chat template"),
-        (replaced("chat_template.jinja", ("<|im_end|>", "<end>")), "template_rewrites_history", "end token"),
-        (
-            replaced("chat_template.jinja", ("{%- if m.role == 'tool' %}", "{%- if m.role == 'tool' %}{{ nope() }}")),
-            "template_fails",
-            "cannot render a tool call",
-        ),
+        (replaced("chat_template.jinja", ("{%- for", "{%- each")), "template_syntax", "line 1 of the chat template"),
     ],
 )
 async def test_a_model_that_cannot_be_trained_is_refused_with_the_reason(
@@ -454,6 +449,24 @@ async def test_a_model_that_cannot_be_trained_is_refused_with_the_reason(
     case.job = {"model": str(model)}
     problem = await case.only_problem()
     assert (problem.code, problem.field) == (code, "model")
+    assert message in problem.message
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "code", "message"),
+    [
+        ("{%- if m.role == 'tool' %}", "{%- if m.role == 'tool' %}{{ no() }}", "template_fails", "'no' is undefined"),
+        ('"name": "', '"called": "', "calls_not_read", "hermes does not read"),
+    ],
+)
+async def test_a_template_whose_calls_or_results_are_lost_is_refused_with_what_became_of_them(
+    case: Case, before: str, after: str, code: str, message: str
+) -> None:
+    model = copy_of_base(case.folder)
+    replaced("chat_template.jinja", (before, after))(model)
+    case.job = {"model": str(model)}
+    problem = await case.only_problem()
+    assert problem.code == code and problem.field.startswith("model_options.")
     assert message in problem.message
 
 

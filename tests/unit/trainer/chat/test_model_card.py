@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from trainer.chat.dialect import Dialect
-from trainer.chat.model_card import FILE, ModelCard, read_card
+from trainer.chat.model_card import FILE, ModelCard, digest_of, read_card
 from trainer.errors import UserError
 from trainer.spec.model_options import ModelOptions
 
@@ -16,7 +16,7 @@ DIALECT = Dialect("llama3", "llama3_json", ("<|eom_id|>",), None, {"date_string"
 
 
 def test_a_card_is_read_as_it_was_written(tmp_path: Path) -> None:
-    card = ModelCard.of(DIALECT, ModelOptions(stop_tokens=("<|eom_id|>",), tools_in_prompt=False))
+    card = ModelCard.of(DIALECT, ModelOptions(stop_tokens=("<|eom_id|>",), tools_in_prompt=False), "{{ messages }}")
     (tmp_path / FILE).write_text(card.model_dump_json())
     assert read_card(tmp_path) == card
     assert json.loads((tmp_path / FILE).read_text()) == {
@@ -26,6 +26,7 @@ def test_a_card_is_read_as_it_was_written(tmp_path: Path) -> None:
         "template_arguments": {"date_string": "today"},
         "stop_tokens": ["<|eom_id|>"],
         "tools_in_prompt": False,
+        "template_digest": digest_of("{{ messages }}"),
     }
 
 
@@ -52,7 +53,7 @@ def test_a_card_that_cannot_be_read_is_refused_with_the_remedy(tmp_path: Path, c
 
 
 def test_a_job_that_starts_from_the_model_takes_what_it_does_not_say_itself() -> None:
-    card = ModelCard.of(DIALECT, ModelOptions(stop_tokens=("<|eom_id|>",), tools_in_prompt=False))
+    card = ModelCard.of(DIALECT, ModelOptions(stop_tokens=("<|eom_id|>",), tools_in_prompt=False), "{{ messages }}")
     assert card.fill_in(ModelOptions()) == ModelOptions(
         template_arguments={"date_string": "today"},
         stop_tokens=("<|eom_id|>",),

@@ -1,0 +1,172 @@
+"""What can be trained with a model: how it writes conversations, and what is missing, with the remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from actors.engine.dialects import PROBE_TOOLS, find_dialect
+from cluster.planning.model_folder import find_model
+from cluster.preflight.dialect import OWN_TEMPLATE, TOOLS_REMEDY
+from cluster.preflight.model import read_model, read_tokenizer
+from cluster.preflight.prepare import with_card
+from trainer.chat.conversation import samples_of
+from trainer.chat.dialect import UNKNOWN
+from trainer.chat.prelude import tools_as_text
+from trainer.chat.renderer import Renderer
+from trainer.chat.template import RenderFailed, template_of
+from trainer.errors import Problem, UserError
+from trainer.spec.job import JobSpec
+from trainer.spec.model_options import ModelOptions
+from trainer.types import Message
+
+_SYSTEM: Message = {"role": "system", "content": "Be kind."}
+_QUESTION: Message = {"role": "user", "content": "Where is order A 17?"}
+_CALL = {"id": "call", "type": "function", "function": {"name": "find_order", "arguments": '{"order_id": "A 17"}'}}
+_CONVERSATION: tuple[Message, ...] = (
+    _QUESTION,
+    {"role": "assistant", "content": "", "tool_calls": [_CALL]},
+    {"role": "tool", "tool_call_id": "call", "content": "sent"},
+    {"role": "assistant", "content": "It was sent."},
+    {"role": "user", "content": "Thanks."},
+    {"role": "assistant", "content": "You are welcome."},
+)
+
+
+class Finding(NamedTuple):
+    """One answer about a model, with what it means or what to do where it is not simply good."""
+
+    name: str
+    value: str
+    remark: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """How a model writes conversations, and what can be trained with it.
+
+    Attributes:
+        reads_calls: Whether the parser reads the calls that the template writes.
+        thought: Whether a turn may start with a thought, goes on with one of the prompt, or has messages for it.
+        keeps_thoughts: Whether the thought of a turn with calls stays in the history.
+        parallel_calls: Whether a turn of the history may have several calls.
+        shows_tools: Whether the tools are in the prompt; `shows_system`: a system message.
+        appends: Whether a rollout with calls is one segment.
+        samples: Into how many samples a supervised conversation of three turns goes; 0: it has no such form.
+        structured: Whether answers can be constrained where there are tools.
+    """
+
+    family: str
+    tool_parser: str
+    reads_calls: bool
+    end_tokens: tuple[str, ...]
+    thought: Literal["none", "optional", "opened", "message"]
+    keeps_thoughts: bool
+    parallel_calls: bool
+    shows_tools: bool
+    shows_system: bool
+    appends: bool
+    samples: int
+    structured: bool
+
+    @property
+    def trainable(self) -> bool:
+        """Whether tool calls can be trained by reinforcement and by examples."""
+        return self.reads_calls and self.shows_tools and self.samples > 0
+
+    def findings(self) -> Iterator[Finding]:
+        """The answers in sentences, in the order in which they matter."""
+        yield Finding("family", self.family)
+        yield Finding("tools in the prompt", _yes(self.shows_tools), "" if self.shows_tools else TOOLS_REMEDY)
+        parser = self.tool_parser if self.reads_calls else "none reads its calls"
+        yield Finding("tool parser", parser, "" if self.reads_calls else OWN_TEMPLATE)
+        system = "rows with a system message are refused: put it into the user's first message"
+        yield Finding("system message", _yes(self.shows_system), "" if self.shows_system else system)
+        one = "a turn with several calls is written as several turns, and begins a new segment"
+        yield Finding("parallel calls", _yes(self.parallel_calls), "" if self.parallel_calls else one)
+        dropped = self.thought != "none" and not self.keeps_thoughts
+        remark = "they are left out of the history, so each turn is a segment" if dropped else ""
+        thoughts = {"none": "no", "optional": "yes", "opened": "always", "message": "yes, messages of their own"}
+        yield Finding("thoughts", thoughts[self.thought], remark)
+        several = "the template writes turns of the history in another way than the model"
+        yield Finding(
+            "rollouts", "one segment" if self.appends else "a segment a turn", "" if self.appends else several
+        )
+        supervised = {0: "no", 1: "one sample a conversation"}.get(self.samples, "a sample a turn")
+        yield Finding("supervised", supervised, "" if self.samples else OWN_TEMPLATE)
+        grammar = "response_format is refused for rows with tools: this family's calls have no grammar here"
+        yield Finding("structured output", _yes(self.structured), "" if self.structured else grammar)
+        yield Finding("end tokens", " ".join(self.end_tokens))
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"
+
+
+def examine(renderer: Renderer, *, reads_calls: bool) -> Examined:
+    """Examine what a renderer does, in the dialect that was found for its model."""
+    shown = _shown(renderer, [_QUESTION])
+    form = renderer.form
+    thought = "message" if renderer.family.reasoning_parser is not None else renderer.thought
+    return Examined(
+        family=renderer.family.name,
+        tool_parser=renderer.dialect.tool_parser,
+        reads_calls=reads_calls,
+        end_tokens=tuple(renderer.end_tokens.values()),
+        thought=thought,
+        keeps_thoughts=form.thought_field is not None,
+        parallel_calls=form.takes_several_calls,
+        shows_tools=all(tool["function"]["name"] in shown for tool in PROBE_TOOLS),
+        shows_system=_SYSTEM["content"] in _shown(renderer, [_SYSTEM, _QUESTION]),
+        appends=form.appends(1, says=False, thinks=thought != "none"),
+        samples=_num_samples(renderer) if reads_calls else 0,
+        structured=renderer.family.calls is not None,
+    )
+
+
+def _shown(renderer: Renderer, messages: list[Message]) -> str:
+    try:
+        return renderer.rendered(messages, PROBE_TOOLS, generate=True)
+    except RenderFailed:
+        return ""
+
+
+def _num_samples(renderer: Renderer) -> int:
+    try:
+        return len(samples_of(renderer, _CONVERSATION, PROBE_TOOLS))
+    except (RenderFailed, ValueError):
+        return 0
+
+
+def examine_model(name: str, options: ModelOptions) -> tuple[Examined | None, list[Problem]]:
+    """Examine the model of a folder or a name with a job's options, and everything that is wrong with it."""
+    spec = {"model": name, "training_file": "", "method": {"type": "supervised"}}
+    model, problems = read_model(with_card(JobSpec.model_validate(spec).model_copy(update={"model_options": options})))
+    if model is None:
+        return None, problems
+    return examine(model.renderer, reads_calls=all(one.code != "calls_not_read" for one in problems)), problems
+
+
+def template_with_tools(name: str) -> str:
+    """The chat template of a model with a part before it that writes tools, calls and results as text.
+
+    Raises:
+        UserError: There is no such model, it does not need one, or its calls could not be read with it either.
+    """
+    path, problem = find_model(name)
+    if path is not None and problem is None:
+        tokenizer, problem = read_tokenizer(path)
+    if problem is not None:
+        raise UserError(str(problem))
+    own = template_of(tokenizer)
+    renderer, mistake = find_dialect(tokenizer, UNKNOWN)
+    if examine(renderer, reads_calls=mistake is None).trainable:
+        raise UserError(f"the chat template of {name} has tools already: it needs no other")
+    text = tools_as_text(own)
+    tokenizer.chat_template = text
+    renderer, mistake = find_dialect(tokenizer, UNKNOWN)
+    if mistake is not None or not examine(renderer, reads_calls=True).trainable:
+        why = mistake or "it leaves out the tools or the turns"
+        raise UserError(f"the chat template of {name} cannot be used with tools as text: {why}; write one of your own")
+    return text

@@ -1,0 +1,107 @@
+"""`agent-rft models doctor` and `models template`: models of this machine, before there is a job."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from actors.runtime.process import importing
+
+if TYPE_CHECKING:
+    from cluster.preflight.doctor import Examined
+    from trainer.errors import Problem
+
+
+def doctor_command(
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(help="folders in Hugging Face format, or names in the local cache; none: list known families"),
+    ] = None,
+    chat_template: Annotated[
+        Path | None, typer.Option(help="examine them with this Jinja file in place of their own template")
+    ] = None,
+    tool_parser: Annotated[str, typer.Option(help="one of vLLM's tool parsers; auto: find one")] = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object a line")] = False,
+) -> None:
+    """Say what can be trained with a model, and what to do about the rest. Exit code 1: no tool calls can be."""
+    if not models:
+        _show_families(as_json)
+        return
+    with importing():
+        from cluster.preflight.doctor import examine_model
+    from trainer.errors import UserError
+    from trainer.spec.model_options import ModelOptions, read_template
+
+    given: dict[str, str] = {} if tool_parser == "auto" else {"tool_parser": tool_parser}
+    try:
+        if chat_template is not None:
+            given["chat_template"] = read_template(chat_template)
+        options = ModelOptions.model_validate(given)
+    except ValueError as error:
+        raise UserError(f"--chat-template or --tool-parser: {error}") from None
+    trainable = True
+    for name in models:
+        examined, problems = examine_model(name, options)
+        good = examined is not None and examined.trainable and not problems
+        trainable = trainable and good
+        if as_json:
+            found = None if examined is None else asdict(examined)
+            typer.echo(
+                json.dumps(
+                    {"model": name, "trainable": good, "examined": found, "problems": [asdict(one) for one in problems]}
+                )
+            )
+        else:
+            _show(name, good, examined, problems)
+    raise typer.Exit(0 if trainable else 1)
+
+
+def template_command(
+    model: Annotated[str, typer.Argument(help="a folder in Hugging Face format, or a name in the local cache")],
+) -> None:
+    """Print a chat template with tools, calls and results as text, for a model whose own has no tools."""
+    with importing():
+        from cluster.preflight.doctor import template_with_tools
+    typer.echo(template_with_tools(model), nl=False)
+
+
+def _show(name: str, trainable: bool, examined: Examined | None, problems: list[Problem]) -> None:
+    console = Console(emoji=False, highlight=False)
+    console.print(
+        Text(f"{name}: {'trainable' if trainable else 'not trainable'}", "bold green" if trainable else "bold")
+    )
+    if examined is not None:
+        table = Table(box=None, show_header=False, pad_edge=False)
+        for finding in examined.findings():
+            table.add_row(*map(Text, finding))
+        console.print(table)
+    for problem in problems:
+        console.print(Text(str(problem)), soft_wrap=True)
+
+
+def _show_families(as_json: bool) -> None:
+    from trainer.chat.families import FAMILIES
+
+    table = Table("family", "tool parser", "end tokens", "thoughts", "structured output", box=None, pad_edge=False)
+    for family in FAMILIES:
+        row = {
+            "family": family.name,
+            "tool_parser": family.tool_parser,
+            "end_tokens": list(family.end_tokens),
+            "thoughts": family.reasoning_parser or " ".join(family.thought_marks),
+            "structured": family.calls is not None,
+        }
+        if as_json:
+            typer.echo(json.dumps(row))
+        ends = " ".join(family.end_tokens) or "the template's"
+        structured = "yes" if row["structured"] else "no"
+        table.add_row(*map(Text, (family.name, family.tool_parser, ends, str(row["thoughts"]), structured)))
+    if not as_json:
+        Console(emoji=False).print(table)

@@ -1,0 +1,91 @@
+"""The grammars of constrained turns: what a family's template writes fits token by token, and nothing else does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from transformers import AutoTokenizer
+
+from actors.engine.dialects import PROBE_CALLS, PROBE_TOOLS, round_trip
+from actors.engine.parsing import ParsedTurn
+from actors.engine.structure import NoGrammar, grammar_mistake, structure_of
+from tests.support.families import TINY
+from trainer.chat.dialect import Dialect
+from trainer.chat.families import FAMILIES
+from trainer.chat.renderer import Renderer
+from trainer.model.batch import pack
+from trainer.model.grammar import Grammars
+from trainer.types import TrainSequence
+
+WITH_GRAMMAR = [family.name for family in FAMILIES if family.calls is not None]
+ANSWER = {"type": "object", "properties": {"rule": {"type": "integer"}}, "required": ["rule"]}
+
+
+class Case:
+    """A family's tiny model: its renderer, the grammar of its turns, and the learner's view of it."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        [family] = [family for family in FAMILIES if family.name == name]
+        TINY[name].write(folder)
+        self.renderer = Renderer(AutoTokenizer.from_pretrained(folder), Dialect(name, family.tool_parser))
+        self.ends = tuple(self.renderer.end_tokens)
+        self.grammars = Grammars(folder, self.ends)
+
+    def turn(self, num_calls: int) -> str:
+        """What the template writes for a thought, if there are thoughts, and calls."""
+        thought = "" if self.renderer.thought == "none" else "I look."
+        read = round_trip(
+            self.renderer, lambda text, _: ParsedTurn(text), PROBE_TOOLS, PROBE_CALLS[:num_calls], thought
+        )
+        return read.text
+
+    def num_accepted(self, text: str, end: int) -> tuple[int, int]:
+        """How many tokens of a turn its grammar accepts, and how many there are."""
+        sampled = [*self.renderer.encode(text), end]
+        structure = structure_of(self.renderer, PROBE_TOOLS, ANSWER, None)
+        zeros, masks = np.zeros(len(sampled) + 1, np.float32), np.array([False, *[True] * len(sampled)])
+        versions = np.zeros(len(sampled) + 1, np.int32)
+        sequence = TrainSequence(np.array([0, *sampled], np.int32), masks, zeros, versions, 1.0, structure)
+        [[batch]] = pack([sequence], num_ranks=1, budget=1 << 20)
+        return int(self.grammars.constrain(batch)[0].weights.sum()), len(sampled)
+
+
+@pytest.fixture(scope="module", params=WITH_GRAMMAR)
+def case(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Case:
+    return Case(request.param, tmp_path_factory.mktemp(request.param))
+
+
+def test_calls_and_answers_as_the_template_writes_them_are_accepted_with_each_end_token(case: Case) -> None:
+    numbers = (1, 2) if case.renderer.form.takes_several_calls else (1,)
+    thought = {"none": "", "optional": "{}hm{}\n", "opened": "hm{1}\n\n"}[case.renderer.thought]
+    answer = thought.format(*case.renderer.mark_texts) + '{"rule": 3}'
+    for text in (*map(case.turn, numbers), answer):
+        for end in case.ends:
+            accepted, of = case.num_accepted(text, end)
+            assert accepted == of, text
+
+
+def test_another_tool_a_missing_argument_and_a_call_that_is_cut_are_refused(case: Case) -> None:
+    text, (argument, value) = case.turn(1), ("limit", "3")
+    broken = [
+        text.replace("find_order", "find_nothing"),
+        text.replace(argument, "topic"),
+        text[: text.rindex(value)],
+        f"{text} and more",
+    ]
+    for wrong in broken:
+        accepted, of = case.num_accepted(wrong, case.ends[0])
+        assert accepted < of, wrong
+
+
+@pytest.mark.parametrize("name", [name for name in TINY if name not in WITH_GRAMMAR])
+def test_a_family_without_a_grammar_is_named(name: str, tmp_path: Path) -> None:
+    renderer = Case(name, tmp_path).renderer
+    with pytest.raises(NoGrammar, match=name):
+        structure_of(renderer, PROBE_TOOLS, ANSWER, None)
+    assert structure_of(renderer, PROBE_TOOLS, None, None) is None
+    if grammar_mistake(renderer.family, calls=False) is None:
+        assert structure_of(renderer, (), ANSWER, None) is not None
