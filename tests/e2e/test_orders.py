@@ -76,7 +76,9 @@ def test_a_supervised_and_a_reinforcement_step_train_a_model_by_the_examples_tem
     assert metrics["grad_norm"] > 0
     assert metrics["canary_gap"] < 1e-3
     prompts = {group.request.task.item["messages"][1]["content"] for group in kept.read_groups("step-000001")}
-    assert prompts == {json.loads(line)["messages"][1]["content"] for line in (tmp_path / "job.jsonl").open()}
+    assert prompts == {
+        json.loads(line)["messages"][1]["content"] for line in (tmp_path / "job.jsonl").read_text().splitlines()
+    }
 
 
 @pytest.mark.nightly
