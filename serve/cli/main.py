@@ -31,6 +31,7 @@ from serve.cli.explain import explain_command
 from serve.cli.importing import app as import_app
 from serve.cli.keys import DEFAULT_FOLDER, DatabaseUrl, Folder
 from serve.cli.keys import app as keys_app
+from serve.cli.prompt import print_prompt
 from serve.cli.schema import schema
 from trainer.errors import InvalidJob, RftError
 
@@ -186,14 +187,23 @@ def eval_command(
 
 @app.command("check")
 def check_command(
-    job: JobFile, runs: Runs = Path("runs"), address: ClusterAddress = None, config: ConfigFile = None
+    job: JobFile,
+    runs: Runs = Path("runs"),
+    address: ClusterAddress = None,
+    config: ConfigFile = None,
+    show_prompt: Annotated[
+        bool, typer.Option("--show-prompt", help="print what the model sees of the first row, and what is trained")
+    ] = False,
 ) -> None:
     """Check a job without starting it; each tool and the grader are called once. All problems are listed."""
     operator = _operator(config)
     spec = _load(job, operator)
     with importing():
+        from cluster.preflight.shown_prompt import first_prompt
         from cluster.run.driver import check
 
+    if show_prompt and (shown := first_prompt(spec)) is not None:
+        print_prompt(Console(highlight=False), shown)
     with _with_lines(job):
         asyncio.run(check(spec, runs, address, operator))
 

@@ -143,7 +143,8 @@ async def test_an_engine_that_missed_a_bucket_is_fenced_and_replaced(actors: Job
         await actors.fleet.all_ready()
     assert await actors.versions() == [2, 2]
     gone = sorted([is_gone(process) for process in engine] for engine in engines)
-    assert gone == [[False] * 3, [True] * 3], "worker, core and resource tracker: of the replaced engine none is left"
+    # Worker, core, resource tracker and chat template: of the replaced engine none is left.
+    assert gone == [[False] * 4, [True] * 4]
     mapped = [file.path for core in processes("EngineCore") for file in core.memory_maps()]
     assert not [path for path in mapped if path.startswith("/dev/shm/sem.")], "who is killed cannot remove their names"
     report = await actors.fleet.publish(3)

@@ -56,7 +56,7 @@ class Journal:
         self._dropped: int | None = None  # the first group that was dropped
         folder.mkdir(parents=True, exist_ok=True)
         for leftover in folder.glob("*.tmp"):
-            leftover.unlink()
+            leftover.unlink(missing_ok=True)
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
@@ -102,14 +102,18 @@ class Journal:
         content = json.dumps({"reward": validated.valid_reward, "metrics": validated.metrics}).encode()
         await asyncio.to_thread(write_durably, self._validation(validated.step), content)
 
+    async def settled(self) -> None:
+        """Return when no group is being written: a write goes on when its caller is cancelled."""
+        if self._writing:
+            await asyncio.wait(set(self._writing))
+
     async def drop(self, batch: Batch) -> None:
         """Forget a batch and all groups from its first on, also those to come: a resumed run samples them again.
 
         Those after it come from the same engines. They may also be too stale if other groups are trained before them.
         """
         first = self._dropped = min(group.request.index for group in batch.all_groups)
-        if self._writing:
-            await asyncio.wait(set(self._writing))
+        await self.settled()
         for path in sorted(self._folder.iterdir()):  # batches first: one must never lack a group
             kind, number = _parsed(path)
             if kind in ("batch", "group") and number >= first:

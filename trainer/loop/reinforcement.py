@@ -144,6 +144,7 @@ class Loop:
                 raise first_error(failed) from errors
         finally:
             await self._progress.settled()
+            await self._journal.settled()
         await self._with_learner(self._progress.save_last)
         return self._progress.state
 

@@ -305,7 +305,8 @@ def test_there_are_few_settings() -> None:
 
 
 def test_the_jobs_of_the_examples_are_valid() -> None:
-    environment = dict.fromkeys(("LEDGER_TOOLS_URL", "LEDGER_GRADER_URL", "LEDGER_TOKEN", "TOKEN"), "http://x")
+    names = ("LEDGER_TOOLS_URL", "LEDGER_GRADER_URL", "LEDGER_TOKEN", "TOKEN", "ORDERS_MODEL", "ORDERS_URL")
+    environment = dict.fromkeys(names, "http://x") | {"ORDERS_SEED": "1"}
     for path in sorted((ROOT / "examples").glob("*/job*.yaml")):
         assert load_job(path, environment).method.type == "reinforcement"
 

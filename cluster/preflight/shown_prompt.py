@@ -1,0 +1,60 @@
+"""What the model sees of a job's first row: the text of its prompt, or of a conversation with what is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from cluster.preflight.model import read_model
+from cluster.preflight.prepare import with_card
+from cluster.preflight.rows import read_files
+from trainer.chat.conversation import Sample, samples_of
+from trainer.chat.dialect import Dialect
+from trainer.chat.renderer import Renderer
+from trainer.errors import UserError
+from trainer.spec.job import JobSpec
+
+
+@dataclass(frozen=True, slots=True)
+class ShownPrompt:
+    """`samples` are texts in order, each with whether it is trained; those of a reinforcement job's prompt are not."""
+
+    dialect: Dialect
+    end_tokens: tuple[str, ...]
+    samples: tuple[tuple[tuple[str, bool], ...], ...]
+    num_tokens: int
+
+
+def first_prompt(job: JobSpec) -> ShownPrompt | None:
+    """What the model sees of the first row of the training file; None if that or the model cannot be read.
+
+    Raises:
+        UserError: The template cannot render the row.
+    """
+    job = with_card(job)
+    files, _ = read_files(job)
+    model, _ = read_model(job)
+    if model is None or not files["training_file"]:
+        return None
+    task, renderer = files["training_file"][0], model.renderer
+    if job.method.type == "supervised":
+        try:
+            samples = samples_of(renderer, task.messages, task.tools)
+        except ValueError as error:
+            raise UserError(f"the first row cannot be rendered: {error}; fix the row or the chat template") from None
+    else:
+        prompt = renderer.prompt(task.messages, task.tools)
+        samples = [Sample(prompt, [False] * len(prompt))]
+    num_tokens = sum(len(sample.token_ids) for sample in samples)
+    texts = tuple(_texts(renderer, sample) for sample in samples)
+    return ShownPrompt(renderer.dialect, tuple(renderer.end_tokens.values()), texts, num_tokens)
+
+
+def _texts(renderer: Renderer, sample: Sample) -> tuple[tuple[str, bool], ...]:
+    """A sample's text in pieces that are trained as a whole or not at all."""
+    tokens: Sequence[tuple[int, bool]] = list(zip(sample.token_ids, sample.mask, strict=True))
+    return tuple(
+        (renderer.tokenizer.decode([token for token, _ in group], skip_special_tokens=False), trained)
+        for trained, group in groupby(tokens, key=lambda pair: pair[1])
+    )
