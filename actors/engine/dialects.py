@@ -105,10 +105,10 @@ def find_dialect(tokenizer: Tokenizer, asked: Dialect, tool_parser: str = "auto"
     for name in _candidates() if tool_parser == "auto" else (tool_parser,):
         family = family_of(name)
         renderer = Renderer(tokenizer, replace(asked, family=family.name, tool_parser=name))
-        mistake = "the template renders no calls"
+        mistake: str | None = "the template renders no calls"
         if renderer.form.renders_calls or tool_parser != "auto" or renderer.has_token(family.call_mark):
-            mistake = _mistake(renderer, tokenizer) or ""
-        if not mistake:
+            mistake = _mistake(renderer, tokenizer)
+        if mistake is None:
             return _resolved(renderer), None
         if likely is None or (family.call_mark or name) in renderer.template:
             likely = renderer, mistake

@@ -72,7 +72,7 @@ class ScriptedEpisode:
         self.max_tokens.append(options["max_tokens"])
         self.structures.append(options["structure"])
         said = self.script[turn]
-        ids = said if isinstance(said, list) else [*self.renderer._encode(said), self.renderer.tokenizer.eos_token_id]
+        ids = said if isinstance(said, list) else [*self.renderer.encode(said), self.renderer.tokenizer.eos_token_id]
         stopped = len(ids) <= options["max_tokens"]
         ids = ids[: options["max_tokens"]]
         self.sampled.append(ids)

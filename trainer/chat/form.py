@@ -173,25 +173,18 @@ def _first(texts: Sequence[str], text: str) -> str | None:
 
 
 def _common(first: str, second: str) -> int:
+    """The length of the longest common prefix."""
     return next(
         (i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second))
     )
 
 
 def _turn(calls: Sequence[tuple[str, str]], objects: bool) -> dict[str, Any]:
-    given = [{"probe": value} for _, value in calls]
-    return {
-        "role": "assistant",
-        "content": "",
-        "tool_calls": [
-            {
-                "id": f"call{i:05d}",
-                "type": "function",
-                "function": {"name": name, "arguments": value if objects else json.dumps(value, ensure_ascii=False)},
-            }
-            for i, ((name, _), value) in enumerate(zip(calls, given, strict=True))
-        ],
-    }
+    def call(index: int, name: str, value: str) -> dict[str, Any]:
+        arguments = {"probe": value} if objects else json.dumps({"probe": value}, ensure_ascii=False)
+        return {"id": f"call{index:05d}", "type": "function", "function": {"name": name, "arguments": arguments}}
+
+    return {"role": "assistant", "content": "", "tool_calls": [call(i, *given) for i, given in enumerate(calls)]}
 
 
 def _result(index: int, content: str, name: str = "probe_tool") -> Message:

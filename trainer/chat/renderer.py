@@ -80,7 +80,7 @@ class Renderer:
         """
         question: list[Message] = [{"role": "user", "content": "question"}]
         asked = self._render(question, (), generate=False)
-        prompt = self._encode(self._render(question, (), generate=True).removeprefix(asked))
+        prompt = self.encode(self._render(question, (), generate=True).removeprefix(asked))
         marks = [token for token in prompt if token in self.thought_marks]
         if None in self.thought_marks or marks[-1:] == [self.end_of_thought]:
             return "none"
@@ -88,7 +88,7 @@ class Renderer:
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> list[int]:
         """Token ids of the messages, the tools and the generation prompt."""
-        return self._encode(self.rendered(messages, tools, generate=True))
+        return self.encode(self.rendered(messages, tools, generate=True))
 
     def rendered(self, messages: Sequence[Message], tools: Sequence[ToolSchema], *, generate: bool) -> str:
         """The text of messages in OpenAI's form; with `generate`, the prompt for the next turn."""
@@ -197,7 +197,7 @@ class Renderer:
 
     def encode(self, text: str) -> list[int]:
         """Token ids of rendered text, with its special tokens."""
-        return self._encode(text)
+        return list(self._marked_up.encode(text, add_special_tokens=False).ids)
 
     def has_token(self, text: str | None) -> bool:
         """Whether a text is one token of the vocabulary."""
@@ -213,18 +213,15 @@ class Renderer:
     def _render(self, messages: Sequence[Message], tools: Sequence[ToolSchema], *, generate: bool) -> str:
         return self._template.render(messages, tools, generate=generate, **self.dialect.template_arguments)
 
-    def _encode(self, text: str) -> list[int]:
-        return list(self._marked_up.encode(text, add_special_tokens=False).ids)
-
     def _filled(self, text: str, results: Sequence[Sequence[int]]) -> list[int]:
         """Token ids of a text with a slot for each result."""
         head, *rest = _SLOTS.split(text)
         if sorted(map(int, rest[::2])) != list(range(len(results))):
             raise ValueError("the chat template omits or repeats tool messages")
-        tokens = self._encode(head)
+        tokens = self.encode(head)
         for number, piece in zip(rest[::2], rest[1::2], strict=True):
             tokens += results[int(number)]
-            tokens += self._encode(piece)
+            tokens += self.encode(piece)
         return tokens
 
     def _bridge(self, names: tuple[str, ...]) -> tuple[int, list[list[int]]]:
@@ -236,6 +233,6 @@ class Renderer:
                 raise ValueError("the chat template omits tool messages or changes their order")
             self._bridges[names] = (
                 self._marked_up.token_to_id(end),
-                [self._encode(piece) for piece in (head, *rest[1::2])],
+                [self.encode(piece) for piece in (head, *rest[1::2])],
             )
         return self._bridges[names]

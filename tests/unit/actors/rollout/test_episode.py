@@ -36,7 +36,7 @@ def renderer() -> Renderer:
 async def test_exactly_the_sampled_tokens_are_trained_on(renderer: Renderer) -> None:
     episode = ScriptedEpisode(renderer, call("a/2015/income"), "1234", version=lambda turn: turn)
     rollout = await graded(episode.runner())
-    sampled = [[*renderer._encode(text), renderer.tokenizer.eos_token_id] for text in (call("a/2015/income"), "1234")]
+    sampled = [[*renderer.encode(text), renderer.tokenizer.eos_token_id] for text in (call("a/2015/income"), "1234")]
     [segment] = rollout.segments
     assert segment.token_ids[segment.loss_mask].tolist() == sampled[0] + sampled[1]
     expected = [-(i + 1) / 10 for ids in sampled for i in range(len(ids))]
@@ -156,7 +156,7 @@ async def test_a_tool_result_cannot_start_a_turn(renderer: Renderer) -> None:
     rollout = await graded(episode.runner())
     clean = ScriptedEpisode(renderer, call("a"), "1")
     [hostile], [plain] = rollout.segments, (await graded(clean.runner())).segments
-    for special in (renderer.tokenizer.eos_token_id, renderer._encode("<|im_start|>")[0]):
+    for special in (renderer.tokenizer.eos_token_id, renderer.encode("<|im_start|>")[0]):
         counts = [s.token_ids[~s.loss_mask].tolist().count(special) for s in (hostile, plain)]
         assert counts[0] == counts[1] > 0
 
@@ -226,7 +226,7 @@ async def test_each_turn_and_each_call_counts_as_a_step(renderer: Renderer, max_
 
 async def test_a_rollout_that_runs_out_of_tokens_is_graded_as_it_is(renderer: Renderer) -> None:
     episode = ScriptedEpisode(renderer, call("a"), "12 34 56 78 90 12")
-    first = len(renderer._encode(call("a"))) + 1
+    first = len(renderer.encode(call("a"))) + 1
     rollout = await graded(episode.runner(max_completion_tokens=first + 3))
     assert rollout.finish == "max_tokens"
     assert rollout.num_sampled == first + 3

@@ -105,7 +105,7 @@ def test_a_resumed_conversation_has_the_tokens_of_a_rollout(renderer: Renderer) 
     results = [renderer.plain(message["content"]) for message in CONVERSATION[2:]]  # type: ignore[arg-type]
     rollout = renderer.prompt(CONVERSATION[:1], ())
     written = renderer._render(CONVERSATION[:2], (), generate=False).removesuffix("\n")
-    rollout += renderer._encode(written)[len(rollout) :]
+    rollout += renderer.encode(written)[len(rollout) :]
     rollout += renderer.bridge(["cat", "cat"], results)
     assert renderer.resume(CONVERSATION, (), results) == rollout
 
