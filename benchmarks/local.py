@@ -10,7 +10,7 @@ from trainer.spec.operator import Operator
 
 LOCAL = Operator(allowed_networks=["127.0.0.0/8"])
 """Allows servers on this machine."""
-ONE_GPU = "engines and learner do not share a GPU yet: a job needs two GPUs, one for each; there is one"
+ONE_GPU = "what is gained by sampling while the learner learns needs two GPUs, one for each; there is one"
 
 
 def gpus_here() -> int:

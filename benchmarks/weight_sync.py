@@ -1,10 +1,11 @@
 """A weight update from the learner's memory to a sampling engine: pause of generation and seconds per GB.
 
-    python -m benchmarks.weight_sync [--transport object_store] [--layers 15 | --model FOLDER] [--runs 5]
+    python -m benchmarks.weight_sync [--transport object_store] [--layers 15 | --model FOLDER] [--runs 5] [--rank 32]
 
 Without `--model` it is a random Qwen3 with about 14M parameters per layer (15 layers: 205M; 0.8 GB in float32). One
 process acts as the learner and reads its weights with the learner's own code; the engine samples 16 sequences during
-each update. Both are on GPUs, in bfloat16, if there are any. The baseline is a copy of the same bytes in memory.
+each update. Both are on GPUs, in bfloat16, if there are any. The baseline is a copy of the same bytes in memory. With
+`--rank` an adapter of all linear layers is measured, too, against all weights of the same model.
 
 Transports: `object_store` and `broadcast` are ours (a broadcast is NCCL between two GPUs, gloo on CPUs); `vllm_nccl`
 (two GPUs) and `vllm_ipc` (both on one GPU) are vLLM's own. With one GPU, learner and engine share it. Nothing of this
@@ -19,7 +20,7 @@ import os
 import tempfile
 import time
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from actors.rollout.episode import EpisodeSpec
 from actors.rollout.fleet import CANARY_LIMITS
 from actors.rollout.worker import WorkerConfig
 from actors.runtime.ports import free_port
+from actors.weights.adapter import AdapterConfig
 from actors.weights.broadcast import SENDER, Broadcast
 from actors.weights.broadcast_sync import BroadcastSync
 from actors.weights.checkpoint_weights import CheckpointWeights, as_bytes
@@ -46,7 +48,10 @@ from benchmarks.worker import JOB, MeasuredWorker, Request
 from cluster.ray_cluster.session import ray_session
 from trainer.chat.dialect import UNKNOWN
 from trainer.errors import RftError
+from trainer.model.lora import adapter_tensors, add_adapter
+from trainer.model.policy import load_policy
 from trainer.spec.job import RewardSpec, RolloutLimits
+from trainer.spec.lora import LoraSpec
 
 SEQUENCES = 16
 VLLMS = {"vllm_nccl": "nccl", "vllm_ipc": "ipc"}
@@ -97,11 +102,14 @@ def write_model(folder: Path, layers: int, dtype: str = "float32", **changes: An
 class Source:
     """The learner's side: the model's weights, on this actor's GPU if it has one."""
 
-    def __init__(self, folder: str, dtype: str) -> None:
+    def __init__(self, folder: str, dtype: str, lora: LoraSpec | None = None) -> None:
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).to(self._device)
-        self._model = model
-        self._weights = CheckpointWeights(model, getattr(torch, dtype), lambda _: nullcontext())
+        policy = load_policy(Path(folder), getattr(torch, dtype), 1.0).to(self._device)
+        if lora is not None:
+            add_adapter(policy, lora, seed=0)
+        adapter = None if lora is None else adapter_tensors(policy)
+        self._model = policy.model
+        self._weights = CheckpointWeights(self._model, getattr(torch, dtype), lambda _: nullcontext(), adapter)
         self._broadcast: Broadcast | None = None
         self._vllms: Any = None
 
@@ -244,19 +252,56 @@ async def connect(transport: str, source: Any, worker: Any) -> OurSync | VllmsSy
     return OurSync(WeightSync(client) if transport == "object_store" else BroadcastSync(client, 1), worker)
 
 
-async def measure(folder: Path, runs: int, transport: str, dtype: str, seats: Seating) -> list[Figure]:
+@dataclass(slots=True)
+class Updates:
+    """Each update's seconds of pause and in all, and those of a copy of its bytes."""
+
+    num_bytes: int = 0
+    pauses: list[float] = field(default_factory=list)
+    totals: list[float] = field(default_factory=list)
+    copies: list[float] = field(default_factory=list)
+
+    def figures(self, transport: str) -> list[Figure]:
+        suffix, size = "" if transport == "object_store" else f", {transport}", self.num_bytes
+        limits = [(pause, 0.1 + 3 * copy) for pause, copy in zip(self.pauses, self.copies, strict=True)]
+        pairs = list(zip(self.totals, self.copies, strict=True))
+        speeds = [(size / total / 1e6, size / copy / 1e6) for total, copy in pairs]
+        per_gb = [(total / size * 1e9, copy / size * 1e9) for total, copy in pairs]
+        return [
+            Figure(f"weight sync: pause (against its limit){suffix}", "s", tuple(limits)),
+            Figure(f"weight sync: end to end (against a copy){suffix}", "MB/s", tuple(speeds)),
+            Figure(f"weight sync: seconds per GB{suffix}", "s/GB", tuple(per_gb)),
+        ]
+
+    def against(self, whole: Updates, rank: int) -> list[Figure]:
+        """Figures of an adapter against all weights."""
+        sizes = ((self.num_bytes / 1e6, whole.num_bytes / 1e6),)
+        totals, pauses = zip(self.totals, whole.totals, strict=True), zip(self.pauses, whole.pauses, strict=True)
+        return [
+            Figure(f"adapter sync: bytes at rank {rank} (against all weights)", "MB", sizes),
+            Figure("adapter sync: end to end (against all weights)", "s", tuple(totals)),
+            Figure("adapter sync: pause (against all weights)", "s", tuple(pauses)),
+        ]
+
+
+async def measure(
+    folder: Path, runs: int, transport: str, dtype: str, seats: Seating, lora: LoraSpec | None = None
+) -> Updates:
     spec = EpisodeSpec("0", RolloutLimits(), RewardSpec(), 8, 1024)
     gpus = int(seats.engine > 0)
     own = VLLMS.get(transport, TRANSPORT)
-    engine = EngineConfig(str(folder), dtype, 1024, max_num_seqs=SEQUENCES, seed=0, gpus=gpus, transport=own)
+    adapter = None if lora is None else AdapterConfig(lora.rank, lora.alpha, lora.names)
+    engine = EngineConfig(
+        str(folder), dtype, 1024, max_num_seqs=SEQUENCES, seed=0, gpus=gpus, transport=own, lora=adapter
+    )
     worker = ray.remote(MeasuredWorker).options(num_cpus=1, num_gpus=seats.engine, max_concurrency=1000)
     worker = worker.remote(WorkerConfig(engine, spec, UNKNOWN, dispatchers=[], graders=None))
     _checked(await worker.start.remote())
-    source = ray.remote(Source).options(num_cpus=1, num_gpus=seats.learner).remote(str(folder), dtype)
+    source = ray.remote(Source).options(num_cpus=1, num_gpus=seats.learner).remote(str(folder), dtype, lora)
     sync = await connect(transport, source, worker)
     canary = [1 + i % 200 for i in range(CANARY_TOKENS)]
     before = await worker.canary.remote(canary)
-    pauses, totals, per_gb = [], [], []
+    updates = Updates()
     for version in range(runs + 1):
         busy = worker.complete.remote([Request([1] * 8, 1000)] * SEQUENCES, SEQUENCES)
         await asyncio.sleep(1.0)
@@ -265,21 +310,19 @@ async def measure(folder: Path, runs: int, transport: str, dtype: str, seats: Se
         total = time.perf_counter() - started
         copy = _copy_s(num_bytes)
         if version:  # the first run maps memory that later runs reuse
-            pauses.append((pause, 0.1 + 3 * copy))
-            totals.append((num_bytes / total / 1e6, num_bytes / copy / 1e6))
-            per_gb.append((total / num_bytes * 1e9, copy / num_bytes * 1e9))
+            updates.num_bytes = num_bytes
+            updates.pauses.append(pause)
+            updates.totals.append(total)
+            updates.copies.append(copy)
         ray.cancel(busy)
     gap = float(np.abs(await worker.canary.remote(canary) - before).mean())
     if not gap < CANARY_LIMITS[dtype]:
         raise RuntimeError(f"after {runs + 1} updates with equal weights the engine differs by {gap} nats per token")
     await worker.shutdown.remote()
-    print(f"{num_bytes / 1e6:,.0f} MB in {dtype} by {transport}, {SEQUENCES} sequences in flight")
-    suffix = "" if transport == "object_store" else f", {transport}"
-    return [
-        Figure(f"weight sync: pause (against its limit){suffix}", "s", tuple(pauses)),
-        Figure(f"weight sync: end to end (against a copy){suffix}", "MB/s", tuple(totals)),
-        Figure(f"weight sync: seconds per GB{suffix}", "s/GB", tuple(per_gb)),
-    ]
+    for actor in (worker, source):
+        ray.kill(actor)
+    print(f"{num_bytes / 1e6:,.1f} MB in {dtype} by {transport}, {SEQUENCES} sequences in flight")
+    return updates
 
 
 def _copy_s(num_bytes: int) -> float:
@@ -295,6 +338,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--model", type=Path, help="a model folder, instead of a random model of --layers")
     parser.add_argument("--transport", choices=TRANSPORTS, default="object_store")
     parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--rank", type=int, help="measure an adapter of this rank, too")
     return parser
 
 
@@ -313,7 +357,13 @@ def main() -> None:
         model = Path(folder) if options.model is None else options.model.absolute()
         if options.model is None:
             write_model(model, options.layers, dtype)
-        report(asyncio.run(measure(model, options.runs, options.transport, dtype, seats)))
+        whole = asyncio.run(measure(model, options.runs, options.transport, dtype, seats))
+        figures = whole.figures(options.transport)
+        if options.rank is not None:
+            lora = LoraSpec(rank=options.rank)
+            adapter = asyncio.run(measure(model, options.runs, "object_store", dtype, seats, lora))
+            figures += adapter.against(whole, options.rank)
+        report(figures)
     print(f"{os.cpu_count()} cores; a pause under its limit (100 ms + 3 copies) has a ratio below 1")
 
 

@@ -16,7 +16,7 @@ import psutil
 import ray
 import yaml
 
-from actors.engine.vllm_engine import EngineConfig
+from actors.engine.vllm_engine import Engine, EngineConfig
 from actors.grading.pool import GraderPoolActor
 from actors.rollout.episode import EpisodeSpec
 from actors.rollout.fleet import CANARY_LIMITS, Fleet
@@ -49,6 +49,11 @@ class Request:
 class MeasuredWorker(RolloutWorker):
     """A rollout worker whose engine can be measured, and used without episodes."""
 
+    @property
+    def _vllm(self) -> Any:
+        assert isinstance(self._engine, Engine)
+        return self._engine.client
+
     async def mark(self) -> tuple[float, int]:
         """The time in seconds and the number of tokens sampled so far."""
         return time.monotonic(), self._engine.sampled_tokens
@@ -61,26 +66,26 @@ class MeasuredWorker(RolloutWorker):
 
     async def forget(self) -> None:
         """Empty the prefix cache, so that later requests cannot reuse it."""
-        await self._engine._llm.reset_prefix_cache()
+        await self._vllm.reset_prefix_cache()
 
     # -- an update that the sender drives step by step, as vLLM's own transports do ------------------------------------
 
     async def begin_update(self) -> None:
         """Pause, keeping the requests in flight, and begin to load weights."""
         self._began = time.monotonic()
-        await self._engine._llm.engine_core.pause_scheduler_async(mode="keep", clear_cache=False)
-        await self._engine._llm.start_weight_update()
+        await self._vllm.engine_core.pause_scheduler_async(mode="keep", clear_cache=False)
+        await self._vllm.start_weight_update()
 
     async def load(self, update: Any) -> None:
         """Load what the sender sends meanwhile, or what the message refers to."""
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 
-        await self._engine._llm.update_weights(WeightTransferUpdateRequest(update_info=update))
+        await self._vllm.update_weights(WeightTransferUpdateRequest(update_info=update))
 
     async def finish_update(self) -> None:
         """Finish loading, and resume."""
-        await self._engine._llm.finish_weight_update()
-        await self._engine._llm.resume_generation()
+        await self._vllm.finish_weight_update()
+        await self._vllm.resume_generation()
         self._pause_s = time.monotonic() - self._began
 
     async def last_pause_s(self) -> float:
@@ -112,7 +117,7 @@ class MeasuredWorker(RolloutWorker):
             )
             async with slots:
                 request_id = f"plain-{time.monotonic()}-{index}"
-                stream = self._engine._llm.generate(tokens_input(request.prompt), params, request_id)
+                stream = self._vllm.generate(tokens_input(request.prompt), params, request_id)
                 outputs = [output async for output in stream]
             return time.monotonic(), len(outputs[-1].outputs[0].token_ids)
 

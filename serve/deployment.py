@@ -33,6 +33,7 @@ from cluster.jobs.driver_settings import DriverSettings
 from cluster.jobs.launcher import RayLauncher
 from cluster.ray_cluster.session import is_local, job_server_of
 from cluster.stores.job_store import JobStore
+from serve.console import static
 from serve.host.listener import STOP_S, listening
 from serve.host.services import Services
 from serve.host.state import ServerState, StateLocations
@@ -131,7 +132,7 @@ def app_of(
 ) -> FastAPI:
     """Returns the whole API on these stores and services, which it closes when it ends."""
     most = min(operator.limits.max_connections, MAX_REQUESTS if behind_proxy else sys.maxsize)
-    return create_app(
+    app = create_app(
         services.routers,
         state.keys,
         limits=operator.limits.model_copy(update={"max_connections": most}),
@@ -141,7 +142,10 @@ def app_of(
         behind_proxy=behind_proxy,
         access_log=access_log,
         audit=state.audit,
+        sessions=state.sessions,
     )
+    static.mount(app)
+    return app
 
 
 def lifespan_of(

@@ -46,7 +46,10 @@ def _rebuild(cls: type[RftError], message: str, details: dict[str, Any]) -> RftE
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One problem with a job: the field, what is wrong, how to fix it, and the file and line if known."""
+    """One problem with a job: the field, what is wrong, how to fix it, and the file and line if known.
+
+    `rows` are all lines of a mistake that several rows share, such as "1-7, 9"; `line` is the first of them.
+    """
 
     code: str
     field: str
@@ -54,9 +57,17 @@ class Problem:
     remedy: str
     file: str | None = None
     line: int | None = None
+    rows: str = ""
+
+    @property
+    def place(self) -> str:
+        """The field with its line or rows: `training_file, line 3`."""
+        line = "" if self.line is None else f", line {self.line}"
+        return self.field + (f", rows {self.rows}" if self.rows else line)
 
     def __str__(self) -> str:
-        location = "" if self.file is None else f" ({self.file}" + (f":{self.line}" if self.line else "") + ")"
+        line = f", rows {self.rows}" if self.rows else f":{self.line}" if self.line else ""
+        location = "" if self.file is None else f" ({self.file}{line})"
         return f"{self.field}{location}: {self.message} [{self.code}]\n    -> {self.remedy}"
 
 

@@ -12,11 +12,31 @@ import re
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
+from trainer.problem_codes.readiness import Verdict
 from trainer.types import Evaluation, Purpose
 
 Level = Literal["info", "warn", "error"]
 Phase = Literal["resources", "actors", "replay", "grading", "training", "validation", "checkpoint", "copy"]
 Outcome = Literal["done", "stopped", "failed"]
+IntegrationCause = Literal["not_installed", "not_allowed", "failed"]
+Cause = Literal[
+    "discarded",
+    "all_right",
+    "guarded",
+    "cut_off",
+    "out_of_turns",
+    "no_calls",
+    "malformed_calls",
+    "unknown_tools",
+    "invalid_arguments",
+    "tool_errors",
+    "same_answers",
+    "constant_grade",
+    "decided_rows",
+    "too_hard",
+    "unknown",
+]
+"""Why the rollouts of a batch teach nothing, as far as they show it; unknown in events of older runs."""
 VALIDATION = "validation"
 """The `name` of an Evaluated event of the validation file."""
 
@@ -40,6 +60,11 @@ class Event:
     @property
     def level(self) -> Level:
         return self.LEVEL
+
+    @property
+    def passing(self) -> bool:
+        """Whether the event is only for views that show the present: it is not stored in the run folder."""
+        return False
 
     @property
     def quiet(self) -> bool:
@@ -133,6 +158,16 @@ class Evaluated(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReadinessJudged(Event):
+    """`agent-rft ready`, or the same by the API, has its verdict. The reasons say what to do before training."""
+
+    verdict: Verdict
+    """`train`, `fix_first` or `warm_start`."""
+    reasons: tuple[str, ...] = ()
+    """The codes of the reasons and notes; `agent-rft explain CODE` says more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LossEvaluated(Event):
     """A supervised job evaluated its validation file. A loss that rises while the training loss falls: stop earlier."""
 
@@ -158,6 +193,44 @@ class CheckpointSaved(Event):
     """Whether it can be served as a model; false: it is only for resuming a lost run."""
     write_s: float = 0.0
     """How long writing took, while training went on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EarlyStopped(Event):
+    """Training ended before its last step, since the validations of `early_stop.patience` brought no gain.
+
+    The best checkpoint is the job's model, and is what the test file is graded with. To train on, raise the patience,
+    or remove `early_stop`, and resume the run.
+    """
+
+    best_step: int
+    """The step of the best checkpoint, `checkpoints/step-<step>`."""
+    best_reward: float | None
+    """Its mean reward over the validation file; None if no validation graded anything."""
+    total_steps: int
+    """Steps that were planned."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FewerCalls(Event):
+    """At the end: a checkpoint may be as good as the best one by validation reward, and surely calls fewer tools.
+
+    Each row is compared with itself: the 95 % interval of the change of reward includes 0, that of calls lies below it.
+    Look closer with `agent-rft compare RUN:validation-<best> RUN:validation-<cheaper>`, and serve the one you prefer.
+    """
+
+    cheaper_step: int
+    """The step of the checkpoint with fewer calls."""
+    best_step: int
+    """The step of the best checkpoint."""
+    reward_change: float
+    """From the best to it, the mean over the validation rows."""
+    tool_calls: float
+    """Its calls per rollout."""
+    best_tool_calls: float
+    """Those of the best."""
+    num_rows: int
+    """Validation rows that were compared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,6 +356,7 @@ class BatchStarved(Event):
     """
 
     LEVEL: ClassVar[Level] = "warn"
+    PRIVATE: ClassVar[frozenset[str]] = frozenset({"error"})
 
     times: int
     """Which batch in a row it is."""
@@ -292,6 +366,12 @@ class BatchStarved(Event):
     """Groups whose rewards are all equal, by kind: `all_right`, `all_wrong`, `equal`."""
     discarded: dict[str, float] = field(default_factory=dict)
     """Discarded rollouts by reason."""
+    cause: Cause = "unknown"
+    """The most likely cause, by what nearly all rollouts have in common; the message has it in words."""
+    name: str = ""
+    """The tool, guard, endpoint or discard reason that the cause is about, if any."""
+    error: str = ""
+    """What that tool answered most often; at most 200 characters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -372,6 +452,54 @@ class RolloutDiscarded(Event):
     """The error's message."""
     endpoint: str = ""
     """The endpoint that failed, or what `rollout_waited` mostly waited for, such as `engine-1` or `tool 'search'`."""
+
+    @property
+    def quiet(self) -> bool:
+        return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutsProgressed(Event):
+    """Where the rollouts of the current step or evaluation are, every few seconds. For live views: it is not stored.
+
+    The API has one every half minute. Nothing to do; `slowest_row` and `errors` say where to look if it goes slowly.
+    """
+
+    # Rows and answers are for the owner of a job only, and events for each key that may read.
+    PRIVATE: ClassVar[frozenset[str]] = frozenset(
+        {"slowest_row", "newest_trace", "newest_row", "newest_grade", "newest_calls", "newest_answer"}
+    )
+
+    purpose: Purpose
+    """`train`, `validation` or `test`."""
+    ended: int
+    """Rollouts of the next batch, or of the evaluation, that were graded or given up."""
+    total: int
+    """Rollouts that the batch or evaluation needs."""
+    in_flight: int
+    """Attempts at rollouts in progress, those for later batches included."""
+    calls: dict[str, float] = field(default_factory=dict)
+    """Tool calls by tool, of the rollouts that ended since the last step or evaluation."""
+    errors: dict[str, float] = field(default_factory=dict)
+    """Those of them that were answered with an error."""
+    slowest_s: float = 0.0
+    """Seconds since the oldest attempt in progress began."""
+    slowest_row: str = ""
+    """Its row."""
+    newest_trace: str = ""
+    """The trace id of the rollout that was graded last."""
+    newest_row: str = ""
+    """Its row."""
+    newest_grade: float = 0.0
+    """Its grade."""
+    newest_calls: tuple[str, ...] = ()
+    """Its first tool calls, shortened."""
+    newest_answer: str = ""
+    """Its answer, shortened."""
+
+    @property
+    def passing(self) -> bool:
+        return True
 
     @property
     def quiet(self) -> bool:
@@ -573,6 +701,28 @@ class SinkCutOff(Event):
     """The sink's class or the plug-in's name."""
     reason: str
     """What it raised, or how it fell behind."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IntegrationFailed(Event):
+    """A tracker of the job's `integrations` cannot be used, and gets no more numbers. Training continues.
+
+    The run's folder has all of them. The tracker is tried again in the next run, or when this one is resumed.
+    """
+
+    LEVEL: ClassVar[Level] = "warn"
+    PRIVATE: ClassVar[frozenset[str]] = frozenset({"reason"})
+
+    integration: str
+    """Its type, such as `wandb`."""
+    cause: IntegrationCause
+    """`not_installed`: install the package's extra. `not_allowed`: the operator's `integrations` lacks its address or
+    key.
+
+    `failed`: it raised an error, hung or fell behind, such as when its server cannot be reached or refuses the key.
+    """
+    reason: str
+    """What is missing, or what it raised."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

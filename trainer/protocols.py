@@ -65,6 +65,9 @@ class Learner(Checkpointable, Protocol):
     async def step(self, sequences: Sequence[TrainSequence], version: int) -> StepReport:
         """Train on one batch, from policy `version`; the loss is over all tokens of all `sequences`."""
 
+    async def rest(self) -> None:
+        """The learner is not needed until the next call: engines that share its devices have their turn."""
+
     async def check(self) -> None:
         """Returns at once, or raises LearnerFailed if the learner was lost since the last call."""
 

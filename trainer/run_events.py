@@ -80,6 +80,7 @@ def evaluation_of(data: Mapping[str, Any]) -> Evaluation:
     """
     values: dict[str, Any] = {f.name: data[f.name] for f in fields(Evaluation) if f.name in data}
     finite: dict[str, Any] = {name: math.nan if number is None else number for name, number in values.items()}
+    finite["intervals"] = {name: tuple(bounds) for name, bounds in values.get("intervals", {}).items()}
     return Evaluation(**finite)
 
 

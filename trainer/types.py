@@ -13,6 +13,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from trainer.metrics.intervals import Interval, bootstrap_mean, wilson
+
 Message = dict[str, Any]
 ToolSchema = dict[str, Any]
 Purpose = Literal["train", "validation", "test"]
@@ -27,6 +29,11 @@ class Task:
     messages: tuple[Message, ...]
     tools: tuple[ToolSchema, ...]
     item: dict[str, Any]
+
+    @property
+    def line(self) -> int:
+        """The row's line in its file."""
+        return int(self.row_id.partition("-")[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +87,10 @@ class Grade:
 
     Attributes:
         value: The grade. If a guard was triggered, the reward that the guard sets instead.
-        scores: The scores of a multi grader's parts. If the job has guards, `scores["ungated"]` is the grade without
-            them.
+        scores: The scores of a multi grader's parts, or those in an endpoint's answer. If the job has guards,
+            `scores["ungated"]` is the grade without them.
         guard: Name of the guard that was triggered, or None.
-        reason: Why the guard was triggered; otherwise the judge's explanation, if any.
+        reason: Why the guard was triggered; otherwise the explanation of the judge or endpoint, if any.
         held_out: The grade of the held-out grader. None if there is no such grader or if it failed.
         held_out_error: Why the held-out grader failed.
         judge_tokens: Tokens spent on judge models, by model.
@@ -250,7 +257,8 @@ class Group:
 class TrainSequence:
     """A segment as the learner needs it: arrays [T] as in `Segment`, one advantage for all tokens of the rollout.
 
-    `segment` is its number in the rollout; those of a rollout follow each other in a batch.
+    `segment` is its number in the rollout; those of a rollout follow each other in a batch. `experts` [T, L, k] are
+    those that each of L layers chose for each token (0 in layers without), if they are known.
     """
 
     token_ids: NDArray[np.int32]
@@ -260,6 +268,7 @@ class TrainSequence:
     advantage: float
     structure: str | None = None
     segment: int = 0
+    experts: NDArray[np.integer[Any]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,8 +322,13 @@ class SyncReport:
 class Evaluation:
     """What the rollouts of a whole file came to. Rollouts that were never graded are in `discarded`, not in any mean.
 
-    `ci95` is the half width of the 95 % confidence interval of `grade` over rows (samples of one row are not
-    independent); NaN for a single row. `reasoning_tokens` is NaN in files of older runs.
+    Attributes:
+        ci95: Half the width of the 95 % confidence interval of `grade`. In files of older runs that of a normal
+            distribution: 0 if all grades were equal, NaN for a single row.
+        reasoning_tokens: NaN in files of older runs.
+        graded_rows: Rows with a graded rollout; 0 in files of older runs.
+        intervals: The 95 % confidence interval (low, high) over rows of `grade`, `pass_rate` and `pass_at_k` (samples
+            of one row are not independent). Empty if nothing was graded and in files of older runs.
     """
 
     num_rows: int
@@ -333,6 +347,21 @@ class Evaluation:
     rollout_tokens: float
     busy_s: float
     reasoning_tokens: float = math.nan
+    graded_rows: int = 0
+    intervals: dict[str, tuple[float, float]] = field(default_factory=dict)
 
-    def as_dict(self) -> dict[str, float]:
+    def as_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+    def interval(self, name: str) -> Interval | None:
+        """The interval of a field; None if it has none. An older run's is calculated from what its files have."""
+        value, rows = float(getattr(self, name)), self.graded_rows or self.num_rows
+        if name in self.intervals:
+            return Interval(value, *self.intervals[name], rows)
+        if name == "pass_rate" and self.samples == 1 and math.isfinite(value):
+            return wilson(round(value * self.num_rollouts), self.num_rollouts)
+        if name != "grade" or not math.isfinite(value):
+            return None
+        if not self.ci95 > 0:  # equal grades, or one row
+            return bootstrap_mean([value] * rows)
+        return Interval(value, max(min(0.0, value), value - self.ci95), min(max(1.0, value), value + self.ci95), rows)

@@ -31,6 +31,7 @@ from actors.endpoints.stats import EndpointStats, merged
 from actors.endpoints.transport import Transport, TransportError
 from actors.endpoints.url import endpoint_mistake, safe_url, scrub, secrets_of
 from actors.runtime.timing import REAL_TIMING, Timing
+from actors.runtime.tracing import traceparent
 from trainer.errors import Discard, EndpointRefused, UserError
 from trainer.spec.allowed import Allowed
 from trainer.spec.endpoints import Endpoint
@@ -157,7 +158,7 @@ class EndpointClient:
         key = idempotency_key if plain else quote(idempotency_key, safe=":/+=,;@!*'()")
         call = _Call(
             payload=body if isinstance(body, bytes) else json.dumps(body).encode(),
-            headers={"Idempotency-Key": key},
+            headers={"Idempotency-Key": key, **traceparent()},
             lane=trace_id,
             start=now,
             deadline=now + self._timeout_s,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -55,6 +55,18 @@ class EndpointStats:
         values = {counted.name: getattr(self, counted.name) for counted in fields(self)}
         counts = {name: list(values[name]) for name in ("queue_counts", "latency_counts")}
         return values | counts | {"errors": dict(self.errors)}
+
+
+def quantile_s(counts: Sequence[int], q: float) -> float | None:
+    """The quantile of a latency histogram, linear within its bucket; None: empty, the last bound: above all bounds."""
+    rank, below = q * sum(counts), 0
+    if not rank:
+        return None
+    for low, high, count in zip((0.0, *SECONDS), SECONDS, counts, strict=False):
+        if below + count >= rank:
+            return low + (high - low) * (rank - below) / count
+        below += count
+    return SECONDS[-1]
 
 
 COUNTED = (

@@ -66,7 +66,7 @@ class Transport:
             if isinstance(error, aiohttp.ClientConnectorError) and isinstance(error.os_error, ForbiddenAddress):
                 raise error.os_error from None
             unconnected = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
-            raise TransportError(_describe(error), not isinstance(error, unconnected)) from None
+            raise TransportError(describe(error), not isinstance(error, unconnected)) from None
 
     async def close(self) -> None:
         """Close the connections; requests in flight fail."""
@@ -104,7 +104,7 @@ async def _read(stream: aiohttp.StreamReader, limit: int) -> tuple[bytes, bool]:
     return bytes(pieces[:limit]), len(pieces) > limit
 
 
-def _describe(error: Exception) -> str:
+def describe(error: Exception) -> str:
     """What went wrong. Not str(error): some of aiohttp's messages contain the whole URL with its query."""
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
         return "its TLS certificate is not trusted"

@@ -1,68 +1,50 @@
-"""An engine that answers chat requests: vLLM's own serving layer over the engine and the prompts of training.
-
-What was trained is what is served: prompts are rendered, tool results truncated and decoding constrained by the same
-code as in rollouts. Requests and responses are those of OpenAI's chat completions as plain values; the caller has
-already validated the requests.
-"""
+"""An engine that answers chat requests for one model, or for a base and adapters of it."""
 
 from __future__ import annotations
 
-import json
+import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from actors.engine.dialects import find_dialect
-from actors.engine.structure import NoGrammar, cut_result, no_calls, required_calls, structure_of
-from actors.engine.tokenizer import load_tokenizer
+from actors.engine.adapters import Adapter
+from actors.engine.chat_model import ChatModel, Refusal
+from actors.engine.failures import EngineDied
 from actors.engine.vllm_engine import Engine, EngineConfig
 from actors.runtime.calls import outcome_of
-from trainer.chat.dialect import UNKNOWN
-from trainer.chat.model_card import read_card
-from trainer.chat.renderer import Renderer, Tokenizer
+from actors.weights.adapter_fit import misfit
 from trainer.chat.serving import ServeSettings
-from trainer.chat.template import RenderFailed
-from trainer.errors import EngineFailed, RftError
-from trainer.spec.plan import THINKING_TOKENS
-from trainer.types import Message
-
-PASSED_ON = (
-    *("frequency_penalty", "logit_bias", "logprobs", "max_completion_tokens", "n", "parallel_tool_calls"),
-    *("presence_penalty", "response_format", "seed", "stop", "stream", "temperature", "tool_choice", "tools"),
-    *("top_logprobs", "top_p", "min_p", "top_k"),
-)
-"""Request fields passed on to vLLM. Its other ones (templates, extra arguments, token reuse) are not for clients."""
-EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high"}
-"""Reasoning efforts that training does not have -> the nearest that it has."""
-VLLM_CALL_ID = "chatcmpl-tool-"
-VLLM_EXTRAS = frozenset({"prompt_token_ids", "prompt_text", "metrics"})
-
-
-def _renderer_of(tokenizer: Tokenizer, settings: ServeSettings, folder: Path) -> Renderer:
-    """The renderer in the dialect that the settings have, or the model's folder, or that a round trip finds."""
-    card = read_card(folder) if settings.dialect is None else None
-    dialect = settings.dialect or (card.dialect if card is not None else None)
-    return find_dialect(tokenizer, UNKNOWN)[0] if dialect is None else Renderer(tokenizer, dialect)
+from trainer.errors import EngineFailed, RftError, UserError
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
-    """An error response to a request, with status, message, param and code as in the wire contract."""
+class ServedModel:
+    """A model that an engine serves: the adapter in `folder`, or the engine's own model (None)."""
 
-    status: int
-    message: str
-    param: str | None = None
-    code: str | None = None
+    folder: str | None
+    settings: ServeSettings
+
+
+class CannotServe(UserError):
+    """One model's folder is damaged; the engine and its other models are not."""
 
 
 class ChatEngine:
-    """Serves one model; `config.thought_marks` is overwritten with the marks of the model's template."""
+    """Serves the model of `config` and, if that has LoRA, adapters of it; they are loaded by their first requests.
+
+    `config.thought_marks` is overwritten with the marks of the model's template. Between other marks, an adapter's
+    thoughts are not limited.
+    """
 
     def __init__(self, config: EngineConfig, settings: ServeSettings) -> None:
         self._config = config
-        self._settings = settings
+        self._own = ServedModel(None, settings)
+        self._models: dict[str, ChatModel] = {}
+        """By folder and settings, the least recently used first."""
+        self._making = asyncio.Lock()
         self._engine: Engine | None = None
 
     async def start(self) -> RftError | None:
@@ -70,251 +52,96 @@ class ChatEngine:
         return await outcome_of(self._start())
 
     async def _start(self) -> None:
-        from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
-        from vllm.entrypoints.openai.models.protocol import BaseModelPath
-        from vllm.entrypoints.openai.models.serving import OpenAIServingModels
-        from vllm.renderers.online_renderer import OnlineRenderer
-
-        from actors.engine import thoughts
-
-        tokenizer = load_tokenizer(self._config.model)
-        self._renderer = renderer = _renderer_of(tokenizer, self._settings, Path(self._config.model))
-        thinks = renderer.end_of_thought is not None
-        thoughts.register(renderer.mark_texts)
         # The parsers log a traceback for each malformed call; here that is the model's mistake, not ours.
         logging.getLogger("vllm.tool_parsers").setLevel(logging.CRITICAL)
-        self._engine = Engine(replace(self._config, thought_marks=renderer.mark_texts if thinks else None))
+        own = None
+        try:
+            own = self._made(self._own)
+        except UserError:
+            if self._config.lora is None:
+                raise  # else only its adapters have a chat template
+        self._marks = None if own is None else own.thought_marks
+        self._engine = Engine(replace(self._config, thought_marks=self._marks))
         await self._engine.start()
-        self._client = client = self._engine.client
-        parsers = {
-            "enable_auto_tools": True,
-            "tool_parser": renderer.dialect.tool_parser,
-            "reasoning_parser": thoughts.NAME if thinks else renderer.family.reasoning_parser or "",
-        }
-        common = {"request_logger": None, "chat_template": None, "chat_template_content_format": "string", **parsers}
-        self._serving = OpenAIServingChat(
-            client,
-            OpenAIServingModels(client, [BaseModelPath(name="model", model_path=self._config.model)]),
-            "assistant",
-            online_renderer=OnlineRenderer(client.model_config, client.renderer, **common),
-            enable_prompt_tokens_details=True,
-            **common,
-        )
+        if own is not None:
+            own.connect(self._engine.client, self._marks)
+            self._models[repr(self._own)] = own
 
-    async def chat(self, body: Mapping[str, Any]) -> dict[str, Any] | Refusal | RftError:
-        """The response to a request without `stream`."""
-        return await outcome_of(self._chat(body))
+    async def chat(
+        self, body: Mapping[str, Any], model: ServedModel | None = None
+    ) -> dict[str, Any] | Refusal | RftError:
+        """The response to a request without `stream`, by default of the engine's own model."""
+        return await outcome_of(self._chat(body, model or self._own))
 
-    async def stream(self, body: Mapping[str, Any]) -> AsyncIterator[dict[str, Any] | Refusal | RftError]:
+    async def _chat(self, body: Mapping[str, Any], model: ServedModel) -> dict[str, Any] | Refusal:
+        async with self._ready(model) as (served, lora):
+            return await served.chat(body, lora)
+
+    async def stream(
+        self, body: Mapping[str, Any], model: ServedModel | None = None
+    ) -> AsyncIterator[dict[str, Any] | Refusal | RftError]:
         """The chunks of a response; the last one may be a Refusal or an error."""
         try:
-            answer = await self._answer({**body, "stream": True})
-            if isinstance(answer, Refusal):
-                yield answer
-                return
-            async for event in answer:
-                data = event.removeprefix("data: ").strip()
-                if data == "[DONE]":
-                    return
-                yield self._chunk(json.loads(data))
-        except EngineFailed as error:
+            async with self._ready(model or self._own) as (served, lora), aclosing(served.stream(body, lora)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+        except RftError as error:
             yield error
 
     @property
     def failed(self) -> bool:
         """Whether the engine, once started, has died."""
-        return bool(self._client.errored)
+        return self._engine is not None and bool(self._engine.client.errored)
 
     async def shutdown(self) -> None:
+        self._models.clear()  # they hold the engine's client, which would otherwise live as long as this
         if self._engine is not None:
             self._engine.shutdown()
 
-    # -- requests ------------------------------------------------------------------------------------------------------
+    # -- models --------------------------------------------------------------------------------------------------------
 
-    async def _chat(self, body: Mapping[str, Any]) -> dict[str, Any] | Refusal:
-        answer = await self._answer(body)
-        return answer if isinstance(answer, Refusal) else _completion(answer.model_dump())
+    @asynccontextmanager
+    async def _ready(self, model: ServedModel) -> AsyncIterator[tuple[ChatModel, Any | None]]:
+        """The model and the LoRARequest of its adapter, which stays loaded for as long as the block runs."""
+        assert self._engine is not None
+        served = await self._model(model)
+        if model.folder is None:
+            yield served, None
+            return
+        adapter = await self._adapter(self._engine, Path(model.folder))
+        with self._engine.adapters.used(adapter) as lora:
+            yield served, lora
 
-    async def _answer(self, body: Mapping[str, Any]) -> Any:
-        """The response of vLLM: a ChatCompletionResponse, or a stream of events."""
-        from pydantic import ValidationError
-        from vllm.entrypoints.serve import create_error_response
-        from vllm.entrypoints.serve.engine.protocol import ErrorResponse
+    async def _model(self, model: ServedModel) -> ChatModel:
+        """The template and parsers of a model."""
+        async with self._making:
+            found = self._models.pop(repr(model), None)
+            if found is None:
+                found = await asyncio.to_thread(self._made, model)
+                assert self._engine is not None
+                found.connect(self._engine.client, self._marks)
+            self._models[repr(model)] = found
+            if len(self._models) > 1 + self._config.adapter_slots:
+                del self._models[next(iter(self._models))]
+            return found
 
+    def _made(self, model: ServedModel) -> ChatModel:
+        folder = model.folder or self._config.model
         try:
-            prompt = self._prompt(body["messages"], body.get("tools") or ())
-            room = self._config.context_length - len(prompt)
-            if room < 1:
-                return _too_long(len(prompt), self._config.context_length)
-            answer = await self._serving.create_chat_completion(self._request(body, prompt, room))
-        except RenderFailed as error:
-            return Refusal(400, error.problem, "messages")
-        except NoGrammar as error:
-            return Refusal(400, f"{error}: send no response_format, or no tools", "response_format")
-        except ValidationError as error:
-            first = error.errors()[0]
-            return Refusal(400, str(first["msg"]), ".".join(str(part) for part in first["loc"]))
-        except Exception as error:  # vLLM raises many kinds, and maps each to an error response
-            refused = create_error_response(error).error
-            if refused.code >= 500:
-                if self._client.errored:
-                    raise EngineFailed("the engine died") from error
-                raise
-            return self._refused(refused.model_dump())
-        if isinstance(answer, ErrorResponse):
-            return self._refused(answer.error.model_dump())
-        return answer
+            return ChatModel(Path(folder), model.settings, self._config.context_length)
+        except (OSError, ValueError) as error:
+            raise _damaged(folder, "its tokenizer cannot be read", error) from None
 
-    def _request(self, body: Mapping[str, Any], prompt: list[int], room: int) -> Any:
-        from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
-
-        settings = self._settings
-        request = {name: body[name] for name in PASSED_ON if body.get(name) is not None}
-        request.setdefault("temperature", settings.temperature)
-        wanted = request.get("max_completion_tokens") or settings.max_completion_tokens or room
-        request["max_completion_tokens"] = min(wanted, room)
-        if not request.get("tools"):
-            request.pop("tools", None)
-            request.pop("tool_choice", None)
-            request.pop("parallel_tool_calls", None)
-        effort = body.get("reasoning_effort")
-        budget = THINKING_TOKENS.get(EFFORTS.get(effort, effort)) if effort else settings.max_thinking_tokens
-        schema = _schema_of(request.get("response_format") or {})
-        if schema is not None and request.get("tool_choice", "auto") in ("auto", "none"):
-            tools = request.get("tools", ()) if request.get("tool_choice", "auto") == "auto" else ()
-            del request["response_format"]
-            request["structured_outputs"] = {"structural_tag": structure_of(self._renderer, tools, schema, budget)}
-            budget = None  # the structure has it
-        elif (structure := self._required(request, budget)) is not None:
-            request.pop("response_format", None)
-            request |= {"tool_choice": "auto", "structured_outputs": {"structural_tag": structure}}
-            budget = None
-        elif request.get("tool_choice") == "none" and (forbidden := no_calls(self._renderer.family)) is not None:
-            request["structured_outputs"] = {"structural_tag": forbidden}
-        if self._renderer.end_of_thought is not None:
-            request["thinking_token_budget"] = budget
-        if request.get("stream"):
-            request["stream_options"] = {"include_usage": True}
-        return ChatCompletionRequest(
-            messages=list(body["messages"]),
-            stop_token_ids=list(self._renderer.end_tokens),
-            # vLLM takes the prompt from here instead of rendering `messages` itself.
-            kv_transfer_params={"prompt_token_ids": prompt},
-            **request,
-        )
-
-    def _required(self, request: Mapping[str, Any], budget: int | None) -> str | None:
-        """The structure of a request that requires calls; None: it does not, or vLLM has to do it."""
-        choice, tools = request.get("tool_choice", "auto"), request.get("tools", ())
-        named = isinstance(choice, Mapping)
-        if named:
-            tools = [tool for tool in tools if tool["function"]["name"] == choice.get("function", {}).get("name")]
-        if not tools or not (named or choice == "required"):
-            return None
-        alone = named or request.get("parallel_tool_calls") is False
-        return required_calls(self._renderer, tools, budget, alone=alone)
-
-    def _prompt(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> list[int]:
-        """The prompt's tokens, as a rollout would have them after these turns and results."""
-        limit = self._settings.max_tool_output_tokens
-        results = [
-            cut_result(self._renderer, message["content"], limit)[0]
-            for message in messages
-            if message["role"] == "tool"
-        ]
-        return self._renderer.resume(messages, tools, results)
-
-    # -- answers -------------------------------------------------------------------------------------------------------
-
-    def _chunk(self, chunk: dict[str, Any]) -> dict[str, Any] | Refusal:
-        if "error" in chunk:
-            return self._refused(chunk["error"])
-        for choice in chunk.get("choices", ()):
-            choice.pop("token_ids", None)
-            for call in choice["delta"].get("tool_calls") or ():
-                if call.get("id"):
-                    call["id"] = _call_id(call["id"])
-        cleaned = {name: value for name, value in chunk.items() if name not in VLLM_EXTRAS}
-        if chunk.get("usage"):
-            cleaned["usage"] = _usage(chunk["usage"])
-        return cleaned
-
-    def _refused(self, error: Mapping[str, Any]) -> Refusal:
-        """The Refusal for an error response of vLLM.
-
-        Raises:
-            EngineFailed: the engine has died, so that the request is not at fault.
-        """
-        if self._client.errored:
-            raise EngineFailed("the engine died")
-        return Refusal(int(error["code"]), error["message"], error.get("param"))
+    async def _adapter(self, engine: Engine, folder: Path) -> Adapter:
+        try:
+            if (why := await asyncio.to_thread(misfit, folder, Path(self._config.model))) is not None:
+                raise ValueError(why)
+            return await engine.adapters.load(str(folder), folder)
+        except EngineDied as error:
+            raise EngineFailed("the engine died") from error
+        except Exception as error:  # noqa: BLE001 - of any class: vLLM's own process refused it
+            raise _damaged(str(folder), "its adapter is damaged, or was made for another base", error) from None
 
 
-def _schema_of(response_format: Mapping[str, Any]) -> dict[str, Any] | None:
-    if response_format.get("type") == "json_schema":
-        return dict(response_format["json_schema"].get("schema") or {})
-    return {"type": "object"} if response_format.get("type") == "json_object" else None
-
-
-def _too_long(length: int, limit: int) -> Refusal:
-    message = (
-        f"This model's maximum context length is {limit} tokens. However, your messages resulted in {length} tokens."
-    )
-    return Refusal(400, message, "messages", "context_length_exceeded")
-
-
-def _completion(answer: dict[str, Any]) -> dict[str, Any]:
-    """The response of vLLM without its extra fields."""
-    return {
-        "id": answer["id"],
-        "object": "chat.completion",
-        "created": answer["created"],
-        "model": answer["model"],
-        "choices": [_choice(choice) for choice in answer["choices"]],
-        "usage": _usage(answer["usage"]),
-        "system_fingerprint": answer.get("system_fingerprint"),
-        "service_tier": "default",
-    }
-
-
-def _choice(choice: dict[str, Any]) -> dict[str, Any]:
-    calls = [
-        {"id": _call_id(call["id"]), "type": "function", "function": _named(call["function"])}
-        for call in choice["message"].get("tool_calls") or ()
-    ]
-    content = choice["message"].get("content")
-    message: dict[str, Any] = {
-        "role": "assistant",
-        "content": content or (None if calls else ""),
-        "refusal": None,
-        "annotations": [],
-    }
-    if choice["message"].get("reasoning"):
-        message["reasoning"] = choice["message"]["reasoning"]
-    if calls:
-        message["tool_calls"] = calls
-    return {
-        "index": choice["index"],
-        "message": message,
-        "logprobs": choice.get("logprobs"),
-        "finish_reason": choice["finish_reason"],
-    }
-
-
-def _named(function: Mapping[str, Any]) -> dict[str, str]:
-    return {"name": function["name"], "arguments": function["arguments"]}
-
-
-def _call_id(call_id: str) -> str:
-    return f"call_{call_id.removeprefix(VLLM_CALL_ID)}"
-
-
-def _usage(usage: Mapping[str, Any]) -> dict[str, Any]:
-    prompt, completion = usage.get("prompt_tokens_details") or {}, usage.get("completion_tokens_details") or {}
-    return {
-        "prompt_tokens": usage["prompt_tokens"],
-        "completion_tokens": usage.get("completion_tokens") or 0,
-        "total_tokens": usage["total_tokens"],
-        "prompt_tokens_details": {"cached_tokens": prompt.get("cached_tokens") or 0},
-        "completion_tokens_details": {"reasoning_tokens": completion.get("reasoning_tokens") or 0},
-    }
+def _damaged(folder: str, why: str, error: Exception) -> CannotServe:
+    return CannotServe(f"{folder}: {why}: {type(error).__name__}: {error}", public=why)

@@ -92,6 +92,24 @@ def works(renderer: Renderer, parse: TurnParser) -> str | None:
     return None
 
 
+def unread_names(renderer: Renderer, names: Sequence[str]) -> list[str]:
+    """The names of tools whose calls the model's own form does not bring back, although it does for others."""
+    try:
+        parse = parser_of(renderer.family, renderer.tokenizer)
+    except ValueError:  # a problem of its own
+        return []
+
+    def is_read(name: str) -> bool:
+        try:
+            return (
+                round_trip(renderer, parse, (_tool(name, topic="string"),), ((name, {"topic": "x"}),)).mistake is None
+            )
+        except (RenderFailed, ValueError):
+            return False
+
+    return [name for name in names if not is_read(name)] if names and is_read(PROBE_CALLS[1][0]) else []
+
+
 def find_dialect(tokenizer: Tokenizer, asked: Dialect, tool_parser: str = "auto") -> tuple[Renderer, str | None]:
     """The renderer in the model's dialect, and why no parser reads its calls (None: one does).
 

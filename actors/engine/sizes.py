@@ -22,3 +22,18 @@ def cpu_cache_bytes(max_num_seqs: int, context_length: int, token_bytes: int) ->
     The bound exists because vLLM writes to the whole cache at the start, which takes seconds per GiB.
     """
     return min(MAX_CPU_CACHE_BYTES, (max_num_seqs + max_num_seqs // WAIT_INSIDE) * context_length * token_bytes)
+
+
+ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""The ranks for which vLLM makes slots; an adapter of another rank is padded with zeros."""
+TRAINED_ADAPTERS = 4
+"""Slots of an engine whose adapter is trained: the newest version, and older ones that requests still use. When all are
+taken, the next version waits until the requests of the oldest have ended."""
+
+SHARED_ADAPTERS = 8
+"""Slots of an engine that jobs share: one for each of at most seven, and one for the version that comes next."""
+
+
+def slot_rank(rank: int) -> int:
+    """The rank of the slots for adapters of a rank of at most 512."""
+    return next(size for size in ADAPTER_RANKS if size >= rank)

@@ -74,7 +74,9 @@ class ThoughtParser(BaseThinkingReasoningParser):  # type: ignore[misc] # vLLM h
         return token_ids.index(self.end_token_id) + 1 if self.end_token_id in token_ids else 0
 
 
-def register(marks: tuple[str, str]) -> None:
-    """Make the parser of thoughts between these marks known to vLLM in this process."""
+def parser_between(marks: tuple[str, str]) -> str:
+    """The name by which vLLM finds, in this process, the parser of thoughts between these marks."""
+    name = f"{NAME}:{' '.join(marks)}"
     parser = type(ThoughtParser.__name__, (ThoughtParser,), {"marks": marks})
-    ReasoningParserManager.register_module(NAME, module=parser)
+    ReasoningParserManager.register_module(name, module=parser)
+    return name

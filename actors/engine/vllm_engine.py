@@ -1,29 +1,42 @@
 """One vLLM engine: tokens in, tokens out, each sampled token with its log-probability and its policy version.
 
-A request never reuses cache blocks of older weights (its cache salt is the version), requests in flight during an
-update continue with the new weights, and no request starts while weights change.
+A request never reuses cache blocks of older weights (its cache salt is the version). During an update of all weights no
+request starts, and those in flight continue with the new ones; during one of an adapter they start as ever, and
+those in flight end with the adapter with which they began.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import re
 import time
-from collections.abc import Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Coroutine, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from actors.engine.adapters import Adapter, Adapters
+from actors.engine.failures import EngineDied, as_engine_failed
+from actors.engine.lines import Line
 from actors.engine.plugin import TRANSPORT, WORKER_EXTENSION
-from actors.engine.sizes import GPU_MEMORY_SHARE, MIN_BATCHED_TOKENS, WAIT_INSIDE, cpu_cache_bytes, kv_bytes
+from actors.engine.sizes import (
+    GPU_MEMORY_SHARE,
+    MIN_BATCHED_TOKENS,
+    TRAINED_ADAPTERS,
+    WAIT_INSIDE,
+    cpu_cache_bytes,
+    kv_bytes,
+    slot_rank,
+)
 from actors.engine.slots import Slots
-from actors.weights.layout import Layout, Loaded
-from actors.weights.shared_memory import SHM, SharedFile, remove_leftovers, unname_shared_memory
+from actors.runtime.fair_slots import FairSlots
+from actors.weights.adapter import AdapterConfig, AdapterFolder, write_adapter
+from actors.weights.layout import Layout, Loaded, num_bytes
+from actors.weights.shared_memory import SHM, remove_leftovers, shared_folder, unname_shared_memory
 from trainer.errors import EngineFailed
 
 CPU_EXECUTOR = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
@@ -46,25 +59,24 @@ CPU_BLOCK_TOKENS = 32
 """Tokens of a cache block, the smallest that vLLM's attention takes on CPUs. Only whole blocks are found again, so with
 its default there, 128, most prompts of small models were computed again in each turn of each rollout."""
 
+KEEP_WEIGHTS, ONLY_PAUSE = 1, 0
+"""vLLM's levels of sleep: 1 moves the weights to the node's memory and discards the cache, 0 does neither."""
+
 Result = TypeVar("Result")
 
 WARM_UP_TOKENS = 8
 LIFE_POLL_S = 0.5
-LOGS = (Path("/proc/self/fd/1"), Path("/proc/self/fd/2"))
-"""Ray's log files of the worker: vLLM's own log has the errors of its processes, and Python writes those at a start."""
-LOG_TAIL_BYTES = 1 << 16
-ERROR_LINE = re.compile(
-    r"^(?:\(\w+ pid=\d+\) ERROR .*?\] )?(?:[\w.]+\.)?(?!EngineDeadError)(\w+(?:Error|Exception): .+)$", re.M
-)
-"""An EngineDeadError only says that another line has the cause."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """The configuration of one engine.
 
-    `gpus` is its tensor-parallel size, 0 on a CPU. `thought_marks` open and close a thought, if the model has such
-    tokens; `max_thinking_tokens` needs them. `log_stats` enables vLLM's own metrics.
+    `model` may be the folder of an adapter, which then is version 0 on its base. `gpus` is its tensor-parallel size, 0
+    on a CPU. `thought_marks` open and close a thought, if the model has such tokens; `max_thinking_tokens` needs them.
+    `log_stats` enables vLLM's own metrics. `gpu_share` is the share of each GPU's memory that it takes. An engine that
+    `sleeps` can give it back for a while. With `lora` the engine has `adapter_slots`, each for an adapter of at most
+    its rank, and an update brings an adapter instead of all weights.
     """
 
     model: str
@@ -76,6 +88,10 @@ class EngineConfig:
     transport: str = TRANSPORT
     thought_marks: tuple[str, str] | None = None
     log_stats: bool = False
+    lora: AdapterConfig | None = None
+    adapter_slots: int = TRAINED_ADAPTERS
+    gpu_share: float = GPU_MEMORY_SHARE
+    sleeps: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,41 +109,34 @@ class Completion:
     model_s: float
 
 
-class _Admission(asyncio.Semaphore):
-    """A semaphore that counts its waiters."""
-
-    waiting = 0
-
-    async def acquire(self) -> Literal[True]:
-        self.waiting += 1
-        try:
-            return await super().acquire()
-        finally:
-            self.waiting -= 1
-
-
 class Engine:
-    """Wraps vLLM's AsyncLLM. All methods run on one event loop."""
+    """Wraps vLLM's AsyncLLM. All methods run on one event loop.
+
+    An engine that several jobs share has a line for each: its methods get the job's name, the other jobs' are left
+    alone. An engine of one job has the line "".
+    """
 
     def __init__(self, config: EngineConfig, shm: Path = SHM) -> None:
         self.config = config
         self._shm = shm
-        self.version = 0
-        self.sampled_tokens = 0
+        self._lines = {"": Line("", config.lora)}
         self._llm: Any = None
-        self._admission = _Admission(config.max_num_seqs + config.max_num_seqs // WAIT_INSIDE)
+        self._admission = FairSlots(config.max_num_seqs + config.max_num_seqs // WAIT_INSIDE)
         self._slots = Slots(config.max_num_seqs)
         self._not_updating = asyncio.Event()
         self._not_updating.set()
         self._paused_s = 0.0
         self._request = 0
-        self._staged: list[tuple[SharedFile, Layout, int]] = []
+        self._base = config.model
+        self._lora = config.lora
+        self.adapters = Adapters(self, config.adapter_slots)
 
     async def start(self) -> None:
         """Load the model (about 20 s on two cores) and generate a few tokens, so that nothing is compiled later.
 
         Raises:
             EngineFailed: vLLM cannot start.
+        UserError: The model is an adapter of a kind that is not supported.
         """
         c = self.config
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
@@ -143,8 +152,11 @@ class Engine:
         if c.thought_marks is not None:
             start, end = c.thought_marks
             reasoning = ReasoningConfig(reasoning_start_str=start, reasoning_end_str=end)
+        adapter = AdapterFolder.read(Path(c.model))
+        if adapter is not None:
+            self._base, self._lora = str(adapter.base), c.lora or adapter.config
         args = AsyncEngineArgs(
-            model=c.model,
+            model=self._base,
             dtype=c.dtype,
             max_model_len=c.context_length,
             max_num_seqs=c.max_num_seqs,
@@ -155,7 +167,8 @@ class Engine:
             enable_chunked_prefill=c.gpus > 0,
             tensor_parallel_size=max(1, c.gpus),
             distributed_executor_backend=executor_of(c.gpus),
-            gpu_memory_utilization=GPU_MEMORY_SHARE,
+            gpu_memory_utilization=c.gpu_share,
+            enable_sleep_mode=c.sleeps and c.gpus > 0,
             enable_prefix_caching=True,
             block_size=CPU_BLOCK_TOKENS if c.gpus == 0 else None,
             # The learner divides its logits by the temperature; so must the engine's log-probabilities.
@@ -165,9 +178,12 @@ class Engine:
             weight_transfer_config=WeightTransferConfig(backend=c.transport),
             worker_extension_cls=WORKER_EXTENSION,
             reasoning_config=reasoning,
+            **self._slots_for(adapter),
         )
         remove_leftovers(self._shm)
-        with _as_engine_failed("start"):
+        with as_engine_failed("start"):
+            if c.gpus == 0 and args.create_model_config().is_hybrid:
+                args.enable_prefix_caching = False  # of layers with a state it needs chunked prefill
             config = args.create_engine_config()
             if c.gpus == 0:
                 model = config.model_config
@@ -177,7 +193,20 @@ class Engine:
             self._llm = AsyncLLM.from_vllm_config(config, disable_log_stats=not c.log_stats)
             unname_shared_memory()
             await self._llm.update_weight_version("0")
+            if self._lora is not None:
+                await self._llm.collective_rpc("prepare_adapters")
+            self._lines[""].lora = self._lora
+            if adapter is not None:
+                await self._updated(self._lines[""], 0, adapter.path)
         await self.generate([1] * 4, max_tokens=WARM_UP_TOKENS, seed=0, temperature=1.0)
+
+    def _slots_for(self, adapter: AdapterFolder | None) -> dict[str, Any]:
+        """The arguments of vLLM that make slots for this adapter and later ones."""
+        if self._lora is None:
+            return {}
+        rank = self._lora.rank if adapter is None else max(self._lora.rank, adapter.config.rank)
+        slots = self.config.adapter_slots
+        return {"enable_lora": True, "max_lora_rank": slot_rank(rank), "max_loras": slots, "max_cpu_loras": slots}
 
     async def generate(
         self,
@@ -189,6 +218,7 @@ class Engine:
         stop_token_ids: Sequence[int] = (),
         structure: str | None = None,
         max_thinking_tokens: int | None = None,
+        job: str = "",
     ) -> Completion:
         """Sample one completion of `prompt` (token ids); temperature 0 is greedy, for comparisons only.
 
@@ -213,25 +243,27 @@ class Engine:
             thinking_token_budget=None if structure else max_thinking_tokens,
             skip_clone=True,
         )
-        output = None
-        async with self._admission:
-            while output is None or output.finish_reason == "abort":  # aborted by an update before it started
+        line, output = self._line(job), None
+        async with self._admission.slot(job):
+            while output is None or output.finish_reason == "abort":  # by an update before it started, or by `sleep`
                 await self._not_updating.wait()
                 paused = self._paused_s
                 with self._slots.take(self._next_request_id()) as slot:
-                    output = (await self._run(slot.request_id, list(prompt), params)).outputs[0]
+                    version = line.version
+                    output = (await self._run(slot.request_id, list(prompt), params, line)).outputs[0]
             model_s = time.monotonic() - slot.started - (self._paused_s - paused)
         token_ids = list(output.token_ids)
         logprobs = np.fromiter(
             (p[t].logprob for p, t in zip(output.logprobs, token_ids, strict=True)), dtype=np.float32
         )
-        versions = np.empty(len(token_ids), dtype=np.int32)
-        for span in output.weight_versions or []:
-            versions[span.start : span.end] = int(span.version)
-        self.sampled_tokens += len(token_ids)
+        versions = np.full(len(token_ids), version, dtype=np.int32)
+        if self._lora is None:
+            for span in output.weight_versions or []:
+                versions[span.start : span.end] = int(span.version)
+        line.sampled_tokens += len(token_ids)
         return Completion(token_ids, logprobs, versions, output.finish_reason == "stop", max(0.0, model_s))
 
-    async def prompt_logprobs(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
+    async def prompt_logprobs(self, token_ids: Sequence[int], job: str = "") -> NDArray[np.float32]:
         """Log-probabilities at temperature 1 of each token but the first, given those before it: [T] -> [T-1]."""
         from vllm.sampling_params import RequestOutputKind, SamplingParams
 
@@ -239,7 +271,8 @@ class Engine:
             temperature=1.0, max_tokens=1, prompt_logprobs=0, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
         )
         await self._not_updating.wait()
-        prompt_logprobs = (await self._run(self._next_request_id(), list(token_ids), params)).prompt_logprobs
+        final = await self._run(self._next_request_id(), list(token_ids), params, self._line(job))
+        prompt_logprobs = final.prompt_logprobs
         pairs = zip(prompt_logprobs[1:], token_ids[1:], strict=True)
         return np.fromiter((entry[token].logprob for entry, token in pairs), dtype=np.float32)
 
@@ -247,13 +280,13 @@ class Engine:
         self._request += 1
         return f"r{self._request}"
 
-    async def _run(self, request_id: str, prompt: list[int], params: Any) -> Any:
+    async def _run(self, request_id: str, prompt: list[int], params: Any, line: Line) -> Any:
         from vllm.inputs.engine import tokens_input
 
-        request = tokens_input(prompt, cache_salt=str(self.version))
-        final = None
-        with _as_engine_failed("run a request"):
-            async for output in self._llm.generate(request, params, request_id):
+        request = tokens_input(prompt, cache_salt=line.salt)
+        newest, final = line.adapter, None
+        with as_engine_failed("run a request"), nullcontext() if newest is None else self.adapters.used(newest) as lora:
+            async for output in self._llm.generate(request, params, request_id, lora_request=lora):
                 final = output
         if final is None or not final.finished:
             raise EngineFailed("the engine ended a request without an answer")
@@ -265,56 +298,43 @@ class Engine:
         """Connect the weight transport: `info` has the fields of the transport's init info, empty for shared memory."""
         from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
 
-        with _as_engine_failed("connect to the learner"):
+        with as_engine_failed("connect to the learner"):
             await self._while_alive(self._llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info=info)))
 
-    def stage(self, data: NDArray[np.uint8], layout: Layout) -> None:
-        """Put one bucket into shared memory while generation goes on, and take the checksum of what is there.
+    def stage(self, data: NDArray[np.uint8], layout: Layout, job: str = "") -> None:
+        """Put one bucket into shared memory while generation goes on.
 
         Raises:
             EngineFailed: shared memory is full or missing.
         """
-        import torch
+        self._line(job).stage(self._shm, data, layout)
 
-        from actors.weights.checksum import checksum
-
-        try:
-            file = SharedFile(self._shm, data)
-        except OSError as error:
-            what = f"cannot put {data.nbytes} bytes of weights into"
-            raise EngineFailed(f"{what} {self._shm}: {error}", public=f"{what} shared memory") from error
-        written = torch.from_file(str(file.path), size=data.nbytes, dtype=torch.uint8)
-        self._staged.append((file, layout, checksum(written)))
-
-    async def swap(self, version: int) -> Loaded:
+    async def swap(self, version: int, job: str = "") -> Loaded:
         """Load all staged buckets as `version`."""
-        updates = [
-            {"path": str(file.path), "tensors": [list(tensor) for tensor in layout], "checksum": checksum}
-            for file, layout, checksum in self._staged
-        ]
+        line = self._line(job)
         try:
+            if line.lora is not None:
+                return await self._adapt(line, version, line.lora)
+            updates = [
+                {"path": str(file.path), "tensors": [list(tensor) for tensor in layout], "checksum": checksum}
+                for file, layout, checksum in line.staged
+            ]
             return await self.update(version, updates)
         finally:
-            self.unstage()
-
-    def unstage(self) -> None:
-        """Discard the staged buckets."""
-        for file, *_ in self._staged:
-            file.remove()
-        self._staged = []
+            line.unstage()
 
     async def update(self, version: int, updates: Sequence[dict[str, Any]]) -> Loaded:
         """Pause, load each of `updates` as `version`, and resume; then ask the workers what they loaded."""
         started = time.monotonic()
         self._not_updating.clear()
         try:
-            with _as_engine_failed("load weights"):
+            with as_engine_failed("load weights"):
                 await self._while_alive(self._update(version, updates))
         finally:
             pause = time.monotonic() - started
             self._paused_s += pause
             self._not_updating.set()
-        with _as_engine_failed("say which weights it loaded"):
+        with as_engine_failed("say which weights it loaded"):
             reports = await self._while_alive(self._llm.collective_rpc("loaded_weights"))
         missed = {name for _, names in reports for name in names}
         return Loaded(pause, tuple(number for number, _ in reports), tuple(sorted(missed)))
@@ -331,8 +351,70 @@ class Engine:
         for update in updates:
             await self._llm.update_weights(WeightTransferUpdateRequest(update_info=update))
         await self._llm.finish_weight_update(weight_version=str(version))
-        self.version = version
+        self._lines[""].version = version
         await self._llm.resume_generation()
+
+    async def _adapt(self, line: Line, version: int, lora: AdapterConfig) -> Loaded:
+        """Load the staged tensors as an adapter, which all later requests use."""
+        from actors.weights.transport import bytes_of, tensors_in
+
+        tensors = {
+            name: tensor
+            for file, layout, _ in line.staged
+            for name, tensor in tensors_in(bytes_of(file.path, num_bytes(layout)), layout)
+        }
+        layouts = [layout for _, layout, _ in line.staged]
+        with as_engine_failed("load an adapter"), shared_folder(self._shm) as folder:
+            await asyncio.to_thread(write_adapter, folder, tensors, lora.config(self._base))
+            adapter = await self._updated(line, version, folder)
+            call = self._llm.collective_rpc("adapter_checksum", args=(str(folder), layouts))
+            return Loaded(adapter.load_s, tuple(await self._while_alive(call)))
+
+    async def _updated(self, line: Line, version: int, folder: Path) -> Adapter:
+        adapter = await self.adapters.update(f"{line.job} version {version}".lstrip(), folder)
+        before, line.adapter, line.version = line.adapter, adapter, version
+        if before is not None:
+            self.adapters.give_up(before)
+        if self._lines.get(line.job) is not line:
+            self._without_adapter(line)  # it was closed meanwhile
+        return adapter
+
+    def _without_adapter(self, line: Line) -> None:
+        if line.adapter is not None:
+            self.adapters.give_up(line.adapter)
+            line.adapter = None
+
+    async def add_lora(self, request: Any) -> bool:
+        """Load an adapter, all of it.
+
+        Raises:
+            ValueError: The model lacks a module that the adapter changes, which vLLM would leave out.
+        """
+        added: bool = await self._while_alive(self._llm.add_lora(request))
+        call = self._llm.collective_rpc("missing_modules", args=(request.lora_int_id,))
+        if missing := sorted({name for names in await self._while_alive(call) for name in names}):
+            raise ValueError(f"the model has no {', '.join(missing[:3])}, which the adapter changes")
+        return added
+
+    async def remove_lora(self, lora_id: int) -> bool:
+        return await self._while_alive(self._llm.remove_lora(lora_id))
+
+    # -- turns ---------------------------------------------------------------------------------------------------------
+
+    async def sleep(self) -> None:
+        """Give the memory of the GPUs back; on a CPU, only pause.
+
+        Requests in flight begin again after `wake`, with their seeds, since their cache is gone.
+        """
+        self._not_updating.clear()
+        with as_engine_failed("sleep"):
+            await self._while_alive(self._llm.sleep(level=KEEP_WEIGHTS if self.config.gpus else ONLY_PAUSE))
+
+    async def wake(self) -> None:
+        """Take the memory of the GPUs again, with the weights of before and an empty cache."""
+        with as_engine_failed("wake up"):
+            await self._while_alive(self._llm.wake_up(None if self.config.gpus else ["scheduling"]))
+        self._not_updating.set()
 
     async def _while_alive(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Run `work`, and fail if the engine dies: vLLM never answers pending calls other than requests then."""
@@ -340,19 +422,49 @@ class Engine:
         try:
             while not (await asyncio.wait({task}, timeout=LIFE_POLL_S))[0]:
                 if self._llm.errored:
-                    raise _EngineDied
+                    raise EngineDied
             return task.result()
         finally:
             task.cancel()
 
-    def live(self) -> dict[str, float]:
-        """The engine's current state, under the names of `trainer.metrics`."""
+    # -- jobs ----------------------------------------------------------------------------------------------------------
+
+    def _line(self, job: str) -> Line:
+        if job not in self._lines:
+            raise EngineFailed("an engine has given up its line of this job, which was silent for too long")
+        return self._lines[job]
+
+    async def open(self, job: str, lora: AdapterConfig, adapter: Path | None) -> None:
+        """Begin the line of a job that trains adapters of this shape; version 0 is the one in a folder, or the base."""
+        line = self._lines[job] = Line(job, lora)
+        if adapter is not None:
+            with as_engine_failed("load an adapter"):
+                await self._updated(line, 0, adapter)
+
+    def close(self, job: str) -> None:
+        """End a job's line: it gets no further requests, and its adapter goes after the last one."""
+        line = self._lines.pop(job)
+        line.unstage()
+        self._without_adapter(line)
+
+    @property
+    def version(self) -> int:
+        return self._lines[""].version
+
+    @property
+    def sampled_tokens(self) -> int:
+        return self._lines[""].sampled_tokens
+
+    def live(self, job: str = "") -> dict[str, float]:
+        """The current state of a job's line, under the names of `trainer.metrics`."""
+        line, (inside, waiting) = self._line(job), self._admission.of(job)
+        used = min(inside, self._slots.count)
         return {
             "engine_slots": float(self._slots.count),
-            "engine_slots_used": float(self._slots.used),
-            "engine_waiting": float(len(self._slots.waiting) + self._admission.waiting),
-            "engine_sampled_tokens": float(self.sampled_tokens),
-            "engine_version": float(self.version),
+            "engine_slots_used": float(used),
+            "engine_waiting": float(waiting + inside - used),
+            "engine_sampled_tokens": float(line.sampled_tokens),
+            "engine_version": float(line.version),
         }
 
     @property
@@ -366,39 +478,13 @@ class Engine:
         Raises:
             EngineFailed: the engine died.
         """
-        with _as_engine_failed("answer"):
+        with as_engine_failed("answer"):
             await self._while_alive(self._llm.is_sleeping())  # any call without side effects
 
     def shutdown(self) -> None:
         """Stop vLLM's processes and leave nothing in shared memory."""
-        self.unstage()
+        for line in self._lines.values():
+            line.unstage()
         if self._llm is not None:
             self._llm.shutdown(timeout=5)
             self._llm = None
-
-
-class _EngineDied(Exception):
-    """The engine's process ended; its log says why."""
-
-
-@contextmanager
-def _as_engine_failed(what: str) -> Iterator[None]:
-    """Map vLLM's errors to EngineFailed."""
-    try:
-        yield
-    except Exception as error:  # of any class: they come from vLLM's own processes
-        why = f"{type(error).__name__}: {error}"
-        # vLLM has no class of its own for a start that failed: "See root cause above", in the log.
-        if isinstance(error, _EngineDied) or "root cause" in why:
-            why = next(filter(None, map(last_error, LOGS)), None) or "its process ended (killed, or out of memory)"
-        raise EngineFailed(f"an engine could not {what}: {why}", public=f"an engine could not {what}") from error
-
-
-def last_error(log: Path) -> str | None:
-    """The last error in a log, by Python or vLLM, such as "ValueError: ..."; None if there is no file or no error."""
-    if not log.is_file():
-        return None
-    with log.open("rb") as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - LOG_TAIL_BYTES))
-        found = ERROR_LINE.findall(file.read().decode(errors="replace"))
-    return found[-1] if found else None

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
+from actors.endpoints.answer import cut
 from trainer.errors import GraderFailed, RftError
 from trainer.types import Grade
 
@@ -30,6 +31,10 @@ ERROR_NAMES = (
 )
 """The booleans of `metadata.errors` in the wire contract. A GraderFailed has one of them as its
 `details["code"]`, unless an endpoint failed."""
+REASON_CHARS = 1_000
+"""Kept of one grader's reason: each rollout's is in the record."""
+UNGATED = "ungated"
+"""The name among `scores` of the grade without guards; no part of a grader has it."""
 SHORT_CHARS = 4_000
 """Work on shorter texts takes a few milliseconds, too little for a thread to pay off."""
 
@@ -81,6 +86,11 @@ def finite_number(value: object, where: str) -> float:
     if not math.isfinite(number):
         raise GraderFailed(f"{where} is {number}, but must be a finite number")
     return number
+
+
+def kept_reason(text: str) -> str:
+    """A grader's reason as rollouts record it: on one line, and cut."""
+    return cut(" ".join(text.split()), REASON_CHARS)
 
 
 def outside(value: float, allowed: tuple[float, float] | None) -> str | None:

@@ -48,6 +48,11 @@ def _problems(template: str) -> Iterator[str]:
         yield "a {{ is not closed by }}"
 
 
+def reads_sample(template: str) -> bool:
+    """Whether a template has a value of the model's answer."""
+    return any(match[1].strip().startswith("sample") for match in _placeholders(template))
+
+
 def num_placeholders(template: str) -> int:
     return sum(1 for _ in _placeholders(template))
 

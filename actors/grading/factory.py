@@ -11,7 +11,7 @@ from typing import assert_never
 from actors.endpoints.model_client import CHAT, EMBEDDINGS, ModelClients, model_url, with_key
 from actors.endpoints.signing import Signer
 from actors.endpoints.url import endpoint_mistake
-from actors.graders.base import Grader
+from actors.graders.base import UNGATED, Grader
 from actors.graders.kinds.code_check import CodeCheck
 from actors.graders.kinds.endpoint import EndpointGrade
 from actors.graders.kinds.expression import expression_problems, name_problem
@@ -23,7 +23,6 @@ from actors.graders.kinds.python import PythonGrade, python_source_problems
 from actors.graders.kinds.string_check import StringCheck
 from actors.graders.kinds.text_similarity import TextSimilarity
 from actors.graders.templates import MAX_PLACEHOLDERS, num_placeholders, template_problems
-from actors.grading.guarded import UNGATED
 from actors.grading.slots import InSlot, OncePerSlot, Slot
 from actors.grading.texts import TextPart, TextParts
 from actors.runtime.timing import REAL_TIMING, Timing

@@ -10,12 +10,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from actors.graders.base import Grader, total_tokens
+from actors.graders.base import UNGATED, Grader, total_tokens
 from trainer.errors import RftError
 from trainer.spec.graders import GuardSpec
 from trainer.types import Grade
-
-UNGATED = "ungated"
 
 
 class Guarded:

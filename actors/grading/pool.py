@@ -30,6 +30,7 @@ from actors.runtime.in_flight import Doing
 from actors.runtime.nodes import ELSEWHERE
 from actors.runtime.process import lower_priority
 from actors.runtime.timing import REAL_TIMING, Timing
+from actors.runtime.tracing import tracer_of
 from actors.runtime.watchdog import Watched, watched_helper
 from trainer.errors import GraderFailed, RftError
 from trainer.spec.graders import (
@@ -180,6 +181,7 @@ class GraderPoolActor(Reachable):
 
     def __init__(self, reinforcement: Reinforcement, operator: Operator, metrics: MetricsAddress | None = None) -> None:
         self._pool = GraderPool.of(reinforcement, operator)
+        self._tracer = tracer_of(operator.traces, "grader-pool", metrics)
         self._recorder = start_telemetry(metrics, "grader-pool")
         self._recorder.begin("grade_s")
         self._recorder.add(lambda: live_endpoint_metrics(process_stats()))
@@ -190,7 +192,9 @@ class GraderPoolActor(Reachable):
     async def _grade(self, sample: dict[str, Any], item: dict[str, Any], trace_id: str) -> tuple[Any, ...]:
         started = time.monotonic()
         try:
-            grade = await self._pool.grade(sample, item, trace_id)
+            with self._tracer.span(trace_id, "grade", gen_ai__evaluation__name="grade") as span:
+                grade = await self._pool.grade(sample, item, trace_id)
+                span.set_attribute("gen_ai.evaluation.score.value", grade.value)
         except RftError as error:
             self._recorder.record(f"grade_errors/{error.details.get('kind', 'other')}")
             raise

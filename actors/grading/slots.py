@@ -7,13 +7,12 @@ number of samples gets past the limit. Who gets none waits, for a bounded time, 
 from __future__ import annotations
 
 import asyncio
-import math
-from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from actors.graders.base import Grader
+from actors.runtime.fair_slots import FairSlots
 from trainer.types import Grade
 
 WAIT_S = 120.0
@@ -26,90 +25,11 @@ Slot = Callable[[], AbstractAsyncContextManager[None]]
 """Waits for a slot and holds it."""
 
 
-class NoSlot(Exception):
-    """All slots are taken, and the queue is full or the wait was too long."""
-
-
-class TrialSlots:
-    """`limit` slots. A free one goes to the waiting key that has the fewest; those with as many take turns."""
+class TrialSlots(FairSlots):
+    """The slots of trials; their keys are the ids of API keys."""
 
     def __init__(self, limit: int, *, max_waiting: int = MAX_WAITING, wait_s: float = WAIT_S) -> None:
-        self.limit = limit
-        self._max_waiting = max_waiting
-        self._wait_s = wait_s
-        self._held: Counter[str] = Counter()
-        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
-
-    @property
-    def num_held(self) -> int:
-        return self._held.total()
-
-    @property
-    def num_waiting(self) -> int:
-        return sum(map(len, self._waiting.values()))
-
-    @asynccontextmanager
-    async def slot(self, key: str) -> AsyncIterator[None]:
-        """Hold a slot for `key`, the id of an API key.
-
-        Raises:
-            NoSlot: there is none in time.
-        """
-        await self._acquire(key)
-        try:
-            yield
-        finally:
-            self._release(key)
-
-    async def _acquire(self, key: str) -> None:
-        queue = self._waiting.get(key, ())
-        if self.num_waiting >= self._max_waiting or len(queue) >= _share(self._max_waiting):
-            raise NoSlot("too many wait already")
-        mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(key, deque()).append(mine)
-        self._grant()
-        granted = False
-        try:
-            async with asyncio.timeout(self._wait_s):
-                await mine
-            granted = True
-        except TimeoutError:
-            raise NoSlot(f"none was free for {self._wait_s:g} s") from None
-        finally:
-            if not granted and mine.cancelled():
-                self._leave(key, mine)
-            elif not granted:  # the slot came at the same moment
-                self._release(key)
-
-    def _release(self, key: str) -> None:
-        self._held[key] -= 1
-        self._held += Counter()  # without keys that hold none
-        self._grant()
-
-    def _grant(self) -> None:
-        while self.num_held < self.limit:
-            ready = [key for key in self._waiting if self._held[key] < _share(self.limit)]
-            if not ready:
-                return
-            key = min(ready, key=lambda key: self._held[key])
-            queue = self._waiting.pop(key)
-            waiter = queue.popleft()
-            if not waiter.cancelled():  # its task ends at this moment
-                waiter.set_result(None)
-                self._held[key] += 1
-            if queue:
-                self._waiting[key] = queue  # now the last
-
-    def _leave(self, key: str, waiter: asyncio.Future[None]) -> None:
-        queue = self._waiting.get(key, deque())
-        with suppress(ValueError):  # `_grant` took it out
-            queue.remove(waiter)
-        if not queue:
-            self._waiting.pop(key, None)
-
-
-def _share(count: int) -> int:
-    return math.ceil(count * SHARE)
+        super().__init__(limit, share=SHARE, max_waiting=max_waiting, wait_s=wait_s)
 
 
 class InSlot:

@@ -24,6 +24,7 @@ from actors.runtime.exporter import start_telemetry
 from actors.runtime.in_flight import Doing
 from actors.runtime.ports import free_port
 from actors.runtime.recorder import Recorder
+from actors.runtime.turns import Turns
 from actors.runtime.watchdog import Watched
 from actors.weights.checksum import checksum
 from actors.weights.layout import TensorInfo
@@ -55,6 +56,7 @@ class LearnerGroup:
         self._actors: list[Any] = []
         self._given_up: dict[int, str] = {}
         self._failure: RftError = LearnerFailed("the learner was shut down")
+        self._turns: Turns | None = None
         self.incarnation = 0
 
     @classmethod
@@ -70,6 +72,8 @@ class LearnerGroup:
         The weights that were published last must be published again, for engines that start later.
         """
         await self.shutdown()
+        if self._turns is not None:
+            await self._turns.to_new_learner()
         self._given_up = {}
         self.incarnation += 1
         process: Any = ray.remote(concurrency_groups={PULSE: 1, WRITE: 1})(_RankProcess)
@@ -90,6 +94,28 @@ class LearnerGroup:
     @property
     def num_ranks(self) -> int:
         return len(self._actor_options)
+
+    def share(self, turns: Turns) -> None:
+        """From now on compute only in the learner's turn."""
+        self._turns = turns
+
+    async def take_turn(self) -> None:
+        """Let engines that share the devices sleep, as each method that computes does by itself."""
+        if self._turns is not None:
+            await self._turns.to_learner()
+
+    async def rest(self) -> None:
+        """Let engines that share the devices go on; the next method that computes takes the turn again."""
+        if self._turns is not None:
+            await self._turns.to_engines()
+
+    async def sleep(self) -> None:
+        """See `LearnerRank.sleep`; only for `Turns`."""
+        await self._on_all("sleep", self._same())
+
+    async def wake(self) -> None:
+        """See `LearnerRank.wake`; only for `Turns`."""
+        await self._on_all("wake", self._same())
 
     async def step(self, sequences: Sequence[AnySequence], version: int) -> StepReport:
         """Train on `sequences`, which are weighted if the method is supervised, with `updates_per_batch` updates."""
@@ -115,6 +141,7 @@ class LearnerGroup:
 
     async def gather_bucket(self, index: int) -> tuple[Any, int]:
         """A reference to the bucket's bytes (uint8), in the object store of rank 0's node, and their checksum."""
+        await self.take_turn()
         refs = [actor.put_bucket.remote(index) for actor in self._ranks()]
         reference, number = (await self._results("gather_bucket", refs, self._config.collective_timeout_s))[0]
         return reference, number
@@ -202,7 +229,11 @@ class LearnerGroup:
         return [arguments] * self.num_ranks
 
     async def _call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Run a method of `LearnerRank` with each rank's arguments."""
+        """Run a method of `LearnerRank` with each rank's arguments, in the learner's turn."""
+        await self.take_turn()
+        return await self._on_all(method, arguments)
+
+    async def _on_all(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         refs = [actor.call.remote(method, *of_rank) for actor, of_rank in zip(self._ranks(), arguments, strict=True)]
         return await self._results(method, refs, self._config.collective_timeout_s)
 

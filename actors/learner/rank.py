@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -19,12 +19,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch import distributed as dist
 
+from actors.learner.asleep import Asleep
+from actors.learner.loading import sharded
 from actors.learner.process_group import join
 from actors.learner.sizes import BUCKET_ELEMENTS, ranks_stage
+from actors.learner.start_model import StartModel
 from actors.learner.state import Snapshot, copy_state, load_deepspeed, load_state
 from actors.runtime.exporter import MetricsAddress
 from actors.weights.broadcast import SENDER, Broadcast
-from actors.weights.checkpoint_weights import CheckpointWeights, ParameterNames, as_bytes, save_tensors, write_model
+from actors.weights.checkpoint_weights import CheckpointWeights, ParameterNames, as_bytes, save_tensors
 from actors.weights.layout import TensorInfo
 from trainer.algorithm import objective
 from trainer.algorithm.objective import Sums
@@ -34,8 +37,13 @@ from trainer.errors import EngineFailed, Halted, UserError
 from trainer.loop.checkpoint import TRAINING_STATE
 from trainer.model.batch import MicroBatch, WeightedSequence, pack
 from trainer.model.grammar import Grammars
-from trainer.model.policy import DeviceBatch, Policy, load_policy
+from trainer.model.lora import adapter_tensors, as_start
+from trainer.model.policy import DeviceBatch, Policy
+from trainer.model.probe import refuse_if_wrong
+from trainer.model.products import use_faster_products
 from trainer.spec.job import AlgorithmSpec, Schedule
+from trainer.spec.lora import LoraSpec
+from trainer.spec.offload import Offload
 from trainer.types import Converted, LearnerLayout, StepReport
 
 GRADIENT_NORM = 1.0
@@ -49,10 +57,12 @@ DEEPSPEED, PROGRESS = "deepspeed", "learner.json"
 class LearnerConfig:
     """The configuration of a rank.
 
-    `model` is a local folder. `steps` is the number of `step` calls in the whole job, for the learning rate schedule.
-    `algorithm` includes the sampling temperature. `collective_timeout_s` bounds how long a rank waits for another.
-    `files` are written beside those of the start model; None: only those. `end_token_ids` end a turn in the engine, and
-    so in the masks of constrained decoding; none: the tokenizer's own end token.
+    `model` is a local folder; with `lora`, that of an adapter too, whose training goes on. `steps` is the number of
+    `step` calls in the whole job, for the learning rate schedule. `algorithm` includes the sampling temperature.
+    `collective_timeout_s` bounds how long a rank waits for another. `files` are written beside those of the start
+    model; None: only those. `end_token_ids` end a turn in the engine, and so in the masks of constrained decoding;
+    none: the tokenizer's own end token. `offload` says what is kept in the node's memory instead of the GPU's. A new
+    adapter is drawn from `seed`.
     """
 
     model: Path
@@ -70,10 +80,13 @@ class LearnerConfig:
     metrics: MetricsAddress | None = None
     files: ModelFiles | None = None
     end_token_ids: tuple[int, ...] = ()
+    offload: Offload = "none"
+    lora: LoraSpec | None = None
+    seed: int = 0
 
     @property
     def stage(self) -> int:
-        return ranks_stage(self.dtype == "bfloat16", self.zero_stage)
+        return ranks_stage(self.dtype == "bfloat16", self.zero_stage, self.offload != "none")
 
 
 class LearnerRank:
@@ -81,23 +94,31 @@ class LearnerRank:
 
     def __init__(self, config: LearnerConfig, rank: int = 0, world_size: int = 1, address: str | None = None) -> None:
         torch.set_num_threads(config.rank_cores)
+        if not config.on_gpu:
+            use_faster_products()
         self._config = config
         self._rank = rank
         self._world_size = world_size
         self._deepspeed = join(config.on_gpu, config.collective_timeout_s, rank, world_size, address)
         self._device = torch.device("cuda" if config.on_gpu else "cpu")
         self._dtype: torch.dtype = getattr(torch, config.dtype)
-        policy = load_policy(config.model, self._dtype, config.algorithm.temperature)
+        self._model = StartModel.of(config.model, self._dtype, config.lora)
+        sharding = sharded(self._deepspeed, self._dtype, self._device) if config.stage == 3 else self._device
+        policy = self._load_policy(sharding)
         if config.on_gpu:
             policy.model.gradient_checkpointing_enable({"use_reentrant": False})
         self._engine = self._start_engine(policy)
-        self._start = self._load_start() if config.algorithm.kl_coef > 0 else None
+        refuse_if_wrong(self.policy, self._device)
+        keeps_start = config.algorithm.kl_coef > 0 and config.lora is None
+        self._start = self._load_policy(self._device).requires_grad_(False).eval() if keeps_start else None
         gather = self._deepspeed.zero.GatheredParameters if config.stage == 3 else lambda _: nullcontext()
-        self._weights = CheckpointWeights(policy.model, self._dtype, gather)
+        adapter = None if config.lora is None else adapter_tensors(policy)
+        self._weights = CheckpointWeights(policy.model, self._dtype, gather, adapter)
         self._parts: list[ParameterNames] = []
         self._broadcast: Broadcast | None = None
         self._grammars = Grammars(config.model, config.end_token_ids, config.rank_cores)
         self._snapshot: Snapshot | None = None
+        self._asleep = Asleep(self._device)
         self._step = 0
         self._skipped = 0
 
@@ -141,18 +162,32 @@ class LearnerRank:
     def _loss(
         self, batch: DeviceBatch, proximal: Tensor | None, denominator: float, version: int
     ) -> tuple[Tensor, Sums]:
-        logprobs, entropies = self._engine(batch=batch)
+        start = self._start_logprobs(batch)
+        with self._saving():
+            logprobs, entropies = self._engine(batch=batch)
         if self._config.method == "supervised":
             loss, sums = objective.supervised(batch, logprobs, denominator)
         else:
             proximal = logprobs.detach() if proximal is None else proximal
-            start = None
-            if self._start is not None:
-                with torch.no_grad():
-                    start, _ = self._start(batch)
             loss, sums = objective.reinforcement(batch, logprobs, proximal, start, self._config.algorithm, denominator)
             sums |= objective.logprob_gap(batch, proximal, version)
         return loss, sums | {"loss": loss.detach(), "entropy": entropies.sum()}
+
+    def _saving(self) -> AbstractContextManager[Any]:
+        """In it, what the forward pass keeps for the backward pass is moved to the node's memory if it should be."""
+        if self._config.offload != "optimizer_and_activations":
+            return nullcontext()
+        return torch.autograd.graph.save_on_cpu(pin_memory=self._config.on_gpu)
+
+    def _start_logprobs(self, batch: DeviceBatch) -> Tensor | None:
+        if self._config.method == "supervised" or self._config.algorithm.kl_coef == 0:
+            return None
+        if self._start is None:  # LoRA: the policy holds the start model
+            with as_start(self.policy):
+                return self._logprobs(batch)
+        with torch.no_grad():
+            logprobs: Tensor = self._start(batch)[0]
+        return logprobs
 
     def _proximal(self, batches: Sequence[Sequence[DeviceBatch]]) -> list[list[Tensor | None]]:
         if len(batches) == 1 or self._config.method == "supervised":
@@ -269,7 +304,7 @@ class LearnerRank:
         """Copy to host memory all that `write` writes, in place of the snapshot before; then training may go on."""
         self._snapshot = None  # frees it: host memory never holds two
         shards = self._weights.copies(wanted=self._rank == 0)
-        progress = asdict(self._layout) | {"step": self._step, "skipped": self._skipped}
+        progress = asdict(self._layout) | {"trained": self._model.trained, "step": self._step, "skipped": self._skipped}
         self._snapshot = Snapshot(shards, copy_state(self._engine, self._config.stage), progress)
 
     def write(self, folder: Path) -> None:
@@ -287,7 +322,7 @@ class LearnerRank:
             state.mkdir(exist_ok=True)
             save_tensors(snapshot.state, state / f"rank-{self._rank:05d}.safetensors")
         if self._rank == 0:
-            write_model(snapshot.shards, folder, self._config.model, self._dtype)
+            self._model.write(self.policy, snapshot.shards, folder)
             if self._config.files is not None:
                 self._config.files.write(folder)
             (folder / PROGRESS).write_text(json.dumps(snapshot.progress))
@@ -300,9 +335,14 @@ class LearnerRank:
         Returns what was converted, if another layout wrote the folder. The same layout continues bitwise equally.
 
         Raises:
-            UserError: The folder is incomplete, or an older version wrote it with another layout.
+            UserError: The folder is incomplete, what was trained is not what is trained now, or an older version wrote
+                it with another layout.
         """
         progress: dict[str, Any] = json.loads((folder / PROGRESS).read_text())
+        if (trained := progress.get("trained", "all weights")) != self._model.trained:
+            raise UserError(
+                f"{folder} was trained with {trained}, not with {self._model.trained}; resume with the same `lora`"
+            )
         before = LearnerLayout(progress["ranks"], progress["zero_stage"], progress["dtype"])
         if (folder / TRAINING_STATE / DEEPSPEED).is_dir():
             self._load_deepspeed(folder, before)
@@ -320,6 +360,20 @@ class LearnerRank:
             )
         load_deepspeed(self._engine, folder / TRAINING_STATE, DEEPSPEED)
 
+    def sleep(self) -> None:
+        """Give the GPU's memory back; no method that computes may be called until `wake`."""
+        if self._config.on_gpu:
+            self._asleep.leave()
+
+    def wake(self) -> None:
+        """Take the GPU's memory again, with the same contents.
+
+        Raises:
+            torch.OutOfMemoryError: Another process did not give it back in time.
+        """
+        if self._config.on_gpu:
+            self._asleep.come_back()
+
     @property
     def _layout(self) -> LearnerLayout:
         return LearnerLayout(self._world_size, self._config.stage, self._config.dtype)
@@ -336,34 +390,49 @@ class LearnerRank:
     # -- construction --------------------------------------------------------------------------------------------------
 
     def _start_engine(self, policy: Policy) -> Any:
-        stage = self._config.stage
-        settings = {
+        stage, trained = self._config.stage, [p for p in policy.parameters() if p.requires_grad]
+        zero: dict[str, Any] = {
+            "stage": stage,
+            "overlap_comm": stage >= 2 and self._config.on_gpu,
+            "reduce_bucket_size": min(BUCKET_ELEMENTS, sum(getattr(p, "ds_numel", p.numel()) for p in trained)),
+        }
+        settings: dict[str, Any] = {
             "train_micro_batch_size_per_gpu": 1,
             "managed_gradient_accumulation": False,  # step() ends an update, whatever the number of micro-batches
             "gradient_clipping": GRADIENT_NORM if stage > 0 else 0.0,
             "bf16": {"enabled": self._config.dtype == "bfloat16"},
             "data_types": {"grad_accum_dtype": "fp32"},
             "communication_data_type": "fp32",
-            "zero_optimization": {
-                "stage": stage,
-                "overlap_comm": stage >= 2 and self._config.on_gpu,
-                "reduce_bucket_size": min(BUCKET_ELEMENTS, sum(p.numel() for p in policy.parameters())),
-            },
+            "zero_optimization": zero,
             "steps_per_print": None,
         }
+        if self._config.offload != "none":
+            settings["zero_force_ds_cpu_optimizer"] = False  # its own Adam needs a compiler; torch's is fused, too
+            zero["offload_optimizer"] = {"device": "cpu", "pin_memory": self._config.on_gpu}
         if stage == 3:
-            # Partition the parameters before the engine moves the model to its device: the whole may not fit.
+            refuse_partitions(policy)
+            # Weights are partitioned since they were read; here those follow that were not in the files.
             self._deepspeed.zero.Init(module=policy, config_dict_or_path=settings, dtype=self._dtype)
         kind = torch.optim.AdamW if stage > 0 else _ClippedAdamW
-        optimizer = kind(policy.parameters(), lr=0.0, betas=BETAS, weight_decay=0.0, fused=True)
+        optimizer = kind(trained, lr=0.0, betas=BETAS, weight_decay=0.0, fused=True)
         engine, *_ = self._deepspeed.initialize(model=policy, optimizer=optimizer, config=settings)
         engine.train()
         return engine
 
-    def _load_start(self) -> Policy:
-        config = self._config
-        start = load_policy(config.model, self._dtype, config.algorithm.temperature).to(self._device)
-        return start.requires_grad_(False).eval()
+    def _load_policy(self, reading: AbstractContextManager[object]) -> Policy:
+        kl_coef, temperature = self._config.algorithm.kl_coef, self._config.algorithm.temperature
+        return self._model.load(temperature, self._config.seed, reading, keeps_start=kl_coef > 0)
+
+
+def refuse_partitions(policy: Policy) -> None:
+    """Refuse ZeRO stage 3 for layers that run per sequence: ranks would gather their weights differently often.
+
+    Raises:
+        UserError: The policy has such layers.
+    """
+    if policy.mixers:
+        what = f"ZeRO stage 3 does not train {type(policy.mixers[0]).__name__}, which runs per sequence"
+        raise UserError(f"{what}; set cluster.zero_stage to 2")
 
 
 class _ClippedAdamW(torch.optim.AdamW):

@@ -6,9 +6,12 @@ BUCKET_ELEMENTS = 200_000_000
 """The size of DeepSpeed's gradient buckets, which it allocates in full; at most the model's number of parameters."""
 
 
-def ranks_stage(in_bfloat16: bool, zero_stage: int) -> int:
-    """The ZeRO stage, at least 1 in bfloat16: without ZeRO, DeepSpeed sums bfloat16 gradients in bfloat16."""
-    return max(1, zero_stage) if in_bfloat16 else zero_stage
+def ranks_stage(in_bfloat16: bool, zero_stage: int, offloads: bool = False) -> int:
+    """The ZeRO stage, at least 1 in bfloat16: without ZeRO, DeepSpeed sums bfloat16 gradients in bfloat16.
+
+    It `offloads` the optimizer from stage 2 on.
+    """
+    return max(2 if offloads else int(in_bfloat16), zero_stage)
 
 
 STATE_BYTES = 12

@@ -73,7 +73,7 @@ def load_state(engine: Any, stage: int, folder: Path) -> None:
     adam = engine.basic_optimizer.state
     with ExitStack() as files:
         saved = _Saved(folder, files)
-        saved.check({name: getattr(p, "ds_numel", p.numel()) for name, p in engine.module.named_parameters()})
+        saved.check({name: getattr(p, "ds_numel", p.numel()) for name, p in _trained(engine)})
         if stage == 3:
             engine.optimizer.checkpoint_event_prologue()  # small parameters are whole on all ranks between updates
         adam.clear()
@@ -112,7 +112,7 @@ def load_deepspeed(engine: Any, folder: Path, tag: str) -> None:
 def _fragments(engine: Any, stage: int) -> Iterator[Fragment]:
     """The fragments that this rank updates."""
     optimizer = engine.optimizer
-    for name, parameter in engine.module.named_parameters():
+    for name, parameter in _trained(engine):
         if stage == 0:
             yield Fragment(name, 0, parameter.numel(), parameter, 0)
         elif stage == 3:
@@ -125,6 +125,10 @@ def _fragments(engine: Any, stage: int) -> Iterator[Fragment]:
             held = optimizer.param_groups[mapping.param_group_index]["params"][0]
             start, at = mapping.lp_fragment_address.start, mapping.hp_fragment_address
             yield Fragment(name, start, at.numel, held, at.start)
+
+
+def _trained(engine: Any) -> Iterator[tuple[str, Any]]:
+    return ((name, p) for name, p in engine.module.named_parameters() if p.requires_grad)
 
 
 def _update_model(optimizer: Any, stage: int) -> None:

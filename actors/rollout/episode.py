@@ -12,16 +12,20 @@ import json
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, Protocol
+
+from opentelemetry.trace import Span
 
 from actors.engine.parsing import ParsedTurn, TurnParser
 from actors.engine.structure import cut_result, structure_of
 from actors.engine.vllm_engine import Completion
 from actors.graders.sample import sample_of
 from actors.rollout.time_budget import TimeBudget
-from actors.rollout.trajectory import Trajectory
+from actors.rollout.trajectory import Trajectory, read_turn
 from actors.runtime.in_flight import InFlight
+from actors.runtime.tracing import NO_TRACES, Tracer, failed
 from trainer.algorithm.reward import reward_of
 from trainer.chat.renderer import Renderer
 from trainer.chat.template import RenderFailed
@@ -45,6 +49,8 @@ class EpisodeSpec:
     context_length: int
     max_thinking_tokens: int | None = None
     response_schema: dict[str, Any] | None = None
+    model: str = ""
+    """The model's name in traces."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +111,7 @@ class EpisodeRunner:
         sessions: Sessions | None = None,
         engine: str = "its engine",
         clock: Callable[[], float] = time.monotonic,
+        tracer: Tracer = NO_TRACES,
     ) -> None:
         """`engine` names the engine behind `generate` in errors."""
         self._spec = spec
@@ -116,6 +123,7 @@ class EpisodeRunner:
         self._sessions = sessions
         self._engine = engine
         self._clock = clock
+        self._tracer = tracer
         self._checkers: dict[str, Checker] = {}
         self.in_flight = InFlight()
 
@@ -124,7 +132,7 @@ class EpisodeRunner:
         trace_id = f"trace_{secrets.token_hex(16)}"
         ended = "failed"
         try:
-            outcome = await self._outcome(request, trace_id)
+            outcome = await self._traced(request, trace_id)
             ended = outcome.reason if isinstance(outcome, Discarded) else "graded"
             return outcome
         except asyncio.CancelledError:
@@ -134,6 +142,22 @@ class EpisodeRunner:
             self.in_flight.leave(trace_id)
             if self._sessions is not None:
                 self._sessions.end(trace_id, ended)
+
+    async def _traced(self, request: RolloutRequest, trace_id: str) -> Rollout | Discarded:
+        with self._tracer.rollout(
+            trace_id,
+            "invoke_agent",
+            gen_ai__operation__name="invoke_agent",
+            gen_ai__conversation__id=trace_id,
+            agent_rft__row_id=request.task.row_id,
+            agent_rft__sample=request.sample,
+        ) as span:
+            outcome = await self._outcome(request, trace_id)
+            if isinstance(outcome, Discarded):
+                failed(span, outcome.reason)
+            else:
+                span.set_attributes({"agent_rft.finish": outcome.finish, "agent_rft.reward": outcome.reward})
+        return outcome
 
     async def _outcome(self, request: RolloutRequest, trace_id: str) -> Rollout | Discarded:
         budget = TimeBudget(self._spec.limits, self._clock)
@@ -163,15 +187,18 @@ class EpisodeRunner:
                 self._spec.context_length - len(trajectory.token_ids),
             )
             self.in_flight.enter(trace_id, "sampling")
-            async with budget.stage(self._engine):
-                completion = await self._generate(
-                    trajectory.token_ids,
-                    max_tokens=room,
-                    seed=turn_seed(self._spec.job, request, len(trajectory.turns)),
-                    temperature=request.temperature,
-                    structure=structure,
-                )
-                budget.busy(completion.model_s)
+            with self._turn_span(trace_id, request, len(trajectory.token_ids), room) as span:
+                async with budget.stage(self._engine):
+                    completion = await self._generate(
+                        trajectory.token_ids,
+                        max_tokens=room,
+                        seed=turn_seed(self._spec.job, request, len(trajectory.turns)),
+                        temperature=request.temperature,
+                        structure=structure,
+                    )
+                    budget.busy(completion.model_s)
+                span.set_attribute("gen_ai.usage.output_tokens", len(completion.token_ids))
+                span.set_attribute("gen_ai.response.finish_reasons", ["stop" if completion.stopped else "length"])
             answer, finish = await self._take_turn(task, trace_id, trajectory, completion, budget)
         self.in_flight.enter(trace_id, "grading")
         sample = sample_of(answer, trajectory.turns, finish, self._spec.response_schema is not None)
@@ -193,6 +220,19 @@ class EpisodeRunner:
             reasoning_tokens=trajectory.reasoning_tokens,
             wall_s=time.monotonic() - started,
             structure=structure,
+        )
+
+    def _turn_span(
+        self, trace_id: str, request: RolloutRequest, num_prompt: int, room: int
+    ) -> AbstractContextManager[Span]:
+        return self._tracer.span(
+            trace_id,
+            f"chat {self._spec.model}".rstrip(),
+            gen_ai__operation__name="chat",
+            gen_ai__request__model=self._spec.model,
+            gen_ai__request__temperature=request.temperature,
+            gen_ai__request__max_tokens=room,
+            gen_ai__usage__input_tokens=num_prompt,
         )
 
     async def _take_turn(
@@ -235,11 +275,8 @@ class EpisodeRunner:
 
     def _parsed(self, token_ids: Sequence[int], task: Task) -> tuple[ParsedTurn, int]:
         """What a turn says, and the number of tokens of its thought."""
-        length = self._renderer.thought_length(token_ids)
-        parsed = self._parse(self._renderer.text(token_ids[length:]), task.tools)
-        if length:
-            return replace(parsed, thought=self._renderer.thought_text(token_ids[:length])), length
-        return parsed, len(self._renderer.plain(parsed.thought)) if parsed.thought else 0
+        parsed, length = read_turn(self._renderer, self._parse, token_ids, task.tools)
+        return parsed, length or (len(self._renderer.plain(parsed.thought)) if parsed.thought else 0)
 
     def _go_on(
         self,

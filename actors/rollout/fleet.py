@@ -13,18 +13,20 @@ from collections.abc import Awaitable, Callable, Container, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import ray
 from numpy.typing import NDArray
 
 from actors.endpoints.stats import endpoint_metrics
+from actors.rollout.board import Board
 from actors.rollout.episode import RolloutRequest
 from actors.rollout.groups import Groups
 from actors.rollout.holdback import Holdback
 from actors.rollout.worker import RolloutWorkerClient
 from actors.runtime.calls import LOST, QUICK_S, UNREACHABLE, ask
+from actors.runtime.turns import Turns
 from actors.runtime.watchdog import Watched, pulse_of
 from actors.weights.shared_memory import remove_leftovers
 from actors.weights.sync import WeightsLost, WeightSync
@@ -39,6 +41,8 @@ CANARY_LIMITS = {"float32": 1e-3, "bfloat16": 0.1}
 in float32 and 0.02 in bfloat16; one stale tensor after one small update gave 3e-3, which only checksums see there."""
 REPLACEMENTS_ALLOWED = 3
 START_TIMEOUT_S = 900.0
+TURN_TIMEOUT_S = 300.0
+"""Moving the weights of an engine between GPU and host takes seconds."""
 CANARY_TOKENS = 512
 CANARY_TIMEOUT_S = 120.0
 """In a busy engine, a prompt of CANARY_TOKENS is queued, and then takes seconds."""
@@ -57,12 +61,13 @@ async def _has_room(index: int) -> None:
 
 @dataclass(slots=True, eq=False)
 class _Seat:
-    """A seat in the fleet, and the worker that currently has it."""
+    """A seat in the fleet, and the worker that currently has it; `loads`: its engine starts, or loads weights."""
 
     index: int
     worker: Any
     in_flight: int = 0
     ready: bool = False
+    loads: bool = False
     client: RolloutWorkerClient = field(init=False)
 
     @property
@@ -70,12 +75,21 @@ class _Seat:
         return f"engine-{self.index}"
 
 
+@dataclass(frozen=True, slots=True)
+class EngineState:
+    """An engine for people: `waits` for room in the cluster, `starts`, is `asleep` while the learner has its GPUs."""
+
+    name: str
+    state: Literal["waits", "starts", "asleep", "ready"]
+    rollouts: int
+
+
 class Fleet:
     """Implements `trainer.protocols.Rollouts` over rollout workers.
 
     `spawn(i)` makes the actor of seat i, not started. `emit` reports engines that are replaced and rollouts that are
     held back, `on_lost` is called for each engine that is lost with all its rollouts. `endpoints` return the stats of
-    endpoints by name. `placed(i)` returns when the cluster has room for seat i.
+    endpoints by name. `placed(i)` returns when the cluster has room for seat i. `kill` ends an actor.
     """
 
     def __init__(
@@ -88,12 +102,16 @@ class Fleet:
         on_lost: Callable[[str], None] = lambda name: None,
         endpoints: Sequence[EndpointSource] = (),
         placed: Callable[[int], Awaitable[None]] = _has_room,
+        kill: Callable[[Any], None] = ray.kill,
     ) -> None:
         self._spawn = spawn
         self._placed = placed
+        self._kill = kill
         self._canary_limit = canary_limit
         self._sync: WeightSync | None = None
         self._canary: Canary | None = None
+        self._turns: Turns | None = None
+        self._asleep = False
         self._emit = emit
         self._on_lost = on_lost
         self._endpoints = endpoints
@@ -119,11 +137,42 @@ class Fleet:
             if at_start is not None and seat.index not in at_start:
                 self._emit(EngineWaiting(engine=seat.name))
                 self._in_background(self._refill(seat, "it joins"))
-        await asyncio.gather(*(self._fill(s) for s in self._seats if at_start is None or s.index in at_start))
+        await asyncio.gather(*(self._fill_in_turn(s) for s in self._seats if at_start is None or s.index in at_start))
 
     def connect(self, sync: WeightSync, canary: Canary) -> None:
         """Set where `publish` gets weights and what it compares engines with; only needed for `publish`."""
         self._sync, self._canary = sync, canary
+
+    def share(self, turns: Turns) -> None:
+        """From now on `publish` gives the learner its turn, and takes the engines'."""
+        self._turns = turns
+
+    async def sleep(self) -> None:
+        """Let all engines give their GPUs back; only for `Turns`. Those that start are waited for, and no other starts.
+
+        One that cannot sleep is replaced, which frees its GPUs, too.
+        """
+        async with self._changed:
+            self._asleep = True
+            await self._changed.wait_for(lambda: not any(seat.loads for seat in self._seats))
+        await self._on_each(lambda worker: worker.sleep.remote(), "it did not sleep")
+
+    async def wake(self) -> None:
+        """Let all engines go on; only for `Turns`."""
+        await self._on_each(lambda worker: worker.wake.remote(), "it did not wake up")
+        async with self._changed:
+            self._asleep = False
+            self._changed.notify_all()
+
+    async def _on_each(self, call: Callable[[Any], Any], why: str) -> None:
+        async def ask_one(seat: _Seat) -> None:
+            worker = seat.worker
+            try:
+                await ask(call(worker), seat.name, EngineFailed, TURN_TIMEOUT_S)
+            except EngineFailed as error:
+                await self._replace(seat, worker, f"{why}: {error.message}")
+
+        await asyncio.gather(*(ask_one(seat) for seat in self._seats if seat.worker is not None))
 
     async def sample(self, request: GroupRequest) -> Group:
         """Run a group; failures are retried as `limits` says."""
@@ -131,11 +180,24 @@ class Fleet:
 
     async def counts(self) -> dict[str, float]:
         """The metrics of rollouts and endpoints; those of a process that is restarting are left out."""
-        counts = self._groups.account.metrics()
+        return self._groups.account.metrics() | endpoint_metrics(await self.endpoint_stats())
+
+    async def endpoint_stats(self) -> dict[str, dict[str, Any]]:
+        """EndpointClient.stats of all tools and graders; those of a process that is restarting are left out."""
+        found: dict[str, dict[str, Any]] = {}
         for source in self._endpoints:
             with suppress(Discard):
-                counts |= endpoint_metrics(await source())
-        return counts
+                found |= await source()
+        return found
+
+    def engines(self) -> list[EngineState]:
+        """What the engine of each seat does now."""
+        return [EngineState(seat.name, self._state_of(seat), seat.in_flight) for seat in self._seats]
+
+    def _state_of(self, seat: _Seat) -> Literal["waits", "starts", "asleep", "ready"]:
+        if not seat.ready:
+            return "waits" if seat.worker is None else "starts"
+        return "asleep" if self._asleep else "ready"
 
     def live(self) -> dict[str, float]:
         """The current state of rollouts and engines, for a Recorder; may be called from another thread."""
@@ -150,8 +212,13 @@ class Fleet:
         if self._sync is None:
             raise ValueError("call connect() before publish()")
         started = time.monotonic()
+        if self._turns is not None:
+            await self._turns.to_learner()
         async with self._collecting:
             published = await self._sync.collect(version)
+        wanted = await self._wanted_of_canary()
+        if self._turns is not None:
+            await self._turns.to_engines()
         async with self._changed:
             self._changed.notify_all()  # engines that start wait for it if the one before was lost
         seats, known = [seat for seat in self._seats if seat.ready], self._sync.untaken
@@ -159,7 +226,7 @@ class Fleet:
         if (untaken := self._sync.untaken) and not known:
             self._emit(WeightsNotCompared(tensors=untaken[:3], num_tensors=len(untaken)))
         fenced = {s: o.message for s, o in zip(seats, outcomes, strict=True) if isinstance(o, EngineFailed)}
-        gaps = await self._canary_gaps([seat for seat in seats if seat not in fenced])
+        gaps = await self._canary_gaps([seat for seat in seats if seat not in fenced], wanted)
         differs = f"it differs from the learner after version {version}"
         fenced |= {seat: differs for seat, gap in gaps if not gap < self._canary_limit}
         for seat, why in fenced.items():
@@ -193,6 +260,11 @@ class Fleet:
             if s.ready
         ]
 
+    @property
+    def board(self) -> Board:
+        """What the rollouts are doing now."""
+        return self._groups.board
+
     def progress(self) -> tuple[int, int]:
         """The numbers of rollouts that have ended since the start, and that are in flight."""
         account = self._groups.account
@@ -203,6 +275,7 @@ class Fleet:
         for task in self._refilling:
             task.cancel()
         await asyncio.gather(*(self._stop(seat.worker) for seat in self._seats if seat.worker is not None))
+        self._seats.clear()
         remove_leftovers()
 
     # -- rollouts ------------------------------------------------------------------------------------------------------
@@ -232,6 +305,18 @@ class Fleet:
 
     # -- engines -------------------------------------------------------------------------------------------------------
 
+    async def _fill_in_turn(self, seat: _Seat) -> None:
+        """As `_fill`, in the engines' turn, which lasts until then."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: not self._asleep)
+            seat.loads = True
+        try:
+            await self._fill(seat)
+        finally:
+            async with self._changed:
+                seat.loads = False
+                self._changed.notify_all()
+
     async def _fill(self, seat: _Seat) -> None:
         """Start a worker for a seat, and load the last published version into it."""
         seat.worker, seat.in_flight = self._spawn(seat.index), 0
@@ -243,6 +328,10 @@ class Fleet:
                 await seat.client.connect()
         except TimeoutError:
             raise EngineFailed(f"{seat.name} did not start within {START_TIMEOUT_S:g} s") from None
+        await self._catch_up(seat)
+
+    async def _catch_up(self, seat: _Seat) -> None:
+        """Load the last published version into a seat's engine, if there is one, and let it take rollouts."""
         while True:
             async with self._collecting:  # during `collect` there are no published weights
                 published = self._sync.last if self._sync is not None else None
@@ -253,11 +342,18 @@ class Fleet:
                         raise outcome
             async with self._changed:
                 if self._sync is not None and self._sync.is_lost:
-                    await self._changed.wait()
+                    await self._published_again(self._sync, seat)
                 elif self._sync is None or self._sync.last is published:  # no newer version came meanwhile
                     seat.ready = True
                     self._changed.notify_all()
                     return
+
+    async def _published_again(self, sync: WeightSync, seat: _Seat) -> None:
+        """Wait for lost weights; a learner that starts to publish them may let the seat's engine sleep meanwhile."""
+        seat.loads = False
+        self._changed.notify_all()
+        await self._changed.wait_for(lambda: not sync.is_lost and not self._asleep)
+        seat.loads = True
 
     async def _replace(self, seat: _Seat, worker: Any, why: str) -> None:
         """Fence a worker, and start another in its seat in the background; a second call for it does nothing."""
@@ -267,7 +363,7 @@ class Fleet:
         self._replacements += 1
         self._emit(EngineReplaced(engine=seat.name, reason=why))
         self._on_lost(seat.name)
-        ray.kill(worker)
+        self._kill(worker)
         self._in_background(self._refill(seat, why))
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
@@ -283,7 +379,7 @@ class Fleet:
                     raise Halted(f"{what}; the last reason: {why}", public=what)
                 await self._place(seat)
                 try:
-                    await self._fill(seat)
+                    await self._fill_in_turn(seat)
                     break
                 except EngineFailed as error:
                     if error.details.get("kind") not in (LOST, UNREACHABLE):
@@ -291,7 +387,7 @@ class Fleet:
                     self._replacements += 1  # its node may have been dying without Ray knowing it yet
                     why = error.message
                     self._emit(EngineRestarted(engine=seat.name, reason=why))
-                    ray.kill(seat.worker)
+                    self._kill(seat.worker)
             self._emit(EngineJoined(engine=seat.name))
         except Exception as error:  # noqa: BLE001 - all callers that wait for an engine must get it
             async with self._changed:
@@ -317,15 +413,23 @@ class Fleet:
                 await worker.shutdown.remote()
         except (TimeoutError, ray.exceptions.RayError):
             pass  # killed below either way
-        ray.kill(worker)
+        self._kill(worker)
 
-    async def _canary_gaps(self, seats: Sequence[_Seat]) -> list[tuple[_Seat, float]]:
-        """Each engine's mean absolute log-probability difference from the learner; infinite if the engine failed."""
+    async def _wanted_of_canary(self) -> tuple[NDArray[np.int32], NDArray[np.float32]] | None:
+        """The tokens with which engines are compared, and the learner's log-probabilities of them; None: none yet."""
         if self._canary_tokens is None or self._canary is None:
-            return []
-        tokens = self._canary_tokens
+            return None
+        return self._canary_tokens, await self._canary(self._canary_tokens)
 
-        async def gap(seat: _Seat, wanted: NDArray[np.float32]) -> float:
+    async def _canary_gaps(
+        self, seats: Sequence[_Seat], learners: tuple[NDArray[np.int32], NDArray[np.float32]] | None
+    ) -> list[tuple[_Seat, float]]:
+        """Each engine's mean absolute log-probability difference from the learner; infinite if the engine failed."""
+        if learners is None:
+            return []
+        tokens, wanted = learners
+
+        async def gap(seat: _Seat) -> float:
             try:
                 ref = seat.worker.canary.remote(tokens.tolist())
                 got = await ask(ref, seat.name, EngineFailed, CANARY_TIMEOUT_S)
@@ -333,5 +437,4 @@ class Fleet:
                 return math.inf
             return float(np.abs(np.asarray(got) - wanted).mean())
 
-        wanted = await self._canary(tokens)
-        return list(zip(seats, await asyncio.gather(*(gap(seat, wanted) for seat in seats)), strict=True))
+        return list(zip(seats, await asyncio.gather(*map(gap, seats)), strict=True))

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 
+from actors.rollout.board import Board
 from actors.rollout.episode import RolloutRequest
 from actors.rollout.holdback import Holdback
 from trainer.errors import EngineFailed
@@ -71,15 +72,17 @@ class Groups:
         self._holdback = holdback
         self._emit = emit
         self.account = Account()
+        self.board = Board()
 
     async def sample(self, request: GroupRequest) -> Group:
         """Run a group; a training group with fewer than half (at least 2) rollouts left is sampled again, once."""
         started, attempts = time.monotonic(), self._limits.max_rollout_retries + 1
         first = request.attempt * 2 * attempts
-        group = await self._sample(request, attempt=first)
-        if request.purpose == "train" and len(group.rollouts) < max(2, math.ceil(request.size / 2)):
-            again = await self._sample(request, attempt=first + attempts)
-            group = replace(again, discarded=(*group.discarded, *again.discarded))
+        with self.board.group(request):
+            group = await self._sample(request, attempt=first)
+            if request.purpose == "train" and len(group.rollouts) < max(2, math.ceil(request.size / 2)):
+                again = await self._sample(request, attempt=first + attempts)
+                group = replace(again, discarded=(*group.discarded, *again.discarded))
         return replace(group, wall_s=time.monotonic() - started)
 
     async def _sample(self, request: GroupRequest, attempt: int) -> Group:
@@ -100,14 +103,13 @@ class Groups:
                 )
             )
 
-        tasks = [
-            asyncio.create_task(
-                self._rollout(
-                    RolloutRequest(request.task, request.epoch, sample, attempt, request.temperature), discard, late
-                )
-            )
-            for sample in range(request.size)
-        ]
+        async def one(sample: int) -> Rollout | None:
+            asked = RolloutRequest(request.task, request.epoch, sample, attempt, request.temperature)
+            rollout = await self._rollout(asked, discard, late)
+            self.board.ended(request, rollout)
+            return rollout
+
+        tasks = [asyncio.create_task(one(sample)) for sample in range(request.size)]
         try:
             late |= {tasks.index(task) for task in await self._stragglers(request, tasks)}
             rollouts = [task.result() for task in tasks if task.done()]
@@ -159,7 +161,8 @@ class Groups:
         account.started += 1
         account.in_flight += 1
         try:
-            outcome = await self._run(request)
+            with self.board.attempt(request.task):
+                outcome = await self._run(request)
         except BaseException:  # cancelled, or an error that ends the job: it must be counted as well
             account.in_flight -= 1
             if request.sample in late:

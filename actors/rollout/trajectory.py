@@ -7,13 +7,23 @@ only appends fills one segment. One that rewrites what was there begins another,
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import InitVar, dataclass, field
+from dataclasses import InitVar, dataclass, field, replace
 
 import numpy as np
 
-from actors.engine.parsing import ParsedTurn
+from actors.engine.parsing import ParsedTurn, TurnParser
 from actors.engine.vllm_engine import Completion
-from trainer.types import Message, Segment, Turn
+from trainer.chat.renderer import Renderer
+from trainer.types import Message, Segment, ToolSchema, Turn
+
+
+def read_turn(
+    renderer: Renderer, parse: TurnParser, token_ids: Sequence[int], tools: Sequence[ToolSchema]
+) -> tuple[ParsedTurn, int]:
+    """What the sampled tokens of a turn say, and how many of them begin it as a thought between marks."""
+    length = renderer.thought_length(token_ids)
+    parsed = parse(renderer.text(token_ids[length:]), tools)
+    return (replace(parsed, thought=renderer.thought_text(token_ids[:length])) if length else parsed), length
 
 
 @dataclass(slots=True)

@@ -12,6 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from actors.engine.parsing import parser_of
+from actors.engine.shared import SharedConfig
+from actors.engine.shared_client import EngineClient
 from actors.engine.tokenizer import load_tokenizer
 from actors.engine.vllm_engine import Engine, EngineConfig
 from actors.grading.pool import GraderPoolClient
@@ -21,12 +23,14 @@ from actors.runtime.channel import Channel, Reachable
 from actors.runtime.exporter import MetricsAddress, start_telemetry
 from actors.runtime.in_flight import Doing
 from actors.runtime.process import importing, lower_priority
+from actors.runtime.tracing import tracer_of
 from actors.tools.actor import DispatcherClient, OwnedSessions
 from actors.weights.layout import Layout, Loaded
 from trainer.chat.dialect import Dialect
 from trainer.chat.renderer import Renderer
 from trainer.data.rollout_json import outcome_as_json, outcome_from_json, task_as_json, task_from_json
 from trainer.errors import EngineFailed, RftError
+from trainer.spec.operator import TraceSettings
 from trainer.types import Discarded, Rollout
 
 
@@ -35,7 +39,7 @@ class WorkerConfig:
     """The configuration of a worker, and of its replacements except for `owner`.
 
     `owner` is unique to each incarnation; its rollouts open sessions under it (None: the job has no sessions). `name`
-    is that of the seat.
+    is that of the seat. With `shared` it uses a shared engine, and `engine` is what it would have alone.
     """
 
     engine: EngineConfig
@@ -46,14 +50,16 @@ class WorkerConfig:
     owner: str | None = None
     name: str = "engine"
     metrics: MetricsAddress | None = None
+    shared: SharedConfig | None = None
+    traces: TraceSettings | None = None
 
 
 class RolloutWorker(Reachable):
-    """Runs rollouts on its own engine; methods return expected errors as values."""
+    """Runs rollouts on its engine; methods return expected errors as values."""
 
     def __init__(self, config: WorkerConfig) -> None:
         self._config = config
-        self._engine = Engine(config.engine)
+        self._engine = Engine(config.engine) if config.shared is None else EngineClient(config.shared)
         self._recorder = start_telemetry(config.metrics, config.name)
         self._recorder.begin("engine_pause_s")
         self._recorder.add(self._engine.live)
@@ -84,10 +90,18 @@ class RolloutWorker(Reachable):
             GraderPoolClient(self._config.graders).grade,
             None if owner is None else OwnedSessions(dispatcher, owner),
             self._config.name,
+            tracer=tracer_of(self._config.traces, self._config.name, self._config.metrics),
         )
 
     async def _run(self, task: dict[str, Any], *rest: Any) -> dict[str, Any]:
         return outcome_as_json(await self._runner.run(RolloutRequest(task_from_json(task), *rest)))
+
+    @property
+    def _own_engine(self) -> Engine:
+        """For what is never done with an engine that other jobs use, too."""
+        if isinstance(self._engine, EngineClient):
+            raise TypeError("the engine is shared")
+        return self._engine
 
     async def stage(self, data: NDArray[np.uint8], layout: Layout) -> RftError | None:
         return await outcome_of(asyncio.to_thread(self._engine.stage, data, layout))
@@ -99,7 +113,7 @@ class RolloutWorker(Reachable):
     async def receive(self, version: int, layouts: Sequence[Layout]) -> Loaded | RftError:
         """Load the buckets that the learner broadcasts now."""
         updates = [{"tensors": [list(tensor) for tensor in layout]} for layout in layouts]
-        return await self._updated(self._engine.update(version, updates))
+        return await self._updated(self._own_engine.update(version, updates))
 
     async def _updated(self, update: Awaitable[Loaded]) -> Loaded | RftError:
         self._runner.in_flight.enter("", "weight update")
@@ -114,6 +128,13 @@ class RolloutWorker(Reachable):
     async def init_transport(self, info: dict[str, Any]) -> RftError | None:
         return await outcome_of(self._engine.init_transport(info))
 
+    async def sleep(self) -> RftError | None:
+        """See `Engine.sleep`."""
+        return await outcome_of(self._own_engine.sleep())
+
+    async def wake(self) -> RftError | None:
+        return await outcome_of(self._own_engine.wake())
+
     async def canary(self, token_ids: Sequence[int]) -> NDArray[np.float32] | RftError:
         return await outcome_of(self._engine.prompt_logprobs(token_ids))
 
@@ -126,7 +147,10 @@ class RolloutWorker(Reachable):
         return {"version": self._engine.version, "sampled_tokens": self._engine.sampled_tokens}
 
     async def shutdown(self) -> None:
-        self._engine.shutdown()
+        if isinstance(self._engine, EngineClient):
+            await self._engine.leave()
+        else:
+            self._engine.shutdown()
 
 
 class RolloutWorkerClient:

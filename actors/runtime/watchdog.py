@@ -59,6 +59,15 @@ class _Patient:
     given_up: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What an actor said last, and for how long it has not answered since."""
+
+    name: str
+    doing: tuple[Doing, ...]
+    silent_s: float
+
+
 class Watchdog:
     """Watches the actors of one job.
 
@@ -93,6 +102,13 @@ class Watchdog:
             for patient in self._patients.values():
                 if patient.asked is not None:
                     patient.asked.cancel()
+
+    @property
+    def seen(self) -> list[Seen]:
+        """Each actor that is watched, as of the last look."""
+        return [
+            Seen(name, tuple(patient.doing), patient.looks * LOOK_EVERY_S) for name, patient in self._patients.items()
+        ]
 
     async def look(self) -> None:
         """Ask every actor for its pulse, and report those that have not answered an earlier one."""

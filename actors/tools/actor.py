@@ -26,6 +26,7 @@ from actors.runtime.exporter import MetricsAddress, start_telemetry
 from actors.runtime.in_flight import Doing
 from actors.runtime.nodes import ELSEWHERE
 from actors.runtime.process import lower_priority
+from actors.runtime.tracing import tracer_of
 from actors.runtime.watchdog import Watched, watched_helper
 from actors.tools.dispatcher import Dispatcher
 from actors.tools.sessions import CLOSE_S, SessionBook
@@ -57,7 +58,8 @@ class DispatcherActor(Reachable):
         metrics: MetricsAddress | None = None,
         signer: Signer | None = None,
     ) -> None:
-        self._dispatcher = Dispatcher(tools, operator, signer=signer)
+        tracer = tracer_of(operator.traces, name, metrics)
+        self._dispatcher = Dispatcher(tools, operator, signer=signer, tracer=tracer)
         start_telemetry(metrics, name).add(lambda: live_endpoint_metrics(process_stats()))
         self._news: deque[str] = deque(maxlen=MAX_NEWS)
         if session is None:

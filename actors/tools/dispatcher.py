@@ -17,6 +17,7 @@ from actors.endpoints.client import EndpointClient
 from actors.endpoints.gate import Sockets
 from actors.endpoints.signing import Signer
 from actors.runtime.timing import REAL_TIMING, Timing
+from actors.runtime.tracing import NO_TRACES, Tracer, failed
 from trainer.errors import ToolFailed
 from trainer.spec.endpoints import ToolSpec
 from trainer.spec.operator import NOTHING_ALLOWED, Operator
@@ -56,7 +57,9 @@ class Dispatcher:
         operator: Operator = NOTHING_ALLOWED,
         timing: Timing = REAL_TIMING,
         signer: Signer | None = None,
+        tracer: Tracer = NO_TRACES,
     ) -> None:
+        self._tracer = tracer
         sockets = Sockets.of_process()
         self._tools = {tool.name: tool for tool in tools}
         self._clients = {
@@ -108,10 +111,20 @@ class Dispatcher:
         if len(body) > MAX_REQUEST_BYTES:
             client.counts.errors["too_large"] += 1
             return ToolResult(call.call_id, TOO_LARGE_REQUEST, error="tool_error")
-        answer = await client.post(body, call.call_id, trace_id)
-        result = _result(client, self._tools[call.name].max_output_bytes, call, answer)
-        if result.error is not None:
-            client.counts.errors["too_large" if answer.ok else "tool_error"] += 1
+        with self._tracer.span(
+            trace_id,
+            f"execute_tool {call.name}",
+            gen_ai__operation__name="execute_tool",
+            gen_ai__tool__name=call.name,
+            gen_ai__tool__type="function",
+            gen_ai__tool__call__id=call.call_id,
+        ) as span:
+            answer = await client.post(body, call.call_id, trace_id)
+            result = _result(client, self._tools[call.name].max_output_bytes, call, answer)
+            span.set_attribute("agent_rft.retries", result.retries)
+            if result.error is not None:
+                client.counts.errors["too_large" if answer.ok else "tool_error"] += 1
+                failed(span, result.error)
         return result
 
 

@@ -12,16 +12,24 @@ import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
-from transformers.core_model_loading import revert_weight_conversion
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import (
+    WeightConverter,
+    WeightRenaming,
+    WeightTransform,
+    rename_source_key,
+    revert_weight_conversion,
+)
 
 from actors.weights.layout import TensorInfo, num_bytes
 
@@ -29,21 +37,31 @@ ParameterNames = list[str]
 """Names of parameters in the model; for experts they differ from those in the checkpoint."""
 
 SHARD_BYTES = 5 << 30
+INDEX = "model.safetensors.index.json"
 WEIGHT_FILES = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx"}
 
 
 class CheckpointWeights:
-    """Reads the weights of a model; each read runs inside `gather`, called with the parameters to read."""
+    """Reads the weights of a model, or of its `adapter` only, whose tensors have the names of PEFT's files.
+
+    Each read runs inside `gather`, called with the parameters to read.
+    """
 
     def __init__(
         self,
         model: PreTrainedModel,
         dtype: torch.dtype,
         gather: Callable[[list[Tensor]], AbstractContextManager[object]],
+        adapter: Mapping[str, Tensor] | None = None,
     ) -> None:
         self._model = model
         self._dtype = dtype
         self._gather = gather
+        self._convert: Callable[[dict[str, Tensor]], dict[str, Tensor]]
+        if adapter is not None:
+            self._tensors, self._convert = dict(adapter), dict
+            return
+        self._convert = partial(revert_weight_conversion, model)
         first_names = {id(tensor): name for name, tensor in reversed(model.state_dict(keep_vars=True).items())}
         self._tensors = {name: t for name, t in model.state_dict(keep_vars=True).items() if first_names[id(t)] == name}
 
@@ -66,9 +84,7 @@ class CheckpointWeights:
         infos: list[TensorInfo] = []
         for name, shape in shapes.items():
             dtype = str(self._dtype_of(self._tensors[name])).removeprefix("torch.")
-            infos += [
-                (key, dtype, tuple(t.shape)) for key, t in revert_weight_conversion(self._model, {name: shape}).items()
-            ]
+            infos += [(key, dtype, tuple(t.shape)) for key, t in self._convert({name: shape}).items()]
         return infos
 
     def read(self, part: ParameterNames, wanted: bool) -> dict[str, Tensor]:
@@ -83,20 +99,53 @@ class CheckpointWeights:
             read: dict[str, Tensor] = {}
             for name, tensor in zip(part, tensors, strict=True):
                 kept = {name: tensor.detach().to(self._dtype_of(tensor))}
-                for key, value in revert_weight_conversion(self._model, kept).items():
+                for key, value in self._convert(kept).items():
                     read[key] = value.to("cpu", copy=True, memory_format=torch.contiguous_format)
             return read
 
     def _dtype_of(self, tensor: Tensor) -> torch.dtype:
-        return self._dtype if tensor.is_floating_point() else tensor.dtype
+        """Some models keep a few tensors in float32, such as the correction of a router, and their engines do too."""
+        return self._dtype if tensor.dtype == self._model.dtype else tensor.dtype
 
     def copies(self, wanted: bool, shard_bytes: int = SHARD_BYTES) -> list[dict[str, Tensor]]:
         """All weights on the CPU, in shards; all ranks must call this together, and the `wanted` one gets them."""
         return [self.read(part, wanted) for part in self.parts(shard_bytes)]
 
 
+def names_in(model: PreTrainedModel) -> Callable[[str], str]:
+    """Gives the name in the model of a tensor in the files that it is read from; they may have older names."""
+    names = dict.fromkeys(model.state_dict(keep_vars=True), True)
+    transforms: list[WeightTransform] = getattr(model, "_weight_conversions", None) or get_model_conversion_mapping(
+        model
+    )
+    converters = [each for each in transforms if isinstance(each, WeightConverter)]
+    renamings = [each for each in transforms if isinstance(each, WeightRenaming)]
+    prefix = model.base_model_prefix
+    return lambda key: str(rename_source_key(key, renamings, converters, prefix, names)[0])
+
+
+def other_tensors(model: PreTrainedModel, source: Path) -> list[dict[str, Tensor]]:
+    """What the folder that a model came from has beside the model's weights, by file, as views of the files.
+
+    Such as a vision tower, where only the language model is trained: engines load the whole folder, and want it all.
+    """
+    names, name_of = model.state_dict(keep_vars=True).keys(), names_in(model)
+    others = []
+    for path in files_that_transformers_reads(source):
+        with safe_open(path, "pt") as file:
+            others.append({key: file.get_tensor(key) for key in file.keys() if name_of(key) not in names})  # noqa: SIM118
+    return [tensors for tensors in others if tensors]
+
+
+def files_that_transformers_reads(folder: Path) -> list[Path]:
+    """A folder may hold the same weights again, under the names of another library."""
+    if (index := folder / INDEX).exists():
+        return [folder / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
+    return [path for path in [folder / "model.safetensors"] if path.exists()]
+
+
 def write_model(shards: Sequence[Mapping[str, Tensor]], folder: Path, source: Path, dtype: torch.dtype) -> None:
-    """Write `CheckpointWeights.copies` as a model folder that transformers and vLLM can load.
+    """Write `CheckpointWeights.copies` and `other_tensors` as a model folder that transformers and vLLM can load.
 
     Config, tokenizer, chat template and generation config are copied from the folder `source` that the model came from.
 
@@ -111,8 +160,8 @@ def write_model(shards: Sequence[Mapping[str, Tensor]], folder: Path, source: Pa
     if len(shards) > 1:
         total = sum(tensor.nbytes for tensors in shards for tensor in tensors.values())
         table = {"metadata": {"total_size": total}, "weight_map": index}
-        (folder / "model.safetensors.index.json").write_text(json.dumps(table, indent=2))
-    _copy_companions(source, folder, dtype)
+        (folder / INDEX).write_text(json.dumps(table, indent=2))
+    copy_companions(source, folder, dtype)
 
 
 def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
@@ -140,15 +189,16 @@ def as_bytes(tensors: Sequence[Tensor]) -> NDArray[np.uint8]:
     return buffer
 
 
-def _copy_companions(source: Path, folder: Path, dtype: torch.dtype) -> None:
+def copy_companions(source: Path, folder: Path, dtype: torch.dtype) -> None:
     """Copy all files of a model folder but the weights; the config's dtype becomes that of the written weights."""
     for file in source.iterdir():
         if file.is_file() and not set(file.suffixes) & WEIGHT_FILES:
             shutil.copyfile(file, folder / file.name)
     path = folder / "config.json"
     config = json.loads(path.read_text())
-    config.pop("torch_dtype", None)
-    config["dtype"] = str(dtype).removeprefix("torch.")
+    for part in (config, config.get("text_config") or {}):
+        part.pop("torch_dtype", None)
+        part["dtype"] = str(dtype).removeprefix("torch.")
     path.write_text(json.dumps(config, indent=2) + "\n")
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import re
 import secrets
-from contextlib import suppress
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from io import RawIOBase
 from pathlib import Path
 
@@ -44,6 +47,24 @@ class SharedFile:
         self._file.close()
 
 
+@contextmanager
+def shared_folder(folder: Path) -> Iterator[Path]:
+    """A new folder in `folder` that is removed at the end of the block; locked as a SharedFile is.
+
+    Raises:
+        OSError: `folder` is full or missing.
+    """
+    path = folder / f"{PREFIX}{secrets.token_hex(8)}"
+    path.mkdir()
+    lock = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        yield path
+    finally:
+        shutil.rmtree(path)
+        os.close(lock)
+
+
 def write_all(file: RawIOBase, data: memoryview) -> None:
     """Write bytes, also more than the 2 GiB of one call on Linux: a large model's embedding is a bucket by itself.
 
@@ -59,11 +80,15 @@ def write_all(file: RawIOBase, data: memoryview) -> None:
 
 
 def remove_leftovers(folder: Path = SHM) -> None:
-    """Remove the files of processes that were killed."""
+    """Remove the files and folders of processes that were killed."""
     for path in folder.glob(f"{PREFIX}*"):
-        with suppress(OSError), path.open("rb") as file:  # locked, already gone, or another user's
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            path.unlink()
+        with suppress(OSError):  # locked, already gone, or another user's
+            lock = os.open(path, os.O_RDONLY)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+            finally:
+                os.close(lock)
 
 
 def unname_shared_memory() -> None:

@@ -8,9 +8,10 @@ one transfer class per engine, so this class does both: an engine that joins lat
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import wraps
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from vllm.platforms import current_platform
 
 from actors.weights.broadcast import Broadcast
 from actors.weights.checksum import MASK, checksum
+from actors.weights.direct_copies import DirectCopies
 from actors.weights.layout import num_bytes
 
 
@@ -61,6 +63,7 @@ class ShmWeightTransferEngine(WeightTransferEngine[ShmInitInfo, ShmUpdateInfo]):
     _broadcast: Broadcast | None = None
     _checksum = 0
     _missed: frozenset[str] = frozenset()
+    _copies: DirectCopies
     _handed: dict[int, str]
     """Names of the tensors of the bucket that is being loaded, by address, without those that a parameter took."""
 
@@ -75,9 +78,16 @@ class ShmWeightTransferEngine(WeightTransferEngine[ShmInitInfo, ShmUpdateInfo]):
         initialize_layerwise_reload(self.model)
         self._checksum, self._missed, self._handed = 0, frozenset(), {}
         for module in self.model.modules():
-            for parameter in module.parameters(recurse=False):
-                if loader := getattr(parameter, "weight_loader", None):
-                    parameter.weight_loader = self._noting(loader)
+            held: Any
+            for held in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
+                loader = getattr(held, "weight_loader", None)
+                if loader and not hasattr(loader, "notes"):  # vLLM brings the same tensors back in each update
+                    held.weight_loader = self._noting(loader)
+            method = getattr(module, "quant_method", None)
+            if current_platform.is_cpu() and method is not None and hasattr(method, "moe_kernel"):
+                method.moe_kernel = (
+                    None  # with a kernel, vLLM would not pack the new weights of experts as a CPU's need
+                )
 
     def _noting(self, loader: Callable[..., Any]) -> Callable[..., Any]:
         """A parameter's loader that notes which tensors it took. vLLM unwraps it by its name and `__wrapped__`."""
@@ -87,8 +97,10 @@ class ShmWeightTransferEngine(WeightTransferEngine[ShmInitInfo, ShmUpdateInfo]):
             for value in (*arguments, *named.values()):
                 if isinstance(value, torch.Tensor) and not value.is_meta:
                     self._handed.pop(value.data_ptr(), None)
-            return loader(*arguments, **named)
+            with self._copies.left_alone():
+                return loader(*arguments, **named)
 
+        noting.notes = True  # type: ignore[attr-defined]
         return noting
 
     def loaded_weights(self) -> tuple[int, list[str]]:
@@ -105,11 +117,13 @@ class ShmWeightTransferEngine(WeightTransferEngine[ShmInitInfo, ShmUpdateInfo]):
                 raise RuntimeError("cannot receive a broadcast before init_transfer_engine has joined a group")
             data = self._broadcast.receive(num_bytes(update_info.tensors))
             number = checksum(data)
-        tensors = list(_tensors(data, update_info.tensors))
+        tensors = list(tensors_in(data, update_info.tensors))
         self._handed = {tensor.data_ptr(): name for name, tensor in tensors}
-        self.model.load_weights(iter(tensors))
+        self._copies = DirectCopies(self.model)
+        with self._copies:
+            self.model.load_weights(self._copies.watched(tensors))
         self._checksum = (self._checksum + number) & MASK
-        self._missed |= set(self._handed.values())
+        self._missed |= set(self._handed.values()) - self._copies.copied
 
     def finish_weight_update(self) -> None:
         finalize_layerwise_reload(self.model, self.model_config)
@@ -126,17 +140,13 @@ class ShmWeightTransferEngine(WeightTransferEngine[ShmInitInfo, ShmUpdateInfo]):
             before.close()
 
 
-class WorkerExtension:
-    """Added to vLLM's worker class: what `AsyncLLM.collective_rpc` can call there."""
-
-    weight_transfer_engine: ShmWeightTransferEngine
-
-    def loaded_weights(self) -> tuple[int, list[str]]:
-        return self.weight_transfer_engine.loaded_weights()
+def bytes_of(path: Path, num_bytes: int) -> torch.Tensor:
+    """A file's bytes, mapped."""
+    return torch.from_file(str(path), size=num_bytes, dtype=torch.uint8)
 
 
-def _tensors(data: torch.Tensor, layout: list[list[Any]]) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors as views of the bucket's memory, which they keep alive.
+def tensors_in(data: torch.Tensor, layout: Iterable[Sequence[Any]]) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of a bucket as views of its memory, which they keep alive.
 
     Layer-wise reloading holds them until their layer is complete, and by then the file may be deleted.
     """

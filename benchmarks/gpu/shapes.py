@@ -9,6 +9,7 @@ from typing import Any
 from cluster.planning.memory import rank_memory
 from cluster.planning.model_shape import ModelShape
 from cluster.planning.units import GIB
+from trainer.spec.offload import Offload
 
 BYTES_PER_PARAMETER = 18
 """bfloat16 weight (2), float32 sum of gradients (4), float32 master weight (4) and Adam's two moments (8). Gradients
@@ -96,6 +97,7 @@ class _OneRank:
     learner_ranks: int = 1
     zero_stage: int = 1
     max_num_seqs: int = 0
+    offload: Offload = "none"
 
 
 QWEN3 = {

@@ -66,6 +66,7 @@ def parts_for(out: Path, model: Path | None, tiny: bool, limit_s: float = LIMIT_
     return [
         *([] if model else [writing]),
         _part("agreement", "gpu_cluster.agreement", _agreement(folder, tiny), AGREEMENT, limit_s),
+        _part("one_gpu", "gpu_cluster.one_gpu", _one_gpu(folder, tiny), TURNS, limit_s),
         *(
             _part(f"weight_sync_{transport}", "weight_sync", _sync(folder, transport, tiny), rows, limit_s)
             for transport, rows in SYNC.items()
@@ -94,6 +95,22 @@ AGREEMENT = (
 
 def _agreement(model: Path, tiny: bool) -> list[str]:
     return ["--model", str(model), *(["--sequences", "4", "--tokens", "32"] if tiny else [])]
+
+
+# -- an engine and a rank on one GPU -----------------------------------------------------------------------------------
+
+TURNS = (
+    *(Row(f"one GPU: {what}", "GiB") for what in ("learner awake", "engine awake")),
+    Row("one GPU: left by a learner asleep", "GiB", Aim("<=", 1.5), "what the plan leaves for it"),
+    Row("one GPU: left by both asleep", "GiB", Aim("<=", 3.0), "what the plan leaves for them"),
+    *(Row(f"one GPU: {who} {what}", "s") for who in ("learner", "engine") for what in ("falls asleep", "wakes up")),
+    Row("one GPU: largest difference after sleep", "nats", Aim("<=", 0.0)),
+    Row("one GPU: equal samples after sleep", "share", Aim(">=", 1.0)),
+)
+
+
+def _one_gpu(model: Path, tiny: bool) -> list[str]:
+    return ["--model", str(model), *(["--tokens", "16"] if tiny else [])]
 
 
 # -- weight sync -------------------------------------------------------------------------------------------------------

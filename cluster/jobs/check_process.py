@@ -24,10 +24,12 @@ OUT_OF_MEMORY = 4
 """The exit code of a check that exceeded MEMORY_BYTES."""
 
 
-async def run_check(command: Sequence[str], environment: Mapping[str, str], job_id: str, output: Path) -> list[Problem]:
+async def run_check(
+    command: Sequence[str], environment: Mapping[str, str], job_id: str | None, output: Path, given: bytes = b""
+) -> list[Problem]:
     """Run the command, with `--check FILE` added, and return the problems that it wrote; ends it when cancelled.
 
-    Its output is appended to the file `output`.
+    It reads `given`; its output is appended to the file `output`. `job_id` is None if there is no job yet.
 
     Raises:
         RftError: The check exceeded a limit, or failed.
@@ -36,9 +38,10 @@ async def run_check(command: Sequence[str], environment: Mapping[str, str], job_
         out = Path(folder) / "problems.json"
         with output.open("ab") as file:
             process = await asyncio.create_subprocess_exec(
-                *command, "--check", str(out), stdout=file, stderr=file, env=environment
+                *command, "--check", str(out), stdin=asyncio.subprocess.PIPE, stdout=file, stderr=file, env=environment
             )
         try:
+            await process.communicate(given)
             code = await process.wait()
         finally:
             with suppress(ProcessLookupError):
@@ -48,10 +51,11 @@ async def run_check(command: Sequence[str], environment: Mapping[str, str], job_
         return [Problem(**problem) for problem in json.loads(out.read_text())]
 
 
-def _reason(code: int, job_id: str) -> str:
+def _reason(code: int, job_id: str | None) -> str:
     remedy = "use fewer or smaller rows, tools and schemas"
     if code == -signal.SIGXCPU:
         return f"checking the job took more than {CPU_S} s of a processor: {remedy}"
     if code == OUT_OF_MEMORY:
         return f"checking the job took more than {MEMORY_BYTES >> 30} GiB of memory: {remedy}"
-    return see_log(f"the check of the job failed: {how_it_ended(code)}", job_id)
+    why = f"the check of the job failed: {how_it_ended(code)}"
+    return why if job_id is None else see_log(why, job_id)

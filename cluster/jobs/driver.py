@@ -20,6 +20,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -40,11 +41,15 @@ from cluster.preflight.prepare import prepare
 from cluster.ray_cluster.session import ray_session
 from cluster.records.redact import plain
 from cluster.records.run_folder import RunFolder
-from cluster.run.driver import train_in
+from cluster.run.driver import look_before, train_in
+from cluster.run.readiness import Look
 from cluster.stores.job_states import IllegalMove, JobStatus
 from cluster.stores.job_tables import JobError, JobRecord
+from cluster.views.readiness_page import page_of
 from trainer.errors import InvalidJob, LearnerFailed, Problem, RftError
 from trainer.events import Outcome
+from trainer.readiness.findings import Readiness
+from trainer.spec.job import JobSpec
 
 HEARTBEAT_S = 2.0
 LOST = 3
@@ -59,7 +64,7 @@ async def check(server: Server, job_id: str) -> list[Problem]:
     found = row_problems(server.operator.jobs, Path(spec.training_file), validation)
     with ray_session(settings.ray_address()) as nodes:
         try:
-            await prepare(spec, nodes, settings.runs, server.operator, found=found)
+            await prepare(spec, nodes, settings.runs, server.operator, found=found, learner=record.look is None)
         except InvalidJob as error:
             for problem in error.problems:
                 print(problem)
@@ -78,7 +83,7 @@ async def drive(server: Server, job_id: str, attempt: int) -> int:
     names = server.names(record)
     sink = StoreSink(store, server.registry, job_id, attempt, record.base, record.owner, folder, name, names)
     job = server.spec(record)
-    training = asyncio.create_task(train_in(job, folder, settings.ray_address(), server.operator, sink))
+    training = asyncio.create_task(_run(server, record, job, folder, sink))
     loop = asyncio.get_running_loop()
     ended = threading.Event()
 
@@ -88,9 +93,11 @@ async def drive(server: Server, job_id: str, attempt: int) -> int:
     beats = partial(_beat, server, job_id, attempt, ended, obey)
     threading.Thread(target=beats, daemon=True, name="heartbeat").start()
     try:
-        outcome = await training
+        outcome, found = await training
         await asyncio.to_thread(sink.close)
-        if outcome == "done":
+        if found is not None:
+            await asyncio.to_thread(_judged, server, record, attempt, folder, found)
+        elif outcome == "done":
             await asyncio.to_thread(_succeed, server, record, attempt, sink, folder)
         return 0 if outcome == "done" else _stopped(server, job_id, attempt)
     except asyncio.CancelledError:
@@ -106,6 +113,17 @@ async def drive(server: Server, job_id: str, attempt: int) -> int:
     finally:
         ended.set()
         await asyncio.to_thread(sink.close)
+
+
+async def _run(
+    server: Server, record: JobRecord, job: JobSpec, folder: Path, sink: StoreSink
+) -> tuple[Outcome, Readiness | None]:
+    """Train the job, or look at it; what is in its folder is gone on with."""
+    address = server.settings.ray_address()
+    if record.look is None:
+        return await train_in(job, folder, address, server.operator, sink), None
+    look = Look(**record.look)
+    return await look_before(job, look, folder.parent, address, server.operator, folder=folder, watch=sink)
 
 
 # -- the state in the store --------------------------------------------------------------------------------------------
@@ -127,7 +145,7 @@ def _beat(
             return
 
 
-def _obey(training: asyncio.Task[Outcome], status: JobStatus | None) -> None:
+def _obey(training: asyncio.Task[tuple[Outcome, Readiness | None]], status: JobStatus | None) -> None:
     if status in PAUSING:
         os.kill(os.getpid(), signal.SIGTERM)  # the first one ends a run cleanly: see cluster.run.signals
     else:
@@ -149,6 +167,22 @@ def _succeed(server: Server, record: JobRecord, attempt: int, sink: StoreSink, f
         return
     server.store.add_event(record.id, "info", f"New fine-tuned model created: {model}")
     server.store.add_event(record.id, "info", "The job has successfully completed")
+
+
+def _judged(server: Server, record: JobRecord, attempt: int, folder: Path, found: Readiness) -> None:
+    results = [
+        server.keep_result(path.name, path.read_bytes(), record.owner)
+        for path in (folder / "readiness.json", page_of(folder))
+    ]
+    with suppress(IllegalMove):  # it was just cancelled
+        server.store.move(
+            record.id,
+            "succeeded",
+            attempt=attempt,
+            findings=found.as_json(with_rows=False),
+            result_files=results,
+            last_words=None,
+        )
 
 
 def _stopped(server: Server, job_id: str, attempt: int) -> int:

@@ -10,7 +10,7 @@ import asyncio
 import json
 import os
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -98,7 +98,14 @@ class Server:
             UserError: A file no longer exists, the secrets were encrypted with another key, or the job is of a form
                 that this version cannot read.
         """
-        spec, _ = without_todays_bounds(json.loads(self._opened(record)), "the job")
+        return self.with_paths(without_todays_bounds(json.loads(self._opened(record)), "the job")[0])
+
+    def with_paths(self, spec: JobSpec) -> JobSpec:
+        """The specification with the ids of its files replaced by paths.
+
+        Raises:
+            UserError: A file no longer exists.
+        """
         ids = {name: getattr(spec, name) for name in FILES}
         return spec.model_copy(update={name: str(self.files.path(id)) for name, id in ids.items() if id is not None})
 
@@ -111,11 +118,14 @@ class Server:
 
     def names(self, record: JobRecord) -> dict[str, str]:
         """What clients of a job call what is a path here, for messages."""
-        spec = self.spec(record)
-        files = {path: id for name in FILES if (path := getattr(spec, name)) and (id := getattr(record, name))}
-        folders = {str(self.settings.runs / record.id): "the run", self.settings.folder: "the server's folder"}
-        model = {spec.model: record.model} if spec.model.startswith("/") else {}
-        return model | files | folders
+        run = {str(self.settings.runs / record.id): "the run"}
+        return run | self.names_in(self.spec(record), record.model, {name: getattr(record, name) for name in FILES})
+
+    def names_in(self, spec: JobSpec, model: str, ids: Mapping[str, str | None]) -> dict[str, str]:
+        """What clients call the paths of a specification: the model by its id, and the files by `ids`."""
+        files = {path: id for name in FILES if (path := getattr(spec, name)) and (id := ids[name])}
+        models = {spec.model: model} if spec.model.startswith("/") else {}
+        return models | files | {self.settings.folder: "the server's folder"}
 
     def keep_result(self, filename: str, content: bytes, owner: str) -> str:
         """Store a result file, which belongs to the job's owner; returns its id."""

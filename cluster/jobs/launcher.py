@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from ray.job_submission import JobStatus, JobSubmissionClient
 
 from cluster.jobs.check_process import run_check
+from cluster.jobs.draft import Draft
 from cluster.jobs.driver_settings import DriverSettings
 from cluster.jobs.logs import VALIDATION, JobLogs
 from cluster.jobs.manager import DriverState
@@ -23,6 +24,7 @@ from trainer.errors import Problem, RftError
 T = TypeVar("T")
 
 DRIVER = (sys.executable, "-m", "cluster.jobs.driver")
+DRAFT = (sys.executable, "-m", "cluster.jobs.draft")
 ALIVE = (JobStatus.PENDING, JobStatus.RUNNING)
 
 
@@ -51,6 +53,10 @@ class RayLauncher:
         environment = dict(os.environ) if self._address is None else os.environ | {"RAY_ADDRESS": self._address}
         output = await asyncio.to_thread(self._logs.begin, job.id, VALIDATION)
         return await run_check(self._command(job), environment, job.id, output)
+
+    async def check(self, draft: Draft) -> list[Problem]:
+        command = [*DRAFT, "--settings", str(self._settings_file)]
+        return await run_check(command, os.environ, None, Path(os.devnull), draft.as_json().encode())
 
     async def launch(self, job: JobRecord, handle: str) -> None:
         # Its output goes to a file, not to Ray: it must be there when the cluster is not.

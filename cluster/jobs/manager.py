@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeVar
 
+from cluster.jobs.draft import Draft
 from cluster.jobs.logs import JobLogs
 from cluster.jobs.problems import describe, how_it_ended, see_log, wire_error
 from cluster.stores.job_states import IllegalMove, JobStatus
@@ -47,6 +48,9 @@ class Launcher(Protocol):
 
     async def validate(self, job: JobRecord) -> list[Problem]:
         """The problems of a job's files, model and endpoints."""
+
+    async def check(self, draft: Draft) -> list[Problem]:
+        """The problems of a job that is not created; reads files and calls nothing."""
 
     async def launch(self, job: JobRecord, handle: str) -> None:
         """Start the job's driver `job.attempt`. Idempotent for the same handle."""
@@ -192,8 +196,8 @@ class JobManager:
             if job is None:
                 break
             self._announced.discard(job.id)
-            message = "Fine-tuning job started" if job.attempt == 0 else "Fine-tuning job continued"
-            await self._add_event(job, "info", message)
+            what = "Fine-tuning job" if job.look is None else "Look at the job"
+            await self._add_event(job, "info", f"{what} {'started' if job.attempt == 0 else 'continued'}")
             await self._launch(job, failures=0)
         for job in await self._call(self._store.with_status, "queued"):
             if job.id not in self._announced:

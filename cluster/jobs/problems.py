@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
+from cluster.jobs.remedies import for_client
 from cluster.preflight.limits import NUM_ROWS
 from cluster.records.redact import hide, plain
 from cluster.stores.job_tables import JobError
@@ -35,8 +36,7 @@ def wire_error(problems: Sequence[Problem]) -> JobError:
 
 def describe(problem: Problem) -> str:
     """A problem as one line: `training_file, line 3: is not valid JSON: ...; write one JSON object per line`."""
-    place = problem.field + ("" if problem.line is None else f", line {problem.line}")
-    return str(plain(f"{place}: {problem.message}; {problem.remedy}"))
+    return str(plain(f"{problem.place}: {problem.message}; {problem.remedy}"))
 
 
 def error_of(error: RftError, job_id: str, names: Mapping[str, str]) -> JobError:
@@ -50,11 +50,16 @@ def error_of(error: RftError, job_id: str, names: Mapping[str, str]) -> JobError
     return JobError(code, see_log(message[:MAX_MESSAGE_CHARS], job_id), log=str(plain(error.message)))
 
 
-def public(problem: Problem, job_id: str, names: Mapping[str, str]) -> Problem:
-    """The problem as clients see it: `names` are those of paths, and what only the operator can change is theirs."""
+def public(problem: Problem, job_id: str | None, names: Mapping[str, str]) -> Problem:
+    """The problem as clients see it: `names` are those of paths, and what only the operator can change is theirs.
+
+    `job_id` is None if there is no job yet.
+    """
     if problem.field.startswith("--") or problem.code in OPERATORS:
-        remedy = f"ask its operator, who sees more with `agent-rft jobs log {job_id}`"
+        more = "" if job_id is None else f", who sees more with `agent-rft jobs log {job_id}`"
+        remedy = f"ask its operator{more}"
         return replace(problem, message=f"the server cannot run the job now ({problem.code})", remedy=remedy)
+    problem = for_client(problem)
     message, remedy = hide(problem.message, names), hide(problem.remedy, names)
     return replace(problem, message=message, remedy=remedy, file=None)
 

@@ -14,17 +14,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Protocol
 
-from pydantic import BaseModel, Field, GetJsonSchemaHandler, StrictInt, StrictStr
+from pydantic import BaseModel, BeforeValidator, Field, GetJsonSchemaHandler, StrictInt, StrictStr
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from actors.grading.factory import graders_of, size_problems
-from cluster.preflight.form_check import endpoint_problems
+from cluster.preflight.form_check import early_stop_problems, endpoint_problems
 from cluster.records.redact import plain, public_job
 from cluster.stores.file_store import FileRecord
 from cluster.stores.model_registry import ModelCatalog, ModelRecord
 from trainer.errors import InvalidJob, Problem, UserError
 from trainer.spec.endpoints import Strict
+from trainer.spec.integrations import Integrations
 from trainer.spec.job import FILES, ClusterSpec, JobSpec, Method
 from trainer.spec.model_options import ModelOptions
 from trainer.spec.operator import Operator
@@ -70,8 +71,8 @@ class WireJob(Strict):
         None
     )
     """Up to 16 pairs of your own, which the job shows; keys up to 64 characters, values up to 512."""
-    integrations: list[Any] | None = None
-    """Accepted because OpenAI's API has it, and ignored."""
+    integrations: Annotated[Integrations, BeforeValidator(without_nulls)] | None = None
+    """Experiment trackers that get the numbers of the job, if the operator has set them up; else an event says so."""
     cluster: Annotated[dict[str, Any], Described(ClusterSpec)] | None = None
     """Resources of the job, within the operator's limits."""
     model_options: Annotated[dict[str, Any], Described(ModelOptions)] | None = None
@@ -93,8 +94,8 @@ class Files(Protocol):
 class ApiJob:
     """A valid request.
 
-    `spec` refers to files by their ids. `secret_spec` is its JSON with all secrets; `method` and `model_options` are
-    what responses echo, without secrets.
+    `spec` refers to files by their ids. `secret_spec` is its JSON with all secrets; `method`, `model_options` and
+    `integrations` are what responses echo, without secrets.
     """
 
     request: WireJob
@@ -103,6 +104,7 @@ class ApiJob:
     secret_spec: str
     method: dict[str, Any]
     model_options: dict[str, Any] | None
+    integrations: list[dict[str, Any]]
     digest: str
 
 
@@ -113,6 +115,7 @@ def parse_api_job(body: Any, models: ModelCatalog, files: Files, operator: Opera
         InvalidJob: The request is invalid, with all problems that were found.
     """
     request = _validated(WireJob, body)
+    integrations = [integration.model_dump(mode="json") for integration in request.integrations or ()]
     raw: dict[str, Any] = {
         "model": request.model,
         "training_file": request.training_file,
@@ -123,11 +126,13 @@ def parse_api_job(body: Any, models: ModelCatalog, files: Files, operator: Opera
         "method": _method(request),
         "cluster": request.cluster,
         "model_options": request.model_options,
+        "integrations": integrations,
     }
     raw = without_nulls(raw)
     spec = _validated(JobSpec, raw)
     found = [*_boolean_problems(raw["method"]), *_size_problems(spec)]
     if spec.method.type == "reinforcement":
+        found += early_stop_problems(spec)
         found += size_problems(list(graders_of(spec.reinforcement))) or endpoint_problems(spec.reinforcement, operator)
     _refuse(found)
     model = _known_model(request.model, models)
@@ -140,6 +145,7 @@ def parse_api_job(body: Any, models: ModelCatalog, files: Files, operator: Opera
         secret_spec=json.dumps(raw),
         method=echo_of(spec, raw["method"]),
         model_options=spec.model_options.model_dump(mode="json", exclude_unset=True) or None,
+        integrations=integrations,
         digest=hashlib.blake2b(json.dumps(body, sort_keys=True).encode(), digest_size=16).hexdigest(),
     )
 

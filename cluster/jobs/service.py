@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from cluster.jobs.draft import Draft
 from cluster.jobs.logs import JobLogs, Output, known_secrets, without_secrets
 from cluster.jobs.request import Files, parse_api_job
+from cluster.preflight.static import check_gradable
 from cluster.stores.job_store import JobStore
 from cluster.stores.job_tables import JobRecord, NewJob
 from cluster.stores.model_registry import ModelCatalog
 from cluster.stores.secrets import CannotOpen, SecretBox
 from trainer.errors import InvalidJob
+from trainer.spec.job import JobSpec
 from trainer.spec.kept import without_todays_bounds
 from trainer.spec.operator import Operator
 
@@ -45,18 +49,28 @@ class JobService:
         self._wake = wake
 
     def create(
-        self, body: Any, owner: str, *, idempotency_key: str | None = None, retry: int | None = None
+        self,
+        body: Any,
+        owner: str,
+        *,
+        idempotency_key: str | None = None,
+        retry: int | None = None,
+        look: dict[str, Any] | None = None,
     ) -> JobRecord:
         """Create a job, or return the one that this request created before.
 
-        `retry` is the client's number of this attempt, 0 for the first; None if the client does not send it.
+        `retry` is the client's number of this attempt, 0 for the first; None if the client does not send it. With
+        `look`, the job is not trained but looked at so (`Look` in cluster/run/readiness.py).
 
         Raises:
             InvalidJob: The request has mistakes.
             IdempotencyConflict: The Idempotency-Key was used with a different request.
         """
         found = parse_api_job(body, self._models, self._files, self._operator)
-        request = found.request
+        request, digest = found.request, found.digest
+        if look is not None:
+            check_gradable(found.spec, "training_file")
+            digest = f"{digest}-{hashlib.blake2b(json.dumps(look).encode(), digest_size=8).hexdigest()}"
         new = NewJob(
             owner=owner,
             model=request.model,
@@ -66,11 +80,13 @@ class JobService:
             test_file=request.test_file,
             method=found.method,
             model_options=found.model_options,
+            integrations=found.integrations,
             seed=found.spec.seed,
             suffix=request.suffix,
             labels=request.metadata,
             sealed_spec="",
-            digest=found.digest,
+            digest=digest,
+            look=look,
         )
         window_s = UNMARKED_WINDOW_S if retry is None else RETRY_WINDOW_S if retry else 0.0
 
@@ -79,9 +95,19 @@ class JobService:
 
         job, is_new = self.store.create(new, seal=seal, idempotency_key=idempotency_key, retry_window_s=window_s)
         if is_new:
-            self.store.add_event(job.id, "info", f"Created fine-tuning job: {job.id}")
+            what = "fine-tuning job" if look is None else "look at a job before training"
+            self.store.add_event(job.id, "info", f"Created {what}: {job.id}")
         self._wake()
         return job
+
+    def draft(self, body: Any) -> Draft:
+        """What a check needs of a request, if its form is right.
+
+        Raises:
+            InvalidJob: The request has mistakes.
+        """
+        found = parse_api_job(body, self._models, self._files, self._operator)
+        return Draft(found.secret_spec, found.request.model)
 
     def cancel(self, job_id: str) -> JobRecord:
         """End a job in any state; its driver exits at once.
@@ -101,7 +127,8 @@ class JobService:
             IllegalMove: The job is not running.
         """
         job = self.store.move(job_id, "paused", estimated_finish=None)
-        return self._record(job, "The job is being paused: it finishes its step and writes a checkpoint")
+        kept = "finishes its step and writes a checkpoint" if job.look is None else "keeps the rows that it has drawn"
+        return self._record(job, f"The job is being paused: it {kept}")
 
     def resume(self, job_id: str) -> JobRecord:
         """Queue a paused job again; it continues from its last checkpoint.
@@ -123,10 +150,19 @@ class JobService:
         secrets = known_secrets(self._operator)
         # What this server cannot open, a driver could not either.
         with suppress(CannotOpen, InvalidJob):
-            sealed = self._secrets.sealer("job", job.id).open(job.sealed_spec)
-            secrets = known_secrets(self._operator, without_todays_bounds(json.loads(sealed), "the job")[0])
+            secrets = known_secrets(self._operator, self.opened(job))
         error = without_secrets(job.error.log or job.error.message, secrets) if job.error else ""
         return error, self._logs.read(job_id, secrets)
+
+    def opened(self, job: JobRecord) -> JobSpec:
+        """The job with its secrets.
+
+        Raises:
+            CannotOpen: It was sealed with another master secret.
+            InvalidJob: It was made by a version whose jobs cannot be read any more.
+        """
+        sealed = self._secrets.sealer("job", job.id).open(job.sealed_spec)
+        return without_todays_bounds(json.loads(sealed), "the job")[0]
 
     def _record(self, job: JobRecord, message: str) -> JobRecord:
         self.store.add_event(job.id, "info", message)

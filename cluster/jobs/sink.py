@@ -27,7 +27,15 @@ from cluster.stores.model_registry import ModelRegistry
 from cluster.views.sentences import sentence
 from trainer.chat.serving import ServeSettings
 from trainer.errors import UserError
-from trainer.events import CheckpointSaved, JobEnded, PhaseBegan, RolloutDiscarded, StepDone
+from trainer.events import (
+    CheckpointSaved,
+    EarlyStopped,
+    JobEnded,
+    PhaseBegan,
+    RolloutDiscarded,
+    RolloutsProgressed,
+    StepDone,
+)
 from trainer.loop.checkpoint import Checkpoints
 from trainer.run_events import RunEvent
 
@@ -39,6 +47,7 @@ RETRYING = Retrying(
 )
 """How long a write is retried while the database is unavailable; then it is dropped and training continues."""
 STEPS_FOR_ESTIMATE = 20
+PROGRESS_EVERY_S = 30.0
 
 
 class StoreSink:
@@ -71,7 +80,10 @@ class StoreSink:
         self._names = names
         self._settings: ServeSettings | None = None
         self._saved_step = 0
+        self._final_step: int | None = None
         self._times: list[float] = []
+        self._progressed_at = 0.0
+        """Unix seconds of the last event that clients got."""
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="job-sink")
 
     # -- Watch ---------------------------------------------------------------------------------------------------------
@@ -85,15 +97,21 @@ class StoreSink:
             case StepDone(metrics=metrics):
                 self._step_done(event, metrics)
                 return
+            case RolloutsProgressed() if event.time < self._progressed_at + PROGRESS_EVERY_S:
+                return
             case JobEnded() | RolloutDiscarded() | PhaseBegan(quiet=True):
                 return  # the job's state has the outcome; the others are too many for a list of events
-        message, data = hide([*_public(event)], self._names)
+        if isinstance(event.event, EarlyStopped):
+            self._final_step = event.event.best_step
+        self._progressed_at = event.time
+        message, data = hide([*public_texts(event)], self._names)
         data = {"kind": event.kind, "version": event.version, "step": event.step, **data}
         self._later(lambda: self._store.add_event(self._job_id, event.level, message, data=data))
         if isinstance(event.event, CheckpointSaved):
             self._later(self.sync_checkpoints)
 
     def _step_done(self, event: RunEvent, metrics: dict[str, float]) -> None:
+        self._progressed_at = event.time
         data, message = wire_data(metrics), message_of(metrics)
         self._later(
             lambda: self._store.add_event(self._job_id, "info", message, type="metrics", data=data),
@@ -130,11 +148,15 @@ class StoreSink:
                 self._store.add_checkpoint(self._job_id, step, self._name(step), shown)
 
     def register_final(self) -> str | None:
-        """Make the last checkpoint the tuned model and return its name, or None if there is no checkpoint."""
-        offered = [path for path, state in self._checkpoints.all() if state.offered]
+        """Make the last checkpoint the tuned model and return its name, or None if there is no checkpoint.
+
+        Of a job that has stopped early, it is the best one.
+        """
+        offered = {state.step: path for path, state in self._checkpoints.all() if state.offered}
         if not offered:
             return None
-        self._registry.add(self._name(None), offered[-1], self._base, self._job_id, self._settings, self._owner)
+        folder = offered[max(offered) if self._final_step is None else self._final_step]
+        self._registry.add(self._name(None), folder, self._base, self._job_id, self._settings, self._owner)
         return self._name(None)
 
     def _forget(self, model: str) -> None:
@@ -157,7 +179,7 @@ class StoreSink:
         self._writer.submit(guarded)
 
 
-def _public(event: RunEvent) -> tuple[str, dict[str, Any]]:
+def public_texts(event: RunEvent) -> tuple[str, dict[str, Any]]:
     """The event's message and data as clients see them."""
     if event.event is None or not event.event.PRIVATE:
         return event.message, event.data

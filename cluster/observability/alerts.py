@@ -177,8 +177,9 @@ ALERTS = (
         "15m",
         "the held-out grade of {{ $labels.job }} changed by {{ $value | humanize }} in two hours while the grade rose",
         "The policy learns what its grader rewards and not what it is for: reward hacking.",
-        "Job dashboard, 'Grade'. Read rollouts with high grades (`agent-rft traces RUN`); the event `alarm_raised` has "
-        "some. Add a guard or repair the grader, and continue from a checkpoint before the held-out grade fell.",
+        "Job dashboard, 'Held-out grade'. Read rollouts with high grades (`agent-rft traces RUN`); the event "
+        "`alarm_raised` has some. Add a guard or repair the grader, and continue from a checkpoint before the "
+        "held-out grade fell.",
     ),
     Alert(
         "JobFailed",

@@ -17,9 +17,10 @@ from cluster.observability.dashboards.fleet import FLEET_DASHBOARD
 from cluster.observability.dashboards.grafana import dashboard_json
 from cluster.observability.dashboards.job import JOB_DASHBOARD
 from cluster.observability.dashboards.learner import LEARNER_DASHBOARD
+from cluster.observability.dashboards.service import SERVICE_DASHBOARD
 from cluster.observability.promql import OUR_TARGETS, RAY_TARGETS
 
-DASHBOARDS = (JOB_DASHBOARD, ENDPOINTS_DASHBOARD, FLEET_DASHBOARD, LEARNER_DASHBOARD)
+DASHBOARDS = (JOB_DASHBOARD, ENDPOINTS_DASHBOARD, FLEET_DASHBOARD, LEARNER_DASHBOARD, SERVICE_DASHBOARD)
 PROMETHEUS_IMAGE, GRAFANA_IMAGE = "prom/prometheus:v3.5.0", "grafana/grafana:12.1.0"
 SCRAPE_S = 15
 RAY_DISCOVERY = "/api/prometheus/sd"

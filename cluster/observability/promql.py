@@ -8,8 +8,8 @@ from typing import Literal
 from trainer.metrics import METRICS, metric_of, prometheus_name
 
 Part = Literal["bucket", "sum", "count"]
-OUR_TARGETS, RAY_TARGETS = "agent-rft", "agent-rft-ray"
-"""The label `job` of our ports and of Ray's, by which a shared Prometheus tells them from other people's."""
+OUR_TARGETS, RAY_TARGETS, DCGM_TARGETS = "agent-rft", "agent-rft-ray", "agent-rft-dcgm"
+"""The label `job` of our ports, of Ray's and of DCGM's, by which a shared Prometheus tells them from other people's."""
 RAY_SPILLED = f'ray_spill_manager_objects_bytes{{job="{RAY_TARGETS}",State="Spilled"}}'
 """Bytes that Ray's object store on a node has written to disk since Ray started; it never falls."""
 

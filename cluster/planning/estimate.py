@@ -1,6 +1,6 @@
 """A rough time of a job's steps, computed from sizes and rates that are assumed: nothing of it was measured on GPUs.
 
-A learner computes 6 operations per parameter and token, 8 with activation checkpointing, and 2 more for the
+A learner computes 6 operations per parameter that a token uses, 8 with activation checkpointing, and 2 more for the
 log-probabilities before the update. An engine computes 2 per parameter and token, and per token of its sequences reads
 its weights once from memory; it decodes as many sequences at a time as its slots and its cache hold.
 """
@@ -27,13 +27,18 @@ class Rates:
 GPU = Rates(0.3 * 989e12, 0.6 * 3.35e12, "GPUs like an H100 at 30 % of its operations and 60 % of its memory's speed")
 CORE = Rates(100e9, 10e9, "cores of 100 billion operations and 10 GB a second")
 SYNC_BYTES_PER_S = 2e9
+MOVE_BYTES_PER_S = 5e9
+"""Between a GPU and the node's memory, for what sleeps while the other has its turn."""
 TOOLS_S = 10.0
 """Waiting for tools and graders, of the rollouts of a step together: they wait at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Seconds of one step by part, and the sums of a run without validation and test."""
+    """Seconds of one step by part, and the sums of a run without validation and test.
+
+    A step also has what changes of turns on GPUs take.
+    """
 
     sampling_s: float
     learning_s: float
@@ -67,20 +72,24 @@ def estimate_of(request: Request, plan: ClusterPlan) -> Estimate | None:
     num_tokens = numbers.rollouts_per_step * length
     speed = rates.operations_per_s * placement.learner_ranks * (1 if placement.rank_gpus else placement.rank_cores)
     per_token = (8 if placement.rank_gpus else 6) + (2 if reinforcement else 0)
-    learning_s = per_token * model.num_parameters * num_tokens / speed
+    if job.optimizer.lora is not None:
+        per_token -= 2  # frozen weights have no gradients
+    learning_s = per_token * model.active_parameters * num_tokens / speed
     sampling_s = sync_s = 0.0
     if reinforcement:
         sequences = next(place.memory.num_sequences for place in plan.assignments if place.memory is not None) or 1.0
         devices = placement.engine_gpus or placement.engine_cores
         at_a_time = min(job.cluster.max_num_seqs, max(1.0, sequences * request.context_length / max(1, length)))
         reads_s = model.num_parameters * placement.bytes_per_weight / (rates.read_bytes_per_s * devices)
-        operations_s = 2 * model.num_parameters / (rates.operations_per_s * devices)
+        operations_s = 2 * model.active_parameters / (rates.operations_per_s * devices)
         of_engine = numbers.rollouts_per_step / placement.engines
         decodes = sampled * max(1.0, of_engine / at_a_time)
         sampling_s = decodes * reads_s + of_engine * length * operations_s + TOOLS_S
-        sync_s = model.num_parameters * placement.bytes_per_weight / SYNC_BYTES_PER_S
-    both_at_once = reinforcement and not placement.colocated and job.reinforcement.algorithm.max_staleness > 0
-    step_s = (max(sampling_s, learning_s) if both_at_once else sampling_s + learning_s) + sync_s
+        sync_s = model.trained(job.optimizer.lora) * placement.bytes_per_weight / SYNC_BYTES_PER_S
+    both_at_once = reinforcement and not placement.turns and job.reinforcement.algorithm.max_staleness > 0
+    asleep = sum(place.memory.host.get("asleep", 0) for place in plan.assignments if place.index == 0 and place.memory)
+    turns_s = 2 * asleep / MOVE_BYTES_PER_S  # away and back
+    step_s = (max(sampling_s, learning_s) if both_at_once else sampling_s + learning_s) + sync_s + turns_s
     assumptions = [
         f"{num_rows} rows" if num_rows else f"{USUAL_ROWS} rows, since the training file cannot be read here",
         f"{numbers.rollouts_per_step} rollouts a step of {length} tokens, {sampled} of them sampled"
@@ -90,6 +99,8 @@ def estimate_of(request: Request, plan: ClusterPlan) -> Estimate | None:
     ]
     if reinforcement:
         assumptions += [f"tools and graders take {TOOLS_S:g} s of a step", "weights travel with 2 GB a second"]
+    if turns_s:
+        assumptions.append(f"what sleeps is moved with {MOVE_BYTES_PER_S / 1e9:g} GB a second")
     gpus, _ = size_of(placement)
     return Estimate(sampling_s, learning_s, sync_s, step_s, numbers.steps, gpus, tuple(assumptions))
 

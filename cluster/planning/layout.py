@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
-from cluster.planning.memory import engine_memory, rank_memory
+from actors.engine.sizes import GPU_MEMORY_SHARE
+from cluster.planning.memory import CUDA_CONTEXT_BYTES, Memory, by_turns, engine_memory, rank_memory
 from cluster.planning.misfits import memory_problems, resource_problems, setting_problems
 from cluster.planning.model_shape import ModelShape
 from cluster.planning.node_sizes import NodeSizes, node_sizes, size_warnings
@@ -21,6 +22,9 @@ from trainer.spec.job import JobSpec
 DRIVER_BYTES = round(0.7 * GIB)
 """Memory of the driver process: Python, torch, transformers, Ray."""
 DISPATCHER_BYTES, GRADER_POOL_BYTES = round(0.3 * GIB), round(0.4 * GIB)
+
+MIN_SEQUENCES_AT_ONCE = 4
+"""Full-length sequences that an engine must hold beside a rank on its GPU: with fewer, taking turns samples faster."""
 
 Settings = Mapping[str, Any]
 """Values by their path in a job, such as `cluster.zero_stage`."""
@@ -76,10 +80,10 @@ class ClusterPlan:
 def lay_out(request: Request) -> ClusterPlan:
     """The layout of a job. What does not fit has no remedy yet: see plan.py."""
     job, nodes = request.job, request.nodes
-    placement = placement_of(job, nodes, request.learner)
+    placement = _shared(request, placement_of(job, nodes, request.learner))
     assigned = assign(placement.bundles, [node.resources for node in nodes])
     assignments = tuple(_assignments(request, placement, assigned))
-    sizes = node_sizes(placement, nodes, assignments, request.model)
+    sizes = node_sizes(placement, nodes, assignments, request.model, job.optimizer.lora)
     host_bytes = _host_bytes(job, placement, nodes, assignments, sizes)
     problems = [*setting_problems(job, placement), *memory_problems(assignments, nodes, host_bytes)]
     warnings = tuple(size_warnings(nodes, sizes))
@@ -88,38 +92,74 @@ def lay_out(request: Request) -> ClusterPlan:
 
 
 def _assignments(request: Request, placement: Placement, assigned: Sequence[int | None]) -> Iterator[Assignment]:
-    job, model = request.job, request.model
 
     def node_of(bundle: int) -> Node | None:
         index = assigned[bundle]
         return None if index is None else request.nodes[index]
 
-    itemsize, gpus = placement.bytes_per_weight, placement.engine_gpus
     for i in range(placement.engines):
-        node, memory = node_of(placement.bundle_of_engine(i)), None
-        if model is not None:
-            memory = engine_memory(
-                model,
-                job.cluster,
-                gpus=gpus,
-                itemsize=itemsize,
-                context_length=request.context_length,
-                gpu_bytes=None if node is None else node.usable_gpu_bytes,
-            )
-        yield Assignment("engine", i, placement.engine_cores, gpus, node, memory)
+        node = node_of(placement.bundle_of_engine(i))
+        memory = _engine_memory(request, placement, None if node is None else node.usable_gpu_bytes)
+        yield Assignment("engine", i, placement.engine_cores, placement.engine_gpus, node, memory)
     for i in range(placement.learner_ranks):
-        node, memory = node_of(placement.bundle_of_rank(i)), None
-        if model is not None:
-            memory = rank_memory(
-                model,
-                job.cluster,
-                on_gpu=placement.rank_gpus > 0,
-                itemsize=itemsize,
-                longest=request.context_length,
-                keeps_start=job.method.type == "reinforcement" and job.reinforcement.algorithm.kl_coef > 0,
-                rank=i,
-            )
+        node, memory = node_of(placement.bundle_of_rank(i)), _rank_memory(request, placement, i)
         yield Assignment("learner rank", i, placement.rank_cores, placement.rank_gpus, node, memory)
+
+
+def _engine_memory(request: Request, placement: Placement, gpu_bytes: int | None) -> Memory | None:
+    if request.model is None:
+        return None
+    memory = engine_memory(
+        request.model,
+        request.job.cluster,
+        gpus=placement.engine_gpus,
+        itemsize=placement.bytes_per_weight,
+        context_length=request.context_length,
+        gpu_bytes=gpu_bytes,
+        gpu_share=placement.gpu_share,
+        lora=request.job.optimizer.lora,
+    )
+    return by_turns(memory) if placement.shares_gpus and placement.turns else memory
+
+
+def _rank_memory(request: Request, placement: Placement, rank: int) -> Memory | None:
+    if request.model is None:
+        return None
+    job = request.job
+    memory = rank_memory(
+        request.model,
+        job.cluster,
+        on_gpu=placement.rank_gpus > 0,
+        itemsize=placement.bytes_per_weight,
+        longest=request.context_length,
+        keeps_start=job.method.type == "reinforcement" and job.reinforcement.algorithm.kl_coef > 0,
+        lora=job.optimizer.lora,
+        rank=rank,
+    )
+    return by_turns(memory) if placement.shares_gpus and placement.turns else memory
+
+
+def _shared(request: Request, placement: Placement) -> Placement:
+    """How engines and ranks share GPUs: both at once if they fit on the smallest one, else they take turns."""
+    if not placement.shares_gpus:
+        return placement
+    sizes = [node.gpu_memory_bytes for node in request.nodes if node.gpus and node.gpu_memory_bytes is not None]
+    if not sizes:
+        return placement
+    total = min(sizes)
+    usable = Node("", cores=0, gpu_memory_bytes=total).usable_gpu_bytes or 0
+    at_once = replace(placement, turns=False)
+    if (rank := _rank_memory(request, at_once, 0)) is not None:
+        at_once = replace(at_once, gpu_share=_share(usable - rank.gpu_bytes, total))
+        engine = _engine_memory(request, at_once, usable)
+        if engine is not None and (engine.num_sequences or 0.0) >= MIN_SEQUENCES_AT_ONCE:
+            return at_once
+    return replace(placement, gpu_share=_share(usable - CUDA_CONTEXT_BYTES, total))
+
+
+def _share(num_bytes: int, total: int) -> float:
+    """An engine's share of a GPU, in whole percent and never more than usual."""
+    return min(GPU_MEMORY_SHARE, max(1, 100 * num_bytes // total) / 100)
 
 
 def _host_bytes(

@@ -8,8 +8,8 @@ parameters and 1,024 tokens per micro-batch 1.91 (1.70), with ZeRO 1 2.19 (1.96)
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Protocol
 
 from actors.engine.sizes import GPU_MEMORY_SHARE, MIN_BATCHED_TOKENS, cpu_cache_bytes, kv_bytes
 from actors.learner.sizes import BUCKET_ELEMENTS, ranks_stage, snapshot_bytes
@@ -17,6 +17,10 @@ from actors.weights.layout import MAX_BUCKET_BYTES
 from cluster.planning.model_shape import ModelShape
 from cluster.planning.units import GIB
 from trainer.model.sizes import CHUNK_BYTES
+from trainer.spec.offload import Offload
+
+if TYPE_CHECKING:  # pydantic may be missing where this runs
+    from trainer.spec.lora import LoraSpec
 
 ENGINE_PROCESSES_BYTES = {"cpu": round(1.4 * GIB), "cuda": round(3.0 * GIB)}
 """The engine actor and vLLM's core process with Python, torch and vLLM, without weights."""
@@ -42,6 +46,9 @@ class Cluster(Protocol):
 
     @property
     def micro_batch_tokens(self) -> int: ...
+
+    @property
+    def offload(self) -> Offload: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +81,19 @@ def kv_bytes_per_token(model: ModelShape, itemsize: int, gpus: int = 1) -> int:
 
 
 def engine_memory(
-    model: ModelShape, cluster: Cluster, *, gpus: int, itemsize: int, context_length: int, gpu_bytes: int | None
+    model: ModelShape,
+    cluster: Cluster,
+    *,
+    gpus: int,
+    itemsize: int,
+    context_length: int,
+    gpu_bytes: int | None,
+    lora: LoraSpec | None = None,
+    gpu_share: float = GPU_MEMORY_SHARE,
 ) -> Memory:
     """Memory of an engine with `gpus` GPUs (0: on a CPU) of `gpu_bytes` each (None: unknown).
 
-    vLLM takes GPU_MEMORY_SHARE of a GPU whatever the model needs: the rest of it after weights and one step's
+    vLLM takes `gpu_share` of a GPU whatever the model needs: the rest of it after weights and one step's
     activations is cache. If the size of the GPU is unknown, one sequence's cache is counted. A step runs at most
     `max_num_batched_tokens` tokens through one layer at a time and computes the log-probabilities of one token per
     sequence (three float32 tensors over the vocabulary: raw, scaled and normalised logits).
@@ -87,19 +102,30 @@ def engine_memory(
     tokens = max(MIN_BATCHED_TOKENS, context_length)
     layer = tokens * (4 * model.hidden + 3 * model.intermediate) * itemsize
     logits = 3 * cluster.max_num_seqs * model.vocabulary * 4
-    sequence = context_length * kv_bytes_per_token(model, itemsize, max(1, gpus))
-    arriving = {"arriving weights": weights}  # a new version in shared memory
+    sequence = model.cache.sequence_bytes(context_length, itemsize, max(1, gpus))
+    arriving = {"arriving weights": model.trained(lora) * itemsize}  # a new version in shared memory
     if not gpus:
         cache = cpu_cache_bytes(cluster.max_num_seqs, context_length, kv_bytes_per_token(model, itemsize))
         work = {"processes": ENGINE_PROCESSES_BYTES["cpu"], "weights": weights, "cache": cache}
         return Memory(host=work | {"activations": layer, "logits": logits} | arriving, num_sequences=cache / sequence)
     on_gpu = {"weights": weights // gpus, "activations": layer // gpus, "logits": logits, "context": CUDA_CONTEXT_BYTES}
-    room = None if gpu_bytes is None else round(gpu_bytes * GPU_MEMORY_SHARE) - sum(on_gpu.values())
+    room = None if gpu_bytes is None else round(gpu_bytes * gpu_share) - sum(on_gpu.values())
     cache = sequence if room is None else max(0, room)
     return Memory(
         gpu=on_gpu | {"cache": cache},
         host={"processes": ENGINE_PROCESSES_BYTES["cuda"] * gpus} | arriving,
         num_sequences=cache / sequence,
+    )
+
+
+def by_turns(memory: Memory) -> Memory:
+    """The memory of an engine or a rank that takes turns with the other on its GPU.
+
+    Asleep, it keeps in its node's memory what it cannot compute again; the other one's CUDA context stays on the GPU.
+    """
+    kept = sum(memory.gpu.get(part, 0) for part in ("weights", "gradients", "optimizer"))
+    return replace(
+        memory, gpu={**memory.gpu, "context of the other": CUDA_CONTEXT_BYTES}, host={**memory.host, "asleep": kept}
     )
 
 
@@ -111,11 +137,13 @@ def rank_memory(
     itemsize: int,
     longest: int,
     keeps_start: bool,
+    lora: LoraSpec | None = None,
     rank: int = 0,
 ) -> Memory:
-    """Memory of a learner rank; rank 0 needs most, since it copies the model for checkpoints.
+    """Memory of a learner rank; rank 0 needs most, since it copies what is trained for checkpoints.
 
-    `longest`: the longest sequence in tokens; `keeps_start`: it holds the start model too.
+    `longest`: the longest sequence in tokens; `keeps_start`: it compares with the start model, and holds it
+    too; with `lora` it is there anyway.
 
     Weights, gradients and optimizer by ZeRO's stages (Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward
     Training Trillion Parameter Models", section 5), with what DeepSpeed 0.19 does in our settings: Adam's two moments
@@ -123,34 +151,58 @@ def rank_memory(
     summed in float32, below stage 2 for all parameters.
     """
     parameters, ranks = model.num_parameters, cluster.learner_ranks
-    stage = ranks_stage(itemsize == 2, cluster.zero_stage)
+    stage = ranks_stage(itemsize == 2, cluster.zero_stage, cluster.offload != "none")
     shards = ranks if stage >= 1 else 1
     num_tokens = max(cluster.micro_batch_tokens, longest)
     weights = parameters * itemsize // (ranks if stage == 3 else 1)
     gathered = min(parameters, LIVE_PARAMETERS) * itemsize if stage == 3 and ranks > 1 else 0
-    gradients = parameters * 4 // (ranks if stage >= 2 else 1)
+    trained = model.trained(lora)
+    gradients = trained * 4 // (ranks if stage >= 2 else 1)
     if itemsize == 2 and stage < 2:
-        gradients += parameters * itemsize  # as the backward pass leaves them, before they are summed
-    optimizer = parameters * (8 + (4 if stage >= 1 else 0)) // shards
-    buckets = min(BUCKET_ELEMENTS, parameters) * 4 if ranks > 1 or stage >= 1 else 0
+        gradients += trained * itemsize  # as the backward pass leaves them, before they are summed
+    optimizer = trained * (8 + (4 if stage >= 1 else 0)) // shards
+    buckets = min(BUCKET_ELEMENTS, trained) * 4 if ranks > 1 or stage >= 1 else 0
     work = {
-        "weights": weights + gathered + (parameters * itemsize if keeps_start else 0),
+        "weights": weights
+        + gathered
+        + (0 if lora is None else trained * itemsize)
+        + (parameters * itemsize if keeps_start and lora is None else 0),
         "gradients": gradients + buckets,
         "optimizer": optimizer,
         "activations": activation_bytes(model, num_tokens, itemsize, recomputed=on_gpu),
         "logits": 2 * min(CHUNK_BYTES["cuda" if on_gpu else "cpu"], num_tokens * model.vocabulary * 4)
-        + model.vocabulary * model.hidden * 4,
+        + (model.vocabulary * model.hidden * 4 if lora is None else 0),  # the gradient of the head
     }
+    moved = _offloaded(cluster.offload, work, model, num_tokens, itemsize, stage, trained // shards) if on_gpu else {}
     # Rank 0 copies its tensors, then packs the copy into the bucket that it sends.
-    leaving = {"leaving weights": 2 * min(MAX_BUCKET_BYTES, parameters * itemsize)}
+    leaving = {"leaving weights": 2 * min(MAX_BUCKET_BYTES, trained * itemsize)}
     # A checkpoint is copied into the node's memory and written from there while training goes on.
-    snapshot = snapshot_bytes(parameters, rank=rank, ranks=ranks, stage=stage, in_bfloat16=itemsize == 2)
+    snapshot = snapshot_bytes(trained, rank=rank, ranks=ranks, stage=stage, in_bfloat16=itemsize == 2)
     if not on_gpu:
         return Memory(host={"processes": RANK_PROCESS_BYTES["cpu"]} | work | leaving | {"snapshot": snapshot})
-    # Each rank first loads the whole model on its node, before it moves its part to its GPU.
-    loading_or_snapshot = {"loading or snapshot": max(parameters * itemsize, snapshot)}
-    host = {"processes": RANK_PROCESS_BYTES["cuda"]} | loading_or_snapshot | leaving
+    # A rank reads the model tensor by tensor from mapped files, and so never holds it in its node's memory. Of a model
+    # of 320 MB under ZeRO 3, two ranks on CPUs held at most their parts of 160 MB (before, up to 460 MB).
+    host = {"processes": RANK_PROCESS_BYTES["cuda"], "snapshot": snapshot} | leaving | moved
     return Memory(gpu=work | {"context": CUDA_CONTEXT_BYTES}, host=host)
+
+
+def _offloaded(
+    offload: Offload, work: dict[str, int], model: ModelShape, num_tokens: int, itemsize: int, stage: int, updated: int
+) -> dict[str, int]:
+    """What leaves a rank's `work` on its GPU for its node's memory, which it returns; `updated`: of its parameters.
+
+    Gradients leave the GPU while they are computed, a bucket at a time; the node holds them in float32, and a copy of
+    the new weights (in stage 3: another one of the gradients). That was counted tensor by tensor on a CPU. Of the
+    activations the inputs of layers leave, all but those of two.
+    """
+    if offload == "none":
+        return {}
+    moved = {"optimizer": work.pop("optimizer"), "gradients": updated * (8 if stage == 3 else 4 + itemsize)}
+    work["gradients"] -= 4 * updated
+    if offload == "optimizer_and_activations":
+        moved["activations"] = max(0, model.layers - 2) * num_tokens * model.hidden * itemsize
+        work["activations"] -= moved["activations"]
+    return moved
 
 
 def activation_bytes(model: ModelShape, num_tokens: int, itemsize: int, *, recomputed: bool) -> int:

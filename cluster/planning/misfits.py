@@ -58,17 +58,29 @@ def setting_problems(job: JobSpec, placement: Placement) -> Iterator[Problem]:
     if placement.dtype == "bfloat16" and not placement.engine_gpus:
         message = "bfloat16 needs GPUs: on CPUs it crashes with illegal instructions, and learner and engine disagree"
         yield Problem("bfloat16_on_cpu", "cluster.dtype", message, "")
+    if placement.shared and (why := _why_not_shared(job, placement)) is not None:
+        yield Problem("engines_not_shared", "cluster.share_engines", why, "")
     if not placement.colocated:
         return
-    if placement.engine_gpus:
-        message = "engines and learner ranks do not take turns on GPUs yet; on cores they do"
+    if placement.engine_gpus > 1:
+        message = f"an engine of {placement.engine_gpus} GPUs shares none with learner ranks; one of 1 GPU does"
         yield Problem("colocated_on_gpus", "cluster.colocated", message, "")
+    if placement.shares_gpus and job.cluster.weight_transport == "broadcast":
+        message = "a broadcast needs a GPU of its own for each engine and rank, and here they share one"
+        yield Problem("broadcast_on_shared_gpus", "cluster.weight_transport", message, "")
     if job.method.type == "supervised":
         message = "a supervised job has no engines to take turns with"
         yield Problem("colocated_without_engines", "cluster.colocated", message, "")
-    elif job.reinforcement.algorithm.max_staleness > 0:
-        message = "engines that take turns with the learner never sample while it learns, so nothing can be stale"
-        yield Problem("colocated_is_on_policy", "cluster.colocated", message, "")
+
+
+def _why_not_shared(job: JobSpec, placement: Placement) -> str | None:
+    if job.method.type == "supervised":
+        return "a supervised job has no engines to share"
+    if job.optimizer.lora is None:
+        return "jobs that train all weights share no engine: one engine has one model, and an adapter of each job"
+    if placement.colocated:
+        return "engines that take turns with the job's learner cannot sample for other jobs meanwhile"
+    return None
 
 
 def memory_problems(

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
+from actors.weights.adapter import CONFIG_FILE, AdapterFolder, is_adapter
 from cluster.planning.model_shape import ModelShape, max_context, read_config, shape_of, weight_files
-from trainer.errors import Problem
+from trainer.errors import Problem, UserError
 
 GGUF_REMEDY = (
     "GGUF files cannot be trained: give the folder of the original model; or convert the file with transformers and "
@@ -32,10 +33,13 @@ def read_folder(name: str) -> tuple[ModelFolder | None, list[Problem]]:
     path, problem = find_model(name)
     if path is None or problem is not None:
         return None, [problem] if problem is not None else []
-    problems = weight_problems(path)
+    base, problem = find_base(path)
+    if base is None or problem is not None:
+        return None, [problem] if problem is not None else []
+    problems = weight_problems(path, base)
     try:
-        config = read_config(path)
-        folder = None if problems else ModelFolder(path, max_context(config), shape_of(path, config))
+        config = read_config(base)
+        folder = None if problems else ModelFolder(path, max_context(config), shape_of(base, config))
     except (OSError, ValueError, TypeError, AttributeError) as error:  # the JSON may have any shape
         return None, [*problems, config_problem(error)]
     return folder, problems
@@ -60,7 +64,7 @@ def find_model(name: str) -> tuple[Path | None, Problem | None]:
     """The folder of the model `name`, a path or a Hugging Face name. Downloading is left to the user."""
     path = Path(name)
     if path.is_dir():
-        if (path / "config.json").exists():
+        if (path / "config.json").exists() or is_adapter(path):
             return path, None
         remedy = "give a folder in Hugging Face format: config.json, tokenizer, *.safetensors"
         return None, model_problem("not_a_model", f"{path} has no config.json", _of_gguf(path) or remedy)
@@ -83,12 +87,32 @@ def find_model(name: str) -> tuple[Path | None, Problem | None]:
         return None, model_problem("missing_model", message, remedy)
 
 
+def find_base(path: Path) -> tuple[Path | None, Problem | None]:
+    """The folder with the whole model's weights: `path` itself, or that of the base of an adapter in it."""
+    try:
+        adapter = AdapterFolder.read(path)
+    except UserError as error:
+        return None, model_problem("not_a_model", error.problem, error.remedy)
+    if adapter is None:
+        return path, None
+    base, problem = find_model(str(adapter.base))
+    if problem is not None:
+        remedy = f"bring it back, or correct base_model_name_or_path in {path / CONFIG_FILE}"
+        return None, model_problem(problem.code, f"{path} is an adapter, and of its base {problem.message}", remedy)
+    return base, None
+
+
 def _of_gguf(folder: Path) -> str | None:
     return GGUF_REMEDY if any(folder.glob("*.gguf")) else None
 
 
-def weight_problems(path: Path) -> list[Problem]:
-    """Weight files that are missing or truncated. Only headers are read, which say how long a file must be."""
+def weight_problems(path: Path, base: Path) -> list[Problem]:
+    """Weight files of a model, or of an adapter and its base, that are missing or truncated."""
+    return [problem for folder in dict.fromkeys((path, base)) for problem in _weight_problems(folder)]
+
+
+def _weight_problems(path: Path) -> list[Problem]:
+    """Only headers are read, which say how long a file must be."""
     files = weight_files(path)
     if not files:
         remedy = _of_gguf(path) or "add its *.safetensors files"

@@ -7,16 +7,25 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from safetensors import safe_open
 
 from actors.weights.layout import ITEMSIZES
+from cluster.planning.cache_shape import CACHE_KEYS, CacheShape, cache_shape, kinds_of_layers
+
+if TYPE_CHECKING:  # pydantic may be missing where this runs
+    from trainer.spec.lora import LoraSpec
 
 REQUIRED_KEYS = ("num_attention_heads", "num_hidden_layers", "hidden_size", "intermediate_size", "vocab_size")
+ONLY_EXPERTS = {"moe", "E"}
+"""Layers of Nemotron-H that have experts, where the others have none."""
+NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 CONFIG_KEYS = (
     *REQUIRED_KEYS,
-    *("num_key_value_heads", "head_dim", "num_experts_per_tok", "moe_intermediate_size"),
+    *("num_key_value_heads", "head_dim", "num_experts_per_tok", "moe_intermediate_size", "first_k_dense_replace"),
+    *NUM_EXPERTS,
+    *CACHE_KEYS,
     *("max_position_embeddings", "rope_parameters"),
 )
 """The keys of config.json that are read here, without the older names of two of them."""
@@ -36,6 +45,18 @@ class ModelShape:
     head_dim: int
     intermediate: int
     vocabulary: int
+    layers_cache: CacheShape | None = None
+    """None: all layers have full attention."""
+    idle_parameters: int = 0
+    """Those of the experts that a token does not use."""
+
+    @property
+    def active_parameters(self) -> int:
+        return self.num_parameters - self.idle_parameters
+
+    @property
+    def cache(self) -> CacheShape:
+        return self.layers_cache or CacheShape(self.layers, 0, 0, self.kv_heads, 2 * self.key)
 
     @property
     def query(self) -> int:
@@ -45,6 +66,16 @@ class ModelShape:
     def key(self) -> int:
         """The width of keys, and that of values."""
         return self.kv_heads * self.head_dim
+
+    def trained(self, lora: LoraSpec | None) -> int:
+        """Parameters that are trained: all, or those of an adapter, `rank` x (inputs + outputs) of each linear layer.
+
+        That is too many if `lora` names targets, or if the model has experts: their weights have no adapters.
+        """
+        if lora is None:
+            return self.num_parameters
+        attention = 2 * (self.hidden + self.query) + 2 * (self.hidden + self.key)
+        return self.layers * lora.rank * (attention + 3 * (self.hidden + self.intermediate))
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -72,15 +103,23 @@ def shape_of(path: Path, config: Mapping[str, Any]) -> ModelShape:
     heads = config["num_attention_heads"]
     experts = config.get("num_experts_per_tok") or 1
     width = (config.get("moe_intermediate_size") if experts > 1 else None) or config["intermediate_size"]
+    kv_heads, head_dim = config.get("num_key_value_heads") or heads, config.get("head_dim")
+    head_dim = head_dim or config["hidden_size"] // heads
+    layers = config["num_hidden_layers"]
+    all_experts = next((config[key] for key in NUM_EXPERTS if isinstance(config.get(key), int)), experts)
+    moe_layers = sum(kind in ONLY_EXPERTS for kind in kinds_of_layers(config, layers))
+    moe_layers = moe_layers or layers - (config.get("first_k_dense_replace") or 0)
     return ModelShape(
         num_parameters=_num_parameters(path, config),
-        layers=config["num_hidden_layers"],
+        layers=layers,
         hidden=config["hidden_size"],
         heads=heads,
-        kv_heads=config.get("num_key_value_heads") or heads,
-        head_dim=config.get("head_dim") or config["hidden_size"] // heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
         intermediate=experts * width,
         vocabulary=config["vocab_size"],
+        layers_cache=cache_shape(config, layers, kv_heads, head_dim),
+        idle_parameters=moe_layers * max(0, all_experts - experts) * 3 * config["hidden_size"] * width,
     )
 
 

@@ -17,6 +17,7 @@ from cluster.planning.nodes import Node
 from cluster.planning.placement import Assignment, Placement, size
 from cluster.planning.units import GIB
 from trainer.errors import Problem
+from trainer.spec.lora import LoraSpec
 
 SPILL_SHARE = 0.8
 """Ray's default of `object_spilling_threshold`."""
@@ -41,7 +42,11 @@ class NodeSizes:
 
 
 def node_sizes(
-    placement: Placement, nodes: Sequence[Node], assignments: Sequence[Assignment], model: ModelShape | None
+    placement: Placement,
+    nodes: Sequence[Node],
+    assignments: Sequence[Assignment],
+    model: ModelShape | None,
+    lora: LoraSpec | None = None,
 ) -> tuple[NodeSizes, ...]:
     """The sizes of each node; without a `model` those of a job without weights."""
     engines = [0] * len(nodes)
@@ -52,7 +57,7 @@ def node_sizes(
         elif place.node is not None and place.index == 0:
             source = nodes.index(place.node)
     travels = model is not None and placement.learner_ranks > 0 and placement.engines > 0
-    version = model.num_parameters * placement.bytes_per_weight if model is not None and travels else 0
+    version = model.trained(lora) * placement.bytes_per_weight if model is not None and travels else 0
     largest = model.vocabulary * model.hidden * placement.bytes_per_weight if model is not None else 0
     bucket = min(version, max(MAX_BUCKET_BYTES, largest))
     return tuple(

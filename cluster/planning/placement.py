@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
+from actors.engine.sizes import GPU_MEMORY_SHARE
 from cluster.planning.memory import Memory
 from cluster.planning.nodes import Node
 from cluster.planning.units import GIB
@@ -24,7 +25,12 @@ Role = Literal["engine", "learner rank"]
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Resources of each engine and each learner rank; `colocated` ones share bundles and take turns."""
+    """Resources of each engine and each learner rank; `colocated` ones share bundles.
+
+    Those that share cores take `turns`. Those that share GPUs do, too, or each has a part of the memory all the time;
+    `gpu_share` is what an engine takes of a GPU while it samples. Engines that are `shared` with other jobs count as if
+    they were the job's, but it does not reserve them.
+    """
 
     engines: int
     engine_cores: int
@@ -34,6 +40,13 @@ class Placement:
     rank_gpus: int
     dtype: Literal["float32", "bfloat16"]
     colocated: bool = False
+    turns: bool = False
+    gpu_share: float = GPU_MEMORY_SHARE
+    shared: bool = False
+
+    @property
+    def shares_gpus(self) -> bool:
+        return self.colocated and self.rank_gpus > 0
 
     @property
     def bytes_per_weight(self) -> int:
@@ -52,6 +65,15 @@ class Placement:
         num_bundles = max(self.engines, math.ceil(self.learner_ranks / together))
         cores = max(self.engine_cores, self.rank_cores * together)
         return [_bundle(cores, max(self.engine_gpus, self.rank_gpus * together))] * num_bundles
+
+    def without_learner(self) -> Placement:
+        """The same engines, each with its cores or GPUs to itself."""
+        return replace(self, learner_ranks=0, colocated=False, turns=False, gpu_share=GPU_MEMORY_SHARE, shared=False)
+
+    @property
+    def reserved(self) -> range:
+        """The bundles that the job itself asks for."""
+        return range(self.engines if self.shared else 0, len(self.bundles))
 
     def bundle_of_engine(self, index: int) -> int:
         return index
@@ -89,15 +111,23 @@ def placement_of(job: JobSpec, nodes: Sequence[Node], learner: bool) -> Placemen
     cluster = job.cluster
     has_gpus = any(node.gpus > 0 for node in nodes)
     engine_gpus = int(has_gpus) if cluster.engine_gpus == "auto" else cluster.engine_gpus
+    reinforcement = job.method.type == "reinforcement"
+    colocated = cluster.colocated
+    if colocated == "auto":
+        colocated = (
+            reinforcement and not cluster.share_engines and engine_gpus > 0 and sum(node.gpus for node in nodes) == 1
+        )
     return Placement(
-        engines=cluster.engines if job.method.type == "reinforcement" else 0,
+        engines=cluster.engines if reinforcement else 0,
         engine_cores=cluster.engine_cores,
         engine_gpus=engine_gpus,
         learner_ranks=cluster.learner_ranks if learner else 0,
         rank_cores=cluster.rank_cores,
         rank_gpus=int(engine_gpus > 0),
         dtype=("bfloat16" if engine_gpus else "float32") if cluster.dtype == "auto" else cluster.dtype,
-        colocated=cluster.colocated and learner,
+        colocated=colocated and learner,
+        turns=colocated and learner,
+        shared=cluster.share_engines and learner,
     )
 
 

@@ -20,7 +20,7 @@ from cluster.planning.layout import ClusterPlan, Request, Settings
 from cluster.planning.model_folder import read_folder
 from cluster.planning.node_sizes import at_least
 from cluster.planning.nodes import HEADROOM, Node
-from cluster.planning.placement import Assignment, size
+from cluster.planning.placement import Assignment, Placement, size
 from cluster.planning.plan import plan_of
 from cluster.planning.proposal import propose
 from cluster.planning.stop_time import ASSUMED_WRITE_BYTES_PER_S, StopTime
@@ -77,7 +77,7 @@ def stop_time_of(request: Request, estimate: Estimate | None) -> StopTime | None
     """The time to stop a run, at a speed that is assumed; None for a layout that does not fit."""
     if request.model is None or estimate is None:
         return None
-    return StopTime(request.model.num_parameters, ASSUMED_WRITE_BYTES_PER_S, estimate.learning_s)
+    return StopTime(request.model.trained(request.job.optimizer.lora), ASSUMED_WRITE_BYTES_PER_S, estimate.learning_s)
 
 
 def print_cluster_plan(console: Console, plan: ClusterPlan) -> None:
@@ -196,14 +196,31 @@ def _notes(plan: ClusterPlan) -> list[str]:
     sequences = [assignment.memory.num_sequences for assignment in plan.assignments if assignment.memory is not None]
     if cached := [number for number in sequences if number is not None]:
         notes.append(f"an engine's cache holds {min(cached):,.1f} sequences of full context length, or more short ones")
-    shared = "; an engine and its ranks share one bundle and take turns" if placement.colocated else ""
-    notes.append(f"each engine and each rank is on one node; Ray packs them onto few nodes (PACK){shared}")
+    notes.append("each engine and each rank is on one node; Ray packs them onto few nodes (PACK)")
+    notes += [] if (how := how_shared(placement)) is None else [how]
+    if placement.shared:
+        notes.append("engines are shared: if another job has started them, only the learner needs free resources")
     if placement.engines > 1 and not placement.colocated:
         notes.append("the first engine and all ranks start together; further engines join when resources are free")
     notes.append("driver, dispatchers and grader pool reserve no cores; the last two run beside the engines")
     if any(node.gpus and node.gpu_memory_bytes is None for node in plan.nodes):
         notes.append("[yellow]the memory of some GPUs is unknown and not checked[/]")
     return notes
+
+
+def how_shared(placement: Placement) -> str | None:
+    """How engines and ranks share devices, in words; None if they do not."""
+    if not placement.colocated:
+        return None
+    if not placement.shares_gpus:
+        return "an engine and its ranks share cores and take turns, so nothing is stale"
+    which = "an engine and a rank share a GPU (calculated, not yet measured on GPUs)"
+    part = f"the engine takes {placement.gpu_share:.0%} of its memory"
+    if placement.turns:
+        return (
+            f"{which}: they take turns, the other sleeps in the node's memory, so nothing is stale; {part} in its turn"
+        )
+    return f"{which}: both at once; {part}"
 
 
 def _known(num_bytes: int | None) -> str:
@@ -216,6 +233,8 @@ def plan_as_json(plan: ClusterPlan, estimate: Estimate | None = None, stop: Stop
         "fits": plan.fits,
         "dtype": plan.placement.dtype,
         "colocated": plan.placement.colocated,
+        "turns": plan.placement.turns,
+        "gpu_share": plan.placement.gpu_share,
         "places": [_assignment(assignment) for assignment in plan.assignments],
         "nodes": [
             {

@@ -1,7 +1,8 @@
 """The smallest layout of a job that fits: fewest GPUs, then fewest cores.
 
 Searched is by how much a layout changes the job: first only how it is divided (engines, GPUs of an engine, ranks,
-ZeRO's stage, tokens per micro-batch, turns on cores); then with one core each; then with half the context, a quarter,
+ZeRO's stage, tokens per micro-batch, together on the same
+devices); then with one core each; then with half the context, a quarter,
 and so on; at last on cores instead of GPUs. The number of tries is bounded.
 """
 
@@ -10,12 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, product
-from typing import Any
+from typing import Any, get_args
 
 from cluster.planning.layout import Request, Settings, lay_out
 from cluster.planning.memory import engine_memory, rank_memory
 from cluster.planning.placement import Placement, placement_of
+from trainer.spec.offload import Offload
 
+OFFLOADS: tuple[Offload, ...] = get_args(Offload)
 MIN_CONTEXT = 1024
 MIN_MICRO_BATCH = 512
 MAX_RANKS, MORE_RANKS = 128, 8
@@ -36,10 +39,13 @@ def size_of(placement: Placement) -> tuple[float, float]:
     return sum(bundle.get("GPU", 0.0) for bundle in bundles), sum(bundle["CPU"] for bundle in bundles)
 
 
-def propose(request: Request) -> Settings | None:
-    """The settings to change for the smallest layout that fits, none if it is the job's own; None if none is found."""
+def propose(request: Request, *, context_stays: bool = False) -> Settings | None:
+    """The settings to change for the smallest layout that fits, none if it is the job's own; None if none is found.
+
+    If the `context_stays`, neither is it made shorter, nor are cores used instead of GPUs.
+    """
     own, tries = lay_out(request), 0
-    for level in _levels(request):
+    for level in islice(_levels(request), 2 if context_stays else None):
         for settings in islice(_layouts(level), TRIES_AT_A_LEVEL):
             plan = lay_out(level.request.with_settings(settings))
             if own.fits and size_of(plan.placement) >= size_of(own.placement):
@@ -59,6 +65,9 @@ def _differing(request: Request, settings: Settings) -> Settings:
     cluster, placement = request.job.cluster, placement_of(request.job, request.nodes, request.learner)
     now = {f"cluster.{name}": getattr(cluster, name) for name in type(cluster).model_fields}
     now |= {"cluster.engine_gpus": placement.engine_gpus, "cluster.context_length": request.context_length}
+    if cluster.colocated != "auto" and settings.get("cluster.colocated") == "auto":
+        auto = placement_of(request.with_settings(settings).job, request.nodes, request.learner).colocated
+        now["cluster.colocated"] = "auto" if auto == cluster.colocated else cluster.colocated
     return {path: value for path, value in settings.items() if now[path] != value}
 
 
@@ -87,25 +96,36 @@ def _levels(request: Request) -> Iterator[_Level]:
 
 
 def _layouts(level: _Level) -> Iterator[dict[str, Any]]:
-    """Settings of layouts, the smallest first; among equals, those that change the job least."""
+    """Settings of layouts, the smallest first; among equals, those that change the job least.
+
+    What costs time on GPUs comes last, unless the job does so itself: sharing them, and keeping less on them.
+    """
     request, cluster = level.request, level.request.job.cluster
     reinforcement = request.job.method.type == "reinforcement"
-    turns = reinforcement and not level.on_gpus and request.job.reinforcement.algorithm.max_staleness == 0
+    on_policy = reinforcement and request.job.reinforcement.algorithm.max_staleness == 0
+    together_too = reinforcement and request.learner and (level.on_gpus or on_policy)
+    apart = level.on_gpus and not placement_of(request.job, request.nodes, request.learner).colocated
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
-    shapes = product(_engine_gpus(level), (True, False) if turns else (False,), _shapes_of_ranks(level))
-    for gpus, together, (ranks, stage, micro) in shapes:
+    shapes = product(_engine_gpus(level), (True, False) if together_too else (False,), _shapes_of_ranks(level))
+    for gpus, together, (ranks, stage, micro, offload) in shapes:
+        if together and gpus > 1:
+            continue
         settings = {
             "cluster.engines": 1 if reinforcement else cluster.engines,
             "cluster.engine_gpus": gpus,
             "cluster.learner_ranks": ranks,
             "cluster.zero_stage": stage,
             "cluster.micro_batch_tokens": micro,
-            "cluster.colocated": together,
+            "cluster.offload": offload,
+            "cluster.colocated": "auto",
         }
+        if together != placement_of(request.with_settings(settings).job, request.nodes, request.learner).colocated:
+            settings["cluster.colocated"] = together
         changed = request.with_settings(settings)
         size = size_of(placement_of(changed.job, changed.nodes, changed.learner))
         changes = stage != cluster.zero_stage, micro != cluster.micro_batch_tokens, -micro, stage, ranks, gpus
-        found[(*size, *changes, together)] = settings
+        slower = (apart and together) + OFFLOADS.index(offload) - OFFLOADS.index(cluster.offload)
+        found[(slower, *size, *changes, together)] = settings
     return (found[key] for key in sorted(found))
 
 
@@ -128,30 +148,33 @@ def _engine_gpus(level: _Level) -> list[int]:
             itemsize=own.bytes_per_weight,
             context_length=request.context_length,
             gpu_bytes=largest,
+            lora=request.job.optimizer.lora,
         ).num_sequences
         for number in numbers
     }
     return [number for number in numbers if (sequences[number] or 0.0) >= 1.0]
 
 
-def _shapes_of_ranks(level: _Level) -> list[tuple[int, int, int]]:
-    """Ranks, ZeRO's stage and tokens per micro-batch with which a rank alone fits the largest device: the fewest ranks.
+def _shapes_of_ranks(level: _Level) -> list[tuple[int, int, int, Offload]]:
+    """Ranks, stage, tokens per micro-batch and what is offloaded, with which a rank alone fits the largest device.
 
-    More ranks than the fewest ones are among them, since nodes differ.
+    Those with the fewest ranks; more ranks than the fewest ones are among them, since nodes differ.
     """
     request, cluster = level.request, level.request.job.cluster
     placement = placement_of(request.job, request.nodes, request.learner)
     if not placement.learner_ranks:
-        return [(cluster.learner_ranks, cluster.zero_stage, cluster.micro_batch_tokens)]
+        return [(cluster.learner_ranks, cluster.zero_stage, cluster.micro_batch_tokens, cluster.offload)]
     devices = sum(node.gpus if level.on_gpus else node.cores // placement.rank_cores for node in request.nodes)
     gpu = _largest([node.usable_gpu_bytes for node in request.nodes if node.gpus]) if level.on_gpus else None
     host = _largest([node.usable_bytes for node in request.nodes])
-    found: list[tuple[int, int, int]] = []
-    for stage, micro in product(dict.fromkeys((cluster.zero_stage, 1, 2, 3)), _micro_batches(request)):
+    found: list[tuple[int, int, int, Offload]] = []
+    offloads = OFFLOADS[OFFLOADS.index(cluster.offload) :] if level.on_gpus else (cluster.offload,)
+    stages = dict.fromkeys((cluster.zero_stage, 1, 2, 3))
+    for offload, stage, micro in product(offloads, stages, _micro_batches(request)):
         fitting = (
-            (ranks, stage, micro)
+            (ranks, stage, micro, offload)
             for ranks in range(1, min(MAX_RANKS, int(devices)) + 1)
-            if _rank_fits(request, placement, ranks, stage, micro, gpu, host)
+            if _rank_fits(request, placement, (ranks, stage, micro, offload), gpu, host)
         )
         found += islice(fitting, MORE_RANKS)
     return found
@@ -165,19 +188,25 @@ def _micro_batches(request: Request) -> list[int]:
 
 
 def _rank_fits(
-    request: Request, placement: Placement, ranks: int, stage: int, micro: int, gpu: int | None, host: int | None
+    request: Request,
+    placement: Placement,
+    shape: tuple[int, int, int, Offload],
+    gpu: int | None,
+    host: int | None,
 ) -> bool:
+    ranks, stage, micro, offload = shape
     if request.model is None:
         return True
     memory = rank_memory(
         request.model,
         request.job.cluster.model_copy(
-            update={"learner_ranks": ranks, "zero_stage": stage, "micro_batch_tokens": micro}
+            update={"learner_ranks": ranks, "zero_stage": stage, "micro_batch_tokens": micro, "offload": offload}
         ),
         on_gpu=placement.rank_gpus > 0,
         itemsize=placement.bytes_per_weight,
         longest=request.context_length,
         keeps_start=False,
+        lora=request.job.optimizer.lora,
     )
     return (gpu is None or memory.gpu_bytes <= gpu) and (host is None or memory.host_bytes <= host)
 

@@ -14,6 +14,7 @@ from typing import Any
 from cluster.planning.layout import Request, Settings, lay_out
 from cluster.planning.nodes import Node
 from cluster.planning.proposal import MIN_CONTEXT, MIN_MICRO_BATCH, halves, propose
+from trainer.spec.lora import LoraSpec
 
 MAX_REMEDIES = 2
 MORE_NODES = (1, 2, 3, 4, 8, 16)
@@ -45,20 +46,25 @@ def _listed(parts: Sequence[str]) -> str:
 
 
 def _text(value: Any) -> str:
+    if isinstance(value, LoraSpec):
+        return "{}"  # its defaults
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def remedies_of(request: Request) -> list[Remedy]:
     """What makes a request fit that does not: up to MAX_REMEDIES changes of settings, and nodes to add."""
     found: list[Remedy] = []
-    for alternatives in _of_one_setting(request):
-        tried = (Remedy({path: value}) for path, value in alternatives)
-        if fitting := next((remedy for remedy in tried if _fits(request, remedy)), None):
-            found.append(fitting)
-        if len(found) == MAX_REMEDIES:
+    for one_setting, context_stays in ((_gently, True), (_with_lora, True), (_harshly, False)):
+        for alternatives in one_setting(request):
+            tried = (Remedy({path: value}) for path, value in alternatives)
+            if fitting := next((remedy for remedy in tried if _fits(request, remedy)), None):
+                found.append(fitting)
+            if len(found) == MAX_REMEDIES:
+                break
+        if not found and (settings := propose(request, context_stays=context_stays)):
+            found.append(Remedy(settings))
+        if found:
             break
-    if not found and (settings := propose(request)):
-        found.append(Remedy(settings))
     added = next((remedy for remedy in _more_nodes(request) if _fits(request, remedy)), None)
     if added is None and not found:
         added = _more_nodes_and_settings(request)
@@ -69,33 +75,46 @@ def _fits(request: Request, remedy: Remedy) -> bool:
     return lay_out(remedy.applied(request)).fits
 
 
-def _of_one_setting(request: Request) -> Iterator[list[tuple[str, Any]]]:
+def _of(name: str, values: Sequence[Any]) -> list[tuple[str, Any]]:
+    return [(f"cluster.{name}", value) for value in values]
+
+
+def _gently(request: Request) -> Iterator[list[tuple[str, Any]]]:
     """Values of one setting after another, each from the least change to the largest."""
     cluster = request.job.cluster
     per_node = int(max((node.gpus for node in request.nodes), default=0))
-    gpus = lay_out(request).placement.engine_gpus
-
-    def of(name: str, values: Sequence[Any]) -> list[tuple[str, Any]]:
-        return [(f"cluster.{name}", value) for value in values]
-
+    placement = lay_out(request).placement
+    gpus = placement.engine_gpus
     if cluster.dtype != "auto":
-        yield of("dtype", ["auto"])
-    yield of("zero_stage", range(cluster.zero_stage + 1, 4))
-    yield of("micro_batch_tokens", halves(cluster.micro_batch_tokens, MIN_MICRO_BATCH))
-    if cluster.colocated:
-        yield of("colocated", [False])
-        if request.job.method.type == "reinforcement" and request.job.reinforcement.algorithm.max_staleness:
-            yield [("method.reinforcement.algorithm.max_staleness", 0)]
-    yield of("learner_ranks", range(cluster.learner_ranks + 1, cluster.learner_ranks + 1 + MAX_MORE_RANKS))
-    yield of("engine_gpus", [number for number in (1, 2, 4, 8, 16) if gpus < number <= per_node])
-    yield of("engines", _fewer(cluster.engines))
-    yield of("learner_ranks", _fewer(cluster.learner_ranks))
-    yield of("engine_gpus", _fewer(gpus))
-    yield of("engine_cores", _fewer(cluster.engine_cores))
-    yield of("rank_cores", _fewer(cluster.rank_cores))
-    yield of("context_length", halves(request.context_length, MIN_CONTEXT))
-    if gpus:
-        yield of("engine_gpus", [0])
+        yield _of("dtype", ["auto"])
+    yield _of("zero_stage", range(cluster.zero_stage + 1, 4))
+    yield _of("micro_batch_tokens", halves(cluster.micro_batch_tokens, MIN_MICRO_BATCH))
+    if placement.shares_gpus and cluster.weight_transport == "broadcast":
+        yield _of("weight_transport", ["object_store"])
+    if placement.colocated:
+        yield _of("colocated", [False])
+    if cluster.share_engines:
+        yield _of("share_engines", [False])
+    yield _of("learner_ranks", range(cluster.learner_ranks + 1, cluster.learner_ranks + 1 + MAX_MORE_RANKS))
+    yield _of("engine_gpus", [number for number in (1, 2, 4, 8, 16) if gpus < number <= per_node])
+    yield _of("engines", _fewer(cluster.engines))
+    yield _of("learner_ranks", _fewer(cluster.learner_ranks))
+    yield _of("engine_gpus", _fewer(gpus))
+    yield _of("engine_cores", _fewer(cluster.engine_cores))
+    yield _of("rank_cores", _fewer(cluster.rank_cores))
+
+
+def _with_lora(request: Request) -> Iterator[list[tuple[str, Any]]]:
+    """An adapter, which learns as much from reinforcement, in place of all weights."""
+    if request.job.method.type == "reinforcement" and request.job.optimizer.lora is None:
+        yield [("method.reinforcement.algorithm.lora", LoraSpec())]
+
+
+def _harshly(request: Request) -> Iterator[list[tuple[str, Any]]]:
+    """As `_gently`, of settings that change what is learned, or make it take far longer."""
+    yield _of("context_length", halves(request.context_length, MIN_CONTEXT))
+    if lay_out(request).placement.engine_gpus:
+        yield _of("engine_gpus", [0])
 
 
 def _fewer(number: int) -> list[int]:

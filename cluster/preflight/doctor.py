@@ -142,7 +142,8 @@ def _num_samples(renderer: Renderer) -> int:
 def examine_model(name: str, options: ModelOptions) -> tuple[Examined | None, list[Problem]]:
     """Examine the model of a folder or a name with a job's options, and everything that is wrong with it."""
     spec = {"model": name, "training_file": "", "method": {"type": "supervised"}}
-    model, problems = read_model(with_card(JobSpec.model_validate(spec).model_copy(update={"model_options": options})))
+    job = with_card(JobSpec.model_validate(spec).model_copy(update={"model_options": options}))
+    model, problems = read_model(job, trains=False)
     if model is None:
         return None, problems
     return examine(model.renderer, reads_calls=all(one.code != "calls_not_read" for one in problems)), problems

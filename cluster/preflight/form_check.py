@@ -14,7 +14,7 @@ from actors.grading.factory import all_grader_problems, grader_problems, graders
 from trainer.errors import InvalidJob, Problem
 from trainer.spec.endpoints import Headers
 from trainer.spec.graders import EndpointGrader, GraderSpec, MultiGrader
-from trainer.spec.job import Reinforcement
+from trainer.spec.job import JobSpec, Reinforcement
 from trainer.spec.json_schema import schema_mistake
 from trainer.spec.operator import Operator
 
@@ -60,6 +60,16 @@ def _called(reinforcement: Reinforcement) -> Iterator[tuple[str, str, Headers]]:
         for name, url in (("start_url", session.start_url), ("end_url", session.end_url)):
             if url is not None:
                 yield f"{SESSION}.{name}", url, session.headers
+
+
+def early_stop_problems(job: JobSpec) -> list[Problem]:
+    """A problem if a job is to stop early by validations that it does not have."""
+    early_stop = None if job.method.reinforcement is None else job.method.reinforcement.early_stop
+    if early_stop is None or job.validation_file is not None:
+        return []
+    message = "needs validations, but the job has no validation_file"
+    remedy = "set validation_file, rows that are not in the training file; or remove early_stop"
+    return [Problem("early_stop_without_validation", "method.reinforcement.early_stop", message, remedy)]
 
 
 def check_grader(spec: GraderSpec, operator: Operator) -> None:

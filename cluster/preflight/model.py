@@ -14,6 +14,7 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoTokenizer
 from cluster.planning.model_folder import (
     ModelFolder,
     config_problem,
+    find_base,
     find_model,
     model_problem,
     one_line,
@@ -21,11 +22,19 @@ from cluster.planning.model_folder import (
 )
 from cluster.planning.model_shape import CONFIG_KEYS, max_context, shape_of
 from cluster.preflight.dialect import read_dialect
+from cluster.preflight.lora import lora_problems
 from trainer.chat.model_card import read_card
 from trainer.chat.renderer import Renderer
 from trainer.errors import Problem, UserError
-from trainer.model.policy import refuse_unsupported
+from trainer.model.policy import STATE_LAYERS, layer_kinds, refuse_unsupported
 from trainer.spec.job import JobSpec
+
+MXFP4_REMEDY = (
+    "write it in bfloat16 with transformers: AutoModelForCausalLM.from_pretrained(FOLDER, dtype='bfloat16', "
+    "quantization_config=Mxfp4Config(dequantize=True)).save_pretrained(NEW, save_original_format=False); "
+    "then copy its tokenizer and chat template to NEW"
+)
+"""gpt-oss exists only quantized. In its original format, transformers 5.19 would write experts without their names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,26 +44,34 @@ class LoadableModel(ModelFolder):
     renderer: Renderer
 
 
-def read_model(job: JobSpec) -> tuple[LoadableModel | None, list[Problem]]:
-    """The job's model, and everything that is wrong with it.
+def read_model(job: JobSpec, *, trains: bool = True) -> tuple[LoadableModel | None, list[Problem]]:
+    """The job's model, and everything that is wrong with it, or with its `lora` if the job trains.
 
     It is None if it cannot be loaded. One that should not be trained is returned with its problems.
     """
     path, problem = find_model(job.model)
     if path is None or problem is not None:
         return None, [problem] if problem is not None else []
-    weights = weight_problems(path)
+    base, problem = find_base(path)
+    if base is None or problem is not None:
+        return None, [problem] if problem is not None else []
+    weights = weight_problems(path, base)
     problems = list(weights)
     try:
-        loaded = AutoConfig.from_pretrained(path, trust_remote_code=False)
+        loaded = AutoConfig.from_pretrained(base, trust_remote_code=False)
         if (mistake := _unsupported(loaded)) is not None:
             problems.append(model_problem("unsupported_model", mistake, "use another model"))
             if type(loaded) not in MODEL_FOR_CAUSAL_LM_MAPPING:
                 return None, problems
+        if trains and job.cluster.zero_stage == 3 and (states := layer_kinds(loaded) & STATE_LAYERS):
+            message = f"3 does not train layers of type {', '.join(sorted(states))}, which run one sequence at a time"
+            problems.append(Problem("states_under_zero_3", "cluster.zero_stage", message, "set it to 2"))
         if (quantized := getattr(loaded, "quantization_config", None)) is not None:
             problems.append(_quantized(quantized))
         config = _sizes(loaded)
-        shape = None if weights else shape_of(path, config)
+        shape = None if weights else shape_of(base, config)
+        if trains and not problems:
+            problems += lora_problems(job, path, loaded)
     except Exception as error:  # noqa: BLE001 - user files, read by three libraries
         return None, [*problems, config_problem(error)]
     renderer, found = _read_renderer(path, job)
@@ -78,9 +95,10 @@ def _unsupported(config: Any) -> str | None:
 def _quantized(config: Any) -> Problem:
     """The problem of weights that have no gradients."""
     values = config if isinstance(config, dict) else vars(config)
-    message = f"its weights are quantized ({values.get('quant_method', 'by an unknown method')}), and cannot be trained"
+    method = values.get("quant_method", "by an unknown method")
+    message = f"its weights are quantized ({method}), and cannot be trained"
     remedy = "give the folder of the model before it was quantized, in bfloat16 or float32"
-    return model_problem("unsupported_model", message, remedy)
+    return model_problem("unsupported_model", message, MXFP4_REMEDY if method == "mxfp4" else remedy)
 
 
 def _sizes(config: Any) -> dict[str, Any]:

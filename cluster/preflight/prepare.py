@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from difflib import get_close_matches
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -18,11 +16,12 @@ from cluster.planning.nodes import Node
 from cluster.planning.placement import Placement, size
 from cluster.planning.plan import plan_placement
 from cluster.planning.stop_time import CHECKPOINT_BYTES_PER_PARAMETER, PROMPT_S, StopTime
+from cluster.preflight.advice import advice
 from cluster.preflight.dialect import SWITCHES, grammar_problems
 from cluster.preflight.dry_run import dry_run_problems
-from cluster.preflight.form_check import TOOLS
+from cluster.preflight.form_check import early_stop_problems
 from cluster.preflight.limits import resource_problems
-from cluster.preflight.model import LoadableModel, read_model
+from cluster.preflight.model import read_model
 from cluster.preflight.resumed import Began, lost_rows
 from cluster.preflight.rows import length_problems, read_files, rows_of
 from cluster.preflight.same_job import Change
@@ -33,9 +32,8 @@ from trainer.chat.model_card import read_card
 from trainer.chat.renderer import Renderer
 from trainer.errors import GraderFailed, Problem, UserError
 from trainer.problem_codes import stops_accepted
-from trainer.spec.endpoints import ToolSpec
 from trainer.spec.graders import PythonGrader
-from trainer.spec.job import FILES, JobSpec, Reinforcement
+from trainer.spec.job import JobSpec, Reinforcement
 from trainer.spec.operator import NOTHING_ALLOWED, Operator
 from trainer.spec.plan import Choice, Plan, resolve
 from trainer.types import Task
@@ -74,6 +72,11 @@ class Prepared:
     def placement(self) -> Placement:
         return self.cluster.placement
 
+    def graded(self, model: Path) -> Prepared:
+        """The same job, to grade a checkpoint of its model without training."""
+        cluster = replace(self.cluster, placement=self.placement.without_learner())
+        return replace(self, job=self.job.model_copy(update={"model": str(model)}), cluster=cluster)
+
 
 async def prepare(
     job: JobSpec,
@@ -105,7 +108,7 @@ async def prepare(
     problems += bad
     tasks, rows = files["training_file"], rows_of(job, files)
     num_rows = len(tasks) + sum(problem.field.startswith("training_file") for problem in bad)
-    model, bad = read_model(job)
+    model, bad = read_model(job, trains=learner)
     plan, choices = None, tuple[Choice, ...]()
     if tasks and model is not None:
         plan, choices = resolve(job, len(tasks), model.shape.num_parameters)
@@ -119,6 +122,7 @@ async def prepare(
     cluster = plan_placement(job, nodes, None if model is None else model.shape, context_length, learner=learner)
     if not supervised:
         problems += method_problems(job.reinforcement, rows, operator)
+        problems += early_stop_problems(job)
         problems += await _sandbox_problems(job.reinforcement, operator)
         problems += _engine_problems(job)
     if model is not None:
@@ -140,7 +144,7 @@ async def prepare(
     if model is not None and plan is not None:
         # Engines and ranks will be on the nodes that a job waits for.
         space, one_node = free or Free.measured(runs), len(nodes) < 2 and not waits
-        parameters = model.shape.num_parameters
+        parameters = model.shape.trained(job.optimizer.lora)
         written = 0 if began is None else began.num_checkpoints
         problems += space_problems(
             parameters,
@@ -160,7 +164,7 @@ async def prepare(
         wrong += await dry_run_problems(job.reinforcement, good, operator) if good else []
     if wrong or model is None or plan is None:
         raise invalid_job(wrong or tolerated)
-    stop = _stop_time(model.shape.num_parameters, runs) if learner else None
+    stop = _stop_time(model.shape.trained(job.optimizer.lora), runs) if learner else None
     return Prepared(
         job=job.model_copy(update={"model": str(model.path)}),
         plan=plan,
@@ -178,7 +182,7 @@ async def prepare(
             *(f"{lack.message}; the job waits for nodes" for lack in cluster.lacking),
             *(f"{warning.message}; {warning.remedy}" for warning in cluster.warnings),
             *(() if stop is None or stop.checkpoint_s <= PROMPT_S else (_long_stop(stop),)),
-            *_warnings(job, plan, model, files),
+            *advice(job, plan, model.renderer, files),
         ),
         stop=stop,
     )
@@ -213,8 +217,7 @@ def _long_stop(stop: StopTime) -> str:
 
 
 def _as_warning(problem: Problem) -> str:
-    line = "" if problem.line is None else f", line {problem.line}"
-    return f"{problem.field}{line}: {problem.message}; a new job would be refused, this one continues"
+    return f"{problem.place}: {problem.message}; a new job would be refused, this one continues"
 
 
 async def _sandbox_problems(
@@ -240,25 +243,3 @@ def _engine_problems(job: JobSpec) -> list[Problem]:
         remedy = "pip install 'agent-rft[cpu]', or 'agent-rft[gpu]' where there are GPUs"
         return [Problem("no_engine", "cluster", "vLLM, which runs the rollouts, is not installed", remedy)]
     return []
-
-
-def _warnings(job: JobSpec, plan: Plan, model: LoadableModel, files: Mapping[str, Sequence[Task]]) -> Iterator[str]:
-    """Settings that are allowed but rarely intended."""
-    trained = {json.dumps(task.messages, sort_keys=True) for task in files["training_file"]}
-    for name in FILES[1:]:
-        shared = sum(json.dumps(task.messages, sort_keys=True) in trained for task in files[name])
-        if shared:
-            of = len(files[name])
-            yield f"{name}: {shared} of {of} rows are in the training file too: their grades say little about new rows"
-    if job.method.type == "supervised":
-        return
-    offered = {tool["function"]["name"] for tasks in files.values() for task in tasks for tool in task.tools}
-    settings = set(ToolSpec.model_fields)
-    for i, tool in enumerate(job.reinforcement.tools):
-        for key in tool.model_extra or ():
-            for meant in get_close_matches(key, settings, 1):
-                yield f"{TOOLS}[{i}].{key}: is accepted but ignored: did you mean {meant!r}?"
-        if tool.name not in offered:
-            yield f"{TOOLS}[{i}]: no row offers the tool {tool.name!r}; add its schema to the rows' `tools`"
-    if plan.max_thinking_tokens is not None and model.renderer.end_of_thought is None:
-        yield "reasoning_effort: the model has no token that ends a thought, so its reasoning cannot be limited"

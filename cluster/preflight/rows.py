@@ -44,7 +44,7 @@ class JobRow:
 
     @property
     def line(self) -> int:
-        return int(self.task.row_id.partition("-")[0])
+        return self.task.line
 
 
 def read_files(job: JobSpec) -> tuple[dict[str, list[Task]], list[Problem]]:

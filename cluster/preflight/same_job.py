@@ -1,8 +1,8 @@
 """What of a job must be the same when its run is resumed: all that decides what is learned from which rows.
 
 Those are model and files by their contents, graders and guards, reward, algorithm, seed, answer format, and the limits
-of calls, tokens and steps. How endpoints are reached, resources, and how often is validated may differ: `MAY_DIFFER`. A
-new setting must be the same unless it is listed there.
+of calls, tokens and steps. How endpoints are reached, resources, how often is validated and when a run ends early may
+differ: `MAY_DIFFER`. A new setting must be the same unless it is listed there.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ START_AGAIN = "start a new run with `model` set to the checkpoint"
 REMEDY = f"resume with the value that the run began with, or {START_AGAIN}"
 REMEDY_OF_SECRETS = "name it in the job file: a run folder keeps no secrets"
 MAY_DIFFER: Mapping[type[BaseModel], frozenset[str]] = {
-    JobSpec: frozenset({"suffix", "cluster"}),
+    JobSpec: frozenset({"suffix", "integrations", "cluster"}),
     CommonHyperparameters: frozenset({"eval_interval"}),
     Hyperparameters: frozenset({"eval_samples"}),
-    Reinforcement: frozenset({"session", "signing_secret"}),
+    Reinforcement: frozenset({"session", "signing_secret", "early_stop"}),
     RolloutLimits: frozenset(
         {"rollout_timeout_s", "max_rollout_retries", "straggler_quorum", "straggler_wait_s", "max_failure_rate"}
     ),

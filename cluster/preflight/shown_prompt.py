@@ -34,7 +34,7 @@ def first_prompt(job: JobSpec) -> ShownPrompt | None:
     """
     job = with_card(job)
     files, _ = read_files(job)
-    model, _ = read_model(job)
+    model, _ = read_model(job, trains=False)
     if model is None or not files["training_file"]:
         return None
     task, renderer = files["training_file"][0], model.renderer

@@ -6,14 +6,14 @@ While a job's form has mistakes, this is all that is checked, so that they are r
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from cluster.planning.context import context_of, context_problems
 from cluster.planning.model_folder import read_folder
-from cluster.preflight.form_check import endpoint_problems
+from cluster.preflight.form_check import early_stop_problems, endpoint_problems
 from cluster.preflight.rows import JobRow, read_files, rows_of, tool_problems, value_problems
+from trainer.data.rows import ranges
 from trainer.errors import InvalidJob, Problem
 from trainer.spec.job import FILES, JobSpec, Reinforcement
 from trainer.spec.operator import Operator
@@ -28,6 +28,7 @@ def static_problems(job: JobSpec, operator: Operator) -> list[Problem]:
     problems += bad
     if job.method.type == "reinforcement":
         problems += method_problems(job.reinforcement, rows_of(job, files), operator)
+        problems += early_stop_problems(job)
     if model is not None:
         problems += context_problems(context_of(job, model.max_context), model.max_context)
     return problems
@@ -44,39 +45,64 @@ def method_problems(reinforcement: Reinforcement, rows: Sequence[JobRow], operat
 
 def invalid_job(problems: Sequence[Problem]) -> InvalidJob:
     """The error that lists all problems of a job."""
-    problems = _merged(problems)
-    return InvalidJob(f"the job has {len(problems)} problem{'s' * (len(problems) != 1)}", _shortened(problems))
+    mistakes = _merged(problems)
+    return InvalidJob(f"the job has {len(mistakes)} problem{'s' * (len(mistakes) != 1)}", _shortened(mistakes))
 
 
-def _merged(problems: Iterable[Problem]) -> list[Problem]:
-    """The problems, where the same problem of many rows is one that counts them: it has one cause."""
-    first: dict[tuple[str, str, str], Problem] = {}
-    rows: Counter[tuple[str, str, str]] = Counter()
-    merged = []
-    for problem in problems:
-        key = (problem.code, _without_indexes(problem.field), problem.message)
-        if not problem.field.startswith(FILES) or first.setdefault(key, problem) is problem:
-            merged.append(problem)
-        else:
-            rows[key] += 1
-    more = {id(first[key]): f"{first[key].message} (and {count} more rows like this)" for key, count in rows.items()}
-    return [replace(problem, message=more.get(id(problem), problem.message)) for problem in merged]
+@dataclass(frozen=True, slots=True)
+class _Mistake:
+    """A problem, and the lines of all rows that have it."""
+
+    problem: Problem
+    lines: list[int]
+
+    @property
+    def of_its_rows(self) -> Problem:
+        several = self.problem.field.startswith(FILES) and len(set(self.lines)) > 1
+        return replace(self.problem, rows=ranges(self.lines)) if several else self.problem
 
 
-def _shortened(problems: Iterable[Problem]) -> list[Problem]:
+def _merged(problems: Iterable[Problem]) -> list[_Mistake]:
+    """The problems, where the same problem of many rows is one, since it has one cause."""
+    merged: dict[tuple[str, ...] | int, _Mistake] = {}
+    for number, problem in enumerate(problems):
+        of_row = problem.line is not None and problem.field.startswith(FILES)
+        same = (problem.code, _without_indexes(problem.field), problem.message) if of_row else number
+        merged.setdefault(same, _Mistake(problem, [])).lines.extend([problem.line] if problem.line is not None else [])
+    return list(merged.values())
+
+
+def _shortened(mistakes: Iterable[_Mistake]) -> list[Problem]:
     """At most SHOWN_PER_KIND problems of one code and field, followed by one that counts the others."""
+    kinds: dict[tuple[str, str], list[_Mistake]] = {}
     shown: list[Problem] = []
-    counts: Counter[tuple[str, str]] = Counter()
-    for problem in problems:
-        key = (problem.code, _without_indexes(problem.field))
-        counts[key] += 1
-        if counts[key] <= SHOWN_PER_KIND:
-            shown.append(problem)
-    for (code, where), count in counts.items():
-        if count > SHOWN_PER_KIND:
-            shown.append(Problem(code, where, f"and {count - SHOWN_PER_KIND} more of this kind", "fix them likewise"))
+    for mistake in mistakes:
+        kind = kinds.setdefault((mistake.problem.code, _without_indexes(mistake.problem.field)), [])
+        kind.append(mistake)
+        if len(kind) <= SHOWN_PER_KIND:
+            shown.append(mistake.of_its_rows)
+    for (_, where), kind in kinds.items():
+        if others := kind[SHOWN_PER_KIND:]:
+            lines = [line for mistake in others for line in mistake.lines]
+            message = f"and {len(others)} more of this kind"
+            rest = replace(others[0].problem, field=where, message=message, remedy="fix them likewise")
+            shown.append(_Mistake(rest, lines).of_its_rows)
     return shown
 
 
 def _without_indexes(field: str) -> str:
     return re.sub(r"\d+", "", field)
+
+
+def check_gradable(job: JobSpec, file: str) -> None:
+    """Check that a job has a grader, and this file to grade.
+
+    Raises:
+        InvalidJob: It has not.
+    """
+    if job.method.type == "supervised":
+        message, remedy = "a supervised job has no grader", "use a job whose method is reinforcement"
+        raise InvalidJob("nothing to grade", [Problem("not_gradable", "method.type", message, remedy)])
+    if getattr(job, file) is None:
+        remedy = "use training_file, validation_file or test_file, and set it in the job"
+        raise InvalidJob("nothing to grade", [Problem("missing_file", "--file", f"the job has no {file!r}", remedy)])

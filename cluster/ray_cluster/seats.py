@@ -30,6 +30,8 @@ NEWS_S = 5.0
 FURTHER_S = 2.0
 """How long to wait for further engines once the first is placed; if there is room, this is enough."""
 
+HALF = 0.5
+"""A half as Ray counts GPUs: both actors of a bundle get the same one. Ray does not bound the memory that they take."""
 RANK_NAME = ":learner-rank-"
 """Between the run's name and the rank's index in the name of its actor."""
 
@@ -45,10 +47,11 @@ class Seats:
         self._placement = placement
         self._run = run
         self._incarnations = Counter[int]()
-        self._further = range(1, placement.engines) if not placement.colocated else range(0)
+        alone = not placement.colocated and not placement.shared
+        self._further = range(1, placement.engines) if alone else range(0)
         # Bundle of the plan -> (placement group, index within it).
         self._where: dict[int, tuple[int, int]] = {bundle: (n, 0) for n, bundle in enumerate(self._further, start=1)}
-        together = [i for i in range(len(placement.bundles)) if i not in self._where]
+        together = [i for i in placement.reserved if i not in self._where]
         self._where |= {bundle: (0, n) for n, bundle in enumerate(together)}
         self._groups = [self._ask(together)]
 
@@ -79,9 +82,7 @@ class Seats:
                     if news != (news := self._missing()):
                         tell(news)
         except TimeoutError:
-            message = f"after {timeout_s:g} s: {self._missing()}"
-            problem = Problem("no_free_resources", "cluster", message, "wait for other jobs to end, or add nodes")
-            raise InvalidJob("the job's resources did not become available", [problem]) from None
+            raise not_available(timeout_s, self._missing()) from None
         finally:
             reserved.cancel()
         reserved.result()  # raises if Ray could not reserve them
@@ -98,7 +99,7 @@ class Seats:
         for task in waiting:
             task.cancel()
         ready = {0} | {waiting[task] for task in placed}
-        engines = range(self._placement.engines)
+        engines = range(0 if self._placement.shared else self._placement.engines)
         return [i for i in engines if self._where[self._placement.bundle_of_engine(i)][0] in ready]
 
     async def engine_placed(self, index: int) -> None:
@@ -107,15 +108,20 @@ class Seats:
         await self._reserved(group)
 
     def engine(self, index: int) -> dict[str, Any]:
-        """Ray's options for a new actor of engine `index`; cores that it shares with ranks count as the engine's."""
+        """Ray's options for a new actor of engine `index`.
+
+        Cores that it shares with ranks count as the engine's; of a GPU that it shares with a rank, each has a half. The
+        actor of a job that shares its engines is beside rank 0 and takes nothing.
+        """
         placement = self._placement
+        gpus = HALF if placement.shares_gpus else placement.engine_gpus
         self._incarnations[index] += 1
         again = f" ({self._incarnations[index]})" if self._incarnations[index] > 1 else ""
         return {
             "name": f"{self._run}:engine-{index}{again}",
-            "num_cpus": placement.engine_cores,
-            "num_gpus": placement.engine_gpus,
-            "scheduling_strategy": self._strategy(placement.bundle_of_engine(index)),
+            "num_cpus": 0 if placement.shared else placement.engine_cores,
+            "num_gpus": 0 if placement.shared else gpus,
+            "scheduling_strategy": self._strategy(self._bundle_of(index)),
         }
 
     def rank(self, index: int) -> dict[str, Any]:
@@ -124,7 +130,7 @@ class Seats:
         return {
             "name": f"{self._run}{RANK_NAME}{index}",
             "num_cpus": 0 if placement.colocated else placement.rank_cores,
-            "num_gpus": 0 if placement.colocated else placement.rank_gpus,
+            "num_gpus": HALF if placement.shares_gpus else placement.rank_gpus,
             "scheduling_strategy": self._strategy(placement.bundle_of_rank(index)),
         }
 
@@ -136,8 +142,13 @@ class Seats:
             return options
         return options | {"scheduling_strategy": NodeAffinitySchedulingStrategy(nodes[index % len(nodes)], soft=True)}
 
+    def _bundle_of(self, engine: int) -> int:
+        """The bundle of an engine's actor."""
+        placement = self._placement
+        return placement.bundle_of_rank(0) if placement.shared else placement.bundle_of_engine(engine)
+
     def _engine_node(self, index: int) -> str | None:
-        group, bundle = self._where[self._placement.bundle_of_engine(index)]
+        group, bundle = self._where[self._bundle_of(index)]
         node: str | None = placement_group_table(self._groups[group])["bundles_to_node_id"].get(bundle)
         return node
 
@@ -182,6 +193,13 @@ class Seats:
             text += f"; not placed: {', '.join(without)}"
         too_large = self._too_large()
         return text if too_large is None else f"{text}; {too_large}: waiting for a larger one to join"
+
+
+def not_available(timeout_s: float, missing: str) -> InvalidJob:
+    """The error of a job that waited for resources without success."""
+    remedy = "wait for other jobs to end, or add nodes"
+    problem = Problem("no_free_resources", "cluster", f"after {timeout_s:g} s: {missing}", remedy)
+    return InvalidJob("the job's resources did not become available", [problem])
 
 
 def _total(bundles: Sequence[Bundle]) -> Bundle:

@@ -5,8 +5,10 @@
     metrics.jsonl          one flat object per step, with the names of `trainer.metrics`
     evaluations.jsonl      {name, time, fields of Evaluation}
     rollouts/<name>.jsonl.zst   step-000001, validation-000000, test-before, ...
+    rollouts.sqlite        see `cluster.records.rollout_index`
     checkpoints/           see `trainer.loop.checkpoint`
     journal/               see `trainer.loop.journal`
+    now.json               what the actors of a run in progress do, see `cluster.run.now`
     report.html
 
 Lines are appended whole; rollout files are written under a temporary name and renamed. A resumed run may report
@@ -19,6 +21,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import sqlite3
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,18 +32,27 @@ from pathlib import Path
 from typing import Any
 
 from cluster.records.redact import plain, public_job
+from cluster.records.retention import trim
+from cluster.records.rollout_index import RolloutIndex
 from trainer.data.durable import write_durably
 from trainer.data.rollout_files import ROLLOUTS_SUFFIX, read_groups, write_groups
+from trainer.errors import UserError
 from trainer.events import VALIDATION, Evaluated, StepDone
 from trainer.loop.checkpoint import latest_checkpoint
 from trainer.run_events import RunEvent, evaluation_of
 from trainer.spec.job import JobSpec
+from trainer.spec.operator import RecordLimits
 from trainer.spec.plan import Plan
 from trainer.types import Evaluation, Group
 
+DRAWS = "ready"
+"""The names of rollout files of a look before training begin so."""
 FORMAT = 2
 """The format of job.resolved.json; older ones have none. Raise it when older programs must not resume the run: those of
 format 1 know no `model_options`, and would sample with another template and parser."""
+
+
+KEEP_ALL = RecordLimits()
 
 
 def new_run_folder(root: Path, suffix: str | None) -> Path:
@@ -61,8 +73,10 @@ def new_run_folder(root: Path, suffix: str | None) -> Path:
 class RunFolder:
     """Writes one run's folder, as a Sink, and reads it. A writer must call `close` at the end."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, limits: RecordLimits = KEEP_ALL) -> None:
         self.path = path
+        self._limits = limits
+        self.index = RolloutIndex(path)
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="run-folder")
         self._failures: dict[str, list[str]] = {}
 
@@ -75,9 +89,22 @@ class RunFolder:
         return self.path / "journal"
 
     @property
+    def now(self) -> Path:
+        return self.path / "now.json"
+
+    @property
     def resumes(self) -> bool:
         """Whether the run can go on: it has a checkpoint, or a journal from its start on."""
         return bool(latest_checkpoint(self.checkpoints)) or any(self.journal.glob("group-*"))
+
+    @property
+    def draws(self) -> list[str]:
+        """Names of the rollout files of a look before training, `ready-000001` and so on."""
+        return sorted(name for name in self.rollout_names() if name.startswith(DRAWS))
+
+    @property
+    def metrics_file(self) -> Path:
+        return self.path / "metrics.jsonl"
 
     @property
     def report(self) -> Path:
@@ -93,6 +120,8 @@ class RunFolder:
     def event(self, event: RunEvent) -> None:
         """Append to events.jsonl; a step's metrics go to metrics.jsonl, a test evaluation also to evaluations.jsonl."""
         line, happened = event.as_line(), event.event
+        if happened is not None and happened.passing:
+            return
         if isinstance(happened, StepDone):
             self._append("metrics.jsonl", event.data["metrics"])  # null where a number was not finite
             line["data"] = {"total_steps": happened.total_steps, "metrics": {}}
@@ -103,7 +132,13 @@ class RunFolder:
 
     def groups(self, name: str, groups: Sequence[Group]) -> None:
         path = self._rollouts(name)
-        self._later(f"rollouts/{path.name}", lambda: write_groups(path, groups))
+
+        def write() -> None:
+            self.index.put(name, groups, write_groups(path, groups))
+            with suppress(sqlite3.Error, UserError):  # the next file is another occasion
+                trim(self.path, self.index, self._limits)
+
+        self._later(f"rollouts/{path.name}", write)
 
     def write_job(self, job: JobSpec, plan: Plan, extra: Mapping[str, Any] | None = None) -> None:
         """Write the resolved job without secrets, durably, since a run resumes with it.
@@ -116,6 +151,10 @@ class RunFolder:
         resolved = {"format": FORMAT, "job": public_job(job), "plan": plan.model_dump(mode="json"), **(extra or {})}
         self.path.mkdir(parents=True, exist_ok=True)
         write_durably(self.path / "job.resolved.json", (json.dumps(plain(resolved), indent=2) + "\n").encode())
+
+    def flush(self) -> None:
+        """Wait for the writes so far."""
+        self._writer.submit(lambda: None).result()
 
     def close(self) -> None:
         """Wait for all pending writes. Later ones are not written and are recorded in `problems`."""
@@ -161,7 +200,7 @@ class RunFolder:
 
     def metrics(self) -> list[dict[str, float]]:
         """One dict per step, sorted by step, without the numbers that were not finite."""
-        steps = {line["step"]: line for line in _read_lines(self.path / "metrics.jsonl")}
+        steps = {line["step"]: line for line in _read_lines(self.metrics_file)}
         return [{k: v for k, v in steps[step].items() if v is not None} for step in sorted(steps)]
 
     def evaluations(self) -> dict[str, Evaluation]:

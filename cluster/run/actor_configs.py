@@ -11,37 +11,36 @@ from rich.console import Console
 from rich.markup import escape
 from rich.status import Status
 
+from actors.engine.shared import SharedConfig
 from actors.engine.vllm_engine import EngineConfig
 from actors.learner.group import LearnerGroup
 from actors.learner.rank import LearnerConfig
 from actors.rollout.episode import EpisodeSpec
 from actors.rollout.worker import WorkerConfig
 from actors.runtime.exporter import MetricsAddress
+from actors.weights.adapter import AdapterConfig
 from actors.weights.broadcast_sync import BroadcastSync
 from actors.weights.sync import WeightSync
 from cluster.planning.placement import size
+from cluster.planning.plan_view import how_shared
 from cluster.preflight.prepare import Prepared
 from trainer.chat.model_card import ModelCard
 from trainer.chat.model_files import ModelFiles
 from trainer.spec.job import AlgorithmSpec
+from trainer.spec.operator import TraceSettings
 
 
 def worker_config(
-    prepared: Prepared, dispatchers: Sequence[Any], graders: Any, metrics: MetricsAddress | None
+    prepared: Prepared,
+    dispatchers: Sequence[Any],
+    graders: Any,
+    metrics: MetricsAddress | None,
+    traces: TraceSettings | None = None,
 ) -> WorkerConfig:
     """The configuration of every rollout worker; `dispatchers` and `graders` are Ray actors."""
     job, reinforcement = prepared.job, prepared.job.reinforcement
     return WorkerConfig(
-        engine=EngineConfig(
-            model=job.model,
-            dtype=prepared.placement.dtype,
-            context_length=prepared.context_length,
-            max_num_seqs=job.cluster.max_num_seqs,
-            seed=job.seed,
-            gpus=prepared.placement.engine_gpus,
-            thought_marks=prepared.dialect.thought_marks,
-            log_stats=metrics is not None,
-        ),
+        engine=engine_config(prepared, log_stats=metrics is not None),
         episode=EpisodeSpec(
             job=f"{job.seed}",
             limits=reinforcement.limits,
@@ -50,19 +49,51 @@ def worker_config(
             context_length=prepared.context_length,
             max_thinking_tokens=prepared.plan.max_thinking_tokens,
             response_schema=reinforcement.response_format,
+            model=Path(job.model).name,
         ),
         dialect=prepared.dialect,
         dispatchers=dispatchers,
         graders=graders,
         metrics=metrics,
+        traces=traces,
     )
+
+
+def engine_config(prepared: Prepared, *, log_stats: bool = False) -> EngineConfig:
+    """The configuration of an engine that is the job's own."""
+    job, lora = prepared.job, prepared.job.optimizer.lora
+    return EngineConfig(
+        model=job.model,
+        dtype=prepared.placement.dtype,
+        context_length=prepared.context_length,
+        max_num_seqs=job.cluster.max_num_seqs,
+        seed=job.seed,
+        gpus=prepared.placement.engine_gpus,
+        gpu_share=prepared.placement.gpu_share,
+        sleeps=prepared.placement.turns,
+        thought_marks=prepared.dialect.thought_marks,
+        log_stats=log_stats,
+        lora=None if lora is None else AdapterConfig(lora.rank, lora.alpha, lora.names),
+    )
+
+
+def shared_engines(prepared: Prepared) -> list[SharedConfig]:
+    """The engines that the job shares with others; none if it has its own.
+
+    Raises:
+        UserError: The job's model is an adapter of a kind that is not supported.
+    """
+    placement, own = prepared.placement, engine_config(prepared)
+    if not placement.shared or own.lora is None:
+        return []
+    return [SharedConfig.of(own, own.lora, placement.engine_cores, i) for i in range(placement.engines)]
 
 
 def learner_config(prepared: Prepared, metrics: MetricsAddress | None) -> LearnerConfig:
     """The configuration of every learner rank."""
     job, plan = prepared.job, prepared.plan
     supervised = job.method.type == "supervised"
-    optimizer = job.supervised.algorithm if supervised else job.reinforcement.algorithm
+    optimizer = job.optimizer
     return LearnerConfig(
         model=Path(job.model),
         steps=plan.steps,
@@ -80,6 +111,9 @@ def learner_config(prepared: Prepared, metrics: MetricsAddress | None) -> Learne
         metrics=metrics,
         files=model_files(prepared),
         end_token_ids=tuple(prepared.renderer.end_tokens),
+        offload=job.cluster.offload,
+        lora=optimizer.lora,
+        seed=job.seed,
     )
 
 
@@ -95,8 +129,9 @@ def model_files(prepared: Prepared) -> ModelFiles:
 
 
 def weight_sync(prepared: Prepared, learner: LearnerGroup) -> WeightSync:
-    """The weight sync for the job's `cluster.weight_transport`."""
-    if prepared.job.cluster.weight_transport == "broadcast":
+    """The weight sync for the job's `cluster.weight_transport`; an adapter always goes through the object store."""
+    adapts = prepared.job.reinforcement.algorithm.lora is not None
+    if prepared.job.cluster.weight_transport == "broadcast" and not adapts:
         return BroadcastSync(learner, max(1, prepared.placement.engine_gpus))
     return WeightSync(learner)
 
@@ -114,7 +149,12 @@ def print_plan(console: Console, prepared: Prepared) -> None:
     if placement.learner_ranks:
         _print_training(console, prepared)
     parts = (
-        ("engine(s)", placement.engines, placement.engine_cores, placement.engine_gpus),
+        (
+            "shared engine(s)" if placement.shared else "engine(s)",
+            placement.engines,
+            placement.engine_cores,
+            placement.engine_gpus,
+        ),
         ("learner rank(s)", placement.learner_ranks, placement.rank_cores, placement.rank_gpus),
     )
     resources = [
@@ -124,6 +164,8 @@ def print_plan(console: Console, prepared: Prepared) -> None:
     ]
     context = f"context {prepared.context_length} tokens"
     say(f"  {', '.join(resources)}, {placement.dtype}, {context}")
+    if (how := how_shared(placement)) is not None:
+        say(f"  {how}")
     for place in prepared.cluster.assignments:
         if place.index == 0 and place.memory is not None:
             on_gpu = f"{size(place.memory.gpu_bytes)} of each of its GPUs and " if place.memory.gpu else ""

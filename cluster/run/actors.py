@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Container
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -15,12 +16,15 @@ from actors.grading.pool import GraderPoolActor, GraderPoolClient, watched_grade
 from actors.learner.group import LearnerGroup
 from actors.rollout.fleet import CANARY_LIMITS, Fleet
 from actors.rollout.worker import RolloutWorker
+from actors.runtime.turns import Turns
 from actors.runtime.watchdog import Watchdog, Watched
 from actors.tools.actor import DispatcherClient, start_dispatchers, watched_dispatchers
 from cluster.preflight.prepare import Prepared
 from cluster.ray_cluster.seats import Seats
-from cluster.run.actor_configs import learner_config, weight_sync, worker_config
+from cluster.ray_cluster.shared_seats import SharedSeats
+from cluster.run.actor_configs import learner_config, shared_engines, weight_sync, worker_config
 from cluster.run.metrics_sink import MetricsSink
+from cluster.run.now import NowFile
 from cluster.run.sessions import JobSessions
 from trainer.errors import Discard, first_error
 from trainer.events import ComponentFailed, PhaseBegan
@@ -35,14 +39,19 @@ class RunActors:
         self._prepared = prepared
         self._operator = operator
         self._folder = folder
+        self._name = folder.name
         self._metrics = metrics
         self._emit = emit
+        self._shared_engines = SharedSeats(shared_engines(prepared))
         self._seats: Seats | None = None
         self._fleet: Fleet | None = None
+        self._counts: dict[str, float] = {}
         self._sessions: JobSessions | None = None
         self._learner: LearnerGroup | None = None
         self._helpers: list[Watched] = []
         self._watchdog: asyncio.Task[None] | None = None
+        self._now: NowFile | None = None
+        metrics.recorder.add(self._live)
 
     @property
     def fleet(self) -> Fleet:
@@ -57,16 +66,18 @@ class RunActors:
         return self._learner
 
     async def start(self) -> None:
-        """Wait for resources, then start the placement's engines and learner concurrently; each takes tens of seconds.
+        """Wait for resources, then start engines and learner, at the same time if they are apart: each takes a while.
 
         Raises:
             RftError: The resources are missing, or an actor could not start.
         """
         prepared, metrics, placement = self._prepared, self._metrics.address, self._prepared.placement
         engines, learner = placement.engines > 0, placement.learner_ranks > 0
-        self._seats = seats = Seats(placement, self._folder.name)
+        wait_for_nodes_s = self._operator.wait_for_nodes_s
         self._emit(PhaseBegan(phase="resources"))
-        at_start = await seats.ready(self._missing, wait_for_nodes_s=self._operator.wait_for_nodes_s)
+        shared_engines = await self._shared_engines.ready(self._missing, wait_for_nodes_s=wait_for_nodes_s)
+        self._seats = seats = Seats(placement, self._name)
+        at_start = shared_engines + await seats.ready(self._missing, wait_for_nodes_s=wait_for_nodes_s)
         starting = " and ".join(["engines"] * engines + ["learner"] * learner)
         self._emit(PhaseBegan(phase="actors", detail=starting))
         fleet, learning = None, None
@@ -77,8 +88,7 @@ class RunActors:
                     learning = group.create_task(LearnerGroup.start(learner_config(prepared, metrics), options))
                 if engines:
                     self._fleet = fleet = self._make_fleet(seats)
-                    self._metrics.recorder.add(fleet.live)
-                    group.create_task(fleet.start(at_start))
+                    group.create_task(self._start_engines(fleet, at_start, learning if placement.colocated else None))
                     group.create_task(self._helpers_answer())
         except ExceptionGroup as errors:
             raise first_error(errors) from errors
@@ -87,21 +97,50 @@ class RunActors:
             if fleet is not None:
                 fleet.connect(weight_sync(prepared, self._learner), self._learner.logprobs)
         progress = None if fleet is None else fleet.progress
-        self._watchdog = asyncio.create_task(Watchdog(self._watched, progress, self._emit).run())
+        dog = Watchdog(self._watched, progress, self._emit)
+        self._watchdog = asyncio.create_task(dog.run())
         self._watchdog.add_done_callback(self._watchdog_ended)
+        self._now = NowFile(self._folder, dog, fleet)
+
+    async def _start_engines(
+        self, fleet: Fleet, at_start: Container[int], beside: asyncio.Task[LearnerGroup] | None
+    ) -> None:
+        """Start the engines; those `beside` a learner come after it: they measure what it leaves of their GPUs."""
+        learner = None if beside is None else await beside
+        if learner is not None and self._prepared.placement.turns:
+            turns = Turns(fleet, learner)
+            learner.share(turns)
+            fleet.share(turns)
+            await learner.rest()
+        await fleet.start(at_start)
+
+    async def start_again(self, prepared: Prepared) -> None:
+        """Replace all actors by those of another placement or model; raises what `start` raises."""
+        await self.shutdown()
+        self._name += ":again"  # Ray may know the names of actors that have just ended
+        self._prepared = prepared
+        self._shared_engines = SharedSeats(shared_engines(prepared))
+        await self.start()
 
     async def shutdown(self) -> None:
         """Stop all actors and release their resources."""
         if self._watchdog is not None:
             self._watchdog.cancel()
+        if self._now is not None:
+            self._now.close()
         if self._fleet is not None:
             await self._fleet.shutdown()
+            self._counts = self._fleet.live()  # scraped once more at the end of the job
         if self._sessions is not None:
             await self._sessions.close()
         if self._learner is not None:
             await self._learner.shutdown()
         if self._seats is not None:
             self._seats.release()
+        self._watchdog = self._now = self._fleet = self._sessions = self._learner = self._seats = None
+
+    def _live(self) -> dict[str, float]:
+        return self._counts if self._fleet is None else self._fleet.live()
 
     def _missing(self, resources: str) -> None:
         self._emit(PhaseBegan(phase="resources", detail=resources))
@@ -140,14 +179,16 @@ class RunActors:
             .remote(reinforcement, self._operator, metrics)
         )
         self._helpers = [*watched_dispatchers(dispatchers), watched_graders(graders)]
-        config = worker_config(prepared, dispatchers, graders, metrics)
+        traces = self._operator.traces
+        config = worker_config(prepared, dispatchers, graders, metrics, traces)
+        shared = self._shared_engines
         worker_class = ray.remote(RolloutWorker)
 
         def spawn(index: int) -> Any:
             name = f"engine-{index}"
             owner = None if self._sessions is None else self._sessions.new_owner(name)
             options = worker_class.options(max_concurrency=10_000, **seats.engine(index))
-            return options.remote(replace(config, owner=owner, name=name))
+            return options.remote(replace(config, owner=owner, name=name, shared=shared.of(index)))
 
         def lost(name: str) -> None:
             if self._sessions is not None:
@@ -155,5 +196,5 @@ class RunActors:
 
         size, canary_limit = prepared.job.cluster.engines, CANARY_LIMITS[prepared.placement.dtype]
         endpoints = [DispatcherClient(*dispatchers).endpoint_stats, GraderPoolClient(graders).endpoint_stats]
-        emit, placed = self._emit, seats.engine_placed
+        emit, placed = self._emit, shared.placed if prepared.placement.shared else seats.engine_placed
         return Fleet(spawn, size, canary_limit, reinforcement.limits, emit, lost, endpoints, placed)

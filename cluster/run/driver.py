@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import shlex
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -15,6 +16,7 @@ from rich.markup import escape
 from actors.rollout.fleet import Fleet
 from cluster.preflight.prepare import Prepared, prepare
 from cluster.preflight.resumed import Began, digests_of
+from cluster.preflight.static import check_gradable
 from cluster.ray_cluster.job_status import RayJobStatus, folder_warning, stop_warning
 from cluster.ray_cluster.session import is_local, ray_session
 from cluster.records.redact import public_job
@@ -22,16 +24,23 @@ from cluster.records.run_folder import RunFolder, new_run_folder
 from cluster.run.actor_configs import checking, print_plan
 from cluster.run.actors import RunActors
 from cluster.run.copies import Copies, open_store, restore
+from cluster.run.integrations import load_integrations
 from cluster.run.metrics_sink import MetricsSink
 from cluster.run.plugins import RunInfo, load_plugins
+from cluster.run.progress import ProgressReports
+from cluster.run.readiness import Look, look_at
+from cluster.run.report_writer import ReportWriter
 from cluster.run.signals import Signals
 from cluster.run.stream import EventStream
 from cluster.run.watch import Watch
 from cluster.stores.checkpoint_store import CheckpointStore
+from cluster.views.cheaper import fewer_calls
+from cluster.views.ending import next_steps
 from cluster.views.live import LiveView, before_after_table
+from cluster.views.readiness_page import page_of, write_page
 from cluster.views.report import write_report
 from trainer.chat.conversation import samples_of
-from trainer.errors import InvalidJob, Problem, RftError
+from trainer.errors import InvalidJob, RftError
 from trainer.events import (
     Evaluated,
     JobEnded,
@@ -39,18 +48,20 @@ from trainer.events import (
     Notice,
     Outcome,
     PhaseBegan,
+    ReadinessJudged,
     SettingChanged,
     SettingChosen,
 )
-from trainer.loop.checkpoint import Checkpoints, latest_checkpoint
+from trainer.loop.checkpoint import Checkpoints, best_checkpoint, latest_checkpoint
 from trainer.loop.evaluate import evaluate
 from trainer.loop.journal import Journal
 from trainer.loop.reinforcement import Loop, LoopConfig
 from trainer.loop.supervised import SupervisedLoop
 from trainer.protocols import Sink
+from trainer.readiness.findings import Readiness
 from trainer.spec.job import JobSpec
 from trainer.spec.operator import Operator
-from trainer.types import Evaluation, Purpose, Task
+from trainer.types import Evaluation, Group, Purpose, Task
 
 DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO}
 
@@ -69,21 +80,35 @@ async def check(job: JobSpec, runs: Path, address: str | None, operator: Operato
     console.print("[green]the job is ready to train[/]")
 
 
-async def train(job: JobSpec, runs: Path, resume: Path | None, address: str | None, operator: Operator) -> Outcome:
+async def train(
+    job: JobSpec,
+    runs: Path,
+    resume: Path | None,
+    address: str | None,
+    operator: Operator,
+    given: Sequence[str] = (),
+) -> Outcome:
     """Train a job until it is done or a signal arrives; goes on with the run in the folder `resume` if given.
+
+    `given` is the job on the command line, its file and options, for the commands that are shown at the end.
 
     Raises:
         RftError: The run failed.
     """
     if resume is not None and not RunFolder(resume).resumes:
         raise InvalidJob(f"{resume} has no checkpoint to resume from")
-    async with _run(job, runs, address, resume, operator) as run:
+    async with _run(job, runs, address, resume, operator, given=given) as run:
         await run.train()
     return run.outcome
 
 
 async def train_in(
-    job: JobSpec, folder: Path, address: str | None, operator: Operator, watch: Watch | None = None
+    job: JobSpec,
+    folder: Path,
+    address: str | None,
+    operator: Operator,
+    watch: Watch | None = None,
+    given: Sequence[str] = (),
 ) -> Outcome:
     """Train a job in its own folder, going on with what is there.
 
@@ -93,7 +118,7 @@ async def train_in(
     Raises:
         RftError: The run failed.
     """
-    async with _run(job, folder.parent, address, folder, operator, watch) as run:
+    async with _run(job, folder.parent, address, folder, operator, watch, given=given) as run:
         await run.train()
     return run.outcome
 
@@ -106,14 +131,42 @@ async def evaluate_model(
     Raises:
         RftError: The run failed.
     """
-    if job.method.type == "supervised":
-        raise InvalidJob("eval needs a job with a grader: use one whose method is reinforcement")
-    if file not in ("training_file", "validation_file", "test_file") or getattr(job, file) is None:
-        remedy = "use training_file, validation_file or test_file, and set it in the job"
-        raise InvalidJob("nothing to grade", [Problem("missing_file", "--file", f"the job has no {file!r}", remedy)])
+    check_gradable(job, file)
     async with _run(job, runs, address, None, operator, learner=False) as run:
         await run.evaluation(file, samples)
     return run.outcome
+
+
+async def look_before(
+    job: JobSpec,
+    look: Look,
+    runs: Path,
+    address: str | None,
+    operator: Operator,
+    *,
+    folder: Path | None = None,
+    watch: Watch | None = None,
+    console: Console | None = None,
+    given: Sequence[str] = (),
+) -> tuple[Outcome, Readiness | None]:
+    """Draw the rows of a job and judge whether to train it; goes on with what is in `folder` if it is given.
+
+    `given` is as for `train`.
+
+    Returns:
+        The outcome, and the findings unless it was stopped before it had them.
+
+    Raises:
+        RftError: The run failed.
+    """
+    check_gradable(job, look.file)
+    if folder is not None and watch is None and not RunFolder(folder).draws:
+        raise InvalidJob(f"{folder} has no draws to resume from")
+    async with _run(
+        job, runs, address, folder, operator, watch, learner=False, console=console, given=given, reports=False
+    ) as run:
+        await run.look(look)
+    return run.outcome, run.readiness
 
 
 # -- a run -------------------------------------------------------------------------------------------------------------
@@ -128,15 +181,20 @@ async def _run(
     operator: Operator,
     watch: Watch | None = None,
     learner: bool = True,
+    console: Console | None = None,
+    given: Sequence[str] = (),
+    reports: bool = True,
 ) -> AsyncIterator[_Run]:
     """Connect, check the job and create the run folder; on exit close everything and write the report.
 
-    A run that has begun in the folder `path` is resumed.
+    With `reports` the report is written as the run goes, too. A run that has begun in the folder `path` is resumed.
     """
-    console, store = Console(), open_store(operator)
+    console, store = console or Console(), open_store(operator)
     if path is not None:
         await asyncio.to_thread(restore, path, store, partial(console.print, soft_wrap=True, markup=False))
-    began = Began.of(RunFolder(path)) if path is not None and RunFolder(path).resumes else None
+    before = None if path is None else RunFolder(path)
+    resumes = before is not None and (before.resumes if learner else bool(before.draws))
+    began = Began.of(before) if before is not None and resumes else None
     job = job if began is None else began.keep(job)
     with ray_session(address) as nodes, Signals() as signals:
         with checking():
@@ -153,10 +211,13 @@ async def _run(
         print_plan(console, prepared)
         if watch is not None:
             watch.prepared(prepared)
-        folder = RunFolder(path or new_run_folder(runs, job.suffix))
+        folder = RunFolder(path or new_run_folder(runs, job.suffix), operator.records)
+        as_it_goes = f" (its {folder.report.name} is written as the run goes)" if reports else ""
+        _print_line(console, "run folder", f"{folder.path}{as_it_goes}")
         view = LiveView(prepared.plan.steps, console)
         metrics = MetricsSink.of_run(folder.path, local=is_local(address))
-        run = _Run(prepared, operator, store, folder, view, metrics, signals, console, watch, began is not None)
+        resumed = began is not None
+        run = _Run(prepared, operator, store, folder, view, metrics, signals, console, watch, resumed, given, reports)
         try:
             with view:
                 yield run
@@ -178,6 +239,11 @@ async def _run(
             await asyncio.shield(run.close())
 
 
+def _print_line(console: Console, label: str, text: str) -> None:
+    """A line that can be copied: it is never wrapped."""
+    console.print(f"{label + ':':<17}{escape(text)}", soft_wrap=True, highlight=False)
+
+
 class _Run:
     """One run: the actors that it starts, and its steps."""
 
@@ -193,8 +259,11 @@ class _Run:
         console: Console,
         watch: Watch | None,
         resumed: bool,
+        given: Sequence[str],
+        reports: bool,
     ) -> None:
         self.outcome: Outcome = "done"
+        self.readiness: Readiness | None = None
         self._error = ""
         self._cut_short = False
         self._resumed = resumed
@@ -202,13 +271,19 @@ class _Run:
         self._folder = folder
         self._view = view
         self._metrics = metrics
+        self._given = given
         self._status = RayJobStatus(folder.path.name)
+        self._progress = ProgressReports(prepared.plan, len(prepared.validation), len(prepared.test))
+        self._report = ReportWriter(folder.path) if reports else None
         sinks: list[Sink] = [folder, view, metrics, self._status, *([] if watch is None else [watch])]
-        plugins = load_plugins(RunInfo(folder.path.name, folder.path, public_job(prepared.job)))
+        sinks += [self._progress, *([] if self._report is None else [self._report])]
+        info = RunInfo(folder.path.name, folder.path, public_job(prepared.job))
+        plugins = [*load_plugins(info), *load_integrations(prepared.job.integrations, operator.integrations, info)]
         self._stream = EventStream(folder.path.name, sinks, [folder, metrics], plugins)
         self._copies = None if store is None else Copies(store, folder.path, self._stream.emit)
         self._signals = signals
         self._console = console
+        self._operator = operator
         self._actors = RunActors(prepared, operator, folder.path, metrics, self._stream.emit)
         recorded = {"context_length": prepared.context_length, "digests": digests_of(prepared.job)}
         folder.write_job(prepared.job, prepared.plan, recorded)
@@ -243,23 +318,44 @@ class _Run:
         checkpoints, journal = Checkpoints(self._folder.checkpoints, self._copies), Journal(self._folder.journal)
         await self._actors.start()
         fleet, learner = self._actors.fleet, self._actors.learner
+        self._progress.start(fleet.board, self._stream.emit)
         before = self._folder.evaluations().get("test-before")
         if prepared.test and before is None and not journal.has_batches:
-            before = await self._grade(fleet, prepared.test, "test", "test-before", prepared.plan.eval_samples)
+            before, _ = await self._grade(fleet, prepared.test, "test", "test-before", prepared.plan.eval_samples)
+        algorithm = job.reinforcement.algorithm
+        if prepared.placement.turns:  # engines never sample while the learner learns, so nothing can be stale
+            algorithm = algorithm.model_copy(update={"max_staleness": 0})
         config = LoopConfig(
             prepared.plan,
-            job.reinforcement.algorithm,
+            algorithm,
             job.seed,
             job.reinforcement.grader.pass_threshold,
             job.cluster.checkpoint_interval,
+            job.reinforcement.early_stop,
         )
         loop = Loop(config, prepared.tasks, prepared.validation, fleet, learner, checkpoints, journal, self._stream)
+        self._progress.of_loop(lambda: loop.forming)
         await self._run_loop(loop)
         if prepared.test and self.outcome == "done":
-            after = await self._grade(fleet, prepared.test, "test", "test-after", prepared.plan.eval_samples)
+            await learner.rest()
+            fleet = await self._fleet_of_best() if loop.stopped_early else fleet
+            after, _ = await self._grade(fleet, prepared.test, "test", "test-after", prepared.plan.eval_samples)
             if before is not None:
                 self._view.stop()
                 self._console.print(before_after_table(before, after))
+        if self.outcome == "done":
+            await asyncio.to_thread(self._folder.flush)
+            if (cheaper := await asyncio.to_thread(fewer_calls, self._folder)) is not None:
+                self._stream.emit(cheaper)
+
+    async def _fleet_of_best(self) -> Fleet:
+        """Engines with the best checkpoint, the model of a job that has stopped early."""
+        best, latest = best_checkpoint(self._folder.checkpoints), latest_checkpoint(self._folder.checkpoints)
+        if best is not None and best != latest:
+            self._progress.close()
+            await self._actors.start_again(self._prepared.graded(best[0]))
+            self._progress.start(self._actors.fleet.board, self._stream.emit)
+        return self._actors.fleet
 
     async def supervised(self) -> None:
         prepared, job = self._prepared, self._prepared.job
@@ -293,14 +389,32 @@ class _Run:
         prepared = self._prepared
         tasks = {"training_file": prepared.tasks, "validation_file": prepared.validation, "test_file": prepared.test}
         await self._actors.start()
-        evaluation = await self._grade(
+        self._progress.totals["test"] = len(tasks[file]) * samples
+        self._progress.start(self._actors.fleet.board, self._stream.emit)
+        evaluation, _ = await self._grade(
             self._actors.fleet, tasks[file], "test", f"eval-{file.removesuffix('_file')}", samples
         )
         self._view.stop()
         self._console.print(before_after_table(evaluation, None))
 
+    async def look(self, look: Look) -> None:
+        """Draw the rows and judge; the page is in the run folder."""
+        await self._actors.start()
+        self._progress.start(self._actors.fleet.board, self._stream.emit)
+
+        async def draw(tasks: Sequence[Task], name: str) -> list[Group]:
+            self._progress.totals["test"] = len(tasks) * look.samples
+            _, groups = await self._grade(self._actors.fleet, tasks, "test", name, look.samples)
+            return groups
+
+        found = await look_at(self._prepared, self._folder, look, draw, self._operator)
+        self.readiness = found
+        self._stream.emit(ReadinessJudged(verdict=found.verdict, reasons=tuple(found.codes)))
+        await asyncio.to_thread(write_page, self._folder.path, found, self._prepared.job)
+
     async def close(self) -> None:
         """Stop the actors, release resources, flush the sinks and write the report."""
+        self._progress.close()
         await self._actors.shutdown()
         if self._copies is not None and not self._cut_short:
             with self._signals.graceful(self._copies.stop):
@@ -311,23 +425,34 @@ class _Run:
         self._view.stop()
         self._metrics.close()
         self._folder.close()
-        self._console.print(f"run folder: {self._folder.path}", soft_wrap=True, highlight=False)
+        if self._report is not None:
+            self._report.close()
+        show = partial(_print_line, self._console)
+        show("run folder", str(self._folder.path))
         problems = list(self._folder.problems)
         try:
-            self._console.print(f"report:     {write_report(self._folder)}", soft_wrap=True, highlight=False)
+            page = page_of(self._folder.path) if self.readiness is not None else write_report(self._folder)
+            show("report", str(page))
         except OSError as error:
             problems.append(f"cannot write the report: {error.strerror}")
         for problem in problems:
             self._console.print(f"[yellow]warning[/] {escape(problem)}", soft_wrap=True, highlight=False)
+        for label, text in next_steps(self._folder, self._given):
+            show(label, text)
         if self.outcome != "done" and self._folder.resumes:
             latest = latest_checkpoint(self._folder.checkpoints)
             where = "the start" if latest is None else latest[0].name
-            how = f"from {where} with --resume {self._folder.path}"
-            self._console.print(f"to resume:  {how}", soft_wrap=True, highlight=False)
+            show("to resume", f"{self._again('train')}  # from {where}")
+        elif self.outcome != "done" and self._folder.draws:
+            show("to resume", self._again("ready"))
+
+    def _again(self, command: str) -> str:
+        """The command that goes on with the run."""
+        return shlex.join(["agent-rft", command, *(self._given or ["JOB"]), "--resume", str(self._folder.path)])
 
     async def _grade(
         self, fleet: Fleet, tasks: Sequence[Task], purpose: Purpose, name: str, samples: int
-    ) -> Evaluation:
+    ) -> tuple[Evaluation, list[Group]]:
         self._stream.emit(PhaseBegan(phase="grading", detail=f"{len(tasks)} rows ({name})"))
         reinforcement = self._prepared.job.reinforcement
         evaluation, groups = await evaluate(
@@ -335,4 +460,4 @@ class _Run:
         )
         self._stream.groups(name, groups)
         self._stream.emit(Evaluated(name=name, evaluation=evaluation))
-        return evaluation
+        return evaluation, groups

@@ -13,10 +13,11 @@ from typing import get_args
 
 from actors.runtime.exporter import MetricsAddress, Telemetry
 from actors.runtime.recorder import Recorder
-from trainer.events import CheckpointSaved, JobEnded, Level, Outcome, PhaseBegan, StepDone
+from cluster.records.run_folder import RunFolder
+from trainer.events import VALIDATION, CheckpointSaved, Evaluated, JobEnded, Level, Outcome, PhaseBegan, StepDone
 from trainer.metrics import METRICS, metric_of
 from trainer.run_events import RunEvent
-from trainer.types import Group, Rollout
+from trainer.types import Evaluation, Group, Rollout
 
 GROWING = ("counter", "histogram")
 
@@ -43,6 +44,8 @@ class MetricsSink:
             self.recorder.record(f"events/{level}", 0.0)
         for outcome in get_args(Outcome):
             self.recorder.record(f"jobs_ended/{outcome}", 0.0)
+        for step, evaluation in RunFolder(folder).validations():  # of a run that is resumed
+            self._validated(step, evaluation)
         self.recorder.add(self._disk)
         self.recorder.add(self._checkpoint_age)
 
@@ -62,6 +65,8 @@ class MetricsSink:
         match happened:
             case StepDone(metrics=metrics):
                 self._step(metrics)
+            case Evaluated(name=name, step=step, evaluation=evaluation) if name == VALIDATION:
+                self._validated(step, evaluation)
             case PhaseBegan(phase="training"):
                 self._saved = self._clock()
             case CheckpointSaved(num_bytes=size):
@@ -72,6 +77,10 @@ class MetricsSink:
             case JobEnded(outcome=outcome):
                 self._saved = None
                 self.recorder.record(f"jobs_ended/{outcome}")
+
+    def _validated(self, step: int | None, evaluation: Evaluation) -> None:
+        if step == 0:
+            self.recorder.record("baseline_valid_mean_reward", evaluation.reward)
 
     def _step(self, metrics: Mapping[str, float]) -> None:
         for name, value in metrics.items():

@@ -18,6 +18,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
+from trainer.events import Event, SinkCutOff
 from trainer.protocols import Sink
 from trainer.run_events import RunEvent
 
@@ -25,6 +26,8 @@ GROUP = "agent_rft.sinks"
 MAX_WAITING = 1_000
 """Events that may wait for a sink."""
 CALL_TIMEOUT_S = 30.0
+START_TIMEOUT_S = 180.0
+"""For importing the package and making the sink, with events waiting meanwhile: a cluster may be busy."""
 CLOSE_TIMEOUT_S = 5.0
 
 
@@ -38,28 +41,33 @@ class RunInfo:
 
 
 class PluginSink:
-    """A sink behind a bounded queue. `failure` is the reason why it was cut off, or None."""
+    """A sink behind a bounded queue. `failure` is the reason why it was cut off, or None; `error` what it raised."""
 
     def __init__(
         self,
         name: str,
         make: Callable[[], Sink],
         clock: Callable[[], float] = time.monotonic,
+        close_timeout_s: float = CLOSE_TIMEOUT_S,
     ) -> None:
         self.name = name
         self.failure: str | None = None
+        self.error: BaseException | None = None
+        self._close_timeout_s = close_timeout_s
         self._make = make
         self._clock = clock
         self._waiting: queue.Queue[RunEvent | None] = queue.Queue(MAX_WAITING)
         self._busy_since: float | None = None
+        self._ended: float | None = None
+        self._limit_s = START_TIMEOUT_S
         self._thread = threading.Thread(target=self._work, daemon=True, name=f"sink-{name}")
         self._thread.start()
 
     def event(self, event: RunEvent) -> None:
         """Enqueue an event; returns at once."""
-        since = self._busy_since
-        if self.failure is None and since is not None and self._clock() - since > CALL_TIMEOUT_S:
-            self.failure = f"one call took longer than {CALL_TIMEOUT_S:g} s"
+        limit_s, since = self._limit_s, self._busy_since  # in this order: the thread sets the limit last
+        if self.failure is None and since is not None and self._clock() - since > limit_s:
+            self.failure = f"one call took longer than {limit_s:g} s"
         if self.failure is not None:
             return
         try:
@@ -67,28 +75,41 @@ class PluginSink:
         except queue.Full:
             self.failure = f"it is {MAX_WAITING} events behind"
 
-    def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
-        """Wait up to `timeout_s` for the sink to handle the queued events and to close."""
+    def cut_off(self) -> Event:
+        """The event that reports `failure`."""
+        return SinkCutOff(sink=self.name, reason=str(self.failure))
+
+    def end(self) -> None:
+        """No event comes any more: the sink may close. Called for all sinks first, they close at the same time."""
         try:
             self._waiting.put_nowait(None)
         except queue.Full:
             self.failure = self.failure or f"it is {MAX_WAITING} events behind"
+        self._ended = self._clock()
+
+    def close(self) -> None:
+        """Wait some seconds, counted from `end`, for the sink to handle the queued events and to close."""
+        if self._ended is None:
+            self.end()
+        if self.failure is not None:
             return
-        self._thread.join(timeout_s)
+        assert self._ended is not None
+        self._thread.join(max(0.0, self._ended + self._close_timeout_s - self._clock()))
         if self._thread.is_alive() and self.failure is None:
-            self.failure = f"it did not finish within {timeout_s:g} s"
+            self.failure = f"it did not finish within {self._close_timeout_s:g} s"
 
     def _work(self) -> None:
         try:
             self._busy_since = self._clock()
             sink = self._make()
-            self._busy_since = None
+            self._busy_since, self._limit_s = None, CALL_TIMEOUT_S
             while self.failure is None and (event := self._waiting.get()) is not None:
                 self._busy_since = self._clock()
                 sink.event(event)
                 self._busy_since = None
             sink.close()
         except BaseException as error:  # noqa: BLE001 - third-party code may raise anything, even SystemExit
+            self.error = error
             self.failure = self.failure or f"{type(error).__name__}: {error}"
 
 

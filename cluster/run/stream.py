@@ -64,7 +64,9 @@ class EventStream:
             sink.groups(name, groups)
 
     def close(self) -> None:
-        """Close the plugins, waiting a few seconds for each. The caller closes the other sinks."""
+        """Close the plugins, all at once, waiting some seconds. The caller closes the other sinks."""
+        for plugin in self._plugins:
+            plugin.end()
         for plugin in self._plugins:
             plugin.close()
         with self._lock:
@@ -84,13 +86,15 @@ class EventStream:
             except Exception as error:  # noqa: BLE001 - a bug of one view must not end the training
                 self._sinks.remove(sink)
                 failed.append(SinkCutOff(sink=type(sink).__name__, reason=f"{type(error).__name__}: {error}"))
-        for plugin in self._plugins:
+        for plugin in self._plugins if event.event is None or not event.event.passing else ():
             plugin.event(event)
         for cut_off in failed:
             self.emit(cut_off)
         self._report_cut_off()
 
     def _report_cut_off(self) -> None:
-        for plugin in [plugin for plugin in self._plugins if plugin.failure is not None]:
-            self._plugins.remove(plugin)
-            self.emit(SinkCutOff(sink=plugin.name, reason=str(plugin.failure)))
+        """Report plugins that have failed since; each report may find the next."""
+        failed = next((plugin for plugin in self._plugins if plugin.failure is not None), None)
+        if failed is not None:
+            self._plugins.remove(failed)
+            self.emit(failed.cut_off())

@@ -17,6 +17,7 @@ from sqlalchemy.engine import CursorResult
 from sqlalchemy.orm import Session, aliased
 
 from cluster.stores.database import Database
+from cluster.stores.job_progress import Progress, progress_of
 from cluster.stores.job_states import (
     STATUSES,
     TERMINAL,
@@ -42,6 +43,8 @@ from trainer.events import Level
 
 T = TypeVar("T")
 
+JOB, READINESS = "ftjob", "ftready"
+"""How ids begin: of jobs that train, and of those that are only looked at."""
 CREATE_LOCK = 0x6A6F6273
 """The PostgreSQL advisory lock held while a job is created, because creation reads before it writes."""
 
@@ -80,7 +83,7 @@ class JobStore:
             existing = self._existing(session, new, idempotency_key, now - retry_window_s if retry_window_s else None)
             if existing is not None:
                 return existing, False
-            id = _new_id("ftjob")
+            id = _new_id(JOB if new.look is None else READINESS)
             values = asdict(new) | ({} if seal is None else {"sealed_spec": seal(id)})
             row = JobRow(
                 **values,
@@ -122,18 +125,32 @@ class JobStore:
             return _job(_row(session, job_id, owner))
 
     def jobs(
-        self, owner: str | None, *, after: str | None = None, limit: int = 20, labels: Mapping[str, str] | None = None
+        self,
+        owner: str | None,
+        *,
+        after: str | None = None,
+        limit: int = 20,
+        labels: Mapping[str, str] | None = None,
+        looks: bool = False,
     ) -> tuple[list[JobRecord], bool]:
-        """A page of jobs, newest first, and whether more follow. With `owner` None, jobs of all owners.
+        """A page of jobs that train, newest first, and whether more follow. With `owner` None, jobs of all owners.
+
+        With `looks`, of those that are looks at jobs before training instead.
 
         Raises:
             UnknownCursor: `after` is not a job of this owner.
         """
-        mine = [] if owner is None else [JobRow.owner == owner]
+        mine: list[ColumnElement[bool]] = [JobRow.look.is_not(None) if looks else JobRow.look.is_(None)]
+        mine += [] if owner is None else [JobRow.owner == owner]
         having = [JobRow.labels[key].as_string() == value for key, value in (labels or {}).items()]
         with self._database.session() as session:
             rows, more = _page(session, _columns(JobRecord, JobRow).where(*having), JobRow, after, limit, mine)
             return [_job(row) for row in rows], more
+
+    def progress(self, job: JobRecord) -> Progress | None:
+        """How far the job is; None before it has measured anything."""
+        with self._database.session() as session:
+            return progress_of(session, job.id, validates=job.validation_file is not None)
 
     def with_status(self, *statuses: JobStatus) -> list[JobRecord]:
         """The jobs in one of these states, oldest first."""
@@ -331,6 +348,11 @@ class JobStore:
     def _update(self, *conditions: ColumnElement[bool], **values: Any) -> bool:
         with self._database.session() as session:
             return _changed(session, update(JobRow).where(*conditions).values(**values))
+
+
+def is_readiness(job_id: str) -> bool:
+    """Whether this is the id of a look at a job, which no list of jobs has."""
+    return job_id.startswith(f"{READINESS}-")
 
 
 # -- rows --------------------------------------------------------------------------------------------------------------

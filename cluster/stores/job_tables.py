@@ -7,7 +7,7 @@ except `log` in `error`, which is for admins.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from sqlalchemy import JSON, BigInteger, Float, ForeignKey, Index, Integer, String, Text, UniqueConstraint
@@ -47,9 +47,11 @@ class JobRow(Base):
     test_file: Mapped[str | None] = mapped_column(String(128))
     method: Mapped[dict[str, Any]] = mapped_column(JSON)
     model_options: Mapped[dict[str, Any] | None] = mapped_column(JSON)
+    integrations: Mapped[list[dict[str, Any]] | None] = mapped_column(JSON(none_as_null=True))
     seed: Mapped[int] = mapped_column(BigInteger)
     suffix: Mapped[str | None] = mapped_column(String(64))
     labels: Mapped[dict[str, str] | None] = mapped_column(JSON)
+    look: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     sealed_spec: Mapped[str] = mapped_column(Text)
     idempotency_key: Mapped[str | None] = mapped_column(String(255))
     digest: Mapped[str] = mapped_column(String(64))
@@ -57,6 +59,7 @@ class JobRow(Base):
     error: Mapped[dict[str, Any] | None] = mapped_column(JSON)
     fine_tuned_model: Mapped[str | None] = mapped_column(Text)
     result_files: Mapped[list[str]] = mapped_column(JSON)
+    findings: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     trained_tokens: Mapped[int | None] = mapped_column(BigInteger)
     estimated_finish: Mapped[float | None] = mapped_column(Float)
     # the manager and driver that run it
@@ -121,7 +124,8 @@ class NewJob:
 
     `owner` is the id of the key that makes it, `model` the model id that the client gave, `base` the id of its base
     model. `method` and `model_options` contain no secrets; `sealed_spec` is the whole job, encrypted and bound to its
-    id. Equal requests have equal `digest`s.
+    id. Equal requests have equal `digest`s. `look`: how the job is looked at before training (`Look` in
+    cluster/run/readiness.py), instead of being trained; None: it is trained.
     """
 
     owner: str
@@ -137,6 +141,8 @@ class NewJob:
     labels: dict[str, str] | None
     sealed_spec: str
     digest: str
+    look: dict[str, Any] | None = field(default=None, kw_only=True)
+    integrations: list[dict[str, Any]] | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +150,7 @@ class JobRecord(NewJob):
     """A job. Times are Unix seconds.
 
     `handle` names the latest driver until it is known to be gone; `attempt` counts the drivers started so far;
-    `failures` counts the drivers lost since the last checkpoint.
+    `failures` counts the drivers lost since the last checkpoint. `findings`: what a look came to, without its rows.
     """
 
     id: str
@@ -163,6 +169,7 @@ class JobRecord(NewJob):
     handle: str | None
     heartbeat_at: float | None
     last_words: str | None
+    findings: dict[str, Any] | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)

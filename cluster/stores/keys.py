@@ -123,6 +123,13 @@ class KeyStore:
             key = _key(row) if row is not None and same and row.revoked_at is None else None
             return None if key is None or key.has_expired(self._clock()) else key
 
+    def valid(self, id: str) -> ApiKey | None:
+        """The key with this id; None if there is none, it was revoked, or it has expired."""
+        with self._database.session() as session:
+            row = session.get(KeyRow, id)
+            key = None if row is None or row.revoked_at is not None else _key(row)
+        return None if key is None or key.has_expired(self._clock()) else key
+
     def list(self) -> list[ApiKey]:
         """All keys, including revoked and expired ones, oldest first."""
         with self._database.session() as session:

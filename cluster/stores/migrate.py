@@ -29,7 +29,8 @@ import cluster.stores.audit
 import cluster.stores.file_store
 import cluster.stores.job_tables
 import cluster.stores.keys
-import cluster.stores.model_registry  # noqa: F401
+import cluster.stores.model_registry
+import cluster.stores.sessions  # noqa: F401
 from cluster.stores.database import Database, DatabaseError
 from trainer.errors import UserError
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Literal
 
-from trainer.loop.evaluate import half_width_95
 from trainer.metrics import EVALUATION
+from trainer.metrics.intervals import FEW, Interval, paired_bootstrap
 from trainer.metrics.metric import Metric
 from trainer.types import Evaluation, Group
 
@@ -18,7 +18,10 @@ Verdict = Literal["better", "worse", "same"]
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One metric of a file before and after training, as text; a dash if it has no value."""
+    """One metric of a file before and after training, as text; a dash if it has no value.
+
+    The bounds are those of 95 % confidence intervals, empty where there is none.
+    """
 
     name: str
     label: str
@@ -27,12 +30,29 @@ class Change:
     change: str
     relative: str
     verdict: Verdict
+    before_bounds: str = ""
+    after_bounds: str = ""
+    change_bounds: str = ""
 
 
-def compare(before: Evaluation, after: Evaluation) -> list[Change]:
-    """One change per metric of an evaluation; the grade has its 95 % confidence interval."""
+def compare(before: Evaluation, after: Evaluation, grade: Interval | None = None) -> list[Change]:
+    """One change per metric of an evaluation; `grade` is its change where rows were compared with themselves."""
     compared = {name: metric for name, metric in EVALUATION.items() if name != "pass_at_k" or after.samples > 1}
-    return [_change(before, after, name, metric) for name, metric in compared.items()]
+    changes = [_change(before, after, name, metric) for name, metric in compared.items()]
+    if grade is None or grade.n == 0:
+        return changes
+    verdict: Verdict = "better" if grade.low > 0 else "worse" if grade.high < 0 else "same"
+    difference, bounds = f"{grade.mean:+.3f}", grade.bounds("{:+.3f}")
+    return [
+        replace(change, change=difference, change_bounds=bounds, verdict=verdict) if change.name == "grade" else change
+        for change in changes
+    ]
+
+
+def few_note(evaluation: Evaluation) -> str:
+    """What to know about the intervals of an evaluation of few rows; empty if there are enough."""
+    rows = evaluation.graded_rows or evaluation.num_rows
+    return f"only {rows} row{'s' * (rows != 1)}: a few more could change this" if 0 < rows < FEW else ""
 
 
 def _change(before: Evaluation, after: Evaluation, name: str, metric: Metric) -> Change:
@@ -44,27 +64,21 @@ def _change(before: Evaluation, after: Evaluation, name: str, metric: Metric) ->
     verdict: Verdict = "same"
     if metric.better * difference and math.isfinite(difference):
         verdict = "better" if metric.better * difference > 0 else "worse"
-    ci95 = (before.ci95, after.ci95) if name == "grade" else (math.nan, math.nan)
-    texts = [_number(form, value) for value in (old, new)]
-    shown = [text if math.isnan(ci) else f"{text} ± {ci:.3f}" for text, ci in zip(texts, ci95, strict=True)]
+    intervals = (before.interval(name), after.interval(name))
+    bounds = ["" if interval is None else interval.bounds(form) for interval in intervals]
     label = f"pass@{after.samples}" if name == "pass_at_k" else metric.label
-    return Change(name, label, shown[0], shown[1], change, relative, verdict)
+    return Change(name, label, _number(form, old), _number(form, new), change, relative, verdict, *bounds)
 
 
 def _number(form: str, value: float) -> str:
     return form.format(value) if math.isfinite(value) else "–"
 
 
-def paired_change(before: Sequence[Group], after: Sequence[Group]) -> tuple[float, float, int]:
-    """Mean change of a row's grade, half width of its 95 % confidence interval, number of rows graded in both.
-
-    The comparison is paired: each row is compared with itself, so differences between rows do not widen the interval.
-    """
-    old, new = ({g.request.task.row_id: g for g in groups if g.rollouts} for groups in (before, after))
-    changes = [mean_grade(new[row]) - mean_grade(old[row]) for row in new if row in old]
-    if not changes:
-        return math.nan, math.nan, 0
-    return fmean(changes), half_width_95(changes), len(changes)
+def paired_change(before: Sequence[Group], after: Sequence[Group]) -> Interval:
+    """The mean change of a row's grade, over the rows that were graded in both."""
+    old, new = ({g.request.task.row_id: mean_grade(g) for g in groups if g.rollouts} for groups in (before, after))
+    both = [row for row in new if row in old]
+    return paired_bootstrap([old[row] for row in both], [new[row] for row in both])
 
 
 def mean_grade(group: Group) -> float:

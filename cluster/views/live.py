@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from statistics import fmean, median
@@ -24,23 +24,30 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from cluster.views.before_after import compare
-from trainer.events import Evaluated, JobEnded, PhaseBegan, RolloutDiscarded, StepDone
+from cluster.views.before_after import compare, few_note
+from cluster.views.sentences import calls_by_tool, counted, newest, progress
+from trainer.events import Evaluated, JobEnded, PhaseBegan, RolloutDiscarded, RolloutsProgressed, StepDone
 from trainer.metrics import METRICS
+from trainer.metrics.intervals import Interval
 from trainer.run_events import RunEvent
 from trainer.types import Evaluation
 
 TREND_WIDTH, PHASE_WIDTH = 30, 40
+LOG_EVERY_S = 60.0
 LEVEL_STYLES = {"info": "dim", "warn": "yellow", "error": "bold red"}
 ROWS = {name: metric for name, metric in METRICS.items() if metric.in_live_view}
 """The rows of the table and the numbers of a log line, in the order of METRICS."""
 PHASES = {name: metric.series for name, metric in METRICS.items() if metric.chart == "step_time"}
+_UNSAFE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 PHASE_STYLES = ("cyan", "magenta", "yellow", "green")
 
 
 def safe_text(text: str) -> str:
-    """The text without control codes: untrusted text must not control the terminal."""
-    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", "�", text.replace("\r\n", "\n"))
+    """The text without control codes, overrides of its direction and lone surrogates.
+
+    Untrusted text must not control the terminal, show a word backwards, or be unprintable.
+    """
+    return _UNSAFE.sub("�", text.replace("\r\n", "\n"))
 
 
 class LiveView:
@@ -56,9 +63,10 @@ class LiveView:
         self._step = 0
         self._last: dict[str, float] = {}
         self._series: dict[str, dict[int, float]] = {}  # by step
-        self._ci95 = math.nan
+        self._grade: Interval | None = None
         self._phase, self._running = "starting", True
-        self._started = self._stepped = clock()
+        self._now_rolling: RolloutsProgressed | None = None
+        self._started = self._stepped = self._printed = clock()
         self._spinner = Spinner("dots", style="cyan")
         # Each drawing takes milliseconds of a core that rollouts need.
         self._live = Live(console=console, get_renderable=self.render, refresh_per_second=2)
@@ -85,9 +93,13 @@ class LiveView:
     # -- Sink ----------------------------------------------------------------------------------------------------------
 
     def event(self, event: RunEvent) -> None:
+        if isinstance(event.event, StepDone | Evaluated | PhaseBegan):
+            self._now_rolling = None
         match event.event:
             case StepDone(metrics=metrics):
                 self._step_done(metrics)
+            case RolloutsProgressed() as progressed:
+                self._progressed(progressed)
             case PhaseBegan(quiet=True):
                 self._phase = event.message
             case PhaseBegan():
@@ -95,7 +107,7 @@ class LiveView:
             case JobEnded() | RolloutDiscarded():
                 pass  # the command prints the outcome; the table counts discarded rollouts
             case Evaluated(name="validation", evaluation=found, step=step):
-                self._ci95 = found.ci95
+                self._grade = found.interval("grade")
                 grades = {"full_valid_mean_grade": found.grade, "full_valid_mean_reward": found.reward}
                 self._add(self._step if step is None else step, grades)
                 self._phase = f"step {self._step + 1}: rollouts and learning"
@@ -114,6 +126,13 @@ class LiveView:
         self._phase = f"step {self._step + 1}: rollouts and learning" if more else "finishing"
         if not self._live.is_started:
             self._print(Text(self._line()))
+
+    def _progressed(self, event: RolloutsProgressed) -> None:
+        """Show where the rollouts are; a log gets a line if it has had none for LOG_EVERY_S."""
+        self._now_rolling = event
+        if not self._live.is_started and self._now() - self._printed >= LOG_EVERY_S:
+            shown = "; ".join(filter(None, (progress(event), f"newest: {latest}" if (latest := newest(event)) else "")))
+            self._print(Text(f"{self._clock()}  {safe_text(shown)}"))
 
     def _print_event(self, event: RunEvent) -> None:
         label = "" if event.level == "info" else f"{event.level}: "
@@ -142,7 +161,7 @@ class LiveView:
             if values := list(self._series.get(name, {}).values()):
                 ends = metric.format(values[0]), metric.format(values[-1])
                 table.add_row(metric.label, *ends, trend(values), Text(self._note(name)))
-        parts: list[RenderableType] = [self._progress()]
+        parts: list[RenderableType] = [self._progress(), *self._rolling()]
         parts += [Text(), table] if table.row_count else []
         parts += [Text(), self._phases()] if self._last else []
         left = f" · about {duration(self.left_s)} left" if self.left_s and self._running else ""
@@ -170,6 +189,19 @@ class LiveView:
         line.add_row(now, bar)
         return line
 
+    def _rolling(self) -> Iterator[RenderableType]:
+        """The rollouts of the step or evaluation in progress: counts, calls, the newest trace."""
+        event = self._now_rolling
+        if event is None or not self._running:
+            return
+        lines = {"rollouts": counted(event)}
+        lines |= {"calls": calls_by_tool(event)} if event.calls else {}
+        lines |= {"newest": latest} if (latest := newest(event)) else {}
+        for label, text in lines.items():
+            said = Text(f"  {label:<9}", style="dim").append(safe_text(text).replace("\n", " "), style="not dim")
+            said.truncate(min(100, self._console.width) - 4, overflow="ellipsis")
+            yield said
+
     def _phases(self) -> RenderableType:
         """The phases of the last step: a stacked bar and the seconds of each."""
         styled = zip(PHASES.items(), PHASE_STYLES, strict=True)
@@ -190,7 +222,7 @@ class LiveView:
 
     def _note(self, name: str) -> str:
         if name == "full_valid_mean_grade":
-            return "" if math.isnan(self._ci95) else f"± {self._ci95:.3f}"
+            return "" if self._grade is None else self._grade.bounds("{:.3f}")
         if name == "mean_unresponsive_rewards":
             return self._discards()
         if name == "staleness_mean":
@@ -228,6 +260,7 @@ class LiveView:
 
     def _print(self, text: Text) -> None:
         """Print above the table. A closed pipe or a full disk must not end the training."""
+        self._printed = self._now()
         with suppress(OSError, ValueError, SystemExit):  # rich raises SystemExit on a broken pipe
             self._console.print(text, soft_wrap=not self._live.is_started, highlight=False)
 
@@ -249,15 +282,24 @@ def duration(seconds: float) -> str:
 
 def before_after_table(before: Evaluation, after: Evaluation | None) -> Table:
     """A graded file before and after training, with absolute and relative changes; only `before` if `after` is None."""
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column(f"{before.num_rows} rows")
-    headings = ("",) if after is None else ("before", "after", "change", "relative")
+    last = after or before
+    note = few_note(last)
+    what = "in brackets: 95 % confidence intervals" + f"; {note}" * bool(note)
+    table = Table(box=box.SIMPLE_HEAD, caption=what, caption_justify="left")
+    table.add_column(f"{last.num_rows} rows, {last.samples} rollout{'s' * (last.samples != 1)} each")
+    headings = ("measured",) if after is None else ("before", "after", "change", "relative")
     for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
     styles = {"better": "green", "worse": "red", "same": "dim"}
     for row in compare(before, after or before):
-        cells: list[str | Text] = [row.label, row.before]
+        cells: list[str | Text] = [row.label, _with_bounds(row.before, row.before_bounds)]
         if after is not None:
-            cells += [row.after, *(Text(text, style=styles[row.verdict]) for text in (row.change, row.relative))]
+            cells += [_with_bounds(row.after, row.after_bounds)]
+            cells += [*(Text(text, style=styles[row.verdict]) for text in (row.change, row.relative))]
         table.add_row(*cells)
     return table
+
+
+def _with_bounds(value: str, bounds: str) -> Text:
+    """A value and, below it, its interval: beside it the table would be too wide for a terminal."""
+    return Text(value).append(f"\n{bounds}", style="dim") if bounds else Text(value)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ from typing import Any
 import zstandard
 from pydantic import RootModel
 
+from actors.graders.base import UNGATED
 from actors.graders.sample import sample_of
 from actors.grading.factory import all_grader_problems
 from actors.grading.pool import GraderPool
@@ -27,24 +29,35 @@ from trainer.spec.graders import GraderSpec
 from trainer.spec.job import Reinforcement
 from trainer.spec.operator import Operator
 from trainer.spec.reader import fill_in, read_source, validate
-from trainer.types import Grade
+from trainer.types import Grade, Group
 
 MAX_CONCURRENT = 256
 SHOWN_PROBLEMS = 20
 _SECTION = "method.reinforcement."
-_LINE_REMEDY = 'give one JSON object per line: {"sample": {...} or the answer\'s text, "item": {...}}'
+_LINE_REMEDY = (
+    'give one JSON object per line: {"sample": {...} or the answer\'s text, "item": {...}}, and "grade" if you know it'
+)
 
 Regraded = Grade | RftError
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One rollout to grade; `recorded` is its grade from the recorded run, if any."""
+    """One rollout to grade; `recorded` is the grade that it had in its run or has in its line, if any.
+
+    `row_id` is empty for a line of a JSONL file of samples; `where` is the file and line of the row.
+    """
 
     sample: dict[str, Any]
     item: dict[str, Any]
     trace_id: str
     recorded: float | None = None
+    row_id: str = ""
+    where: str = ""
+
+    def again(self, number: int) -> Case:
+        """The case for run `number`: a new trace id, so that it does not get the cached answer of an earlier one."""
+        return replace(self, trace_id=f"{self.trace_id}_again_{number}") if number else self
 
 
 class _BareGrader(RootModel[GraderSpec]):
@@ -80,8 +93,7 @@ async def grade_file(
         def progress(count: int, so_far: int = so_far) -> None:
             done(so_far + count, repeat * len(cases))
 
-        # A new pool and new trace ids, so that no run gets the cached answers of an earlier one.
-        again = [replace(case, trace_id=f"{case.trace_id}_again_{number}") if number else case for case in cases]
+        again = [case.again(number) for case in cases]  # with a new pool, which has no cached answers either
         runs.append(await grade_cases(again, GraderPool.of(reinforcement, operator), progress))
     return reinforcement, cases, runs
 
@@ -148,20 +160,34 @@ def _recorded(path: Path) -> list[Case]:
     except (zstandard.ZstdError, OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} cannot be read: {error}") from None
     reinforcement = job.get("job", {}).get("method", {}).get("reinforcement") or {}
-    wants_json = reinforcement.get("response_format") is not None
-    cases = [
+    data_file = _data_file(job, path.name, groups[0]) if groups else ""
+    cases = cases_of(groups, reinforcement.get("response_format") is not None, data_file)
+    if not cases:
+        raise UserError(f"{path} has no rollouts with an answer to grade")
+    return cases
+
+
+def cases_of(groups: Sequence[Group], wants_json: bool, data_file: str = "") -> list[Case]:
+    """The graded rollouts of a file as cases; `wants_json`: the job has a response format."""
+    return [
         Case(
             sample_of(rollout.answer, rollout.turns, rollout.finish, wants_json),
             group.request.task.item,
             rollout.trace_id,
-            rollout.grade.scores.get("ungated", rollout.grade.value),
+            rollout.grade.scores.get(UNGATED, rollout.grade.value),
+            rollout.row_id,
+            f"{data_file}:{rollout.row_id.partition('-')[0]}",
         )
         for group in groups
         for rollout in group.rollouts
     ]
-    if not cases:
-        raise UserError(f"{path} has no rollouts with an answer to grade")
-    return cases
+
+
+def _data_file(job: Mapping[str, Any], name: str, group: Group) -> str:
+    """The data file that the rows of a rollout file are from: `eval-training` names it, else their purpose does."""
+    purpose = "training" if group.request.purpose == "train" else group.request.purpose
+    of = name.removeprefix("eval-").partition(".")[0] if name.startswith("eval-") else purpose
+    return str(job.get("job", {}).get(f"{of}_file") or f"{of}_file")
 
 
 def _lines(path: Path) -> Iterator[Case | str | None]:
@@ -172,10 +198,10 @@ def _lines(path: Path) -> Iterator[Case | str | None]:
         why = error.strerror if isinstance(error, OSError) else "it is not valid UTF-8"
         remedy = "give a run folder, or a JSONL file of {sample, item}"
         raise InvalidJob("nothing to grade", [Problem("unreadable_file", str(path), str(why), remedy)]) from None
-    yield from (_case(text, f"trace_line_{number}") if text.strip() else None for number, text in enumerate(texts, 1))
+    yield from (_case(text, path, number) if text.strip() else None for number, text in enumerate(texts, 1))
 
 
-def _case(text: str, trace_id: str) -> Case | str:
+def _case(text: str, path: Path, number: int) -> Case | str:
     try:
         line = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -189,7 +215,10 @@ def _case(text: str, trace_id: str) -> Case | str:
         return "`sample` must be an object or the answer's text"
     if not isinstance(item, dict):
         return "`item` must be an object"
-    return Case(sample, item, str(line.get("trace_id") or trace_id))
+    grade = line.get("grade")
+    if not (grade is None or (type(grade) in (int, float) and math.isfinite(grade))):
+        return "`grade`, the one that you expect, must be a number"
+    return Case(sample, item, str(line.get("trace_id") or f"trace_line_{number}"), grade, "", f"{path}:{number}")
 
 
 # -- the grader --------------------------------------------------------------------------------------------------------

@@ -15,13 +15,14 @@ from rich.text import Text
 
 from actors.graders.base import error_name, total_tokens
 from cluster.views.live import safe_text
+from cluster.views.regrade import Case
 from trainer.errors import RftError
 from trainer.types import Grade
 
 QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 BINS = 10
 BAR_WIDTH = 40
-SHOWN_ERRORS = 3
+SHOWN_ERRORS, SHOWN_CHANGES = 3, 20
 SAME = 1e-9
 """Grades that differ by less than this count as equal."""
 
@@ -86,6 +87,39 @@ def summary_of(runs: Sequence[Sequence[Grade | RftError]], pass_threshold: float
         judge_tokens=total_tokens(grades),
         noise=_noise(runs) if len(runs) > 1 else None,
     )
+
+
+def changes_of(cases: Sequence[Case], runs: Sequence[Sequence[Grade | RftError]]) -> list[tuple[Case, float, float]]:
+    """(case, grade before, mean grade now) of the cases whose grade is another, what gained most first."""
+    changed = []
+    for case, outcomes in zip(cases, zip(*runs, strict=True), strict=True):
+        values = [outcome.value for outcome in outcomes if isinstance(outcome, Grade)]
+        if case.recorded is not None and values and abs(fmean(values) - case.recorded) > SAME:
+            changed.append((case, case.recorded, fmean(values)))
+    return sorted(changed, key=lambda change: change[1] - change[2])
+
+
+def print_changes(changed: Sequence[tuple[Case, float, float]], num_known: int, console: Console) -> None:
+    """Print which of `num_known` cases have another grade than before: the ends of a long list."""
+    if not num_known:
+        return
+    console.print(f"{len(changed):,} of {num_known:,} grades are not what they were", highlight=False)
+    if not changed:
+        return
+    table = Table(title="changed grades", title_justify="left")
+    for name in ("before", "now", "change"):
+        table.add_column(name, justify="right")
+    for name in ("row", "file and line", "trace"):
+        table.add_column(name, overflow="fold")
+    half = SHOWN_CHANGES // 2
+    ends = [list(changed)] if len(changed) <= SHOWN_CHANGES else [list(changed[:half]), list(changed[-half:])]
+    for number, end in enumerate(ends):
+        if number:
+            table.add_row("…", "…", "…", f"{len(changed) - 2 * half:,} between", "", "")
+        for case, before, now in end:
+            texts = [Text(safe_text(text)) for text in (case.row_id, case.where, case.trace_id)]
+            table.add_row(f"{before:.3f}", f"{now:.3f}", f"{now - before:+.3f}", *texts)
+    console.print(table)
 
 
 def print_summary(summary: Summary, recorded: Sequence[float], console: Console) -> None:

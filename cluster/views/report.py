@@ -6,7 +6,6 @@ Every part is optional: aborted runs, runs of one step and runs without a test o
 from __future__ import annotations
 
 import json
-import math
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,14 +19,18 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from cluster.records.run_folder import RunFolder
-from cluster.views.before_after import Change, compare, mean_grade, paired_change
-from cluster.views.live import duration
+from cluster.views.before_after import Change, compare, few_note, paired_change
+from cluster.views.live import duration, safe_text
 from cluster.views.report_charts import figures, quality
-from cluster.views.traces import call_note, cut, facts, said
-from trainer.types import Evaluation, Group, Rollout
+from cluster.views.report_rows import rows_of
+from cluster.views.traces import SHOWN_CHARS, call_note, cut, facts, own_keys, said, turn_note
+from trainer.errors import UserError
+from trainer.events import EarlyStopped, FewerCalls
+from trainer.run_events import RunEvent
+from trainer.types import Evaluation, Group
 
-SHOWN_ROWS = 1000
-"""A row with two traces takes about 10 kB, so a file with this many rows still opens quickly."""
+Graded = tuple[str, Sequence[Group]]
+"""The name and the groups of a rollout file."""
 HEADLINES = ("grade", "tool_calls", "completion_tokens", "busy_s")
 
 
@@ -38,45 +41,23 @@ class Compared:
     title: str
     before: Evaluation | None
     after: Evaluation
-    groups_before: Sequence[Group]
-    groups_after: Sequence[Group]
+    graded_before: Graded | None
+    graded_after: Graded
+    left_out: Sequence[str] = ()
+    """What is wrong with files whose rollouts are missing here."""
 
     @property
     def changes(self) -> list[Change]:
-        return compare(self.before or self.after, self.after)
+        paired = None if self.graded_before is None else paired_change(self.graded_before[1], self.graded_after[1])
+        return compare(self.before or self.after, self.after, paired)
 
     @property
     def headlines(self) -> list[Change]:
         return [change for change in self.changes if change.name in HEADLINES]
 
     @property
-    def half_width(self) -> str:
-        """Half width of the 95 % confidence interval of the grade's change, comparing each row with itself."""
-        _, half_width, _ = paired_change(self.groups_before, self.groups_after)
-        return "" if math.isnan(half_width) else f" ± {half_width:.3f}"
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One row of the graded file."""
-
-    before: Group | None
-    after: Group
-
-    @property
-    def question(self) -> str:
-        """The last message of the prompt, which is the user's."""
-        return str(self.after.request.task.messages[-1].get("content") or "")
-
-    @property
-    def change(self) -> float | None:
-        if self.before is None or not (self.before.rollouts and self.after.rollouts):
-            return None
-        return mean_grade(self.after) - mean_grade(self.before)
-
-    @property
-    def sides(self) -> list[tuple[str, Group]]:
-        return [("after", self.after)] if self.before is None else [("before", self.before), ("after", self.after)]
+    def few(self) -> str:
+        return few_note(self.after)
 
 
 @cache
@@ -84,8 +65,8 @@ def _template() -> Template:
     environment = Environment(
         loader=PackageLoader("cluster.views", ""), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
-    environment.globals |= {"said": said, "cut": cut, "facts": facts, "call_note": call_note}
-    environment.globals |= {"tries": _tries, "clock": _clock}
+    environment.globals |= {"said": said, "cut": _shown, "facts": facts, "call_note": call_note}
+    environment.globals |= {"own_keys": own_keys, "turn_note": turn_note, "clock": _clock}
     return environment.get_template("report.html")
 
 
@@ -106,7 +87,8 @@ def write_report(run: RunFolder | Path) -> Path:
         ("How the agent works", figures("agent", steps)),
         ("How the training went", figures("training", steps)),
     )
-    rows = [] if compared is None else _rows(compared)
+    rows = None if compared is None else rows_of(compared.graded_before, compared.graded_after)
+    left_out = [f"Left out: {problem}." for problem in compared.left_out] if compared else []
     spec = job.get("job", {})
     html = _template().render(
         nonce=secrets.token_urlsafe(16),
@@ -116,13 +98,12 @@ def write_report(run: RunFolder | Path) -> Path:
         model=spec.get("model", ""),
         took=_took([event.time for event in events]),
         totals=_totals(steps),
-        notice=_notice(job, steps, evaluations),
+        notice=" ".join(filter(None, (_notice(job, steps, evaluations, events), _cheaper(events), *left_out))),
         error=next((event.message for event in reversed(events) if event.level == "error"), ""),
         compared=compared,
         sections=[(heading, made) for heading, made in sections if made],
         charts=[figure for _, made in sections for figure in made],
-        rows=rows[:SHOWN_ROWS],
-        num_rows=len(rows),
+        rows=rows,
         warnings=[event for event in events if event.level != "info" and not (event.event and event.event.quiet)],
         job=json.dumps(job, indent=2) if job else "",
     )
@@ -136,15 +117,20 @@ def _compared(
 ) -> Compared | None:
     """The test file before and after; else the first and last validation; else the file that was graded last."""
     names = set(run.rollout_names())
+    left_out: list[str] = []
 
-    def groups(name: str) -> list[Group]:
-        return run.read_groups(name) if name in names else []
+    def groups(name: str) -> Graded:
+        try:
+            return name, run.read_groups(name) if name in names else []
+        except UserError as error:
+            left_out.append(error.public)
+            return name, []
 
     def of(title: str, *graded: tuple[str, Evaluation]) -> Compared:
         (first, before), (last, after) = graded[0], graded[-1]
         if len(graded) == 1:
-            return Compared(title, None, after, [], groups(last))
-        return Compared(title, before, after, groups(first), groups(last))
+            return Compared(title, None, after, None, groups(last), left_out)
+        return Compared(title, before, after, groups(first), groups(last), left_out)
 
     if "test-after" in evaluations:
         return of(
@@ -163,22 +149,16 @@ def _compared(
     return None
 
 
-def _rows(compared: Compared) -> list[Row]:
-    before = {group.request.task.row_id: group for group in compared.groups_before}
-    return [Row(before.get(group.request.task.row_id), group) for group in compared.groups_after]
-
-
-def _tries(group: Group) -> dict[str, Any]:
-    """Mean grade and tool calls over a row's graded rollouts, and the rollout to show."""
-    if not group.rollouts:
-        return {"grade": None, "calls": None, "shown": None}
-    shown: Rollout = group.rollouts[0]
-    calls = sum(len(rollout.calls) for rollout in group.rollouts) / len(group.rollouts)
-    return {"grade": mean_grade(group), "calls": calls, "shown": shown}
-
-
-def _notice(job: Mapping[str, Any], steps: Sequence[Mapping[str, float]], evaluations: Mapping[str, Evaluation]) -> str:
-    """A sentence on what is missing in a run that was aborted or is still running; empty if nothing is."""
+def _notice(
+    job: Mapping[str, Any],
+    steps: Sequence[Mapping[str, float]],
+    evaluations: Mapping[str, Evaluation],
+    events: Sequence[RunEvent],
+) -> str:
+    """A sentence on what is missing in a run that has ended early or is still running; empty if nothing is."""
+    early = [event for event in events if isinstance(event.event, EarlyStopped)]
+    if early and steps and early[-1].step == steps[-1]["step"]:
+        return f"This run {early[-1].message}."
     total = int(steps[-1].get("total_steps", 0)) if steps else job.get("plan", {}).get("steps", 0)
     done = int(steps[-1]["step"]) if steps else 0
     if not steps and any(not name.startswith("test-") for name in evaluations):
@@ -188,6 +168,11 @@ def _notice(job: Mapping[str, Any], steps: Sequence[Mapping[str, float]], evalua
     if "test-before" in evaluations and "test-after" not in evaluations:
         return "The test file was not graded after training."
     return ""
+
+
+def _cheaper(events: Sequence[RunEvent]) -> str:
+    """The sentence on a checkpoint with fewer calls, if one was found."""
+    return next((f"{event.message}." for event in reversed(events) if isinstance(event.event, FewerCalls)), "")
 
 
 def _totals(steps: Sequence[Mapping[str, float]]) -> str:
@@ -200,6 +185,11 @@ def _totals(steps: Sequence[Mapping[str, float]]) -> str:
     counts = [(len(steps), "step"), (sum(rollouts), "rollout")]
     counts += [(total("tool_calls_mean"), "tool call"), (total("completion_tokens_mean"), "sampled token")]
     return " · ".join(f"{count:,.0f} {what}{'' if round(count) == 1 else 's'}" for count, what in counts if count)
+
+
+def _shown(text: str, limit: int = SHOWN_CHARS) -> str:
+    """What models, tools and rows wrote, for the page."""
+    return safe_text(cut(text, limit))
 
 
 def _clock(time: float) -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from itertools import cycle
+from statistics import fmean
 from typing import Any, Literal
 
 from trainer.metrics import METRICS
@@ -33,7 +33,8 @@ def quality(
     steps: Steps, validations: Sequence[tuple[int, Evaluation]], tests: Sequence[tuple[int, Evaluation]]
 ) -> list[dict[str, Any]]:
     """The chart of grade and reward in training, validation and test; error bars are 95 % confidence intervals."""
-    chart = Chart("Grade and reward", scale="fitted")
+    reads = "a train curve that rises alone means that rows are learned by heart; bars are 95 % intervals"
+    chart = Chart("Grade and reward", reads, scale="fitted")
     curves = [
         _curve(chart, steps, name, METRICS[name].label) | {"line": {"width": 1.5, "dash": dash}, "opacity": 0.75}
         for name, dash in (("train_mean_grade", "solid"), ("train_mean_reward", "dot"))
@@ -50,17 +51,27 @@ def quality(
         x = [step for step, _ in tests]
         diamonds = {"mode": "markers", "marker": {"size": 10, "symbol": "diamond"}}
         curves.append(_points("test grade", x, [test for _, test in tests]) | diamonds)
-    return [_figure(chart, curves)] if curves else []
+    measured = sorted(curves, key=lambda curve: curve["name"] != METRICS["full_valid_mean_grade"].label)
+    return [_figure(chart, curves) | {"says": _says(chart, measured[:1])}] if curves else []
 
 
 def _points(name: str, x: list[int], evaluations: list[Evaluation]) -> dict[str, Any]:
-    half_widths = [0.0 if math.isnan(e.ci95) else e.ci95 for e in evaluations]
+    found = [e.interval("grade") for e in evaluations]
+    above = [0.0 if interval is None else interval.high - interval.mean for interval in found]
+    below = [0.0 if interval is None else interval.mean - interval.low for interval in found]
     return {
         "name": name,
         "mode": "lines+markers",
         "x": x,
         "y": [e.grade for e in evaluations],
-        "error_y": {"type": "data", "array": half_widths, "thickness": 1.2, "width": 4},
+        "error_y": {
+            "type": "data",
+            "array": above,
+            "arrayminus": below,
+            "symmetric": False,
+            "thickness": 1.2,
+            "width": 4,
+        },
         "line": {"width": 2.5},
         "marker": {"size": 7},
     }
@@ -104,4 +115,23 @@ def _figure(chart: Chart, curves: list[dict[str, Any]], *, legend: bool = False)
             "rangemode": "tozero" if chart.scale == "from zero" else "normal",
         },
     }
-    return {"title": chart.title, "unit": chart.unit, "data": curves, "layout": layout}
+    return {"title": chart.title, "unit": chart.unit, "data": curves, "layout": layout, "says": _says(chart, curves)}
+
+
+def _says(chart: Chart, curves: Sequence[Mapping[str, Any]]) -> str:
+    """One sentence: from where to where it went, if that is one number, and how the chart is read."""
+    stacked = chart.kind == "area"
+    points = [
+        y
+        for y in (map(sum, zip(*(c["y"] for c in curves), strict=True)) if stacked else curves[0]["y"])
+        if y is not None
+    ]
+    went = ""
+    if len(points) > 1 and (stacked or len(curves) == 1):
+        part = max(1, len(points) // 5)  # a single step says little
+        form = "{:.0%}" if "%" in chart.ticks else "{:.3g}"
+        name = f"{curves[0]['name']} from " if len(curves) == 1 and chart.scale == "fitted" else "from "
+        first, last = (form.format(fmean(some)) for some in (points[:part], points[-part:]))
+        went = f"{name}{first} to {last}: " if first != last else ""
+    sentence = f"{went}{chart.reads}."
+    return sentence[0].upper() + sentence[1:]

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from trainer import events as e
+from trainer.loop.diagnosis import Diagnosis, how_many
+from trainer.metrics.intervals import FEW
 
+SHOWN_TOOLS = 6
 PHASES: Mapping[e.Phase, str] = {
     "resources": "waiting for resources",
     "actors": "starting",
@@ -15,6 +18,12 @@ PHASES: Mapping[e.Phase, str] = {
     "validation": "grading the validation file",
     "checkpoint": "writing a checkpoint",
     "copy": "copying the last checkpoint to the checkpoint store",
+}
+
+_INTEGRATION: Mapping[e.IntegrationCause, str] = {
+    "not_installed": ": its package is not installed",
+    "not_allowed": ": the operator has not set it up",
+    "failed": "",
 }
 
 
@@ -35,6 +44,8 @@ def sentence(event: e.Event) -> str:
             return f"step {event.step} of {event.total_steps} is done"
         case e.Evaluated():
             return _evaluated(event)
+        case e.ReadinessJudged():
+            return f"the verdict is {event.verdict}: {_list(event.reasons)}"
         case e.LossEvaluated():
             return f"validation at step {event.step}: loss {event.loss:.4f} ({event.num_rows} rows)"
         case e.CheckpointSaved():
@@ -46,6 +57,17 @@ def sentence(event: e.Event) -> str:
         case e.UpdatesReplayed():
             again = f"replayed {event.num_updates} updates in {event.seconds:.1f} s"
             return f"{again}; {event.num_groups} finished groups are kept"
+        case e.EarlyStopped():
+            reward = "" if event.best_reward is None else f", with a validation reward of {event.best_reward:.3f}"
+            when = f"stopped early, after {event.step} of {event.total_steps} steps"
+            return f"{when}: validations brought no gain; the best checkpoint is step-{event.best_step:06d}{reward}"
+        case e.FewerCalls():
+            calls = f"{event.tool_calls:.2f} instead of {event.best_tool_calls:.2f} calls per rollout"
+            return (
+                f"step-{event.cheaper_step:06d} may be as good as the best checkpoint, step-{event.best_step:06d}, "
+                f"with {calls}: its reward differs by {event.reward_change:+.3f}, within the 95 % interval "
+                f"({event.num_rows} rows)"
+            )
         case e.JobEnded():
             return event.error or ("the job is done" if event.outcome == "done" else "the job was stopped")
         case _:
@@ -61,7 +83,10 @@ def _phase(event: e.PhaseBegan) -> str:
 
 def _evaluated(event: e.Evaluated) -> str:
     found = event.evaluation
-    grade, count = f"grade {found.grade:.3f} ± {found.ci95:.3f}", f"(n = {found.num_rollouts})"
+    interval = found.interval("grade")
+    grade = f"grade {found.grade:.3f}" + (f" {interval.bounds('{:.3f}')}" if interval else "")
+    rows = found.graded_rows or found.num_rows
+    count = f"({found.num_rollouts} rollouts of {rows} rows" + (", which are few)" if rows < FEW else ")")
     if event.name == e.VALIDATION:
         return f"validation at step {event.step}: {grade}, reward {found.reward:.3f} {count}"
     return f"{event.name}: {grade}, {found.tool_calls:.2f} tool calls {count}"
@@ -82,8 +107,8 @@ def _trouble(event: e.Event) -> str:
         case e.DiskFreed():
             return "the disk has room again: the job goes on"
         case e.BatchStarved():
-            counts = ", ".join(f"{n:.0f} {kind}" for kind, n in sorted(event.without_signal.items())) or "none"
-            return f"no group of a batch had a signal to learn from ({counts}; {event.num_lost} lost)"
+            why = "" if event.cause == "unknown" else f": {Diagnosis(event.cause, event.name, event.error)}"
+            return f"nothing to learn from: {how_many(event.without_signal, event.num_lost)}{why}"
         case e.NoToolCalls():
             return f"step {event.step}: none of {event.num_rollouts} rollouts called any of its tools"
         case e.EngineLearnerGap():
@@ -92,6 +117,8 @@ def _trouble(event: e.Event) -> str:
             return f"step {event.step}: {_alarm(event)}; look at {', '.join(event.traces)}"
         case e.RolloutDiscarded():
             return f"a rollout of row {event.row_id} was discarded: {event.cause}"
+        case e.RolloutsProgressed():
+            return progress(event)
         case e.EndpointDown():
             return (
                 f"{event.num_failed} of the last {event.num_rollouts} rollouts were discarded, {event.num_by_endpoint} "
@@ -104,6 +131,8 @@ def _trouble(event: e.Event) -> str:
             return event.detail
         case e.SinkCutOff():
             return f"the sink {event.sink} was cut off and gets no more events{_why(event.reason)}"
+        case e.IntegrationFailed():
+            return f"{event.integration} gets no numbers of this run{_INTEGRATION[event.cause]}{_why(event.reason)}"
         case e.Notice():
             return event.text
         case _:
@@ -139,6 +168,41 @@ def _actor(event: e.Event) -> str:
         case e.ComponentFailed():
             return f"the {event.component} failed{_why(event.error)}"
     return event.kind.replace("_", " ")
+
+
+def progress(event: e.RolloutsProgressed) -> str:
+    """How far the rollouts are: `rollouts: 17/32 ended, 15 in flight, slowest 12 s (row 31); calls: cat 25`."""
+    return f"rollouts: {counted(event)}" + (f"; calls: {calls_by_tool(event)}" if event.calls else "")
+
+
+def counted(event: e.RolloutsProgressed) -> str:
+    """`17/32 ended, 15 in flight, slowest 12 s (row 31)`."""
+    slowest = f", slowest {event.slowest_s:.0f} s (row {_line(event.slowest_row)})" if event.in_flight else ""
+    return f"{event.ended}/{event.total} ended, {event.in_flight} in flight{slowest}"
+
+
+def calls_by_tool(event: e.RolloutsProgressed) -> str:
+    """The tools that were called most, with their errors: `search 40, cat 25 (2 errors)`."""
+
+    def one(tool: str, count: float) -> str:
+        errors = event.errors.get(tool, 0.0)
+        return f"{tool} {count:.0f}" + (f" ({errors:.0f} error{'s' * (errors > 1)})" if errors else "")
+
+    most = sorted(event.calls.items(), key=lambda pair: -pair[1])
+    more = [f"{len(most) - SHOWN_TOOLS} more"] if len(most) > SHOWN_TOOLS else []
+    return _list([*(one(*pair) for pair in most[:SHOWN_TOOLS]), *more])
+
+
+def newest(event: e.RolloutsProgressed) -> str:
+    """The rollout that was graded last: `row 12, grade 1.000: 4427, after cat {"path": "x"}`; empty without one."""
+    if not event.newest_trace:
+        return ""
+    after = f", after {' → '.join(event.newest_calls)}" if event.newest_calls else ""
+    return f"row {_line(event.newest_row)}, grade {event.newest_grade:.3f}: {event.newest_answer or 'no answer'}{after}"
+
+
+def _line(row_id: str) -> str:
+    return row_id.partition("-")[0]
 
 
 def _alarm(event: e.AlarmRaised) -> str:

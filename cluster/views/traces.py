@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
+from itertools import chain, islice
+from typing import Any
 
 from rich.console import Console
 from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
+from cluster.records.rollout_index import Order
 from cluster.records.run_folder import RunFolder
+from cluster.records.wanted import Wanted
 from cluster.views.live import safe_text
 from trainer.data.rollout_files import group_lines
+from trainer.data.rollout_json import outcome_from_json, task_from_json
 from trainer.errors import UserError
-from trainer.types import Discarded, Grade, Group, GroupRequest, Rollout, ToolResult, Turn
+from trainer.types import Discarded, Grade, Group, GroupRequest, Rollout, Task, ToolResult, Turn
 
 LABEL_WIDTH = 10
 SHOWN_CHARS = 600
 """Printed length of a prompt message, tool result or turn; `--json` prints them whole."""
+SHOWN_KEYS, KEY_CHARS = 20, 60
+"""Printed keys of a row, and their length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,40 +57,49 @@ def select_traces(
     Raises:
         UserError: There are no rollouts, or none of this name, row or trace.
     """
-    names = run.rollout_names()
-    if not names:
+    wanted = Wanted(name=name, row=row, trace=trace)
+    if wanted == Wanted():
+        wanted = Wanted(name=newest_file(run))
+    order: Order = "oldest" if worst is None and best is None else "worst" if best is None else "best"
+    return list(find_traces(run, wanted, order, worst if best is None else best))
+
+
+def newest_file(run: RunFolder) -> str:
+    """The name of the newest file of rollouts.
+
+    Raises:
+        UserError: There are no rollouts.
+    """
+    run.index.catch_up()
+    files = run.index.files()
+    if not files:
         raise UserError(
             f"{run.path} contains no rollouts: give the folder of a run that has some, such as runs/20261121-..."
         )
-    if name is not None and (counted := re.fullmatch(r"(step|validation)-(\d+)", name)):
-        name = f"{counted[1]}-{int(counted[2]):06d}"
-    if name is not None and name not in names:
-        raise UserError(f"{run.path} has no rollouts named {name!r}; it has {', '.join(sorted(names))}")
-    if name is not None:
-        names = [name]
-    elif row is None and trace is None:
-        names = names[-1:]
-    found = [
-        entry
-        for file in names
-        for entry in _traces(file, run.read_groups(file))
-        if (row is None or entry.end.row_id == row or entry.end.row_id.startswith(f"{row}-"))
-        and (trace is None or entry.end.trace_id.startswith(trace))
-    ]
-    if not found and (row is not None or trace is not None):
-        which = " and ".join(f"{key} {value!r}" for key, value in (("row", row), ("trace", trace)) if value is not None)
-        raise UserError(f"{run.path} has no rollout with {which}" + (f" in {name}" if name else ""))
-    if worst is None and best is None:
-        return found
-    graded = [(entry.end.grade.value, entry) for entry in found if isinstance(entry.end, Rollout)]
-    graded.sort(key=lambda pair: pair[0], reverse=best is not None)
-    return [entry for _, entry in graded[: best if best is not None else worst]]
+    return files[-1].name
 
 
-def _traces(name: str, groups: Sequence[Group]) -> Iterator[Trace]:
-    for group in groups:
-        yield from (Trace(name, group.request, end) for end in group.rollouts)
-        yield from (Trace(name, group.request, end) for end in group.discarded)
+def find_traces(run: RunFolder, wanted: Wanted, order: Order = "oldest", limit: int | None = None) -> Iterator[Trace]:
+    """The traces that are wanted, by file and in its order, or by grade; one after the other, in constant memory.
+
+    Raises:
+        UserError: There are no rollouts at all, or none that are wanted.
+    """
+    newest_file(run)
+    wanted = run.index.checked(wanted)
+    found = run.index.all(wanted, order, limit if wanted.text is None else None)
+    if wanted.text is not None:
+        found = islice((one for one, has_text in run.index.containing(found, wanted.text) if has_text), limit)
+    first = next(found, None)
+    if first is None and (order == "oldest" or not run.index.page(wanted, "oldest", 1)):
+        raise UserError(f"{run.path} has no rollout{wanted}" + "".join(f"; {p}" for p in damaged(run, wanted)))
+    for one, request, end in run.index.read(chain([] if first is None else [first], found)):
+        yield Trace(one.name, request, end)
+
+
+def damaged(run: RunFolder, wanted: Wanted) -> list[str]:
+    """What is wrong with the files that may have these traces."""
+    return [f.problem for f in run.index.files() if f.problem and wanted.name in (None, f.name)]
 
 
 def trace_json(trace: Trace) -> str:
@@ -92,6 +108,12 @@ def trace_json(trace: Trace) -> str:
     alone = Group(trace.request, (end,)) if isinstance(end, Rollout) else Group(trace.request, (), (end,))
     _, line = group_lines(alone)
     return json.dumps({"name": trace.name, "request": asdict(trace.request)} | line, default=str)
+
+
+def trace_of(name: str, request: dict[str, Any], end: dict[str, Any]) -> Trace:
+    """A trace from the parts of its `trace_json`."""
+    task = task_from_json(request["task"])
+    return Trace(name, GroupRequest(**request | {"task": task}), outcome_from_json(end))
 
 
 def said(turn: Turn) -> tuple[str, str]:
@@ -113,7 +135,7 @@ def facts(rollout: Rollout) -> str:
     parts = ", ".join(f"{name} {score:.3f}" for name, score in rollout.grade.scores.items())
     versions = sorted(set(rollout.sampled_versions.tolist()))
     shown = [
-        f"grade {rollout.grade.value:.3f}" + (f" ({parts})" if parts else "") + _why(rollout.grade),
+        f"grade {rollout.grade.value:.3f}" + (f" ({parts})" if parts else "") + _besides(rollout.grade),
         f"reward {rollout.reward:.3f}",
         f"ended by {rollout.finish}",
         f"{len(rollout.calls)} calls in {len(rollout.turns)} turns",
@@ -125,11 +147,25 @@ def facts(rollout: Rollout) -> str:
     return " · ".join(shown)
 
 
-def _why(grade: Grade) -> str:
-    """What else is known about a grade: the guard that set it, the held-out grade, the judge's reason."""
+def _besides(grade: Grade) -> str:
+    """What else is known about a grade: the guard that set it, the held-out grade."""
     guard = f" set by the guard {grade.guard}" if grade.guard is not None else ""
     held_out = f", held out {grade.held_out:.3f}" if grade.held_out is not None else ""
-    return guard + held_out + (f", because {grade.reason}" if grade.reason else "")
+    return guard + held_out
+
+
+def own_keys(task: Task) -> list[tuple[str, str]]:
+    """A row's own keys, such as its reference answer, which graders and tools see and the model does not."""
+    own = [(key, value) for key, value in task.item.items() if key not in ("messages", "tools")]
+    texts = [(cut(k, KEY_CHARS), v if isinstance(v, str) else json.dumps(v)) for k, v in own[:SHOWN_KEYS]]
+    more = len(own) - SHOWN_KEYS
+    return texts + ([("…", f"{more:,} more keys")] if more > 0 else [])
+
+
+def turn_note(turn: Turn) -> str:
+    """What a turn cost, and whether its calls ran at the same time."""
+    together = f", {len(turn.calls)} calls in parallel" if len(turn.calls) > 1 else ""
+    return f"{turn.stop - turn.start:,} tokens, {turn.model_s:.2f} s{together}"
 
 
 def call_note(result: ToolResult) -> str:
@@ -140,16 +176,20 @@ def call_note(result: ToolResult) -> str:
     return ", ".join(note for note in notes if note)
 
 
-def print_traces(traces: Sequence[Trace], console: Console) -> None:
+def print_traces(traces: Iterable[Trace], console: Console) -> None:
     """Print each trace from prompt to answer, cutting long texts; consecutive traces of a row share one prompt."""
     row = None
     for trace in traces:
         end = trace.end
-        console.print(Rule(Text(f"{trace.name} · row {end.row_id} · {end.trace_id}", style="bold"), align="left"))
+        console.print(
+            Rule(Text(safe_text(f"{trace.name} · row {end.row_id} · {end.trace_id}"), style="bold"), align="left")
+        )
         if row != (trace.name, end.row_id):
             for message in trace.request.task.messages:
                 content = message.get("content") or json.dumps(message.get("tool_calls"))
                 _say(console, str(message["role"]), str(content), "dim")
+            for key, value in own_keys(trace.request.task):
+                _say(console, "row", f"{key}: {value}", "magenta")
         row = (trace.name, end.row_id)
         if isinstance(end, Discarded):
             _say(console, "discarded", f"sample {end.sample}: {end.reason}: {end.message}", "yellow")
@@ -160,10 +200,11 @@ def print_traces(traces: Sequence[Trace], console: Console) -> None:
 
 def _print_rollout(console: Console, rollout: Rollout) -> None:
     _say(console, f"sample {rollout.sample}", facts(rollout), "cyan")
+    if rollout.grade.reason:
+        _say(console, "reason", rollout.grade.reason, "yellow")
     for number, turn in enumerate(rollout.turns, start=1):
         thought, text = said(turn)
-        cost = f"{turn.stop - turn.start} tokens, {turn.model_s:.2f} s"
-        _say(console, f"turn {number}", cost, "dim")
+        _say(console, f"turn {number}", turn_note(turn), "dim")
         if thought:
             _say(console, "", thought, "dim italic")
         if text and text != rollout.answer:

@@ -7,6 +7,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from docs.generator import architectures
 from docs.generator.markdown import code, table
 from trainer.chat.families import FAMILIES
 
@@ -32,19 +33,22 @@ which the parser must read, results, thoughts and whole conversations. How far e
 _SHOWN = """
 ## How it was shown
 
-What a column does not name was not tried: where only the template is named, nobody has trained such a model here yet.
+Each cell names all that was used: **template** is the real one, in `make test`; **short template** is one in the
+family's form; **vocabulary** is that of the real model; **tiny weights** are random, in an engine and a learner
+(`make nightly`; Hermes and Qwen3.5 in `make test`); **weights** are those of a real model, trained (`examples/orders`).
+A dash: not tried, or the family has no such thing.
 
 """
-_REST = "real template"
-_EVIDENCE = {
-    "hermes": "real template; tiny weights in an engine and a learner (the ledger example, in `make test`)",
-    "qwen3_coder": "real template; the real vocabulary of Qwen3.5 and Qwen3.6 (in `make nightly`)",
-    "gpt_oss": "real template; the real vocabulary and parser of `openai_harmony`",
-    "mistral": "nothing but the parser: no template at hand",
-    "deepseek_v31": "nothing but the parser: no template at hand",
-    "deepseek_v3": "nothing but the parser: the template at hand shows no tools, and is used with the prelude",
-    "kimi_k2": "nothing but the parser: no template at hand",
-}
+COLUMNS = ("template", "parser", "thoughts", "parallel calls", "supervised", "structured output", "engine and learner")
+WITH_TINY_WEIGHTS = (
+    *("hermes", "qwen3_coder", "llama3", "gemma4", "glm4", "gpt_oss", "lfm2", "muse_glimmer"),
+    *("deepseek_v3", "deepseek_v31"),
+)
+"""The families that `tests/ray/test_families.py` trains."""
+_WITH_REAL_VOCABULARY = ("qwen3_coder", "gpt_oss")
+_WITH_REAL_WEIGHTS = ("hermes",)
+_CONSTRAINED = ("hermes", "qwen3_coder")
+"""The families whose structured output an engine sampled in a test."""
 
 
 def pages() -> dict[str, str]:
@@ -54,8 +58,26 @@ def pages() -> dict[str, str]:
     lines = [_cells(names, found) for names in _alike(found, order)]
     head = ("family", "templates", "own tools", "parser", "thoughts", "parallel calls", "rollout", "supervised")
     text = _INTRO + table((*head, "structured"), lines) + _SHOWN
-    shown = [(name, _EVIDENCE.get(name, _REST)) for name in order]
-    return {"model-families.md": text + table(("family", "shown with"), shown)}
+    shown = [(name, *_evidence(name, [row for row in found.values() if row["family"] == name])) for name in order]
+    return {"model-families.md": text + table(("family", *COLUMNS), shown) + architectures.section()}
+
+
+def _evidence(family: str, rows: list[dict[str, Any]]) -> list[str]:
+    """How each of COLUMNS was shown; `rows` are the family's real templates."""
+    tiny = "tiny weights" if family in WITH_TINY_WEIGHTS else ""
+    template = "template" if rows else "short template" if tiny else ""
+    vocabulary = "vocabulary" if family in _WITH_REAL_VOCABULARY else ""
+    weights = "weights" if family in _WITH_REAL_WEIGHTS else ""
+    cells = [
+        (template,),
+        (template, vocabulary, tiny, weights),
+        (template,) if any(row["thought"] != "none" for row in rows) else (),
+        (template,) if any(row["parallel_calls"] for row in rows) else (),
+        (template, weights),
+        ("tiny weights",) if family in _CONSTRAINED else (template,) if any(row["structured"] for row in rows) else (),
+        (tiny, weights),
+    ]
+    return [", ".join(filter(None, cell)) or "-" for cell in cells]
 
 
 def _alike(found: dict[str, dict[str, Any]], order: list[str]) -> list[list[str]]:

@@ -13,8 +13,8 @@ from examples.orders.shop import TOOLS, Shop, Split
 
 DATA: Final = Path(__file__).parent / "data"
 NUM_WARM_START: Final = 48
-NUM_TRAIN: Final = 128
-NUM_TEST: Final = 60
+NUM_TRAIN: Final = 160
+NUM_TEST: Final = 120
 SYSTEM: Final = {"role": "system", "content": "You are the support agent of a shop."}
 CHATTY: Final = ("{}", "Thank you for asking! {}", "{} Is there anything else?")
 
@@ -59,7 +59,7 @@ def write_data(folder: Path) -> None:
     """Write all files; the folder is created if necessary."""
     folder.mkdir(parents=True, exist_ok=True)
     shop, rng = Shop(), random.Random(1)
-    train, test = _distinct(shop, rng, "train"), _distinct(shop, random.Random(2), "test")
+    train, test = _distinct(shop, rng, "train"), _distinct(shop, random.Random(3), "test")
     files = {
         "warm_start.jsonl": [conversation(shop, next(train), rng) for _ in range(NUM_WARM_START)],
         "train.jsonl": [row(next(train)) for _ in range(NUM_TRAIN)],

@@ -70,37 +70,34 @@ class Way:
             },
         }
         self.stages: list[dict[str, Any]] = []
-        self._minutes = 0.0
 
     def untrained(self) -> None:
-        self._run("eval", HERE / "job.yaml", "--runs", self.folder / "untrained")
+        minutes = self._run("eval", HERE / "job.yaml", "--runs", self.folder / "untrained")
         (run,) = (self.folder / "untrained").iterdir()
-        self._note("untrained", run, "eval-test")
+        self._note("untrained", run, "eval-test", minutes)
 
-    def warm_start(self) -> Path:
-        self._run("train", HERE / "warm_start.yaml", "--run-folder", self.folder / "warm_start")
-        return _last_checkpoint(self.folder / "warm_start")
-
-    def reinforce(self, start: Path) -> Path:
-        self.environment["ORDERS_MODEL"] = str(start)
-        run = self.folder / "reinforcement"
-        self._run("train", HERE / "job.yaml", "--run-folder", run)
-        self._note("after the warm start", run, "test-before")
-        self._note("after reinforcement", run, "test-after")
+    def trained(self) -> Path:
+        warm, run = self.folder / "warm_start", self.folder / "reinforcement"
+        warm_minutes = self._run("train", HERE / "warm_start.yaml", "--run-folder", warm)
+        self.environment["ORDERS_MODEL"] = str(_last_checkpoint(warm))
+        minutes = self._run("train", HERE / "job.yaml", "--run-folder", run)
+        self._note("after the warm start", run, "test-before", warm_minutes)
+        self._note("after reinforcement", run, "test-after", minutes)
         return _last_checkpoint(run)
 
-    def _run(self, command: str, job: Path, *options: str | Path) -> None:
+    def _run(self, command: str, job: Path, *options: str | Path) -> float:
+        """Run a command of the CLI; returns its minutes."""
         arguments = [command, str(job), *map(str, options)]
         print(f"\n$ agent-rft {' '.join(arguments)}", flush=True)
         started = time.monotonic()
         if code := run_command([AGENT_RFT, *arguments], self.environment):
             raise SystemExit(code)
-        self._minutes = (time.monotonic() - started) / 60
+        return (time.monotonic() - started) / 60
 
-    def _note(self, name: str, run: Path, evaluation: str) -> None:
+    def _note(self, name: str, run: Path, evaluation: str, minutes: float) -> None:
         lines = map(json.loads, (run / "evaluations.jsonl").read_text().splitlines())
         (found,) = (line for line in lines if line["name"] == evaluation)
-        self.stages.append(stage(name, found, self._minutes))
+        self.stages.append(stage(name, found, minutes))
 
 
 def _last_checkpoint(run: Path) -> Path:
@@ -159,7 +156,7 @@ def main() -> None:
     with shop() as url:
         way = Way(folder, options.model.resolve(), url, options.seed)
         way.untrained()
-        tuned = way.reinforce(way.warm_start())
+        tuned = way.trained()
         rows = [json.loads(line) for line in (HERE / "data" / "test.jsonl").read_text().splitlines()]
         with served(folder / "server", tuned) as client:
             talk(client, url, random.Random(options.seed).sample(rows, NUM_SHOWN))

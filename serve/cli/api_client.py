@@ -113,16 +113,18 @@ def check(answer: httpx.Response) -> None:
     raise (NoAnswer if later else UserError)(f"HTTP {answer.status_code}: {text}")
 
 
-def pages(client: httpx.Client, path: str, limit: int) -> Iterator[dict[str, Any]]:
+def pages(
+    client: httpx.Client, path: str, limit: int, query: Mapping[str, Any] | None = None
+) -> Iterator[dict[str, Any]]:
     """Yields the first `limit` entries of a paginated list."""
     after: dict[str, Any] = {}
     while limit > 0:
-        page = ask(client, "GET", path, params={"limit": min(limit, PAGE), **after})
+        page = ask(client, "GET", path, params={"limit": min(limit, PAGE), **(query or {}), **after})
         yield from page["data"]
         limit -= len(page["data"])
-        if not page["has_more"] or not page["data"]:
+        if not page["has_more"] or page["last_id"] is None:
             return
-        after = {"after": page["data"][-1]["id"]}
+        after = {"after": page["last_id"]}
 
 
 def upload(client: httpx.Client, path: Path, purpose: str) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -232,7 +233,8 @@ def _follow(client: httpx.Client, job_id: str, as_json: bool) -> None:
         RftError: the job failed.
         Exit: the job was cancelled.
     """
-    from serve.cli.follow import JsonProgress, LiveProgress, follow  # imports numpy, which other commands do not need
+    # It imports numpy, which other commands do not need.
+    from serve.cli.follow import JsonProgress, LiveProgress, follow, next_steps
 
     console = Console()
     job = ask(client, "GET", f"/fine_tuning/jobs/{job_id}")
@@ -250,7 +252,11 @@ def _follow(client: httpx.Client, job_id: str, as_json: bool) -> None:
         raise RftError(f"{job_id} failed: {(job['error'] or {}).get('message')}")
     if not as_json:
         model = f": {job['fine_tuned_model']}" if job["fine_tuned_model"] else ""
-        console.print(f"{job_id} {job['status']}{model}", soft_wrap=True, markup=False, emoji=False, highlight=False)
+        say = partial(console.print, soft_wrap=True, markup=False, emoji=False, highlight=False)
+        say(f"{job_id} {job['status']}{model}")
+        with suppress(RftError):  # the job has succeeded, whether the server answers or not
+            for label, text in next_steps(client, job) if model else ():
+                say(f"{label + ':':<17}{text}")
     if job["status"] == "cancelled":
         raise typer.Exit(CANCELLED)
 

@@ -21,7 +21,7 @@ def explain_command(
         str,
         typer.Argument(
             help="a problem code, a setting (its path or the end of it), a metric (also as in Prometheus), an event, a "
-            "discard reason or an exit code",
+            "discard reason, a readiness reason or an exit code",
             autocompletion=explained_names,
         ),
     ],

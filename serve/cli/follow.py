@@ -7,8 +7,10 @@ to AWAY_S, since its jobs continue without it.
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from collections.abc import Callable, Iterator
+from operator import itemgetter
 from typing import Any, Protocol
 
 import httpx
@@ -23,6 +25,8 @@ from trainer.run_events import stored
 POLL_S = 1.0
 AWAY_S = 300.0
 MAX_EVENTS = 100_000
+MAX_CHECKPOINTS = 100
+REWARD = "full_valid_mean_reward"
 ENDED = ("succeeded", "failed", "cancelled")
 WAITING = {"validating_files": "checking the job", "queued": "waiting for its turn", "paused": "paused"}
 """The phase to show for a status about which the driver sends no event."""
@@ -120,6 +124,22 @@ def follow(
         if job["status"] in ENDED:
             return job
         sleep(POLL_S)
+
+
+def next_steps(client: httpx.Client, job: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """(label, text) of what to do with a job that has succeeded: its best checkpoint, and a command that tries it."""
+    found = list(pages(client, f"/fine_tuning/jobs/{job['id']}/checkpoints", MAX_CHECKPOINTS))
+    rewards = [(entry["metrics"].get(REWARD), entry["fine_tuned_model_checkpoint"]) for entry in found]
+    model, known = job["fine_tuned_model"], [pair for pair in reversed(rewards) if pair[0] is not None]
+    if known:
+        best = max(known, key=itemgetter(0))  # the earliest of equal ones: the list begins with the newest
+        model = best[1]
+        yield "best checkpoint", f"{model} (validation reward {best[0]:.3f})"
+    body = {"model": model, "messages": [{"role": "user", "content": "..."}]}
+    headers = '-H "Authorization: Bearer $AGENT_RFT_API_KEY" -H "Content-Type: application/json"'
+    url = shlex.quote(str(client.base_url.join("chat/completions")))
+    yield "try it", f"curl {url} {headers} -d {shlex.quote(json.dumps(body))}"
+    yield "checkpoints", shlex.join(["agent-rft", "checkpoints", "list", job["id"]])
 
 
 def _until(events: Iterator[dict[str, Any]], last: str) -> Iterator[dict[str, Any]]:

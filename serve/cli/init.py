@@ -1,134 +1,86 @@
-"""`agent-rft init`: a folder with a job, its rows and its server, copied from an example, which is then the user's own.
-
-The examples are files beside the packages, in a checkout as in an installation. They are read, never imported.
-"""
+"""The command `agent-rft init`: a project to begin with, from an example or from what the user has."""
 
 from __future__ import annotations
 
-import json
-import re
-import shlex
-import shutil
 import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
 
-import serve
-from serve.reference.schemas import schema_of
-from trainer.errors import UserError
+import typer
 
-EXAMPLES = Path(serve.__file__).parents[1] / "examples"
-SCHEMAS = "schemas"
-"""The folder of the project's JSON schemas, which the first lines of its YAML files name for editors."""
-LEDGER_MODULES = ("__init__", "app", "latency", "questions", "server", "tools", "vocabulary", "world")
+from serve.projects import PORT
+
+if TYPE_CHECKING:
+    from serve.projects.project import Wanted
+
+Ask = Callable[[str, str], str]
+"""Asks a question, whose answer is the second text if the user presses Enter."""
 
 
-@dataclass(frozen=True, slots=True)
-class Example:
-    """What a project is made of: `files` are paths in the example's folder by those in the project, folders included.
+def init_command(
+    folder: Annotated[Path, typer.Argument(help="the folder to write; it must be new or empty")],
+    example: Annotated[
+        Literal["ledger", "endpoint"] | None,
+        typer.Option(
+            help="copy an example: ledger, a job that learns in minutes without a GPU (the default off a terminal), or "
+            "endpoint, a skeleton for your agent"
+        ),
+    ] = None,
+    sources: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--from",
+            help="what you have: a Python file of functions with type hints, or an OpenAPI file or URL; and a CSV file "
+            "of questions and answers. Repeat it for both",
+        ),
+    ] = None,
+    tools: Annotated[
+        list[str] | None, typer.Option("--tool", help="take only this function or operation; repeat it for more")
+    ] = None,
+    system: Annotated[str, typer.Option(help="the system message of each row")] = "",
+    model: Annotated[
+        str | None, typer.Option(help="the start model, a folder or a Hugging Face name (default: a toy to try with)")
+    ] = None,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="the port of the project's server")] = PORT,
+) -> None:
+    """Write a project to begin with: a job, its rows, and the server of its tools and grader.
 
-    In copied Python files, `package` becomes `renamed`. `server` is what Python is given to run the server; `first` are
-    commands that are run before the job is checked, and `evaluated` is the file whose rows `agent-rft eval` grades.
+    On a terminal and without options, it asks five questions.
     """
+    own = bool(sources or tools or system or model is not None or port != PORT)
+    if example is not None and own:
+        raise typer.BadParameter("--example copies an example as it is: give it alone")
+    if own and not sources:
+        raise typer.BadParameter("say with --from what the project is made of")
+    from serve.projects.project import Wanted, write_own_project
 
-    server: str
-    files: Mapping[str, str]
-    package: str
-    renamed: str
-    first: tuple[tuple[str, str], ...] = ()
-    evaluated: str = "test_file"
+    wanted = Wanted(tuple(sources or ()), tuple(tools or ()), system, model, port) if sources else None
+    if wanted is None and example is None and sys.stdin.isatty():
+        wanted = asked(_prompt)
+    if wanted is not None:
+        typer.echo(write_own_project(folder, wanted))
+        return
+    from serve.projects.example import write_project
 
-
-_LEDGER_FILES = {"project": "", "base": "base", "data": "data"}
-PROJECTS = {
-    "ledger": Example(
-        "-m ledger.server --tools-port 8701 --grader-port 8702",
-        _LEDGER_FILES | {f"{module}.py": f"ledger/{module}.py" for module in LEDGER_MODULES},
-        "examples.ledger",
-        "ledger",
-    ),
-    "endpoint": Example(
-        "-m uvicorn server:app --port 8700",
-        {"project": "", "server.py": "server.py", "rows.jsonl": "rows.jsonl"},
-        "examples.endpoint.",
-        "",
-        (("hf", "download Qwen/Qwen3-0.6B"),),
-        "training_file",  # its only one
-    ),
-}
+    typer.echo(write_project(folder, example or "ledger"))
 
 
-def write_project(folder: Path, example: str) -> str:
-    """Writes the project and returns the next steps, as lines that can be copied.
+def asked(ask: Ask) -> Wanted | None:
+    """What the answers to the five questions say; None: the user has nothing yet, and gets the ledger example."""
+    from serve.projects.project import Wanted
 
-    Raises:
-        UserError: the folder is not empty, or cannot be written.
-    """
-    project, written = PROJECTS[example], list[Path]()
-    try:
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise UserError(f"{folder} exists and is not empty: give a folder that does not exist yet")
-        for target, content in _contents(project, EXAMPLES / example).items():
-            (folder / target).parent.mkdir(parents=True, exist_ok=True)
-            written.append(folder / target)
-            (folder / target).write_bytes(content)
-    except BaseException as error:
-        for path in written:  # so that the same command can be given again
-            path.unlink(missing_ok=True)
-        for parent in {path.parent for path in written} - {folder}:
-            parent.rmdir()
-        if isinstance(error, OSError):
-            raise UserError(f"{error.filename or folder} cannot be read or written: {error.strerror}") from None
-        raise
-    return _next_steps(folder, project)
+    tools = ask("1. Your tools: a Python file with type hints, or an OpenAPI file or URL (Enter: none)", "")
+    rows = ask("2. Your examples: a CSV file with the columns question and answer (Enter: none)", "")
+    if not tools and not rows:
+        typer.echo("With neither, this is the ledger example.")
+        return None
+    system = ask("3. The system message of each row (Enter: none)", "")
+    model = ask("4. The start model: a folder, or a name such as Qwen/Qwen3-0.6B (Enter: a toy to try with)", "")
+    while not (port := ask("5. The port of the project's server", str(PORT))).isdecimal() or not 0 < int(port) < 65536:
+        pass
+    return Wanted(tuple(filter(None, (tools, rows))), (), system, model or None, int(port))
 
 
-def _contents(project: Example, root: Path) -> dict[Path, bytes]:
-    """The content of each file by its path in the project."""
-    found: dict[Path, bytes] = {}
-    for source, target in _copies(project, root):
-        content = source.read_bytes()
-        if source.suffix == ".py":
-            content = content.replace(project.package.encode(), project.renamed.encode())
-        elif source.suffix == ".yaml":
-            content = re.sub(rb"\$schema=\S+/", f"$schema={SCHEMAS}/".encode(), content)
-        found[target] = content
-    for file in ("job", "operator"):
-        schema = json.dumps(schema_of(file), indent=2, ensure_ascii=False) + "\n"
-        found[Path(SCHEMAS, f"{file}.json")] = schema.encode()
-    return found
-
-
-def _copies(project: Example, root: Path) -> Iterator[tuple[Path, Path]]:
-    for name, target in project.files.items():
-        source = root / name
-        if not source.is_dir():
-            yield source, Path(target)
-            continue
-        for path in sorted(source.iterdir()):
-            yield path, Path(target, path.name)
-
-
-def _next_steps(folder: Path, project: Example) -> str:
-    enter, agent_rft = f"cd {shlex.quote(str(folder))}", _command("agent-rft")
-    lines = [
-        f"{folder} has a job, its rows and the server of its tools and grader; see README.md there. Start the server:",
-        "",
-        f"  {enter} && {_command('python')} {project.server}",
-        "",
-        "and in another terminal:",
-        "",
-        f"  {enter}",
-        *(f"  {_command(name)} {arguments}" for name, arguments in project.first),
-        f"  {agent_rft} check job.yaml",
-        f"  {agent_rft} train job.yaml",
-        f"  {agent_rft} eval job.yaml --file {project.evaluated}    # with --model CHECKPOINT: what was trained",
-    ]
-    return "\n".join(lines)
-
-
-def _command(name: str) -> str:
-    """A command of this installation as a shell finds it: by its name alone, or else by its path."""
-    path = str(Path(sys.executable).with_name(name))
-    return name if shutil.which(name) == path else shlex.quote(path)
+def _prompt(question: str, default: str) -> str:
+    return str(typer.prompt(question, default=default, show_default=bool(default))).strip()

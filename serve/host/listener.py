@@ -54,8 +54,9 @@ async def listening(
     port: int,
     max_connections: int = ServerLimits().max_connections,
     deadlines: Deadlines = DEADLINES,
+    stop_s: float = STOP_S,
 ) -> AsyncIterator[None]:
-    """Serves `app` at an address; at the end it finishes the requests in progress.
+    """Serves `app` at an address; at the end it finishes the requests in progress, for less than `stop_s`.
 
     Another process may reserve the port by SO_REUSEPORT as long as it does not listen.
 
@@ -78,7 +79,7 @@ async def listening(
             access_log=False,
             proxy_headers=False,
             timeout_keep_alive=KEEP_ALIVE_S,
-            timeout_graceful_shutdown=int(STOP_S) - 2,
+            timeout_graceful_shutdown=int(stop_s) - 2,
         )
         server = uvicorn.Server(config)
         serving = asyncio.create_task(server.serve([listener]))

@@ -8,16 +8,32 @@ from contextlib import suppress
 
 from fastapi import APIRouter
 
+from cluster.jobs.comparisons import Comparisons
 from cluster.jobs.logs import JobLogs
 from cluster.jobs.manager import JobManager, Launcher, ManagerConfig
+from cluster.jobs.records import JobRecords
 from cluster.jobs.service import JobService
 from cluster.stores.job_store import JobStore
+from serve.console import session
 from serve.host.state import ServerState
 from serve.http.deadlines import DEADLINES, Deadlines
 from serve.http.trials import Trials
 from serve.inference import chat, responses
 from serve.inference.model_server import Hosting, ServedModels
-from serve.routes import files, fine_tuning, graders, models
+from serve.routes import (
+    comparison,
+    files,
+    fine_tuning,
+    graders,
+    job_check,
+    job_now,
+    job_records,
+    job_stream,
+    job_tools,
+    keys,
+    models,
+    readiness,
+)
 from trainer.spec.operator import Operator
 
 
@@ -43,10 +59,19 @@ class Services:
         self.routers: Sequence[APIRouter] = (
             files.make_router(state.files, operator.limits.max_uploads, deadlines),
             fine_tuning.make_router(self._jobs),
+            job_check.make_router(self._jobs, launcher),
+            job_now.make_router(store, state.folder / "runs"),
+            job_records.make_router(JobRecords(store, state.folder / "runs")),
+            comparison.make_router(store, Comparisons(state.folder / "runs")),
+            job_tools.make_router(self._jobs, trials),
+            job_stream.make_router(store, state.folder / "runs"),
+            readiness.make_router(self._jobs),
             graders.make_router(trials),
             models.make_router(registry),
+            keys.make_router(state.keys),
             chat.make_router(self._models, trials),
             responses.make_router(self._models, trials, state.secrets),
+            session.make_router(state.sessions),
         )
 
     async def run(self) -> None:

@@ -25,6 +25,7 @@ from cluster.stores.migrate import open_database
 from cluster.stores.model_registry import ModelRegistry
 from cluster.stores.private_folder import make_private
 from cluster.stores.secrets import KEY_FILE, SecretBox
+from cluster.stores.sessions import SessionStore
 from trainer.errors import UserError
 from trainer.spec.operator import Operator
 
@@ -87,6 +88,7 @@ class ServerState:
         except OSError as error:
             raise UserError(f"the server's folder {folder} cannot be used: {error.strerror}") from None
         self.keys = KeyStore(self.database)
+        self.sessions = SessionStore(self.database, self.keys)
         self.audit = AuditLog(self.database)
         self.models = ModelRegistry(self.database, operator.aliases)
 

@@ -39,12 +39,14 @@ def create_app(
     behind_proxy: bool = False,
     access_log: AccessLog | None = None,
     audit: Auditor | None = None,
+    sessions: KeyFinder | None = None,
 ) -> FastAPI:
     """Returns an app that serves `routers` below `/v1`.
 
     `lifespan` is entered before the first request and exited after the last one; `recorder` records each request.
     `behind_proxy` is for Ray Serve's proxy, which assigns request ids, writes them to the responses and cancels the
     requests of clients that disconnected. `access_log` gets each request, `audit` each that changes something.
+    `sessions` finds the keys of cookies.
     """
     app = FastAPIOffline(
         title="agent-rft",
@@ -55,7 +57,7 @@ def create_app(
         redoc_url=None,  # a second page of the same, whose script loads a logo from another host
         static_url="/docs/files",
     )
-    authenticator = Authenticator(keys, rate or RateLimit(limits.requests_per_minute))
+    authenticator = Authenticator(keys, rate or RateLimit(limits.requests_per_minute), sessions=sessions)
     app.add_middleware(
         Frame,
         authenticator=authenticator,

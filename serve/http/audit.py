@@ -16,7 +16,15 @@ ACTIONS = {
     ("POST", "/v1/fine_tuning/jobs/{job_id}/cancel"): "job.cancel",
     ("POST", "/v1/fine_tuning/jobs/{job_id}/pause"): "job.pause",
     ("POST", "/v1/fine_tuning/jobs/{job_id}/resume"): "job.resume",
+    ("POST", "/v1/fine_tuning/readiness"): "readiness.create",
+    ("POST", "/v1/fine_tuning/readiness/{readiness_id}/cancel"): "readiness.cancel",
+    ("POST", "/v1/fine_tuning/readiness/{readiness_id}/pause"): "readiness.pause",
+    ("POST", "/v1/fine_tuning/readiness/{readiness_id}/resume"): "readiness.resume",
+    ("POST", "/v1/api_keys"): "key.create",
+    ("DELETE", "/v1/api_keys/{key_id}"): "key.revoke",
     ("DELETE", "/v1/models/{model_id:path}"): "model.delete",
+    ("POST", "/v1/console/session"): "session.create",
+    ("DELETE", "/v1/console/session"): "session.delete",
 }
 CHANGES_NOTHING = frozenset(
     {
@@ -26,6 +34,8 @@ CHANGES_NOTHING = frozenset(
         "/v1/fine_tuning/alpha/graders/validate",
         "/v1/fine_tuning/alpha/graders/run",
         "/v1/fine_tuning/alpha/tool/run",
+        "/v1/fine_tuning/jobs/check",
+        "/v1/fine_tuning/jobs/{job_id}/tool/run",
     }
 )
 """Routes of POST that leave nothing behind; the access log has them."""

@@ -1,4 +1,4 @@
-"""Authentication by `Authorization: Bearer sk-rft-...`, a rate limit for each key, and the scopes of routes.
+"""Authentication by `Authorization: Bearer sk-rft-...` or a session's cookie, a rate limit for each key, and scopes.
 
 The frame authenticates every request below `/v1` before it reads the body; a route only declares its scope.
 """
@@ -34,9 +34,16 @@ KEY_CACHE_S = 1.0
 
 
 class KeyFinder(Protocol):
-    """The part of cluster.stores.keys.KeyStore that authentication needs."""
+    """The part of the stores of keys and of sessions that authentication needs."""
 
     def find(self, token: str) -> ApiKey | None: ...
+
+
+class NoSessions:
+    """The sessions of an app without a console."""
+
+    def find(self, token: str) -> ApiKey | None:
+        return None
 
 
 @dataclass(slots=True)
@@ -102,30 +109,42 @@ class FailedLogins:
 class Authenticator:
     """Finds the key of a request and applies its rate limit."""
 
-    def __init__(self, keys: KeyFinder, rate: RateLimit, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        keys: KeyFinder,
+        rate: RateLimit,
+        clock: Callable[[], float] = time.monotonic,
+        sessions: KeyFinder | None = None,
+    ) -> None:
         self._keys = keys
+        self._sessions = sessions or NoSessions()
         self._rate = rate
         self._clock = clock
         self._failed = FailedLogins(clock)
         self._cache: dict[bytes, tuple[ApiKey, float]] = {}
         self._unknown = asyncio.Semaphore(UNKNOWN_LOOKUPS)
 
-    async def key_of(self, authorization: str, client: str = "") -> ApiKey:
-        """Returns the key that an Authorization header of a client's address names.
+    async def key_of(self, authorization: str, client: str = "", session: str = "") -> ApiKey:
+        """Returns the key that an Authorization header of a client's address names, or without one its session's.
 
         Raises:
             ApiError: 401 if the key is missing, invalid, expired or revoked, 429 if it is over its rate limit or if
                 there were too many wrong keys.
         """
         scheme, _, token = authorization.partition(" ")
-        if scheme.lower() != "bearer" or not token:
+        if not authorization and session:
+            key = await self._find(session, self._sessions)
+        elif scheme.lower() != "bearer" or not token:
             raise _unauthorized("Missing API key: send Authorization: Bearer sk-rft-...", "missing_api_key")
-        key = await self._find(token.strip())
+        else:
+            key = await self._find(token.strip(), self._keys)
         if key is None:
             wait_s = self._failed.wait_s(client)
             if wait_s > 0:
                 message = f"Too many requests with a wrong API key; try again in {wait_s:.1f} s, with another one."
                 raise _too_many(message, "too_many_failed_logins", wait_s)
+            if not authorization:
+                raise _unauthorized("The session has ended, or its API key was revoked: log in again.", "session_ended")
             raise _unauthorized("Invalid, expired or revoked API key.", "invalid_api_key")
         wait_s = self._rate.wait_s(key)
         if wait_s > 0:
@@ -133,16 +152,16 @@ class Authenticator:
             raise _too_many(message, "rate_limit_exceeded", wait_s)
         return key
 
-    async def _find(self, token: str) -> ApiKey | None:
-        digest = hashlib.sha256(token.encode()).digest()
+    async def _find(self, token: str, among: KeyFinder) -> ApiKey | None:
+        digest = hashlib.sha256(f"{among is self._keys} {token}".encode()).digest()  # no session is a key
         cached = self._cache.get(digest)
         if cached is not None and self._clock() < cached[1]:
             return cached[0]
         if cached is not None:
-            key = await run_in_threadpool(self._keys.find, token)
+            key = await run_in_threadpool(among.find, token)
         else:  # a flood of wrong keys waits here for itself, and not for the threads of all others
             async with self._unknown:
-                key = await run_in_threadpool(self._keys.find, token)
+                key = await run_in_threadpool(among.find, token)
         self._cache.pop(digest, None)
         if key is not None:
             self._cache[digest] = key, self._clock() + KEY_CACHE_S

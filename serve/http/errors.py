@@ -14,7 +14,8 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict
 from starlette.exceptions import HTTPException
 
-from actors.grading.slots import NoSlot
+from actors.runtime.fair_slots import NoSlot
+from cluster.jobs.remedies import for_client
 from trainer.errors import InvalidJob, UserError
 from trainer.spec.reader import field_name, key_path_of
 
@@ -129,7 +130,8 @@ def of_user_error(error: UserError, param: str | None = None) -> ApiError:
     if not isinstance(error, InvalidJob) or not error.problems:
         return ApiError(400, error.public, param=param, code="invalid_request")
     first = error.problems[0]
-    texts = [f"{problem.field}: {problem.message}; {problem.remedy}" for problem in error.problems[:SHOWN_MISTAKES]]
+    shown = map(for_client, error.problems[:SHOWN_MISTAKES])
+    texts = [f"{problem.field}: {problem.message}; {problem.remedy}" for problem in shown]
     return ApiError(400, "\n".join(texts), param=first.field, code=first.code)
 
 

@@ -29,6 +29,7 @@ from cluster.stores.database import DatabaseError
 from serve.http.access_log import Access, AccessLog, now
 from serve.http.audit import Auditor, action_of, object_of, outcome_of
 from serve.http.auth import Authenticator
+from serve.http.cookie import check_origin, session_of
 from serve.http.deadlines import DEADLINES, Deadlines
 from serve.http.errors import ApiError, internal_error, response_of
 from serve.http.json_body import body_mistake
@@ -38,6 +39,7 @@ UPLOADS = "/v1/files"
 """The one route whose body is not JSON; it reads its body and limits its size itself."""
 GUARDED = "/v1/"
 WITHOUT_BODY = frozenset({"GET", "HEAD", "DELETE", "OPTIONS"})
+CHANGE_NOTHING = frozenset({"GET", "HEAD", "OPTIONS"})
 MAX_BODIES = 128
 """Bodies of the largest size that are in memory at a time."""
 METHODS, OTHER = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}), "other"
@@ -97,7 +99,7 @@ class Frame:
             await send(message)
             ended = message["type"] == "http.response.body" and not message.get("more_body", False)
 
-        held = ExitStack()
+        held = scope["state"]["held"] = ExitStack()
         try:
             admitted = await self._admit(scope, headers, receive, held)
             answer = self._app(scope, admitted, send_with_id)
@@ -155,8 +157,10 @@ class Frame:
         if not scope["path"].startswith(GUARDED):
             return receive
         key = scope["state"]["api_key"] = await self._authenticator.key_of(
-            headers.get("authorization", ""), (scope.get("client") or ("",))[0]
+            headers.get("authorization", ""), (scope.get("client") or ("",))[0], session_of(headers)
         )
+        if not headers.get("authorization") and scope["method"] not in CHANGE_NOTHING:
+            check_origin(headers)
         held.enter_context(self._in_progress.of(key.id, _too_much("requests")))(1)
         if headers.get("content-encoding", "identity").lower() != "identity":
             message = "Compressed request bodies are not supported: send the body without Content-Encoding."

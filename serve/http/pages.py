@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -35,17 +36,31 @@ def page_query(default: int, maximum: int) -> Callable[..., PageQuery]:
     return read
 
 
-def page(data: Sequence[Mapping[str, Any]], has_more: bool) -> JSONResponse:
+class AsciiJson(JSONResponse):
+    """JSON in ASCII: texts of models and tools may hold half characters, which is not valid UTF-8."""
+
+    def render(self, content: Any) -> bytes:
+        return json.dumps(content, allow_nan=False, separators=(",", ":")).encode()
+
+
+def page(
+    data: Sequence[Mapping[str, Any]],
+    has_more: bool,
+    response: type[JSONResponse] = JSONResponse,
+    last: str | None = None,
+) -> JSONResponse:
     """Returns a page in the wire form; clients continue with `after=<last_id>` while `has_more` is true.
+
+    `last` is where the next page begins if that is not after the last entry.
 
     A finished response, since FastAPI would validate every value again, which costs more than the rest of a listing.
     """
-    return JSONResponse(
+    return response(
         {
             "object": "list",
             "data": list(data),
             "has_more": has_more,
             "first_id": data[0]["id"] if data else None,
-            "last_id": data[-1]["id"] if data else None,
+            "last_id": last or (data[-1]["id"] if data else None),
         }
     )

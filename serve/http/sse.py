@@ -19,19 +19,21 @@ def event_stream(
     events: AsyncIterator[Mapping[str, Any]],
     *,
     named: bool = False,
+    resumable: bool = False,
     end: str = "",
     failed: Callable[[ApiError], Mapping[str, Any]] = body_of,
 ) -> StreamingResponse:
     """Returns a streaming response of `events`.
 
-    With `named`, each event carries its `type` as its SSE event name. `end` is the data of the last line, if any;
+    With `named`, each event carries its `type` as its SSE event name; with `resumable`, its `id` is that of SSE, an
+    empty one is a comment, and texts of models may hold half characters. `end` is the data of the last line, if any;
     `failed` makes the event for an error.
     """
 
     async def lines() -> AsyncIterator[str]:
         try:
             async for event in events:
-                yield _line(event, named)
+                yield _resumable(event) if resumable else _line(event, named)
         except ApiError as error:
             yield _line(failed(error), named)
         except Exception:  # noqa: BLE001 - the response has started: its status can no longer report it
@@ -46,3 +48,10 @@ def event_stream(
 def _line(event: Mapping[str, Any], named: bool) -> str:
     name = f"event: {event['type']}\n" if named and "type" in event else ""
     return f"{name}data: {json.dumps(event, separators=(',', ':'), ensure_ascii=False)}\n\n"
+
+
+def _resumable(event: Mapping[str, Any]) -> str:
+    if not event:
+        return ": nothing new\n\n"
+    data = json.dumps({name: value for name, value in event.items() if name != "id"}, separators=(",", ":"))
+    return f"event: {event['type']}\nid: {event['id']}\ndata: {data}\n\n"

@@ -27,6 +27,7 @@ from serve.importing.wire import WireJob
 from trainer.errors import InvalidJob, Problem
 from trainer.spec.endpoints import ToolSpec
 from trainer.spec.graders import LabelModelGrader, PythonGrader, ScoreModelGrader, TextSimilarityGrader
+from trainer.spec.integrations import WandbSettings
 from trainer.spec.job import JobSpec, Reinforcement, RolloutLimits
 from trainer.spec.operator import ModelEndpoint, Operator
 from trainer.spec.plan import THINKING_TOKENS
@@ -71,6 +72,8 @@ def definition_of(job: WireJob, rows: Mapping[str, Converted], model: str | None
     if suffix := job.user_provided_suffix or _suffix(job.fine_tuned_model):
         raw["suffix"] = secrets.literal(suffix)
     raw["method"] = method
+    if integrations := list(_integrations(job, notes)):
+        raw["integrations"] = secrets.literal(integrations)
     if cluster:
         raw["cluster"] = cluster
     spec = _valid(raw, secrets, notes)
@@ -317,10 +320,20 @@ def _state_notes(job: WireJob) -> Iterator[str]:
 
 def _left_notes(job: WireJob) -> Iterator[str]:
     """What of the job is in no written setting."""
-    if job.integrations:
-        yield "integrations are not here; each run has its metrics, events and a report in its folder"
     if job.metadata:
         yield "metadata is not a setting of a job file; it is in imported.json, and jobs of the API take it"
+
+
+def _integrations(job: WireJob, notes: list[str]) -> Iterator[dict[str, Any]]:
+    """The trackers that are here, with the keys that they have here; the others are named."""
+    for given in job.integrations or ():
+        match given:
+            case {"type": "wandb", "wandb": dict(settings)}:
+                notes.append("integrations: wandb is kept; set integrations.wandb.api_key in agent-rft.yaml")
+                known = {name: settings.get(name) for name in WandbSettings.model_fields}
+                yield {"type": "wandb", "wandb": without_nulls(known)}
+            case _:
+                notes.append("integrations: one that is not wandb is left out; see the list in the reference of jobs")
 
 
 def _suffix(tuned: str | None) -> str | None:

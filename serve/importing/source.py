@@ -12,6 +12,7 @@ from typing import Protocol, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from serve.importing.wire import WireCheckpoint, WireEvent, WireJob
+from trainer.data.bounded_file import read_bounded
 from trainer.errors import UserError
 from trainer.spec.reader import field_name
 
@@ -103,11 +104,4 @@ def parsed(model: type[M], text: str | bytes, what: str) -> M:
 
 
 def _text(path: Path) -> bytes:
-    try:
-        with path.open("rb") as file:
-            text = file.read(MAX_BODY_BYTES + 1)
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}") from None
-    if len(text) > MAX_BODY_BYTES:
-        raise UserError(f"{path} is larger than {MAX_BODY_BYTES:,} bytes; save only the last {MAX_EVENTS} entries")
-    return text
+    return read_bounded(path, MAX_BODY_BYTES, f"save only the last {MAX_EVENTS} entries")

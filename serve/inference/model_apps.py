@@ -1,4 +1,4 @@
-"""Served models on Ray Serve: one application for each model, whose replicas are engines.
+"""Served models on Ray Serve: an application for each model, or for a base and its adapters; replicas are engines.
 
 Ray Serve starts the engines where resources are free, spreads requests over them, scales them with the load, replaces
 those that fail, and lets them finish their requests before they stop.
@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,15 +20,19 @@ from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import DeploymentUnavailableError, RayServeException
 from ray.serve.schema import ApplicationStatus
 
-from actors.engine.chat_engine import ChatEngine, Refusal
+from actors.engine.chat_engine import ChatEngine, ServedModel
+from actors.engine.chat_model import Refusal
+from actors.engine.sizes import slot_rank
 from actors.engine.vllm_engine import EngineConfig
 from actors.runtime.exporter import MetricsAddress, metrics_port, start_telemetry
+from actors.weights.adapter import AdapterFolder, is_adapter
 from cluster.planning.context import MAX_AUTO_CONTEXT
 from cluster.planning.model_folder import find_model
 from cluster.planning.model_shape import max_context, read_config
 from cluster.ray_cluster.session import is_local
 from cluster.stores.model_registry import ModelRecord
 from serve.inference.model_server import ANSWER_TIMEOUT_S, Answers, AppState, NotServed
+from trainer.chat.serving import ServeSettings
 from trainer.errors import EngineFailed, Problem, RftError, UserError
 from trainer.spec.operator import EngineLimits
 
@@ -36,6 +40,8 @@ PREFIX = "agent-rft-model-"
 DEPLOYMENT = "engine"
 QUEUE = 4
 """A replica accepts this many times the requests that it can work on; the others wait for another replica."""
+SERVED_RANK = 32
+"""Rank of the slots for adapters. One of a larger rank has an engine with larger slots."""
 UPSCALE_S = 15.0
 HEALTH_S = 5.0
 IDLE_TIMEOUT_S = 5.0
@@ -55,9 +61,13 @@ class ServedEngine(Protocol):
 
     async def start(self) -> RftError | None: ...
 
-    async def chat(self, body: Mapping[str, Any]) -> dict[str, Any] | Refusal | RftError: ...
+    async def chat(
+        self, body: Mapping[str, Any], model: ServedModel | None = None
+    ) -> dict[str, Any] | Refusal | RftError: ...
 
-    def stream(self, body: Mapping[str, Any]) -> AsyncIterator[dict[str, Any] | Refusal | RftError]: ...
+    def stream(
+        self, body: Mapping[str, Any], model: ServedModel | None = None
+    ) -> AsyncIterator[dict[str, Any] | Refusal | RftError]: ...
 
     async def shutdown(self) -> None: ...
 
@@ -69,11 +79,12 @@ class EngineResources:
     cores: int
     gpus: int
     max_num_seqs: int
+    max_adapters: int = EngineLimits().max_adapters
 
     @classmethod
     def of(cls, limits: EngineLimits, cluster: Mapping[str, float]) -> EngineResources:
         gpus = int(cluster.get("GPU", 0) > 0) if limits.gpus is None else limits.gpus
-        return cls(limits.cores, gpus, limits.max_num_seqs)
+        return cls(limits.cores, gpus, limits.max_num_seqs, limits.max_adapters)
 
     @property
     def dtype(self) -> str:
@@ -84,12 +95,13 @@ MakeEngine = Callable[[ModelRecord, EngineResources], ServedEngine]
 
 
 def chat_engine(record: ModelRecord, resources: EngineResources) -> ServedEngine:
-    """Returns the engine of a model, not started yet.
+    """Returns the engine of a model, not started yet; of an adapter, that of its base.
 
     Raises:
         UserError: there is no readable model.
     """
-    return ChatEngine(engine_config(record, resources), record.settings)
+    config = engine_config(record, resources)
+    return ChatEngine(config, record.settings if config.lora is None else ServeSettings())
 
 
 def engine_config(
@@ -102,22 +114,35 @@ def engine_config(
     Raises:
         UserError: there is no readable model.
     """
-    folder, problem = find(record.folder)
+    adapter = AdapterFolder.read(Path(record.folder))
+    folder, problem = find(record.folder if adapter is None else str(adapter.base))
     if folder is None:
         raise UserError(f"{record.id}: " + (f"{problem.message}; {problem.remedy}" if problem else "there is no model"))
     try:
         limit = max_context(read_config(folder))
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise UserError(f"{folder.name} is not a readable model") from error
+    most, context = min(limit or MAX_AUTO_CONTEXT, MAX_AUTO_CONTEXT), record.settings.context_length
     return EngineConfig(
         model=str(folder),
         dtype=resources.dtype,
-        context_length=record.settings.context_length or min(limit or MAX_AUTO_CONTEXT, MAX_AUTO_CONTEXT),
+        context_length=(context or most) if adapter is None else max(context or 0, most),
         max_num_seqs=resources.max_num_seqs,
         seed=0,
         gpus=resources.gpus,
         log_stats=metrics_port() > 0,
+        lora=None if adapter is None else replace(adapter.config, rank=_rank(adapter)),
+        adapter_slots=resources.max_adapters,
     )
+
+
+def _rank(adapter: AdapterFolder) -> int:
+    return slot_rank(max(SERVED_RANK, adapter.config.rank))
+
+
+def model_of(record: ModelRecord) -> ServedModel:
+    """Returns what an application's engine is told about the model of a request."""
+    return ServedModel(record.folder if is_adapter(Path(record.folder)) else None, record.settings)
 
 
 class EngineReplica:
@@ -127,7 +152,8 @@ class EngineReplica:
     """
 
     async def __init__(self, make: MakeEngine, record: ModelRecord, resources: EngineResources) -> None:  # type: ignore[misc]
-        address = MetricsAddress.of(record.id, local=is_local(ray.get_runtime_context().gcs_address))
+        name = record.id if AdapterFolder.read(Path(record.folder)) is None else record.base
+        address = MetricsAddress.of(name, local=is_local(ray.get_runtime_context().gcs_address))
         start_telemetry(address, f"engine-{ray_serve.get_replica_context().rank.rank}")
         self._engine = await asyncio.to_thread(make, record, resources)
         self._calls = 0
@@ -136,15 +162,15 @@ class EngineReplica:
             raise error
         self._idle_since = time.monotonic()
 
-    async def answer(self, body: dict[str, Any], stream: bool) -> AsyncGenerator[Any]:
+    async def answer(self, model: ServedModel, body: dict[str, Any], stream: bool) -> AsyncGenerator[Any]:
         """Yields what `Hosting.answer` does; an RftError is yielded too, since Ray changes the class of raised ones."""
         self._calls += 1
         try:
             yield None
             if not stream:
-                yield await self._engine.chat(body)
+                yield await self._engine.chat(body, model)
                 return
-            async for chunk in self._engine.stream(body):
+            async for chunk in self._engine.stream(body, model):
                 yield chunk
         finally:
             self._calls -= 1
@@ -170,9 +196,20 @@ class RayServeModels:
         self._resources = resources
         self._make = make
 
-    def name_of(self, record: ModelRecord) -> str:
-        parts = repr((record.folder, record.settings, self._resources, self._limits.max_replicas))
-        return f"{PREFIX}{hashlib.sha256(parts.encode()).hexdigest()[:16]}"
+    def names_of(self, record: ModelRecord) -> list[str]:
+        adapter = AdapterFolder.read(Path(record.folder))
+        if adapter is None:
+            return [self._shared(record.folder), self._name(record.folder, record.settings)]
+        longer = (record.settings.context_length or 0) > MAX_AUTO_CONTEXT
+        return [self._shared(str(adapter.base), _rank(adapter), record.settings.context_length if longer else None)]
+
+    def _shared(self, base: str, rank: int = SERVED_RANK, context_length: int | None = None) -> str:
+        """Returns the name of the application of a base and its adapters."""
+        return self._name(str(find_model(base)[0] or base), rank, context_length)
+
+    def _name(self, *parts: Any) -> str:
+        text = repr((*parts, self._resources, self._limits.max_replicas))
+        return f"{PREFIX}{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
     async def states(self) -> dict[str, AppState]:
         status = await asyncio.to_thread(ray_serve.status)
@@ -212,8 +249,9 @@ class RayServeModels:
             return None
         return min(found, default=None)
 
-    async def answer(self, name: str, body: Mapping[str, Any], *, stream: bool) -> Answers:
-        answers = _handle(name).options(method_name="answer", stream=True).remote(dict(body), stream)
+    async def answer(self, name: str, record: ModelRecord, body: Mapping[str, Any], *, stream: bool) -> Answers:
+        handle = _handle(name).options(method_name="answer", stream=True)
+        answers = handle.remote(model_of(record), dict(body), stream)
         ended = False
         try:
             async for answer in answers:

@@ -1,5 +1,7 @@
 """Serves models on demand: each is an application of Ray Serve, shared by all calls and all replicas of the API.
 
+LoRA adapters of one base share an application; the base is served by it too while it runs, and else by one of its own.
+
 The life cycle of a model's application, see `AppState`:
 
              first call              engine is up
@@ -25,17 +27,17 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol, TypeVar
 
-from actors.engine.chat_engine import Refusal
+from actors.engine.chat_model import Refusal
 from actors.runtime.timing import REAL_TIMING, Timing
 from cluster.stores.model_registry import ModelCatalog, ModelRecord, UnknownModel
 from serve.http.errors import ApiError, internal_error
-from trainer.errors import EngineFailed
+from trainer.errors import EngineFailed, UserError
 from trainer.spec.operator import EngineLimits
 
 T = TypeVar("T")
@@ -87,8 +89,14 @@ Answers = AsyncGenerator[dict[str, Any] | Refusal | None]
 class Hosting(Protocol):
     """Runs the applications, see serve.inference.model_apps.RayServeModels."""
 
-    def name_of(self, record: ModelRecord) -> str:
-        """Returns the name of a model's application, which all aliases of the model share."""
+    def names_of(self, record: ModelRecord) -> Sequence[str]:
+        """Returns the names of the applications that can answer for a model; blocks for milliseconds.
+
+        The last one is started if none runs; all aliases of the model share it.
+
+        Raises:
+            UserError: the model's folder is damaged.
+        """
 
     async def states(self) -> dict[str, AppState]:
         """Returns the states of all applications of models, by name."""
@@ -102,13 +110,14 @@ class Hosting(Protocol):
     async def idle_s(self, name: str) -> float | None:
         """Returns the seconds since the last call ended, or None if they are unknown."""
 
-    def answer(self, name: str, body: Mapping[str, Any], *, stream: bool) -> Answers:
+    def answer(self, name: str, record: ModelRecord, body: Mapping[str, Any], *, stream: bool) -> Answers:
         """Yields None once an engine has accepted the request, then the answer or its chunks.
 
         Closing the generator cancels the request.
 
         Raises:
             NotServed: the application does not exist.
+            CannotServe: the model's folder is damaged.
             EngineFailed: the engine failed.
         """
 
@@ -175,23 +184,29 @@ class ServedModels:
             record = await asyncio.to_thread(self.models.resolve, body["model"])
         except UnknownModel as error:
             raise ApiError(404, error.message, param="model", code="model_not_found") from None
-        name = self.hosting.name_of(record)
         try:
-            answers = await self._start_answer(name, record, body, stream)
+            names = await asyncio.to_thread(self.hosting.names_of, record)
+            answers = await self._start_answer(names, record, body, stream)
             async with contextlib.aclosing(answers):
                 yield answers
+        except UserError as error:
+            log.error("%s cannot be served: %s", record.id, error)
+            message = f"The model '{record.id}' cannot be served: {error.public}."
+            raise ApiError(400, message, param="model", code="model_damaged") from None
         except NotServed:
             raise _unavailable("The model's engine was stopped.") from None
         except EngineFailed as error:
             log.error("the engine of %s failed: %s", body["model"], error)
             raise _unavailable("The model's engine failed.") from None
 
-    async def _start_answer(self, name: str, record: ModelRecord, body: Mapping[str, Any], stream: bool) -> Answers:
+    async def _start_answer(
+        self, names: Sequence[str], record: ModelRecord, body: Mapping[str, Any], stream: bool
+    ) -> Answers:
         try:
             async with asyncio.timeout(self.limits.first_call_wait_s):
                 while True:
-                    await self._wait_for_model(name, record)
-                    answers = self.hosting.answer(name, body, stream=stream)
+                    name = await self._wait_for_model(names, record)
+                    answers = self.hosting.answer(name, record, body, stream=stream)
                     try:
                         await anext(answers)
                         return answers
@@ -199,23 +214,32 @@ class ServedModels:
                         self._seen_at = -math.inf
                         await self.timing.sleep(POLL_S)
         except TimeoutError:
-            if name in self._states:
+            if names[-1] in self._states:
                 raise _unavailable("The model is being started.") from None
             most = self.limits.max_models
             raise _unavailable(f"This server serves at most {most} models at a time, and all are in use.") from None
 
-    async def _wait_for_model(self, name: str, record: ModelRecord) -> None:
-        if self._states.get(name) is AppState.RUNNING and self._age_s() < FRESH_S:
-            return
-        while await self._to_the_end(self._advance(name, record)) is not AppState.RUNNING:
-            await self.timing.sleep(POLL_S)
+    async def _wait_for_model(self, names: Sequence[str], record: ModelRecord) -> str:
+        """Returns the name of an application that runs."""
+        name = self._first(names, AppState.RUNNING) if self._age_s() < FRESH_S else None
+        while name is None:
+            await self._to_the_end(self._advance(names, record))
+            if (name := self._first(names, AppState.RUNNING)) is None:
+                await self.timing.sleep(POLL_S)
+        return name
 
-    async def _advance(self, name: str, record: ModelRecord) -> AppState | None:
-        """Advances the model's life cycle by one step, unless the states were just read, and returns its state."""
+    def _first(self, names: Sequence[str], state: AppState) -> str | None:
+        return next((name for name in names if self._states.get(name) is state), None)
+
+    async def _advance(self, names: Sequence[str], record: ModelRecord) -> None:
+        """Advances the model's life cycle by one step, unless the states were just read."""
         async with self._lock:
             if self._age_s() < POLL_S:
-                return self._states.get(name)
+                return
             async with self._current_states():
+                if self._first(names, AppState.RUNNING) or self._first(names, AppState.STARTING):
+                    return
+                name = names[-1]
                 state = self._states.get(name)
                 if state is AppState.FAILED:
                     await self._remove(name)
@@ -225,7 +249,6 @@ class ServedModels:
                     self._states[name] = AppState.STARTING
                 elif state is None and AppState.STOPPING not in self._states.values():
                     await self._evict_idle()
-                return state
 
     # -- which models are served ---------------------------------------------------------------------------------------
 

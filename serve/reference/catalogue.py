@@ -24,8 +24,9 @@ from trainer.errors import Discard
 from trainer.events import KINDS as EVENT_KINDS
 from trainer.metrics import METRICS, metric_of
 from trainer.problem_codes import PROBLEM_CODES, entry_of
+from trainer.problem_codes.readiness import REASONS
 
-Kind = Literal["problem code", "setting", "metric", "event", "discard reason", "exit code"]
+Kind = Literal["problem code", "setting", "metric", "event", "discard reason", "readiness reason", "exit code"]
 
 SHOWN_MATCHES = 5
 OWN_TYPES = frozenset(("ip_any_network",))
@@ -56,6 +57,10 @@ def catalogue(settings: Iterable[Setting]) -> list[Entry]:
         *map(_metric, METRICS),
         *(_event(kind) for kind in EVENT_KINDS),
         *(Entry("discard reason", cls.reason, text_of(cls)) for cls in Discard.__subclasses__()),
+        *(
+            Entry("readiness reason", reason, text.meaning, text.remedy, {"verdict": text.verdict or "none: a note"})
+            for reason, text in REASONS.items()
+        ),
         *(Entry("exit code", str(code), meaning) for code, meaning in EXIT_CODES.items()),
     ]
 

@@ -59,15 +59,11 @@ class RunRequest(ValidateRequest):
     """Sent to an endpoint grader; by default a new one."""
 
 
-class ToolRequest(BaseModel):
-    """The request that a tool receives, and the tool's address; other keys are accepted but ignored."""
+class ToolCallBody(BaseModel):
+    """The request that a tool receives; other keys are accepted but ignored."""
 
     model_config = ConfigDict(extra="allow", allow_inf_nan=False, use_attribute_docstrings=True)
 
-    server_url: Annotated[str, Field(max_length=4000)]
-    """URL of the tool."""
-    headers: dict[str, SecretStr] | None = None
-    """HTTP headers for the tool; they are shown nowhere."""
     name: Id
     """Name of the function."""
     arguments: str | dict[str, Any] = "{}"
@@ -80,6 +76,15 @@ class ToolRequest(BaseModel):
     """Id of the rollout; by default a new one."""
     item: dict[str, Any] | None = None
     """The row of the dataset, which the tool receives."""
+
+
+class ToolRequest(ToolCallBody):
+    """The request that a tool receives, and the tool's address; other keys are accepted but ignored."""
+
+    server_url: Annotated[str, Field(max_length=4000)]
+    """URL of the tool."""
+    headers: dict[str, SecretStr] | None = None
+    """HTTP headers for the tool; they are shown nowhere."""
 
 
 def make_router(trials: Trials) -> APIRouter:
@@ -101,7 +106,7 @@ def make_router(trials: Trials) -> APIRouter:
         """Call a tool once and return what the model would see."""
         tool = _checked_tool(body, trials.operator)
         async with trials.slot(key)():
-            return await _call(body, tool, trials.operator)
+            return await call_once(body, Dispatcher([tool], trials.operator), "server_url")
 
     return router
 
@@ -179,8 +184,8 @@ def _checked_tool(body: ToolRequest, operator: Operator) -> ToolSpec:
     return ToolSpec(name=body.name, server_url=body.server_url, headers=headers)
 
 
-async def _call(body: ToolRequest, tool: ToolSpec, operator: Operator) -> dict[str, Any]:
-    """Calls the tool once and returns the response.
+async def call_once(body: ToolCallBody, dispatcher: Dispatcher, param: str) -> dict[str, Any]:
+    """Makes one call, closes the dispatcher and returns the response; `param` is to blame for what fails.
 
     Raises:
         ApiError: the call failed or was refused.
@@ -188,14 +193,13 @@ async def _call(body: ToolRequest, tool: ToolSpec, operator: Operator) -> dict[s
     call_id = body.call_id or body.id or f"call_{secrets.token_hex(12)}"
     arguments = body.arguments if isinstance(body.arguments, str) else json.dumps(body.arguments)
     trace_id = body.trace_id or f"trace_{secrets.token_hex(16)}"
-    dispatcher = Dispatcher([tool], operator)
     try:
         call = ToolCall(call_id, body.name, arguments)
         (result,) = await dispatcher.call_turn(trace_id, body.item or {}, [call])
     except UserError as error:
-        raise _of_endpoint(error, "server_url") from None
+        raise _of_endpoint(error, param) from None
     except Discard as error:
-        raise ApiError(424, error.public, param="server_url", code="tool_failed") from None
+        raise ApiError(424, error.public, param=param, code="tool_failed") from None
     finally:
         await dispatcher.close()
     return {

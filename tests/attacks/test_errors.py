@@ -72,13 +72,13 @@ class FailingModels:
 
     fails: Exception = EngineFailed(INNER)
 
-    def name_of(self, record: ModelRecord) -> str:
-        return "model"
+    def names_of(self, record: ModelRecord) -> list[str]:
+        return ["model"]
 
     async def states(self) -> dict[str, AppState]:
         return {"model": AppState.RUNNING}
 
-    async def answer(self, name: str, body: Mapping[str, Any], *, stream: bool) -> Answers:
+    async def answer(self, name: str, record: ModelRecord, body: Mapping[str, Any], *, stream: bool) -> Answers:
         yield None
         raise self.fails
 

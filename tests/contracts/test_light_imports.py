@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support.paths import LEDGER, ROOT
+from tests.support.builders import raw_job
+from tests.support.paths import BASE, LEDGER, ROOT
 
 MODELS = {"torch", "transformers", "deepspeed", "vllm"}
 HEAVY = MODELS | {"ray", "sqlalchemy", "alembic", "fastapi"}
@@ -60,6 +62,21 @@ def test_mistakes_in_a_jobs_form_are_reported_before_anything_heavy_is_loaded(tm
     assert done.returncode == 2 and "modle" in done.stdout
     assert "training_file (rows.jsonl:1)" in done.stdout, "what its files show is in the same list"
     assert "agent-rft explain invalid_extra_forbidden says more" in done.stdout
+    assert not HEAVY & modules
+
+
+@pytest.mark.parametrize("command", ["check", "train"])
+def test_mistakes_in_its_rows_and_tools_are_reported_before_anything_heavy_is_loaded(
+    tmp_path: Path, command: str
+) -> None:
+    bad = ['{"messages": []}'] * 20
+    (tmp_path / "rows.jsonl").write_text("\n".join(bad))
+    job = raw_job(tools=[{"name": "cat", "server_url": "ftp://here"}])
+    (tmp_path / "job.json").write_text(json.dumps(job | {"model": str(BASE), "training_file": "rows.jsonl"}))
+    modules, done = loaded_by(tmp_path, command, str(tmp_path / "job.json"), "--runs", str(tmp_path))
+    assert done.returncode == 2 and "2 problems" in done.stdout
+    assert "training_file (rows.jsonl, rows 1-20): messages is missing or empty" in done.stdout
+    assert "method.reinforcement.tools[0].server_url" in done.stdout
     assert not HEAVY & modules
 
 

@@ -23,22 +23,47 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from cluster.jobs.comparisons import Comparisons
+from cluster.jobs.draft import Draft
+from cluster.jobs.records import JobRecords
 from cluster.jobs.service import JobService
+from cluster.records.run_folder import RunFolder
 from cluster.stores.blobs import FolderBlobs
 from cluster.stores.database import Database
 from cluster.stores.file_store import FileStore
 from cluster.stores.job_states import JobStatus
 from cluster.stores.job_store import JobStore
+from cluster.stores.keys import KeyStore
 from cluster.stores.migrate import migrate
 from cluster.stores.model_registry import ModelRegistry
 from cluster.stores.secrets import SecretBox
+from cluster.stores.sessions import SessionStore
+from serve.console import session
 from serve.http.app import create_app
 from serve.http.trials import Trials
 from serve.inference import chat, responses
-from serve.routes import files, fine_tuning, graders, models
+from serve.routes import (
+    comparison,
+    files,
+    fine_tuning,
+    graders,
+    job_check,
+    job_now,
+    job_records,
+    job_stream,
+    job_tools,
+    keys,
+    models,
+    readiness,
+)
+from serve.routes.job_stream import Pace
 from tests.support.api import TOKEN, FakeKeys
+from tests.support.builders import group, group_request
+from tests.support.events import run_event
 from tests.support.fake_models import FakeModels, call, turn
 from tests.support.jobs import BODY, NO_LOGS
+from trainer.errors import Problem
+from trainer.events import StepDone
 from trainer.spec.operator import NOTHING_ALLOWED, ServerLimits
 
 EXAMPLES = 12
@@ -47,6 +72,7 @@ AUTHORIZATION = {"Authorization": f"Bearer {TOKEN}"}
 ALL = list(HealthCheck)
 UNREACHABLE = {"POST /v1/embeddings", "POST /v1/fine_tuning/alpha/tool/run"}
 """Operations that cannot succeed here: no embedding model exists, and no tool is reachable."""
+WITH_A_JOB = {f"POST /v1/fine_tuning/{path}" for path in ("jobs", "jobs/check", "readiness")}
 CHECKS: list[Any] = [
     not_a_server_error,
     status_code_conformance,
@@ -55,23 +81,39 @@ CHECKS: list[Any] = [
 ]
 
 
+class NothingFound:
+    async def check(self, draft: Draft) -> list[Problem]:
+        return []
+
+
 class FullServer:
     """A server with one object of each type that has an id."""
 
     def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self.database = Database.of_folder(folder)
         migrate(self.database)
         self.store, self.models = JobStore(self.database), ModelRegistry(self.database, {"gpt-5": "base"})
         kept = FileStore(self.database, FolderBlobs(folder / "files"), folder, 10**6)
         box = SecretBox.of_folder(folder, {})
         fake = FakeModels(turn("I look.", call("call_a", "cat", "{}"), reasoning="hm"))
+        service = JobService(self.store, self.models, kept, box, NOTHING_ALLOWED, NO_LOGS)
         routers = [
             files.make_router(kept),
-            fine_tuning.make_router(JobService(self.store, self.models, kept, box, NOTHING_ALLOWED, NO_LOGS)),
+            fine_tuning.make_router(service),
+            job_check.make_router(service, NothingFound()),
+            job_now.make_router(self.store, folder / "runs"),
+            job_records.make_router(JobRecords(self.store, folder / "runs")),
+            comparison.make_router(self.store, Comparisons(folder / "runs")),
+            job_tools.make_router(service, Trials(NOTHING_ALLOWED)),
+            readiness.make_router(service),
             graders.make_router(Trials(NOTHING_ALLOWED)),
             models.make_router(self.models),
+            keys.make_router(KeyStore(self.database)),
             chat.make_router(fake, Trials(NOTHING_ALLOWED)),
             responses.make_router(fake, Trials(NOTHING_ALLOWED), box),
+            job_stream.make_router(self.store, folder / "runs", pace=Pace(looks=1)),
+            session.make_router(SessionStore(self.database, KeyStore(self.database))),
         ]
         self.app = create_app(routers, FakeKeys(), limits=ServerLimits(requests_per_minute=10**6))
         self.schema = schemathesis.openapi.from_asgi("/openapi.json", self.app)
@@ -84,14 +126,25 @@ class FullServer:
             file_id = client.post("/v1/files", **form).json()["id"]
             body = BODY | {"training_file": file_id}
             job_id = client.post("/v1/fine_tuning/jobs", json=body).json()["id"]
+            readiness_id = client.post("/v1/fine_tuning/readiness", json=body).json()["id"]
         self.store.add_event(job_id, "info", "Step 1/9", type="metrics", data={"step": 1, "scores": {"a": None}})
         self.store.add_checkpoint(job_id, 1, f"ft:{job_id}:ckpt-step-1", {"step": 1.0})
-        self.store.move(job_id, "queued")
-        self.store.move(job_id, "running")
-        if status != "running":
-            self.store.move(job_id, status)
+        self.store.add_event(readiness_id, "info", "created")
+        for id in (job_id, readiness_id):
+            self.store.move(id, "queued")
+            self.store.move(id, "running")
+            if status != "running":
+                self.store.move(id, status)
         self.models.add(f"ft:{job_id}", "folder", "gpt-5", job_id)
-        return {"file_id": file_id, "job_id": job_id, "model_id": f"ft:{job_id}"}
+        run = RunFolder(self.folder / "runs" / job_id)
+        run.groups("step-000001", [group(group_request(), [1.0, None])])
+        for name in ("test-before", "test-after"):
+            run.groups(name, [group(group_request(purpose="test"), [1.0, 0.0])])
+        run.event(run_event(StepDone(step=1, total_steps=9, metrics={"step": 1.0, "total_steps": 9.0})))
+        run.close()
+        key_id = KeyStore(self.database).create("a", ["read"])[0].id
+        ids = {"file_id": file_id, "job_id": job_id, "readiness_id": readiness_id, "key_id": key_id}
+        return ids | {"model_id": f"ft:{job_id}", "rollout_id": "step-000001.0"}
 
 
 @pytest.fixture
@@ -104,7 +157,9 @@ def server(tmp_path: Path) -> Iterator[FullServer]:
 def with_known(case: Any, ids: dict[str, str]) -> Any:
     """The request with the ids of existing objects and a valid body."""
     case.path_parameters = {name: ids[name] for name in case.path_parameters or {}}
-    if case.operation.label == "POST /v1/fine_tuning/jobs":
+    if case.operation.label == "GET /v1/fine_tuning/comparison":
+        case.query = {"side": [f"{ids['job_id']}:test-before", f"{ids['job_id']}:test-after"]}
+    if case.operation.label in WITH_A_JOB:
         case.body, case.media_type = BODY | {"training_file": ids["file_id"]}, "application/json"
     if case.operation.label == "POST /v1/chat/completions":
         stream = isinstance(case.body, dict) and case.body.get("stream") is True

@@ -6,6 +6,7 @@ The history is what the driver's own sink exports, minute by minute, and a few s
 from __future__ import annotations
 
 import math
+import re
 import subprocess
 import time
 from collections.abc import Iterator
@@ -13,10 +14,13 @@ from pathlib import Path
 
 import pytest
 from prometheus_client import generate_latest
+from ray.dashboard.modules.reporter.reporter_agent import METRICS_GAUGES
 
 from actors.runtime.exporter import labelled
-from cluster.observability.dashboards.fleet import FLEET_DASHBOARD
-from cluster.observability.dashboards.grafana import WINDOWS
+from cluster.observability.dashboards.grafana import WINDOWS, dashboard_json
+from cluster.observability.dashboards.job import JOB_DASHBOARD
+from cluster.observability.dashboards.libraries import GPUS as GPU_PANELS
+from cluster.observability.dashboards.queries import JOBS
 from cluster.observability.files import DASHBOARDS
 from cluster.run.metrics_sink import MetricsSink
 from tests.support.builders import group_request, rollout
@@ -38,17 +42,65 @@ STEP = {
 STEP |= {"grader/right/score_mean": 0.5, "tool/search/errors": 2.0}
 OURS = """\
 agent_rft_process_up{job="ours",process="driver"} 1
+agent_rft_process_up{job="ours",process="engine-0"} 1
+agent_rft_baseline_valid_mean_reward{job="ours",process="driver"} 0.2
+agent_rft_guard_total{job="ours",process="driver",guard="short"} %(s)d
+agent_rft_disk_total_bytes{job="before-ours",process="driver"} 9
+process_start_time_seconds{job="before-ours",process="driver"} 100
+process_start_time_seconds{job="ours",process="driver"} 900
+process_start_time_seconds{job="ours",process="engine-0"} 901
 process_resident_memory_bytes{job="ours",process="driver"} 1e9
 process_cpu_seconds_total{job="ours",process="driver"} %(s)d
-ray_node_mem_used{job="agent-rft-ray",ip="10.0.0.1"} 1e9
-ray_node_cpu_utilization{job="agent-rft-ray",ip="10.0.0.1"} 50
-ray_spill_manager_objects_bytes{job="agent-rft-ray",NodeAddress="10.0.0.1",State="Spilled"} 0
+vllm:time_to_first_token_seconds_bucket{job="ours",process="engine-0",le="0.1"} %(s)d
+vllm:time_to_first_token_seconds_bucket{job="ours",process="engine-0",le="+Inf"} %(s)d
+vllm:generation_tokens_total{job="ours",process="engine-0"} %(s)d
+vllm:prompt_tokens_total{job="ours",process="engine-0"} %(s)d
+vllm:num_preemptions_total{job="ours",process="engine-0"} 0
+vllm:kv_cache_usage_perc{job="ours",process="engine-0"} 0.5
+vllm:prefix_cache_hits_total{job="ours",process="engine-0"} %(s)d
+vllm:prefix_cache_queries_total{job="ours",process="engine-0"} %(s)d
+ray_node_mem_used{job="agent-rft-ray",ip="ours"} 1e9
+ray_node_cpu_utilization{job="agent-rft-ray",ip="ours"} 50
+ray_object_store_used_memory{job="agent-rft-ray",NodeAddress="ours"} 1e9
+ray_object_store_available_memory{job="agent-rft-ray",NodeAddress="ours"} 3e9
+ray_spill_manager_objects_bytes{job="agent-rft-ray",NodeAddress="ours",State="Spilled"} 0
+ray_serve_deployment_replica_healthy{job="agent-rft-ray",application="agent-rft-ours",replica="a"} 1
+ray_serve_deployment_request_counter_total{job="agent-rft-ray",application="agent-rft-ours"} %(s)d
+ray_serve_deployment_processing_latency_ms_bucket{job="agent-rft-ray",application="agent-rft-ours",le="10"} %(s)d
+ray_serve_deployment_processing_latency_ms_bucket{job="agent-rft-ray",application="agent-rft-ours",le="+Inf"} %(s)d
 """
-"""What libraries and Ray export of our processes and nodes, as a running Ray 2.60 does."""
-THEIRS = OURS.replace("ours", "theirs").replace("agent-rft-ray", "ray").partition("\n")[2]
+"""What a run exports beside the driver's sink; what libraries and Ray do is as a running Ray 2.60 with vLLM exports."""
+RAYS_GPU = ",".join(
+    (
+        'ip="ours",Version="2.60.0",SessionName="session_1",IsHeadNode="true",RayNodeType="head"',
+        'GpuDeviceName="NVIDIA_H100",GpuIndex="0",GpuUuid="GPU-1"',
+    )
+)
+DCGMS_GPU = ",".join(
+    (
+        'gpu="0",UUID="GPU-1",pci_bus_id="00000000:31:00.0",device="nvidia0",modelName="NVIDIA L4"',
+        'Hostname="ours",DCGM_FI_DRIVER_VERSION="580.105.08"',
+    )
+)
+GPUS = f"""\
+ray_node_gpus_utilization{{job="agent-rft-ray",{RAYS_GPU}}} 97
+ray_node_gram_used{{job="agent-rft-ray",{RAYS_GPU}}} 70000
+ray_node_gpu_power_milliwatts{{job="agent-rft-ray",{RAYS_GPU}}} 650000
+DCGM_FI_DEV_GPU_UTIL{{job="agent-rft-dcgm",{DCGMS_GPU}}} 97
+DCGM_FI_DEV_FB_USED{{job="agent-rft-dcgm",{DCGMS_GPU}}} 70000
+DCGM_FI_DEV_POWER_USAGE{{job="agent-rft-dcgm",{DCGMS_GPU}}} 650
+"""
+"""What both exporters report of a GPU, with the names and labels of Ray 2.60 (checked below) and DCGM's exporter 4."""
+STRANGE = {"ours": "theirs", "agent-rft-ray": "ray", "agent-rft-dcgm": "dcgm"}
+"""The same by others in the same Prometheus, whose processes, targets and nodes have other names."""
+LIBRARIES = re.compile(r"\b(vllm:|ray_|process_|DCGM_)")
 PER_STEP = [expr for board in DASHBOARDS for expr in board.expressions if "$steps" in expr]
 NOT_IN_THE_DRIVER = ("agent_rft_engine_pause_seconds", "agent_rft_rank_seconds")
-PANELS_OF_NODES = ("Memory by process", "CPU cores in use by process", "CPU usage by node", "Memory in use by node")
+
+
+def strange(text: str) -> str:
+    lines = (line for line in text.splitlines(keepends=True) if not line.startswith("agent_rft_"))
+    return re.sub("|".join(STRANGE), lambda found: STRANGE[found[0]], "".join(lines))
 
 
 def exported(folder: Path, start: float) -> Iterator[tuple[float, str]]:
@@ -66,8 +118,10 @@ def exported(folder: Path, start: float) -> Iterator[tuple[float, str]]:
             sink.event(run_event(CheckpointSaved(step=step, path="p", num_bytes=1)))
             sink.event(run_event(StepDone(step=step, total_steps=18, metrics=STEP | {"step": float(step)})))
         text = labelled(generate_latest(sink.recorder.registry).decode(), 'job="ours",process="driver"')
-        yield now, "".join(line for line in text.splitlines(keepends=True) if line[0] != "#") + OURS % {"s": second}
-        yield now, THEIRS % {"s": second}
+        yield now, "".join(line for line in text.splitlines(keepends=True) if line[0] != "#")
+        libraries = OURS % {"s": second} + GPUS
+        yield now, libraries
+        yield now, strange(libraries)
 
 
 @pytest.fixture(scope="module")
@@ -112,11 +166,35 @@ def test_no_panel_of_steps_is_blank_with_steps_of_ten_minutes(history: tuple[Pro
             assert all(map(math.isfinite, values)), expr
 
 
-def test_panels_of_memory_cores_and_nodes_show_nobody_elses(history: tuple[Prometheus, float]) -> None:
+def test_no_panel_shows_what_strangers_export(history: tuple[Prometheus, float]) -> None:
     server, start = history
-    panels = {panel.title: panel for _, row in FLEET_DASHBOARD.rows for panel in row}
-    for title in (*PANELS_OF_NODES, "Spilled to disk by node"):
-        (query,) = panels[title].queries
-        found = server.history(shown(query.expr), start + 3600, start + 7200, 60)
-        assert len(found) == 1, title
-        assert found[0]["metric"].get("job") in ("ours", "agent-rft-ray", None), title
+    asked = [expr for board in DASHBOARDS for expr in board.expressions if LIBRARIES.search(expr)]
+    assert len(asked) > 20
+    for expr in asked:
+        found = server.history(shown(expr), start + 3600, start + 7200, 60)
+        assert found, expr
+        assert "theirs" not in str(found), expr
+
+
+def test_each_gpu_panel_shows_each_gpu_by_both_exporters_in_the_same_units(history: tuple[Prometheus, float]) -> None:
+    server, start = history
+    for panel in GPU_PANELS:
+        values = [server.history(shown(query.expr), start + 3600, start + 3600, 60) for query in panel.queries]
+        assert [len(series) for series in values] == [1, 1], panel.title
+        assert len({series["values"][0][1] for (series,) in values}) == 1, panel.title
+
+
+def test_rays_exporter_has_these_metrics_of_gpus_with_these_labels() -> None:
+    labels = set(re.findall(r"(\w+)=", RAYS_GPU))
+    named = {name.removeprefix("ray_") for name in re.findall(r"^ray_\w+", GPUS, re.MULTILINE)}
+    for name in named:
+        assert set(METRICS_GAUGES[name].view.columns) == labels
+
+
+def test_the_newest_job_is_the_first_to_choose(history: tuple[Prometheus, float]) -> None:
+    server, start = history
+    query = JOBS.query.removeprefix("query_result(").removesuffix(")").replace("$__range", f"{HOURS}h")
+    found = server.at(query, start + HOURS * 3600 - SAMPLE_S)
+    texts = [f'{{job="{series["metric"]["job"]}"}} {series["value"][1]}' for series in found]
+    assert [re.search(JOBS.regex.strip("/"), text)[1] for text in texts] == ["ours", "before-ours"]  # type: ignore[index]
+    assert [JOBS.of_one().every, dashboard_json(JOB_DASHBOARD)["templating"]["list"][1]["includeAll"]] == [False, False]

@@ -25,7 +25,7 @@ from trainer.spec.job_file import read_job
 from trainer.spec.operator_file import load_operator
 
 PAGES = guides()
-LANGUAGES = {"yaml", "json", "jsonl", "sh", "python", "text", "http"}
+LANGUAGES = {"yaml", "json", "jsonl", "sh", "sql", "python", "text", "http"}
 BELOW = re.compile(r"(?P<file>[\w.-]+), below (?P<place>[\w.]+)")
 VARIABLE = re.compile(r"\$\{(\w+)\}")
 CONTROL = {";", "&", "&&", "|", "||", "(", ")", ">", ">>", "<", ";;", "|&", ">&", "<<"}
@@ -108,10 +108,10 @@ CHECKS: dict[str, Callable[[Path, Mapping[str, str]], None]] = {
 }
 
 
-def _with(base: Mapping[str, Any], place: list[str], value: Any) -> dict[str, Any]:
-    """`base` with the keys of `value` at `place`."""
+def _with(base: Mapping[str, Any], place: list[str], value: Any) -> Any:
+    """`base` with the keys of `value`, or the list `value`, at `place`."""
     if not place:
-        return {**base, **value}
+        return value if isinstance(value, list) else {**base, **value}
     key, *rest = place
     return {**base, key: _with(base.get(key, {}), rest, value)}
 

@@ -6,10 +6,12 @@ import json
 import re
 import struct
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
+from cluster.planning.layout import ClusterPlan
 from cluster.planning.nodes import read_nodes
 from cluster.planning.plan_view import plan_of_file
 from cluster.planning.units import GIB
@@ -58,6 +60,35 @@ def test_a_row_is_what_the_plan_says(row: list[str], tmp_path: Path) -> None:
     assert row[1] == f"{num_parameters / 1e9:.2g}B"
     if int(ranks) > 1:
         assert not plan_with(int(ranks) - 1)[0]
+
+
+SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "`offload: optimizer`": ("cluster", {"offload": "optimizer"}),
+    "`lora: {}`": ("algorithm", {"lora": {}}),
+}
+
+
+@pytest.mark.parametrize("row", [*rows("24 GiB"), *rows("80 GiB")], ids=lambda row: f"{row[0]} {row[1]}")
+def test_a_row_of_one_gpu_is_what_the_plan_says(row: list[str], tmp_path: Path) -> None:
+    gpu, name, setting, shared, sequences, memory = row
+    write_model(tmp_path / "model", name)
+    node = {"name": "gpu", "cores": 16, "gpus": 1, "memory_gib": 256, "gpu_memory_gib": int(gpu.split()[0])}
+    (tmp_path / "nodes.yaml").write_text(yaml.safe_dump({"nodes": [node]}))
+
+    def plan_with(setting: str) -> ClusterPlan:
+        job = yaml.safe_load(FILES["job.yaml"]) | {"model": str(tmp_path / "model"), "cluster": {}}
+        if (found := SETTINGS.get(setting)) is not None:
+            (job if found[0] == "cluster" else job["method"]["reinforcement"])[found[0]] = found[1]
+        (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
+        return plan_of_file(tmp_path / "job.yaml", read_nodes(tmp_path / "nodes.yaml"))
+
+    plan = plan_with(setting)
+    engine = plan.assignments[0].memory
+    assert plan.fits and engine is not None and engine.num_sequences is not None
+    assert shared == ("in turns" if plan.placement.turns else "at once")
+    assert sequences == f"{engine.num_sequences:.0f}"
+    assert memory == f"{sum(plan.host_bytes) / GIB:.0f} GiB"
+    assert setting == "none" or not plan_with("none").fits
 
 
 def test_all_sizes_are_in_the_table() -> None:

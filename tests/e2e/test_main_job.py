@@ -70,7 +70,7 @@ def test_a_job_stops_with_a_checkpoint_resumes_and_learns(folder: Path, environm
     saved = [json.loads((path / "loop.json").read_text())["step"] for path in (run / "checkpoints").iterdir()]
     assert max(saved) in (3, 4)
     assert (run / "report.html").exists()
-    assert f"with --resume {run}" in text
+    assert f"--resume {run}  # from" in text
 
     with services() as moved:  # new ports and a new token, as after a restart of the machine
         resumed = subprocess.run([*command, "--resume", str(run)], env=marked(moved), capture_output=True, text=True)

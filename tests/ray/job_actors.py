@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import ray
 
+from actors.engine.shared import SharedConfig
 from actors.engine.vllm_engine import EngineConfig
 from actors.grading.pool import GraderPoolActor
 from actors.learner.group import LearnerGroup
@@ -25,6 +26,7 @@ from trainer.algorithm.advantage import advantages
 from trainer.chat.dialect import UNKNOWN
 from trainer.events import Event
 from trainer.spec.job import AlgorithmSpec, JobSpec
+from trainer.spec.lora import LoraSpec
 from trainer.types import Group, Task
 
 MARKS = [
@@ -37,7 +39,7 @@ MAX_BUCKET_BYTES = 400_000
 
 
 class JobActors:
-    """Two engines, a dispatcher, a grader pool and learner ranks.
+    """Two engines, a dispatcher, a grader pool and learner ranks; or a shared engine, and a learner of an adapter.
 
     `engine_options` returns Ray's options of the engine with an index, `beside` those of a helper with a name and an
     index.
@@ -48,6 +50,7 @@ class JobActors:
         job: JobSpec,
         engine_options: Callable[[int], dict[str, Any]],
         beside: Callable[..., dict[str, Any]] = lambda name, index=0: {},
+        shared: SharedConfig | None = None,
         **fleet_options: Any,
     ) -> None:
         reinforcement = job.reinforcement
@@ -61,6 +64,7 @@ class JobActors:
             UNKNOWN,
             self.dispatchers,
             graders.options(**beside("grader-pool")).remote(reinforcement, LOCAL),
+            shared=shared,
         )
         worker = ray.remote(RolloutWorker)
 
@@ -69,11 +73,17 @@ class JobActors:
             return self.workers[index]
 
         self.fleet = Fleet(
-            spawn, 2, CANARY_LIMITS["float32"], reinforcement.limits, self.events.append, **fleet_options
+            spawn,
+            2 if shared is None else 1,
+            CANARY_LIMITS["float32"],
+            reinforcement.limits,
+            self.events.append,
+            **fleet_options,
         )
         self.learner: LearnerGroup
         self.sync: Any
         self._model = Path(job.model)
+        self._lora = None if shared is None else LoraSpec(rank=shared.lora.rank, alpha=shared.lora.alpha)
 
     async def start(
         self,
@@ -82,7 +92,7 @@ class JobActors:
         sync: type[WeightSync] = WeightSync,
     ) -> None:
         algorithm = AlgorithmSpec(temperature=TEMPERATURE)
-        config = LearnerConfig(self._model, steps=10, learning_rate=1e-2, algorithm=algorithm)
+        config = LearnerConfig(self._model, steps=10, learning_rate=1e-2, algorithm=algorithm, lora=self._lora)
         self.learner, _ = await asyncio.gather(LearnerGroup.start(config, rank_options), self.fleet.start(at_start))
         self.sync = sync(self.learner, max_bucket_bytes=MAX_BUCKET_BYTES)
         self.fleet.connect(self.sync, self.learner.logprobs)

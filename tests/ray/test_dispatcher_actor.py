@@ -15,12 +15,15 @@ from actors.grading.pool import GraderPoolActor, GraderPoolClient
 from actors.rollout.episode import RolloutRequest
 from actors.rollout.groups import Groups
 from actors.rollout.holdback import Holdback
+from actors.runtime.tracing import tracer_of
 from actors.tools.actor import DispatcherActor, DispatcherClient, OwnedSessions, start_dispatchers
 from tests.support.builders import group_request, rollout
+from tests.support.collector import Collector
 from tests.support.fakes_http import LOCAL, FakeEndpoint, hangs, says, until
 from trainer.errors import CannotStart, EndpointRefused, GraderFailed, ToolFailed
 from trainer.spec.endpoints import SessionSpec, ToolSpec
 from trainer.spec.job import Reinforcement, RolloutLimits
+from trainer.spec.operator import TraceSettings
 from trainer.types import Discarded, Grade, Rollout, ToolCall
 
 SECRET = "sk-very-secret-4711"
@@ -171,3 +174,26 @@ async def test_grades_and_failures_cross_as_values_and_the_process_imports_no_to
     assert failed.value.details == {"code": "invalid_variable_error", "path": "item.x"}
     loaded = await actor.__ray_call__.remote(lambda _: set(sys.modules))
     assert not loaded & {"torch", "transformers", "vllm", "deepspeed"}
+
+
+async def test_dispatcher_and_graders_send_the_spans_of_a_rollout_from_their_processes(local_ray: None) -> None:
+    texts = {"input": "{{ sample.output_text }}", "reference": "1"}
+    grader = {"type": "string_check", "operation": "eq", **texts}
+    number = "0123456789abcdef" * 2
+    async with Collector() as collector, FakeEndpoint(says({"output": "x"})) as server:
+        traces = TraceSettings(endpoint=collector.url, headers={"X-Key": SECRET}, share=1.0)
+        operator = LOCAL.model_copy(update={"traces": traces})
+        dispatcher = DispatcherClient(DispatcherActor.remote(tools(server.url), operator))
+        graders = GraderPoolClient(GraderPoolActor.remote(Reinforcement.model_validate({"grader": grader}), operator))
+        with tracer_of(traces, "engine-0").rollout(f"trace_{number}", "invoke_agent"):
+            await dispatcher.call_turn(f"trace_{number}", {}, CALLS)
+            await graders.grade({"output_text": "1"}, {}, f"trace_{number}")
+        await until(lambda: len(collector.spans) == 4, within_s=60)
+    spans = sorted((span.process, span.name) for span in collector.spans)
+    called = ("dispatcher", "execute_tool search")
+    assert spans == [called, called, ("engine-0", "invoke_agent"), ("grader-pool", "grade")]
+    assert {span.trace_id for span in collector.spans} == {number} and collector.headers["X-Key"] == SECRET
+    (root,) = (span for span in collector.spans if not span.parent_id)
+    assert {span.parent_id for span in collector.spans if span is not root} == {root.span_id}
+    sent = {received.headers["traceparent"] for received in server.received}
+    assert sent == {f"00-{number}-{span.span_id}-01" for span in collector.spans if span.name == called[1]}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import json
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -25,6 +26,7 @@ from actors.rollout.fleet import CANARY_LIMITS
 from actors.weights.checksum import checksum
 from actors.weights.layout import Layout, Loaded
 from actors.weights.shared_memory import PREFIX
+from tests.support.fakes_http import until
 from tests.support.paths import BASE
 from tests.support.shared_memory import left_behind
 from trainer.chat.families.hermes import HERMES
@@ -239,15 +241,40 @@ async def test_a_thought_is_ended_at_its_limit(engine: Engine, renderer: Rendere
     assert all(end in completion.token_ids[:4] for completion in held)
 
 
+async def test_requests_in_flight_begin_again_when_the_engine_wakes_up(engine: Engine, prompt: list[int]) -> None:
+    async def all_of_them() -> list[list[int]]:
+        made = await asyncio.gather(*(generate(engine, prompt, i, max_tokens=200, temperature=2.0) for i in range(8)))
+        return [completion.token_ids for completion in made]
+
+    undisturbed = await all_of_them()
+    running = asyncio.create_task(all_of_them())
+    await until(lambda: engine.live()["engine_slots_used"] > 0)
+    await engine.sleep()
+    later = asyncio.create_task(generate(engine, prompt, 1))
+    await engine.check_health()
+    assert not running.done() and not later.done()
+    await engine.wake()
+    assert await running == undisturbed
+    assert (await later).token_ids
+
+
 async def test_requests_in_flight_continue_with_the_new_weights_and_later_ones_use_only_those(
     engine: Engine, model: Any, prompt: list[int]
 ) -> None:
-    before = engine.version
-    running = [asyncio.create_task(generate(engine, prompt, i, max_tokens=600, temperature=2.0)) for i in range(32)]
-    await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+    before, swapped, completions = engine.version, asyncio.Event(), []
+
+    async def one_after_the_other(first: int) -> None:
+        for seed in itertools.count(first, step=32):
+            completions.append(await generate(engine, prompt, seed, max_tokens=600, temperature=2.0))
+            if swapped.is_set():
+                break
+
+    running = [asyncio.create_task(one_after_the_other(i)) for i in range(32)]
+    await until(lambda: len(completions) > 0)
     engine.stage(*scaled(model, 1.1))
     pause = (await engine.swap(before + 1)).pause_s
-    completions = await asyncio.gather(*running)
+    swapped.set()
+    await asyncio.gather(*running)
     versions = [set(completion.versions.tolist()) for completion in completions]
     assert {before, before + 1} in versions
     assert all(np.all(np.diff(completion.versions) >= 0) for completion in completions)

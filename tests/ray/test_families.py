@@ -17,6 +17,7 @@ import torch
 from transformers import AutoTokenizer
 
 from actors.engine.chat_engine import ChatEngine
+from actors.engine.chat_model import Refusal
 from actors.engine.dialects import find_dialect, round_trip
 from actors.engine.parsing import TurnParser, parser_of
 from actors.engine.vllm_engine import Completion, Engine, EngineConfig
@@ -179,7 +180,7 @@ async def test_prompts_of_later_turns_are_those_of_the_rollout(served: ChatEngin
     for one in sampled:
         messages: list[Any] = list(TASK.messages)
         for turn, (prompt, _) in zip(one.rollout.turns, one.turns, strict=True):
-            assert served._prompt(messages, TOOLS) == prompt
+            assert (await served._model(served._own))._prompt(messages, TOOLS) == prompt
             later += len(messages) > 1
             calls = [
                 {"id": c.call_id, "type": "function", "function": {"name": c.name, "arguments": c.arguments}}
@@ -243,6 +244,26 @@ async def test_tool_choice_is_obeyed_in_the_familys_form(served: ChatEngine) -> 
         assert wanted == "required" or {len(choice["message"]["tool_calls"]) for choice in ended} == {1}
     for choice in await choices("none"):
         assert "tool_calls" not in choice["message"] and "<tool_call>" not in (choice["message"]["content"] or "")
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ["gemma4", "gpt_oss", "lfm2", "muse_glimmer"])
+async def test_a_family_without_a_grammar_is_served_and_refuses_a_schema(name: str, tmp_path: Path) -> None:
+    served = ChatEngine(
+        EngineConfig(str(TINY[name].write(tmp_path / name)), "float32", CONTEXT, max_num_seqs=16, seed=0),
+        ServeSettings(context_length=CONTEXT, max_completion_tokens=40),
+    )
+    assert await served.start() is None
+    try:
+        body = {"messages": list(TASK.messages), "tools": list(TOOLS)}
+        answers: list[Any] = await asyncio.gather(*(served.chat({**body, "seed": seed}) for seed in range(4)))
+        form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": NUMBER}}
+        refused = await served.chat({**body, "response_format": form})
+    finally:
+        await served.shutdown()
+    assert all(answer["choices"][0]["finish_reason"] in ("length", "stop", "tool_calls") for answer in answers)
+    assert isinstance(refused, Refusal) and (refused.status, refused.param) == (400, "response_format")
+    assert name in refused.message and "send no response_format, or no tools" in refused.message
 
 
 # -- the list of families, whose turns are forced to what their templates write ----------------------------------------

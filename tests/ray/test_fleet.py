@@ -11,11 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 import pytest_asyncio
 import ray
 
+from actors.runtime.turns import Turns
 from actors.runtime.watchdog import LOOK_EVERY_S, SILENT_S, Watchdog, Watched
 from actors.tools.actor import watched_dispatchers
 from actors.weights.broadcast_sync import BroadcastSync
@@ -217,6 +219,30 @@ async def test_one_broadcast_updates_both_engines(actors: JobActors, tasks: list
         assert 0 < report.canary_gap < 1e-3
     await running
     assert await actors.versions() == [first + 2, first + 2]
+
+
+async def test_by_turns_engines_stop_while_the_learner_computes_and_go_on_with_their_requests(
+    actors: JobActors, tasks: list[Task]
+) -> None:
+    turns = Turns(actors.fleet, actors.learner)
+    actors.fleet.share(turns)
+    actors.learner.share(turns)
+    await actors.learner.rest()
+    running = asyncio.create_task(actors.sample(tasks))
+    await until(lambda: actors.fleet.progress()[1] > 0)
+    await actors.learner.logprobs(np.arange(3, 40, dtype=np.int32))
+    before = [stats["sampled_tokens"] for stats in await actors.fleet.stats()]
+    await actors.learner.check()
+    assert [stats["sampled_tokens"] for stats in await actors.fleet.stats()] == before
+    assert not running.done()
+    await actors.learner.rest()
+    groups = await running
+    assert all(len(group.rollouts) == 8 for group in groups)
+    version = (await actors.versions())[0]
+    await actors.learn(groups, version)
+    report = await actors.fleet.publish(version + 1)
+    assert report.fenced == () and 0 < report.canary_gap < 1e-3
+    assert (await actors.sample(tasks[:1]))[0].newest_version == version + 1
 
 
 @pytest.mark.nightly

@@ -18,6 +18,7 @@ import pytest_asyncio
 import ray
 import torch
 from numpy.typing import NDArray
+from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -26,14 +27,19 @@ from actors.learner.group import LearnerGroup
 from actors.learner.rank import LearnerConfig
 from actors.learner.sizes import snapshot_bytes
 from actors.weights.checksum import checksum
+from actors.weights.layout import num_bytes
+from tests.support.architectures import ARCHITECTURES
 from tests.support.old_version import old_version
 from tests.support.paths import BASE
+from tests.support.shapes import write_shape
+from tests.support.tiny_model import write_tiny_model
 from trainer.chat.families.hermes import HERMES
 from trainer.chat.renderer import Renderer
 from trainer.errors import Halted, RftError, UserError
 from trainer.metrics import metric_of
 from trainer.model.batch import WeightedSequence
 from trainer.spec.job import AlgorithmSpec
+from trainer.spec.lora import LoraSpec
 from trainer.types import Converted, LearnerLayout, StepReport, TrainSequence
 
 pytestmark = [
@@ -45,6 +51,8 @@ pytestmark = [
 ONCE = AlgorithmSpec(updates_per_batch=1)
 CONFIG = LearnerConfig(BASE, steps=10, learning_rate=1e-3, algorithm=ONCE, micro_batch_tokens=200)
 TWICE = replace(CONFIG, algorithm=AlgorithmSpec(updates_per_batch=2))
+LORA = LoraSpec(rank=4)
+ALL_AND_LORA = pytest.mark.parametrize("lora", [None, LORA], ids=["all weights", "lora"])
 CANARY = np.arange(3, 40, dtype=np.int32)
 ROUNDING = 1e-4
 
@@ -125,15 +133,17 @@ async def two_steps(group: LearnerGroup, config: LearnerConfig) -> tuple[list[St
     return [await group.step(rollouts(step), version=step) for step in range(2)], await group.logprobs(CANARY)
 
 
+@ALL_AND_LORA
 async def test_an_update_does_not_depend_on_ranks_and_zero_stage(
-    groups: tuple[LearnerGroup, LearnerGroup],
+    groups: tuple[LearnerGroup, LearnerGroup], lora: LoraSpec | None
 ) -> None:
     alone, pair = groups
-    expected, expected_logprobs = await two_steps(alone, TWICE)
+    config = replace(TWICE, lora=lora)
+    expected, expected_logprobs = await two_steps(alone, config)
     assert [report.applied for report in expected] == [True, True]
     assert all(metric_of(name) for report in expected for name in report.metrics)
     for stage in range(4):
-        reports, logprobs = await two_steps(pair, replace(TWICE, zero_stage=stage))
+        reports, logprobs = await two_steps(pair, replace(config, zero_stage=stage))
         np.testing.assert_allclose(logprobs, expected_logprobs, atol=ROUNDING)
         for report, wanted in zip(reports, expected, strict=True):
             for name in set(wanted.metrics) - {"num_micro_batches", "computed_tokens", "padding_efficiency"}:
@@ -164,6 +174,22 @@ async def test_the_policy_under_a_response_format_is_trained_the_same_on_all_ran
     assert "tokens_without_loss" not in metrics["free"]
 
 
+async def test_layers_that_run_per_sequence_train_alike_on_ranks_with_different_numbers_of_sequences(
+    groups: tuple[LearnerGroup, LearnerGroup], tmp_path: Path
+) -> None:
+    alone, pair = groups
+    config = replace(CONFIG, model=write_shape("qwen3_next", tmp_path))
+    sequences = [replace(s, token_ids=s.token_ids % 256) for s in rollouts(0)]
+    reports, logprobs = {}, {}
+    for stage, group in ((0, alone), (2, pair)):
+        await group.build(replace(config, zero_stage=stage))
+        reports[stage] = await group.step(sequences, version=0)
+        logprobs[stage] = await group.logprobs(CANARY % 256)
+    np.testing.assert_allclose(logprobs[2], logprobs[0], atol=ROUNDING)
+    for name in ("loss", "grad_norm", "entropy", "logprob_gap"):
+        assert reports[2].metrics[name] == pytest.approx(reports[0].metrics[name], abs=ROUNDING, rel=ROUNDING), name
+
+
 @pytest.mark.nightly
 async def test_bfloat16_trains_as_float32_does_up_to_its_rounding(groups: tuple[LearnerGroup, LearnerGroup]) -> None:
     """What GPUs use: float32 master weights and sums of gradients, which DeepSpeed keeps differently in each stage."""
@@ -187,11 +213,13 @@ async def test_replaying_the_same_rollouts_gives_bitwise_equal_weights(
         assert logprobs.tobytes() == again.tobytes()
 
 
-@pytest.mark.parametrize(("ranks", "stage"), [(1, 0), (2, 1), (2, 3)])
+@pytest.mark.parametrize(
+    ("ranks", "stage", "lora"), [(1, 0, None), (2, 1, None), (2, 3, None), (1, 0, LORA), (2, 1, LORA), (2, 3, LORA)]
+)
 async def test_training_resumes_bitwise_equally_from_a_snapshot_written_while_it_went_on(
-    groups: tuple[LearnerGroup, LearnerGroup], tmp_path: Path, ranks: int, stage: int
+    groups: tuple[LearnerGroup, LearnerGroup], tmp_path: Path, ranks: int, stage: int, lora: LoraSpec | None
 ) -> None:
-    group, config = groups[ranks - 1], replace(TWICE, zero_stage=stage, lr_schedule="linear")
+    group, config = groups[ranks - 1], replace(TWICE, zero_stage=stage, lr_schedule="linear", lora=lora)
     await two_steps(group, config)
     await group.snapshot()
     writing = asyncio.create_task(group.write(tmp_path))
@@ -220,13 +248,14 @@ WAYS = [
 ]
 
 
+@ALL_AND_LORA
 @pytest.mark.parametrize("way", WAYS, ids=["usual", "rare"])
 async def test_a_checkpoint_of_one_layout_loads_into_any_other(
-    groups: tuple[LearnerGroup, LearnerGroup], tmp_path: Path, way: list[tuple[int, int, str]]
+    groups: tuple[LearnerGroup, LearnerGroup], tmp_path: Path, way: list[tuple[int, int, str]], lora: LoraSpec | None
 ) -> None:
     """Weights and moments are the same float32 numbers; the next update differs by the rounding of its layout."""
     layouts = [LearnerLayout(*layout) for layout in way]
-    configs = [replace(CONFIG, zero_stage=layout.zero_stage, dtype=layout.dtype) for layout in layouts]
+    configs = [replace(CONFIG, zero_stage=layout.zero_stage, dtype=layout.dtype, lora=lora) for layout in layouts]
     at = [groups[layout.ranks - 1] for layout in layouts]
     await two_steps(at[0], configs[0])
     await at[0].step(broken_rollouts(), version=2)
@@ -235,7 +264,8 @@ async def test_a_checkpoint_of_one_layout_loads_into_any_other(
     assert state.pop("step") == 2
     parameters = sum(tensor.numel() for name, tensor in state.items() if name.startswith("weight "))
     if layouts[0].ranks == 1:  # more ranks round up
-        copied = sum(t.nbytes for t in (*state.values(), *load_file(tmp_path / "0" / "model.safetensors").values()))
+        [model] = (tmp_path / "0").glob("*.safetensors")
+        copied = sum(t.nbytes for t in (*state.values(), *load_file(model).values()))
         assert copied == snapshot_bytes(parameters, rank=0, ranks=1, stage=0, in_bfloat16=False)
     for i in range(1, len(way)):
         await at[i].build(configs[i])
@@ -301,6 +331,25 @@ async def test_saved_weights_equal_those_of_engines_and_load_in_transformers(
     assert AutoTokenizer.from_pretrained(tmp_path).chat_template == AutoTokenizer.from_pretrained(BASE).chat_template
 
 
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ["qwen3_moe", "gemma3"])
+async def test_ranks_that_read_their_parts_publish_what_the_files_have(
+    groups: tuple[LearnerGroup, LearnerGroup], tmp_path: Path, name: str
+) -> None:
+    """Experts are merged as they are read; embeddings may be tied."""
+    _, pair = groups
+    AutoModelForCausalLM.from_config(ARCHITECTURES[name]()).save_pretrained(write_tiny_model(tmp_path))
+    saved = load_file(tmp_path / "model.safetensors")
+    await pair.build(replace(CONFIG, model=tmp_path, zero_stage=3))
+    published = {}
+    for index, bucket in enumerate(await pair.bucket_plan(max_bytes=100_000)):
+        reference, _ = await pair.gather_bucket(index)
+        data = await await_ref(reference)
+        for tensor, start in zip(bucket, np.cumsum([0, *(num_bytes([each]) for each in bucket)]), strict=False):
+            published[tensor[0]] = data[start : start + num_bytes([tensor])].tobytes()
+    assert published == {name: tensor.numpy().tobytes() for name, tensor in saved.items()}
+
+
 async def await_ref(reference: ray.ObjectRef) -> NDArray[np.uint8]:
     data: NDArray[np.uint8] = await reference
     return data
@@ -322,19 +371,71 @@ async def test_log_probabilities_of_the_learner_s_version_show_no_gap(
     assert (await alone.step(sequences, version=8)).metrics["logprob_gap_tokens"] == 0
 
 
-async def test_the_start_model_is_not_updated(groups: tuple[LearnerGroup, LearnerGroup]) -> None:
-    alone, _ = groups
-    await alone.build(replace(CONFIG, algorithm=AlgorithmSpec(kl_coef=0.1, updates_per_batch=1)))
-    first, second = [(await alone.step(rollouts(0), version=0)).metrics["kl_start"] for _ in range(2)]
+@ALL_AND_LORA
+@pytest.mark.parametrize(("ranks", "stage"), [(1, 0), (2, 3)])
+async def test_the_start_model_is_not_updated(
+    groups: tuple[LearnerGroup, LearnerGroup], ranks: int, stage: int, lora: LoraSpec | None
+) -> None:
+    """With LoRA it is the policy without its adapter, not a second copy."""
+    group, algorithm = groups[ranks - 1], AlgorithmSpec(kl_coef=0.1, updates_per_batch=1)
+    await group.build(replace(CONFIG, algorithm=algorithm, learning_rate=1e-2, zero_stage=stage, lora=lora))
+    first, second = [(await group.step(rollouts(0), version=0)).metrics["kl_start"] for _ in range(2)]
     assert first == pytest.approx(0, abs=1e-9)
     assert second > 0.01
 
 
+async def test_an_adapter_is_published_and_saved_under_pefts_names_and_trained_on_from_its_folder(
+    groups: tuple[LearnerGroup, LearnerGroup], tmp_path: Path
+) -> None:
+    alone, pair = groups
+    config = replace(CONFIG, learning_rate=1e-2, zero_stage=3, lora=LORA)
+    _, trained = await two_steps(pair, config)
+    await save(pair, new(tmp_path / "adapter"))
+    saved = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+    [bucket] = await pair.bucket_plan(max_bytes=1 << 30)
+    assert {name: (dtype, shape) for name, dtype, shape in bucket} == {
+        name: ("float32", tuple(tensor.shape)) for name, tensor in saved.items()
+    }
+    data = await await_ref((await pair.gather_bucket(0))[0])
+    assert data.tobytes() == b"".join(saved[name].numpy().tobytes() for name, *_ in bucket)
+    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(BASE), str(tmp_path / "adapter"))
+    with torch.no_grad():
+        scores = model(torch.tensor(CANARY, dtype=torch.int64)[None]).logits[0, :-1].log_softmax(-1)
+    theirs = scores.gather(1, torch.tensor(CANARY[1:, None], dtype=torch.int64))[:, 0]
+    np.testing.assert_allclose(trained, theirs, atol=ROUNDING)
+    again = replace(config, model=tmp_path / "adapter", algorithm=AlgorithmSpec(kl_coef=0.1, updates_per_batch=1))
+    for group, stage in ((alone, 0), (pair, 3)):
+        await group.build(replace(again, zero_stage=stage))
+        np.testing.assert_allclose(await group.logprobs(CANARY), trained, atol=ROUNDING)
+        first, second = [(await group.step(rollouts(0), version=0)).metrics["kl_start"] for _ in range(2)]
+        assert first == pytest.approx(0, abs=1e-9)  # the start model is the adapter, not its base
+        assert second > 0.001
+        await save(group, new(tmp_path / f"again-{stage}"))
+        names = load_file(tmp_path / f"again-{stage}" / "adapter_model.safetensors").keys()
+        assert names == saved.keys()
+
+
+async def test_a_checkpoint_of_another_lora_is_refused(
+    groups: tuple[LearnerGroup, LearnerGroup], tmp_path: Path
+) -> None:
+    alone, _ = groups
+    await alone.build(replace(CONFIG, lora=LORA))
+    await save(alone, tmp_path)
+    for other, named in ((None, "all weights"), (LoraSpec(rank=8), "rank 8")):
+        await alone.build(replace(CONFIG, lora=other))
+        with pytest.raises(UserError, match=f"trained with LoRA of rank 4, .*, not with .*{named}.*the same `lora`"):
+            await alone.load(tmp_path)
+        for model, lora in ((tmp_path, other),):
+            with pytest.raises(UserError, match="agent-rft models merge"):
+                await alone.build(replace(CONFIG, model=model, lora=lora))
+
+
+@ALL_AND_LORA
 async def test_supervised_training_lowers_the_loss_of_its_conversations(
-    groups: tuple[LearnerGroup, LearnerGroup],
+    groups: tuple[LearnerGroup, LearnerGroup], lora: LoraSpec | None
 ) -> None:
     _, pair = groups
-    await pair.build(replace(CONFIG, method="supervised"))
+    await pair.build(replace(CONFIG, method="supervised", lora=lora))
     before = await pair.supervised_loss(conversations())
     losses = [(await pair.step(conversations(), version=0)).metrics["loss"] for _ in range(3)]
     assert losses[0] == pytest.approx(before, rel=ROUNDING)
@@ -365,7 +466,7 @@ async def test_a_damaged_checkpoint_and_an_untrainable_model_are_rejected(
     config = json.loads((BASE / "config.json").read_text())
     (tmp_path / "model" / "config.json").write_text(json.dumps(config | {"final_logit_softcapping": 30.0}))
     alone, pair = groups
-    with pytest.raises(UserError, match="final_logit_softcapping"):
+    with pytest.raises(UserError, match="changes its logits"):
         await alone.build(replace(CONFIG, model=tmp_path / "model"))
     await pair.build(replace(CONFIG, zero_stage=1))
     await save(pair, tmp_path)

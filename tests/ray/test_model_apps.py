@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import os
 from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest_asyncio
 import ray
 from ray import serve as ray_serve
 
+from actors.engine.chat_engine import ServedModel
 from cluster.stores.model_registry import ModelRecord
 from serve.http.errors import ApiError
 from serve.inference.model_apps import EngineResources, RayServeModels, ServedEngine
@@ -46,15 +48,15 @@ class FakeEngine:
         self._note("started")
         return None
 
-    async def chat(self, body: Mapping[str, Any]) -> dict[str, Any]:
+    async def chat(self, body: Mapping[str, Any], model: ServedModel | None = None) -> dict[str, Any]:
         if body.get("die"):
             os._exit(1)
         if body.get("fail"):
             self.failed = True
         await asyncio.sleep(body.get("takes_s", 0.0))
-        return {"pid": os.getpid()}
+        return {"pid": os.getpid(), "settings": asdict(model.settings) if model else None}
 
-    async def stream(self, body: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
+    async def stream(self, body: Mapping[str, Any], model: ServedModel | None = None) -> AsyncIterator[dict[str, Any]]:
         try:
             for i in itertools.count():
                 yield {"i": i}
@@ -138,6 +140,7 @@ async def test_chunks_arrive_one_by_one_and_a_client_that_disconnects_ends_its_r
     await until_said(models, "a", "started", "cancelled")
     served_now = await served.chat({"model": "a"})
     assert served_now["pid"] != os.getpid()
+    assert served_now["settings"] == asdict(models.resolve("a").settings)
 
 
 async def test_a_second_model_waits_for_the_first_one_s_answers_and_then_replaces_it(

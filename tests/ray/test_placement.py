@@ -17,9 +17,14 @@ from trainer.errors import InvalidJob
 BOTH_CORES = Placement(1, 1, 0, 1, 1, 0, "float32")
 
 
+class Visible:
+    def gpus(self) -> list[str]:
+        return [str(number) for number in ray.get_gpu_ids()]
+
+
 @pytest.fixture(scope="module")
 def local_ray() -> Iterator[None]:
-    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+    ray.init("local", num_cpus=2, num_gpus=1, include_dashboard=False, log_to_driver=False)
     yield
     ray.shutdown()
 
@@ -32,7 +37,7 @@ async def test_a_job_waits_for_its_resources_and_reports_which(local_ray: None) 
     second = Seats(BOTH_CORES, "second")
     waiting = asyncio.create_task(second.ready(news.append, timeout_s=60))
     await until(lambda: bool(news), within_s=3 * NEWS_S)
-    assert news == ["2 cores, 0 GPUs required, 0 cores, 0 GPUs free; not placed: engine 0, learner rank 0"]
+    assert news == ["2 cores, 0 GPUs required, 0 cores, 1 GPUs free; not placed: engine 0, learner rank 0"]
     first.release()
     await waiting
 
@@ -53,6 +58,15 @@ async def test_an_engine_without_resources_joins_when_another_job_ends(local_ray
     small.release()
     await asyncio.wait_for(joining, 30)
     large.release()
+
+
+async def test_an_engine_and_a_rank_that_share_a_gpu_see_the_same_one(local_ray: None) -> None:
+    seats = Seats(replace(BOTH_CORES, engine_gpus=1, rank_gpus=1, colocated=True), "shared")
+    await seats.ready(print)
+    actor = ray.remote(Visible)
+    both = [actor.options(**options).remote() for options in (seats.engine(0), seats.rank(0))]
+    assert await asyncio.gather(*(each.gpus.remote() for each in both)) == [["0"], ["0"]]
+    seats.release()
 
 
 async def test_a_job_does_not_wait_for_resources_beyond_any_single_node(local_ray: None) -> None:

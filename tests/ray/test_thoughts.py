@@ -40,8 +40,8 @@ def parser_class(tokenizer: Any) -> Any:
 
     from actors.engine import thoughts
 
-    thoughts.register(HERMES.thought_marks)
-    return ParserManager.get_parser("hermes", thoughts.NAME, enable_auto_tools=True, tokenizer=tokenizer)
+    parser = thoughts.parser_between(HERMES.thought_marks)
+    return ParserManager.get_parser("hermes", parser, enable_auto_tools=True, tokenizer=tokenizer)
 
 
 def request() -> Any:

@@ -21,6 +21,9 @@ from typing import Any
 
 import httpx
 
+from cluster.jobs.draft import Draft
+from cluster.jobs.driver_settings import DriverSettings
+from cluster.jobs.launcher import RayLauncher
 from cluster.stores.model_registry import ModelRecord
 from serve.deployment import app_of
 from serve.host.listener import reserved_port
@@ -29,6 +32,7 @@ from serve.host.state import ServerState, StateLocations
 from serve.http.deadlines import Deadlines
 from serve.inference.model_server import AppState
 from tests.support.fake_models import USAGE, turn
+from trainer.errors import Problem
 from trainer.spec.operator import Operator, ServerLimits
 
 PIECE = "x" * 16_384
@@ -37,8 +41,8 @@ PIECE = "x" * 16_384
 class Ready:
     """A Hosting whose models always run."""
 
-    def name_of(self, record: ModelRecord) -> str:
-        return record.id
+    def names_of(self, record: ModelRecord) -> list[str]:
+        return [record.id]
 
     async def states(self) -> dict[str, AppState]:
         return {"gpt-5": AppState.RUNNING}
@@ -46,7 +50,9 @@ class Ready:
     async def idle_s(self, name: str) -> float | None:
         return 0.0
 
-    async def answer(self, name: str, body: Mapping[str, Any], *, stream: bool) -> AsyncIterator[Any]:
+    async def answer(
+        self, name: str, record: ModelRecord, body: Mapping[str, Any], *, stream: bool
+    ) -> AsyncIterator[Any]:
         yield None
         frame = {"id": "chatcmpl-1", "created": 1, "model": name}
         if not stream:
@@ -55,6 +61,16 @@ class Ready:
             choice = {"index": 0, "delta": {"content": PIECE}, "finish_reason": None, "logprobs": None}
             yield {**frame, "object": "chat.completion.chunk", "choices": [choice]}
             await asyncio.sleep(0)
+
+
+class OnlyChecks:
+    """A Launcher that checks requests, and validates and launches nothing."""
+
+    def __init__(self, settings: DriverSettings) -> None:
+        self._launcher = RayLauncher(settings, "")
+
+    async def check(self, draft: Draft) -> list[Problem]:
+        return await self._launcher.check(draft)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +105,9 @@ async def serve(folder: Path, port: int, deadlines: Deadlines, **more: int) -> N
     operator = Operator(aliases={"gpt-5": str(folder)}, limits=limits)
     state = ServerState(StateLocations(folder), operator)
     tokens = [state.keys.create(name, ["write"])[1] for name in ("a", "b")]
-    nothing: Any = None
     hosting: Any = Ready()
-    services = Services(state, operator, nothing, hosting, deadlines)
+    launcher: Any = OnlyChecks(DriverSettings(str(folder), state.database.url))
+    services = Services(state, operator, launcher, hosting, deadlines)
     app = app_of(state, services, operator, listen=("127.0.0.1", port), deadlines=deadlines)
     async with app.router.lifespan_context(app):
         print(json.dumps({"port": port, "tokens": tokens}), flush=True)

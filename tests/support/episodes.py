@@ -12,6 +12,7 @@ import numpy as np
 from actors.engine.parsing import ParsedTurn, TurnParser
 from actors.engine.vllm_engine import Completion
 from actors.rollout.episode import EpisodeRunner, EpisodeSpec, RolloutRequest
+from actors.runtime.tracing import NO_TRACES, Tracer
 from tests.support.builders import task
 from trainer.chat.renderer import Renderer
 from trainer.spec.job import RewardSpec, RolloutLimits
@@ -109,9 +110,13 @@ class ScriptedEpisode:
         setattr(self, stage, hang)
         return reached
 
-    def runner(self, max_steps: int = 64, context: int = 2048, **limits: Any) -> EpisodeRunner:
+    def runner(
+        self, max_steps: int = 64, context: int = 2048, tracer: Tracer = NO_TRACES, **limits: Any
+    ) -> EpisodeRunner:
         spec = EpisodeSpec("7", RolloutLimits(**limits), RewardSpec(token_penalty=0.0), max_steps, context)
-        return EpisodeRunner(spec, self.renderer, self.parse, self.generate, self.call_tools, self.grade, self)
+        return EpisodeRunner(
+            spec, self.renderer, self.parse, self.generate, self.call_tools, self.grade, self, tracer=tracer
+        )
 
 
 REQUEST = RolloutRequest(TASK, epoch=0, sample=3, attempt=0, temperature=1.0)

@@ -83,6 +83,9 @@ class FakeLearner:
     async def check(self) -> None:
         self.alive()
 
+    async def rest(self) -> None:
+        self.alive()
+
     async def snapshot(self) -> None:
         self.alive()
         self._snapshot = list(self.weights)

@@ -35,7 +35,8 @@ class Made:
         validation = [task(f"v{i}") for i in range(3)] if changes.pop("validate", True) else []
         sleep, clock = changes.pop("sleep", asyncio.sleep), changes.pop("clock", time.monotonic)
         check_every_s = changes.pop("check_every_s", 60.0)
-        config = LoopConfig(plan(**changes), AlgorithmSpec(max_staleness=staleness), 7, 1.0, interval)
+        early_stop = changes.pop("early_stop", None)
+        config = LoopConfig(plan(**changes), AlgorithmSpec(max_staleness=staleness), 7, 1.0, interval, early_stop)
         self.loop = Loop(
             config,
             self.tasks,

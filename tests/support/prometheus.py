@@ -47,6 +47,11 @@ class Prometheus:
         result: list[dict[str, Any]] = self._ask("query_range", query=expr, start=start, end=end, step=step_s)["result"]
         return result
 
+    def at(self, expr: str, time: float) -> list[dict[str, Any]]:
+        """The series that the expression has at a Unix time, in the order of the answer."""
+        result: list[dict[str, Any]] = self._ask("query", query=expr, time=time)["result"]
+        return result
+
     def names(self) -> set[str]:
         """The names of all metrics."""
         return set(self._ask("label/__name__/values"))

@@ -115,6 +115,9 @@ class _Learner:
         self._did.note("update", version=version, trained=trained, loss=loss, norm=norm)
         return report
 
+    async def rest(self) -> None:
+        pass
+
     async def check(self) -> None:
         """It is this process."""
 

@@ -27,6 +27,7 @@ def write_tiny_model(
     template: str = TEMPLATE,
     special: Sequence[str] = SPECIAL,
     end: str = SPECIAL[2],
+    hidden_size: int = 64,
 ) -> Path:
     """Write a Hugging Face folder of some 200 kB, and return it. `end` is the one of the special tokens that ends."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -39,7 +40,7 @@ def write_tiny_model(
     fast.save_pretrained(folder)
     config = Qwen3Config(
         vocab_size=len(fast),
-        hidden_size=64,
+        hidden_size=hidden_size,
         intermediate_size=128,
         num_hidden_layers=1,
         num_attention_heads=2,

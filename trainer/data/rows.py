@@ -10,13 +10,14 @@ import hashlib
 import json
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from trainer.errors import Problem
 from trainer.types import Task
 
+MAX_RANGES = 20
 ROLES = ("developer", "system", "user", "assistant", "tool")
 
 
@@ -42,6 +43,10 @@ def read_tasks(path: Path, field: str, *, conversations: bool = False) -> tuple[
     except OSError as error:
         message = f"cannot be read: {error.strerror}"
         return [], [problem("unreadable_file", None, message, "make the file readable for this user")]
+    if text[:1000].lstrip().startswith("["):
+        message = "is a JSON array, not one JSON object per line"
+        remedy = "write each element on a line of its own, for example: jq -c '.[]' rows.json > rows.jsonl"
+        return [], [problem("json_array", None, message, remedy)]
     tasks: list[Task] = []
     problems: list[Problem] = []
     for number, line in enumerate(text.split("\n"), start=1):
@@ -63,6 +68,19 @@ def read_tasks(path: Path, field: str, *, conversations: bool = False) -> tuple[
     if not tasks and not problems:
         problems.append(problem("empty_file", None, "has no rows", "write one JSON object per line"))
     return tasks, problems
+
+
+def ranges(lines: Iterable[int]) -> str:
+    """Line numbers for people, at most MAX_RANGES ranges of them: [1, 2, 3, 5] -> "1-3, 5"."""
+    found: list[list[int]] = []
+    for line in sorted(set(lines)):
+        if found and line == found[-1][1] + 1:
+            found[-1][1] = line
+        else:
+            found.append([line, line])
+    shown = [f"{first}-{last}" if last > first else str(first) for first, last in found[:MAX_RANGES]]
+    more = sum(last - first + 1 for first, last in found[MAX_RANGES:])
+    return ", ".join(shown) + (f" and {more:,} more" if more else "")
 
 
 def parse_row(line: str) -> Any:

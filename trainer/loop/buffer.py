@@ -66,6 +66,7 @@ class Buffer:
         self._admitted = 0  # index of the next group to admit
         self._batch_start = 0  # index of the first group of the batch being formed
         self._next = 0  # index of the next group to take
+        self._taken = 0  # groups with a signal that the batch being formed has
         self._unpublished = 0  # size of the batch taken but not yet published
         self._done: dict[int, tuple[Group, str | None]] = {}  # finished groups with their class
         self._skipped = 0  # finished groups since `_batch_start` that will not be trained
@@ -82,6 +83,14 @@ class Buffer:
         The batch being learned counts with its full size, however many groups it has: it becomes one version.
         """
         return self._admitted - self._batch_start + self._unpublished
+
+    @property
+    def forming(self) -> tuple[int, list[int]]:
+        """The next batch: how many of its groups have finished, and the indexes of those that it waits for."""
+        rest = [i for i in range(self._next, self._admitted) if i not in self._done or self._done[i][1] == TRAIN]
+        rest = rest[: self.batch_size - self._taken]
+        waits_for = [index for index in rest if index not in self._done]
+        return self._taken + len(rest) - len(waits_for), waits_for
 
     def _has_room(self, needed: int) -> bool:
         # A batch that skips more than `max_skipped` groups becomes a version with fewer trained groups. So at most that
@@ -114,10 +123,11 @@ class Buffer:
                 self._next += 1
                 if kind == TRAIN:
                     batch.trained.append(group)
+                    self._taken += 1
                 else:
                     batch.skipped.append((group, kind))
         async with self._changed:
-            self._batch_start = self._next
+            self._batch_start, self._taken = self._next, 0
             self._skipped -= len(batch.skipped)
             self._unpublished = self.batch_size if batch.trained else 0
             self._changed.notify_all()

@@ -38,6 +38,7 @@ class LoopState:
         metrics: The step's metrics, without its own cost. A run that was killed before it reported them does so when it
             resumes.
         next_group: Admission number of the first group that no batch has taken yet.
+        valid_rewards: Mean rewards of all validations so far, for early stop.
         offered: Whether it is offered as a model: after a validation or at the end, not for resuming only.
     """
 
@@ -50,6 +51,7 @@ class LoopState:
     metrics: dict[str, float] = field(default_factory=dict)
     next_group: int = 0
     offered: bool = True
+    valid_rewards: list[float] = field(default_factory=list)
 
     def with_rows(self, rows: Sequence[tuple[int, str]], num_groups: int = 0) -> LoopState:
         """After a batch of these (epoch, row id) pairs; `rows_done` keeps those of the newest epoch."""
@@ -62,6 +64,13 @@ class LoopState:
         """After an update that led to policy `version`."""
         tokens = self.trained_tokens + trained_tokens
         return replace(self, step=self.step + 1, version=version, trained_tokens=tokens)
+
+    def with_validation(self, reward: float | None, metrics: dict[str, float]) -> LoopState:
+        """After its step's validation, as its checkpoint holds it. A NaN, of nothing graded, does not count."""
+        rewards = self.valid_rewards
+        if reward is not None and not math.isnan(reward):
+            rewards = [*rewards, reward]
+        return replace(self, metrics=metrics, valid_reward=reward, offered=True, valid_rewards=rewards)
 
 
 START = LoopState(0, 0, 0, [], 0, None)
@@ -86,6 +95,16 @@ def checkpoints_in(folder: Path) -> list[tuple[Path, LoopState]]:
 def latest_checkpoint(folder: Path) -> tuple[Path, LoopState] | None:
     """The last one of `checkpoints_in`, if there is any."""
     return next(reversed(checkpoints_in(folder)), None)
+
+
+def best_checkpoint(folder: Path) -> tuple[Path, LoopState] | None:
+    """Of those that are offered as models, the one with the highest validation reward, the earliest of equal ones.
+
+    Where none has a reward, it is the last one. Raises what `checkpoints_in` does.
+    """
+    offered = [(path, state) for path, state in checkpoints_in(folder) if state.offered]
+    ranked = [entry for entry in offered if math.isfinite(_rank(entry[1]))]
+    return max(ranked, key=lambda entry: _rank(entry[1])) if ranked else next(reversed(offered), None)
 
 
 class Copies(Protocol):
@@ -148,6 +167,10 @@ class Checkpoints:
     def latest(self) -> tuple[Path, LoopState] | None:
         return latest_checkpoint(self._folder)
 
+    def best(self) -> tuple[Path, LoopState] | None:
+        """See `best_checkpoint`."""
+        return best_checkpoint(self._folder)
+
     def _path(self, state: LoopState) -> Path:
         return self._folder / f"step-{state.step:06d}"
 
@@ -164,7 +187,7 @@ class Checkpoints:
     def _remove_superfluous(self) -> None:
         kept = self.all()
         offered = [(path, state) for path, state in kept if state.offered]
-        best = {path for path, _ in sorted(offered, key=lambda entry: _rank(entry[1]))[-KEEP_BEST:]}
+        best = {path for path, _ in sorted(offered, key=lambda entry: _order(entry[1]))[-KEEP_BEST:]}
         for path, _ in kept[:-1]:
             if self._copies is not None and self._copies.needs(path):
                 continue
@@ -191,6 +214,12 @@ def _rank(state: LoopState) -> float:
     """Higher is better. A validation in which nothing was graded says as little as none."""
     reward = state.valid_reward
     return -math.inf if reward is None or math.isnan(reward) else reward
+
+
+def _order(state: LoopState) -> tuple[float, int]:
+    """The greater, the more worth keeping: of equal rewards the earliest, without rewards the latest."""
+    rank = _rank(state)
+    return rank, -state.step if math.isfinite(rank) else state.step
 
 
 def _content(state: LoopState) -> bytes:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Sequence
-from math import comb
-from statistics import fmean, stdev
+from statistics import fmean
 
 from trainer.errors import first_error
 from trainer.loop.measure import rollout_metrics
+from trainer.metrics.intervals import bootstrap_mean
+from trainer.metrics.pass_at_k import pass_at_k
 from trainer.protocols import Rollouts
 from trainer.types import Discarded, Evaluation, Group, GroupRequest, Purpose, Rollout, Task
 
@@ -37,7 +38,10 @@ async def evaluate(
 
 
 def summarize(groups: Sequence[Group], samples: int, pass_threshold: float) -> Evaluation:
-    """Means over graded rollouts; NaN if there are none."""
+    """Grade and pass rates are means over rows, each by the mean of its rollouts; all else is over rollouts.
+
+    NaN where nothing was graded.
+    """
     graded: list[Rollout] = [rollout for group in groups for rollout in group.rollouts]
     discarded: list[Discarded] = [d for group in groups for d in group.discarded]
     metrics = rollout_metrics(graded, discarded)
@@ -47,6 +51,13 @@ def summarize(groups: Sequence[Group], samples: int, pass_threshold: float) -> E
     def passed(row: Sequence[Rollout]) -> int:
         return sum(r.grade.value >= pass_threshold for r in row)
 
+    at_k = [pass_at_k(len(row), passed(row), samples) for row in rows]
+    found = {
+        "grade": bootstrap_mean(row_grades),
+        "pass_rate": bootstrap_mean([passed(row) / len(row) for row in rows]),
+        "pass_at_k": bootstrap_mean(at_k),
+    }
+
     def mean(name: str) -> float:
         return metrics.get(name, math.nan)
 
@@ -54,11 +65,11 @@ def summarize(groups: Sequence[Group], samples: int, pass_threshold: float) -> E
         num_rows=len(groups),
         num_rollouts=len(graded),
         discarded=len(discarded),
-        grade=mean("train_mean_grade"),
-        ci95=half_width_95(row_grades),
+        grade=found["grade"].mean,
+        ci95=(found["grade"].high - found["grade"].low) / 2,
         reward=mean("train_mean_reward"),
-        pass_rate=sum(map(passed, rows)) / len(graded) if graded else math.nan,
-        pass_at_k=fmean(pass_at_k(len(row), passed(row), samples) for row in rows) if rows else math.nan,
+        pass_rate=found["pass_rate"].mean,
+        pass_at_k=found["pass_at_k"].mean,
         samples=samples,
         tool_calls=mean("tool_calls_mean"),
         turns=mean("turns_mean"),
@@ -67,18 +78,6 @@ def summarize(groups: Sequence[Group], samples: int, pass_threshold: float) -> E
         rollout_tokens=mean("rollout_tokens_mean"),
         busy_s=mean("rollout_busy_s_mean"),
         reasoning_tokens=mean("reasoning_tokens_mean"),
+        graded_rows=len(rows),
+        intervals={name: (interval.low, interval.high) for name, interval in found.items()} if rows else {},
     )
-
-
-def half_width_95(values: Sequence[float]) -> float:
-    """Half the width of the 95 % confidence interval of the mean; NaN for fewer than two values."""
-    return 1.96 * stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
-
-
-def pass_at_k(n: int, correct: int, k: int) -> float:
-    """Probability that at least one of k out of n samples passes, if `correct` of the n pass.
-
-    1 - C(n - correct, k) / C(n, k): Chen et al. 2021, arXiv:2107.03374, equation 1. At most n samples count.
-    """
-    k = min(k, n)
-    return 1.0 - comb(n - correct, k) / comb(n, k)

@@ -6,11 +6,13 @@ Each check reports an event; the first two end the training before it learns fro
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 from trainer.errors import Halted
 from trainer.events import BatchStarved, EngineLearnerGap, NoToolCalls
 from trainer.loop.alarms import Alarms
 from trainer.loop.buffer import Batch
+from trainer.loop.diagnosis import diagnose, how_many
 from trainer.protocols import EventSink
 
 STARVED_BATCHES_ALLOWED = 3
@@ -37,6 +39,7 @@ class Health:
         """
         self._starved += 1
         discarded = Counter(d.reason for group in batch.all_groups for d in group.discarded)
+        found = diagnose(batch)
         self._sink.groups(f"starved-{step + 1:06d}-{self._starved}", batch.all_groups)
         self._sink.emit(
             BatchStarved(
@@ -45,16 +48,16 @@ class Health:
                 num_lost=batch.num_lost,
                 without_signal={kind: float(n) for kind, n in batch.without_signal.items()},
                 discarded={reason: float(n) for reason, n in discarded.items()},
+                cause=found.cause,
+                name=found.name,
+                error=found.error,
             )
         )
         self._check_calls(batch, step + 1)
         if self._starved >= STARVED_BATCHES_ALLOWED:
-            counts = ", ".join(f"{n} {kind}" for kind, n in sorted(batch.without_signal.items())) or "none"
-            raise Halted(
-                f"{self._starved} batches in a row had no group with a signal to learn from (the last one: {counts}; "
-                f"{batch.num_lost} lost). The tasks are too easy or too hard for this model, the grader gives all "
-                "rollouts the same grade, or the endpoints fail; look at the run's traces."
-            )
+            counts = how_many(batch.without_signal, batch.num_lost)
+            what = f"{self._starved} batches in a row had no group with a signal to learn from (the last one: {counts})"
+            raise Halted(f"{what}: {found}", public=f"{what}: {replace(found, error='')}")
 
     def check(self, batch: Batch, step: int, metrics: dict[str, float]) -> None:
         """Check a step that is done, given its batch and metrics.

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from trainer.data.durable import write_durably
@@ -79,10 +79,13 @@ class Journal:
         index = group.request.index
         if self._dropped is not None and index >= self._dropped:
             return
-        writing = asyncio.ensure_future(asyncio.to_thread(write_groups, self._group(index), [group]))
+        writing = asyncio.ensure_future(asyncio.to_thread(self._write, group))
         self._writing.add(writing)
         writing.add_done_callback(self._written)
         await asyncio.shield(writing)  # a thread goes on when its caller is cancelled
+
+    def _write(self, group: Group) -> None:
+        write_groups(self._group(group.request.index), [group])
 
     def _written(self, writing: asyncio.Future[None]) -> None:
         self._writing.discard(writing)
@@ -169,7 +172,7 @@ class Journal:
             found = json.loads(self._validation(state.step).read_text())
         except FileNotFoundError:
             return None
-        return replace(state, valid_reward=found["reward"], metrics=found["metrics"], offered=True)
+        return state.with_validation(found["reward"], found["metrics"])
 
     # -- files ---------------------------------------------------------------------------------------------------------
 

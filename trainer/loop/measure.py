@@ -6,7 +6,9 @@ import math
 import time
 from collections import Counter
 from collections.abc import Sequence
-from statistics import fmean
+from statistics import fmean, median
+
+import numpy as np
 
 from trainer.loop.buffer import Batch
 from trainer.loop.checkpoint import LoopState
@@ -70,6 +72,8 @@ def rollout_metrics(rollouts: Sequence[Rollout], discarded: Sequence[Discarded] 
         "segments_mean": fmean(len(r.segments) for r in rollouts),
         "rollout_busy_s_mean": fmean(r.busy_s for r in rollouts),
         "rollout_wall_s_mean": fmean(r.wall_s for r in rollouts),
+        "rollout_wall_s_p50": median(r.wall_s for r in rollouts),
+        "rollout_wall_s_p95": float(np.quantile([r.wall_s for r in rollouts], 0.95)),
         "grade_latency_s_mean": fmean(r.grade.latency_s for r in rollouts),
     }
     for finish, count in Counter(r.finish for r in rollouts).items():

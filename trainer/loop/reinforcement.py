@@ -20,10 +20,11 @@ from typing import Any, TypeVar
 from trainer.algorithm.advantage import advantages, signal_of
 from trainer.data.rows import RowOrder
 from trainer.errors import Halted, LearnerFailed, first_error
-from trainer.events import PhaseBegan, StepDone, UpdateSkipped, UpdatesReplayed
+from trainer.events import EarlyStopped, PhaseBegan, StepDone, UpdateSkipped, UpdatesReplayed
 from trainer.loop.buffer import TRAIN, Batch, Buffer
 from trainer.loop.checkpoint import Checkpoints, LoopState
 from trainer.loop.disk import Disk
+from trainer.loop.early_stop import is_over
 from trainer.loop.health import Health
 from trainer.loop.journal import Journal
 from trainer.loop.measure import step_metrics, step_times
@@ -31,6 +32,7 @@ from trainer.loop.restarts import Restarts
 from trainer.loop.saving import Progress
 from trainer.loop.validation import Validation, validation_metrics
 from trainer.protocols import EventSink, Learner, Rollouts
+from trainer.spec.early_stop import EarlyStop
 from trainer.spec.job import AlgorithmSpec, CheckpointInterval
 from trainer.spec.plan import Plan
 from trainer.types import Evaluation, Group, GroupRequest, StepReport, SyncReport, Task, TrainSequence
@@ -46,6 +48,7 @@ class LoopConfig:
     seed: int
     pass_threshold: float
     checkpoint_interval: CheckpointInterval
+    early_stop: EarlyStop | None = None
 
 
 class Loop:
@@ -116,22 +119,28 @@ class Loop:
             )
         )
 
+    @property
+    def forming(self) -> tuple[int, list[int]]:
+        """See `Buffer.forming`."""
+        return self._buffer.forming
+
     def stop(self) -> None:
         """Stop after the update in progress and save a checkpoint; an evaluation is cancelled."""
         self._stopping.set()
         self._disk.stop()
 
     async def run(self) -> LoopState:
-        """Train to the last step (or until `stop`).
+        """Train to the last step, until validations stop gaining, or until `stop`.
 
         Raises:
             UserError: An endpoint refuses access.
             Halted: Gradients, signal or engines can no longer be trusted.
             LearnerFailed: A rank was lost again and again.
         """
+        plan = self._config.plan
         self._attempt = await asyncio.to_thread(self._journal.started)
         if self._progress.step == 0:
-            await self._validate()
+            await self._validate_start()
         self._admitting.set()
         try:
             async with asyncio.TaskGroup() as group:
@@ -146,7 +155,22 @@ class Loop:
             await self._progress.settled()
             await self._journal.settled()
         await self._with_learner(self._progress.save_last)
+        if self.stopped_early and (best := self._progress.best()) is not None:
+            self._sink.emit(
+                EarlyStopped(
+                    step=self._progress.step, best_step=best.step, best_reward=best.valid_reward, total_steps=plan.steps
+                )
+            )
         return self._progress.state
+
+    @property
+    def stopped_early(self) -> bool:
+        """Whether the run has ended because its validations had stopped gaining."""
+        return self._is_over and self._progress.has_steps_left and not self._stopping.is_set()
+
+    @property
+    def _is_over(self) -> bool:
+        return is_over(self._config.early_stop, self._progress.state.valid_rewards)
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 
@@ -154,7 +178,7 @@ class Loop:
         for learned in self._unreported:
             await self._finish(learned, time.monotonic(), {})
         self._unreported.clear()
-        while self._progress.has_steps_left and not self._stopping.is_set():
+        while self._progress.has_steps_left and not self._stopping.is_set() and not self._is_over:
             started = time.monotonic()
             batch = await self._unless_stopped(self._next_batch())
             if batch is None:
@@ -171,10 +195,12 @@ class Loop:
 
     async def _next_batch(self) -> Batch:
         """The next batch. Meanwhile a lost learner is found: engines may wait for it, and the batch for them."""
+        await self._with_learner(self._learner.rest)
         batch = asyncio.create_task(self._buffer.next_batch())
         try:
             while not (await asyncio.wait({batch}, timeout=self._check_every_s))[0]:
                 await self._with_learner(self._learner.check)
+                await self._with_learner(self._learner.rest)
             return batch.result()
         finally:
             batch.cancel()
@@ -227,10 +253,18 @@ class Loop:
         evaluation = await self._validate()
         metrics = metrics | validation_metrics(evaluation) | {"time_eval_s": time.monotonic() - evaluating}
         metrics |= step_times(started, self._started)
-        reward = None if evaluation is None else evaluation.reward
-        validated = replace(state, metrics=metrics, valid_reward=reward, offered=True)
+        return await self._recorded(state.with_validation(None if evaluation is None else evaluation.reward, metrics))
+
+    async def _validate_start(self) -> None:
+        """Validate the start model, which is the first best for early stop."""
+        if not self._progress.state.valid_rewards and (evaluation := await self._validate()) is not None:
+            await self._recorded(self._progress.state.with_validation(evaluation.reward, {}))
+
+    async def _recorded(self, validated: LoopState) -> LoopState:
+        """Record a validation before it counts, unless a stop has cancelled it."""
         if not self._stopping.is_set():
             await self._disk.written(partial(self._journal.add_validation, validated))
+            self._progress.state = replace(self._progress.state, valid_rewards=validated.valid_rewards)
         return validated
 
     @asynccontextmanager
@@ -273,6 +307,10 @@ class Loop:
 
     async def _replay(self, state: LoopState, last_step: int | None = None) -> None:
         """Repeat the recorded updates that follow `state`, until `last_step`; without one, all, which is progress."""
+        if state.step == 0 and (validated := self._journal.with_validation(state)) is not None:
+            state = replace(state, valid_rewards=validated.valid_rewards)
+        if last_step is None:
+            self._progress.state = state
         for record in await asyncio.to_thread(self._journal.batches, state.next_group):
             if last_step is not None and state.step >= last_step:
                 break
@@ -280,6 +318,8 @@ class Loop:
             learned = await self._learn(batch, state) if batch.trained else None
             state = _past(state, batch) if learned is None else learned.state
             validated = None if learned is None else self._journal.with_validation(state)
+            if validated is not None:
+                state = replace(state, valid_rewards=validated.valid_rewards)
             if last_step is None:
                 self._progress.state = state
                 if learned is not None and state.step not in self._reported:
@@ -290,6 +330,7 @@ class Loop:
     async def _validate(self) -> Evaluation | None:
         """Grade the validation file on the engines' current version; no new training group starts until then."""
         self._admitting.clear()
+        await self._with_learner(self._learner.rest)
         try:
             return await self._unless_stopped(self._validation.run(self._progress.step, self._buffer.outstanding))
         finally:

@@ -66,6 +66,11 @@ class Progress:
         """Whether the latest step is in a checkpoint that is offered as a model."""
         return self._saved.step >= self.step and self._saved.offered
 
+    def best(self) -> LoopState | None:
+        """The state of the best checkpoint by validation reward; None without a checkpoint."""
+        found = self._checkpoints.best()
+        return None if found is None else found[1]
+
     async def load_latest(self) -> LoopState:
         """Give the learner the state of the latest checkpoint, if there is any; returns that of the loop."""
         latest = self._checkpoints.latest()

@@ -103,6 +103,12 @@ _ROLLOUTS: dict[str, Metric] = {
         buckets=LONG_SECONDS,
         series="busy",
     ),
+    "baseline_valid_mean_reward": _live(
+        "validation reward before training",
+        "",
+        "mean reward over the whole validation file before training",
+        series="baseline",
+    ),
     "grade_s": _live("grading time", "s", "time from the end of a rollout to its grade", "histogram", SECONDS),
     "grade_errors/<kind>": _live("failed gradings", "grades", "gradings that failed, by kind of error", "counter"),
 }

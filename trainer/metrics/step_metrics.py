@@ -160,6 +160,14 @@ _BEHAVIOR: dict[str, Metric] = {
     "rollout_wall_s_mean": Metric(
         "wall-clock time per rollout", "s", "mean wall-clock time per rollout", chart="rollout_time", series="wall"
     ),
+    "rollout_wall_s_p50": Metric(
+        "median wall-clock time per rollout", "s", "wall-clock time that half of the step's rollouts did not exceed"
+    ),
+    "rollout_wall_s_p95": Metric(
+        "95th percentile of the wall-clock time per rollout",
+        "s",
+        "wall-clock time that 95 % of the step's rollouts did not exceed",
+    ),
     "grade_latency_s_mean": Metric(
         "grading time per rollout", "s", "mean latency of the grader per rollout", chart="rollout_time", series="grader"
     ),

@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,6 +56,7 @@ class MicroBatch:
         versions: [M] int32, as in `TrainSequence`.
         structures: S values, as in `TrainSequence`.
         num_useful: Tokens that are not filler: N or 0.
+        experts: [N, L, k], as in `TrainSequence`, if all of the sequences have them.
     """
 
     token_ids: NDArray[np.int64]
@@ -68,6 +70,7 @@ class MicroBatch:
     versions: NDArray[np.int32]
     structures: tuple[str | None, ...]
     num_useful: int
+    experts: NDArray[np.integer[Any]] | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -189,6 +192,7 @@ class _PackedRow:
     logprobs: NDArray[np.float32]
     versions: NDArray[np.int32]
     structure: str | None = None
+    experts: NDArray[np.integer[Any]] | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -199,7 +203,7 @@ def _row(sequence: AnySequence) -> _PackedRow:
     if isinstance(sequence, TrainSequence):
         weights = sequence.loss_mask.astype(np.float32)
         s = sequence
-        return _PackedRow(s.token_ids, weights, s.advantage, s.logprobs, s.versions, s.structure)
+        return _PackedRow(s.token_ids, weights, s.advantage, s.logprobs, s.versions, s.structure, s.experts)
     return _untrained(sequence.token_ids, sequence.weights)
 
 
@@ -215,6 +219,7 @@ def _micro_batch(rows: Sequence[_PackedRow]) -> MicroBatch:
     trained = [np.flatnonzero(row.weights) for row in rows]
     starts = np.cumsum([0, *lengths[:-1]])
     chosen = list(zip(rows, trained, strict=True))
+    experts = [row.experts[:-1] for row in rows if row.experts is not None]
     return MicroBatch(
         token_ids=np.concatenate([row.token_ids[:-1] for row in rows]).astype(np.int64),
         positions=np.concatenate([np.arange(length, dtype=np.int64) for length in lengths]),
@@ -227,4 +232,5 @@ def _micro_batch(rows: Sequence[_PackedRow]) -> MicroBatch:
         versions=np.concatenate([row.versions[which] for row, which in chosen]),
         structures=tuple(row.structure for row in rows),
         num_useful=num_useful,
+        experts=np.concatenate(experts) if len(experts) == len(rows) else None,
     )

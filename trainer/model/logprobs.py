@@ -7,103 +7,169 @@ Here only one chunk of them exists at a time; the backward pass recomputes them.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from trainer.model.sizes import CHUNK_BYTES
 
 _BITS = torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8)
 
 
+@dataclass(frozen=True, slots=True)
+class LogitChange:
+    """What a model does to the logits z of its head: `scale` z, then softcap tanh(z / softcap) if there is one."""
+
+    scale: float = 1.0
+    softcap: float | None = None
+
+    @classmethod
+    def of(cls, config: Any) -> LogitChange:
+        """By the config of a text model: Cohere's and Granite's scales, Gemma's cap."""
+        scale = getattr(config, "logit_scale", None) or 1.0
+        scale *= getattr(config, "lm_head_multiplier", None) or 1.0
+        scale /= getattr(config, "logits_scaling", None) or 1.0
+        return cls(scale, getattr(config, "final_logit_softcapping", None))
+
+
 class TokenLogProbs(nn.Module):
     """A language model's head that returns log-probabilities of given tokens instead of logits.
 
-    It owns its `weight` [V, D], so ZeRO-3 gathers it around forward and backward, and a tied embedding stays tied.
+    It owns its `weight` [V, D] and `bias` [V], so ZeRO-3 gathers them around forward and backward, and a tied embedding
+    stays tied. Without targets it returns what the head that it replaces returned.
     """
 
-    def __init__(self, weight: nn.Parameter, temperature: float = 1.0, chunk_bytes: int | None = None) -> None:
+    def __init__(
+        self,
+        weight: nn.Parameter,
+        temperature: float = 1.0,
+        chunk_bytes: int | None = None,
+        bias: nn.Parameter | None = None,
+        change: LogitChange | None = None,
+    ) -> None:
         super().__init__()
         self.weight = weight
+        self.bias = bias
         self.temperature = temperature
         self._chunk_bytes = chunk_bytes
+        self._change = change or LogitChange()
 
     def forward(
-        self, hidden: Tensor, targets: Tensor, masks: tuple[Tensor, Tensor] | None = None
-    ) -> tuple[Tensor, Tensor]:
+        self, hidden: Tensor, targets: Tensor | None = None, masks: tuple[Tensor, Tensor] | None = None
+    ) -> tuple[Tensor, Tensor] | Tensor:
         """Log-probabilities [M] of the targets and entropies [M] in nats, in float32.
 
-        Both are of softmax(hidden weight^T / temperature), for hidden [M, D] and targets [M] int64. No gradient flows
-        through the entropies. `masks` are (allowed, which) as in `TokenMasks`: the probability of other tokens is 0.
+        Both are of softmax(z / temperature), where z are the changed logits of hidden [M, D]; targets are [M] int64. No
+        gradient flows through the entropies. `masks` are (allowed, which) as in `TokenMasks`: the probability of other
+        tokens is 0.
         """
+        if targets is None:
+            return functional.linear(hidden, self.weight, self.bias)
         chunk_bytes = self._chunk_bytes or CHUNK_BYTES.get(hidden.device.type, CHUNK_BYTES["cpu"])
         chunk = max(1, chunk_bytes // (4 * len(self.weight)))
+        head = _Head(self._change, self.temperature, masks, chunk)
         result: tuple[Tensor, Tensor] = _ChunkedLogProbs.apply(  # type: ignore[no-untyped-call]
-            hidden, self.weight, targets, masks, self.temperature, chunk
+            hidden, self.weight, self.bias, targets, head
         )
         return result
 
 
+@dataclass(frozen=True, slots=True)
+class _Head:
+    """From hidden states to scores, the logits by which tokens are sampled; `chunk` rows at a time."""
+
+    change: LogitChange
+    temperature: float
+    masks: tuple[Tensor, Tensor] | None
+    chunk: int
+
+    def scores(self, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """[m, D] -> [m, V], in which all tokens are allowed."""
+        logits = _product(hidden, weight.T)
+        if bias is not None:
+            logits += bias
+        if (cap := self.change.softcap) is not None:
+            return logits.mul_(self.change.scale / cap).tanh_().mul_(cap / self.temperature)
+        return logits.mul_(self.slope)
+
+    @property
+    def slope(self) -> float:
+        """How scores follow the logits, without a cap."""
+        return self.change.scale / self.temperature
+
+    def flatten(self, scores: Tensor) -> Tensor | None:
+        """By what the cap multiplies the slope at each of the scores."""
+        return None if (cap := self.change.softcap) is None else 1 - (scores * (self.temperature / cap)) ** 2
+
+    def forbid(self, scores: Tensor, rows: slice) -> None:
+        """Take what the masks forbid out of the scores of `rows`."""
+        if self.masks is None:
+            return
+        allowed, which = self.masks
+        octets = allowed[which[rows]].view(torch.uint8)  # bits cost a quarter of the logits, a mask of int32 all
+        forbidden = (octets[:, :, None] & _BITS.to(octets.device)) == 0
+        # Not -inf: the entropy's 0 x -inf would be NaN.
+        scores.masked_fill_(forbidden.flatten(1)[:, : scores.shape[1]], torch.finfo(scores.dtype).min)
+
+
 class _ChunkedLogProbs(torch.autograd.Function):
-    """log p_t = z_t - logsumexp(z), z = h W^T / temperature; d log p_t / dz = onehot(t) - softmax(z)."""
+    """log p_t = z_t - logsumexp(z) of scores z; d log p_t / dz = onehot(t) - softmax(z)."""
 
     @staticmethod
     def forward(
-        ctx: Any,
-        hidden: Tensor,
-        weight: Tensor,
-        targets: Tensor,
-        masks: tuple[Tensor, Tensor] | None,
-        temperature: float,
-        chunk: int,
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, head: _Head
     ) -> tuple[Tensor, Tensor]:
         logprobs = hidden.new_empty(len(hidden), dtype=_precision(hidden))
         entropies, normalisers = torch.empty_like(logprobs), torch.empty_like(logprobs)
-        for rows in _chunks(len(hidden), chunk):
-            scores = _logits(hidden[rows], weight, masks, rows, temperature)
+        for rows in _chunks(len(hidden), head.chunk):
+            scores = head.scores(hidden[rows], weight, bias)
+            head.forbid(scores, rows)
             normalisers[rows] = scores.logsumexp(-1)
             scores -= normalisers[rows, None]
             logprobs[rows] = scores.gather(1, targets[rows, None])[:, 0]
             entropies[rows] = -scores.exp().mul_(scores).sum(-1)
-        ctx.save_for_backward(hidden, weight, targets, normalisers)
-        ctx.masks, ctx.temperature, ctx.chunk = masks, temperature, chunk
+        ctx.save_for_backward(hidden, weight, bias, targets, normalisers)
+        ctx.head = head
         ctx.mark_non_differentiable(entropies)
         return logprobs, entropies
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, targets, normalisers = ctx.saved_tensors
-        outer = gradients[0] / ctx.temperature
+        hidden, weight, bias, targets, normalisers = ctx.saved_tensors
+        head: _Head = ctx.head
+        outer = gradients[0] * head.slope
         d_hidden = torch.empty_like(hidden)
         # Accumulate over chunks in float32: in bfloat16 the contribution of later chunks would be rounded away.
-        d_weight = torch.zeros_like(weight, dtype=_precision(weight))
-        for rows in _chunks(len(hidden), ctx.chunk):
-            scores = _logits(hidden[rows], weight, ctx.masks, rows, ctx.temperature)
+        d_weight = torch.zeros_like(weight, dtype=_precision(weight)) if ctx.needs_input_grad[1] else None
+        d_bias = torch.zeros_like(bias, dtype=_precision(bias)) if ctx.needs_input_grad[2] else None
+        for rows in _chunks(len(hidden), head.chunk):
+            scores = head.scores(hidden[rows], weight, bias)
+            flattened = head.flatten(scores)
+            head.forbid(scores, rows)
             d_scores = scores.sub_(normalisers[rows, None]).exp_().mul_(-outer[rows, None])
             d_scores.scatter_add_(1, targets[rows, None], outer[rows, None])
-            d_logits = d_scores.to(weight.dtype)
+            d_logits = (d_scores if flattened is None else d_scores.mul_(flattened)).to(weight.dtype)
             d_hidden[rows] = d_logits @ weight
+            if d_bias is not None:
+                d_bias += d_logits.sum(0, dtype=d_bias.dtype)
+            if d_weight is None:  # frozen, with LoRA
+                continue
             if d_logits.dtype == d_weight.dtype:
                 d_weight.addmm_(d_logits.T, hidden[rows])
                 continue
             size = max(1, d_logits.numel() // hidden.shape[1])  # a slice's product takes no more memory than the logits
             for part in _chunks(len(weight), size):
                 d_weight[part] += _product(d_logits.T[part], hidden[rows])
-        return d_hidden, d_weight.to(weight.dtype), None, None, None, None
-
-
-def _logits(
-    hidden: Tensor, weight: Tensor, masks: tuple[Tensor, Tensor] | None, rows: slice, temperature: float
-) -> Tensor:
-    scores = _product(hidden, weight.T).div_(temperature)
-    if masks is None:
-        return scores
-    allowed, which = masks
-    octets = allowed[which[rows]].view(torch.uint8)  # bits cost a quarter of the logits, a mask of int32 all of them
-    forbidden = (octets[:, :, None] & _BITS.to(octets.device)) == 0
-    # Not -inf: the entropy's 0 x -inf would be NaN.
-    return scores.masked_fill_(forbidden.flatten(1)[:, : len(weight)], torch.finfo(scores.dtype).min)
+        return (
+            d_hidden,
+            None if d_weight is None else d_weight.to(weight.dtype),
+            None if d_bias is None else d_bias.to(bias.dtype),
+            None,
+            None,
+        )
 
 
 def _product(left: Tensor, right: Tensor) -> Tensor:

@@ -32,21 +32,33 @@ NAME = "packed"
 class Packing:
     """Where S sequences lie in N packed tokens: lengths (S numbers, sum N), cu_seqlens [S + 1] int32 on the device.
 
-    `masks` holds the masks of the backends that need one, by sliding window, made at the first use by a layer.
+    `masks` holds the masks of the backends that need one, by sliding window, and `chunks` the packings of chunked
+    attention, by size: each is made at the first use by a layer. `experts` [N, L, k] int64 are for `router_replay`.
     """
 
     lengths: tuple[int, ...]
     cu_seqlens: Tensor
+    experts: Tensor | None = None
     masks: dict[int | None, Any] = field(default_factory=dict, compare=False)
+    chunks: dict[int, Packing] = field(default_factory=dict, compare=False)
 
     @classmethod
-    def of(cls, lengths: Sequence[int], device: torch.device) -> Packing:
+    def of(cls, lengths: Sequence[int], device: torch.device, experts: Tensor | None = None) -> Packing:
         starts = torch.tensor([0, *lengths]).cumsum(0)
-        return cls(tuple(lengths), starts.to(device, torch.int32))
+        return cls(tuple(lengths), starts.to(device, torch.int32), experts)
+
+    def chunked(self, size: int) -> Packing:
+        """Each chunk of `size` tokens of a sequence as a sequence of its own."""
+        if size not in self.chunks:
+            lengths = [min(size, length - start) for length in self.lengths for start in range(0, length, size)]
+            self.chunks[size] = Packing.of(lengths, self.cu_seqlens.device)
+        return self.chunks[size]
 
 
 _FLASH_TAKES_GROUPS = "enable_gqa" in inspect.signature(varlen_attn).parameters
 """True from torch 2.12 on."""
+FLASH_HEAD_SIZE = 256
+"""Larger heads, as in the full attention of Gemma 4, have no flash kernel."""
 
 Attend = Callable[[Tensor, Tensor, Tensor, Packing, float | None, int | None], Tensor]
 """query [1, H, N, D], key and value [1, K, N, D], packing, scaling and sliding window -> [1, N, H, D]."""
@@ -69,24 +81,39 @@ def packed_attention(
 ) -> tuple[Tensor, None]:
     """An attention function for transformers' `AttentionInterface`.
 
-    query [1, H, N, D], key and value [1, K, N, D] with K dividing H -> [1, N, H, D]. A token attends to itself and to
-    earlier tokens of its own sequence; with `sliding_window` W, to the last W of these, itself included. There is no
-    dropout, because the learner's log-probabilities must match the engine's. `backend` is a name in `BACKENDS`.
+    query [1, H, N, D], key [1, K, N, D] and value [1, K, N, E] with K dividing H -> [1, N, H, E]. A token attends to
+    itself and to earlier tokens of its own sequence; with `sliding_window` W, to the last W of these, itself included;
+    in layers of `chunked_attention`, to those in its chunk. `softcap` bounds the scores, `s_aux` [H] are the scores of
+    attention sinks. There is no dropout, because the learner's log-probabilities must match the engine's. `backend` is
+    a name in `BACKENDS`; softcap and sinks have only the loop.
 
     Raises:
-        UserError: The model caps its attention scores or has attention sinks.
+        UserError: The model makes an attention mask of its own.
     """
-    if attention_mask is not None or softcap is not None or s_aux is not None:
+    if attention_mask is not None or (softcap is not None and s_aux is not None):
         raise UserError(
-            "the model caps its attention scores or has attention sinks, which the learner does not support"
+            f"{type(module).__name__} makes an attention mask of its own, in which packed rollouts would see each other"
         )
-    attend = BACKENDS[backend or default_backend(query.device.type, query.dtype)]
+    if (size := _chunk_size(module)) is not None:
+        packing = packing.chunked(size)
+    if softcap is not None or s_aux is not None:
+        return _loop(query, key, value, packing, scaling, sliding_window, softcap, s_aux), None
+    attend = BACKENDS[backend or default_backend(query.device.type, query.dtype, query.shape[-1])]
     return attend(query, key, value, packing, scaling, sliding_window), None
 
 
-def default_backend(device: str, dtype: torch.dtype) -> str:
+def _chunk_size(module: nn.Module) -> int | None:
+    """The chunks of a layer of Llama 4, which transformers hands on in masks only."""
+    layer: Any = module
+    kinds = getattr(getattr(layer, "config", None), "layer_types", None) or ()
+    chunked = "chunked_attention" in kinds and kinds[layer.layer_idx] == "chunked_attention"
+    return layer.config.attention_chunk_size if chunked else None
+
+
+def default_backend(device: str, dtype: torch.dtype, head_size: int = 0) -> str:
     """The fastest exact backend on CPUs. On GPUs no backend was measured yet, so this one is a guess there."""
-    return "varlen" if device == "cuda" and dtype in (torch.bfloat16, torch.float16) else "loop"
+    flash = device == "cuda" and dtype in (torch.bfloat16, torch.float16) and head_size <= FLASH_HEAD_SIZE
+    return "varlen" if flash else "loop"
 
 
 def backends_on(device: str) -> list[str]:
@@ -96,12 +123,26 @@ def backends_on(device: str) -> list[str]:
     return [name for name in BACKENDS if name != "package" or importlib.util.find_spec("flash_attn") is not None]
 
 
-def _loop(q: Tensor, k: Tensor, v: Tensor, packing: Packing, scaling: float | None, window: int | None) -> Tensor:
+def _loop(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    packing: Packing,
+    scaling: float | None,
+    window: int | None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
     """One `scaled_dot_product_attention` per sequence; torch chooses its kernel."""
     # split, not slices: the backward pass of a split is one concatenation, that of S slices is S full-size tensors.
     queries, keys, values = (torch.split(tensor, list(packing.lengths), dim=2) for tensor in (q, k, v))
     sequences = zip(queries, keys, values, strict=True)
-    outputs = [_attend(q, k, v, scaling, window) for q, k, v in sequences]
+    if softcap is not None:
+        outputs = [_capped(q, k, v, scaling, window, softcap) for q, k, v in sequences]
+    elif sinks is not None:
+        outputs = [_with_sinks(q, k, v, scaling, window, sinks) for q, k, v in sequences]
+    else:
+        outputs = [_attend(q, k, v, scaling, window) for q, k, v in sequences]
     return torch.cat(outputs, dim=2).transpose(1, 2)
 
 
@@ -121,7 +162,8 @@ def _varlen(q: Tensor, k: Tensor, v: Tensor, packing: Packing, scaling: float | 
     options: dict[str, Any] = {"enable_gqa": groups > 1} if _FLASH_TAKES_GROUPS else {}
     if not _FLASH_TAKES_GROUPS:
         k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
-    longest = max(packing.lengths)
+    longest, size = max(packing.lengths), v.shape[-1]
+    v = functional.pad(v, (0, q.shape[-1] - size))  # the kernel has one size for all heads
     output: Tensor = varlen_attn(  # type: ignore[assignment]  # a pair only with return_aux
         q[0].transpose(0, 1),
         k[0].transpose(0, 1),
@@ -134,7 +176,7 @@ def _varlen(q: Tensor, k: Tensor, v: Tensor, packing: Packing, scaling: float | 
         window_size=(-1 if window is None else window - 1, 0),
         **options,
     )
-    return output[None]
+    return output[None, ..., :size]
 
 
 def _mask(q: Tensor, k: Tensor, v: Tensor, packing: Packing, scaling: float | None, window: int | None) -> Tensor:
@@ -160,7 +202,8 @@ def _flex(q: Tensor, k: Tensor, v: Tensor, packing: Packing, scaling: float | No
 
 def _package(q: Tensor, k: Tensor, v: Tensor, packing: Packing, scaling: float | None, window: int | None) -> Tensor:
     """The kernel of the package flash-attn, where it is installed."""
-    longest = max(packing.lengths)
+    longest, size = max(packing.lengths), v.shape[-1]
+    v = functional.pad(v, (0, q.shape[-1] - size))
     output: Tensor = importlib.import_module("flash_attn").flash_attn_varlen_func(
         *(tensor[0].transpose(0, 1) for tensor in (q, k, v)),
         packing.cu_seqlens,
@@ -171,7 +214,7 @@ def _package(q: Tensor, k: Tensor, v: Tensor, packing: Packing, scaling: float |
         causal=True,
         window_size=(-1 if window is None else window - 1, 0),
     )
-    return output[None]
+    return output[None, ..., :size]
 
 
 BACKENDS: dict[str, Attend] = {
@@ -204,11 +247,16 @@ def _mask_of(packing: Packing, window: int | None) -> Callable[[Tensor | None, T
     return sees
 
 
-def _attend(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, window: int | None) -> Tensor:
+def _attend(
+    query: Tensor, key: Tensor, value: Tensor, scaling: float | None, window: int | None, sink: bool = False
+) -> Tensor:
+    """Causal attention [1, H, N, D] -> [1, H, N, E]; with a `sink`, no window hides the first token."""
     length = query.shape[2]
     mask = None
-    if window is not None and window < length:
+    if window is not None and window + sink < length:
         mask = torch.ones(length, length, dtype=torch.bool, device=query.device).tril().triu(1 - window)
+        if sink:
+            mask[:, 0] = True
     return functional.scaled_dot_product_attention(
         query,
         key,
@@ -218,6 +266,33 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, wi
         scale=scaling,
         enable_gqa=query.shape[1] != key.shape[1],
     )
+
+
+def _with_sinks(
+    query: Tensor, key: Tensor, value: Tensor, scaling: float | None, window: int | None, sinks: Tensor
+) -> Tensor:
+    """Attention to one more token that comes before all others: its score is the head's sink, its value 0.
+
+    One more number in each query holds the score, so that any kernel computes it, and its gradient.
+    """
+    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    scores = (sinks.to(query.dtype) / scaling)[None, :, None, None].expand(*query.shape[:3], 1)
+    query = functional.pad(torch.cat([query, scores], dim=-1), (0, 0, 1, 0))
+    key, value = functional.pad(key, (0, 1, 1, 0)), functional.pad(value, (0, 0, 1, 0))
+    key[:, :, 0, -1] = 1
+    return _attend(query, key, value, scaling, window, sink=True)[:, :, 1:]
+
+
+def _capped(
+    query: Tensor, key: Tensor, value: Tensor, scaling: float | None, window: int | None, softcap: float
+) -> Tensor:
+    """Attention whose scores are bounded by tanh, with all N x N of them at once: torch has no kernel for it."""
+    groups, length = query.shape[1] // key.shape[1], query.shape[2]
+    key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
+    scores = query @ key.transpose(2, 3) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+    seen = torch.ones(length, length, dtype=torch.bool, device=query.device).tril().triu(1 - (window or length))
+    scores = (torch.tanh(scores / softcap) * softcap).masked_fill(~seen, -torch.inf)
+    return scores.softmax(-1, dtype=torch.float32).to(query.dtype) @ value
 
 
 AttentionInterface.register(NAME, packed_attention)

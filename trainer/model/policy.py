@@ -9,19 +9,33 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 
 from trainer.errors import UserError
 from trainer.model import packed_attention
 from trainer.model.batch import MicroBatch, TokenMasks
-from trainer.model.logprobs import TokenLogProbs
+from trainer.model.logprobs import LogitChange, TokenLogProbs
 from trainer.model.packed_attention import Packing
+from trainer.model.per_sequence import separate_sequences
+from trainer.model.router_replay import replay_routers
 
-LOGIT_CHANGES = ("final_logit_softcapping", "logit_scale", "logits_scaling")
-"""Model settings that change logits after the head, which `TokenLogProbs` would miss."""
-ATTENTION_KINDS = {"full_attention", "sliding_attention"}
+STATE_LAYERS = {"linear_attention", "conv", "hybrid", "hybrid_sliding"}
+"""Transformers' names of the layers that carry a state from token to token, which run per sequence."""
+LAYER_KINDS = {
+    *("full_attention", "sliding_attention", "chunked_attention"),
+    *STATE_LAYERS,
+    *("mlp", "dense", "sparse", "moe"),
+}
+"""Transformers' names of the layers that `packed_attention` or `per_sequence` computes, or that see one token only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +61,11 @@ class DeviceBatch:
         def move(array: Any) -> Tensor:
             return torch.tensor(array, device=device)  # copies: arrays from Ray's object store are read-only
 
+        experts = None if batch.experts is None else move(batch.experts.astype(np.int64))
         return cls(
             token_ids=move(batch.token_ids),
             positions=move(batch.positions),
-            packing=Packing.of(batch.lengths, device),
+            packing=Packing.of(batch.lengths, device, experts),
             logits_indices=move(batch.logits_indices),
             targets=move(batch.targets),
             weights=move(batch.weights),
@@ -62,22 +77,35 @@ class DeviceBatch:
 
 
 class Policy(nn.Module):
-    """A causal language model from transformers whose head is replaced by `TokenLogProbs`."""
+    """A causal language model from transformers, with packed sequences and `TokenLogProbs` for its head.
+
+    Attributes:
+        model: With the names of its parameters and, without packing, the results that it has in transformers.
+        mixers: Modules that run per sequence, so that ranks call their parts differently often.
+    """
 
     def __init__(self, model: PreTrainedModel, temperature: float) -> None:
         super().__init__()
-        model.set_output_embeddings(TokenLogProbs(model.get_output_embeddings().weight, temperature))
+        head, change = model.get_output_embeddings(), LogitChange.of(model.config.get_text_config())
+        bias = getattr(head, "bias", None)
+        model.set_output_embeddings(TokenLogProbs(head.weight, temperature, bias=bias, change=change))
         for module in model.modules():
             if isinstance(module, nn.Dropout):
                 module.p = 0.0  # engines have none, and log-probabilities must match theirs
+        self.mixers = tuple(separate_sequences(model))
         self.model = model
+        replay_routers(self._decoder, model.config.get_text_config())
+        trained = {id(p) for part in (self._decoder, model.get_output_embeddings()) for p in part.parameters()}
+        for parameter in model.parameters():
+            if id(parameter) not in trained:
+                parameter.requires_grad = False  # of the part that sees: no rollout has images
 
     def forward(self, batch: DeviceBatch) -> tuple[Tensor, Tensor]:
         """Log-probabilities [M] of the batch's targets and entropies [M], float32, at the sampling temperature.
 
         Both are of the policy that sampled: of the tokens that the batch's masks allow.
         """
-        output = self.model.base_model(
+        output = self._decoder(
             input_ids=batch.token_ids[None],
             position_ids=batch.positions[None],
             packing=batch.packing,
@@ -88,34 +116,44 @@ class Policy(nn.Module):
         logprobs, entropies = self.model.get_output_embeddings()(hidden, batch.targets, masks)
         return logprobs, entropies
 
+    @property
+    def _decoder(self) -> PreTrainedModel:
+        """The text model without its head: also inside a model that sees."""
+        decoder = self.model.get_decoder()
+        return decoder if decoder is not self.model else self.model.model
+
 
 def load_policy(folder: Path, dtype: torch.dtype, temperature: float) -> Policy:
-    """Load the model in `folder` on the CPU, with packed attention.
+    """Load the model in `folder` with packed attention, on the device that is torch's default.
 
     Raises:
-        UserError: The learner would compute this model's attention or logits incorrectly.
+        UserError: The learner would compute this model's attention incorrectly, or start with random weights.
     """
     refuse_unsupported(AutoConfig.from_pretrained(folder))
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=packed_attention.NAME)
-    if not model.is_backend_compatible():
-        raise UserError(f"{type(model).__name__} has its own attention, in which packed rollouts would see each other")
-    if getattr(model.get_output_embeddings(), "bias", None) is not None:
-        raise UserError(f"the output head of {type(model).__name__} has a bias, which the learner does not support")
+    model, found = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=dtype, attn_implementation=packed_attention.NAME, output_loading_info=True
+    )
+    if lacking := found["missing_keys"]:
+        what = f"the files in {folder} lack {len(lacking)} weights of the model, such as {min(lacking)}"
+        raise UserError(f"{what}; copy or convert it again: these weights would start as random numbers")
     return Policy(model, temperature)
 
 
 def refuse_unsupported(config: PreTrainedConfig) -> None:
-    """Check by its config that the learner can reproduce the engine's log-probabilities of a model.
+    """Check by its config that the learner can train a model; `trainer.model.probe` shows whether it does.
 
     Raises:
         UserError: It cannot.
     """
-    text = config.get_text_config()
-    for name in LOGIT_CHANGES:
-        if getattr(text, name, None) not in (None, 1, 1.0):
-            raise UserError(f"the model changes its logits by {name}, which the learner does not support")
-    other = set(getattr(text, "layer_types", None) or ()) - ATTENTION_KINDS
-    if other:
+    if other := layer_kinds(config) - LAYER_KINDS:
         raise UserError(
             f"the model has layers of type {', '.join(sorted(other))}, in which packed rollouts would see each other"
         )
+    model = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    if model is not None and not (model.is_backend_compatible() or model._is_stateful):
+        raise UserError(f"{model.__name__} has its own attention, in which packed rollouts would see each other")
+
+
+def layer_kinds(config: PreTrainedConfig) -> set[str]:
+    """The kinds of a model's layers by their names in transformers; empty where its config does not say them."""
+    return set(getattr(config.get_text_config(), "layer_types", None) or ())

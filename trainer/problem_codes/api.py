@@ -15,6 +15,14 @@ API_CODES: dict[str, dict[str, ProblemCode]] = {
             "The server does not know the key, or it was revoked or has expired. Keys belong to one server's database.",
             "Check which server the client calls (`base_url`), and make a key there with `agent-rft keys create`.",
         ),
+        "session_ended": ProblemCode(
+            "The console's session is over: it lasts 24 hours, and no longer than its key.",
+            "Log in again, with a key that works.",
+        ),
+        "foreign_origin": ProblemCode(
+            "A change came with the console's cookie from a page of another host, so it was refused.",
+            "Use the console at the server's own address. A proxy in front of it must pass on `Host` as it is.",
+        ),
         "insufficient_scope": ProblemCode(
             "The key is valid, but may not do this: `read` may look, `write` may create jobs and call models and may "
             "change what the same key made, `admin` may do everything.",
@@ -32,6 +40,11 @@ API_CODES: dict[str, dict[str, ProblemCode]] = {
         "too_many_uploads": ProblemCode(
             "As many uploads are in progress as the operator allows at a time (`limits.max_uploads`), half of them for "
             "one API key, which bounds the server's memory.",
+            "Try again in a moment.",
+        ),
+        "too_many_checks": ProblemCode(
+            "Two checks of requests for jobs are in progress, or one of the same API key: each reads whole files in a "
+            "process of its own.",
             "Try again in a moment.",
         ),
         "too_many_in_progress": ProblemCode(
@@ -157,6 +170,10 @@ API_CODES: dict[str, dict[str, ProblemCode]] = {
             "The server's disk is full.",
             "Tell the operator; deleting files of the server helps at once.",
         ),
+        "not_ready": ProblemCode(
+            "The server is still reading the rollouts of the job, which takes longer for old or large runs.",
+            "Send the request again after the seconds in `Retry-After`.",
+        ),
         "invalid_job_state": ProblemCode(
             "The job cannot do this in its state, such as resuming a job that is running or cancelling one that ended.",
             "Look at its status first.",
@@ -176,6 +193,12 @@ API_CODES: dict[str, dict[str, ProblemCode]] = {
         ),
     },
     "API: answers of models": {
+        "model_damaged": ProblemCode(
+            "The model's folder has no readable tokenizer, template or adapter, or its adapter is one of another base. "
+            "Other models, also of the same engine, are served as before.",
+            "The server's log names the file; restore it, or delete the model. An adapter needs its base where its "
+            "`adapter_config.json` says.",
+        ),
         "model_unavailable": ProblemCode(
             "The model has no engine right now: it starts, was stopped, or failed, or the cluster has no room for it.",
             "Try again after the seconds in `Retry-After`; the first call of a model starts its engine.",

@@ -112,10 +112,21 @@ JOB_CODES: dict[str, dict[str, CheckCode]] = {
             "Use a role that the template knows, such as `system`, or another template.",
             stops_accepted=False,
         ),
+        "not_gradable": CheckCode(
+            "Draws of the model are to be graded, and the job is supervised, so it has no grader.",
+            "Use a job whose method is `reinforcement`.",
+            stops_accepted=True,
+        ),
         "missing_file": CheckCode(
             "There is no such file. Paths in a job are relative to the job's file, not to the current folder.",
             "Fix the path. For `agent-rft eval --file`, add that file to the job, or name one that it has.",
             stops_accepted=True,
+        ),
+        "early_stop_without_validation": CheckCode(
+            "A job stops early once the mean reward over its validation file stops rising, and this job has no such "
+            "file. The reward of training rows says little: they are others at each step, and are learned by heart.",
+            "Set `validation_file` to rows that are not in the training file, or remove `early_stop`.",
+            stops_accepted=False,
         ),
         "unreadable_file": CheckCode(
             "The file exists, but cannot be read: this user lacks the permission, or it is not UTF-8 text.",
@@ -126,6 +137,13 @@ JOB_CODES: dict[str, dict[str, CheckCode]] = {
             "The file has no rows. The API also refuses an upload of 0 bytes with this code.",
             "Write one JSON object per line.",
             stops_accepted=True,
+        ),
+        "json_array": CheckCode(
+            "The file begins with `[`: it is one JSON array, as `json.dump` of a list writes it. Datasets are JSON "
+            "Lines: one whole object per line, with nothing around and between them.",
+            "Write each element on a line of its own, for example with `jq -c '.[]' rows.json > rows.jsonl`, or "
+            "`json.dumps(row)` and a line break for each row.",
+            stops_accepted=False,
         ),
         "broken_json": CheckCode(
             "A line is not valid JSON. `NaN`, `Infinity` and lone surrogates are refused as well, since neither "
@@ -217,6 +235,39 @@ JOB_CODES: dict[str, dict[str, CheckCode]] = {
             "The model's type is not a causal language model that engine and learner both support.",
             "Use another model; the manual's page on models says what is supported.",
             stops_accepted=False,
+        ),
+        "other_adapter": CheckCode(
+            "The model's folder has an adapter, such as a checkpoint of a job with `lora`. Training can go on with it "
+            "if `lora` has its rank, alpha and targets. A larger adapter, or all weights, can only be trained from a "
+            "whole model.",
+            "Give `lora` the shape in the message, or write a whole model with `agent-rft models merge FOLDER OUT` and "
+            "start from that.",
+            stops_accepted=True,
+        ),
+        "adapter_of_another_model": CheckCode(
+            "The tensors of the adapter in the model's folder are not those that its base and `lora` need: it was "
+            "trained on another model, or on other layers.",
+            "Look at `base_model_name_or_path` and `target_modules` in the folder's `adapter_config.json`.",
+            stops_accepted=True,
+        ),
+        "unknown_target": CheckCode(
+            "A name in `lora.targets` matches no linear layer of the model, so nothing would be trained there. The "
+            "output head cannot be adapted, nor can experts whose weights are one tensor.",
+            "Use names of the message, or `all-linear`.",
+            stops_accepted=True,
+        ),
+        "rank_too_large": CheckCode(
+            "The rank of `lora` is larger than that of every weight it adapts, so the adapter would be larger than the "
+            "weights and could express nothing more.",
+            "Lower `lora.rank`, or leave `lora` out: for so small a model all weights can be trained.",
+            stops_accepted=False,
+        ),
+        "no_adapters": CheckCode(
+            "The engine, vLLM, has no adapters for a model of this architecture, so rollouts could not use what was "
+            "learned.",
+            "Leave `lora` out, or use another model. Supervised jobs need no engine, so they may use `lora`, and its "
+            "checkpoints can be merged.",
+            stops_accepted=True,
         ),
         "slow_tokenizer": CheckCode(
             "The model has only a tokenizer in Python. A fast one is needed, because it can encode text from tools and "
@@ -325,9 +376,22 @@ JOB_CODES: dict[str, dict[str, CheckCode]] = {
             "Use float32, or `auto`.",
             stops_accepted=True,
         ),
+        "states_under_zero_3": CheckCode(
+            "`cluster.zero_stage` is 3, and the model has layers that carry a state from token to token, as linear "
+            "attention does. They run once for each sequence, so ranks would gather their weights differently often.",
+            "Set it to 2, which divides all but the weights.",
+            stops_accepted=True,
+        ),
         "colocated_on_gpus": CheckCode(
-            "`cluster.colocated` lets engines and learner take turns on the same resources; that works on cores only.",
-            "Leave it out: each then has its own GPUs.",
+            "`cluster.colocated` lets an engine and a learner rank share one GPU. An engine that is split over several "
+            "GPUs has them for itself.",
+            "Set `cluster.engine_gpus` to 1, or `colocated` to false: each then has its own GPUs.",
+            stops_accepted=True,
+        ),
+        "broadcast_on_shared_gpus": CheckCode(
+            "`cluster.weight_transport: broadcast` sends weights from GPU to GPU, and NCCL does not connect two "
+            "processes on the same one.",
+            "Use `object_store`, which engines and ranks that share a GPU need.",
             stops_accepted=True,
         ),
         "colocated_without_engines": CheckCode(
@@ -335,10 +399,10 @@ JOB_CODES: dict[str, dict[str, CheckCode]] = {
             "Leave it out.",
             stops_accepted=True,
         ),
-        "colocated_is_on_policy": CheckCode(
-            "Engines that take turns with the learner never sample while it learns. No rollout can be stale, so "
-            "`max_staleness` above 0 has no meaning.",
-            "Set `method.reinforcement.algorithm.max_staleness` to 0, or leave `colocated` out.",
+        "engines_not_shared": CheckCode(
+            "`cluster.share_engines` lets jobs use one engine, which has the start model once and an adapter of "
+            "each job. So each of them trains an adapter, by reinforcement, and none stops the engine while it learns.",
+            "Give `algorithm.lora`, such as `{}`, and leave out `colocated`; or leave out `share_engines`.",
             stops_accepted=True,
         ),
         "no_engine": CheckCode(

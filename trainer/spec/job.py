@@ -11,9 +11,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
+from trainer.spec.early_stop import EarlyStop
 from trainer.spec.endpoints import MOST, Positive, Processes, Rate, SessionSpec, Strict, ToolSpec
 from trainer.spec.graders import GraderSpec, GuardSpec
+from trainer.spec.integrations import Integrations
+from trainer.spec.lora import LoraSpec
 from trainer.spec.model_options import ModelOptions
+from trainer.spec.offload import Offload
 
 Auto = Literal["auto"]
 Schedule = Literal["constant", "linear", "cosine"]
@@ -46,11 +50,14 @@ class OptimizerSpec(Strict):
 
     learning_rate: Annotated[float, Field(gt=0)] | Auto = "auto"
     """Base learning rate, the size of each update; auto: by the number of the model's parameters, 1e-6 at 8 billion
-    (supervised: 1e-5) and larger for smaller models. Too high and training collapses, too low and nothing is
-    learned."""
+    (supervised: 1e-5) and larger for smaller models, ten times that with `lora`. Too high and training collapses, too
+    low and nothing is learned."""
     lr_schedule: Schedule = "constant"
     """How the learning rate changes after the warm-up, the first 3 % of the steps: constant, linear (falls to 0 at the
     last step) or cosine (falls to 0, slowly at first)."""
+    lora: LoraSpec | None = None
+    """Train an adapter of megabytes beside the model's weights, which stay; `{}` has good defaults; null: all weights
+    are trained. It needs a fraction of the memory, and learns as much from reinforcement."""
 
 
 # -- reinforcement -----------------------------------------------------------------------------------------------------
@@ -153,7 +160,8 @@ class AlgorithmSpec(OptimizerSpec):
     Lower is more stable, higher learns faster from old rollouts."""
     kl_coef: Rate = 0.0
     """Weight of the KL divergence from the start model in the loss; 0: none. Raise it (0.001 to 0.05) if the model
-    drifts, for example its language degrades; each learner rank then holds a second copy of the model."""
+    drifts, for example its language degrades. Each learner rank then holds a second copy of the model; with `lora` the
+    frozen weights are that copy."""
     max_staleness: Annotated[int, Field(ge=0, le=1_000)] = 1
     """How many weight updates old a trained token may be. 0: engines wait while the learner works (strictly on-policy);
     1: both work at once; more hides longer rollouts and makes training less stable."""
@@ -198,6 +206,9 @@ class Reinforcement(Strict):
     """Penalties that turn a grade into a reward."""
     algorithm: AlgorithmSpec = AlgorithmSpec()
     """Learning rate, advantages, clipping, staleness and temperature."""
+    early_stop: EarlyStop | None = None
+    """End the job once its validations stop gaining, with the best checkpoint as its model; null: train all steps. It
+    needs a `validation_file`."""
 
     @field_validator("tools")
     @classmethod
@@ -302,9 +313,14 @@ class ClusterSpec(Strict):
     dispatchers: Processes = 1
     """Processes that call tools; they share each endpoint's limits. Raise it only if one is busy all the time, at
     thousands of calls per second."""
-    colocated: bool = False
-    """Engines and learner ranks take turns on the same cores, which needs fewer of them and takes longer. Requires
-    `algorithm.max_staleness: 0`; on GPUs it is refused so far."""
+    colocated: bool | Auto = "auto"
+    """Engines and learner ranks share the same GPUs or cores, which needs fewer of them and takes longer; auto: if the
+    cluster has one GPU. They share a GPU's memory if both fit at once, else they take turns; on cores they always do.
+    Then nothing is stale, whatever `max_staleness` allows."""
+    share_engines: bool = False
+    """Use engines together with other jobs that train adapters (`algorithm.lora`) of the same model, each with its own
+    versions. The first such job starts them, and they end a minute after the last. They must have the same
+    `engine_cores`, `engine_gpus`, `dtype`, `context_length`, `max_num_seqs` and rank, rounded up to a power of two."""
     engine_gpus: Annotated[int, Field(ge=0, le=1_024)] | Auto = "auto"
     """GPUs per engine; auto: 1 if the cluster has GPUs, else 0. More than 1 splits a model that is too large for one
     GPU. If engines have GPUs, each learner rank has one."""
@@ -314,6 +330,10 @@ class ClusterSpec(Strict):
     """What DeepSpeed's ZeRO divides among the learner ranks instead of keeping it on each: 1 the optimizer's state, 2
     also gradients, 3 also weights. Raise it if ranks run out of memory; it costs communication. In bfloat16 0 means
     1."""
+    offload: Offload = "none"
+    """What learner ranks on GPUs keep in their nodes' memory: optimizer (its state, most of what full training needs,
+    and the update is computed on `rank_cores`) or optimizer_and_activations (also what the backward pass needs, for
+    long contexts). Each makes a step slower; on CPUs all is in the node's memory anyway."""
     context_length: Annotated[int, Field(ge=1, le=100_000_000)] | Auto = "auto"
     """Longest conversation in tokens, with prompt and tool results; auto: the model's maximum, but at most 16,384. A
     rollout that reaches it ends and is graded; less context needs less memory."""
@@ -325,7 +345,8 @@ class ClusterSpec(Strict):
     of memory; the result is the same."""
     weight_transport: Literal["object_store", "broadcast"] = "object_store"
     """How new weights reach the engines: object_store (through Ray's object store, while engines go on) or broadcast
-    (one broadcast from GPU to GPU while they pause; not yet tested between GPUs)."""
+    (one broadcast from GPU to GPU while they pause; not yet tested between GPUs). An adapter (`algorithm.lora`) always
+    goes through the object store."""
     checkpoint_interval: CheckpointInterval = CheckpointInterval()
     """When checkpoints are saved from which a lost run goes on, apart from validations. Like all of `cluster` it may be
     changed on resume."""
@@ -352,6 +373,9 @@ class JobSpec(Strict):
     """How to train, with the settings of that method."""
     model_options: ModelOptions = ModelOptions()
     """How the model writes conversations: its chat template, tool calls and ends of turns."""
+    integrations: Integrations = ()
+    """Experiment trackers that get the numbers of each step and evaluation, and the job's hyperparameters: never rows,
+    texts or addresses. One that cannot be used is a warning, and the job goes on."""
     cluster: ClusterSpec = ClusterSpec()
     """Resources of the job."""
 
@@ -377,6 +401,11 @@ class JobSpec(Strict):
         if self.method.reinforcement is None:
             raise ValueError("not a reinforcement job")
         return self.method.reinforcement
+
+    @property
+    def optimizer(self) -> OptimizerSpec:
+        """The settings of AdamW of the job's method."""
+        return (self.method.reinforcement or self.supervised).algorithm
 
     @property
     def supervised(self) -> Supervised:

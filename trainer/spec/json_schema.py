@@ -117,8 +117,7 @@ def form_mistake(schema: Any, *, grammar: bool = False) -> SchemaMistake | None:
         described = plain if isinstance(plain, bool) else {**plain, "$schema": _url_of(_dialect(schema))}
         jsonschema_rs.meta.validate(described)
     except jsonschema_rs.ValidationError as error:
-        path = tuple(error.instance_path)
-        value = _inside(plain, path)
+        path, value = tuple(error.instance_path), error.instance  # the path has a key such as "1" as a number
         written = json.dumps(value, ensure_ascii=False, separators=(",", ":"))  # as the message has it
         words = error.message.replace(written, _shown(value))
         return SchemaMistake("invalid_schema", path, shortened(words, MAX_WORDS_CHARS))

@@ -25,7 +25,7 @@ BOUNDS = frozenset(
     }
 )
 """Pydantic's types of errors whose value the program still understands."""
-UNKNOWN = "extra_forbidden"
+UNKNOWN, UNKNOWN_TYPE = "extra_forbidden", "union_tag_invalid"
 BEFORE: Mapping[KeyPath, Any] = {
     ("method", "reinforcement", "algorithm", "max_divergence"): None,
     ("model_options",): {"tools_in_prompt": False},
@@ -63,7 +63,7 @@ def without_todays_bounds(raw: Mapping[str, Any], whose: str) -> tuple[JobSpec, 
         if item["type"] in BOUNDS:
             kept.append(path)
             warnings.append(f"{field}: {whose} keeps {item['input']!r}, which a new job may not have ({item['msg']})")
-        elif item["type"] == UNKNOWN:
+        elif item["type"] == UNKNOWN or (item["type"] == UNKNOWN_TYPE and path[0] == "integrations"):
             dropped.append(path)
             warnings.append(gone(field, whose))
         else:
@@ -84,7 +84,7 @@ def with_values(raw: Mapping[str, Any], kept: Sequence[KeyPath], dropped: Sequen
     """
     rest = copy.deepcopy(dict(raw))
     values = [(path, _taken(rest, path)) for path in kept]
-    for path in dropped:
+    for path in reversed(dropped):  # of a list, the last item first
         _taken(rest, path)
     try:
         job = JobSpec.model_validate(rest)

@@ -7,7 +7,8 @@ from typing import Annotated
 from pydantic import Field, SecretStr
 
 from trainer.spec.allowed import AllowedEntry
-from trainer.spec.endpoints import Endpoint, Positive, Strict
+from trainer.spec.endpoints import Endpoint, Headers, Positive, Strict
+from trainer.spec.integrations import IntegrationAccess
 
 Count = Annotated[int, Field(ge=0)]
 Seconds = Annotated[float, Field(gt=0)]
@@ -59,6 +60,9 @@ class EngineLimits(Strict):
     gpus: Count | None = None
     """GPUs per engine; null: 1 if the cluster has GPUs, else 0. Set it if GPU nodes join only on demand, since null
     depends on the nodes that are there."""
+    max_adapters: Positive = 8
+    """LoRA adapters of one base that its engine holds at a time, beside the base itself. A call for a further one waits
+    until another has no requests, and takes its place. Each slot takes as much memory as an adapter of rank 32."""
     max_num_seqs: Positive = 64
     """Requests that an engine decodes at a time; further ones wait in it or start another replica."""
     idle_s: Seconds = 300.0
@@ -86,6 +90,31 @@ class JobLimits(Strict):
     """Most rows of a training file in the API; a job with more fails. OpenAI's limit is 50,000."""
     max_validation_rows: Positive = 1_000
     """Most rows of a validation file in the API; a job with more fails. OpenAI's limit is 1,000."""
+
+
+class RecordLimits(Strict):
+    """What each run folder keeps.
+
+    The oldest rollouts of training are removed first. Those of tests, of the first and the last validation, and of
+    steps after the last checkpoint always stay, as does what a resume needs.
+    """
+
+    max_rollouts: Positive | None = None
+    """Most rollouts that a run folder keeps; null: all. Set it, or `max_rollout_bytes`, if long runs fill the disk: a
+    rollout takes some kilobytes."""
+    max_rollout_bytes: Positive | None = None
+    """Most bytes of rollout files that a run folder keeps; null: all."""
+
+
+class TraceSettings(Strict):
+    """Traces of rollouts, for an OpenTelemetry collector."""
+
+    endpoint: str
+    """URL that takes traces by OTLP over HTTP, such as `http://collector:4318/v1/traces`."""
+    headers: Headers = Field(default_factory=dict)
+    """HTTP headers sent with them, such as `Authorization: Bearer ${TRACES_KEY}`."""
+    share: Annotated[float, Field(gt=0, le=1)] = 0.01
+    """Share of the rollouts that are traced. A rollout takes a span for itself, each turn, each call and its grade."""
 
 
 class Operator(Strict):
@@ -117,6 +146,13 @@ class Operator(Strict):
     """Engines that serve models."""
     jobs: JobLimits = JobLimits()
     """Limits of jobs created through the API."""
+    records: RecordLimits = RecordLimits()
+    """What each run folder keeps."""
+    integrations: IntegrationAccess = IntegrationAccess()
+    """Addresses and keys of the experiment trackers that jobs name in their `integrations`."""
+    traces: TraceSettings | None = None
+    """Where traces of rollouts go; null: there are none. With it, requests to tools and graders of jobs have a
+    `traceparent` header."""
     checkpoint_store: str | None = None
     """Where complete checkpoints are copied: an fsspec URL such as s3://bucket/checkpoints or gs://bucket/checkpoints,
     below which each run has a folder of its name. A run whose folder was lost resumes from there. Credentials come from

@@ -22,6 +22,9 @@ THINKING_TOKENS = {"default": None, "low": 512, "medium": 2048, "high": 8192}
 REFERENCE_PARAMETERS = 8e9
 REFERENCE_RATES: Mapping[MethodType, float] = {"reinforcement": 1e-6, "supervised": 1e-5}
 """Learning rates of full fine-tuning at REFERENCE_PARAMETERS."""
+LORA_FACTOR = 10
+"""How much larger the best learning rate of LoRA is than that of full fine-tuning, at any rank and for both methods
+(Schulman et al. 2025, "LoRA Without Regret", Thinking Machines; with their alpha, 32)."""
 
 
 class Plan(Strict):
@@ -62,8 +65,8 @@ class Choice:
     why: str
 
 
-def auto_learning_rate(method: MethodType, num_parameters: int) -> float:
-    """The base learning rate of full fine-tuning, for AdamW: REFERENCE_RATES x sqrt(8e9 / parameters), two digits.
+def auto_learning_rate(method: MethodType, num_parameters: int, *, lora: bool = False) -> float:
+    """The base learning rate, for AdamW: REFERENCE_RATES x sqrt(8e9 / parameters), two digits; LoRA: LORA_FACTOR times.
 
     Sources. Adam's best rate falls with the width of the layers (Yang et al. 2022, Tensor Programs V), so at a given
     depth with the square root of the number of parameters, which is also the rule of Thinking Machines' cookbook
@@ -71,7 +74,8 @@ def auto_learning_rate(method: MethodType, num_parameters: int) -> float:
     published at 5e-7 to 2e-6 (DAPO and Open-Reasoner-Zero: 1e-6), supervised fine-tuning of 7 to 8 billion at 5e-6 to
     2e-5 (Tulu 3: 5e-6; Alpaca: 2e-5).
     """
-    return float(f"{REFERENCE_RATES[method] * math.sqrt(REFERENCE_PARAMETERS / num_parameters):.2g}")
+    rate = REFERENCE_RATES[method] * math.sqrt(REFERENCE_PARAMETERS / num_parameters)
+    return float(f"{rate * (LORA_FACTOR if lora else 1):.2g}")
 
 
 def resolve(job: JobSpec, num_rows: int, num_parameters: int) -> tuple[Plan, tuple[Choice, ...]]:
@@ -85,7 +89,7 @@ def resolve(job: JobSpec, num_rows: int, num_parameters: int) -> tuple[Plan, tup
     chosen = _Chosen()
     reinforcement = job.method.type == "reinforcement"
     hp: CommonHyperparameters = (job.reinforcement if reinforcement else job.supervised).hyperparameters
-    algorithm = (job.reinforcement if reinforcement else job.supervised).algorithm
+    algorithm = job.optimizer
     rows = f"{num_rows} rows"
     batch_size = chosen.number(
         "hyperparameters.batch_size", hp.batch_size, min(USUAL_BATCH, num_rows), f"{rows}, at most {USUAL_BATCH} a step"
@@ -109,11 +113,13 @@ def resolve(job: JobSpec, num_rows: int, num_parameters: int) -> tuple[Plan, tup
         updates = job.reinforcement.algorithm.updates_per_batch
     why = f"a quarter of {steps} steps"
     interval = chosen.number("hyperparameters.eval_interval", hp.eval_interval, max(1, steps // 4), why)
+    lora = algorithm.lora is not None
     rate = chosen.number(
         "algorithm.learning_rate",
         algorithm.learning_rate,
-        auto_learning_rate(job.method.type, num_parameters),
-        f"{REFERENCE_RATES[job.method.type]:g} x sqrt({REFERENCE_PARAMETERS:g} / {num_parameters:,} parameters)",
+        auto_learning_rate(job.method.type, num_parameters, lora=lora),
+        f"{REFERENCE_RATES[job.method.type]:g} x sqrt({REFERENCE_PARAMETERS:g} / {num_parameters:,} parameters)"
+        + (f" x {LORA_FACTOR} for LoRA" if lora else ""),
     )
     multiplier = 1.0 if hp.learning_rate_multiplier == "auto" else hp.learning_rate_multiplier
     plan = Plan(

@@ -1,13 +1,19 @@
-"""The grader of kind `endpoint`, the user's own: POST {sample, item, trace_id} is answered by {"score": number}."""
+"""The grader of kind `endpoint`, the user's own: POST {sample, item, trace_id} is answered by {"score": number}.
+
+The answer may have a `reason`, a text, and `scores`, the parts of the score:
+{"score": 0.5, "reason": "no unit", "scores": {"value": 1, "unit": 0}}. Both are only recorded, so what is wrong with
+them is left out and costs no rollout.
+"""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from actors.endpoints.answer import HttpAnswer
 from actors.endpoints.client import EndpointClient
 from actors.endpoints.signing import Signer
-from actors.graders.base import finite_number, outside
+from actors.graders.base import UNGATED, finite_number, kept_reason, outside
 from actors.runtime.timing import Timing
 from trainer.errors import GraderFailed
 from trainer.spec.graders import EndpointGrader
@@ -16,6 +22,8 @@ from trainer.types import Grade
 
 SCORE_KEYS = ("score", "reward")
 """The first of these keys in the answer counts."""
+MAX_PARTS, PART_CHARS = 16, 64
+"""Parts become curves and metrics, so a grader has few, with short names: the first of a job count."""
 
 
 class EndpointGrade:
@@ -26,6 +34,7 @@ class EndpointGrade:
     ) -> None:
         self._label = label
         self._range = spec.range
+        self._parts: set[str] = set()
         self._client = EndpointClient(
             f"grader {label!r}",
             spec.url,
@@ -40,12 +49,13 @@ class EndpointGrade:
     async def grade(self, sample: dict[str, Any], item: dict[str, Any], trace_id: str) -> Grade:
         body = {"sample": sample, "item": item, "trace_id": trace_id}
         answer = await self._client.post(body, f"{trace_id}/{self._label}", trace_id)
-        return Grade(self._score(answer), latency_s=answer.latency_s)
+        found = self._object(answer)
+        return Grade(self._score(found, answer), self._scores(found), answer.latency_s, reason=self._reason(found))
 
     async def close(self) -> None:
         await self._client.close()
 
-    def _score(self, answer: HttpAnswer) -> float:
+    def _object(self, answer: HttpAnswer) -> dict[str, Any]:
         if not answer.ok:
             raise self._client.bad_answer(answer, "a grader must answer 200 with a score")
         try:
@@ -54,6 +64,9 @@ class EndpointGrade:
             body = None
         if not isinstance(body, dict):
             raise self._client.bad_answer(answer, 'the body is not a JSON object such as {"score": 0.5}')
+        return body
+
+    def _score(self, body: dict[str, Any], answer: HttpAnswer) -> float:
         for key in SCORE_KEYS:
             if key in body:
                 where = f"{self._client.what} failed: the {key} in its answer"
@@ -62,3 +75,19 @@ class EndpointGrade:
                     raise GraderFailed(f"{where} {problem}")
                 return score
         raise self._client.bad_answer(answer, 'the object has no "score"')
+
+    def _scores(self, body: dict[str, Any]) -> dict[str, float]:
+        found: dict[str, float] = {}
+        parts = body.get("scores")
+        for part, value in parts.items() if isinstance(parts, dict) else ():
+            name = self._client.scrub(part)
+            is_full = name not in self._parts and len(self._parts) >= MAX_PARTS
+            if len(name) <= PART_CHARS and name != UNGATED and not is_full:
+                with suppress(GraderFailed):
+                    found[name] = finite_number(value, name)
+                    self._parts.add(name)
+        return found
+
+    def _reason(self, body: dict[str, Any]) -> str:
+        reason = body.get("reason")
+        return kept_reason(self._client.scrub(reason)) if isinstance(reason, str) else ""

@@ -16,7 +16,7 @@ from async_lru import alru_cache
 
 from actors.endpoints.answer import cut
 from actors.endpoints.model_client import ModelClient
-from actors.graders.base import finite_number
+from actors.graders.base import finite_number, kept_reason
 from actors.graders.kinds.messages import chat_messages
 from actors.graders.templates import MAX_CHARS, render
 from trainer.errors import GraderFailed
@@ -29,7 +29,6 @@ MAX_ANSWERS = 3
 """How often a question is asked in all while its answers are invalid."""
 MAX_CACHED_ANSWERS = 4_096
 EXCERPT_CHARS = 200
-REASON_CHARS = 1_000
 PARAMETERS = {"max_completions_tokens": "max_completion_tokens"}
 """The name in OpenAI's grader types -> the chat API's."""
 OUR_PARAMETERS = frozenset({"model", "messages", "response_format", "stream", "n", "tools", "tool_choice"})
@@ -196,4 +195,4 @@ def _bare(content: str) -> str:
 def _conclusion(steps: Any) -> str:
     """The judge's conclusions as one text, for traces."""
     found = [step.get("conclusion") for step in steps if isinstance(step, dict)] if isinstance(steps, list) else []
-    return cut(" ".join(" ".join(text for text in found if isinstance(text, str)).split()), REASON_CHARS)
+    return kept_reason(" ".join(text for text in found if isinstance(text, str)))

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from actors.graders.base import Grader, total_tokens
+from actors.graders.base import Grader, kept_reason, total_tokens
 from actors.graders.kinds.expression import parse
 from actors.graders.templates import INVALID_VARIABLE
 from trainer.errors import GraderFailed
@@ -43,9 +43,9 @@ class Multi:
         scores = {name: grade.value for name, grade in grades.items()}
         return Grade(
             self._expression.value(scores, self._where),
-            scores=scores,
+            scores=scores | {f"{name}.{part}": s for name, grade in grades.items() for part, s in grade.scores.items()},
             latency_s=max(grade.latency_s for grade in grades.values()),
-            reason="; ".join(f"{name}: {grade.reason}" for name, grade in grades.items() if grade.reason),
+            reason=kept_reason("; ".join(f"{name}: {grade.reason}" for name, grade in grades.items() if grade.reason)),
             judge_tokens=total_tokens(grades.values()),
         )
 

@@ -277,6 +277,24 @@ class _Worker:
         return await asyncio.shield(self._ended)
 
 
+def ignores_sample(source: str) -> bool:
+    """Whether a valid grader's function never reads its first parameter, the answer."""
+    if len(source) > MAX_PARSED_CHARS:
+        return False
+    match [node for node in _parsed(source).body if _defines_grade(node)]:
+        case [ast.FunctionDef(args=ast.arguments(posonlyargs=only, args=others), decorator_list=[]) as function]:
+            first = [parameter.arg for parameter in (*only, *others)][:1]
+            read = {node.id for node in ast.walk(function) if isinstance(node, ast.Name)}
+            return bool(first) and read.isdisjoint((*first, "locals"))
+    return False
+
+
+def _parsed(source: str) -> ast.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about its escape sequences, for instance
+        return ast.parse(source)
+
+
 def python_source_problems(source: str) -> list[str]:
     """What is wrong with a grader's source, as far as that can be seen without running it.
 
@@ -285,9 +303,7 @@ def python_source_problems(source: str) -> list[str]:
     if len(source) > MAX_PARSED_CHARS:
         return []
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about its escape sequences, for instance
-            module = ast.parse(source)
+        module = _parsed(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         if isinstance(error, SyntaxError) and error.lineno:
             return [f"line {error.lineno}: {error.msg}"]

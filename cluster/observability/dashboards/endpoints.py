@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from cluster.observability.dashboards.grafana import Dashboard, Panel
 from cluster.observability.dashboards.queries import (
     ANNOTATIONS,
@@ -14,6 +16,8 @@ from cluster.observability.dashboards.queries import (
     ratio,
     sum_of,
 )
+
+WIDE: Any = {"width": 24, "height": 10, "beside": True}
 
 ENDPOINTS_DASHBOARD = Dashboard(
     "endpoints",
@@ -28,25 +32,28 @@ ENDPOINTS_DASHBOARD = Dashboard(
                     "percentunit",
                     about="Share of calls that ended without an answer after all retries.",
                 ),
-                panel(*(quantile_of(q, "endpoint/<endpoint>/latency_s") for q in (0.5, 0.95, 0.99))),
                 panel(rate_of("endpoint/<endpoint>/calls")),
-                panel(rate_of("endpoint/<endpoint>/errors/<kind>")),
+                panel(*(quantile_of(q, "endpoint/<endpoint>/latency_s") for q in (0.5, 0.95, 0.99)), **WIDE),
+                panel(rate_of("endpoint/<endpoint>/errors/<kind>"), beside=True),
+                panel(rate_of("tool/<tool>/errors")),
                 panel(
                     *(rate_of(f"endpoint/<endpoint>/{again}") for again in ("retries", "waits", "hedges")),
                     title="Retries per second",
+                    **WIDE,
                 ),
-                panel(quantile_of(0.95, "endpoint/<endpoint>/queue_s")),
                 panel(
                     *(sum_of(f"endpoint/<endpoint>/{requests}") for requests in ("in_flight", "limit", "queued")),
                     title="Requests in flight and limit",
+                    **WIDE,
                 ),
-                panel(max_of("endpoint/<endpoint>/breaker")),
+                panel(quantile_of(0.95, "endpoint/<endpoint>/queue_s")),
+                panel(max_of("endpoint/<endpoint>/breaker"), top=2),
                 panel(
                     rate_of("endpoint/<endpoint>/bytes_out"),
                     rate_of("endpoint/<endpoint>/bytes_in"),
                     title="Bytes per second",
+                    **WIDE,
                 ),
-                panel(rate_of("tool/<tool>/errors")),
             ),
         ),
         (
@@ -57,6 +64,7 @@ ENDPOINTS_DASHBOARD = Dashboard(
             ),
         ),
     ),
-    (JOBS, ENDPOINTS),
+    (JOBS.of_one(), ENDPOINTS),
     ANNOTATIONS,
+    page="jobs/$job",
 )

@@ -6,7 +6,7 @@ https://grafana.com/docs/grafana/latest/dashboards/build-dashboards/view-dashboa
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 WIDTH, HEIGHT = 24, 8
@@ -19,55 +19,92 @@ WINDOWS = {
 
 What is recorded once a step has its own, longer one: in a window without a step there is nothing to average.
 """
+CONSOLE = "http://127.0.0.1:8000"
+"""The default of the page's field for the server's URL, at which links to the console start."""
 SCHEMA_VERSION = 39
 TAG = "agent-rft"
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A PromQL expression and the legend of its series, as a Grafana template over their labels."""
+    """A PromQL expression and the legend of its series, as a Grafana template over their labels.
+
+    If `now`, only its value at the end of the shown time counts; `dashed` is how its line is drawn.
+    """
 
     expr: str
     legend: str = "{{job}}"
+    now: bool = False
+    dashed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """A list to choose from, filled by `query`. `regex` finds the values in what it returns, in the order to show.
+
+    With `every`, several values or all can be chosen, and all are by default; else one, the first by default.
+    """
+
+    name: str
+    query: str
+    regex: str = ""
+    every: bool = True
+
+    def of_one(self) -> Variable:
+        return replace(self, every=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Panel:
     """One panel, drawn from `queries`, or from the Markdown `text` if its kind is `text`.
 
-    `unit` is Grafana's name of a unit (s, bytes, percentunit, short, none), `width` is in 24ths of the page, and
-    `about` is shown on hovering over the title.
+    `unit` is Grafana's name of a unit (s, bytes, percentunit, short, none), `width` is in 24ths of the page, `about` is
+    shown on hovering over the title, and `empty` instead of "No data". Clicking a value leads to `page` of the console,
+    in which `${__value.numeric}` is the value. The axis goes up to `top` at least. A panel with more than six series
+    has its legend `beside` them: below, it would not fit.
     """
 
     title: str
     queries: tuple[Query, ...] = ()
     unit: str = "short"
-    kind: Literal["timeseries", "heatmap", "text"] = "timeseries"
+    kind: Literal["timeseries", "heatmap", "stat", "text"] = "timeseries"
     width: int = 12
+    height: int = HEIGHT
     about: str = ""
     text: str = ""
     stacked: bool = False
+    empty: str = ""
+    page: str = ""
+    top: float = 0.01
+    beside: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Dashboard:
     """Titled rows of panels.
 
-    `variables` are pairs of a name and the query for its values. A legend in `annotations` names the marks on the time
-    axis.
+    A legend in `annotations` names the marks on the time axis, of which the first are shown by default. `page` of the
+    console is linked at the top.
     """
 
     name: str
     title: str
     rows: tuple[tuple[str, tuple[Panel, ...]], ...]
-    variables: tuple[tuple[str, str], ...] = ()
+    variables: tuple[Variable, ...] = ()
     annotations: tuple[Query, ...] = ()
+    page: str = ""
 
     @property
     def expressions(self) -> list[str]:
         """All PromQL expressions of the dashboard."""
+        return [expr for _, expr in self.named_expressions]
+
+    @property
+    def named_expressions(self) -> list[tuple[str, str]]:
+        """The same, with the titles of their panels or the names of the marks."""
         panels = [panel for _, panels in self.rows for panel in panels]
-        return [q.expr for panel in panels for q in panel.queries] + [q.expr for q in self.annotations]
+        asked = [(panel.title, query.expr) for panel in panels for query in panel.queries]
+        return asked + [(mark.legend, mark.expr) for mark in self.annotations]
 
 
 def dashboard_json(dashboard: Dashboard) -> dict[str, Any]:
@@ -82,23 +119,25 @@ def dashboard_json(dashboard: Dashboard) -> dict[str, Any]:
         "refresh": "30s",
         "time": {"from": "now-3h", "to": "now"},
         "timezone": "browser",
-        "links": [{"type": "dashboards", "title": "agent-rft", "tags": [TAG], "includeVars": True, "keepTime": True}],
+        "links": [
+            {"type": "dashboards", "title": "agent-rft", "tags": [TAG], "includeVars": True, "keepTime": True},
+            {"type": "link", "icon": "external link", **_link(dashboard.page)},
+        ],
         "templating": {"list": _variables(dashboard.variables)},
-        "annotations": {
-            "list": [_annotation(query, color) for query, color in zip(dashboard.annotations, _COLORS, strict=False)]
-        },
+        "annotations": {"list": [_annotation(*each) for each in zip(dashboard.annotations, _MARKS, strict=False)]},
         "panels": _laid_out(dashboard.rows),
     }
 
 
-_COLORS = ("green", "purple")
+_MARKS = (("green", True), ("purple", False))
 
 
-def _variables(queries: Iterable[tuple[str, str]]) -> list[dict[str, Any]]:
+def _variables(variables: Iterable[Variable]) -> list[dict[str, Any]]:
     return [
         {"type": "datasource", "name": "datasource", "label": "Prometheus", "query": "prometheus"},
-        *(_variable(name, query) for name, query in queries),
+        *map(_variable, variables),
         *(_window(name, label, choices) for name, (label, choices) in WINDOWS.items()),
+        {"type": "textbox", "name": "console", "label": "console", "query": CONSOLE},
     ]
 
 
@@ -108,28 +147,35 @@ def _window(name: str, label: str, choices: Sequence[str]) -> dict[str, Any]:
     return {"type": "custom", "name": name, "label": label, **shown}
 
 
-def _variable(name: str, query: str) -> dict[str, Any]:
-    return {
+def _variable(variable: Variable) -> dict[str, Any]:
+    shown: dict[str, Any] = {
         "type": "query",
-        "name": name,
-        "label": name,
+        "name": variable.name,
+        "label": variable.name,
         "datasource": DATASOURCE,
-        "query": {"query": query, "refId": name},
-        "definition": query,
+        "query": {"query": variable.query, "refId": variable.name},
+        "definition": variable.query,
+        "regex": variable.regex,
         "refresh": 2,  # whenever the time range changes
-        "sort": 2,  # newest runs first: their names start with the time
-        "multi": True,
-        "includeAll": True,
-        "allValue": ".+",
-        "current": {"text": ["All"], "value": ["$__all"]},
+        "sort": 0 if variable.regex else 1,  # as they come, or by name
+        "multi": variable.every,
+        "includeAll": variable.every,
     }
+    everything = {"allValue": ".+", "current": {"text": ["All"], "value": ["$__all"]}}
+    return shown | (everything if variable.every else {"current": {}})
 
 
-def _annotation(query: Query, color: str) -> dict[str, Any]:
+def _link(page: str) -> dict[str, Any]:
+    """A link to a page of the console, whose routes begin with `#/`."""
+    return {"title": "Console", "url": f"${{console}}/#/{page}", "targetBlank": True}
+
+
+def _annotation(query: Query, mark: tuple[str, bool]) -> dict[str, Any]:
+    color, enabled = mark
     return {
         "name": query.legend,
         "datasource": DATASOURCE,
-        "enable": True,
+        "enable": enabled,
         "iconColor": color,
         "expr": query.expr,
         "step": "30s",
@@ -145,13 +191,13 @@ def _laid_out(rows: Sequence[tuple[str, Sequence[Panel]]]) -> list[dict[str, Any
         placed.append(
             {"type": "row", "title": title, "collapsed": False, "panels": [], "gridPos": _position(0, y, WIDTH, 1)}
         )
-        x, y = 0, y + 1
+        x, y, bottom = 0, y + 1, y + 1
         for panel in panels:
             if x + panel.width > WIDTH:
-                x, y = 0, y + HEIGHT
-            placed.append(_panel(panel) | {"gridPos": _position(x, y, panel.width, HEIGHT)})
-            x += panel.width
-        y += HEIGHT
+                x, y = 0, bottom
+            placed.append(_panel(panel) | {"gridPos": _position(x, y, panel.width, panel.height)})
+            x, bottom = x + panel.width, max(bottom, y + panel.height)
+        y = bottom
     return [{"id": number, **panel} for number, panel in enumerate(placed, start=1)]
 
 
@@ -163,22 +209,39 @@ def _panel(panel: Panel) -> dict[str, Any]:
     shown: dict[str, Any] = {"type": panel.kind, "title": panel.title, "description": panel.about}
     if panel.kind == "text":
         return shown | {"options": {"mode": "markdown", "content": panel.text}}
-    heatmap = panel.kind == "heatmap"
+    defaults: dict[str, Any] = {"unit": panel.unit, "custom": _drawn(panel), "color": {"mode": "palette-classic"}}
+    defaults |= {"decimals": 1} if panel.unit == "sci" else {}
+    defaults |= {"noValue": panel.empty} if panel.empty else {}
+    defaults |= {"links": [_link(panel.page)]} if panel.page else {}
+    targets = {chr(ord("A") + number): query for number, query in enumerate(panel.queries)}
     return shown | {
         "datasource": DATASOURCE,
-        "targets": [
-            {
-                "refId": chr(ord("A") + number),
-                "datasource": DATASOURCE,
-                "expr": query.expr,
-                "legendFormat": query.legend,
-                "format": "heatmap" if heatmap else "time_series",
-            }
-            for number, query in enumerate(panel.queries)
-        ],
-        "fieldConfig": {"defaults": {"unit": panel.unit, "custom": _drawn(panel)}, "overrides": []},
-        "options": _OPTIONS[panel.kind],
+        "targets": [_target(ref, query, panel.kind) for ref, query in targets.items()],
+        "fieldConfig": {
+            "defaults": defaults,
+            "overrides": [_DASHED | {"matcher": _named(ref)} for ref, query in targets.items() if query.dashed],
+        },
+        "options": _OPTIONS[panel.kind] | ({"legend": _BESIDE} if panel.beside else {}),
     }
+
+
+def _target(ref: str, query: Query, kind: str) -> dict[str, Any]:
+    return {
+        "refId": ref,
+        "datasource": DATASOURCE,
+        "expr": query.expr,
+        "legendFormat": query.legend,
+        "format": "heatmap" if kind == "heatmap" else "time_series",
+        "instant": query.now,
+        "range": not query.now,
+    }
+
+
+def _named(ref: str) -> dict[str, str]:
+    return {"id": "byFrameRefID", "options": ref}
+
+
+_DASHED = {"properties": [{"id": "custom.lineStyle", "value": {"fill": "dash", "dash": [8, 8]}}]}
 
 
 def _drawn(panel: Panel) -> dict[str, Any]:
@@ -186,13 +249,32 @@ def _drawn(panel: Panel) -> dict[str, Any]:
         return {}
     stacking = {"mode": "normal" if panel.stacked else "none"}
     # spanNulls is in ms: a paused job leaves a gap, successive steps do not.
-    return {"lineWidth": 1, "fillOpacity": 30 if panel.stacked else 5, "spanNulls": 120_000, "stacking": stacking}
+    return {
+        "axisSoftMin": 0,
+        **({"axisSoftMax": panel.top} if panel.unit in _COUNTED else {}),
+        "lineWidth": 1,
+        "fillOpacity": 30 if panel.stacked else 5,
+        "spanNulls": 120_000,
+        "stacking": stacking,
+    }
 
 
+_COUNTED = ("short", "none", "percentunit")
+"""Units in which Grafana draws an axis up to 100 where all values are 0."""
+_BESIDE = {"displayMode": "table", "placement": "right", "calcs": ["lastNotNull"]}
 _OPTIONS: dict[str, dict[str, Any]] = {
     "timeseries": {
-        "legend": {"displayMode": "table", "placement": "bottom", "calcs": ["lastNotNull"]},
+        "legend": {"displayMode": "list", "placement": "bottom", "calcs": ["lastNotNull"]},
         "tooltip": {"mode": "multi", "sort": "desc"},
     },
     "heatmap": {"calculate": False, "yAxis": {"axisPlacement": "left"}, "color": {"mode": "scheme", "scheme": "Blues"}},
+    "stat": {
+        "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False},
+        "textMode": "value_and_name",
+        "colorMode": "none",
+        "graphMode": "none",
+        "justifyMode": "auto",
+        "wideLayout": False,
+        "text": {"titleSize": 14, "valueSize": 36},
+    },
 }

@@ -1,39 +1,91 @@
-"""One job: reward and latency first, then the outcomes of its rollouts and the time of its steps."""
+"""One job: its figures, then reward and latency, the outcomes of its rollouts and the time of its steps."""
 
 from __future__ import annotations
 
-from cluster.observability.dashboards.grafana import Dashboard, Panel
+from cluster.observability.dashboards.grafana import Dashboard, Panel, Query
 from cluster.observability.dashboards.queries import (
     ANNOTATIONS,
     JOBS,
+    MetricQuery,
     distribution_of,
     gauge,
+    max_of,
     mean_of,
     panel,
     quantile_of,
     rate_of,
+    ratio,
 )
 
-TRACES = """Each point belongs to a **step** (the panel on the left shows its number at the same time), and the run
-folder keeps the rollouts of each step. On a machine that has the folder:
+ROLLOUTS = "jobs/$job/rollouts"
+TRACES = f"""Each point belongs to a **step**. Click a point of the panel on the left: the console opens the rollouts of
+that step (`{ROLLOUTS}?step=12`; its address is the field *console* above). On a machine that has the run folder:
 
     agent-rft traces runs/$job --name step-000012 --worst 3
     agent-rft traces runs/$job --trace trace_...      # one rollout with every call, its result and the grade
 
 Each request to your tools and grader carries the `trace_id` of its rollout, so you can search their logs for it."""
 
+
+def _figure(title: str, *queries: Query, unit: str = "none", width: int = 6, about: str, empty: str = "") -> Panel:
+    return Panel(title, queries, unit, "stat", width, height=4, about=about, empty=empty)
+
+
+def _named(query: MetricQuery, name: str) -> Query:
+    return Query(query.expr, name)
+
+
+_STEP, _STEPS_PLANNED = max_of("step"), max_of("total_steps")
+_LEFT = f"clamp_min({_STEPS_PLANNED.expr} - {_STEP.expr}, 0) * ({mean_of('time_step_s').expr})"
+_FAILING = ratio(rate_of("endpoint/<endpoint>/failed"), rate_of("endpoint/<endpoint>/calls"))
+_BASELINE = max_of("baseline_valid_mean_reward")
+FIGURES = (
+    _figure(
+        "Step",
+        _named(_STEP, "done"),
+        _named(_STEPS_PLANNED, "planned"),
+        about="Steps taken, and steps that the job will take.",
+    ),
+    _figure(
+        "Time left",
+        Query(_LEFT, "at the present pace"),
+        unit="s",
+        width=5,
+        about="Steps that are left, times the mean time of a step. Tests at the end are not included.",
+    ),
+    _figure(
+        "Reward against the baseline",
+        _named(_BASELINE, "baseline"),
+        _named(max_of("full_valid_mean_reward"), "validation"),
+        _named(max_of("train_mean_reward"), "train"),
+        width=8,
+        about="Baseline: reward of the validation file before training. Without such a file there is only train.",
+    ),
+    _figure(
+        "Failing endpoint",
+        Query(f"topk(1, {_FAILING.expr} > 0)", "{{endpoint}}", now=True),
+        unit="percentunit",
+        width=5,
+        about="The tool, grader, judge or session server with the largest share of calls that fail now.",
+        empty="none",
+    ),
+)
+
 JOB_DASHBOARD = Dashboard(
     "job",
     "agent-rft: Job",
     (
+        ("Now", FIGURES),
         (
             "Reward and latency",
             (
                 panel(
                     gauge("train_mean_reward"),
                     gauge("full_valid_mean_reward"),
+                    dashed=(gauge("baseline_valid_mean_reward"),),
                     title="Reward",
                     about="What the policy is trained on: the grade minus penalties.",
+                    page=ROLLOUTS,
                 ),
                 panel(
                     quantile_of(0.5, "rollout_wall_s/train"),
@@ -44,10 +96,9 @@ JOB_DASHBOARD = Dashboard(
                 panel(
                     gauge("train_mean_grade"),
                     gauge("full_valid_mean_grade"),
-                    gauge("held_out_grade_mean"),
                     gauge("grader/<grader>/score_mean"),
                     title="Grade",
-                    about="A grade that rises while the held-out grade falls indicates reward hacking.",
+                    page=ROLLOUTS,
                 ),
                 panel(
                     gauge("tool_calls_mean"),
@@ -55,12 +106,24 @@ JOB_DASHBOARD = Dashboard(
                     gauge("full_valid_tool_calls_mean"),
                     title="Tool calls",
                 ),
+                panel(
+                    gauge("held_out_grade_mean"),
+                    gauge("train_mean_grade"),
+                    title="Held-out grade",
+                    about="A grade that rises while the held-out grade falls indicates reward hacking.",
+                ),
+                panel(
+                    rate_of("guard/<guard>", per="minute"),
+                    title="Rewards set by guards per minute",
+                    about="A guard that sets ever more rewards indicates that the policy has found a way around the "
+                    "grader.",
+                ),
             ),
         ),
         (
-            "Step and traces",
+            "Step and its rollouts",
             (
-                panel(gauge("step"), width=8),
+                panel(gauge("step"), width=8, page=f"{ROLLOUTS}?step=${{__value.numeric}}"),
                 Panel("From a point to its rollouts", kind="text", text=TRACES, width=16),
             ),
         ),
@@ -91,13 +154,14 @@ JOB_DASHBOARD = Dashboard(
                     *(mean_of(f"time_{phase}_s") for phase in ("wait", "learn", "sync", "eval", "checkpoint", "step")),
                     title="Step time",
                 ),
-                panel(gauge("staleness_mean"), gauge("staleness_max"), title="Staleness"),
-                panel(gauge("checkpoint_bytes")),
+                panel(gauge("staleness_mean"), gauge("staleness_max"), title="Staleness", top=1),
                 panel(gauge("checkpoint_age_s")),
+                panel(gauge("checkpoint_bytes")),
                 panel(rate_of("events/<level>", per="minute")),
             ),
         ),
     ),
-    (JOBS,),
+    (JOBS.of_one(),),
     ANNOTATIONS,
+    page=ROLLOUTS,
 )

@@ -26,7 +26,7 @@ LEARNER_DASHBOARD = Dashboard(
                 panel(gauge("grad_norm")),
                 panel(gauge("learning_rate")),
                 panel(gauge("kl_start")),
-                panel(gauge("update_applied")),
+                panel(gauge("update_applied"), top=1),
             ),
         ),
         (
@@ -36,6 +36,7 @@ LEARNER_DASHBOARD = Dashboard(
                     gauge("logprob_gap"),
                     gauge("canary_gap"),
                     title="Log-probability gap",
+                    unit="sci",
                     about="Typically about 1e-6 nats in float32 and 0.02 in bfloat16.",
                 ),
                 panel(gauge("importance_ratio_mean"), gauge("logprob_gap_ratio"), title="Importance ratio"),
@@ -51,13 +52,16 @@ LEARNER_DASHBOARD = Dashboard(
         (
             "Throughput",
             (
-                panel(gauge("padding_efficiency")),
+                panel(gauge("padding_efficiency"), top=1),
                 panel(rate_of("trained_tokens"), rate_of("computed_tokens"), title="Tokens per second"),
-                panel(share_of_time("rank_s/<call>", ("job", "process", "call"), window=STEPS), stacked=True),
+                panel(
+                    share_of_time("rank_s/<call>", ("job", "process", "call"), window=STEPS), stacked=True, beside=True
+                ),
                 panel(gauge("num_micro_batches")),
             ),
         ),
     ),
-    (JOBS,),
+    (JOBS.of_one(),),
     ANNOTATIONS,
+    page="jobs/$job",
 )

@@ -1,11 +1,11 @@
 """Queries of listed metrics and the panels that show them; names, units and descriptions come from the list.
 
     panel(gauge("grad_norm"))    # title "Gradient norm", description "Norm of the gradient before clipping."
-    panel(gauge("loss"), gauge("full_valid_loss"), title="Loss")    # legends "train {{job}}", "validation {{job}}"
+    panel(gauge("loss"), gauge("full_valid_loss"), title="Loss")    # legends "train", "validation"
 
 A query has one series for each combination of the labels in `by`: by default `job` and the placeholders in the name.
 The viewer chooses `$job`, `$endpoint`, and the windows of averages on the page: `$steps` for what is recorded once a
-step, `$window` for the rest.
+step, `$window` for the rest. Legends name the job only where a page shows several.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from cluster.observability.dashboards.grafana import Panel, Query
+from cluster.observability.dashboards.grafana import Panel, Query, Variable
 from cluster.observability.promql import Part, rate, samples
 from trainer.metrics import METRICS, metric_of
 from trainer.metrics.metric import Metric
@@ -24,11 +24,15 @@ WINDOW, STEPS = "$window", "$steps"
 CHOSEN = {"job": 'job=~"$job"', "endpoint": 'endpoint=~"$endpoint"'}
 """What the viewer's choice selects, for queries with these labels."""
 
-JOB = f"{{{CHOSEN['job']}}}"
-JOBS = ("job", f"label_values({samples('disk_total_bytes')}, job)")
-ENDPOINTS = ("endpoint", f"label_values({samples('endpoint/<endpoint>/calls', CHOSEN['job'])}, endpoint)")
-OURS = f"and on (job, process) {samples('process_up', CHOSEN['job'])}"
-"""Keeps the series of our processes. Libraries' metrics have the same names in everybody's programs."""
+_STARTED = 'max_over_time(process_start_time_seconds{process="driver"}[$__range])'
+_DRIVERS = f"last_over_time({samples('disk_total_bytes')}[$__range])"
+JOBS = Variable(
+    "job",
+    f"query_result(sort_desc(max by (job) ({_STARTED} and on (job, process) {_DRIVERS})))",
+    regex='/job="([^"]+)"/',
+)
+"""The jobs of the shown time, the one that started last first."""
+ENDPOINTS = Variable("endpoint", f"label_values({samples('endpoint/<endpoint>/calls', CHOSEN['job'])}, endpoint)")
 ANNOTATIONS = (
     Query(f"increase({samples('time_checkpoint_s', CHOSEN['job'], part='count')}[1m]) > 0", "checkpoint"),
     Query(f"changes({samples('version', CHOSEN['job'])}[1m]) > 0", "weight update"),
@@ -56,9 +60,12 @@ class MetricQuery:
     series: str
     statistic: str = ""
 
-    def legend(self, series: str = "") -> str:
-        """The legend's template: the statistic, the series, and the labels with the job last."""
-        parts = (self.statistic, series, *(f"{{{{{label}}}}}" for label in reversed(self.by)))
+    def legend(self, series: str = "", *, many_jobs: bool = False) -> str:
+        """The legend's template: the statistic, the series, and the labels, the job last if there are many."""
+        labels = [label for label in reversed(self.by) if label != "job" or many_jobs]
+        if not series and not labels:
+            series = self.series or self.title
+        parts = (self.statistic, series, *(f"{{{{{label}}}}}" for label in labels))
         return " ".join(part for part in parts if part)
 
 
@@ -118,29 +125,42 @@ def distribution_of(name: str) -> MetricQuery:
     return found.query(f"sum by (le) (increase({buckets}[{found.window}]))", title=f"{found.metric.label} distribution")
 
 
-def ratio(part: MetricQuery, whole: MetricQuery) -> Query:
-    return Query(f"{part.expr} / {whole.expr}", part.legend())
+def ratio(part: MetricQuery, whole: MetricQuery, *, many_jobs: bool = False) -> Query:
+    return Query(f"{part.expr} / {whole.expr}", part.legend(many_jobs=many_jobs))
 
 
-def panel(*queries: MetricQuery, title: str = "", about: str = "", **options: Any) -> Panel:
+def panel(
+    *queries: MetricQuery,
+    title: str = "",
+    about: str = "",
+    unit: str = "",
+    many_jobs: bool = False,
+    dashed: tuple[MetricQuery, ...] = (),
+    **options: Any,
+) -> Panel:
     """A panel whose title, unit and description come from the metrics that it shows.
 
     If it shows several metrics, it needs a `title`; legend and description then name each by its `series`. `about` is
-    put before the description, and `options` are further fields of Panel.
+    put before the description, `unit` replaces theirs, queries in `dashed` come last, and `options` are further fields
+    of Panel. The page shows one job, or `many_jobs`.
 
     Raises:
         ValueError: the queries have several units, or several titles and none is given.
     """
-    titles, units = {query.title for query in queries}, {query.unit for query in queries}
+    shown = (*queries, *dashed)
+    titles, units = {query.title for query in shown}, {query.unit for query in shown}
     if len(units) > 1 or (len(titles) > 1 and not title):
         raise ValueError(f"the panel {title!r} of {sorted(titles)} needs a title and one unit, not {sorted(units)}")
-    metrics = {query.metric: query.series or query.metric.label for query in queries}
+    metrics = {query.metric: query.series or query.metric.label for query in shown}
     shared = len(metrics) > 1
     helps = [(f"- {series}: " if shared else "") + _sentence(metric.help) for metric, series in metrics.items()]
     return Panel(
         title or _capitalized(titles.pop()),
-        tuple(Query(query.expr, query.legend(query.series if shared else "")) for query in queries),
-        units.pop(),
+        tuple(
+            Query(query.expr, query.legend(query.series if shared else "", many_jobs=many_jobs), dashed=query in dashed)
+            for query in shown
+        ),
+        unit or units.pop(),
         about="\n\n".join(filter(None, (about, "\n".join(helps)))),
         **options,
     )

@@ -26,6 +26,8 @@ from cluster.records.run_folder import RunFolder
 from cluster.run.driver import train
 from cluster.stores.migrate import migrate
 from cluster.views.before_after import compare
+from cluster.views.comparison import compare_sides
+from cluster.views.comparison_sides import sides_of
 from cluster.views.regrade import grade_file
 from cluster.views.report import write_report
 from cluster.views.traces import select_traces, trace_json
@@ -75,6 +77,13 @@ def test_the_report_is_written(old: OldVersion, name: str) -> None:
 def test_before_and_after_are_compared(old: OldVersion) -> None:
     before = RunFolder(old.run).evaluations()["test-before"]
     assert {change.name for change in compare(before, before)} >= {"grade"}
+
+
+def test_its_evaluations_are_compared_row_by_row(old: OldVersion) -> None:
+    names = [f"{old.run}:validation-0", f"{old.run}:validation-2"]
+    comparison = compare_sides(sides_of(names, name=None, file=None, evaluate=None), 1)
+    assert len(comparison.rows) == 2 and comparison.only == ((), ())
+    assert {change.name for change in comparison.against[0].changes} >= {"grade", "tool_calls"}
 
 
 async def test_its_rollouts_are_graded_again_as_they_were(old: OldVersion) -> None:
@@ -235,7 +244,8 @@ async def test_an_operators_lower_cap_warns_a_resumed_run_and_refuses_a_new_one(
 async def test_rows_that_are_too_long_today_warn_it(resumable: OldVersion) -> None:
     change_record(resumable, context_length=20)
     found = await prepared(resumable)
-    assert any(warning.startswith("training_file.messages, line 1: the row takes") for warning in found.warnings)
+    first = next(warning for warning in found.warnings if warning.startswith("training_file.messages, rows 1"))
+    assert ": the row takes" in first
     assert len(found.tasks) == 10
 
 

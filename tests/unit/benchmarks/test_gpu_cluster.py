@@ -17,7 +17,7 @@ import pytest
 
 from benchmarks import async_gain, rollout_goodput, weight_sync
 from benchmarks.common import NotPossible
-from benchmarks.gpu_cluster import agreement, job, models
+from benchmarks.gpu_cluster import agreement, job, models, one_gpu
 from benchmarks.gpu_cluster.__main__ import main, record
 from benchmarks.gpu_cluster.parts import RANDOM, Aim, Part, Row, parts_for
 from benchmarks.gpu_cluster.processes import run_limited
@@ -28,7 +28,9 @@ from tests.support.paths import BASE
 from trainer.spec.job import AlgorithmSpec
 from trainer.spec.job_file import load_job
 
-MODULES = {module.__name__: module.arguments for module in (agreement, async_gain, job, rollout_goodput, weight_sync)}
+MODULES = {
+    module.__name__: module.arguments for module in (agreement, async_gain, job, one_gpu, rollout_goodput, weight_sync)
+}
 PART = Part(
     "part", "module", ("--x", "1"), (Row("speed", "tokens/s", Aim(">=", 5.0)), Row("gain", "times", field="ratio"))
 )
@@ -65,7 +67,7 @@ def test_the_random_model_is_written_where_the_parts_read_it(tmp_path: Path) -> 
 def test_a_real_model_is_used_by_all_parts_that_need_one() -> None:
     parts = parts_for(Path("/out"), Path("/models/real"), tiny=False)
     assert [part.name for part in parts if "/models/real" in part.arguments] == [
-        *("agreement", "weight_sync_object_store", "weight_sync_broadcast"),
+        *("agreement", "one_gpu", "weight_sync_object_store", "weight_sync_broadcast"),
         *("weight_sync_vllm_nccl", "weight_sync_vllm_ipc", "goodput", "job"),
     ]
 

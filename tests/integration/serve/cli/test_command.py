@@ -33,7 +33,7 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[str]
     ("typed", "offered"),
     [
         (["j"], ["jobs"]),
-        (["c"], ["check", "checkpoints"]),
+        (["c"], ["check", "compare", "checkpoints"]),
         (["jobs", "f"], ["follow"]),
         (["events", ""], ["list"]),
         (["checkpoints", "list", "--j"], ["--json"]),

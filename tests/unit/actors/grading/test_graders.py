@@ -13,7 +13,8 @@ import pytest
 from aiohttp import web
 
 from actors.endpoints.transport import MAX_BODY_BYTES
-from actors.graders.base import finite_number, wire_errors
+from actors.graders.base import REASON_CHARS, finite_number, wire_errors
+from actors.graders.kinds.endpoint import MAX_PARTS
 from actors.graders.kinds.expression import expression_problems, parse
 from actors.graders.sample import sample_of
 from actors.grading.factory import grader_problems, make_grader
@@ -145,6 +146,42 @@ async def test_an_answer_without_a_number_is_a_failure_that_says_so(pool: Pool, 
     assert why in str(failed.value)
     assert f"grader 'quality' (POST {server.url})" in str(failed.value)
     assert len(str(failed.value)) < 600
+
+
+async def test_an_endpoints_reason_and_parts_are_kept_without_secrets_and_bounded(pool: Pool) -> None:
+    answer = {"score": 0.5, "reason": f"no\n unit, {SECRET} " + "x" * 5000, "scores": {"value": 1, "unit": 0.0}}
+    async with FakeEndpoint(says(answer)) as server:
+        grader = pool(grader_spec(type="endpoint", url=server.url, headers={"X-Key": SECRET}))
+        grade = await grader.grade(SAMPLE, ITEM, "t")
+    assert grade.reason.startswith("no unit, [redacted] xxx") and SECRET not in grade.reason
+    assert len(grade.reason) <= REASON_CHARS + 3 and grade.scores == {"value": 1.0, "unit": 0.0}
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"reason": 7, "scores": [1]},
+        {"reason": None, "scores": {"a": "1", "b": None, "c": True, "ungated": 9, "x" * 65: 1}},
+        {"scores": '{"a": NaN}'},
+    ],
+)
+async def test_what_is_wrong_with_a_reason_or_a_part_costs_no_grade(pool: Pool, more: dict[str, object]) -> None:
+    async with FakeEndpoint(says({"score": 1} | more)) as server:
+        grade = await pool(grader_spec(type="endpoint", url=server.url)).grade(SAMPLE, ITEM, "t")
+    assert (grade.value, grade.scores, grade.reason) == (1.0, {}, "")
+
+
+async def test_parts_with_ever_new_names_do_not_become_ever_more_metrics(pool: Pool) -> None:
+    parts: set[str] = set()
+
+    async def behave(request: Received) -> web.StreamResponse:
+        return web.json_response({"score": 1, "scores": {f"row {request.body['item']['n']}": 1}})
+
+    async with FakeEndpoint(behave) as server:
+        graders = pool(grader_spec(type="endpoint", url=server.url))
+        for n in range(40):
+            parts |= set((await graders.grade(SAMPLE, {"n": n}, f"t{n}")).scores)
+    assert parts == {f"row {n}" for n in range(MAX_PARTS)}
 
 
 @pytest.mark.parametrize(("score", "grade"), [(0, 0.0), (1, 1.0), (0.5, 0.5), (1.01, None), (-1, None)])
@@ -307,7 +344,7 @@ async def test_parts_of_a_multi_grader_run_concurrently_and_their_scores_are_kep
 
     async def behave(request: Received) -> web.StreamResponse:
         await together.wait()  # passes only when both parts are here
-        return web.json_response({"score": 0.5})
+        return web.json_response({"score": 0.5, "reason": "half of it", "scores": {"unit": 0}})
 
     async with FakeEndpoint(behave) as server:
         endpoint = {"type": "endpoint", "url": server.url}
@@ -315,7 +352,8 @@ async def test_parts_of_a_multi_grader_run_concurrently_and_their_scores_are_kep
         grader = grader_spec(type="multi", graders=parts, calculate_output="0.5 * exact + 0.25 * (style + facts)")
         grade = await pool(grader, timing=Timing()).grade(SAMPLE, ITEM, "trace_1")
     assert grade.value == 0.75
-    assert grade.scores == {"exact": 1.0, "style": 0.5, "facts": 0.5}
+    assert grade.scores == {"exact": 1.0, "style": 0.5, "facts": 0.5, "style.unit": 0.0, "facts.unit": 0.0}
+    assert grade.reason == "style: half of it; facts: half of it"
     assert grade.latency_s > 0
     assert len({request.headers["Idempotency-Key"] for request in server.received}) == 2
 

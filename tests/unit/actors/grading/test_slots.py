@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from actors.grading.slots import InSlot, NoSlot, OncePerSlot, TrialSlots
+from actors.grading.slots import InSlot, OncePerSlot, TrialSlots
+from actors.runtime.fair_slots import NoSlot
 from trainer.types import Grade
 
 

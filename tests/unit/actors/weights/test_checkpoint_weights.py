@@ -3,65 +3,89 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import resource
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig
-from transformers.models.qwen3_moe import Qwen3MoeForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
 
-from actors.weights.checkpoint_weights import CheckpointWeights, as_bytes, save_tensors, write_model
+from actors.weights.checkpoint_weights import CheckpointWeights, as_bytes, other_tensors, save_tensors, write_model
+from tests.support.architectures import ARCHITECTURES, with_vision
 
-SIZES: dict[str, Any] = {
-    "vocab_size": 50,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-}
-EMBEDDING_BYTES = 50 * 32 * 4
+EMBEDDING_BYTES = 272 * 64 * 4
 
 
-def dense(tied: bool = True) -> PreTrainedModel:
-    return Qwen3ForCausalLM(Qwen3Config(**SIZES, tie_word_embeddings=tied))
+def random_model(name: str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(ARCHITECTURES[name](), dtype=dtype)
+    return randomized(model)
 
 
-def mixture() -> PreTrainedModel:
-    return Qwen3MoeForCausalLM(Qwen3MoeConfig(**SIZES, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16))
+def randomized(model: PreTrainedModel) -> PreTrainedModel:
+    """All weights become random: some are 0 or 1 in a new model, and would hide a mistake."""
+    torch.manual_seed(0)
+    for tensor in model.state_dict().values():
+        tensor.normal_()
+    return model
 
 
 def weights_of(model: PreTrainedModel, dtype: torch.dtype = torch.float32) -> CheckpointWeights:
     return CheckpointWeights(model, dtype, lambda _: nullcontext())
 
 
-@pytest.mark.parametrize("model", [dense(), dense(tied=False), mixture()], ids=["tied", "untied", "experts"])
-def test_names_and_values_equal_those_that_transformers_saves(model: PreTrainedModel, tmp_path: Path) -> None:
-    model.save_pretrained(tmp_path / "theirs")
-    weights = weights_of(model)
-    (tmp_path / "ours").mkdir()
-    write_model(weights.copies(wanted=True), tmp_path / "ours", tmp_path / "theirs", torch.float32)
-    theirs, ours = (saved_weights(tmp_path / name) for name in ("theirs", "ours"))
-    assert ours.keys() == theirs.keys()
-    for name, tensor in theirs.items():
-        assert torch.equal(ours[name], tensor), name
-    [described] = [weights.describe(part) for part in weights.parts(1 << 30)]
-    assert {name: shape for name, _, shape in described} == {name: tuple(t.shape) for name, t in theirs.items()}
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_weights_are_read_as_transformers_writes_them(name: str, tmp_path: Path) -> None:
+    source, theirs, ours = (tmp_path / name for name in ("source", "theirs", "ours"))
+    random_model(name, torch.bfloat16).save_pretrained(source)
+    model = AutoModelForCausalLM.from_pretrained(source)
+    model.save_pretrained(theirs)
+    ours.mkdir()
+    weights = weights_of(model, torch.bfloat16)
+    shards = weights.copies(wanted=True, shard_bytes=100_000)
+    write_model(shards, ours, source, torch.bfloat16)
+    assert in_folder(ours) == in_folder(theirs)
+    assert in_folder(ours).keys() == in_folder(source).keys()
+    infos = [info for part in weights.parts(100_000) for info in weights.describe(part)]
+    assert infos == [(key, *described(tensor)[:2]) for shard in shards for key, tensor in shard.items()]
 
 
-def saved_weights(folder: Path) -> dict[str, torch.Tensor]:
-    return load_file(folder / "model.safetensors")
+@pytest.mark.parametrize("name", ["qwen3_5", "gemma3", "gemma4"])
+def test_a_checkpoint_keeps_what_is_not_trained(name: str, tmp_path: Path) -> None:
+    source, ours = tmp_path / "source", tmp_path / "ours"
+    whole = AutoModelForImageTextToText.from_config(with_vision(name), dtype=torch.bfloat16)
+    randomized(whole).save_pretrained(source)
+    save_tensors({"layers.0.wq": torch.zeros(1)}, source / "consolidated.safetensors")
+    if name == "qwen3_5":  # only its language model is read
+        drafts = {"mtp.norm.weight": torch.ones(64), **load_file(source / "model.safetensors")}
+        save_tensors(drafts, source / "model.safetensors")
+    model = AutoModelForCausalLM.from_pretrained(source)
+    ours.mkdir()
+    shards = [*weights_of(model, torch.bfloat16).copies(wanted=True), *other_tensors(model, source)]
+    write_model(shards, ours, source, torch.bfloat16)
+    (source / "consolidated.safetensors").unlink()
+    assert in_folder(ours) == in_folder(source)
+    write_model(shards, ours, source, torch.float32)
+    assert AutoConfig.from_pretrained(ours).get_text_config().dtype == torch.float32
+
+
+def in_folder(folder: Path) -> dict[str, tuple[str, tuple[int, ...], str]]:
+    files = folder.glob("*.safetensors")
+    return {name: described(tensor) for file in files for name, tensor in load_file(file).items()}
+
+
+def described(tensor: torch.Tensor) -> tuple[str, tuple[int, ...], str]:
+    """A tensor's dtype, shape and hash."""
+    data = tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
+    return str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), hashlib.sha256(data).hexdigest()
 
 
 def test_buckets_keep_to_their_size_and_a_larger_tensor_is_one_by_itself() -> None:
-    weights = weights_of(dense())
+    weights = weights_of(random_model("qwen3"))
     limit = EMBEDDING_BYTES - 1
     parts = weights.parts(limit)
     assert parts[0] == ["model.embed_tokens.weight"]
@@ -71,7 +95,7 @@ def test_buckets_keep_to_their_size_and_a_larger_tensor_is_one_by_itself() -> No
 
 
 def test_bytes_follow_the_plan_in_the_requested_dtype() -> None:
-    model = mixture()
+    model = random_model("qwen3_moe")
     weights = weights_of(model, torch.bfloat16)
     for part in weights.parts(20_000):
         data, start = as_bytes(list(weights.read(part, wanted=True).values())), 0
@@ -91,14 +115,14 @@ def test_ranks_that_do_not_want_a_part_only_take_part_in_gathering_it() -> None:
         gathered.append(len(tensors))
         return nullcontext()
 
-    weights = CheckpointWeights(dense(), torch.float32, gather)
+    weights = CheckpointWeights(random_model("qwen3"), torch.float32, gather)
     [part] = weights.parts(1 << 30)
     assert weights.read(part, wanted=False) == {}
     assert gathered == [len(part)]
 
 
 def test_shards_have_an_index_and_load(tmp_path: Path) -> None:
-    model, source, folder = dense(), tmp_path / "source", tmp_path / "folder"
+    model, source, folder = random_model("qwen3"), tmp_path / "source", tmp_path / "folder"
     model.save_pretrained(source)
     (source / "chat_template.jinja").write_text("{{ messages }}")
     folder.mkdir()

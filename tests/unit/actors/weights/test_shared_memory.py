@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from actors.weights.shared_memory import SHM, SharedFile, remove_leftovers, write_all
+from actors.weights.shared_memory import SHM, SharedFile, remove_leftovers, shared_folder, write_all
 
 DATA = np.arange(8, dtype=np.uint8)
 
@@ -49,6 +49,19 @@ def test_a_bucket_that_is_larger_than_one_write_is_written_whole() -> None:
     assert file.content.getvalue() == DATA.tobytes()
     with pytest.raises(OSError, match="only 7 of 8 bytes fit"):
         write_all(Little(room=7), memoryview(DATA))
+
+
+def test_a_shared_folder_is_there_for_a_block_and_a_dead_process_leaves_none(tmp_path: Path) -> None:
+    killed(
+        "from pathlib import Path; from actors.weights.shared_memory import shared_folder",
+        f"entered = shared_folder(Path({str(tmp_path)!r})); (entered.__enter__() / 'file').touch()",
+    )
+    assert len(list(tmp_path.glob("*/file"))) == 1
+    with shared_folder(tmp_path) as folder:
+        (folder / "adapter").touch()
+        remove_leftovers(tmp_path)
+        assert list(tmp_path.iterdir()) == [folder]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_files_of_dead_processes_are_removed_and_those_of_living_ones_kept(tmp_path: Path) -> None:

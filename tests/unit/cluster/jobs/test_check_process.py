@@ -15,10 +15,11 @@ PROBLEM = Problem("broken_json", "training_file", "is not JSON", "write JSON", "
 
 
 def check_that(program: str) -> list[str]:
-    """A command that limits itself to a second and 512 MiB, and runs a program with OUT, the file of problems."""
-    begin = "import sys, json, dataclasses\nfrom cluster.jobs.check_process import OUT_OF_MEMORY\n"
+    """A command that limits itself to 512 MiB and a second more than its imports, then runs a program with OUT."""
+    begin = "import sys, json, dataclasses, time\nfrom cluster.jobs.check_process import OUT_OF_MEMORY\n"
     begin += "from actors.runtime.process import limit_process\n"
-    return [sys.executable, "-c", f"{begin}limit_process(1, 1 << 29)\nOUT = sys.argv[2]\n{program}"]
+    begin += "limit_process(int(time.process_time()) + 2, 1 << 29)\n"
+    return [sys.executable, "-c", f"{begin}OUT = sys.argv[2]\n{program}"]
 
 
 @pytest.fixture

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cluster.jobs.problems import error_of, how_it_ended, public, wire_error
+from cluster.jobs.problems import describe, error_of, how_it_ended, public, wire_error
+from cluster.jobs.remedies import OTHER_MODEL
 from cluster.stores.job_tables import JobError
 from trainer.errors import EndpointRefused, Halted, InvalidJob, Problem, RftError, UserError
 
@@ -58,8 +59,20 @@ def test_the_servers_paths_have_names() -> None:
         "the run/checkpoints/step-2 is damaged"
     )
     problem = Problem("not_a_model", "model", "/models/base has no config.json", "see /state/x", "/state/files/1", 3)
-    expected = Problem("not_a_model", "model", "gpt-5 has no config.json", "see the server's folder/x", None, 3)
+    expected = Problem("not_a_model", "model", "gpt-5 has no config.json", OTHER_MODEL, None, 3)
     assert public(problem, "ftjob-1", NAMES) == expected
+
+
+def test_remedies_are_what_a_client_of_the_api_can_do() -> None:
+    broken = Problem("invalid_row", "training_file", "messages is missing", "add messages", "train.jsonl", 1, "1-20")
+    assert describe(public(broken, "ftjob-1", {})) == (
+        "training_file, rows 1-20: messages is missing; add messages; upload the corrected file, and create the job "
+        "again with its id"
+    )
+    gone = Problem("missing_file", "test_file", "there is no file", "fix the path (it is relative to the job file)")
+    assert public(gone, "ftjob-1", {}).remedy.startswith("upload the file again")
+    parser = Problem("calls_not_read", "model_options.tool_parser", "no parser", "`agent-rft models template FOLDER`")
+    assert "agent-rft" not in public(parser, "ftjob-1", {}).remedy
 
 
 def test_of_a_problem_of_the_operator_clients_learn_its_code_only() -> None:

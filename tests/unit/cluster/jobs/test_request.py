@@ -13,7 +13,9 @@ from cluster.records.redact import REDACTED
 from cluster.stores.model_registry import ModelRegistry
 from tests.support.jobs import KnownFiles, KnownModels, database_with_tables
 from trainer.errors import InvalidJob
+from trainer.spec.early_stop import EarlyStop
 from trainer.spec.job import JobSpec
+from trainer.spec.lora import LoraSpec
 from trainer.spec.operator import Operator
 
 TOOL = {
@@ -51,6 +53,26 @@ def test_a_request_becomes_the_same_job_as_a_job_file() -> None:
     assert spec.reinforcement.hyperparameters.n_epochs == 2
     assert spec.reinforcement.tools[0].headers["Authorization"].get_secret_value() == "Bearer secret-3"
     assert JobSpec.model_validate_json(job.secret_spec) == spec
+
+
+def test_a_request_may_ask_for_lora() -> None:
+    asked = {"rank": 16, "targets": ["q_proj", "v_proj"]}
+    job = parse(method=reinforcement(algorithm={"lora": asked}))
+    assert job.spec.optimizer.lora == LoraSpec(rank=16, targets=("q_proj", "v_proj"))
+    assert JobSpec.model_validate_json(job.secret_spec) == job.spec
+    assert job.method["reinforcement"]["algorithm"] == {"lora": asked}
+    supervised = parse(method={"type": "supervised", "supervised": {"algorithm": {"lora": {}}}})
+    assert supervised.spec.optimizer.lora == LoraSpec()
+    field = "method.reinforcement.algorithm.lora.rank"
+    assert refused(method=reinforcement(algorithm={"lora": {"rank": 0}})) == ("invalid_greater_than_equal", field)
+
+
+def test_early_stop_needs_a_validation_file_and_is_echoed() -> None:
+    method = reinforcement(early_stop={"patience": 2, "min_gain": 0.01})
+    assert refused(method=method) == ("early_stop_without_validation", "method.reinforcement.early_stop")
+    job = parse(method=method, validation_file="file-2")
+    assert job.spec.reinforcement.early_stop == EarlyStop(patience=2, min_gain=0.01)
+    assert job.method["reinforcement"]["early_stop"] == {"patience": 2, "min_gain": 0.01}
 
 
 def test_training_from_an_earlier_jobs_checkpoint_keeps_its_base_model() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -11,19 +12,23 @@ from sqlalchemy.exc import OperationalError
 
 from cluster.jobs.sink import StoreSink
 from cluster.stores.model_registry import ModelRecord, ModelRegistry
-from tests.support.events import stream_of
+from tests.support.events import run_event, stream_of
 from tests.support.jobs import NEW_JOB, StoredJobs, database_with_tables
 from trainer.errors import UserError
 from trainer.events import (
+    BatchStarved,
     CheckpointSaved,
     ComponentFailed,
+    EarlyStopped,
     EngineReplaced,
     EngineRestarted,
     Event,
+    IntegrationFailed,
     JobEnded,
     Notice,
     PhaseBegan,
     RolloutDiscarded,
+    RolloutsProgressed,
     SinkCutOff,
     StepDone,
 )
@@ -103,6 +108,20 @@ def test_a_checkpoint_that_is_only_to_resume_from_is_no_model(running: RunningJo
     assert running.registry.resolve("ft:final").folder.endswith("step-000001")
 
 
+def test_the_best_checkpoint_becomes_the_model_of_a_job_that_stopped_early(running: RunningJob) -> None:
+    for step, reward in ((1, 0.1), (2, 0.9), (3, 0.2), (4, 0.3)):
+        running.save(step, reward)
+    stream_of(running.sink).emit(EarlyStopped(step=4, best_step=2, best_reward=0.9, total_steps=10))
+    running.sink.close()
+    assert running.sink.register_final() == "ft:final"
+    assert running.registry.resolve("ft:final").folder.endswith("step-000002")
+    stopped = [event for event in running.store.events(running.job_id)[0] if event.message.startswith("stopped early")]
+    assert [event.message for event in stopped] == [
+        "stopped early, after 4 of 10 steps: validations brought no gain; "
+        "the best checkpoint is step-000002, with a validation reward of 0.900"
+    ]
+
+
 def test_the_last_checkpoint_becomes_the_tuned_model(running: RunningJob) -> None:
     assert running.sink.register_final() is None
     running.save(1, 0.9)
@@ -174,6 +193,7 @@ def test_events_contain_no_paths_and_no_errors_of_programs(running: RunningJob) 
         EngineRestarted(engine="engine-0", reason="OSError: /dev/x"),
         ComponentFailed(component="watchdog", error="OSError: /dev/x"),
         SinkCutOff(sink="a.b", reason="OSError: /dev/x"),
+        IntegrationFailed(integration="wandb", cause="not_allowed", reason="OSError: /dev/x"),
         Notice(text=f"{running.folder}/x is slow"),
     ]
     for event in private:
@@ -187,6 +207,7 @@ def test_events_contain_no_paths_and_no_errors_of_programs(running: RunningJob) 
         "engine_restarted": "engine-0 is being restarted",
         "component_failed": "the watchdog failed",
         "sink_cut_off": "the sink a.b was cut off and gets no more events",
+        "integration_failed": "wandb gets no numbers of this run: the operator has not set it up",
         "notice": "the run/x is slow",
         "checkpoint_saved": "checkpoint step-000001",
     }
@@ -197,6 +218,38 @@ def test_checkpoints_of_a_supervised_job_without_validation_have_the_loss(runnin
     running.sink.close()
     (checkpoint,), _ = running.store.checkpoints(running.job_id)
     assert checkpoint.metrics == {"step": 1.0, "train_loss": 0.7}
+
+
+def test_the_progress_of_a_step_is_stored_once_in_half_a_minute(running: RunningJob) -> None:
+    event = run_event(RolloutsProgressed(purpose="train", ended=17, total=32, in_flight=15))
+    for at in (0.0, 29.0, 30.0, 59.0, 61.0):
+        running.sink.event(replace(event, time=event.time + at))
+    running.sink.close()
+    messages = [found.message for found in running.store.events(running.job_id)[0]]
+    assert len([message for message in messages if "rollouts: 17/32 ended" in message]) == 3
+
+
+def test_events_contain_no_rows_and_no_answers(running: RunningJob) -> None:
+    stream = stream_of(running.sink)
+    shown = {
+        "newest_answer": "SECRET",
+        "newest_calls": ("search SECRET",),
+        "newest_row": "7-SECRET",
+        "newest_grade": 0.5,
+    }
+    stream.emit(RolloutsProgressed(purpose="train", ended=1, total=2, in_flight=1, slowest_row="8-SECRET", **shown))
+    lost = {
+        "num_lost": 0,
+        "without_signal": {"all_wrong": 8.0},
+        "cause": "tool_errors",
+        "name": "cat",
+        "error": "SECRET",
+    }
+    stream.emit(BatchStarved(step=1, times=1, discarded={}, **lost))
+    running.sink.close()
+    events, _ = running.store.events(running.job_id)
+    assert len(events) == 2 and "SECRET" not in str([(event.message, event.data) for event in events])
+    assert "'cat' were answered with an error; " in str([event.message for event in events])
 
 
 def test_events_for_the_run_folder_only_are_not_stored(running: RunningJob) -> None:

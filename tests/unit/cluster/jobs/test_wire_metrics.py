@@ -81,6 +81,13 @@ def test_tool_tokens_between_two_segments_are_unknown() -> None:
     assert "tool/search/output_tokens_mean" not in metrics
 
 
+def test_a_few_slow_rollouts_show_in_the_95th_percentile_and_not_in_the_median() -> None:
+    one = builders.rollout(builders.group_request())
+    times = [1.0] * 18 + [60.0] * 2
+    metrics = rollout_metrics([replace(one, wall_s=wall_s) for wall_s in times])
+    assert (metrics["rollout_wall_s_p50"], metrics["rollout_wall_s_p95"]) == (1.0, 60.0)
+
+
 def test_tool_tokens_are_the_tokens_between_turns_divided_by_output_length() -> None:
     world = Synthetic()
     groups = world.groups(3, 4, "train", 1, 0.5)

@@ -15,20 +15,32 @@ def test_a_panel_of_one_metric_has_its_label_unit_and_help() -> None:
         "bytes",
         "Size of the last checkpoint on disk.",
     )
-    assert [query.legend for query in shown.queries] == ["{{job}}"]
+    assert [query.legend for query in shown.queries] == ["checkpoint size"]
 
 
 def test_a_panel_of_several_metrics_names_each_in_legend_and_description() -> None:
     shown = panel(rate_of("groups_trained", per="minute"), rate_of("groups_lost", per="minute"), title="Groups")
-    assert [query.legend for query in shown.queries] == ["trained {{job}}", "lost {{job}}"]
+    assert [query.legend for query in shown.queries] == ["trained", "lost"]
     assert [line.partition(":")[0] for line in shown.about.splitlines()] == ["- trained", "- lost"]
+
+
+def test_legends_name_the_job_on_a_page_of_many() -> None:
+    shown = panel(gauge("version"), many_jobs=True)
+    assert [query.legend for query in shown.queries] == ["{{job}}"]
+    assert quantile_of(0.95, "rollout_tokens/train/<kind>").legend(many_jobs=True) == "p95 {{kind}} {{job}}"
+
+
+def test_a_baseline_is_a_dashed_line() -> None:
+    shown = panel(gauge("train_mean_reward"), dashed=(gauge("baseline_valid_mean_reward"),), title="Reward")
+    assert [(query.legend, query.dashed) for query in shown.queries] == [("train", False), ("baseline", True)]
+    assert "- baseline: Mean reward over the whole validation file before training." in shown.about
 
 
 def test_placeholders_become_labels_of_the_query_and_fixed_values_conditions() -> None:
     query = quantile_of(0.95, "rollout_tokens/train/<kind>")
     assert 'agent_rft_rollout_tokens_bucket{job=~"$job",split="train"}[$steps]' in query.expr
     assert "sum by (job, kind, le)" in query.expr
-    assert query.legend() == "p95 {{kind}} {{job}}"
+    assert query.legend() == "p95 {{kind}}"
 
 
 @pytest.mark.parametrize(

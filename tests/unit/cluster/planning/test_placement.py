@@ -18,6 +18,7 @@ from cluster.planning.units import GIB
 from tests.support.builders import job
 from trainer.errors import Problem
 from trainer.spec.job import ClusterSpec, JobSpec
+from trainer.spec.lora import LoraSpec
 
 LAPTOP = Node("laptop", cores=2, memory_bytes=16 * GIB)
 EIGHT_GPUS = Node("gpus", cores=64, gpus=8, memory_bytes=512 * GIB, gpu_memory_bytes=80 * GIB)
@@ -161,15 +162,23 @@ def test_colocated_engines_and_ranks_take_turns_on_one_core() -> None:
     assert "needs 4 cores (2 x 2, shared by engines and learner ranks)" in wide.lacking[0].message
 
 
-def test_colocated_on_gpus_is_planned_and_refused() -> None:
+def test_an_engine_of_several_gpus_shares_none() -> None:
     made = plan_placement(on_policy(colocated=True, engine_gpus=4, learner_ranks=4), [EIGHT_GPUS], None, 2048)
     assert made.placement.bundles == [{"CPU": 4.0, "GPU": 4.0}]
     assert [made.placement.bundle_of_rank(i) for i in range(4)] == [0, 0, 0, 0]
     assert codes(made.problems) == ["colocated_on_gpus"]
+    shared = plan_placement(on_policy(colocated=True, engines=4, learner_ranks=4), [EIGHT_GPUS], None, 2048)
+    assert shared.problems == () and shared.placement.bundles == [{"CPU": 1.0, "GPU": 1.0}] * 4
 
 
-def test_colocated_needs_a_job_that_never_samples_while_it_learns() -> None:
-    assert codes(plan(LAPTOP, colocated=True).problems) == ["colocated_is_on_policy"]
+def test_weights_are_not_broadcast_to_the_same_gpu() -> None:
+    (problem,) = plan(replace(EIGHT_GPUS, gpus=1), weight_transport="broadcast").problems
+    assert problem.code == "broadcast_on_shared_gpus"
+    assert problem.remedy.startswith("set cluster.weight_transport to object_store")
+
+
+def test_turns_need_no_other_setting_but_a_job_that_samples() -> None:
+    assert plan(LAPTOP, colocated=True).problems == ()
     supervised = plan_placement(job(method={"type": "supervised"}, cluster={"colocated": True}), [LAPTOP], None, 2048)
     assert codes(supervised.problems) == ["colocated_without_engines"]
 
@@ -223,6 +232,20 @@ def test_float32_on_one_core_takes_sixteen_bytes_per_parameter() -> None:
     assert twice.host["weights"] == 2 * memory.host["weights"]
 
 
+def test_lora_needs_little_beside_the_weights() -> None:
+    """Rank 32 on each linear layer of 36: 2 x (4096 + 4096) + 2 x (4096 + 1024) + 3 x (4096 + 12288) a layer."""
+    lora = LoraSpec(rank=32)
+    trained = QWEN3_8B.trained(lora)
+    assert trained == 36 * 32 * (16_384 + 10_240 + 49_152)
+    memory = rank_memory(QWEN3_8B, ClusterSpec(), on_gpu=True, itemsize=2, longest=1024, keeps_start=True, lora=lora)
+    assert memory.gpu["weights"] == 2 * (QWEN3_8B.num_parameters + trained)
+    assert memory.gpu["gradients"] + memory.gpu["optimizer"] == (4 + 2 + 12 + 4) * trained
+    assert memory.host["snapshot"] == (12 + 2) * trained
+    fits = plan_placement(job({"algorithm": {"lora": {}}}), [EIGHT_GPUS], QWEN3_8B, 16_384)
+    assert fits.problems == ()
+    assert max(size.shm_bytes for size in fits.sizes) < GIB
+
+
 def test_activation_checkpointing_keeps_one_layer_in_full() -> None:
     kept = activation_bytes(QWEN3_8B, 8192, 2, recomputed=True)
     assert kept < activation_bytes(QWEN3_8B, 8192, 2, recomputed=False) / 10
@@ -267,6 +290,40 @@ def test_the_copy_for_a_checkpoint_counts_on_the_node_of_each_rank() -> None:
             QWEN3_8B, cluster, on_gpu=on_gpu, itemsize=itemsize, longest=1024, keeps_start=False, rank=rank
         ).host
 
-    assert host(0, on_gpu=True)["loading or snapshot"] == 12 * number // 4 + 2 * number
-    assert host(3, on_gpu=True)["loading or snapshot"] == 12 * number // 4
+    assert host(0, on_gpu=True)["snapshot"] == 12 * number // 4 + 2 * number
+    assert host(3, on_gpu=True)["snapshot"] == 12 * number // 4
     assert host(0, on_gpu=False)["snapshot"] == 12 * number // 4 + 4 * number
+
+
+# -- shared engines ----------------------------------------------------------------------------------------------------
+
+
+def adapting(**cluster: Any) -> JobSpec:
+    return job({"algorithm": {"lora": {}}}, cluster={"share_engines": True} | cluster)
+
+
+def test_a_shared_engine_is_planned_but_not_reserved_by_the_job() -> None:
+    made = plan_placement(adapting(engines=2, learner_ranks=3), [replace(LAPTOP, cores=5)], None, 512)
+    assert made.fits
+    assert len(made.placement.bundles) == 5
+    assert list(made.placement.reserved) == [2, 3, 4]
+    assert not plan_placement(adapting(engines=2), [LAPTOP], None, 512).fits
+    graded = plan_placement(adapting(), [LAPTOP], None, 512, learner=False)
+    assert list(graded.placement.reserved) == [0]
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (job(cluster={"share_engines": True}), "train all weights"),
+        (
+            job({"algorithm": {"lora": {}, "max_staleness": 0}}, cluster={"share_engines": True, "colocated": True}),
+            "take turns",
+        ),
+    ],
+)
+def test_engines_of_other_jobs_are_not_shared(spec: JobSpec, message: str) -> None:
+    made = plan_placement(spec, [LAPTOP], None, 512)
+    assert codes(made.problems) == ["engines_not_shared"]
+    assert message in made.problems[0].message
+    assert "share_engines to false" in made.problems[0].remedy

@@ -41,12 +41,10 @@ def test_a_stage_of_zero_is_named_where_fewer_tokens_would_not_help() -> None:
 
 
 def test_with_one_gpu_the_remedy_leads_to_a_job_that_fits() -> None:
-    """It led in a circle: fewer GPUs than two need `colocated`, which GPUs refuse."""
-    small = request(ONE_GPU, model=QWEN3_2B, context=4096)
-    assert remedy(small) == "set cluster.engine_gpus to 0; or add 1 node like box"
-    assert remedy(request(ONE_GPU)) == (
-        "add 3 nodes like box and set cluster.learner_ranks to 3 and cluster.zero_stage to 2"
-    )
+    assert plan_of(request(ONE_GPU, model=QWEN3_2B, context=4096)).fits
+    apart = request(ONE_GPU, model=QWEN3_2B, context=4096, colocated=False)
+    assert remedy(apart) == "set cluster.colocated to auto; or add 1 node like box"
+    assert remedy(request(ONE_GPU)) == "set method.reinforcement.algorithm.lora to {}"
 
 
 def test_if_nothing_fits_that_is_what_it_says() -> None:

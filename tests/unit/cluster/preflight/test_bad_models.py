@@ -54,10 +54,13 @@ def gguf_weights(model: Path) -> None:
     (model / "model.safetensors").rename(model / "model.gguf")
 
 
-def quantized(model: Path) -> None:
-    config = json.loads((model / "config.json").read_text())
-    config["quantization_config"] = {"quant_method": "fp8", "activation_scheme": "dynamic"}
-    (model / "config.json").write_text(json.dumps(config))
+def quantized(method: str) -> Callable[[Path], None]:
+    def breaks(model: Path) -> None:
+        config = json.loads((model / "config.json").read_text())
+        config["quantization_config"] = {"quant_method": method}
+        (model / "config.json").write_text(json.dumps(config))
+
+    return breaks
 
 
 def template(text: str) -> Callable[[Path], None]:
@@ -70,7 +73,8 @@ def template(text: str) -> Callable[[Path], None]:
         (removed("tokenizer.json", "tokenizer_config.json"), "not_a_model", "has no tokenizer", "add tokenizer.json"),
         (only_gguf, "not_a_model", "has no config.json", GGUF),
         (gguf_weights, "not_a_model", "has no weights", GGUF),
-        (quantized, "unsupported_model", "quantized (fp8)", "before it was quantized"),
+        (quantized("fp8"), "unsupported_model", "quantized (fp8)", "before it was quantized"),
+        (quantized("mxfp4"), "unsupported_model", "quantized (mxfp4)", "Mxfp4Config(dequantize=True)"),
         (template("{% if x %}"), "template_syntax", "line 1", "correct the template"),
         (template(ENDLESS), "template_too_costly", "2 s of a processor", "remove nested loops"),
         (template(NO_CALLS), "calls_not_read", "no parser reads the calls", "agent-rft models template FOLDER"),

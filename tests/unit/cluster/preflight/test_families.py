@@ -12,8 +12,9 @@ import pytest
 from actors.engine.dialects import PROBE_CALLS, PROBE_TOOLS
 from actors.engine.parsing import parser_of
 from actors.rollout.episode import RolloutRequest
-from docs.generator.models import FOUND
+from docs.generator.models import FOUND, WITH_TINY_WEIGHTS
 from tests.support.episodes import TASK, ScriptedEpisode, graded
+from tests.support.families import TINY
 from tests.support.templates import NAMES, WITH_TOOLS, all_names, found, real_qwen, row
 from trainer.chat.conversation import Sample, samples_of
 from trainer.chat.renderer import Renderer
@@ -137,3 +138,7 @@ async def num_segments(renderer: Renderer) -> int:
     seen, kept = ([list(ids) for ids in given] for given in (episode.prompts, (one.token_ids for one in segments)))
     assert all(any(ids[: len(prompt)] == prompt for ids in kept) for prompt in seen)
     return len(segments)
+
+
+def test_the_page_names_the_families_that_an_engine_and_a_learner_run() -> None:
+    assert set(WITH_TINY_WEIGHTS) == set(TINY)

@@ -12,17 +12,21 @@ import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 from aiohttp import web
 
+from actors.weights.adapter import AdapterConfig
+from actors.weights.broadcast_sync import BroadcastSync
+from actors.weights.sync import WeightSync
 from cluster.planning.nodes import Node
 from cluster.preflight.examples import example_of
 from cluster.preflight.prepare import Prepared, prepare
 from cluster.preflight.space import Free
-from cluster.run.actor_configs import learner_config
+from cluster.run.actor_configs import learner_config, weight_sync, worker_config
 from tests.support.builders import EXACT
 from tests.support.fakes_http import LOCAL, Behaviour, FakeEndpoint, Received, hangs, says, unused_port
 from tests.support.paths import BASE
@@ -31,6 +35,7 @@ from trainer.spec.job_file import load_job, read_job
 from trainer.spec.json_schema import schema_mistake
 from trainer.spec.operator import NOTHING_ALLOWED, Operator
 
+FEW_ROWS = "so few are learned by heart"
 SECRET = "sk-very-secret-4711"
 NODE = Node("a", cores=2.0)
 PLENTY = Free(disk_bytes=1 << 40, shm_bytes=1 << 34)
@@ -81,6 +86,10 @@ class Case:
         runs = self.folder / "runs"
         return await prepare(job, self.nodes, runs, self.operator, free=self.free, learner=learner, accepted=accepted)
 
+    async def warnings(self) -> tuple[str, ...]:
+        """Without that of a test's few rows."""
+        return tuple(warning for warning in (await self.prepare()).warnings if FEW_ROWS not in warning)
+
     async def problems(self) -> list[Problem]:
         with pytest.raises(InvalidJob) as raised:
             await self.prepare()
@@ -110,7 +119,8 @@ async def test_a_valid_job_is_resolved(case: Case) -> None:
     assert prepared.placement.dtype == "float32"
     assert [len(tasks) for tasks in (prepared.tasks, prepared.validation, prepared.test)] == [2, 1, 0]
     assert prepared.job.model == str(BASE)
-    assert prepared.warnings == ()
+    (few,) = prepared.warnings
+    assert few.startswith(f"training_file: 2 rows for 160 epochs: {FEW_ROWS}")
 
 
 async def test_each_tool_and_the_grader_is_called_once_with_values_that_fit(case: Case) -> None:
@@ -126,7 +136,7 @@ async def test_each_tool_and_the_grader_is_called_once_with_values_that_fit(case
 async def test_a_job_without_tools_passes(case: Case) -> None:
     case.rows = [{"messages": row()["messages"]}]
     case.reinforcement = {"tools": []}
-    assert (await case.prepare()).warnings == ()
+    assert await case.warnings() == ()
 
 
 async def test_a_supervised_job_is_checked_by_whole_conversations_and_calls_no_endpoint(case: Case) -> None:
@@ -149,6 +159,34 @@ async def test_a_supervised_job_makes_one_update_a_batch_at_its_own_rate(case: C
     assert [choice.setting for choice in prepared.choices][-1] == "algorithm.learning_rate"
 
 
+async def test_with_lora_engines_have_slots_for_its_adapters_which_go_through_the_object_store(case: Case) -> None:
+    source: Any = SimpleNamespace(incarnation=1)
+    case.job = {"cluster": {"weight_transport": "broadcast"}}
+    prepared = await case.prepare()
+    assert worker_config(prepared, [], None, None).engine.lora is None
+    assert isinstance(weight_sync(prepared, source), BroadcastSync)
+    case.reinforcement = {"algorithm": {"lora": {"rank": 8, "alpha": 16, "targets": ["q_proj"]}}}
+    prepared = await case.prepare()
+    assert worker_config(prepared, [], None, None).engine.lora == AdapterConfig(8, 16.0, ("q_proj",))
+    assert type(weight_sync(prepared, source)) is WeightSync
+
+
+async def test_early_stop_needs_a_validation_file(case: Case) -> None:
+    case.reinforcement = {"early_stop": {"patience": 2}, "hyperparameters": {"n_epochs": 9, "eval_interval": 1}}
+    [problem] = await case.problems()
+    assert (problem.code, problem.field) == ("early_stop_without_validation", "method.reinforcement.early_stop")
+    assert "set validation_file" in problem.remedy
+    case.job = {"validation_file": case.write("validation.jsonl", [row("new question?")])}
+    assert (await case.prepare()).warnings == ()
+
+
+async def test_a_patience_that_is_never_used_up_gives_a_warning(case: Case) -> None:
+    case.reinforcement = {"early_stop": {"patience": 3}, "hyperparameters": {"n_epochs": 5, "eval_interval": 2}}
+    case.job = {"validation_file": case.write("validation.jsonl", [row("new question?")])}
+    [warning] = (await case.prepare()).warnings
+    assert "the job has 3, one each 2 steps" in warning
+
+
 async def test_settings_that_are_rarely_intended_give_warnings(case: Case) -> None:
     tools = case.raw()["method"]["reinforcement"]["tools"]
     case.reinforcement = {
@@ -156,7 +194,7 @@ async def test_settings_that_are_rarely_intended_give_warnings(case: Case) -> No
         "hyperparameters": {"reasoning_effort": "low"},
     }
     case.job = {"test_file": case.write("test.jsonl", [row(), row("new question?")])}
-    shared, unused, thoughts = (await case.prepare()).warnings
+    shared, unused, thoughts = await case.warnings()
     assert "1 of 2 rows are in the training file too" in shared
     assert "'grep'" in unused
     assert "cannot be limited" in thoughts
@@ -222,13 +260,22 @@ async def test_many_problems_of_one_kind_are_counted(case: Case) -> None:
     problems = await case.problems()
     assert len(problems) == 11
     assert problems[-1].message == "and 40 more of this kind"
+    assert (problems[-1].file, problems[-1].line, problems[-1].rows) == ("train.jsonl", 11, "11-50")
 
 
 async def test_the_same_problem_of_many_rows_is_one(case: Case) -> None:
     case.rows = [row(tools=[tool(), tool("grep")][i % 2 :]) for i in range(50)]
     problem = await case.only_problem()
     assert (problem.field, problem.line) == ("training_file.tools[1]", 1)
-    assert problem.message == "the row's tool 'grep' has no server (and 49 more rows like this)"
+    assert problem.message == "the row's tool 'grep' has no server" and problem.rows == "1-50"
+    assert str(problem).startswith("training_file.tools[1] (train.jsonl, rows 1-50): the row's tool")
+
+
+async def test_the_rows_of_a_shared_mistake_keep_their_lines(case: Case) -> None:
+    bad = (*range(1, 8), 9, *range(12, 21))
+    case.rows = [row() if line not in bad else {"messages": []} for line in range(1, 30)]
+    problem = await case.only_problem()
+    assert (problem.line, problem.rows) == (1, "1-7, 9, 12-20")
 
 
 async def test_no_endpoint_is_called_while_the_method_has_mistakes(case: Case) -> None:
@@ -425,7 +472,7 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
         (replaced("config.json", ("{", "[")), "not_a_model", "config.json"),
         (replaced("config.json", ('"qwen3"', '"sorcery"')), "not_a_model", "sorcery"),
         (replaced("config.json", ('"qwen3"', '"vit"')), "unsupported_model", "not a causal language model"),
-        (replaced("config.json", ('"full_attention"', '"linear_attention"')), "unsupported_model", "linear_attention"),
+        (replaced("config.json", ('"full_attention"', '"indexed_attention"')), "unsupported_model", "indexed"),
         (without("model.safetensors"), "not_a_model", "has no weights"),
         (cut("model.safetensors", 100_000), "corrupt_weights", "model.safetensors cannot be read"),
         (cut("model.safetensors", 4), "corrupt_weights", "model.safetensors cannot be read"),
@@ -450,6 +497,14 @@ async def test_a_model_that_cannot_be_trained_is_refused_with_the_reason(
     problem = await case.only_problem()
     assert (problem.code, problem.field) == (code, "model")
     assert message in problem.message
+
+
+async def test_layers_with_a_state_are_not_divided_among_ranks(case: Case) -> None:
+    model = copy_of_base(case.folder)
+    replaced("config.json", ('"full_attention"', '"linear_attention"'))(model)
+    case.job = {"model": str(model), "cluster": {"zero_stage": 3}}
+    problem = await case.only_problem()
+    assert (problem.code, problem.field, problem.remedy) == ("states_under_zero_3", "cluster.zero_stage", "set it to 2")
 
 
 @pytest.mark.parametrize(
@@ -725,7 +780,7 @@ async def test_too_few_nodes_are_a_problem_unless_the_operator_lets_jobs_wait_fo
     case.nodes = [Node("a", cores=1.0)]
     assert (await case.only_problem()).code == "too_few_resources"
     case.operator = LOCAL.model_copy(update={"wait_for_nodes_s": 60.0})
-    (warning,) = (await case.prepare()).warnings
+    (warning,) = await case.warnings()
     assert warning.startswith("the job needs 2 cores")
     assert warning.endswith("the cluster has 1; the job waits for nodes")
 
@@ -734,7 +789,7 @@ async def test_shared_memory_is_not_checked_if_the_job_waits_for_the_nodes_of_it
     case.nodes = [Node("head", cores=0.0)]
     case.free = Free(PLENTY.disk_bytes, 1 << 20)
     case.operator = LOCAL.model_copy(update={"wait_for_nodes_s": 60.0})
-    assert (await case.prepare()).warnings
+    assert await case.warnings()
 
 
 async def test_too_little_memory_is_refused(case: Case) -> None:

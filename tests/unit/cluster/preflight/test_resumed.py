@@ -40,6 +40,7 @@ EVERYTHING: dict[str, Any] = {
     "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}}},
     "hyperparameters": {"reasoning_effort": "low", "learning_rate_multiplier": 2},
     "limits": {"straggler_wait_s": 1.5},
+    "algorithm": {"lora": {"targets": ["q_proj", "v_proj"]}},
     "signing_secret": ["whsec_d", "whsec_e"],
 }
 
@@ -148,6 +149,13 @@ def test_a_bound_inside_a_list_is_kept_too() -> None:
     tools = [{"name": "a", "server_url": URL}, {"name": "b", "server_url": URL, "timeout_s": 601}]
     spec, warnings = without_todays_bounds(raw_job(tools=tools), "the run")
     assert [tool.timeout_s for tool in spec.reinforcement.tools] == [120.0, 601] and len(warnings) == 1
+
+
+def test_trackers_that_this_version_does_not_have_are_left_out_with_a_warning() -> None:
+    named = [{"type": "comet"}, {"type": "tensorboard"}, {"type": "neptune", "neptune": {"project": "x"}}]
+    spec, warnings = without_todays_bounds(raw_job() | {"integrations": named}, "the job")
+    assert [integration.type for integration in spec.integrations] == ["tensorboard"]
+    assert [warning.partition(":")[0] for warning in warnings] == ["integrations[0]", "integrations[2]"]
 
 
 def test_a_value_of_another_form_is_refused_with_the_remedy() -> None:

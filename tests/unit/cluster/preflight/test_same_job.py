@@ -34,19 +34,29 @@ EVERYTHING = job(
         "grader": {"type": "multi", "graders": GRADERS, "calculate_output": "a"},
         "guards": [{"name": "short", "grader": GRADERS["h"]}],
         "held_out_grader": EXACT,
+        "algorithm": {"lora": {}},
+        "early_stop": {},
     },
+    integrations=[{"type": "wandb", "wandb": {"project": "p"}}, {"type": "mlflow"}, {"type": "tensorboard"}],
 )
 SUPERVISED = job(method={"type": "supervised", "supervised": {}})
 OTHER: Mapping[str, Any] = {
     "headers": {"B": SecretStr("c")},
     "signing_secret": SecretStr("whsec_a"),
     "method": SUPERVISED.method,
+    "integrations": (),
 }
 """Values of settings that need one of a certain form."""
 
 MAY_DIFFER = """
-    JobSpec: suffix cluster
-    Reinforcement: session signing_secret
+    JobSpec: suffix integrations cluster
+    WandbIntegration: type wandb
+    WandbSettings: project entity name tags
+    MlflowIntegration: type mlflow
+    MlflowSettings: experiment name
+    TensorboardIntegration: type
+    Reinforcement: session signing_secret early_stop
+    EarlyStop: patience min_gain
     CommonHyperparameters: eval_interval
     Hyperparameters: eval_samples
     RolloutLimits: rollout_timeout_s max_rollout_retries straggler_quorum straggler_wait_s max_failure_rate
@@ -56,7 +66,8 @@ MAY_DIFFER = """
     EndpointGrader: url hedge_after_s rate_limit_per_s
     PythonGrader: timeout_s
     ClusterSpec: engines learner_ranks engine_cores rank_cores dispatchers colocated engine_gpus dtype zero_stage
-    ClusterSpec: context_length max_num_seqs micro_batch_tokens weight_transport checkpoint_interval
+    ClusterSpec: context_length max_num_seqs micro_batch_tokens offload weight_transport checkpoint_interval
+    ClusterSpec: share_engines
     CheckpointInterval: minutes steps
 """
 COVERED = """
@@ -69,7 +80,8 @@ COVERED = """
     Hyperparameters: compute_multiplier reasoning_effort
     RolloutLimits: max_tool_calls max_completion_tokens max_tool_output_tokens
     RewardSpec: tool_call_budget tool_call_penalty token_penalty time_penalty_per_s
-    OptimizerSpec: learning_rate lr_schedule
+    OptimizerSpec: learning_rate lr_schedule lora
+    LoraSpec: rank alpha targets
     AlgorithmSpec: advantage clip_low clip_high importance_cap max_divergence kl_coef max_staleness
     AlgorithmSpec: updates_per_batch temperature
     Supervised: hyperparameters algorithm
@@ -165,7 +177,9 @@ def test_a_setting_that_is_covered_is_refused_and_any_other_is_taken_and_shown(a
 
 def test_the_lists_are_those_of_the_program() -> None:
     settings = {(type(part), name) for _, part in parts(EVERYTHING) for name in type(part).model_fields}
-    within = {"SessionSpec", "ClusterSpec", "CheckpointInterval"}
+    within = {"SessionSpec", "ClusterSpec", "CheckpointInterval", "EarlyStop"}
+    within |= {f"{tracker}Integration" for tracker in ("Wandb", "Mlflow", "Tensorboard")}
+    within |= {"WandbSettings", "MlflowSettings"}
     free = {declared(model, name) for model, name in settings if may_differ(model, name)}
     assert free == {name for name in listed(MAY_DIFFER) if name.split(".")[0] not in within}
 

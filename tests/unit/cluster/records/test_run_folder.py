@@ -7,8 +7,9 @@ import pytest
 
 from cluster.records.run_folder import RunFolder, new_run_folder
 from tests.support.events import run_event
-from trainer.events import Evaluated, JobStarted, Notice, StepDone
+from trainer.events import Evaluated, JobStarted, Notice, RolloutsProgressed, StepDone
 from trainer.loop.evaluate import summarize
+from trainer.metrics.intervals import bootstrap_mean
 from trainer.spec.plan import resolve
 from trainer.types import Group, Segment
 
@@ -61,12 +62,12 @@ def test_all_reports_of_a_loop_are_saved(tmp_path, synthetic):
 def test_numbers_that_are_not_finite_are_null_on_disk_and_left_out_when_read(tmp_path, synthetic):
     run = RunFolder(tmp_path)
     run.event(done({"step": 1.0, "loss": math.nan, "grad_norm": math.inf, "kl_start": 0.0}))
-    alone = synthetic.groups(1, 1, "test", 0, 0.0)
-    run.event(run_event(Evaluated(name="test-before", evaluation=summarize(alone, 1, 1.0))))
+    run.event(run_event(Evaluated(name="test-before", evaluation=summarize([], 1, 1.0))))
     run.close()
     assert json.loads((tmp_path / "metrics.jsonl").read_text())["loss"] is None
     assert run.metrics() == [{"step": 1.0, "kl_start": 0.0}]
     assert math.isnan(run.evaluations()["test-before"].ci95)
+    assert run.evaluations()["test-before"].interval("grade") is None
 
 
 def test_a_killed_run_keeps_its_complete_lines_and_a_resumed_run_appends(tmp_path):
@@ -169,7 +170,15 @@ def test_events_of_a_run_from_before_events_had_kinds_are_read_and_new_ones_appe
     assert third.event == JobStarted(step=0, method="reinforcement", total_steps=9)
     ((step, evaluation),) = run.validations()
     assert (step, evaluation.grade) == (4, 0.5) and math.isnan(evaluation.ci95)
+    assert evaluation.interval("grade") == bootstrap_mean([0.5] * 3) and evaluation.interval("pass_rate") is None
     assert first.time < second.time < third.time
+
+
+def test_events_for_live_views_only_are_not_written(tmp_path):
+    run = RunFolder(tmp_path)
+    run.event(run_event(RolloutsProgressed(purpose="train", ended=1, total=2, in_flight=1)))
+    run.close()
+    assert run.events() == []
 
 
 def test_an_event_of_a_later_version_is_shown_by_its_message(tmp_path):

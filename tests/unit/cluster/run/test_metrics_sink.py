@@ -8,16 +8,29 @@ from pathlib import Path
 import numpy as np
 from prometheus_client import generate_latest
 
+from cluster.records.run_folder import RunFolder
 from cluster.run.metrics_sink import MetricsSink
 from tests.support.builders import group_request, rollout
 from tests.support.events import run_event
-from trainer.events import CheckpointSaved, EngineReplaced, JobEnded, PhaseBegan, StepDone
-from trainer.types import Group, ToolCall, ToolResult, Turn
+from trainer.events import VALIDATION, CheckpointSaved, EngineReplaced, Evaluated, JobEnded, PhaseBegan, StepDone
+from trainer.types import Evaluation, Group, ToolCall, ToolResult, Turn
 
 
 def samples(sink: MetricsSink) -> dict[str, float]:
     lines = generate_latest(sink.recorder.registry).decode().splitlines()
     return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[0] != "#")}
+
+
+def test_the_reward_before_training_is_the_baseline_in_a_resumed_run_too(tmp_path: Path) -> None:
+    sink, folder = MetricsSink(None, tmp_path), RunFolder(tmp_path)
+    for step, reward in ((0, 0.25), (4, 0.5)):
+        found = Evaluation(3, 6, 0, 0.5, 0.1, reward, 0.5, 0.5, 2, 3.0, 2.0, 0.0, 20.0, 90.0, 1.0)
+        event = run_event(Evaluated(step=step, name=VALIDATION, evaluation=found))
+        sink.event(event)
+        folder.event(event)
+    folder.close()
+    for each in (sink, MetricsSink(None, tmp_path)):
+        assert samples(each)["agent_rft_baseline_valid_mean_reward"] == 0.25
 
 
 def test_metrics_of_a_step_are_exported_except_those_of_other_processes(tmp_path: Path) -> None:

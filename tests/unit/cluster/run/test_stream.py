@@ -13,7 +13,7 @@ import pytest
 from cluster.run.plugins import MAX_WAITING, PluginSink, RunInfo, load_plugins
 from cluster.run.stream import EventStream
 from tests.support.events import JOB, NOW, Recording, stream_of
-from trainer.events import EngineReplaced, Notice, PhaseBegan, SinkCutOff, StepDone
+from trainer.events import EngineReplaced, Notice, PhaseBegan, RolloutsProgressed, SinkCutOff, StepDone
 from trainer.protocols import Sink
 from trainer.run_events import RunEvent
 
@@ -97,6 +97,7 @@ def test_an_installed_package_adds_a_sink_with_an_entry_point(tmp_path: Path) ->
     plugins = load_plugins(info, [EntryPoint("tracker", f"{__name__}:make_tracker", "agent_rft.sinks")])
     stream = EventStream(JOB, [], plugins=plugins)
     stream.emit(STEP)
+    stream.emit(RolloutsProgressed(purpose="train", ended=1, total=2, in_flight=1))  # for live views only
     stream.close()
     assert [event.event for event in TRACKER.events] == [STEP]
     assert TRACKER.made == info and TRACKER.closed
@@ -124,7 +125,7 @@ class Misbehaving(Recording):
             self.how()
 
 
-def exits() -> None:
+def exits() -> Sink:
     raise SystemExit(1)
 
 
@@ -141,6 +142,16 @@ def test_a_plugin_that_raises_gets_no_more_events() -> None:
     assert [event.event for event in sink.events if isinstance(event.event, SinkCutOff)] == [
         SinkCutOff(step=3, sink="bad", reason="SystemExit: 1")
     ]
+
+
+def test_plugins_that_fail_at_the_same_time_are_reported_once_each() -> None:
+    plugins = [PluginSink(name, exits) for name in ("one", "two", "three")]
+    assert waited_for(lambda: all(plugin.failure for plugin in plugins))
+    stream = EventStream(JOB, [sink := Recording()], plugins=plugins)
+    stream.emit(STEP)
+    stream.close()
+    reported = [event.event.sink for event in sink.events if isinstance(event.event, SinkCutOff)]
+    assert sorted(reported) == ["one", "three", "two"]
 
 
 @pytest.mark.parametrize("how", ["hangs", "is slow"])
@@ -172,9 +183,9 @@ def test_a_plugin_that_hangs_or_is_slow_is_cut_off_without_blocking_the_run(how:
 def test_closing_a_plugin_has_a_timeout() -> None:
     released = threading.Event()
     bad = Misbehaving(released.wait)
-    plugin = PluginSink("bad", lambda: bad)
+    plugin = PluginSink("bad", lambda: bad, close_timeout_s=0.05)
     for _ in range(2):
         plugin.event(RunEvent(JOB, 0, NOW, "info", "m", "", 0, {}))
-    plugin.close(timeout_s=0.05)
+    plugin.close()
     assert plugin.failure == "it did not finish within 0.05 s"
     released.set()

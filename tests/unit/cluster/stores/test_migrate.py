@@ -42,6 +42,7 @@ SAVED: dict[str, dict[str, Any]] = {
         "outcome": "failed",
         "status": 507,
     },
+    "console_sessions": {"hash": "0" * 64, "key_id": "00112233445566aa", "expires_at": 2**34},
     "files": {
         "id": FILE,
         "filename": "train.jsonl",
@@ -73,10 +74,13 @@ SAVED: dict[str, dict[str, Any]] = {
         "model_options": {"tool_parser": "hermes"},
         "seed": 2**31 - 1,
         "labels": {"team": "a"},
+        "look": {"samples": 8},
+        "integrations": [{"type": "tensorboard"}],
         "sealed_spec": "sealed",
         "digest": "digest",
         "error": None,
         "result_files": [FILE],
+        "findings": {"verdict": "train"},
         "trained_tokens": 2**40,
         "attempt": 2,
         "failures": 1,
@@ -162,6 +166,8 @@ def test_data_of_each_revision_is_read_by_todays_stores(
     store = JobStore(empty_database)
     job = store.get(JOB)
     columns = set(saved) - {"result_files"} - (set() if revision >= "0004" else {"model_options"})
+    columns -= set() if revision >= "0005" else {"look", "findings"}
+    columns -= set() if revision >= "0007" else {"integrations"}
     assert {name: getattr(job, name) for name in columns} == {name: saved[name] for name in columns}
     ((event,), _), ((checkpoint,), _) = store.events(JOB), store.checkpoints(JOB)
     assert (event.message, event.level, event.data) == ("ü", "warn", {"step": 1})

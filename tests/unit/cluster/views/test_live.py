@@ -6,8 +6,10 @@ import re
 from rich.console import Console
 
 from cluster.views.live import LiveView, before_after_table, duration, safe_text, trend
+from cluster.views.sentences import sentence
+from tests.support.builders import group, group_request
 from tests.support.events import run_event, stream_of
-from trainer.events import Notice, PhaseBegan, StepDone
+from trainer.events import Evaluated, Notice, PhaseBegan, RolloutsProgressed, StepDone
 from trainer.loop.evaluate import summarize
 
 
@@ -77,6 +79,51 @@ def test_before_the_first_step_the_phase_is_shown():
     assert "baseline validation" in shown(view) and "None" not in shown(view)
 
 
+GRADING = PhaseBegan(phase="grading", detail="16 rows (test-after)")
+ROLLING = RolloutsProgressed(
+    purpose="train",
+    ended=17,
+    total=32,
+    in_flight=15,
+    calls={"cat": 25.0, "search": 40.0},
+    errors={"cat": 2.0},
+    slowest_s=12.4,
+    slowest_row="31-abc",
+    newest_trace="trace_1",
+    newest_row="12-def",
+    newest_grade=0.5,
+    newest_calls=('cat {"path": "x"}',),
+    newest_answer="4427 [bold]\x1b",
+)
+
+
+def test_while_a_step_runs_its_rollouts_calls_and_newest_trace_are_shown(synthetic):
+    view = LiveView(12, console(True))
+    view.event(run_event(ROLLING))
+    text = shown(view, 80)
+    assert "17/32 ended, 15 in flight, slowest 12 s (row 31)" in text
+    assert "search 40, cat 25 (2 errors)" in text
+    assert "row 12, grade 0.500: 4427 [bold]�, after cat {" in text and "\x1b" not in text
+    assert max(map(len, text.splitlines())) <= 80
+    view.event(done({"step": 1.0, "time_step_s": 1.0}))
+    assert "in flight" not in shown(view)
+    for emit in (lambda: synthetic.validate(stream_of(view), 1, 0.0), lambda: view.event(run_event(GRADING))):
+        view.event(run_event(ROLLING))
+        emit()
+        assert "in flight" not in shown(view), "what was counted is done"
+
+
+def test_a_log_gets_a_line_about_rollouts_only_once_a_minute():
+    now, page = [0.0], console(False)
+    view = LiveView(12, page, lambda: now[0])
+    for at in (1.0, 59.0, 60.0, 61.0, 119.0, 121.0):
+        now[0] = at
+        view.event(run_event(ROLLING))
+    lines = page.file.getvalue().splitlines()
+    assert [line.split()[0] for line in lines] == ["1:00", "2:01"]
+    assert "rollouts: 17/32 ended" in lines[0] and "newest: row 12" in lines[0]
+
+
 def test_a_terminal_keeps_events_above_the_table(synthetic):
     page = console(True)
     with LiveView(3, page) as view:
@@ -135,12 +182,25 @@ def test_the_table_of_before_and_after_has_absolute_and_relative_changes(synthet
     page.print(before_after_table(before, after))
     text = page.file.getvalue()
     grade = next(line for line in text.splitlines() if line.strip().startswith("grade"))
-    assert f"{before.grade:.3f} ± {before.ci95:.3f}" in grade and f"{after.grade - before.grade:+.3f}" in grade
+    assert f"{before.grade:.3f}" in grade and f"{after.grade - before.grade:+.3f}" in grade
     assert f"{after.grade / before.grade - 1:+.0%}" in grade
+    for name, form in (("grade", "{:.3f}"), ("pass_rate", "{:.1%}"), ("pass_at_k", "{:.1%}")):
+        assert before.interval(name).bounds(form) in text and after.interval(name).bounds(form) in text
+    assert "20 rows, 2 rollouts each" in text and "only 20 rows" in text
+    assert max(map(len, text.splitlines())) <= 100
     assert "pass@2" in text and "points" in text
     alone = console(False)
     alone.print(before_after_table(before, None))
     assert "before" not in alone.file.getvalue() and f"{before.tool_calls:.2f}" in alone.file.getvalue()
+    assert "measured" in alone.file.getvalue() and "95 % confidence" in alone.file.getvalue()
+
+
+def test_a_file_in_which_nothing_was_right_is_not_known_to_be_hopeless():
+    none_right = summarize([group(group_request(i, 1, "test"), [0.0]) for i in range(5)], 1, 1.0)
+    page = console(False)
+    page.print(before_after_table(none_right, None))
+    assert "[0.000, 0.434]" in page.file.getvalue() and "[0.0%, 43.4%]" in page.file.getvalue()
+    assert "± 0.000" not in sentence(Evaluated(name="eval-test", evaluation=none_right))
 
 
 def test_a_file_without_a_graded_rollout_has_dashes(synthetic):

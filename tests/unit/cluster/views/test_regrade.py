@@ -7,8 +7,8 @@ from aiohttp import web
 from rich.console import Console
 from typer.testing import CliRunner
 
-from cluster.views.regrade import grade_file, read_cases, read_grader
-from cluster.views.regrade_report import print_summary, summary_of
+from cluster.views.regrade import Case, grade_file, read_cases, read_grader
+from cluster.views.regrade_report import changes_of, print_changes, print_summary, summary_of
 from serve.cli.main import app
 from tests.support.builders import EXACT
 from tests.support.fakes_http import LOCAL, FakeEndpoint, says
@@ -70,7 +70,7 @@ def test_the_newest_file_is_read_unless_one_is_named(tmp_path, synthetic):
     with pytest.raises(UserError, match="no rollouts"):
         read_cases(tmp_path)
     step.write_bytes(b"torn")
-    with pytest.raises(UserError, match="cannot be read"):
+    with pytest.raises(UserError, match="is damaged"):
         read_cases(step)
 
 
@@ -210,6 +210,60 @@ def test_equal_grades_and_no_grades_can_be_printed():
     assert summary_of([[Grade(1.0)] * 3], 1.0).bins == ((1.0, 1.0, 3),)
     text = printed(summary_of([[GraderFailed("[red]x\x1b[31m")]], 1.0))
     assert "0 grades of 1" in text and "[red]x" in text and "\x1b" not in text
+
+
+# -- what has changed --------------------------------------------------------------------------------------------------
+
+
+def changes(cases, runs, known=None):
+    console = Console(file=io.StringIO(), width=120, color_system=None)
+    print_changes(changes_of(cases, runs), len(cases) if known is None else known, console)
+    return console.file.getvalue()
+
+
+async def test_rows_whose_grade_changed_are_listed_with_row_and_line(tmp_path, synthetic, write):
+    run = synthetic.run(tmp_path / "run", steps=1, total=1, validation_every=0)
+    grader = write("g.json", EXACT | {"operation": "ne"})  # the opposite of what the run had
+    _, cases, runs = await grade_file(run.path, grader, NONE, name="step-000001")
+    text = changes(cases, runs)
+    assert f"{len(cases)} of {len(cases)} grades are not what they were" in text
+    assert {case.where for case in cases} == {f"train.jsonl:{n}" for n in range(6)}  # the job's training file
+    first, last = (next(case for case in cases if case.recorded == grade) for grade in (0.0, 1.0))
+    lines = [line for line in text.splitlines() if "train.jsonl:" in line]
+    assert all(part in lines[0] for part in (first.row_id, first.where, first.trace_id, "0.000", "1.000", "+1.000"))
+    assert "-1.000" in lines[-1] and len(lines) == 20 and "between" in text
+    assert {case.where for case in read_cases(run.path, "test-after")} == {f"test_file:{n}" for n in range(8)}
+    assert (
+        "0 of 7 grades" in changes(cases[:7], [[Grade(case.recorded) for case in cases[:7]]]) and last.recorded == 1.0
+    )
+
+
+def test_the_greatest_gains_and_losses_are_listed_and_failures_are_no_changes():
+    cases = [Case({}, {}, f"t{i}", 0.5, "", f"a.jsonl:{i}") for i in range(4)] + [Case({}, {}, "unknown")]
+    runs = [
+        [Grade(0.5), Grade(0.0), GraderFailed("x"), Grade(0.75), Grade(1.0)],
+        [Grade(0.5), Grade(0.5), GraderFailed("x"), Grade(0.75), Grade(1.0)],
+    ]
+    assert [(case.where, before, now) for case, before, now in changes_of(cases, runs)] == [
+        ("a.jsonl:3", 0.5, 0.75),
+        ("a.jsonl:1", 0.5, 0.25),
+    ]
+    hostile = [Case({}, {}, "\x1b[31m", 0.5, "[red]", "\u202e")]
+    assert "\x1b" not in changes(hostile, [[Grade(0.0)]]) and "[red]" in changes(hostile, [[Grade(0.0)]])
+    assert changes(cases[4:], [[Grade(1.0)]], 0) == ""
+
+
+def test_a_line_may_have_the_grade_that_you_expect(write):
+    path = write("s.jsonl", [{"sample": "a", "grade": 1}, {"sample": "b"}])
+    assert [(case.recorded, case.where) for case in read_cases(path)] == [(1, f"{path}:1"), (None, f"{path}:2")]
+    with pytest.raises(InvalidJob) as wrong:
+        read_cases(
+            write(
+                "w.jsonl",
+                '{"sample": "a", "grade": NaN}\n{"sample": "a", "grade": true}\n{"sample": "a", "grade": "1"}\n',
+            )
+        )
+    assert [problem.line for problem in wrong.value.problems] == [1, 2, 3]
 
 
 # -- the command -------------------------------------------------------------------------------------------------------

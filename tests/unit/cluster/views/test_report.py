@@ -1,13 +1,19 @@
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
+from typer.testing import CliRunner
 
 from cluster.records.run_folder import RunFolder
 from cluster.views.report import write_report
+from cluster.views.report_rows import MAX_CHARS, SHOWN_ROWS, SHOWN_TRIES, rows_of
+from serve.cli.main import app
+from tests.support.builders import group, group_request, rollout
 from tests.support.events import run_event, stream_of
 from trainer.events import JobEnded, Notice, StepDone
+from trainer.types import Grade, Group, Turn
 
 
 class Page(HTMLParser):
@@ -44,22 +50,27 @@ def test_a_whole_run_has_headlines_curves_and_rows(tmp_path, synthetic):
     page = Page(write_report(run))
     after = run.evaluations()["test-after"]
     assert "ledger" in page.text and "not complete" not in page.text
-    assert f"{after.grade:.3f}" in page.text and f"± {after.ci95:.3f}" in page.text
+    assert f"{after.grade:.3f}" in page.text and after.interval("grade").bounds("{:.3f}") in page.text
+    assert "only 8 rows" in page.text
     quality = {curve["name"]: curve for curve in page.charts["Grade and reward"]["data"]}
     assert set(quality) == {"train grade", "train reward", "validation grade", "validation reward", "test grade"}
     assert quality["validation grade"]["x"] == [0, 4, 8, 12]
-    assert quality["validation grade"]["error_y"]["array"][1] == pytest.approx(dict(run.validations())[4].ci95)
+    found = dict(run.validations())[4].interval("grade")
+    errors = quality["validation grade"]["error_y"]
+    assert (errors["array"][1], errors["arrayminus"][1]) == (found.high - found.mean, found.mean - found.low)
     assert quality["test grade"]["x"] == [0, 12] and quality["train grade"]["x"] == list(range(1, 13))
     assert [curve["name"] for curve in page.charts["Tool calls per rollout"]["data"]] == ["cat", "list", "search"]
     assert len(page.charts["Time per step"]["data"]) == 4
     assert page.tags.count("details") == 8 + 1  # one per row, and the job
-    assert page.text.count("what was net income of company") == 8
+    assert page.text.count("what was net income of company") == 8 + 2 * 4  # the rows, and the lists of worst and best
+    assert page.text.count("reference_answer") == 8 and "calls in parallel" in page.text
     assert "trace_" in page.text and "vorzen/2013/income" in page.text and "I look at" in page.text
 
 
 def test_a_report_needs_no_network(tmp_path, synthetic):
     page = Page(write_report(synthetic.run(tmp_path)))
-    assert not [value for name, value in page.attributes if name in ("src", "href", "srcset")]
+    links = [value for name, value in page.attributes if name in ("src", "href", "srcset")]
+    assert links and all(link.startswith("#row-") for link in links)
     assert "default-src 'none'" in page.source and "link" not in page.tags and "img" not in page.tags
 
 
@@ -108,7 +119,8 @@ def test_a_model_that_was_only_graded_has_a_report(tmp_path, synthetic):
     run.close()
     page = Page(write_report(run))
     assert "eval-test" in page.text and "not complete" not in page.text
-    assert "pass@3" in page.text and "the first of 3" in page.text and "before" not in page.text
+    assert "pass@3" in page.text and "before" not in page.text
+    assert [f"try {n} " in page.text for n in (1, 2, 3, 4)] == [True, True, True, False]
 
 
 def test_rows_without_a_grade_and_lone_surrogates_are_shown(tmp_path, synthetic):
@@ -121,3 +133,74 @@ def test_rows_without_a_grade_and_lone_surrogates_are_shown(tmp_path, synthetic)
     run.close()
     page = Page(write_report(run))
     assert "search answered 503" in page.text and "discarded" in page.text and "odd" in page.text
+
+
+def test_each_command_of_a_report_works(tmp_path, synthetic):
+    run = synthetic.run(tmp_path / "run", steps=1, total=1)
+    groups = [group(group_request(3, SHOWN_TRIES + 4, "test"), [0.5] * (SHOWN_TRIES + 4))]
+    run = RunFolder(run.path)
+    run.groups("test-after", groups)
+    run.close()
+    page = Page(write_report(run))
+    commands = re.findall(r"<code>agent-rft (.*?)</code>", page.source)
+    assert len(commands) == 2 and "4 more:" in page.text
+    for command in commands:
+        told = CliRunner().invoke(app, [str(run.path) if part == "RUN" else part for part in command.split()])
+        assert told.exit_code == 0 and "sample" in told.output, command
+
+
+def test_each_chart_has_a_sentence_below_it(tmp_path, synthetic):
+    page = Page(write_report(synthetic.run(tmp_path)))
+    for title, chart in page.charts.items():
+        assert chart["says"][0].isupper() and chart["says"].endswith(".") and chart["says"] in page.text, title
+    calls = page.charts["Tool calls per rollout"]
+    first, last = (sum(curve["y"][at] + curve["y"][at + 1] for curve in calls["data"]) / 2 for at in (0, -2))
+    assert calls["says"].startswith(f"From {first:.3g} to {last:.3g}: ")
+
+
+def test_a_trace_has_the_graders_reason_and_the_rows_keys(tmp_path, synthetic):
+    run, request = RunFolder(tmp_path), group_request(0, 2, "test")
+    grades = [Grade(1.0, reason="reason 0"), Grade(0.0, reason="reason 1")]
+    tries = [replace(rollout(request, i), grade=grade) for i, grade in enumerate(grades)]
+    synthetic.evaluate(stream_of(run, group_sinks=[run]), "eval-test", [Group(request, tuple(tries))], 0)
+    run.close()
+    page = Page(write_report(run))
+    assert page.text.count("reason 0") == 1 and page.text.count("reason 1") == 2  # the worst try stands for the row
+
+
+# -- which rows --------------------------------------------------------------------------------------------------------
+
+
+def graded(*grades):
+    return [group(group_request(i, 1, "test"), [grade]) for i, grade in enumerate(grades)]
+
+
+def test_the_worst_rows_come_first_and_those_without_a_grade_last():
+    rows = rows_of(("test-before", graded(1.0, 0.5, 0.0, 0.0, 0.2)), ("test-after", graded(0.5, 0.0, 0.0, None, 1.0)))
+    assert [row.line for row in rows.shown] == ["1", "2", "0", "4", "3"]
+    assert [(heading, [row.line for row in ends]) for heading, ends in rows.ends] == [
+        ("Worst rows", ["1", "2"]),
+        ("Best rows", ["4", "0"]),
+    ]
+    assert rows_of(None, ("eval-test", graded(0.5, 0.5, 0.5))).ends == []
+    assert rows_of(None, ("eval-test", [])).shown == []
+
+
+def test_of_many_rows_the_worst_and_the_best_are_shown():
+    total = SHOWN_ROWS + 101
+    rows = rows_of(None, ("eval-test", graded(*(i / total for i in range(total)))))
+    lines = [int(row.line) for row in rows.shown]
+    assert rows.num_rows == total and len(lines) == SHOWN_ROWS
+    assert lines == sorted(lines) and (lines[0], lines[-1]) == (0, total - 1)
+
+
+def test_traces_have_a_budget_that_the_worst_and_best_rows_get_first():
+    long = Turn(2, 5, "x" * 10_000)
+    request = group_request(0, 1, "test")
+    heavy = tuple(long for _ in range(MAX_CHARS // 700 * 2 // 5))  # 40 % of the budget
+    groups = [
+        Group(replace(request, task=replace(request.task, row_id=f"{i}-x")), (rollout(request, 0, i / 9, turns=heavy),))
+        for i in range(9)
+    ]
+    rows = rows_of(None, ("eval-test", groups)).shown
+    assert [row.after.left_out for row in rows] == [0, 1, 1, 1, 1, 1, 1, 1, 0]

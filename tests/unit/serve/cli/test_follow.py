@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from serve.cli.client import CANCELLED
 from serve.cli.follow import AWAY_S, JsonProgress, LiveProgress, follow
 from serve.cli.main import app as cli
 from serve.routes import fine_tuning
+from tests.docs.test_blocks import commands, parse
 from tests.support.api import TOKEN, sync_client_of
 from tests.support.events import stream_of
 from tests.support.jobs import BODY, StoredJobs, database_with_tables, job_service
@@ -77,9 +79,24 @@ def test_without_a_terminal_a_job_is_shown_in_the_lines_of_the_train_command(ser
     assert lines[1] == "1:05  starting engines"
     steps = [line.split(":")[1].split()[-1] for line in lines if "  step " in line]
     assert steps == [f"{step}/12" for step in range(1, 13)]
-    assert "calls " in lines[-2] and "1 tool_failed" in lines[-2]
+    *_, last_step, ended, _, checkpoints = lines
+    assert "calls " in last_step and "1 tool_failed" in last_step
     assert sum("validation at step" in line for line in lines) == 4
-    assert lines[-1] == f"{served.id} succeeded: ft:final"
+    assert ended == f"{served.id} succeeded: ft:final"
+    assert checkpoints == f"checkpoints:     agent-rft checkpoints list {served.id}"
+
+
+def test_a_job_that_succeeded_names_its_best_checkpoint_and_how_to_try_it(served: ServedJob) -> None:
+    served.run(steps=1)
+    for step, reward in ((4, 0.5), (8, 0.75), (12, 0.6)):
+        served.store.add_checkpoint(served.id, step, f"ft:{step}", {"step": step, "full_valid_mean_reward": reward})
+    served.store.move(served.id, "succeeded", fine_tuned_model="ft:final")
+    best, tried, listed = served.command().output.splitlines()[-3:]
+    assert best == "best checkpoint: ft:8 (validation reward 0.750)"
+    words = shlex.split(tried.removeprefix("try it:"))
+    assert words[:2] == ["curl", "http://server/v1/chat/completions"] and json.loads(words[-1])["model"] == "ft:8"
+    for arguments in commands(listed.partition(":")[2].strip()):
+        parse(arguments)
 
 
 @pytest.mark.parametrize("describe", [sentence, lambda event: event.kind], ids=["sentences", "kinds"])
@@ -94,7 +111,7 @@ def test_on_a_terminal_it_is_the_main_jobs_table(served: ServedJob, describe: Ca
     page = Console(file=io.StringIO(), width=100)
     page.print(progress.view.render())
     shown = page.file.getvalue()  # type: ignore[attr-defined]
-    for part in ("step 5 of 12", "step 6: rollouts and learning", "validation reward", "± ", "waiting", "pause per"):
+    for part in ("step 5 of 12", "step 6: rollouts and learning", "validation reward", "[0.", "waiting", "pause per"):
         assert part in shown, part
 
 

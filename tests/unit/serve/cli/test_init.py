@@ -10,8 +10,8 @@ from resource import RLIMIT_FSIZE, getrlimit, setrlimit
 import pytest
 from typer.testing import CliRunner
 
-from serve.cli.init import PROJECTS, write_project
 from serve.cli.main import app
+from serve.projects.example import PROJECTS, write_project
 from serve.reference.schemas import schema_of
 from tests.support.paths import LEDGER
 from trainer.errors import UserError

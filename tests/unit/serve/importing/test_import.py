@@ -133,7 +133,8 @@ def test_a_model_in_a_folder_is_not_downloaded(api: FakeOpenAI, tmp_path: Path) 
             "bad: no [31m rows",
         ),
         ({"model": "ft:gpt-4.1-2025-04-14:acme::x"}, "was tuned at OpenAI; its weights stay there"),
-        ({"integrations": [{"type": "wandb", "wandb": {"project": "p"}}]}, "integrations are not here"),
+        ({"integrations": [{"type": "wandb", "wandb": {"project": "p", "run_id": "r"}}]}, "wandb is kept; set integ"),
+        ({"integrations": [{"type": "new"}]}, "one that is not wandb is left out"),
         ({"seed": 2**31 + 3}, "here it is 3"),
         ({"method": reinforcement(new_setting=1)}, "method.reinforcement.new_setting: left out"),
         (

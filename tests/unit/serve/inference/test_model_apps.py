@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from actors.weights.adapter import AdapterConfig
 from cluster.stores.model_registry import ModelRecord
-from serve.inference.model_apps import EngineResources, engine_config
+from serve.inference.model_apps import SERVED_RANK, EngineResources, RayServeModels, engine_config
 from trainer.chat.serving import ServeSettings
 from trainer.errors import UserError
+from trainer.spec.operator import EngineLimits
 
 RESOURCES = EngineResources(cores=1, gpus=0, max_num_seqs=4)
 
@@ -45,3 +48,52 @@ def test_a_folder_whose_configuration_cannot_be_read_is_not_a_model(tmp_path: Pa
 
     with pytest.raises(UserError, match="is not a readable model"):
         engine_config(base_model(str(tmp_path)), RESOURCES)
+
+
+def base_folder(folder: Path, context: int) -> ModelRecord:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"max_position_embeddings": context}))
+    return base_model(str(folder))
+
+
+def adapter(base: ModelRecord, name: str, rank: int = 8, context_length: int | None = None) -> ModelRecord:
+    """A tuned model whose folder has an adapter of `base`."""
+    folder = Path(base.folder).parent / name
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text(json.dumps(AdapterConfig(rank, 16.0).config(base.folder)))
+    return ModelRecord(name, str(folder), "gpt-5", "ftjob-1", 0, ServeSettings(context_length=context_length))
+
+
+def test_an_engine_of_adapters_is_that_of_their_base_with_slots(tmp_path: Path) -> None:
+    base = base_folder(tmp_path / "base", context=512)
+    config = engine_config(adapter(base, "small", context_length=128), RESOURCES)
+    assert (config.model, config.context_length, config.adapter_slots) == (base.folder, 512, RESOURCES.max_adapters)
+    assert config.lora is not None and config.lora.rank == SERVED_RANK
+    larger = engine_config(adapter(base, "large", rank=SERVED_RANK + 1), RESOURCES)
+    assert larger.lora is not None and larger.lora.rank == 64
+    assert engine_config(base, RESOURCES).lora is None
+
+
+def test_adapters_of_one_base_share_an_application_with_it(tmp_path: Path) -> None:
+    hosting = RayServeModels(EngineLimits(), RESOURCES)
+    base, other = base_folder(tmp_path / "base", context=64_000), base_folder(tmp_path / "other", context=512)
+    (shared,) = hosting.names_of(adapter(base, "a"))
+    assert hosting.names_of(adapter(base, "b", rank=SERVED_RANK, context_length=128)) == [shared]
+    first, own = hosting.names_of(base)
+    assert first == shared != own
+    apart = [
+        *hosting.names_of(adapter(base, "of-a-larger-rank", rank=SERVED_RANK + 1)),
+        *hosting.names_of(adapter(base, "of-a-longer-context", context_length=60_000)),
+        *hosting.names_of(adapter(other, "of-another-base")),
+        *hosting.names_of(replace(base, settings=ServeSettings(temperature=0.5)))[1:],
+    ]
+    assert len({shared, own, *apart}) == 6
+
+
+def test_an_adapter_of_a_kind_that_is_not_served_is_an_error_without_its_path(tmp_path: Path) -> None:
+    record = adapter(base_folder(tmp_path / "base", context=512), "dora")
+    path = Path(record.folder, "adapter_config.json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"use_dora": True}))
+    with pytest.raises(UserError, match="use_dora") as raised:
+        RayServeModels(EngineLimits(), RESOURCES).names_of(record)
+    assert str(tmp_path) in raised.value.message and str(tmp_path) not in raised.value.public

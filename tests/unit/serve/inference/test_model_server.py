@@ -12,7 +12,8 @@ from unittest import TestCase
 import openai
 import pytest
 
-from actors.engine.chat_engine import Refusal
+from actors.engine.chat_engine import CannotServe
+from actors.engine.chat_model import Refusal
 from cluster.stores.model_registry import ModelRecord, ModelRegistry, UnknownModel
 from cluster.stores.secrets import FixedSecrets, Master, SecretBox
 from serve.http.errors import ApiError
@@ -23,7 +24,7 @@ from tests.support.fake_models import FakeModels, turn
 from tests.support.fakes_http import FakeTime, until
 from tests.support.jobs import database_with_tables
 from trainer.chat.serving import ServeSettings
-from trainer.errors import EngineFailed
+from trainer.errors import EngineFailed, UserError
 from trainer.spec.operator import NOTHING_ALLOWED, EngineLimits
 
 
@@ -47,8 +48,12 @@ class FakeHosting:
         self.fails: Exception | None = None
         self.asked = 0
 
-    def name_of(self, record: ModelRecord) -> str:
-        return record.folder
+    def names_of(self, record: ModelRecord) -> list[str]:
+        """A base is preferably served with its adapters; the folder of an adapter is base+name."""
+        if "damaged" in record.folder:
+            raise UserError("/secret/path: r: must be 1", public="its adapter_config.json: r: must be 1")
+        base, adapts, _ = record.folder.partition("+")
+        return [f"{base}+"] if adapts else [f"{base}+", base]
 
     async def states(self) -> dict[str, AppState]:
         self.asked += 1
@@ -68,7 +73,7 @@ class FakeHosting:
     async def idle_s(self, name: str) -> float | None:
         return 0.0 if self.calls.get(name) else self._time.now - self.used_at[name]
 
-    async def answer(self, name: str, body: Mapping[str, Any], *, stream: bool) -> Answers:
+    async def answer(self, name: str, record: ModelRecord, body: Mapping[str, Any], *, stream: bool) -> Answers:
         if name not in self.apps:
             raise NotServed(name)
         with self._call(name):
@@ -249,6 +254,43 @@ async def test_idle_models_are_still_removed_after_ray_serve_raised() -> None:
     fails = False
     await until(lambda: hosted.hosting.removed == ["a"], within_s=10)
     running.cancel()
+
+
+async def test_adapters_share_one_engine_which_serves_their_base_too_while_it_runs() -> None:
+    hosted = make_world(max_models=2)
+    await hosted.ask("a")
+    await asyncio.gather(*(hosted.ask(name) for name in ("a+one", "a+two", "alias-of-a+one")))
+    assert hosted.hosting.deployed == ["a", "a+"]
+    hosted.time.now += 10
+    await hosted.ask("a")
+    assert hosted.hosting.used_at["a+"] == hosted.time.now > hosted.hosting.used_at["a"] + 5
+    hosted.time.now += 10
+    await hosted.ask("b")
+    assert hosted.hosting.removed == ["a"]
+
+
+async def test_a_base_waits_for_the_engine_of_its_adapters_that_is_being_started() -> None:
+    hosted = make_world(max_models=2)
+    hosted.hosting.starts = AppState.STARTING
+    tasks = [hosted.ask(name) for name in ("a+one", "a")]
+    await until(lambda: hosted.hosting.asked > 3, within_s=10)
+    assert hosted.hosting.deployed == ["a+"]
+    hosted.hosting.apps["a+"] = AppState.RUNNING
+    assert [answer["model"] for answer in await asyncio.gather(*tasks)] == ["a+one", "a"]
+
+
+async def test_a_damaged_model_is_a_400_for_its_caller_only() -> None:
+    hosted = make_world()
+    with TestCase().assertLogs("agent_rft.serve") as logged:
+        error = await refused(hosted.ask("damaged"))
+    assert (error.status, error.code, error.param) == (400, "model_damaged", "model")
+    assert "secret" not in error.message and "must be 1" in error.message and "/secret/path" in logged.output[0]
+    hosted.hosting.fails = CannotServe("/secret/adapter: truncated", public="its adapter is damaged")
+    error = await refused(hosted.ask("a+one"))
+    assert error.status == 400 and error.message == "The model 'a+one' cannot be served: its adapter is damaged."
+    hosted.hosting.fails = None
+    await hosted.ask("a")
+    assert hosted.hosting.deployed == ["a+"]
 
 
 async def test_a_failed_engine_is_a_503_that_hides_the_cause() -> None:

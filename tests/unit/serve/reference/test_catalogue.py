@@ -6,6 +6,7 @@ import pytest
 
 from cluster.run.signals import STOPPED
 from serve.cli import client, main
+from serve.cli.ready import NOT_READY
 from serve.reference.catalogue import catalogue, find, near
 from serve.reference.exit_codes import EXIT_CODES
 from serve.reference.settings import Setting
@@ -49,6 +50,7 @@ def found(name: str) -> list[tuple[str, str]]:
         ("endpoint_down", "event", "endpoint_down"),
         ("rollout_timeout", "discard reason", "rollout_timeout"),
         ("3", "exit code", "3"),
+        ("too_easy", "readiness reason", "too_easy"),
         ("seed", "setting", "seed"),
         ("max_tool_calls", "setting", "method.reinforcement.limits.max_tool_calls"),
         ("limits.max_tool_calls", "setting", "method.reinforcement.limits.max_tool_calls"),
@@ -74,7 +76,7 @@ def test_a_name_with_several_meanings_has_several_entries() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["invalid_nothing", "max_tool", "tools[x].timeout_s", "gpt.base_url", "", ".", "[", "4"]
+    "name", ["invalid_nothing", "max_tool", "tools[x].timeout_s", "gpt.base_url", "", ".", "[", "5"]
 )
 def test_other_names_are_unknown(name: str) -> None:
     assert found(name) == []
@@ -99,5 +101,5 @@ def test_a_metric_says_its_unit_and_where_it_is_shown() -> None:
 
 
 def test_the_exit_codes_of_the_commands_are_listed() -> None:
-    assert {0, 1, 2, client.CANCELLED, STOPPED} == EXIT_CODES.keys()
+    assert {0, 1, 2, client.CANCELLED, NOT_READY, STOPPED} == EXIT_CODES.keys()
     assert all(f"{code} " in str(main.__doc__) for code in EXIT_CODES)

@@ -285,7 +285,7 @@ CALL = {"name": "search", "server_url": f"https://example.com/?key={SECRET}", "h
 TOOLS = [
     Bad(f"tool: {what}", "POST", TOOL, param, options={"json": values})
     for what, values, param in (
-        ("nothing", {}, "server_url"),
+        ("nothing", {}, "name"),
         ("no URL", without(CALL, "server_url"), "server_url"),
         ("no name", without(CALL, "name"), "name"),
         ("an empty name", CALL | {"name": ""}, "name"),

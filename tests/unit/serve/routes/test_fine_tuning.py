@@ -67,6 +67,18 @@ async def test_the_sdk_creates_a_job_and_reads_it_back(server: JobServer) -> Non
     assert [found.id async for found in server.sdk.fine_tuning.jobs.list()] == [job.id]
 
 
+async def test_a_job_says_how_far_it_is_if_it_is_asked_for(server: JobServer) -> None:
+    job = (await server.create())["id"]
+    data = {"step": 2, "total_steps": 9, "train_mean_reward": 0.5}
+    server.store.add_event(job, "info", "Step 2/9", type="metrics", data=data)
+    whole = await server.http.get(JOBS, params={"include": "progress"})
+    [one] = whole.json()["data"]
+    assert one == (await server.http.get(f"{JOBS}/{job}", params={"include": "progress"})).json()
+    assert (one["progress"]["step"], one["progress"]["total_steps"], one["progress"]["train"]) == (2, 9, 0.5)
+    assert (await server.http.get(f"{JOBS}/{job}")).json()["progress"] is None
+    assert (await server.http.get(JOBS, params={"include": "all"})).status_code == 400
+
+
 async def test_model_options_are_an_extension_that_is_echoed_as_it_was_sent(server: JobServer) -> None:
     options = {
         "chat_template": "{% for m in messages %}{{ m.content }}{% endfor %}",
@@ -79,6 +91,21 @@ async def test_model_options_are_an_extension_that_is_echoed_as_it_was_sent(serv
     assert (await server.create(seed=1))["model_options"] is None
     old = await server.create(seed=2, cluster={"tool_parser": "mistral"})
     assert old["model_options"] == {"tool_parser": "mistral"}
+
+
+async def test_integrations_are_kept_and_an_unknown_type_is_refused_with_those_that_there_are(
+    server: JobServer,
+) -> None:
+    wandb = {"project": "agents", "entity": None, "tags": ["a"]}
+    given: Any = [{"type": "wandb", "wandb": wandb}, {"type": "mlflow", "mlflow": None}]
+    job = await server.sdk.fine_tuning.jobs.create(**BODY, integrations=given)  # type: ignore[arg-type]
+    assert job.integrations is not None
+    assert (job.integrations[0].wandb.project, job.integrations[0].wandb.tags) == ("agents", ["a"])
+    again = await server.sdk.fine_tuning.jobs.retrieve(job.id)
+    assert again.to_dict()["integrations"] == job.to_dict()["integrations"]
+    assert (await server.create(seed=1))["integrations"] == []
+    with pytest.raises(openai.BadRequestError, match="'wandb', 'mlflow', 'tensorboard'"):
+        await server.sdk.fine_tuning.jobs.create(**BODY, integrations=[{"type": "comet"}])  # type: ignore[arg-type, list-item, typeddict-item]
 
 
 async def test_the_sdk_lists_events_and_checkpoints_over_all_pages(server: JobServer) -> None:
@@ -298,6 +325,8 @@ BAD_REQUESTS = [
     create("metadata key too long", "metadata." + "k" * 65, metadata={"k" * 65: "a"}),
     create("metadata too many", "metadata", metadata={str(i): "a" for i in range(17)}),
     create("integrations an object", "integrations", integrations={"type": "wandb"}),
+    create("an unknown tracker", "integrations[1]", integrations=[{"type": "tensorboard"}, {"type": "comet"}]),
+    create("wandb without a project", "integrations[0].wandb.project", integrations=[{"type": "wandb", "wandb": {}}]),
     create("unknown key", "n_epochs", n_epochs=3),
     create("cluster unknown key", "cluster.gpus", cluster={"gpus": 8}),
     create("cluster a number", "cluster", cluster=8),

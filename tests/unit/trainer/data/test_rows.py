@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.builders import task, tasks_of
-from trainer.data.rows import RowOrder, read_tasks
+from trainer.data.rows import RowOrder, ranges, read_tasks
 
 GOOD = {"messages": [{"role": "user", "content": "hi"}], "reference": 1}
 
@@ -70,6 +70,19 @@ def test_all_bad_rows_are_reported_together(tmp_path: Path) -> None:
     tasks, problems = read_tasks(write(tmp_path, "{", GOOD, "}", {}), "training_file")
     assert len(tasks) == 1
     assert [problem.line for problem in problems] == [1, 3, 4]
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+def test_a_json_array_is_reported_as_one_and_not_line_by_line(tmp_path: Path, indent: int | None) -> None:
+    path = tmp_path / "train.json"
+    path.write_text("\n" + json.dumps([GOOD] * 30, indent=indent))
+    tasks, (problem,) = read_tasks(path, "training_file")
+    assert not tasks and problem.code == "json_array" and "jq -c '.[]'" in problem.remedy
+
+
+def test_lines_are_told_as_ranges_of_which_there_are_not_too_many() -> None:
+    assert ranges([9, 1, 2, 3, 12, 13, 1]) == "1-3, 9, 12-13"
+    assert ranges(range(0, 100, 2)).endswith(", 38 and 30 more")
 
 
 @pytest.mark.parametrize("content", ["", "\n\n"])

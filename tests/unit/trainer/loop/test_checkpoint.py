@@ -113,6 +113,16 @@ async def test_a_validation_in_which_nothing_was_graded_pushes_out_no_better_one
     assert [state.step for _, state in checkpoints.all()] == [1, 4, 6, 7]
 
 
+async def test_of_equal_rewards_the_earliest_checkpoints_are_kept_and_without_any_the_latest(tmp_path: Path) -> None:
+    async def nothing(path: Path) -> None: ...
+
+    for name, reward, kept in (("equal", 0.9, [1, 2, 3, 6]), ("none", None, [4, 5, 6])):
+        checkpoints = Checkpoints(tmp_path / name)
+        for step in range(1, 7):
+            await checkpoints.save(LoopState(step, step, 0, [], 0, reward), nothing)
+        assert [state.step for _, state in checkpoints.all()] == kept
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"format": "x"}', "\0" * 100])
 def test_a_damaged_checkpoint_is_named_with_the_remedy(tmp_path: Path, text: str) -> None:
     (tmp_path / "step-000004").mkdir()

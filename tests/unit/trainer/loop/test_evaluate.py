@@ -13,3 +13,12 @@ def test_partial_credit_counts_in_the_mean_and_passes_at_the_threshold(threshold
     groups = [group(group_request(i, 2, "validation"), grades) for i, grades in enumerate([(0.0, 0.5), (0.75, 1.0)])]
     evaluation = summarize(groups, 2, threshold)
     assert (evaluation.grade, evaluation.pass_rate) == (0.5625, passed)
+
+
+def test_a_row_counts_once_however_many_of_its_rollouts_were_graded_and_lies_in_its_interval() -> None:
+    grades = [*([1.0] * 4 for _ in range(3)), *([0.0, None, None, None] for _ in range(40))]
+    evaluation = summarize([group(group_request(i, 4, "test"), row) for i, row in enumerate(grades)], 4, 1.0)
+    assert evaluation.grade == evaluation.pass_rate == pytest.approx(3 / 43)
+    for name in ("grade", "pass_rate"):
+        low, high = evaluation.intervals[name]
+        assert low <= getattr(evaluation, name) <= high

@@ -53,26 +53,27 @@ async def test_staleness_is_bounded_for_any_outcome_and_timing_of_groups(tmp_pat
 
 async def test_a_group_without_signal_makes_room_before_its_turn(tmp_path: Path) -> None:
     """Otherwise a batch whose first group is slow would wait for several rounds of new groups."""
+    started: list[str] = []
     ended: list[str] = []
+    others_ended = asyncio.Event()
 
-    class Watched(FakeRollouts):
+    class FirstIsSlow(FakeRollouts):
         async def sample(self, request: GroupRequest) -> Any:
+            started.append(request.task.row_id)
             group = await super().sample(request)
+            if request.task.row_id == started[0]:
+                await asyncio.wait_for(others_ended.wait(), 30)
             ended.append(request.task.row_id)
+            if len(ended) == 3:
+                others_ended.set()
             return group
 
-    first: list[str] = []
-
-    def slow_first(request: GroupRequest) -> int:
-        first.append(request.task.row_id)
-        return 20_000 if len(first) == 1 else 1
-
     def grades(request: GroupRequest) -> list[float | None]:
-        return [1.0] * 4 if len(first) in (2, 3) else [0.0, 1.0, 0.0, 1.0]
+        return [1.0] * 4 if len(started) in (2, 3) else [0.0, 1.0, 0.0, 1.0]
 
-    made = Made(tmp_path, Watched(grades, slow_first), staleness=0, steps=1, validate=False)
+    made = Made(tmp_path, FirstIsSlow(grades), staleness=0, steps=1, validate=False)
     await made.loop.run()
-    assert first[0] == ended[-1]
+    assert started[0] == ended[-1]
     assert len(ended) == 4  # two without signal and the one that trains, all before the slow one
 
 
@@ -143,7 +144,7 @@ async def test_discarded_rollouts_do_not_affect_advantages(tmp_path: Path) -> No
 
 async def test_starvation_warns_and_then_stops_the_job(tmp_path: Path) -> None:
     made = Made(tmp_path, FakeRollouts(lambda request: [0.0] * 4), validate=False)
-    with pytest.raises(Halted, match="too easy or too hard"):
+    with pytest.raises(Halted, match=r"4 of 4 groups all wrong.*the rollouts of each row are all the same"):
         await made.loop.run()
     assert [event.times for event in made.sink.of(BatchStarved)] == [1, 2, 3]
     assert made.sink.of(BatchStarved)[0].without_signal == {"all_wrong": 4.0}
@@ -202,6 +203,7 @@ async def test_a_starved_job_says_that_no_tool_was_called(tmp_path: Path) -> Non
     with pytest.raises(Halted):
         await made.loop.run()
     assert made.sink.of(NoToolCalls) == [NoToolCalls(step=1, num_rollouts=16)]
+    assert {event.cause for event in made.sink.of(BatchStarved)} == {"no_calls"}
 
 
 async def test_an_endpoint_that_refuses_access_ends_the_job(tmp_path: Path) -> None:

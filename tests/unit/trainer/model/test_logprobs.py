@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.algorithm.loss import clipped_surrogate
-from trainer.model.logprobs import TokenLogProbs
+from trainer.model.logprobs import LogitChange, TokenLogProbs
 
 VOCABULARY, SIZE, NUM_ROWS = 13, 5, 7
 ROW_BYTES = 4 * VOCABULARY
@@ -111,6 +111,35 @@ def test_gradients_agree_with_finite_differences(inputs: tuple[nn.Parameter, Ten
         return torch.func.functional_call(head, {"weight": weight}, (hidden, targets))[0]
 
     assert torch.autograd.gradcheck(of, (hidden, weight))
+
+
+@pytest.mark.parametrize("change", [LogitChange(0.3), LogitChange(softcap=1.5), LogitChange(2.0, 0.7)])
+def test_a_bias_and_changed_logits_are_those_of_full_logits(
+    inputs: tuple[nn.Parameter, Tensor, Tensor], change: LogitChange
+) -> None:
+    weight, hidden, targets = inputs
+    bias = nn.Parameter(torch.linspace(-2, 2, VOCABULARY, dtype=torch.float64))
+    allowed = torch.rand(NUM_ROWS, VOCABULARY, generator=torch.Generator().manual_seed(3)) < 0.6
+    allowed[torch.arange(NUM_ROWS), targets] = True
+    logits = (hidden @ weight.T + bias) * change.scale
+    if change.softcap is not None:
+        logits = change.softcap * torch.tanh(logits / change.softcap)
+    expected = (logits / 0.7).where(allowed, -torch.inf).log_softmax(-1).gather(1, targets[:, None])[:, 0]
+    head = TokenLogProbs(weight, 0.7, 2 * ROW_BYTES, bias, change)
+    logprobs, _ = head(hidden, targets, masks_of(allowed))
+    torch.testing.assert_close(logprobs, expected)
+    outer = torch.linspace(-1, 1, NUM_ROWS, dtype=torch.float64)
+    for ours, theirs in zip(
+        torch.autograd.grad(logprobs @ outer, (hidden, weight, bias)),
+        torch.autograd.grad(expected @ outer, (hidden, weight, bias)),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_without_targets_a_head_returns_its_logits(inputs: tuple[nn.Parameter, Tensor, Tensor]) -> None:
+    weight, hidden, _ = inputs
+    torch.testing.assert_close(TokenLogProbs(weight, 0.7)(hidden), hidden @ weight.T)
 
 
 def test_no_gradient_flows_through_entropies(inputs: tuple[nn.Parameter, Tensor, Tensor]) -> None:

@@ -62,4 +62,5 @@ def test_defaults() -> None:
     assert default_backend("cpu", torch.float32) == "loop"
     assert default_backend("cuda", torch.float32) == "loop"
     assert default_backend("cuda", torch.bfloat16) == "varlen"
+    assert default_backend("cuda", torch.bfloat16, head_size=512) == "loop"
     assert set(backends_on("cuda")) <= set(BACKENDS)

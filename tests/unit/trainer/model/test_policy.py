@@ -9,21 +9,15 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import (
-    AutoModelForCausalLM,
-    Gemma2Config,
-    GraniteConfig,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    Qwen3NextConfig,
-)
+from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from tests.support.builders import group_request, rollout
 from trainer.algorithm import objective
 from trainer.errors import UserError
 from trainer.model.batch import WeightedSequence, pack
-from trainer.model.policy import DeviceBatch, Policy, load_policy, refuse_unsupported
+from trainer.model.policy import DeviceBatch, Policy, load_policy
 from trainer.spec.job import AlgorithmSpec
 from trainer.types import Segment
 
@@ -145,14 +139,10 @@ def test_tied_weights_are_one_parameter(tmp_path: Path) -> None:
     assert policy.model.get_output_embeddings().weight is policy.model.get_input_embeddings().weight
 
 
-@pytest.mark.parametrize(
-    ("config", "what"),
-    [
-        (Gemma2Config(num_hidden_layers=2), "final_logit_softcapping"),
-        (GraniteConfig(logits_scaling=8.0), "logits_scaling"),
-        (Qwen3NextConfig(num_hidden_layers=4), "linear_attention"),
-    ],
-)
-def test_an_unsupported_model_is_rejected(config: Any, what: str) -> None:
-    with pytest.raises(UserError, match=what):
-        refuse_unsupported(config)
+def test_weights_that_are_not_in_the_files_are_refused(tmp_path: Path) -> None:
+    path = save_model(tmp_path) / "model.safetensors"
+    weights = load_file(path)
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, path, metadata={"format": "pt"})
+    with pytest.raises(UserError, match=r"lack 1 weights of the model, such as model\.layers\.1\.mlp\.up_proj\.weight"):
+        load_policy(tmp_path, torch.float32, temperature=1.0)

@@ -170,6 +170,12 @@ def test_a_schema_is_refused_just_above_each_cap(at_cap: Any, above: Any, code: 
     assert mistake.code == code and place in str(mistake) and mistake.remedy
 
 
+@pytest.mark.parametrize("name", ["1", "01", "a"])
+def test_a_property_that_is_no_schema_is_named_whatever_its_name(name: str) -> None:
+    mistake = schema_mistake({"properties": {name: 2}})
+    assert mistake is not None and mistake.message.startswith("2 is not of types")
+
+
 @pytest.mark.parametrize(
     "schema",
     [{"pattern": p} for p in (r"^(?=a)b", r"(a)\1", r"\bfoo\b", r"\p{L}", r"(?<!a)b")]

@@ -54,6 +54,12 @@ def test_a_given_file_must_exist(tmp_path: Path) -> None:
         ("allowed_network: []", "allowed_network", 1, "invalid_extra_forbidden"),
         ("\nallowed_networks: [10.0.0.0/99]", "allowed_networks[0]", 2, "invalid_ip_any_network"),
         ("models:\n  judge: {}", "models.judge.base_url", 2, "invalid_missing"),
+        (
+            'integrations:\n  mlflow: {tracking_uri: "http://x:y"}',
+            "integrations.mlflow.tracking_uri",
+            2,
+            "invalid_value_error",
+        ),
         ("unsandboxed_python: true\nunsandboxed_python: false", "unsandboxed_python", 2, "duplicate_key"),
         ("[1]", "config", None, "config_shape"),
         ("a: [", "config", 1, "config_syntax"),

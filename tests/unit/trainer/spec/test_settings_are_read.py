@@ -11,7 +11,7 @@ from tests.support.settings import all_models
 from tests.support.source import syntax_trees
 from trainer.spec.endpoints import Strict
 
-ONLY_ACCEPTED = {"PythonGrader.image_tag", "WireJob.integrations"}
+ONLY_ACCEPTED = {"PythonGrader.image_tag"}
 """Keys of OpenAI's API without a meaning here, which its clients send."""
 
 

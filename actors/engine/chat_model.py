@@ -1,0 +1,318 @@
+"""One model's chats on an engine: the prompts of training, and vLLM's own serving layer.
+
+What was trained is what is served: prompts are rendered, tool results truncated and decoding constrained by the same
+code as in rollouts. Requests and responses are those of OpenAI's chat completions as plain values; the caller has
+already validated the requests.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from actors.engine.dialects import find_dialect
+from actors.engine.structure import NoGrammar, cut_result, no_calls, required_calls, structure_of
+from actors.engine.tokenizer import load_tokenizer
+from trainer.chat.dialect import UNKNOWN
+from trainer.chat.model_card import read_card
+from trainer.chat.renderer import Renderer, Tokenizer
+from trainer.chat.serving import ServeSettings
+from trainer.chat.template import RenderFailed
+from trainer.errors import EngineFailed
+from trainer.spec.plan import THINKING_TOKENS
+from trainer.types import Message
+
+PASSED_ON = (
+    *("frequency_penalty", "logit_bias", "logprobs", "max_completion_tokens", "n", "parallel_tool_calls"),
+    *("presence_penalty", "response_format", "seed", "stop", "stream", "temperature", "tool_choice", "tools"),
+    *("top_logprobs", "top_p", "min_p", "top_k"),
+)
+"""Request fields passed on to vLLM. Its other ones (templates, extra arguments, token reuse) are not for clients."""
+EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high"}
+"""Reasoning efforts that training does not have -> the nearest that it has."""
+VLLM_CALL_ID = "chatcmpl-tool-"
+VLLM_EXTRAS = frozenset({"prompt_token_ids", "prompt_text", "metrics"})
+
+
+def _renderer_of(tokenizer: Tokenizer, settings: ServeSettings, folder: Path) -> Renderer:
+    """The renderer in the dialect that the settings have, or the model's folder, or that a round trip finds."""
+    card = read_card(folder) if settings.dialect is None else None
+    dialect = settings.dialect or (card.dialect if card is not None else None)
+    return find_dialect(tokenizer, UNKNOWN)[0] if dialect is None else Renderer(tokenizer, dialect)
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """An error response to a request, with status, message, param and code as in the wire contract."""
+
+    status: int
+    message: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ChatModel:
+    """The template, parsers and settings of the model in `folder`. Making one takes a second.
+
+    `context_length` is that of the engine, of which the model may have less.
+    """
+
+    def __init__(self, folder: Path, settings: ServeSettings, context_length: int) -> None:
+        """Load the tokenizer.
+
+        Raises:
+            UserError: The folder has no chat template, or a damaged card.
+            OSError: It has no tokenizer, or a damaged one.
+            ValueError: It has a damaged tokenizer.
+        """
+        self.settings = settings
+        self._context_length = min(settings.context_length or context_length, context_length)
+        self._renderer = renderer = _renderer_of(load_tokenizer(str(folder)), settings, folder)
+        self.thought_marks = renderer.mark_texts if renderer.end_of_thought is not None else None
+        self._engine_marks: tuple[str, str] | None = None
+
+    def connect(self, client: Any, engine_marks: tuple[str, str] | None) -> None:
+        """Serve it on an AsyncLLM, which limits thoughts between these marks only."""
+        from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
+        from vllm.entrypoints.openai.models.protocol import BaseModelPath
+        from vllm.entrypoints.openai.models.serving import OpenAIServingModels
+        from vllm.renderers.online_renderer import OnlineRenderer
+
+        from actors.engine import thoughts
+
+        self._client, self._engine_marks, family = client, engine_marks, self._renderer.family
+        parsers = {
+            "enable_auto_tools": True,
+            "tool_parser": self._renderer.dialect.tool_parser,
+            "reasoning_parser": thoughts.parser_between(self.thought_marks)
+            if self.thought_marks is not None
+            else family.reasoning_parser or "",
+        }
+        common = {"request_logger": None, "chat_template": None, "chat_template_content_format": "string", **parsers}
+        self._serving = OpenAIServingChat(
+            client,
+            OpenAIServingModels(client, [BaseModelPath(name="model", model_path="")]),
+            "assistant",
+            online_renderer=OnlineRenderer(client.model_config, client.renderer, **common),
+            enable_prompt_tokens_details=True,
+            **common,
+        )
+
+    async def chat(self, body: Mapping[str, Any], lora: Any | None) -> dict[str, Any] | Refusal:
+        """The response to a request without `stream`; `lora` is the LoRARequest of the model's adapter.
+
+        Raises:
+            EngineFailed: The engine died.
+        """
+        answer = await self._answer(body, lora)
+        return answer if isinstance(answer, Refusal) else _completion(answer.model_dump())
+
+    async def stream(self, body: Mapping[str, Any], lora: Any | None) -> AsyncGenerator[dict[str, Any] | Refusal]:
+        """The chunks of a response, as `chat`; the last one may be a Refusal."""
+        answer = await self._answer({**body, "stream": True}, lora)
+        if isinstance(answer, Refusal):
+            yield answer
+            return
+        async with aclosing(answer) as events:
+            async for event in events:
+                if (chunk := self._chunk(event)) is None:
+                    return
+                yield chunk
+
+    # -- requests ------------------------------------------------------------------------------------------------------
+
+    async def _answer(self, body: Mapping[str, Any], lora: Any | None) -> Any:
+        """The response of vLLM: a ChatCompletionResponse, or a stream of events."""
+        from pydantic import ValidationError
+        from vllm.entrypoints.serve import create_error_response
+        from vllm.entrypoints.serve.engine.protocol import ErrorResponse
+
+        try:
+            prompt = self._prompt(body["messages"], body.get("tools") or ())
+            room = self._context_length - len(prompt)
+            if room < 1:
+                return _too_long(len(prompt), self._context_length)
+            if lora is not None:
+                self._serving.models.lora_requests[lora.lora_name] = lora
+            answer = await self._serving.create_chat_completion(self._request(body, prompt, room, lora))
+        except RenderFailed as error:
+            return Refusal(400, error.problem, "messages")
+        except NoGrammar as error:
+            return Refusal(400, f"{error}: send no response_format, or no tools", "response_format")
+        except ValidationError as error:
+            first = error.errors()[0]
+            return Refusal(400, str(first["msg"]), ".".join(str(part) for part in first["loc"]))
+        except Exception as error:  # vLLM raises many kinds, and maps each to an error response
+            refused = create_error_response(error).error
+            if refused.code >= 500:
+                if self._client.errored:
+                    raise EngineFailed("the engine died") from error
+                raise
+            return self._refused(refused.model_dump())
+        if isinstance(answer, ErrorResponse):
+            return self._refused(answer.error.model_dump())
+        return answer
+
+    def _request(self, body: Mapping[str, Any], prompt: list[int], room: int, lora: Any | None) -> Any:
+        from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+
+        settings = self.settings
+        request = {name: body[name] for name in PASSED_ON if body.get(name) is not None}
+        request.setdefault("temperature", settings.temperature)
+        wanted = request.get("max_completion_tokens") or settings.max_completion_tokens or room
+        request["max_completion_tokens"] = min(wanted, room)
+        if not request.get("tools"):
+            request.pop("tools", None)
+            request.pop("tool_choice", None)
+            request.pop("parallel_tool_calls", None)
+        effort = body.get("reasoning_effort")
+        budget = THINKING_TOKENS.get(EFFORTS.get(effort, effort)) if effort else settings.max_thinking_tokens
+        schema = _schema_of(request.get("response_format") or {})
+        if schema is not None and request.get("tool_choice", "auto") in ("auto", "none"):
+            tools = request.get("tools", ()) if request.get("tool_choice", "auto") == "auto" else ()
+            del request["response_format"]
+            request["structured_outputs"] = {"structural_tag": structure_of(self._renderer, tools, schema, budget)}
+            budget = None  # the structure has it
+        elif (structure := self._required(request, budget)) is not None:
+            request.pop("response_format", None)
+            request |= {"tool_choice": "auto", "structured_outputs": {"structural_tag": structure}}
+            budget = None
+        elif request.get("tool_choice") == "none" and (forbidden := no_calls(self._renderer.family)) is not None:
+            request["structured_outputs"] = {"structural_tag": forbidden}
+        if self.thought_marks is not None and self.thought_marks == self._engine_marks:
+            request["thinking_token_budget"] = budget
+        if request.get("stream"):
+            request["stream_options"] = {"include_usage": True}
+        return ChatCompletionRequest(
+            model=None if lora is None else lora.lora_name,
+            messages=list(body["messages"]),
+            stop_token_ids=list(self._renderer.end_tokens),
+            # vLLM takes the prompt from here instead of rendering `messages` itself.
+            kv_transfer_params={"prompt_token_ids": prompt},
+            **request,
+        )
+
+    def _required(self, request: Mapping[str, Any], budget: int | None) -> str | None:
+        """The structure of a request that requires calls; None: it does not, or vLLM has to do it."""
+        choice, tools = request.get("tool_choice", "auto"), request.get("tools", ())
+        named = isinstance(choice, Mapping)
+        if named:
+            tools = [tool for tool in tools if tool["function"]["name"] == choice.get("function", {}).get("name")]
+        if not tools or not (named or choice == "required"):
+            return None
+        alone = named or request.get("parallel_tool_calls") is False
+        return required_calls(self._renderer, tools, budget, alone=alone)
+
+    def _prompt(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> list[int]:
+        """The prompt's tokens, as a rollout would have them after these turns and results."""
+        limit = self.settings.max_tool_output_tokens
+        results = [
+            cut_result(self._renderer, message["content"], limit)[0]
+            for message in messages
+            if message["role"] == "tool"
+        ]
+        return self._renderer.resume(messages, tools, results)
+
+    # -- answers -------------------------------------------------------------------------------------------------------
+
+    def _chunk(self, event: str) -> dict[str, Any] | Refusal | None:
+        """What a server-sent event of vLLM says; None: the end."""
+        data = event.removeprefix("data: ").strip()
+        if data == "[DONE]":
+            return None
+        chunk: dict[str, Any] = json.loads(data)
+        if "error" in chunk:
+            return self._refused(chunk["error"])
+        for choice in chunk.get("choices", ()):
+            choice.pop("token_ids", None)
+            for call in choice["delta"].get("tool_calls") or ():
+                if call.get("id"):
+                    call["id"] = _call_id(call["id"])
+        cleaned = {name: value for name, value in chunk.items() if name not in VLLM_EXTRAS}
+        if chunk.get("usage"):
+            cleaned["usage"] = _usage(chunk["usage"])
+        return cleaned
+
+    def _refused(self, error: Mapping[str, Any]) -> Refusal:
+        """The Refusal for an error response of vLLM.
+
+        Raises:
+            EngineFailed: the engine has died, so that the request is not at fault.
+        """
+        if self._client.errored:
+            raise EngineFailed("the engine died")
+        return Refusal(int(error["code"]), error["message"], error.get("param"))
+
+
+def _schema_of(response_format: Mapping[str, Any]) -> dict[str, Any] | None:
+    if response_format.get("type") == "json_schema":
+        return dict(response_format["json_schema"].get("schema") or {})
+    return {"type": "object"} if response_format.get("type") == "json_object" else None
+
+
+def _too_long(length: int, limit: int) -> Refusal:
+    message = (
+        f"This model's maximum context length is {limit} tokens. However, your messages resulted in {length} tokens."
+    )
+    return Refusal(400, message, "messages", "context_length_exceeded")
+
+
+def _completion(answer: dict[str, Any]) -> dict[str, Any]:
+    """The response of vLLM without its extra fields."""
+    return {
+        "id": answer["id"],
+        "object": "chat.completion",
+        "created": answer["created"],
+        "model": answer["model"],
+        "choices": [_choice(choice) for choice in answer["choices"]],
+        "usage": _usage(answer["usage"]),
+        "system_fingerprint": answer.get("system_fingerprint"),
+        "service_tier": "default",
+    }
+
+
+def _choice(choice: dict[str, Any]) -> dict[str, Any]:
+    calls = [
+        {"id": _call_id(call["id"]), "type": "function", "function": _named(call["function"])}
+        for call in choice["message"].get("tool_calls") or ()
+    ]
+    content = choice["message"].get("content")
+    message: dict[str, Any] = {
+        "role": "assistant",
+        "content": content or (None if calls else ""),
+        "refusal": None,
+        "annotations": [],
+    }
+    if choice["message"].get("reasoning"):
+        message["reasoning"] = choice["message"]["reasoning"]
+    if calls:
+        message["tool_calls"] = calls
+    return {
+        "index": choice["index"],
+        "message": message,
+        "logprobs": choice.get("logprobs"),
+        "finish_reason": choice["finish_reason"],
+    }
+
+
+def _named(function: Mapping[str, Any]) -> dict[str, str]:
+    return {"name": function["name"], "arguments": function["arguments"]}
+
+
+def _call_id(call_id: str) -> str:
+    return f"call_{call_id.removeprefix(VLLM_CALL_ID)}"
+
+
+def _usage(usage: Mapping[str, Any]) -> dict[str, Any]:
+    prompt, completion = usage.get("prompt_tokens_details") or {}, usage.get("completion_tokens_details") or {}
+    return {
+        "prompt_tokens": usage["prompt_tokens"],
+        "completion_tokens": usage.get("completion_tokens") or 0,
+        "total_tokens": usage["total_tokens"],
+        "prompt_tokens_details": {"cached_tokens": prompt.get("cached_tokens") or 0},
+        "completion_tokens_details": {"reasoning_tokens": completion.get("reasoning_tokens") or 0},
+    }

@@ -1,0 +1,117 @@
+"""A job's part of a shared engine, with the methods of an engine of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import ray
+from numpy.typing import NDArray
+
+from actors.engine.shared import SharedConfig, unless_it_ends
+from actors.engine.vllm_engine import Completion
+from actors.runtime.calls import ask, result_of
+from actors.runtime.channel import Channel
+from actors.weights.layout import Layout, Loaded
+from trainer.errors import EngineFailed
+
+WAIT_S = 300.0
+FULL = (
+    "the shared engine {name} has served as many jobs as it can for {wait_s:g} s; "
+    "wait until one ends, or leave out cluster.share_engines"
+)
+
+
+class EngineClient:
+    """In place of an Engine: a line in the shared one. A worker that replaces another has a line of its own, too."""
+
+    def __init__(self, config: SharedConfig, wait_s: float = WAIT_S) -> None:
+        self._config = config
+        self._wait_s = wait_s
+        self._job = secrets.token_hex(16)
+        self._actor: Any = None
+        self._renewing: asyncio.Task[None] | None = None
+        self._live: dict[str, float] = {}
+        self.version = 0
+        self.sampled_tokens = 0
+
+    async def start(self) -> None:
+        """Find or start the shared engine, and begin a line in it.
+
+        Raises:
+            EngineFailed: It cannot start, or serves as many jobs as it can.
+        """
+        await unless_it_ends(self._join, self._config.tick_s)
+
+    async def _join(self) -> None:
+        name, self._actor = self._config.name, await self._config.reserved()
+        await ask(self._actor.start.remote(), name, EngineFailed)
+        await self._take()
+        self._channel = Channel(self._actor, name, EngineFailed)
+        await self._channel.connect()
+        await self._renew()
+        self._renewing = asyncio.create_task(self._renew_always())
+
+    async def _take(self) -> None:
+        name, config = self._config.name, self._config
+        for _ in range(1 + round(self._wait_s)):
+            if await ask(self._actor.take.remote(self._job, config.lora, config.adapter), name, EngineFailed):
+                return
+            await asyncio.sleep(1.0)
+        raise EngineFailed(FULL.format(name=name, wait_s=self._wait_s))
+
+    async def _renew(self) -> None:
+        self._live = await self._channel.call("renew", self._job)
+
+    async def _renew_always(self) -> None:
+        while True:
+            await asyncio.sleep(self._config.tick_s)
+            with suppress(EngineFailed):  # the next request says so
+                await self._renew()
+
+    async def init_transport(self, info: dict[str, Any]) -> None:
+        """Do nothing: adapters come through shared memory."""
+
+    async def generate(self, prompt: Sequence[int], **options: Any) -> Completion:
+        """As Engine.generate."""
+        done = await self._channel.call("generate", self._job, list(prompt), options)
+        token_ids, logprobs, versions, stopped, model_s = done
+        self.sampled_tokens += len(token_ids)
+        return Completion(token_ids, np.array(logprobs, np.float32), np.array(versions, np.int32), stopped, model_s)
+
+    async def prompt_logprobs(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
+        """As Engine.prompt_logprobs."""
+        call = self._actor.prompt_logprobs.remote(self._job, list(token_ids))
+        logprobs: NDArray[np.float32] = await ask(call, self._config.name, EngineFailed)
+        return logprobs
+
+    def stage(self, data: NDArray[np.uint8], layout: Layout) -> None:
+        """As Engine.stage; not on the event loop."""
+        error = ray.get(self._actor.stage.remote(self._job, data, layout))
+        if error is not None:
+            raise error
+
+    async def swap(self, version: int) -> Loaded:
+        """As Engine.swap."""
+        loaded: Loaded = await ask(self._actor.swap.remote(self._job, version), self._config.name, EngineFailed)
+        self.version = version
+        return loaded
+
+    async def check_health(self) -> None:
+        """As Engine.check_health."""
+        await ask(self._actor.pulse.remote(), self._config.name, EngineFailed)
+
+    def live(self) -> dict[str, float]:
+        """As Engine.live, some seconds ago."""
+        return self._live
+
+    async def leave(self) -> None:
+        """Give up the line; the shared engine goes on."""
+        if self._renewing is not None:
+            self._renewing.cancel()
+            with suppress(ray.exceptions.RayError):
+                await result_of(self._actor.end.remote(self._job))

@@ -1,0 +1,157 @@
+"""Queries over what vLLM, Ray and NVIDIA's DCGM exporter report, of our processes and nodes only.
+
+Their names are the same in everybody's programs: vLLM's are kept by our processes, the others by the label `job` that
+their targets have in our scrape configuration.
+"""
+
+from __future__ import annotations
+
+from cluster.observability.dashboards.grafana import Panel, Query
+from cluster.observability.dashboards.queries import CHOSEN, WINDOW
+from cluster.observability.promql import DCGM_TARGETS, RAY_SPILLED, RAY_TARGETS, rate, samples
+
+PROCESS = ("job", "process")
+JOB = f"{{{CHOSEN['job']}}}"
+OURS = f"and on (job, process) {samples('process_up', CHOSEN['job'])}"
+"""Keeps the series of our processes."""
+BY_PROCESS = "{{process}} {{job}}"
+RAY, DCGM = f'job="{RAY_TARGETS}"', f'job="{DCGM_TARGETS}"'
+APPLICATION = f'{RAY},application=~"agent-rft.*"'
+MEBIBYTE, MILLI = 1 << 20, 1000
+
+
+def _rate(name: str, by: tuple[str, ...] = PROCESS) -> str:
+    return rate(f"vllm:{name}{JOB}", WINDOW, by)
+
+
+def vllm_rate(name: str, series: str = "", *, per_minute: bool = False) -> Query:
+    """How much a counter of vLLM grows per second, or per minute, by engine."""
+    return Query(f"{'60 * ' if per_minute else ''}{_rate(name)} {OURS}", f"{series} {BY_PROCESS}".strip())
+
+
+def vllm_quantile(q: float, name: str) -> Query:
+    buckets = _rate(f"{name}_bucket", (*PROCESS, "le"))
+    return Query(f"histogram_quantile({q:g}, {buckets}) {OURS}", f"p{q * 100:g} {BY_PROCESS}")
+
+
+VLLM = (
+    Panel(
+        "Time to first token",
+        (vllm_quantile(0.5, "time_to_first_token_seconds"), vllm_quantile(0.95, "time_to_first_token_seconds")),
+        "s",
+        about="Reported by vLLM: from a request's arrival at the engine to its first token, queue included.",
+    ),
+    Panel(
+        "Tokens per second of the engines",
+        (vllm_rate("generation_tokens_total", "sampled"), vllm_rate("prompt_tokens_total", "prompt")),
+        about="Reported by vLLM; prompt tokens that were found in the prefix cache count.",
+    ),
+    Panel(
+        "KV cache",
+        (
+            Query(f"vllm:kv_cache_usage_perc{JOB} {OURS}", f"used {BY_PROCESS}"),
+            Query(
+                f"{_rate('prefix_cache_hits_total')} / {_rate('prefix_cache_queries_total')} {OURS}",
+                f"prefix hits {BY_PROCESS}",
+            ),
+        ),
+        "percentunit",
+        about="Reported by vLLM: share in use, and share of prompt tokens found in the prefix cache.",
+    ),
+    Panel(
+        "Preemptions per minute",
+        (vllm_rate("num_preemptions_total", per_minute=True),),
+        top=1,
+        about="Reported by vLLM: requests that lost their place in a full KV cache and are computed again. Often above "
+        "0: fewer rollouts at a time, or more memory for the cache.",
+    ),
+)
+PROCESSES = (
+    Panel(
+        "Memory by process", (Query(f"process_resident_memory_bytes{JOB} {OURS}", BY_PROCESS),), "bytes", beside=True
+    ),
+    Panel(
+        "CPU cores in use by process",
+        (Query(f"rate(process_cpu_seconds_total{JOB}[{WINDOW}]) {OURS}", BY_PROCESS),),
+        beside=True,
+    ),
+)
+_USED, _FREE = (f"sum by (NodeAddress) (ray_object_store_{what}_memory{{{RAY}}})" for what in ("used", "available"))
+NODES = (
+    Panel(
+        "CPU usage by node",
+        (Query(f"ray_node_cpu_utilization{{{RAY}}}", "{{ip}}"),),
+        "percent",
+        about="Reported by Ray.",
+    ),
+    Panel(
+        "Memory in use by node", (Query(f"ray_node_mem_used{{{RAY}}}", "{{ip}}"),), "bytes", about="Reported by Ray."
+    ),
+    Panel(
+        "Object store in use by node",
+        (Query(f"{_USED} / ({_USED} + {_FREE})", "{{NodeAddress}}"),),
+        "percentunit",
+        about="Reported by Ray. What does not fit is written to disk.",
+    ),
+    Panel(
+        "Spilled to disk by node",
+        (Query(f"sum by (NodeAddress) ({RAY_SPILLED})", "{{NodeAddress}}"),),
+        "bytes",
+        about="Reported by Ray: what did not fit into its object store, since it started.",
+    ),
+)
+_ONE_GPU = "One of the two exporters is enough."
+
+
+def _gpus(title: str, unit: str, ray: str, dcgm: str) -> Panel:
+    """A figure of each GPU by either exporter. The names of metrics begin an expression, the labels are put in."""
+    queries = (
+        Query(ray.replace("{}", f"{{{RAY}}}"), "{{ip}} GPU {{GpuIndex}}"),
+        Query(dcgm.replace("{}", f"{{{DCGM}}}"), "{{Hostname}} GPU {{gpu}} by DCGM"),
+    )
+    return Panel(title, queries, unit, width=8, about=f"Reported by Ray and by DCGM's exporter. {_ONE_GPU}")
+
+
+GPUS = (
+    _gpus("GPU usage", "percent", "ray_node_gpus_utilization{}", "DCGM_FI_DEV_GPU_UTIL{}"),
+    _gpus(
+        "GPU memory in use", "bytes", f"ray_node_gram_used{{}} * {MEBIBYTE}", f"DCGM_FI_DEV_FB_USED{{}} * {MEBIBYTE}"
+    ),
+    _gpus("GPU power", "watt", f"ray_node_gpu_power_milliwatts{{}} / {MILLI}", "DCGM_FI_DEV_POWER_USAGE{}"),
+)
+"""Asked against samples of both exporters in the tests; no real GPU was behind them yet."""
+_REQUESTS = "ray_serve_deployment_request_counter_total"
+_LATENCY = "ray_serve_deployment_processing_latency_ms_bucket"
+_SERVED = ("application",)
+SERVED = (
+    Panel(
+        "Healthy replicas of served models",
+        (
+            Query(
+                f"sum by (application) (ray_serve_deployment_replica_healthy{{{APPLICATION}}})",
+                "{{application}}",
+            ),
+        ),
+        "none",
+        width=8,
+        about="Reported by Ray Serve, for each served model and the API.",
+    ),
+    Panel(
+        "Requests of served models per second",
+        (Query(rate(f"{_REQUESTS}{{{APPLICATION}}}", WINDOW, _SERVED), "{{application}}"),),
+        width=8,
+        about="Reported by Ray Serve, for each served model and the API.",
+    ),
+    Panel(
+        "Latency of served models",
+        (
+            Query(
+                f"histogram_quantile(0.95, {rate(f'{_LATENCY}{{{APPLICATION}}}', WINDOW, (*_SERVED, 'le'))})",
+                "p95 {{application}}",
+            ),
+        ),
+        "ms",
+        width=8,
+        about="Reported by Ray Serve: time in a replica, streams to their end.",
+    ),
+)

@@ -1,0 +1,111 @@
+"""Warnings about jobs that are valid but rarely meant so: rows, graders and tools from which little can be learned."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
+
+from actors.engine.dialects import unread_names
+from actors.graders.kinds.python import ignores_sample
+from actors.graders.templates import reads_sample
+from actors.grading.factory import FIELD, graders_of, templates_of
+from cluster.preflight.form_check import TOOLS
+from trainer.chat.renderer import Renderer
+from trainer.data.rows import ranges
+from trainer.spec.endpoints import ToolSpec
+from trainer.spec.graders import EndpointGrader, GraderSpec, MultiGrader, PythonGrader
+from trainer.spec.job import FILES, JobSpec, Reinforcement
+from trainer.spec.plan import Plan
+from trainer.types import Task
+
+MANY_EPOCHS = 20
+"""Above this, rows are mostly learned by heart. `auto` comes to more with fewer than 16 rows."""
+OPENAI_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+"""Names of functions in OpenAI's API: the agent's own program could not send others."""
+MAX_NAMES = 50
+"""Names whose calls are tried."""
+
+
+def advice(job: JobSpec, plan: Plan, renderer: Renderer, files: Mapping[str, Sequence[Task]]) -> Iterator[str]:
+    """Sentences with the field first, each on something that is allowed but rarely intended."""
+    yield from _row_advice(plan, files)
+    if job.method.type == "supervised":
+        return
+    yield from _tool_advice(job.reinforcement, renderer, files)
+    yield from _grader_advice(job.reinforcement)
+    early_stop, validations = job.reinforcement.early_stop, math.ceil(plan.steps / plan.eval_interval)
+    if early_stop is not None and files["validation_file"] and early_stop.patience >= validations:
+        yield (
+            f"early_stop: the patience of {early_stop.patience} validations is never used up before the last step: the "
+            f"job has {validations}, one each {plan.eval_interval} steps; lower the patience or eval_interval"
+        )
+    if plan.max_thinking_tokens is not None and renderer.end_of_thought is None:
+        yield "reasoning_effort: the model has no token that ends a thought, so its reasoning cannot be limited"
+
+
+def _row_advice(plan: Plan, files: Mapping[str, Sequence[Task]]) -> Iterator[str]:
+    if plan.n_epochs > MANY_EPOCHS:
+        rows = f"{plan.num_rows} row{'s' * (plan.num_rows > 1)} for {plan.n_epochs} epochs"
+        yield f"training_file: {rows}: so few are learned by heart; add rows (some dozens are a start)"
+    for name, tasks in files.items():
+        if again := _repeated(tasks):
+            what = f"{len(again)} of {len(tasks)} rows repeat an earlier row (rows {ranges(again)})"
+            yield f"{name}: {what}: the same task counts several times"
+    trained = {json.dumps(task.messages, sort_keys=True) for task in files["training_file"]}
+    for name in FILES[1:]:
+        shared = sum(json.dumps(task.messages, sort_keys=True) in trained for task in files[name])
+        if shared:
+            of = len(files[name])
+            yield f"{name}: {shared} of {of} rows are in the training file too: their grades say little about new rows"
+
+
+def _repeated(tasks: Sequence[Task]) -> list[int]:
+    """The lines of rows that are equal to an earlier one."""
+    seen: set[bytes] = set()
+    lines = []
+    for task in tasks:
+        digest = hashlib.blake2b(json.dumps(task.item, sort_keys=True).encode(), digest_size=16).digest()
+        if digest in seen:
+            lines.append(task.line)
+        seen.add(digest)
+    return lines
+
+
+def _tool_advice(
+    reinforcement: Reinforcement, renderer: Renderer, files: Mapping[str, Sequence[Task]]
+) -> Iterator[str]:
+    offered = {tool["function"]["name"]: None for tasks in files.values() for task in tasks for tool in task.tools}
+    settings = set(ToolSpec.model_fields)
+    for i, tool in enumerate(reinforcement.tools):
+        for key in tool.model_extra or ():
+            for meant in get_close_matches(key, settings, 1):
+                yield f"{TOOLS}[{i}].{key}: is accepted but ignored: did you mean {meant!r}?"
+        if tool.name not in offered:
+            yield f"{TOOLS}[{i}]: no row offers the tool {tool.name!r}; add its schema to the rows' `tools`"
+    for name in offered:
+        if not OPENAI_NAME.fullmatch(name):
+            rule = "OpenAI's API allows 1 to 64 letters, digits, _ and - in names of functions"
+            yield f"tools: the agent could not call {name!r:.100} through OpenAI's API: {rule}; rename the tool"
+    for name in unread_names(renderer, list(offered)[:MAX_NAMES]):
+        yield f"tools: calls of {name!r:.100} are not read in the form in which this model writes them; rename the tool"
+
+
+def _grader_advice(reinforcement: Reinforcement) -> Iterator[str]:
+    for field, spec in graders_of(reinforcement):
+        if field.startswith(FIELD) and _is_constant(spec):
+            why = "gives all answers to a row the same grade, since it does not read `sample`"
+            yield f"{field}: {why}: nothing can be learned from it; read {{{{ sample.output_text }}}}, for example"
+
+
+def _is_constant(spec: GraderSpec) -> bool:
+    """Whether it is seen without running it that the grade of a row's answers is always the same."""
+    match spec:
+        case PythonGrader():
+            return ignores_sample(spec.source)
+        case MultiGrader() | EndpointGrader():  # of the former, the parts are looked at
+            return False
+    return not any(reads_sample(template) for _, template in templates_of(spec))

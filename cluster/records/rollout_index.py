@@ -1,0 +1,387 @@
+"""The index of a run's rollouts: `rollouts.sqlite`, beside the folder of the rollout files.
+
+The files are the record; the index can be deleted at any time. It knows the size and time of each file that it holds,
+and its first reader catches up: with files that it lacks, that were replaced, or that are gone. So a kill at any
+moment, a failed write and runs of older versions need nothing else. Where it cannot be written, as in a read-only
+folder, the reader makes a temporary one.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import sqlite3
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+
+from cluster.records.index_tables import FORMAT, INSERT, SELECTED, TABLES, Found, found_in, rows_in, rows_of
+from cluster.records.text_search import TextSearch
+from cluster.records.wanted import Wanted, text
+from trainer.data.rollout_files import ROLLOUTS_SUFFIX, LineReader, Place, request_of
+from trainer.data.rollout_json import outcome_from_json
+from trainer.errors import UserError
+from trainer.types import Discarded, Group, GroupRequest, Rollout
+
+SHOWN = 50
+"""Values that a message lists."""
+BUSY_S = 5.0
+BATCH = 2_000
+"""Rows that are written, or read, at a time: no process is kept waiting for more."""
+BROKEN = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+PAUSE_S = 0.1
+"""How long a reader whose file another one reads now waits before it looks again; doubled each time."""
+JOINED = "FROM rollouts r JOIN files f ON f.id = r.file WHERE"
+FOUND = f"SELECT {SELECTED} {JOINED}"
+Order = Literal["oldest", "newest", "best", "worst"]
+
+
+class UnknownRollout(UserError):
+    """The rollout that a page begins after is not there, or not any more."""
+
+
+class UnknownValue(UserError):
+    """No rollout has this value; `field` is that of `Wanted`, or `file` for a name."""
+
+    def __init__(self, message: str, field: str = "", **details: Any) -> None:
+        super().__init__(message, field=field, **details)
+        self.field = field
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutFile:
+    """A rollout file in the index. `problem` says what is wrong with it; empty: nothing."""
+
+    name: str
+    step: int | None
+    mtime_ns: int
+    num_bytes: int
+    num_rollouts: int
+    problem: str
+
+
+class RolloutIndex:
+    """The index of one run folder. Reading methods answer from the index as it is: call `catch_up` first."""
+
+    def __init__(self, run: Path, busy_s: float = BUSY_S) -> None:
+        self._folder = run / "rollouts"
+        self._path = run / "rollouts.sqlite"
+        self._busy_s = busy_s
+        self._temporary: sqlite3.Connection | None = None
+
+    def close(self) -> None:
+        """Forget a temporary index; without one there is nothing to close."""
+        if self._temporary is not None:
+            self._temporary.close()
+
+    # -- writing -------------------------------------------------------------------------------------------------------
+
+    def put(self, name: str, groups: Sequence[Group], places: Sequence[Sequence[Place]]) -> None:
+        """Add a file that was just written. What fails here is caught up by the next reader."""
+        with suppress(sqlite3.Error, OSError):
+            stat = self._file(name).stat()
+            rows = list(rows_of(groups, places))
+            with self.opened() as db, _transaction(db):
+                file = self._begin(db, name)
+                db.executemany(INSERT, ((file, number, *row) for number, row in enumerate(rows)))
+                self._end(db, file, stat, len(rows), "")
+
+    def catch_up(self, seconds: float = math.inf) -> bool:
+        """Bring the index up to the files; returns False if there was not enough time, so that it has to be repeated.
+
+        At least one file is read, and each as a whole. Several readers may do so at the same time: the last one that
+        begins a file reads it, and the others wait for it.
+        """
+        deadline = time.monotonic() + seconds
+        try:
+            return self._catch_up(deadline)
+        except sqlite3.DatabaseError as error:
+            if self._temporary is not None:
+                raise
+            if is_busy(error) and seconds < math.inf:
+                return False
+            if error.sqlite_errorcode in BROKEN:
+                self._path.unlink(missing_ok=True)
+            else:
+                self._temporary = _connection("", self._busy_s)
+            return self._catch_up(deadline)
+
+    def complete(self) -> bool:
+        """Whether the index has all files as they are, so that there is nothing to catch up with."""
+        try:
+            with self.opened() as db:
+                return not any(self._difference(db))
+        except sqlite3.Error:
+            return False
+
+    def _catch_up(self, deadline: float) -> bool:
+        pause = PAUSE_S
+        with self.opened() as db:
+            while any(difference := self._difference(db)):
+                (gone, changed), whole = difference, True
+                with _transaction(db):
+                    self._forget(db, *gone)
+                for name, stat in changed:
+                    with suppress(FileNotFoundError):  # removed in the meantime
+                        whole &= self._scan(db, name, stat)
+                    if time.monotonic() > deadline:
+                        return not any(self._difference(db))
+                if not whole:
+                    time.sleep(min(pause, max(0.0, deadline - time.monotonic())))
+                    pause *= 2
+        return True
+
+    def _difference(self, db: sqlite3.Connection) -> tuple[set[str], list[tuple[str, os.stat_result]]]:
+        """The files that are gone, and those that the index has not as they are, oldest first."""
+        on_disk = _files_in(self._folder)
+        known = {f.name: (f.mtime_ns, f.num_bytes) for f in _files(db)}
+        changed = [(name, s) for name, s in on_disk.items() if known.get(name) != (s.st_mtime_ns, s.st_size)]
+        return known.keys() - on_disk.keys(), sorted(changed, key=lambda file: (file[1].st_mtime_ns, file[0]))
+
+    def _scan(self, db: sqlite3.Connection, name: str, stat: os.stat_result) -> bool:
+        """Add a file by reading it, as far as it can be read; returns False if another reader began it again."""
+        with _transaction(db):
+            same = "SELECT 1 FROM files WHERE name = ? AND mtime_ns = ? AND size = ?"
+            if db.execute(same, [name, stat.st_mtime_ns, stat.st_size]).fetchone():
+                return True  # another reader was faster, and its index stays complete
+            file = self._begin(db, name)
+        number, problem, rows = 0, "", rows_in(self._file(name))
+        while not problem:
+            batch: list[tuple[Any, ...]] = []
+            try:
+                batch.extend(islice(rows, BATCH))
+            except UserError as error:
+                problem = error.message
+            with _transaction(db):
+                if not db.execute("SELECT 1 FROM files WHERE id = ?", [file]).fetchone():
+                    return False
+                db.executemany(INSERT, ((file, number + i, *row) for i, row in enumerate(batch)))
+            number += len(batch)
+            if not batch:
+                break
+        with _transaction(db):
+            return self._end(db, file, stat, number, problem)
+
+    def _begin(self, db: sqlite3.Connection, name: str) -> int:
+        """Forget what is known of a file, and return the number of its rows to come. It is complete only at `_end`."""
+        self._forget(db, name)
+        counted = re.match(r"(?:step|validation|starved)-(\d+)", name)
+        step = int(counted[1]) if counted else None
+        added = db.execute("INSERT INTO files VALUES (NULL, ?, ?, 0, 0, 0, '')", [name, step])
+        return int(added.lastrowid or 0)
+
+    def _end(self, db: sqlite3.Connection, file: int, stat: os.stat_result, count: int, problem: str) -> bool:
+        values = [stat.st_mtime_ns, stat.st_size, count, problem, file]
+        ended = db.execute("UPDATE files SET mtime_ns = ?, size = ?, rollouts = ?, problem = ? WHERE id = ?", values)
+        return ended.rowcount > 0
+
+    def _forget(self, db: sqlite3.Connection, *names: str) -> None:
+        """Remove these files, and all rows that have no file."""
+        if db.executemany("DELETE FROM files WHERE name = ?", [(name,) for name in names]).rowcount > 0:
+            db.execute("DELETE FROM rollouts WHERE file NOT IN (SELECT id FROM files)")
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    def files(self) -> list[RolloutFile]:
+        """All files, oldest first."""
+        with self.opened() as db:
+            return _files(db)
+
+    def known(self, column: Literal["tools", "errors"]) -> list[str]:
+        """The tools that were called, or the errors that occurred, in any rollout."""
+        with self.opened() as db:
+            lists = db.execute(f"SELECT DISTINCT {column} FROM rollouts").fetchall()
+        return sorted({name for (names,) in lists for name in names.split("\n") if name})
+
+    def checked(self, wanted: Wanted) -> Wanted:
+        """The same with the file's full name: people may leave out the zeros of step-000012.
+
+        Raises:
+            UnknownValue: No rollout is of this file or step, or has this tool or error, if there are any rollouts.
+        """
+        files, name = self.files(), wanted.name
+        if name is not None and (counted := re.fullmatch(r"(step|validation)-(\d{1,9})", name)):
+            name = f"{counted[1]}-{int(counted[2]):06d}"
+        tests: list[tuple[str, str | int | None, Callable[[], Iterable[str | int]]]] = [
+            ("file", name, lambda: {f.name for f in files}),
+            ("step", wanted.step, lambda: {f.step for f in files if f.step is not None}),
+            ("tool", wanted.tool, lambda: self.known("tools")),
+            ("error", wanted.error, lambda: self.known("errors")),
+        ]
+        for field, value, values in tests if files else ():
+            if value is not None and value not in (
+                known := sorted(values(), key=lambda known: f"{known:09}" if isinstance(known, int) else known)
+            ):
+                shown = ", ".join(map(str, known[:SHOWN])) + (", ..." if len(known) > SHOWN else "")
+                raise UnknownValue(f"no rollouts have the {field} {value!r}; they have {shown or 'none'}", field)
+        return replace(wanted, name=name)
+
+    def page(self, wanted: Wanted, order: Order, limit: int, after: str | None = None) -> list[Found]:
+        """The first `limit` rollouts, or those that follow the one with the id `after`.
+
+        By age: by that of their files, and in these in order. By grade: without those that have none.
+
+        Raises:
+            UnknownRollout: There is no rollout `after`.
+        """
+        with self.opened() as db:
+            if order in ("best", "worst"):
+                return _by_grade(db, wanted, order == "best", limit, after)
+            return _by_age(db, wanted, order == "newest", limit, after)
+
+    def all(self, wanted: Wanted, order: Order, limit: int | None = None, after: str | None = None) -> Iterator[Found]:
+        """All rollouts, or the first `limit`, page by page: no reader keeps a writer waiting.
+
+        Raises:
+            UnknownRollout: There is no rollout `after`.
+        """
+        left = math.inf if limit is None else limit
+        while left > 0:
+            found = self.page(wanted, order, int(min(BATCH, left)), after)
+            yield from found
+            if not found:
+                return
+            after, left = found[-1].id, left - len(found)
+
+    def containing(self, found: Iterable[Found], wanted: str) -> Iterator[tuple[Found, bool]]:
+        """Each rollout, and whether its prompt, turns, answer or reason have this text: see `text_search`."""
+        with closing(TextSearch(wanted)) as search:
+            for one in found:
+                with suppress(FileNotFoundError):
+                    yield one, search.finds(self._file(one.name), one)
+
+    def at(self, id: str) -> Found:
+        """The rollout with this id.
+
+        Raises:
+            UnknownRollout: There is none.
+        """
+        with self.opened() as db:
+            name, number, *_ = _cursor(db, id)
+            return found_in(db.execute(f"{FOUND} f.name = ? AND r.number = ?", [name, number]).fetchone())
+
+    def read(self, found: Iterable[Found]) -> Iterator[tuple[Found, GroupRequest, Rollout | Discarded]]:
+        """The rollouts themselves, from their files. Those of files that were removed in the meantime are left out."""
+        request: tuple[tuple[str, Place], GroupRequest] | None = None
+        with closing(LineReader()) as reader:
+            for one in found:
+                path = self._file(one.name)
+                with suppress(FileNotFoundError):
+                    if request is None or request[0] != (one.name, one.group):
+                        request = (one.name, one.group), request_of(reader.read(path, one.group))[0]
+                    yield one, request[1], outcome_from_json(reader.read(path, one.place))
+
+    # -- the database --------------------------------------------------------------------------------------------------
+
+    def _file(self, name: str) -> Path:
+        return self._folder / (name + ROLLOUTS_SUFFIX)
+
+    @contextmanager
+    def opened(self) -> Iterator[sqlite3.Connection]:
+        """The database, for what only reads."""
+        if self._temporary is not None:
+            yield self._temporary
+            return
+        sampled = self._folder.is_dir()  # in other folders, which may be no runs, nothing is made
+        with closing(_connection(self._path if sampled else "", self._busy_s)) as db:
+            yield db
+
+
+def is_busy(error: sqlite3.Error) -> bool:
+    """Whether another process was writing for too long; trying again helps."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
+
+
+def _connection(path: Path | str, busy_s: float) -> sqlite3.Connection:
+    db = sqlite3.connect(path, timeout=busy_s, isolation_level=None, check_same_thread=False)
+    try:
+        if _format_of(db) != FORMAT:
+            with _transaction(db):
+                if _format_of(db) != FORMAT:  # no other process has made them in the meantime
+                    for statement in TABLES:
+                        db.execute(statement)
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+def _format_of(db: sqlite3.Connection) -> int:
+    return int(db.execute("PRAGMA user_version").fetchone()[0])
+
+
+@contextmanager
+def _transaction(db: sqlite3.Connection) -> Iterator[None]:
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    except BaseException:
+        db.execute("ROLLBACK")
+        raise
+    db.execute("COMMIT")
+
+
+def _files_in(folder: Path) -> dict[str, os.stat_result]:
+    found = {}
+    for path in folder.glob("*" + ROLLOUTS_SUFFIX):
+        with suppress(FileNotFoundError):
+            found[path.name.removesuffix(ROLLOUTS_SUFFIX)] = path.stat()
+    return found
+
+
+def _files(db: sqlite3.Connection) -> list[RolloutFile]:
+    query = "SELECT name, step, mtime_ns, size, rollouts, problem FROM files ORDER BY mtime_ns, name"
+    return [RolloutFile(*row) for row in db.execute(query)]
+
+
+def _by_age(db: sqlite3.Connection, wanted: Wanted, newest: bool, limit: int, after: str | None) -> list[Found]:
+    files = [f.name for f in _files(db) if wanted.step in (None, f.step) and wanted.name in (None, f.name)]
+    if newest:
+        files.reverse()
+    last = -1
+    if after is not None:
+        name, last, *_ = _cursor(db, after)
+        if name not in files:
+            raise UnknownRollout(f"the rollout {after!r} is not one of those that are listed")
+        files = files[files.index(name) :]
+    found: list[Found] = []
+    for name in files:
+        condition, values = replace(wanted, name=name).condition()
+        query = f"{FOUND} {condition} AND r.number > ? ORDER BY r.number LIMIT ?"
+        found += map(found_in, db.execute(query, [*values, last, limit - len(found)]))
+        if len(found) == limit:
+            break
+        last = -1
+    return found
+
+
+def _by_grade(db: sqlite3.Connection, wanted: Wanted, best: bool, limit: int, after: str | None) -> list[Found]:
+    condition, values = wanted.condition()
+    beyond, direction = ("<", "DESC") if best else (">", "ASC")
+    if after is not None:
+        _, number, file, grade = _cursor(db, after)
+        condition += f" AND (r.grade {beyond} ? OR (r.grade = ? AND (r.file, r.number) > (?, ?)))"
+        values += [grade, grade, file, number]
+    order = f"r.grade {direction}, r.file, r.number"
+    query = f"{FOUND} {condition} AND r.grade IS NOT NULL ORDER BY {order} LIMIT ?"
+    return [found_in(row) for row in db.execute(query, [*values, limit])]
+
+
+def _cursor(db: sqlite3.Connection, id: str) -> tuple[str, int, int, float | None]:
+    """The file's name, the number, the file's number and the grade of a rollout.
+
+    Raises:
+        UnknownRollout: There is none with this id.
+    """
+    name, _, number = id.rpartition(".")
+    query = f"SELECT f.name, r.number, r.file, r.grade {JOINED} f.name = ? AND CAST(r.number AS TEXT) = ?"
+    row = db.execute(query, [text(name), text(number)]).fetchone()
+    if row is None:
+        raise UnknownRollout(f"there is no rollout {id!r}, or not any more: begin with the first page again")
+    found: tuple[str, int, int, float | None] = row
+    return found

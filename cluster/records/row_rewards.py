@@ -1,0 +1,91 @@
+"""How the rewards of each row are distributed, from the index of a run's rollouts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from cluster.records.rollout_index import JOINED, RolloutIndex, UnknownValue
+from cluster.records.wanted import Wanted
+
+BINS = 10
+RowOrder = Literal["worst", "best", "widest"]
+
+
+@dataclass(slots=True)
+class RowRewards:
+    """The rewards of one row.
+
+    Attributes:
+        bins: How many rewards are in each tenth of the range.
+        range: The least and the greatest reward of all rows that are wanted, so that their bins can be compared.
+        num_lost: Rollouts without a grade.
+    """
+
+    row_id: str
+    range: tuple[float, float]
+    bins: list[int] = field(default_factory=lambda: [0] * BINS)
+    num_rollouts: int = 0
+    num_lost: int = 0
+    total: float = 0.0
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def mean(self) -> float | None:
+        return self.total / self.num_rollouts if self.num_rollouts else None
+
+    @property
+    def spread(self) -> float:
+        return 0.0 if self.low is None or self.high is None else self.high - self.low
+
+
+def row_rewards(index: RolloutIndex, wanted: Wanted, order: RowOrder) -> list[RowRewards]:
+    """The rows of the rollouts that are wanted; those of which all were lost are the last ones.
+
+    `widest`: first the rows whose rewards differ most, which are those that a model learns from.
+    """
+    condition, values = wanted.condition()
+    with index.opened() as db:
+        low, high = db.execute(f"SELECT min(r.reward), max(r.reward) {JOINED} {condition}", values).fetchone()
+        low, high = (0.0, 0.0) if low is None else (low, high)
+        scale = BINS / (high - low) if high > low else 0.0
+        counted = db.execute(
+            f"SELECT r.row_id, min(CAST((r.reward - ?) * ? AS INTEGER), ?) AS bin, count(*), sum(r.reward), "
+            f"min(r.reward), max(r.reward) {JOINED} {condition} GROUP BY r.row_id, bin ORDER BY r.row_id, bin",
+            [low, scale, BINS - 1, *values],
+        )
+        rows: dict[str, RowRewards] = {}
+        for row_id, bin, count, total, least, most in counted:
+            row = rows.setdefault(row_id, RowRewards(row_id, (low, high)))
+            if bin is None:
+                row.num_lost += count
+                continue
+            row.bins[bin] += count
+            row.num_rollouts, row.total = row.num_rollouts + count, row.total + total
+            row.low, row.high = least if row.low is None else row.low, most  # bins are in order
+    return sorted(rows.values(), key=lambda row: (row.mean is None, _rank(row, order), *_line(row)))
+
+
+def rows_after(rows: list[RowRewards], after: str | None) -> list[RowRewards]:
+    """The rows that follow the one with this id.
+
+    Raises:
+        UnknownValue: There is none.
+    """
+    if after is None:
+        return rows
+    for number, row in enumerate(rows, start=1):
+        if row.row_id == after:
+            return rows[number:]
+    raise UnknownValue(f"no rollouts have the row {after!r}: begin with the first page again", "after")
+
+
+def _rank(row: RowRewards, order: RowOrder) -> float:
+    mean = row.mean or 0.0
+    return {"worst": mean, "best": -mean, "widest": -row.spread}[order]
+
+
+def _line(row: RowRewards) -> tuple[int, str]:
+    """Orders rows by their lines: 2 before 10."""
+    return len(row.row_id.partition("-")[0]), row.row_id

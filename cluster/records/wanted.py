@@ -1,0 +1,88 @@
+"""Which rollouts are wanted, in Python and as a condition of the index's tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+DISCARDED = "discarded"
+"""The `finish` of a rollout without a grade."""
+Ended = Literal["answer", "max_steps", "max_tokens", "context", "discarded"]
+"""`trainer.types.Finish`, or DISCARDED; here since that module loads numpy, and the command line does not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """Which rollouts; None: any. Those without a grade are in no range of grades or rewards.
+
+    Attributes:
+        name: The rollout file, such as step-000012.
+        step: Its number; files of a step's validation have it, too.
+        row: A row's id, or its line number.
+        trace: The start of a trace id.
+        finish: How it ended, or DISCARDED.
+        error: The error of one of its calls, or the reason why it was discarded.
+        tool: A tool that it called.
+        text: What its prompt, turns, answer or reason contain; no part of `condition`, see `text_search`.
+    """
+
+    name: str | None = None
+    step: int | None = None
+    row: str | None = None
+    trace: str | None = None
+    min_grade: float | None = None
+    max_grade: float | None = None
+    min_reward: float | None = None
+    max_reward: float | None = None
+    finish: str | None = None
+    error: str | None = None
+    tool: str | None = None
+    text: str | None = None
+
+    def __str__(self) -> str:
+        """What is wanted, as the end of a sentence that no rollout is it."""
+        given = {name: value for name, value in asdict(self).items() if value is not None and name != "name"}
+        which = " and ".join(f"{name} {value!r}" for name, value in given.items())
+        return (f" with {which}" if which else "") + (f" in {self.name}" if self.name else "")
+
+    def condition(self) -> tuple[str, list[Any]]:
+        """SQL for table `rollouts` as r and `files` as f."""
+        begins = "substr({}, 1, length(?)) = ?"
+        tests: list[tuple[str, list[Any]]] = [("1", [])]
+        if self.name is not None:
+            tests.append(("f.name = ?", [self.name]))
+        if self.step is not None:
+            tests.append(("f.step = ?", [self.step]))
+        if self.row is not None:
+            first = f"{self.row}-"
+            tests.append((f"(r.row_id = ? OR {begins.format('r.row_id')})", [self.row, first, first]))
+        if self.trace is not None:
+            tests.append((begins.format("r.trace_id"), [self.trace, self.trace]))
+        for column, low, high in (
+            ("r.grade", self.min_grade, self.max_grade),
+            ("r.reward", self.min_reward, self.max_reward),
+        ):
+            if low is not None:
+                tests.append((f"{column} >= ?", [low]))
+            if high is not None:
+                tests.append((f"{column} <= ?", [high]))
+        if self.finish is not None:
+            tests.append(("r.finish = ?", [self.finish]))
+        if self.error is not None:
+            tests.append(("instr(r.errors, ?)", [listed([self.error])]))
+        if self.tool is not None:
+            tests.append(("instr(r.tools, ?)", [listed([self.tool])]))
+        values = [text(v) if isinstance(v, str) else v for _, of_test in tests for v in of_test]
+        return " AND ".join(test for test, _ in tests), values
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names as one text, each between line ends, so that one is found as a part of it."""
+    known = sorted({text(name).replace("\n", " ") for name in names})
+    return "".join(f"\n{name}" for name in known) + "\n" if known else ""
+
+
+def text(value: str) -> str:
+    """The text as SQLite can hold it: a model may write half a character."""
+    return value.encode(errors="replace").decode()

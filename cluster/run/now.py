@@ -1,0 +1,117 @@
+"""now.json of a run folder: what engines, learner ranks, helpers and endpoints do at this moment, for people.
+
+It is written every few seconds while the actors of a run live, and removed with them; after a kill it is old. Histories
+are in Prometheus.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Protocol
+
+from actors.endpoints.stats import quantile_s
+from actors.rollout.fleet import EngineState
+from actors.runtime.watchdog import Seen
+from cluster.records.run_folder import RunFolder
+
+EVERY_S = 3.0
+WINDOW = 20
+"""Latencies, calls and errors are those of so many of the last writes: a minute."""
+
+Stats = Mapping[str, Mapping[str, Any]]
+
+
+class Watching(Protocol):
+    """The part of actors.runtime.watchdog.Watchdog that is needed here."""
+
+    @property
+    def seen(self) -> list[Seen]: ...
+
+
+class Engines(Protocol):
+    """The part of actors.rollout.fleet.Fleet that is needed here."""
+
+    def engines(self) -> list[EngineState]: ...
+    async def endpoint_stats(self) -> dict[str, dict[str, Any]]: ...
+
+
+class NowFile:
+    """Writes the file until `close`. `fleet` is None for a job without rollouts; `clock` returns Unix seconds."""
+
+    def __init__(
+        self,
+        run: Path,
+        watchdog: Watching,
+        fleet: Engines | None,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._path = RunFolder(run).now
+        self._watchdog = watchdog
+        self._fleet = fleet
+        self._sleep = sleep
+        self._clock = clock
+        self._before: deque[tuple[float, Stats]] = deque(maxlen=WINDOW)
+        self._writing = asyncio.create_task(self._run())
+
+    def close(self) -> None:
+        """Write nothing more, and remove the file."""
+        self._writing.cancel()
+        with suppress(OSError):
+            self._path.unlink(missing_ok=True)
+
+    async def _run(self) -> None:
+        while True:
+            state = await self._state()
+            with suppress(OSError):  # the next write is another occasion; training goes on
+                await asyncio.to_thread(_replace, self._path, state)
+            await self._sleep(EVERY_S)
+
+    async def _state(self) -> dict[str, Any]:
+        fleet, now = self._fleet, self._clock()
+        stats: Stats = {} if fleet is None else await fleet.endpoint_stats()
+        self._before.append((now, stats))
+        return {
+            "at": now,
+            "engines": [] if fleet is None else [asdict(engine) for engine in fleet.engines()],
+            "actors": [asdict(seen) for seen in self._watchdog.seen],
+            "endpoints": endpoints_now(self._before),
+        }
+
+
+def endpoints_now(before: Sequence[tuple[float, Stats]]) -> list[dict[str, Any]]:
+    """The endpoints of the last stats; what has grown since the first ones is that of the time between them."""
+    (began, first), (now, last) = before[0], before[-1]
+    return [_endpoint(name, values, first.get(name, {}), now - began) for name, values in sorted(last.items())]
+
+
+def _endpoint(name: str, values: Mapping[str, Any], first: Mapping[str, Any], for_s: float) -> dict[str, Any]:
+    was = first.get("latency_counts", [0] * len(values["latency_counts"]))
+    grown = [new - old for new, old in zip(values["latency_counts"], was, strict=True)]
+    if min(grown) < 0:  # a process has started again
+        grown, first = list(values["latency_counts"]), {}
+    errors = {kind: count - first.get("errors", {}).get(kind, 0) for kind, count in values["errors"].items()}
+    return {
+        "name": name,
+        **{key: values[key] for key in ("limit", "in_flight", "queued", "breaker", "calls", "failed", "retries")},
+        "recent_s": for_s,
+        "recent_calls": values["calls"] - first.get("calls", 0),
+        "recent_errors": {kind: count for kind, count in errors.items() if count > 0},
+        "errors": values["errors"],
+        "latency_p50_s": quantile_s(grown, 0.5),
+        "latency_p95_s": quantile_s(grown, 0.95),
+    }
+
+
+def _replace(path: Path, state: Mapping[str, Any]) -> None:
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(state))
+    os.replace(temporary, path)

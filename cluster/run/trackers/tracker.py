@@ -1,0 +1,119 @@
+"""What trackers get of a run: numbers and hyperparameters, never rows, texts, addresses or secrets."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from trainer.errors import RftError
+from trainer.events import Evaluated, IntegrationCause, JobEnded, LossEvaluated, Outcome, StepDone
+from trainer.run_events import RunEvent
+
+SECTIONS = ("hyperparameters", "limits", "reward", "algorithm")
+"""The parts of a method's settings that trackers get."""
+MAX_FAILURES = 5
+"""Failures in a row after which a tracker is given up; until then its numbers wait."""
+Scalar = str | int | float | bool
+
+
+class CannotTrack(RftError):
+    """A tracker cannot be used as it is set up here; `cause` says in what way."""
+
+    def __init__(self, cause: IntegrationCause, message: str) -> None:
+        super().__init__(message)
+        self.cause = cause
+
+
+@dataclass(frozen=True, slots=True)
+class TrackedRun:
+    """A run as trackers show it; they write files only into `folder`, the run's."""
+
+    name: str
+    folder: Path
+    settings: Mapping[str, Scalar]
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """The numbers of a step; `time` is in Unix seconds."""
+
+    step: int
+    time: float
+    numbers: Mapping[str, float]
+
+
+class Tracker(Protocol):
+    """A run at a tracker. Its calls may block and raise."""
+
+    def log(self, point: Point) -> None: ...
+
+    def close(self, outcome: Outcome) -> None: ...
+
+
+class TrackerSink:
+    """A Sink that gives a tracker the numbers in events. Those of a call that failed wait for the next event."""
+
+    def __init__(self, tracker: Tracker) -> None:
+        self._tracker = tracker
+        self._waiting: deque[Point] = deque()
+        self._failures = 0
+        self._outcome: Outcome = "stopped"
+
+    def event(self, event: RunEvent) -> None:
+        if isinstance(event.event, JobEnded):
+            self._outcome = event.event.outcome
+        point = point_of(event)
+        if point is None:
+            return
+        self._waiting.append(point)
+        try:
+            self._send()
+            self._failures = 0
+        except Exception:
+            self._failures += 1
+            if self._failures == MAX_FAILURES:
+                raise
+
+    def close(self) -> None:
+        self._send()
+        self._tracker.close(self._outcome)
+
+    def _send(self) -> None:
+        while self._waiting:
+            self._tracker.log(self._waiting[0])
+            self._waiting.popleft()
+
+
+def point_of(event: RunEvent) -> Point | None:
+    """The numbers in an event, with names such as `train_mean_reward` and `validation/grade`; None if it has none."""
+    match event.event:
+        case StepDone(metrics=metrics):
+            found: Mapping[str, Any] = metrics
+        case Evaluated(name=name, evaluation=evaluation):
+            found = {f"{name}/{field}": value for field, value in evaluation.as_dict().items()}
+        case LossEvaluated(loss=loss):
+            found = {"validation/loss": loss}
+        case _:
+            return None
+    numbers = {name: float(value) for name, value in found.items() if isinstance(value, int | float)}
+    return Point(event.step, event.time, {name: value for name, value in numbers.items() if math.isfinite(value)})
+
+
+def settings_of(job: Mapping[str, Any]) -> dict[str, Scalar]:
+    """The hyperparameters of a public job, by their paths; of a model's folder only its name."""
+    method = job["method"]["type"]
+    parts = {name: part for name, part in job["method"][method].items() if name in SECTIONS}
+    found = {"model": Path(job["model"]).name, "method": method, "seed": job["seed"]} | dict(_flat(parts, ""))
+    return found | dict(_flat({"cluster": job["cluster"]}, ""))
+
+
+def _flat(part: Mapping[str, Any], above: str) -> Iterator[tuple[str, Scalar]]:
+    for name, value in part.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{above}{name}.")
+        elif isinstance(value, Scalar):
+            yield f"{above}{name}", value

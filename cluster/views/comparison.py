@@ -1,0 +1,339 @@
+"""Evaluations of the same rows side by side: what has changed, by how much, and how sure that is.
+
+All is paired: each row is compared with itself, by its id, and a row with several samples counts once, by their means.
+What has no finite grade and reward is as good as not graded. Intervals are those of `trainer.metrics.intervals`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import Any, Literal
+
+import numpy as np
+
+from trainer.errors import UserError
+from trainer.metrics import EVALUATION
+from trainer.metrics.intervals import GRADES, Interval, paired_bootstrap
+from trainer.types import Group, Rollout, Task
+
+Verdict = Literal["better", "worse", "unclear", "same"]
+MEASURES: Mapping[str, Callable[[Rollout], float]] = {
+    "grade": lambda rollout: rollout.grade.value,
+    "reward": lambda rollout: rollout.reward,
+    "busy_s": lambda rollout: rollout.busy_s,
+    "completion_tokens": lambda rollout: float(rollout.num_sampled),
+    "tool_calls": lambda rollout: float(len(rollout.calls)),
+    "turns": lambda rollout: float(len(rollout.turns)),
+}
+"""What is compared of a rollout, by the names of EVALUATION."""
+NO_TOOL = "(none)"
+"""The first and last tool of a rollout without calls."""
+REWARD: Mapping[int, str] = {1: "reward up", 0: "same reward", -1: "reward down"}
+CALLS: Mapping[int, str] = {-1: "fewer calls", 0: "as many calls", 1: "more calls"}
+"""The quadrants' parts, by the sign of the change."""
+EQUAL = 1e-9
+"""Rounding of means: smaller changes are none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One evaluation: how the user named it, where it is recorded, and its rollouts."""
+
+    label: str
+    run: str
+    name: str
+    groups: Sequence[Group]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A row that all sides have graded: its rollouts at each side, and the means of their MEASURES."""
+
+    task: Task
+    rollouts: tuple[tuple[Rollout, ...], ...]
+    means: tuple[Mapping[str, float], ...]
+
+    @property
+    def question(self) -> str:
+        """The last message of the prompt, which is the user's."""
+        return str(self.task.messages[-1].get("content") or "")
+
+    def change(self, name: str, side: int) -> float:
+        """From the first side to another one."""
+        difference = self.means[side][name] - self.means[0][name]
+        return difference if abs(difference) > EQUAL else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One measure at the first and at another side: means over the rows, and the change with its interval."""
+
+    name: str
+    before: float
+    after: float
+    interval: Interval
+
+    @property
+    def label(self) -> str:
+        return EVALUATION[self.name].label
+
+    @property
+    def verdict(self) -> Verdict:
+        """Better or worse only where the interval excludes 0."""
+        low, high, better = self.interval.low, self.interval.high, EVALUATION[self.name].better
+        if self.interval.mean == 0.0 and not low < high:
+            return "same"
+        if low > 0 or high < 0:
+            return "better" if better * self.interval.mean > 0 else "worse"
+        return "unclear"
+
+    def text(self, value: float) -> str:
+        return EVALUATION[self.name].format(value)
+
+    @property
+    def change(self) -> str:
+        return self.interval.text(EVALUATION[self.name].pattern.replace(":", ":+"))
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """How the rollouts of a side use a tool: calls per rollout, shares of failed and repeated calls and of rollouts.
+
+    A call is repeated if its rollout has called the same tool with the same arguments before.
+    """
+
+    calls: float
+    failed: float
+    repeated: float
+    first: float
+    last: float
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """A side's rollouts of the compared rows. `tools` has NO_TOOL only with the rollouts that call none."""
+
+    num_rollouts: int
+    means: Mapping[str, float]
+    turns_p95: float
+    busy_p95_s: float
+    repeated: float
+    tools: Mapping[str, ToolUse]
+
+
+@dataclass(frozen=True, slots=True)
+class Against:
+    """Another side against the first. `quadrants` counts rows by the signs of the changes of reward and of calls."""
+
+    changes: tuple[Change, ...]
+    quadrants: Counter[tuple[int, int]]
+    gained: tuple[Row, ...]
+    lost: tuple[Row, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Several sides, the first of which is the one that the others are compared with.
+
+    `only` are the ids of rows of a side that another side does not have, `ungraded` those that it has not graded.
+    """
+
+    sides: tuple[Side, ...]
+    rows: tuple[Row, ...]
+    only: tuple[tuple[str, ...], ...]
+    ungraded: tuple[tuple[str, ...], ...]
+    summaries: tuple[Summary, ...]
+    against: tuple[Against, ...]
+
+    @property
+    def tools(self) -> list[str]:
+        """All tools, the most called first."""
+        calls: Counter[str] = Counter()
+        for summary in self.summaries:
+            calls.update({name: int(1e6 * use.calls) for name, use in summary.tools.items()})
+        return [name for name, _ in calls.most_common()]
+
+
+def compare_sides(sides: Sequence[Side], num_shown: int) -> Comparison:
+    """Compare other sides with the first; `num_shown` is the number of rows that gained and lost most.
+
+    Raises:
+        UserError: No row was graded at all sides.
+    """
+    found = [_by_row(side.groups) for side in sides]
+    shared = [row_id for row_id in found[0] if all(row_id in rows for rows in found)]
+    graded = [row_id for row_id in shared if all(rows[row_id].rollouts for rows in found)]
+    if not graded:
+        raise _nothing_shared(sides, found, shared)
+    rows = tuple(_row([rows[row_id] for rows in found]) for row_id in graded)
+    return Comparison(
+        sides=tuple(sides),
+        rows=rows,
+        only=tuple(tuple(row_id for row_id in rows if row_id not in set(shared)) for rows in found),
+        ungraded=tuple(tuple(row_id for row_id in shared if not rows[row_id].rollouts) for rows in found),
+        summaries=tuple(_summary(rows, side) for side in range(len(sides))),
+        against=tuple(_against(rows, side, num_shown) for side in range(1, len(sides))),
+    )
+
+
+def _nothing_shared(sides: Sequence[Side], found: Sequence[Mapping[str, Group]], shared: Sequence[str]) -> UserError:
+    counts = "; ".join(
+        f"{side.label} has {len(rows)} rows ({side.name})" for side, rows in zip(sides, found, strict=True)
+    )
+    if shared:
+        why = f"no row was graded at all sides, of the {len(shared)} that they share"
+        return UserError(f"{why}: {counts}; see why with agent-rft traces RUN --name NAME")
+    return UserError(
+        f"different rows were graded: {counts}; a row is known by its line and content. Grade the same file with both: "
+        "agent-rft eval JOB --file test_file --model FOLDER, or give two folders of models with --job JOB"
+    )
+
+
+def _by_row(groups: Sequence[Group]) -> dict[str, Group]:
+    """Each row's group, without rollouts that have no finite grade; groups of one row are one."""
+    rows: dict[str, Group] = {}
+    for group in groups:
+        finite = tuple(r for r in group.rollouts if math.isfinite(r.grade.value) and math.isfinite(r.reward))
+        row_id = group.request.task.row_id
+        before = rows[row_id].rollouts if row_id in rows else ()
+        rows[row_id] = replace(group, rollouts=before + finite)
+    return rows
+
+
+def _row(groups: Sequence[Group]) -> Row:
+    rollouts = tuple(group.rollouts for group in groups)
+    means = tuple({name: fmean(map(of, side)) for name, of in MEASURES.items()} for side in rollouts)
+    return Row(groups[0].request.task, rollouts, means)
+
+
+# -- against the first side --------------------------------------------------------------------------------------------
+
+
+def _against(rows: Sequence[Row], side: int, num_shown: int) -> Against:
+    quadrants = Counter((_sign(row.change("reward", side)), _sign(row.change("tool_calls", side))) for row in rows)
+    by_reward = sorted(rows, key=lambda row: row.change("reward", side))
+    return Against(
+        changes=tuple(_change(rows, side, name) for name in MEASURES),
+        quadrants=quadrants,
+        gained=tuple(row for row in by_reward[::-1][:num_shown] if row.change("reward", side) > 0),
+        lost=tuple(row for row in by_reward[:num_shown] if row.change("reward", side) < 0),
+    )
+
+
+def _change(rows: Sequence[Row], side: int, name: str) -> Change:
+    before, found = ([row.means[i][name] for row in rows] for i in (0, side))
+    after = [old if abs(new - old) <= EQUAL else new for old, new in zip(before, found, strict=True)]
+    return Change(name, fmean(before), fmean(after), paired_bootstrap(before, after, _bounds(name, (*before, *after))))
+
+
+def _bounds(name: str, values: Sequence[float]) -> tuple[float, float] | None:
+    """The least and greatest possible value, if they are known; of counts, which are often all equal, those seen."""
+    if name in ("grade", "reward"):
+        return GRADES if all(0 <= value <= 1 for value in values) else None
+    return (0.0, max(values)) if name in ("tool_calls", "turns") else None
+
+
+def _sign(value: float) -> int:
+    return 1 if value > 0 else -1 if value < 0 else 0
+
+
+# -- one side ----------------------------------------------------------------------------------------------------------
+
+
+def _summary(rows: Sequence[Row], side: int) -> Summary:
+    rollouts = [rollout for row in rows for rollout in row.rollouts[side]]
+    repeats = [_repeated(rollout) for rollout in rollouts]
+    return Summary(
+        num_rollouts=len(rollouts),
+        means={name: fmean(row.means[side][name] for row in rows) for name in MEASURES},
+        turns_p95=float(np.percentile([len(rollout.turns) for rollout in rollouts], 95)),
+        busy_p95_s=float(np.percentile([rollout.busy_s for rollout in rollouts], 95)),
+        repeated=sum(found.total() for found in repeats) / len(rollouts),
+        tools=_tools(rollouts, repeats),
+    )
+
+
+def _repeated(rollout: Rollout) -> Counter[str]:
+    """Calls of each tool that the rollout has made before, with the same arguments."""
+    calls = Counter((call.name, call.arguments) for call in rollout.calls)
+    repeated: Counter[str] = Counter()
+    for (name, _), times in calls.items():
+        repeated[name] += times - 1
+    return repeated
+
+
+def _tools(rollouts: Sequence[Rollout], repeats: Sequence[Counter[str]]) -> dict[str, ToolUse]:
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
+    for rollout, repeated in zip(rollouts, repeats, strict=True):
+        names = [call.name for call in rollout.calls] or [NO_TOOL]
+        counts[names[0]]["first"] += 1
+        counts[names[-1]]["last"] += 1
+        for call, result in zip(rollout.calls, rollout.results, strict=True):
+            counts[call.name]["calls"] += 1
+            counts[call.name]["failed"] += result.error is not None
+        for name, times in repeated.items():
+            counts[name]["repeated"] += times
+    n = len(rollouts)
+    return {
+        name: ToolUse(
+            calls=count["calls"] / n,
+            failed=count["failed"] / max(1, count["calls"]),
+            repeated=count["repeated"] / max(1, count["calls"]),
+            first=count["first"] / n,
+            last=count["last"] / n,
+        )
+        for name, count in counts.items()
+    }
+
+
+# -- JSON --------------------------------------------------------------------------------------------------------------
+
+
+def comparison_json(comparison: Comparison) -> dict[str, Any]:
+    """All numbers, and each compared row with its means and trace ids at each side."""
+    return {
+        "sides": [
+            {"label": side.label, "run": side.run, "name": side.name}
+            | {"rows_of_this_side_only": list(only), "rows_not_graded": list(ungraded)}
+            | _summary_json(summary)
+            for side, only, ungraded, summary in zip(
+                comparison.sides, comparison.only, comparison.ungraded, comparison.summaries, strict=True
+            )
+        ],
+        "changes": [_against_json(against) for against in comparison.against],
+        "rows": [_row_json(row) for row in comparison.rows],
+    }
+
+
+def _summary_json(summary: Summary) -> dict[str, Any]:
+    tools = {name: {part: getattr(use, part) for part in ToolUse.__slots__} for name, use in summary.tools.items()}
+    return {part: getattr(summary, part) for part in Summary.__slots__} | {"means": dict(summary.means), "tools": tools}
+
+
+def _against_json(against: Against) -> dict[str, Any]:
+    words = {1: "up", 0: "same", -1: "down"}
+    return {
+        "measures": {
+            change.name: {"before": change.before, "after": change.after, "change": change.interval.mean}
+            | {"low": change.interval.low, "high": change.interval.high, "verdict": change.verdict}
+            for change in against.changes
+        },
+        "quadrants": [
+            {"reward": words[reward], "tool_calls": words[calls], "rows": count}
+            for (reward, calls), count in sorted(against.quadrants.items(), reverse=True)
+        ],
+        "gained": [row.task.row_id for row in against.gained],
+        "lost": [row.task.row_id for row in against.lost],
+    }
+
+
+def _row_json(row: Row) -> dict[str, Any]:
+    sides = zip(row.means, row.rollouts, strict=True)
+    return {
+        "row_id": row.task.row_id,
+        "sides": [dict(means) | {"trace_ids": [r.trace_id for r in rollouts]} for means, rollouts in sides],
+    }

@@ -1,0 +1,176 @@
+"""The geometry of a comparison's charts, in pixels: what a page draws as SVG, without a script."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cluster.views.comparison import CALLS, REWARD, Comparison, Row
+from trainer.metrics.intervals import Interval
+
+WIDTH, HEIGHT = 560, 340
+LEFT, RIGHT, TOP, BOTTOM = 52, 14, 14, 38
+LABEL = 34
+"""Room for the names of the quadrants, above and below the dots."""
+MOST_TURNS = 24
+"""Rollouts of this many turns and more are one bar."""
+BAR_WIDTH = 150
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    at: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Dot:
+    x: float
+    y: float
+    radius: float
+    title: str
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class Corner:
+    """The name of a quadrant and its number of rows."""
+
+    x: float
+    y: float
+    anchor: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Scatter:
+    """Change of reward (up) against change of calls (right), one dot for the rows that have both equal."""
+
+    x_zero: float
+    y_zero: float
+    x_ticks: tuple[Tick, ...]
+    y_ticks: tuple[Tick, ...]
+    dots: tuple[Dot, ...]
+    corners: tuple[Corner, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    x: float
+    y: float
+    width: float
+    height: float
+    side: int
+    title: str
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """Shares of rollouts by their turns, a bar for each side."""
+
+    x_ticks: tuple[Tick, ...]
+    y_ticks: tuple[Tick, ...]
+    bars: tuple[Bar, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class IntervalBar:
+    """A change with its interval on a line whose middle, `zero`, stands for 0."""
+
+    zero: float
+    low: float
+    high: float
+    mean: float
+
+
+def scatter(rows: Sequence[Row], side: int, quadrants: Counter[tuple[int, int]]) -> Scatter:
+    """The rows of a side by what changed from the first."""
+    found = Counter((row.change("tool_calls", side), row.change("reward", side)) for row in rows)
+    x_most = _round_up(max(1.0, *(abs(x) for x, _ in found)))
+    y_most = _round_up(max(0.1, *(abs(y) for _, y in found)))
+    x_zero, y_zero = (LEFT + WIDTH - RIGHT) / 2, (TOP + HEIGHT - BOTTOM) / 2
+    x_unit, y_unit = (WIDTH - RIGHT - x_zero - 18) / x_most, (y_zero - TOP - LABEL) / y_most
+    dots = [
+        Dot(
+            x_zero + x * x_unit,
+            y_zero - y * y_unit,
+            min(16.0, 3.5 + 1.8 * math.sqrt(count - 1)),
+            f"{count} row{'s' * (count > 1)}: reward {y:+.3f}, {x:+.2f} calls",
+            "better" if y > 0 else "worse" if y < 0 else "same",
+        )
+        for (x, y), count in found.most_common()
+    ]
+    corners = []
+    for reward, calls in ((1, -1), (1, 1), (-1, -1), (-1, 1)):
+        count = quadrants[reward, calls]
+        corners.append(
+            Corner(
+                LEFT + 6 if calls < 0 else WIDTH - RIGHT - 6,
+                TOP + 12 if reward > 0 else HEIGHT - BOTTOM - 6,
+                "start" if calls < 0 else "end",
+                f"{REWARD[reward]}, {CALLS[calls]}: {count}",
+            )
+        )
+    fractions = (-1.0, -0.5, 0.0, 0.5, 1.0)
+    return Scatter(
+        x_zero,
+        y_zero,
+        tuple(Tick(x_zero + f * x_most * x_unit, f"{f * x_most:+g}" if f else "0") for f in fractions),
+        tuple(Tick(y_zero - f * y_most * y_unit, f"{f * y_most:+g}" if f else "0") for f in fractions),
+        tuple(dots),
+        tuple(corners),
+    )
+
+
+def turns_histogram(comparison: Comparison) -> Histogram:
+    """How many turns the rollouts of each side take."""
+    counts = [
+        Counter(min(MOST_TURNS, len(rollout.turns)) for row in comparison.rows for rollout in row.rollouts[side])
+        for side in range(len(comparison.sides))
+    ]
+    first, last = min(min(count) for count in counts), max(max(count) for count in counts)
+    most = _round_up(max(max(count.values()) / count.total() for count in counts))
+    slot = (WIDTH - LEFT - RIGHT) / (last - first + 1)
+    width = min(36.0, 0.8 * slot / len(counts))
+    bottom, unit = HEIGHT - BOTTOM, (HEIGHT - BOTTOM - TOP) / most
+    bars = []
+    for turns in range(first, last + 1):
+        middle = LEFT + (turns - first + 0.5) * slot
+        for side, count in enumerate(counts):
+            share = count[turns] / count.total()
+            x = middle + (side - len(counts) / 2) * width
+            title = f"{comparison.sides[side].label}: {share:.0%} take {_turns(turns)}"
+            bars.append(Bar(x, bottom - share * unit, width - 1, share * unit, side, title))
+    step = max(1, math.ceil((last - first + 1) / 12))
+    x_ticks = [Tick(LEFT + (t - first + 0.5) * slot, _number(t)) for t in range(first, last + 1, step)]
+    y_ticks = [Tick(bottom - f * most * unit, f"{f * most:.0%}") for f in (0.0, 0.5, 1.0)]
+    return Histogram(tuple(x_ticks), tuple(y_ticks), tuple(bar for bar in bars if bar.height))
+
+
+def interval_bar(interval: Interval) -> IntervalBar | None:
+    """The interval in a cell of a table; None if it has no bounds."""
+    most = max(abs(interval.low), abs(interval.high), 1e-12)
+    if not math.isfinite(most) or interval.low == interval.high == 0.0:
+        return None
+    middle = BAR_WIDTH / 2
+
+    def at(value: float) -> float:
+        return middle + value / most * (middle - 6)
+
+    return IntervalBar(middle, at(interval.low), at(interval.high), at(interval.mean))
+
+
+def _number(turns: int) -> str:
+    return f"{turns}+" if turns == MOST_TURNS else str(turns)
+
+
+def _turns(turns: int) -> str:
+    return f"{_number(turns)} turn{'s' * (turns != 1)}"
+
+
+def _round_up(value: float) -> float:
+    """The next of 1, 2, 4, 5, 10 times a power of ten: ends and middles of an axis are short numbers."""
+    power: float = 10.0 ** math.floor(math.log10(value))
+    return next(factor * power for factor in (1, 2, 4, 5, 10) if factor * power >= value * (1 - 1e-9))

@@ -1,0 +1,106 @@
+"""A comparison as one HTML page: no network, no script; and that page as an image, by a Chromium that is installed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+
+from cluster.views import comparison_charts as charts
+from cluster.views.comparison import CALLS, REWARD, Comparison
+from cluster.views.comparison_charts import interval_bar, scatter, turns_histogram
+from cluster.views.comparison_table import left_out, measures, path_of
+from cluster.views.traces import call_note, cut, facts, said
+from trainer.errors import UserError
+
+SHOWN_ROWS = 1000
+BROWSERS = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome", "chrome")
+FLAGS = (
+    *("--headless", "--disable-gpu", "--hide-scrollbars", "--no-first-run"),
+    *("--disable-quic", "--disable-background-networking", "--disable-component-update", "--disable-sync"),
+)
+RENDER_S = 120
+PNG_WIDTH = 1240
+
+
+@cache
+def _template() -> Template:
+    environment = Environment(
+        loader=PackageLoader("cluster.views", ""), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )
+    environment.globals |= {"said": said, "cut": cut, "facts": facts, "call_note": call_note, "path_of": path_of}
+    environment.globals |= {"interval_bar": interval_bar, "c": charts, "REWARD": REWARD, "CALLS": CALLS}
+    return environment.get_template("comparison.html")
+
+
+def write_page(comparison: Comparison, path: Path, *, with_traces: bool = True) -> None:
+    """Write the page, whole or not at all.
+
+    Raises:
+        UserError: It cannot be written.
+    """
+    rows = sorted(comparison.rows, key=lambda row: row.change("reward", len(comparison.sides) - 1))
+    html = _template().render(
+        comparison=comparison,
+        left_out=list(left_out(comparison)),
+        measures=list(measures(comparison)),
+        scatters=[
+            scatter(comparison.rows, side, against.quadrants)
+            for side, against in enumerate(comparison.against, start=1)
+        ],
+        histogram=turns_histogram(comparison),
+        rows=rows[:SHOWN_ROWS] if with_traces else [],
+        with_traces=with_traces,
+    )
+    temporary = path.with_name(f"{path.name}.tmp")
+    try:
+        temporary.write_text(html, encoding="utf-8", errors="replace")  # tools may answer with lone surrogates
+        temporary.replace(path)
+    except OSError as error:
+        raise _cannot_write(path, error) from error
+
+
+def _cannot_write(path: Path, error: OSError) -> UserError:
+    return UserError(f"cannot write {path}: {error.strerror}; choose another file")
+
+
+def write_png(comparison: Comparison, path: Path, browsers: Sequence[str] = BROWSERS) -> None:
+    """Write the page without traces as an image.
+
+    Raises:
+        UserError: There is no Chromium, or it fails.
+    """
+    browser = next(filter(None, map(shutil.which, browsers)), None)
+    if browser is None:
+        how = "install Chromium, or open the page of --html in a browser and print it"
+        raise UserError(f"an image needs one of {', '.join(browsers)}, and none is installed: {how}")
+    with TemporaryDirectory() as folder:
+        page, image = Path(folder) / "page.html", Path(folder) / "page.png"
+        write_page(comparison, page, with_traces=False)
+        command = [
+            *(browser, *FLAGS, f"--user-data-dir={folder}/profile"),
+            *(["--no-sandbox"] if os.geteuid() == 0 else []),  # Chromium does not start as root without it
+            *(f"--window-size={PNG_WIDTH},{_height(comparison)}", f"--screenshot={image}", page.as_uri()),
+        ]
+        with suppress(subprocess.TimeoutExpired):
+            subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=RENDER_S)
+        if not image.exists():
+            raise UserError(f"{browser} did not render the page; open that of --html in a browser and print it")
+        try:
+            shutil.copyfile(image, path)
+        except OSError as error:
+            raise _cannot_write(path, error) from error
+
+
+def _height(comparison: Comparison) -> int:
+    """About the height of the page in pixels."""
+    sides, others = len(comparison.sides), len(comparison.against)
+    tables = 40 * 9 + 40 * sides * len(comparison.tools) + 230 * others
+    return 420 + 480 * (1 + others // 2) + tables + 110 * sum(len(a.gained) + len(a.lost) for a in comparison.against)

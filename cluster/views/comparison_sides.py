@@ -1,0 +1,157 @@
+"""Finds the evaluations that are to be compared: a run's newest one of a file, or one that is named.
+
+RUN                          the newest of the test file, else of the validation file, whichever all sides have
+RUN:test-before              the rollouts of this name
+checkpoint or model folder   evaluated with a job, unless a run folder has its evaluation already
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from cluster.preflight.contents import digest_of
+from cluster.records.redact import plain, public_job
+from cluster.records.run_folder import RunFolder
+from cluster.views.comparison import Side
+from cluster.views.live import safe_text
+from trainer.errors import UserError
+from trainer.spec.job import JobSpec
+
+FILES = ("test_file", "validation_file", "training_file")
+"""In the order of preference: the test file decides nothing in training."""
+ENGINE: Final = ("context_length", "dtype")
+"""Settings of `cluster` that change what a model answers."""
+_NAMES = {
+    "test_file": r"test-(before|after)|eval-test",
+    "validation_file": r"validation-\d+|eval-validation",
+    "training_file": r"eval-training",
+}
+"""The names of the rollouts of a file's evaluations."""
+
+Evaluate = Callable[[Path], Path]
+"""Grades a model's folder; returns the run folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """One side as the user gave it: a path and perhaps the name of rollouts."""
+
+    text: str
+    path: Path
+    name: str | None
+
+    @classmethod
+    def of(cls, text: str, name: str | None) -> Named:
+        """`RUN:NAME`, or a path, for which `name` holds.
+
+        Raises:
+            UserError: There is no such folder.
+        """
+        path, found = Path(text), name
+        if not path.exists():
+            before, _, after = text.rpartition(":")
+            path, found = Path(before or text), after
+        if not path.is_dir():
+            raise UserError(f"there is no folder {path}; give a run's folder, RUN:NAME, or a model's folder with --job")
+        return cls(text, path, found)
+
+    @property
+    def is_model(self) -> bool:
+        return any((self.path / name).exists() for name in ("config.json", "adapter_config.json"))
+
+
+def sides_of(texts: Sequence[str], *, name: str | None, file: str | None, evaluate: Evaluate | None) -> list[Side]:
+    """The sides in order; models are graded with `evaluate`.
+
+    `name` chooses the rollouts of runs that are given without one; `file` the file whose newest evaluation counts.
+
+    Raises:
+        UserError: A side has no such evaluation, or cannot be read.
+    """
+    named = [Named.of(text, name) for text in texts]
+    runs = []
+    for side in named:
+        if side.is_model and evaluate is None:
+            raise UserError(f"{side.path} is a model: give the job whose rows it is to be graded on, --job JOB.yaml")
+        runs.append(evaluate(side.path) if side.is_model and evaluate is not None else side.path)
+    folders = [RunFolder(path) for path in runs]
+    chosen = file or file_of_all([s.name if not s.is_model else None for s in named], folders)
+    labels = _labels(texts)
+    return [
+        _side(label, folder, None if side.is_model else side.name, chosen)
+        for label, side, folder in zip(labels, named, folders, strict=True)
+    ]
+
+
+def _side(label: str, run: RunFolder, name: str | None, file: str) -> Side:
+    names = run.rollout_names()
+    if name is None:
+        found = evaluations_of(run, file)
+        if not found:
+            has = ", ".join(sorted(names)) or "no rollouts at all"
+            raise UserError(f"{run.path} has no evaluation of its {file}; it has {has}: choose with RUN:NAME or --name")
+        name = found[-1]
+    elif counted := re.fullmatch(r"(step|validation)-(\d+)", name):
+        name = f"{counted[1]}-{int(counted[2]):06d}"
+    if name not in names:
+        raise UserError(f"{run.path} has no rollouts named {name!r}; it has {', '.join(sorted(names)) or 'none'}")
+    if not (groups := run.read_groups(name)):
+        raise UserError(f"the rollouts {name} of {run.path} are damaged: there is no whole row; evaluate again")
+    return Side(label, str(run.path), name, groups)
+
+
+def evaluations_of(run: RunFolder, file: str) -> list[str]:
+    """The names of a file's evaluations, oldest first."""
+    return [name for name in run.rollout_names() if re.fullmatch(_NAMES[file], name)]
+
+
+def file_of_all(names: Sequence[str | None], runs: Sequence[RunFolder]) -> str:
+    """The file that every side has an evaluation of: that of a named one, else the first of FILES."""
+    for name in names:
+        for file, pattern in _NAMES.items():
+            if name is not None and re.fullmatch(pattern, name):
+                return file
+    open_runs = [run for run, name in zip(runs, names, strict=True) if name is None]
+    return next((file for file in FILES if all(evaluations_of(run, file) for run in open_runs)), FILES[0])
+
+
+def _labels(texts: Sequence[str]) -> list[str]:
+    """The shortest ends that tell the sides apart, such as the names of two evaluations of one run."""
+    parts = [re.split(r"(?<=[/:])", safe_text(text).rstrip("/")) for text in texts]
+    for length in range(1, max(map(len, parts)) + 1):
+        labels = ["".join(part[-length:]) for part in parts]
+        if len(set(labels)) == len(labels):
+            return labels
+    return [f"{part[-1]} ({number})" for number, part in enumerate(parts, start=1)]
+
+
+# -- evaluations that are there already --------------------------------------------------------------------------------
+
+
+def _alike(given: Mapping[str, Any], recorded: Mapping[str, Any]) -> bool:
+    """Whether settings are those of a run, which has recorded what `auto` meant."""
+    return all(value in ("auto", recorded.get(name)) for name, value in given.items())
+
+
+def recorded_evaluation(runs: Path, job: JobSpec, model: Path, file: str, samples: int) -> Path | None:
+    """The newest run folder in `runs` that has graded this model as the job does: by contents, not by names."""
+    wanted, given = {"model": digest_of(model), file: digest_of(Path(getattr(job, file)))}, plain(public_job(job))
+    name = f"eval-{file.removesuffix('_file')}"
+    for path in sorted(runs.glob("*/job.resolved.json"), reverse=True):
+        run = RunFolder(path.parent)
+        try:
+            found, evaluation = run.job(), run.evaluations().get(name)
+        except (ValueError, TypeError, KeyError, OSError):
+            continue  # not readable: it is graded again
+        digests, recorded = found.get("digests", {}), found.get("job", {})
+        same = {field: digests.get(field) for field in wanted} == wanted
+        same = same and all(recorded.get(part) == given[part] for part in ("method", "seed"))
+        same = same and _alike(given["model_options"], recorded.get("model_options", {}))
+        same = same and _alike({part: given["cluster"][part] for part in ENGINE}, recorded.get("cluster", {}))
+        if same and evaluation is not None and evaluation.samples == samples:
+            return run.path
+    return None

@@ -1,0 +1,188 @@
+"""Rollouts as a table: a Parquet file, or a dataset folder of such files that `datasets.load_dataset` reads.
+
+One line per rollout. What is nested, such as messages and calls, is JSON text, which every reader of tables knows.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from cluster.views.traces import Trace
+from trainer.errors import UserError
+from trainer.types import Discarded, Grade, Rollout
+
+Kind = Literal["string", "int64", "double", "list<string>"]
+BATCH = 1_000
+"""Rollouts that are in memory at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of the table. Its value is null where a rollout has none, such as the grade of a discarded one."""
+
+    name: str
+    kind: Kind
+    about: str
+    value: Callable[[str, Trace], Any]
+
+
+def _of_rollout(value: Callable[[Rollout], Any]) -> Callable[[str, Trace], Any]:
+    return lambda run, trace: value(trace.end) if isinstance(trace.end, Rollout) else None
+
+
+def _of_grade(value: Callable[[Grade], Any]) -> Callable[[str, Trace], Any]:
+    return _of_rollout(lambda rollout: value(rollout.grade))
+
+
+def _finish(run: str, trace: Trace) -> str:
+    return trace.end.finish if isinstance(trace.end, Rollout) else "discarded"
+
+
+def _errors(run: str, trace: Trace) -> list[str]:
+    if isinstance(trace.end, Discarded):
+        return [trace.end.reason]
+    return [result.error for result in trace.end.results if result.error]
+
+
+def _turns(rollout: Rollout) -> str:
+    return _json(
+        [
+            {"text": turn.text, "calls": [asdict(c) for c in turn.calls], "results": [asdict(r) for r in turn.results]}
+            for turn in rollout.turns
+        ]
+    )
+
+
+COLUMNS = (
+    Column("run", "string", "name of the run's folder, or id of the job", lambda run, trace: run),
+    Column("file", "string", "rollout file, such as step-000012 or test-after", lambda run, trace: trace.name),
+    Column("purpose", "string", "train, validation or test", lambda run, trace: trace.request.purpose),
+    Column("row_id", "string", "the row: its line and a digest of it", lambda run, trace: trace.end.row_id),
+    Column("group", "int64", "admission number of its group", lambda run, trace: trace.request.index),
+    Column("sample", "int64", "its number in the group", lambda run, trace: trace.end.sample),
+    Column("epoch", "int64", "the pass over the training file", lambda run, trace: trace.request.epoch),
+    Column("trace_id", "string", "as in requests to tools and graders", lambda run, trace: trace.end.trace_id),
+    Column("finish", "string", "answer, max_steps, max_tokens, context or discarded", _finish),
+    Column("grade", "double", "the grade, before penalties", _of_grade(lambda grade: grade.value)),
+    Column("reward", "double", "what was trained on", _of_rollout(lambda rollout: rollout.reward)),
+    Column("held_out", "double", "grade of the held-out grader", _of_grade(lambda grade: grade.held_out)),
+    Column("guard", "string", "the guard that set the grade", _of_grade(lambda grade: grade.guard)),
+    Column("reason", "string", "the grader's reason", _of_grade(lambda grade: grade.reason)),
+    Column("scores", "string", "JSON object: grades of a multi grader's parts", _of_grade(lambda g: _json(g.scores))),
+    Column("answer", "string", "the final answer", _of_rollout(lambda rollout: rollout.answer)),
+    Column("tools", "list<string>", "tool of each call, in order", _of_rollout(lambda r: [c.name for c in r.calls])),
+    Column("errors", "list<string>", "error of each failed call, or why it was discarded", _errors),
+    Column("num_turns", "int64", "turns", _of_rollout(lambda rollout: len(rollout.turns))),
+    Column("num_calls", "int64", "tool calls", _of_rollout(lambda rollout: len(rollout.calls))),
+    Column("sampled_tokens", "int64", "tokens that the model sampled", _of_rollout(lambda r: r.num_sampled)),
+    Column("tokens", "int64", "tokens with prompts and tool results", _of_rollout(lambda r: r.num_tokens)),
+    Column("busy_s", "double", "time of model and tools", _of_rollout(lambda rollout: rollout.busy_s)),
+    Column("wall_s", "double", "time with waits", _of_rollout(lambda rollout: rollout.wall_s)),
+    Column("messages", "string", "JSON list: the prompt", lambda run, trace: _json(trace.request.task.messages)),
+    Column("turns", "string", "JSON list: text, calls and results of each turn", _of_rollout(_turns)),
+    Column("item", "string", "JSON object: the whole row", lambda run, trace: _json(trace.request.task.item)),
+)
+
+
+def rows_of(traces: Iterable[Trace], run: str) -> Iterator[dict[str, Any]]:
+    """The lines of the table. Numbers that are not finite become null, and half characters question marks."""
+    for trace in traces:
+        yield {column.name: _clean(column.value(run, trace)) for column in COLUMNS}
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, default=str, ensure_ascii=False)
+
+
+def _clean(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, list):
+        return [_clean(item) for item in value]
+    return value.encode(errors="replace").decode() if isinstance(value, str) else value
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+class TableWriter(Protocol):
+    """A table that is being written."""
+
+    def write(self, rows: list[dict[str, Any]]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def export_traces(
+    traces: Iterable[Trace],
+    run: str,
+    form: Literal["parquet", "hf"],
+    out: Path,
+    open_table: Callable[[Path], TableWriter] | None = None,
+) -> int:
+    """Write traces to a Parquet file, or to a dataset folder with one for each purpose; returns how many.
+
+    Raises:
+        UserError: The package pyarrow is not installed, or a dataset's folder is not empty.
+    """
+    open_table = open_table or _parquet_writer()
+    if form == "hf":
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            raise UserError(f"{out} exists: give --out a new or empty folder")
+        (out / "data").mkdir(parents=True, exist_ok=True)
+    count, tables = 0, dict[str, TableWriter]()
+    with ExitStack() as stack:
+        rows = rows_of(traces, run)
+        while batch := list(islice(rows, BATCH)):
+            for purpose in sorted({row["purpose"] for row in batch}):
+                split = purpose if form == "hf" else ""
+                if split not in tables:
+                    path = out / "data" / f"{split}.parquet" if split else out
+                    tables[split] = open_table(path)
+                    stack.callback(tables[split].close)
+                tables[split].write([row for row in batch if not split or row["purpose"] == purpose])
+                if not split:
+                    break
+            count += len(batch)
+    if form == "hf":
+        (out / "README.md").write_text(_card(run, sorted(tables)))
+    return count
+
+
+def _parquet_writer() -> Callable[[Path], TableWriter]:
+    try:
+        from pyarrow import Table, float64, int64, list_, schema, string
+        from pyarrow.parquet import ParquetWriter
+    except ImportError as error:
+        raise UserError("--export needs the package pyarrow: pip install pyarrow (or agent-rft[export])") from error
+    kinds = {"string": string(), "int64": int64(), "double": float64(), "list<string>": list_(string())}
+    columns = schema([(column.name, kinds[column.kind]) for column in COLUMNS])
+
+    class Parquet:
+        def __init__(self, path: Path) -> None:
+            self._writer = ParquetWriter(path, columns, compression="zstd")
+
+        def write(self, rows: list[dict[str, Any]]) -> None:
+            self._writer.write_table(Table.from_pylist(rows, schema=columns))
+
+        def close(self) -> None:
+            self._writer.close()
+
+    return Parquet
+
+
+def _card(run: str, splits: list[str]) -> str:
+    files = "".join(f"  - split: {split}\n    path: data/{split}.parquet\n" for split in splits)
+    table = "".join(f"| `{column.name}` | {column.kind} | {column.about} |\n" for column in COLUMNS)
+    return (
+        f"---\nconfigs:\n- config_name: default\n  data_files:\n{files}---\n\n# Rollouts of {run}\n\n"
+        f"Written by `agent-rft traces --export hf`. One line per rollout.\n\n"
+        f"| column | type | |\n|---|---|---|\n{table}"
+    )

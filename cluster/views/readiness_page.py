@@ -1,0 +1,125 @@
+"""The findings before training as a page with the variance plot, and as JSON: `readiness.html` and `readiness.json`.
+
+The page needs no network and no script. Everything that a row says is escaped.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+from markupsafe import Markup, escape
+
+from cluster.views.live import duration
+from trainer.data.durable import write_durably
+from trainer.problem_codes.readiness import REASONS
+from trainer.readiness.draws import Row
+from trainer.readiness.findings import Readiness
+from trainer.spec.job import JobSpec
+
+TITLES = {"train": "Ready to train", "fix_first": "Fix this first", "warm_start": "Warm-start first"}
+SHOWN_ROWS = 500
+"""Rows in the table; the plot and the JSON have all."""
+MAX_MARKS = 600
+"""Rows that are drawn one by one; of more, every n-th is."""
+WIDTH, HEIGHT, LEFT, RIGHT, BOTTOM, TOP = 1120, 320, 44, 16, 26, 10
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """One row in the plot, in pixels; `low` to `high` is one standard deviation to both sides, within what was seen."""
+
+    x: float
+    mean: float
+    low: float
+    high: float
+    best: float
+    title: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """Rows by mean reward from left to right. `ticks` are (y, label)."""
+
+    marks: tuple[Mark, ...]
+    ticks: tuple[tuple[float, str], ...]
+    best_line: str
+    mean_line: str
+    width: int = WIDTH
+    height: int = HEIGHT
+    left: int = LEFT
+    right: int = WIDTH - RIGHT
+
+
+def page_of(folder: Path) -> Path:
+    return folder / "readiness.html"
+
+
+def write_page(folder: Path, found: Readiness, job: JobSpec) -> Path:
+    """Write both files, each whole or not at all; returns the page's path.
+
+    Raises:
+        OSError: The disk is full or read-only.
+    """
+    write_durably(folder / "readiness.json", json.dumps(found.as_json(), indent=1).encode())
+    html = _template().render(
+        title=job.suffix or folder.name,
+        heading=TITLES[found.verdict],
+        found=found,
+        reasons=[(entry, REASONS[entry.reason]) for entry in found.reasons],
+        plot=plot_of(found.rows),
+        rows=found.rows[:SHOWN_ROWS],
+        took=None if found.estimate.sampling_s is None else duration(found.estimate.sampling_s),
+    )
+    write_durably(page_of(folder), html.encode("utf-8", errors="replace"))  # a row may have lone surrogates
+    return page_of(folder)
+
+
+def plot_of(rows: Sequence[Row]) -> Plot | None:
+    """The variance plot; None without rows."""
+    if not rows:
+        return None
+    shown = rows[:: -(-len(rows) // MAX_MARKS)]
+    least, most = min(0.0, *(row.worst for row in rows)), max(1.0, *(row.best for row in rows))
+
+    def y(value: float) -> float:
+        return round(TOP + (HEIGHT - TOP - BOTTOM) * (most - value) / (most - least), 1)
+
+    step = (WIDTH - LEFT - RIGHT) / len(shown)
+    marks = tuple(
+        Mark(
+            x=round(LEFT + step * (number + 0.5), 1),
+            mean=y(row.mean),
+            low=y(max(row.worst, row.mean - row.deviation)),
+            high=y(min(row.best, row.mean + row.deviation)),
+            best=y(row.best),
+            title=f"line {row.line}: mean {row.mean:.2f} ± {row.deviation:.2f}, best {row.best:.2f} of {row.graded}",
+        )
+        for number, row in enumerate(shown)
+    )
+    ticks = tuple((y(value), f"{value:.2g}") for value in (least + (most - least) * i / 4 for i in range(5)))
+    return Plot(
+        marks,
+        ticks,
+        best_line=" ".join(f"{mark.x},{mark.best}" for mark in marks),
+        mean_line=" ".join(f"{mark.x},{mark.mean}" for mark in marks),
+    )
+
+
+@cache
+def _template() -> Template:
+    environment = Environment(
+        loader=PackageLoader("cluster.views", ""), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )
+    environment.globals["with_code"] = _with_code
+    return environment.get_template("readiness.html")
+
+
+def _with_code(text: str) -> Markup:
+    """Our own Markdown as HTML: what is between backticks is code."""
+    parts = text.split("`")
+    return Markup("").join(Markup("<code>{}</code>").format(p) if i % 2 else escape(p) for i, p in enumerate(parts))

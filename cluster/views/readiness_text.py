@@ -1,0 +1,57 @@
+"""The findings before training on a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rich.console import Console
+from rich.markup import escape
+
+from cluster.views.live import duration
+from cluster.views.readiness_page import TITLES
+from trainer.problem_codes.readiness import REASONS
+from trainer.readiness.behaviour import Behaviour
+from trainer.readiness.findings import Readiness
+
+COLOURS = {"train": "green", "fix_first": "red", "warm_start": "yellow"}
+
+
+def print_readiness(console: Console, found: Readiness) -> None:
+    """Print the verdict, its reasons with their remedies, the main figures and what to set."""
+
+    def say(text: str) -> None:
+        console.print(text, soft_wrap=True, highlight=False)
+
+    say(f"[bold {COLOURS[found.verdict]}]{TITLES[found.verdict]}[/] ({found.verdict})")
+    for entry in found.reasons:
+        text = REASONS[entry.reason]
+        note = "" if text.verdict else "note: "
+        say(f"- {note}{escape(entry.words)} [dim]{escape(f'[{entry.reason}]')}[/]")
+        if text.verdict != "train":
+            say(f"    -> {escape(text.remedy)}")
+    shares = found.shares
+    say(
+        f"{len(found.rows)} rows, {found.samples} draws each: {shares.signal:.0%} with signal, "
+        f"{shares.all_wrong:.0%} all wrong, {shares.all_right:.0%} all right, {shares.equal:.0%} equal otherwise"
+    )
+    say(escape(f"grade {found.grade}; pass@k: " + ", ".join(f"{entry.k}: {entry.share}" for entry in found.pass_at)))
+    sizes = (f"{e.size}: {e.low:.0%}" + (f" to {e.high:.0%}" if e.high > e.low else "") for e in found.group_signal)
+    say("groups with signal by size: " + ", ".join(sizes))
+    if found.behaviour is not None:
+        _print_behaviour(say, found.behaviour)
+    for setting in found.settings:
+        say(f"set {escape(setting.setting)}: {setting.value:g} ({escape(setting.why)})")
+    took = "" if found.estimate.sampling_s is None else f"; sampling takes about {duration(found.estimate.sampling_s)}"
+    useful = f"about {found.estimate.useful_groups:.1f} groups with signal in each"
+    say(f"estimate of a training: {found.estimate.steps} steps, {useful}{took}")
+
+
+def _print_behaviour(say: Callable[[str], None], did: Behaviour) -> None:
+    ended = ", ".join(f"{kind} {share:.0%}" for kind, share in did.ended.items())
+    say(
+        f"{did.calls.mean:.1f} tool calls, {did.turns.mean:.1f} turns, {did.sampled_tokens.mean:.0f} sampled tokens, "
+        f"{did.busy_s.median:.1f} s (P95 {did.busy_s.p95:.1f} s) a rollout; ended by {ended}"
+    )
+    for tool in did.tools:
+        latency = f"{tool.latency_s.median:.2f} s, P95 {tool.latency_s.p95:.2f} s"
+        say(f"tool {escape(tool.name)}: {tool.calls} calls, {tool.errors} errors, {latency}")

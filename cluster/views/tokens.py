@@ -1,0 +1,96 @@
+"""The tokens of a rollout, as the engine saw them, with their texts where the model's tokenizer is at hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+
+from cluster.records.rollout_index import UnknownValue
+from trainer.types import Discarded, Rollout
+
+TOKENIZER = "tokenizer.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A token.
+
+    Attributes:
+        text: What it adds to the text: "" for the first part of a character; None if there is no tokenizer.
+        logprob: Under the engine; None if it was not sampled, as `version`, the policy version that sampled it.
+    """
+
+    id: int
+    text: str | None
+    logprob: float | None
+    version: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRange:
+    """Tokens of a segment from `start` on, of `num_tokens`."""
+
+    start: int
+    num_tokens: int
+    tokens: list[Token]
+
+
+def token_range(
+    end: Rollout | Discarded, segment: int, start: int, limit: int, tokenizer: Tokenizer | None
+) -> TokenRange:
+    """At most `limit` tokens of a segment, prompt and results included.
+
+    Raises:
+        UnknownValue: There is no such segment or token.
+    """
+    if isinstance(end, Discarded):
+        raise UnknownValue("the rollout was discarded: its tokens were not kept", "rollout_id")
+    if segment >= len(end.segments):
+        raise UnknownValue(f"the rollout has no segment {segment}; its last one is {len(end.segments) - 1}", "segment")
+    arrays = end.segments[segment]
+    if start >= len(arrays.token_ids):
+        raise UnknownValue(f"the segment has no token {start}; its last one is {len(arrays.token_ids) - 1}", "start")
+    part = slice(start, start + limit)
+    ids = arrays.token_ids[part].tolist()
+    texts = [None] * len(ids) if tokenizer is None else _texts(ids, tokenizer)
+    rest = (arrays.loss_mask[part].tolist(), arrays.logprobs[part].tolist(), arrays.versions[part].tolist())
+    tokens = [
+        Token(id, text, logprob if sampled else None, version if sampled else None)
+        for id, text, sampled, logprob, version in zip(ids, texts, *rest, strict=True)
+    ]
+    return TokenRange(start, len(arrays.token_ids), tokens)
+
+
+def tokenizer_of(folders: Iterable[Path]) -> Tokenizer | None:
+    """The tokenizer of the first of these model folders, which may be patterns, that has one that can be read."""
+    for folder in folders:
+        if not folder.is_absolute():
+            continue
+        for path in sorted(folder.parent.glob(f"{folder.name}/{TOKENIZER}")):
+            if (tokenizer := _read(path, path.stat().st_mtime_ns)) is not None:
+                return tokenizer
+    return None
+
+
+@lru_cache(maxsize=4)
+def _read(path: Path, mtime_ns: int) -> Tokenizer | None:
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception:  # noqa: BLE001 - the library raises plain Exceptions
+        return None
+
+
+def _texts(ids: list[int], tokenizer: Tokenizer) -> list[str | None]:
+    stream, texts = DecodeStream(skip_special_tokens=False), list[str | None]()
+    for id in ids:
+        try:
+            texts.append(stream.step(tokenizer, id) or "")
+        except Exception:  # noqa: BLE001 - what the library raises for an incomplete character after a complete one
+            stream = DecodeStream(skip_special_tokens=False)
+            texts.append(tokenizer.decode([id], skip_special_tokens=False))
+    return texts

@@ -1,0 +1,30 @@
+"""reference/readiness.md: the verdicts before training and each reason code."""
+
+from __future__ import annotations
+
+from docs.generator.markdown import plain
+from trainer.problem_codes.readiness import REASONS, Verdict
+
+_INTRO = """# Reasons of readiness
+
+`agent-rft ready` and `POST /v1/fine_tuning/readiness` end with a verdict and its reasons;
+[how to read them](../ready.md).
+`agent-rft explain CODE` prints the text of this page.
+"""
+_TITLES: dict[Verdict | None, str] = {
+    "train": "`train`",
+    "fix_first": "`fix_first`: something would spoil the training",
+    "warm_start": "`warm_start`: show the model how first",
+    None: "Notes, which do not decide",
+}
+
+
+def pages() -> dict[str, str]:
+    """The page of all reasons."""
+    text = _INTRO
+    for verdict, title in _TITLES.items():
+        text += f"\n## {title}\n"
+        for reason, entry in REASONS.items():
+            if entry.verdict == verdict:
+                text += f"\n### `{reason}`\n\n{plain(entry.meaning)}\n\nWhat to do: {plain(entry.remedy)}\n"
+    return {"readiness.md": text}

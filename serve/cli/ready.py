@@ -1,0 +1,94 @@
+"""`agent-rft ready JOB`: whether a job is worth training, before the first step."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from rich.console import Console
+
+from actors.runtime.process import importing
+from cluster.run.signals import STOPPED
+from serve.cli import completion
+from serve.cli.job_files import (
+    ClusterAddress,
+    ConfigFile,
+    JobFile,
+    Runs,
+    given_options,
+    job_lines,
+    read_job_file,
+    read_operator,
+)
+
+NOT_READY = 4
+"""The exit code of the verdicts fix_first and warm_start."""
+
+
+def ready_command(
+    job: JobFile,
+    samples: Annotated[int, typer.Option(min=2, max=128, help="draws of each row")] = 8,
+    file: Annotated[
+        Literal["training_file", "validation_file", "test_file"], typer.Option(help="which file of the job")
+    ] = "training_file",
+    target_latency: Annotated[
+        float | None, typer.Option(min=0.0, help="wanted model and tool time of a rollout, in seconds")
+    ] = None,
+    export_sft: Annotated[
+        Path | None,
+        typer.Option("--export-sft", help="write the best draws that pass to this file, as rows of a supervised job"),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object; everything else goes to stderr")] = False,
+    resume: Annotated[
+        Path | None,
+        typer.Option(help="go on in this run folder of a stopped `ready`", autocompletion=completion.run_folders),
+    ] = None,
+    runs: Runs = Path("runs"),
+    address: ClusterAddress = None,
+    config: ConfigFile = None,
+) -> None:
+    """Draw each row several times and say whether to train, and how: train, fix_first or warm_start.
+
+    Exit code 0 for train, 4 for the other verdicts. The run folder has readiness.html with the variance plot.
+    """
+    if resume is not None and not resume.is_dir():
+        raise typer.BadParameter(f"{resume} is not a run folder", param_hint="--resume")
+    operator = read_operator(config)
+    spec = read_job_file(job, operator)
+    with importing():
+        from cluster.run.driver import look_before
+        from cluster.run.readiness import Look
+        from cluster.views.readiness_text import print_readiness
+
+    console = Console(stderr=as_json)
+    look = Look(samples, file, target_latency, export_sft)
+    options = {
+        "--samples": samples,
+        "--file": file,
+        "--target-latency": target_latency,
+        "--export-sft": export_sft,
+        "--address": address,
+        "--config": config,
+    }
+    with job_lines(job):
+        outcome, found = asyncio.run(
+            look_before(
+                spec,
+                look,
+                runs,
+                address,
+                operator,
+                folder=resume,
+                console=console,
+                given=[str(job), *given_options(options)],
+            )
+        )
+    if outcome == "stopped" or found is None:
+        raise typer.Exit(STOPPED)
+    print_readiness(console, found)
+    if as_json:
+        typer.echo(json.dumps(found.as_json()))
+    raise typer.Exit(0 if found.verdict == "train" else NOT_READY)

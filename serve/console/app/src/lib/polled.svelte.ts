@@ -1,0 +1,59 @@
+/** A request that a page repeats while it is open, and what came of it; an error keeps the last value. */
+
+export interface Polled<T> {
+  readonly value: T | null;
+  readonly error: unknown;
+  reload(): Promise<void>;
+}
+
+const HIDDEN_MS = 60_000;
+
+/**
+ * Asks now, and again `everyMs` after each answer (null: no more). Call it while a component is made. What `ask` reads
+ * of the state before it waits is followed: a change asks at once.
+ */
+export function polled<T>(
+  ask: (signal: AbortSignal) => Promise<T>,
+  everyMs: (value: T | null) => number | null = () => null,
+): Polled<T> {
+  let value: T | null = $state.raw(null);
+  let error: unknown = $state.raw(null);
+  let run: () => Promise<void> = async () => {};
+
+  $effect(() => {
+    const ended = new AbortController();
+    let timer = 0;
+    let asked = 0;
+
+    run = async () => {
+      window.clearTimeout(timer);
+      const number = ++asked;
+      try {
+        const found = await ask(ended.signal);
+        if (ended.signal.aborted || number !== asked) return;
+        value = found;
+        error = null;
+      } catch (failure) {
+        if (ended.signal.aborted || number !== asked) return;
+        error = failure;
+      }
+      const wait = everyMs(value);
+      if (wait !== null) timer = window.setTimeout(() => void run(), document.hidden ? HIDDEN_MS : wait);
+    };
+    void run();
+    return () => {
+      ended.abort();
+      window.clearTimeout(timer);
+    };
+  });
+
+  return {
+    get value() {
+      return value;
+    },
+    get error() {
+      return error;
+    },
+    reload: () => run(),
+  };
+}

@@ -1,0 +1,56 @@
+/** Who is logged in. The cookie is out of reach of scripts: this is what the server says of it. */
+
+import { go } from "./router.svelte";
+import { ApiError, get, post, remove, watchStatus } from "./api";
+import type { Scope, Session } from "./types";
+
+const SCOPES: Scope[] = ["read", "write", "admin"];
+
+class Login {
+  session: Session | null = $state(null);
+  /** False until the server was asked for a session. */
+  asked = $state(false);
+  /** Why the last session ended, for the login page. */
+  ended = $state("");
+
+  constructor() {
+    watchStatus((status) => {
+      if (status === 401 && this.session !== null) {
+        this.session = null;
+        this.ended = "The session has ended: its key was revoked, or it has expired. Log in again.";
+      }
+    });
+  }
+
+  /** Takes a key from the address (`#key=...`, of `agent-rft train --open`) or goes on with the cookie. */
+  async start(): Promise<void> {
+    const key = /^#key=([\w-]+)$/.exec(location.hash)?.[1];
+    if (key !== undefined) go(["jobs"], {}, true);
+    try {
+      if (key !== undefined) await this.open(key);
+      else this.session = await get<Session>("/console/session");
+    } catch (error) {
+      if (!(error instanceof ApiError)) throw error;
+      if (error.status !== 401 || key !== undefined) this.ended = error.message;
+    }
+    this.asked = true;
+  }
+
+  async open(key: string): Promise<void> {
+    this.session = await post<Session>("/console/session", undefined, { authorization: `Bearer ${key.trim()}` });
+    this.ended = "";
+  }
+
+  async close(): Promise<void> {
+    await remove("/console/session");
+    this.session = null;
+  }
+
+  /** Whether the session's key grants `scope`; nothing but reading in a read-only console. */
+  may(scope: Scope): boolean {
+    if (this.session === null || (this.session.read_only && scope !== "read")) return false;
+    return this.session.key.scopes.some((own) => SCOPES.indexOf(own) >= SCOPES.indexOf(scope));
+  }
+}
+
+export const login = new Login();

@@ -1,0 +1,86 @@
+/** What the processes of a job do at this moment, and sentences on it. */
+
+import { seconds } from "../../lib/format";
+import type { JobStatus } from "../../lib/types";
+
+export interface Doing {
+  trace_id: string;
+  stage: string;
+  for_s: number;
+}
+
+export interface Actor {
+  name: string;
+  doing: Doing[];
+  silent_s: number;
+}
+
+export interface Engine {
+  name: string;
+  state: "waits" | "starts" | "asleep" | "ready";
+  rollouts: number;
+}
+
+export interface Endpoint {
+  name: string;
+  limit: number;
+  in_flight: number;
+  queued: number;
+  breaker: "closed" | "half_open" | "open";
+  calls: number;
+  failed: number;
+  retries: number;
+  recent_s: number;
+  recent_calls: number;
+  recent_errors: Record<string, number>;
+  errors: Record<string, number>;
+  latency_p50_s: number | null;
+  latency_p95_s: number | null;
+}
+
+export interface Now {
+  fine_tuning_job_id: string;
+  status: JobStatus;
+  age_s: number | null;
+  engines: Engine[];
+  actors: Actor[];
+  endpoints: Endpoint[];
+}
+
+/** For which process a rollout in this stage waits. */
+const WAITS_FOR: Record<string, string> = {
+  "tool calls": "a tool",
+  "session start": "the session server",
+  grading: "the grader",
+  "weight update": "new weights",
+};
+
+const SILENT_S = 15;
+
+export function isRank(actor: Actor): boolean {
+  return actor.name.includes("rank");
+}
+
+/** Who waits for whom, in sentences; empty: nobody waits. */
+export function waits(now: Now): string[] {
+  const found: string[] = [];
+  const inFlight = now.engines.reduce((sum, engine) => sum + engine.rollouts, 0);
+  const ranks = now.actors.filter(isRank);
+  const busy = ranks.flatMap((rank) => rank.doing);
+  if (now.engines.some((engine) => engine.state === "waits")) found.push("An engine waits for room in the cluster.");
+  if (now.engines.some((engine) => engine.state === "asleep")) found.push("The engines wait for the learner, which has their GPUs.");
+  if (ranks.length > 0 && busy.length === 0 && inFlight > 0)
+    found.push(`The learner waits for the rollouts of the next batch; ${inFlight} are in flight.`);
+  for (const [stage, whom] of Object.entries(WAITS_FOR)) {
+    const here = now.actors.flatMap((actor) => actor.doing).filter((doing) => doing.stage === stage);
+    const longest = Math.max(0, ...here.map((doing) => doing.for_s));
+    if (here.length > 0) found.push(`Rollouts wait for ${whom}, the longest for ${seconds(longest)}.`);
+  }
+  for (const endpoint of now.endpoints) {
+    if (endpoint.breaker !== "closed") found.push(`${endpoint.name} fails: it gets only a probe now and then.`);
+    else if (endpoint.queued > 0) found.push(`${endpoint.queued} calls wait for their turn at ${endpoint.name}.`);
+  }
+  for (const actor of now.actors)
+    if (actor.silent_s >= SILENT_S) found.push(`${actor.name} has not answered for ${seconds(actor.silent_s)}.`);
+  return found;
+}

@@ -1,0 +1,24 @@
+/** The objects of the API that this page reads. */
+
+export interface JobProblem {
+  code: string;
+  field: string;
+  line: number | null;
+  rows: string;
+  message: string;
+  remedy: string;
+}
+
+export interface JobCheck {
+  object: "fine_tuning.job.check";
+  valid: boolean;
+  problems: JobProblem[];
+}
+
+export interface FileObject {
+  id: string;
+  bytes: number;
+  created_at: number;
+  filename: string;
+  purpose: string;
+}

@@ -1,0 +1,45 @@
+"""The console's page at `/` and its files, under a policy that lets it load and call nothing but this server."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from fastapi import FastAPI, Request
+from starlette.responses import Response
+from starlette.staticfiles import StaticFiles
+from starlette.types import Scope
+
+BUNDLE = Path(__file__).parent / "bundle"
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-cache",  # the files' names stay the same: browsers ask whether they changed
+}
+
+
+class Bundle(StaticFiles):
+    """The files of the bundle."""
+
+    def file_response(
+        self, full_path: str | os.PathLike[str], stat_result: os.stat_result, scope: Scope, status_code: int = 200
+    ) -> Response:
+        response = super().file_response(full_path, stat_result, scope, status_code)
+        response.headers.update(HEADERS)
+        return response
+
+
+def mount(app: FastAPI, folder: Path = BUNDLE) -> None:
+    """Serves the page at `/`, its files below `/console`."""
+    files = Bundle(directory=folder, check_dir=False)
+    app.mount("/console", files)
+
+    @app.get("/", include_in_schema=False)
+    async def page(request: Request) -> Response:
+        return await files.get_response("index.html", request.scope)

@@ -1,0 +1,71 @@
+"""POST /v1/fine_tuning/jobs/check: what is wrong with a request for a job, before it is created."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any, Protocol
+
+from fastapi import APIRouter, Query
+from starlette.concurrency import run_in_threadpool
+
+from cluster.jobs.draft import Draft
+from cluster.jobs.problems import public
+from cluster.jobs.service import JobService
+from serve.http.auth import Writer
+from serve.http.errors import ApiError
+from serve.http.schemas import JobCheck, answers
+from serve.http.shares import Shares
+from serve.routes.fine_tuning import JobBody
+from trainer.errors import InvalidJob, Problem, RftError
+
+MAX_CHECKS = 2
+"""Checks at a time, half of them of one key: each is a process that reads whole files."""
+CHECK_S = 120.0
+
+Files = Annotated[bool, Query(description="false: only the form of the request, which takes no time.")]
+
+
+class Checker(Protocol):
+    """The part of cluster.jobs.manager.Launcher that is needed here."""
+
+    async def check(self, draft: Draft) -> list[Problem]: ...
+
+
+def make_router(service: JobService, checker: Checker, check_s: float = CHECK_S) -> APIRouter:
+    router = APIRouter(prefix="/fine_tuning/jobs", tags=["fine-tuning"])
+    checks = Shares(MAX_CHECKS)
+
+    @router.post("/check", response_model=None, responses=answers(JobCheck))
+    async def check(body: JobBody, key: Writer, files: Files = True) -> dict[str, Any]:
+        """Check a request for a job without creating it: its form, files, model, tools and graders; calls nothing."""
+        try:
+            draft = await run_in_threadpool(service.draft, body)
+        except InvalidJob as error:
+            return _answer([public(problem, None, {}) for problem in error.problems])
+        if not files:
+            return _answer([])
+        with checks.of(key.id, _busy()) as take:
+            take(1)
+            try:
+                async with asyncio.timeout(check_s):
+                    return _answer(await checker.check(draft))
+            except TimeoutError:
+                message = (
+                    f"The check did not finish within {check_s:g} s: use fewer or smaller rows, or create the job."
+                )
+                raise ApiError(400, message, code="validation_failed") from None
+            except RftError as error:
+                raise ApiError(400, error.public, code="validation_failed") from None
+
+    return router
+
+
+def _busy() -> ApiError:
+    message = "Too many checks are already in progress, of this API key or of all; try again in a moment."
+    return ApiError(429, message, code="too_many_checks", type="rate_limit_error", headers={"Retry-After": "5"})
+
+
+def _answer(problems: list[Problem]) -> dict[str, Any]:
+    shown = ("code", "field", "line", "rows", "message", "remedy")
+    found = [{name: getattr(problem, name) for name in shown} for problem in problems]
+    return {"object": "fine_tuning.job.check", "valid": not found, "problems": found}

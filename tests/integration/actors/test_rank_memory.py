@@ -1,0 +1,130 @@
+"""A learner rank whose memory is moved to its node, while it sleeps or for good, computes as one that keeps it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from actors.learner.asleep import Asleep
+from actors.learner.rank import LearnerConfig, LearnerRank
+from tests.support.tiny_model import write_tiny_model
+from trainer.loop.checkpoint import TRAINING_STATE
+from trainer.model.batch import pack
+from trainer.spec.job import AlgorithmSpec
+from trainer.types import StepReport, TrainSequence
+
+CANARY = np.arange(3, 40, dtype=np.int32)
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> LearnerConfig:
+    model = write_tiny_model(tmp_path_factory.mktemp("model") / "model")
+    return LearnerConfig(model, steps=4, learning_rate=1e-2, algorithm=AlgorithmSpec(kl_coef=0.1))
+
+
+def sequences(seed: int) -> list[TrainSequence]:
+    random = np.random.default_rng(seed)
+    made = []
+    for length in (40, 25):
+        mask = np.arange(length) > 5
+        versions = np.where(mask, 0, -1).astype(np.int32)
+        logprobs = np.where(mask, random.normal(-5, 1, length), 0).astype(np.float32)
+        ids = random.integers(0, 250, length).astype(np.int32)
+        made.append(TrainSequence(ids, mask, logprobs, versions, advantage=float(random.normal())))
+    return made
+
+
+def three_steps(config: LearnerConfig, sleeps: bool) -> tuple[list[StepReport], bytes]:
+    """The reports of three updates, and what they led to; if it `sleeps`, all that the rank holds leaves after each."""
+    rank, asleep, reports = LearnerRank(config), Asleep(torch.device("cpu"), free_bytes=lambda: 1 << 40), []
+    for seed in range(3):
+        [[micro_batch]] = pack(sequences(seed), num_ranks=1, budget=512)
+        reports.append(rank.step([[micro_batch]], version=seed))
+        if sleeps:
+            asleep.leave()
+            assert asleep.num_bytes >= 8 * sum(p.numel() for p in rank.policy.parameters())  # Adam's moments at least
+            asleep.come_back()
+    return reports, rank.logprobs(CANARY).tobytes()
+
+
+@pytest.fixture(scope="module")
+def process() -> Iterator[ProcessPoolExecutor]:
+    """A process for the ranks, since the group that DeepSpeed forms lasts as long as its process."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        yield pool
+
+
+@pytest.mark.parametrize(("stage", "dtype"), [(0, "float32"), (1, "bfloat16"), (2, "bfloat16"), (3, "bfloat16")])
+def test_what_has_left_comes_back_bit_by_bit(
+    process: ProcessPoolExecutor, config: LearnerConfig, stage: int, dtype: Literal["float32", "bfloat16"]
+) -> None:
+    layout = replace(config, zero_stage=stage, dtype=dtype)
+    (reports, logprobs), (slept, again) = (
+        process.submit(three_steps, layout, sleeps).result() for sleeps in (False, True)
+    )
+    assert all(report.applied for report in reports)
+    assert reports == slept
+    assert logprobs == again
+
+
+def test_it_waits_for_a_process_that_was_killed_to_free_the_device() -> None:
+    """Then it goes on; without room after the last wait, the allocation says so."""
+    waits: list[float] = []
+    free = iter([0, 0, 1 << 40])
+    asleep = Asleep(torch.device("cpu"), free_bytes=lambda: next(free), wait=waits.append)
+    kept = torch.arange(10)
+    asleep.leave()
+    assert asleep.num_bytes >= kept.numel() * 8
+    asleep.come_back()
+    assert kept.tolist() == list(range(10)) and len(waits) == 2
+
+
+def saved_in(folder: Path, config: LearnerConfig, before: Path | None) -> Path:
+    """The state that a rank saves after three updates, or after it loaded what another one saved `before`."""
+    rank = LearnerRank(config)
+    if before is not None:
+        rank.load(before)
+    for seed in range(3 if before is None else 0):
+        [[micro_batch]] = pack(sequences(seed), num_ranks=1, budget=512)
+        rank.step([[micro_batch]], version=seed)
+    folder.mkdir()
+    rank.snapshot()
+    rank.write(folder)
+    return folder
+
+
+@pytest.mark.parametrize(("stage", "dtype"), [(0, "float32"), (3, "bfloat16")])
+def test_an_offloaded_optimizer_gives_the_same_updates_and_its_state_loads_anywhere(
+    process: ProcessPoolExecutor,
+    config: LearnerConfig,
+    tmp_path: Path,
+    stage: int,
+    dtype: Literal["float32", "bfloat16"],
+) -> None:
+    """The norm of the gradient is summed in another order; what leaves with the activations comes back bit by bit."""
+    none = replace(config, zero_stage=stage, dtype=dtype)
+    optimizer, both = (replace(none, offload=what) for what in ("optimizer", "optimizer_and_activations"))
+    assert optimizer.stage == max(2, stage)
+    (wanted, _), got, activations = (
+        process.submit(three_steps, layout, False).result() for layout in (none, optimizer, both)
+    )
+    assert got == activations
+    for report, other in zip(wanted, got[0], strict=True):
+        assert other.metrics == pytest.approx(report.metrics, rel=1e-3, abs=1e-3)
+
+    first = process.submit(saved_in, tmp_path / "first", optimizer, None).result()
+    second = process.submit(saved_in, tmp_path / "second", none, first).result()
+    third = process.submit(saved_in, tmp_path / "third", optimizer, second).result()
+    states = [load_file(folder / TRAINING_STATE / "rank-00000.safetensors") for folder in (first, second, third)]
+    for state in states[1:]:
+        assert state.keys() == states[0].keys()
+        assert all(torch.equal(state[name], states[0][name]) for name in state)

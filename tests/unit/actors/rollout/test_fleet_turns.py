@@ -1,0 +1,189 @@
+"""A fleet that takes turns with the learner: no engine is awake, starts or loads weights in the learner's turn."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from actors.rollout.fleet import Fleet
+from actors.runtime.turns import Turns
+from actors.weights.layout import Layout, Loaded
+from actors.weights.sync import WeightSync
+from tests.support.fakes_http import until
+from trainer.errors import EngineFailed, RftError
+from trainer.events import EngineReplaced, Event
+from trainer.spec.job import RolloutLimits
+
+
+class Method:
+    """A method of an actor, as the fleet calls it; expected errors are returned as values."""
+
+    def __init__(self, call: Callable[..., Awaitable[Any]]) -> None:
+        self._call = call
+
+    def options(self, **options: Any) -> Method:
+        return self
+
+    def remote(self, *arguments: Any) -> asyncio.Future[Any]:
+        async def outcome() -> Any:
+            try:
+                return await self._call(*arguments)
+            except RftError as error:
+                return error
+
+        return asyncio.ensure_future(outcome())
+
+
+class Worker:
+    """An engine's actor that only knows whether it sleeps; what it may not do asleep fails the test."""
+
+    def __init__(self) -> None:
+        self.asleep = False
+        self.cannot_sleep = False
+        self.may_start = asyncio.Event()
+        self.version = 0
+        names = ("start", "init_transport", "address", "sleep", "wake", "stage", "swap", "shutdown")
+        for name in names:
+            setattr(self, name, Method(getattr(self, f"_{name}")))
+
+    async def _start(self) -> None:
+        await self.may_start.wait()
+
+    async def _init_transport(self, info: dict[str, Any]) -> None:
+        pass
+
+    async def _address(self) -> None:
+        return None
+
+    async def _sleep(self) -> None:
+        if self.cannot_sleep:
+            raise EngineFailed("its process ended")
+        self.asleep = True
+
+    async def _wake(self) -> None:
+        self.asleep = False
+
+    async def _stage(self, data: NDArray[np.uint8], layout: Layout) -> None:
+        pass
+
+    async def _swap(self, version: int) -> Loaded:
+        assert not self.asleep
+        self.version = version
+        return Loaded(0.1, (CHECKSUM,))
+
+    async def _shutdown(self) -> None:
+        pass
+
+
+BUCKET, CHECKSUM = np.arange(8, dtype=np.uint8), 28
+
+
+class Job:
+    """Two engines and a learner in turns; the learner's is the first."""
+
+    def __init__(self) -> None:
+        self.incarnation = 1
+        self.workers: list[Worker] = []
+        self.killed: list[Any] = []
+        self.events: list[Event] = []
+        self.learner_awake = True
+        self.fleet = Fleet(self._spawn, 2, 1e-3, RolloutLimits(), self.events.append, kill=self.killed.append)
+        self.turns = Turns(self.fleet, self)
+        self.sync = WeightSync(self)
+        self.fleet.connect(self.sync, self._canary)
+        self.fleet.share(self.turns)
+
+    async def started(self) -> Job:
+        await self.turns.to_engines()
+        starting = asyncio.create_task(self.fleet.start())
+        await until(lambda: len(self.workers) == 2)
+        for worker in self.workers:
+            worker.may_start.set()
+        await starting
+        return self
+
+    def _spawn(self, index: int) -> Worker:
+        assert not self.learner_awake
+        self.workers.append(Worker())
+        return self.workers[-1]
+
+    async def _canary(self, tokens: NDArray[np.int32]) -> NDArray[np.float32]:
+        raise AssertionError("nothing was sampled")
+
+    # -- the learner ---------------------------------------------------------------------------------------------------
+
+    async def sleep(self) -> None:
+        self.learner_awake = False
+
+    async def wake(self) -> None:
+        assert all(worker.asleep for worker in self.workers if worker not in self.killed)
+        self.learner_awake = True
+
+    async def bucket_plan(self, max_bytes: int) -> list[Layout]:
+        return [[("a", "uint8", (8,))]]
+
+    async def gather_bucket(self, index: int) -> tuple[NDArray[np.uint8], int]:
+        assert self.learner_awake
+        return BUCKET, CHECKSUM
+
+
+async def test_weights_are_gathered_in_the_learners_turn_and_loaded_in_the_engines() -> None:
+    job = await Job().started()
+    report = await job.fleet.publish(1)
+    assert report.fenced == () and [worker.version for worker in job.workers] == [1, 1]
+    assert not job.learner_awake and not any(worker.asleep for worker in job.workers)
+
+
+async def test_an_engine_that_cannot_sleep_is_replaced_once_it_is_its_turn() -> None:
+    job = await Job().started()
+    job.workers[0].cannot_sleep = True
+    await job.turns.to_learner()
+    assert job.killed == [job.workers[0]] and len(job.workers) == 2
+    assert [event.engine for event in job.events if isinstance(event, EngineReplaced)] == ["engine-0"]
+    await job.turns.to_engines()
+    await until(lambda: len(job.workers) == 3)
+    job.workers[2].may_start.set()
+    await job.fleet.all_ready()
+
+
+async def test_the_learner_waits_for_an_engine_that_starts() -> None:
+    job = await Job().started()
+    job.workers[0].cannot_sleep = True
+    await job.turns.to_learner()
+    await job.turns.to_engines()
+    await until(lambda: len(job.workers) == 3)
+    learners = asyncio.create_task(job.turns.to_learner())
+    assert not (await asyncio.wait({learners}, timeout=0.01))[0]
+    job.workers[2].may_start.set()
+    await learners
+    assert job.workers[2].asleep
+
+
+async def test_an_engine_that_waits_for_lost_weights_lets_a_new_learner_publish_them() -> None:
+    job = await Job().started()
+    await job.fleet.publish(1)
+    job.workers[0].cannot_sleep = True
+    await job.turns.to_learner()
+    await job.turns.to_engines()
+    await until(lambda: len(job.workers) == 3)
+    job.sync.last = None  # they were lost with the learner
+    job.workers[2].may_start.set()
+    await asyncio.wait_for(job.turns.to_new_learner(), 5)
+    job.learner_awake = True
+    await job.fleet.publish(1)
+    await job.fleet.all_ready()
+    assert job.workers[2].version == 1
+
+
+async def test_the_counts_of_rollouts_outlast_the_engines() -> None:
+    job = await Job().started()
+    before = job.fleet.live()
+    assert before["engine/engine-0/ready"] == 1.0
+    await job.fleet.shutdown()
+    after = job.fleet.live()
+    assert after == {name: count for name, count in before.items() if not name.startswith("engine/")}
+    assert "rollouts_started" in after

@@ -1,0 +1,110 @@
+"""Spans of rollouts: one tree from tracers that know nothing of each other, without texts; none by default."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from transformers import AutoTokenizer
+
+from actors.runtime.tracing import NO_TRACES, Tracer, traceparent, tracer_of
+from actors.tools.dispatcher import Dispatcher
+from tests.support.episodes import REQUEST, ScriptedEpisode, call, graded
+from tests.support.fakes_http import LOCAL, FakeEndpoint, says
+from tests.support.paths import BASE
+from trainer.chat.renderer import Renderer
+from trainer.spec.endpoints import ToolSpec
+from trainer.spec.operator import TraceSettings
+from trainer.types import Rollout
+
+ALL = TraceSettings(endpoint="http://collector:4318/v1/traces", share=1.0)
+
+
+@pytest.fixture(scope="module")
+def renderer() -> Renderer:
+    return Renderer(AutoTokenizer.from_pretrained(BASE))
+
+
+class Spans(InMemorySpanExporter):
+    """The spans of one process, and its tracer."""
+
+    def __init__(self, settings: TraceSettings = ALL) -> None:
+        super().__init__()
+        self.tracer = tracer_of(settings, "a process", exporter=self)
+
+    def all(self) -> Sequence[ReadableSpan]:
+        self.tracer.flush()
+        return self.get_finished_spans()
+
+
+async def rollout_of(renderer: Renderer, url: str, engine: Tracer, dispatcher: Tracer) -> Rollout:
+    """A rollout with two turns and a call to the tool at `url`."""
+    tools = Dispatcher([ToolSpec.model_validate({"name": "cat", "server_url": url})], LOCAL, tracer=dispatcher)
+    episode = ScriptedEpisode(renderer, call("a-path-of-the-row"), "7")
+    episode.call_tools = tools.call_turn  # type: ignore[method-assign] # the script's tools are the dispatcher's
+    try:
+        return await graded(episode.runner(tracer=engine))
+    finally:
+        await tools.close()
+
+
+async def test_a_rollout_is_one_trace_with_the_spans_of_two_processes(renderer: Renderer) -> None:
+    engine, dispatcher = Spans(), Spans()
+    async with FakeEndpoint(says({"output": "a secret text"})) as tool:
+        rollout = await rollout_of(renderer, tool.url, engine.tracer, dispatcher.tracer)
+    *turns, root = engine.all()
+    (called,) = dispatcher.all()
+    number = int(rollout.trace_id.removeprefix("trace_"), 16)
+    assert [span.name for span in (root, *turns, called)] == ["invoke_agent", "chat", "chat", "execute_tool cat"]
+    assert {span.context.trace_id for span in (root, *turns, called) if span.context} == {number}
+    assert root.parent is None and root.context is not None
+    assert {span.parent.span_id for span in (*turns, called) if span.parent} == {root.context.span_id}
+    assert called.context is not None
+    sent = tool.received[0].headers["traceparent"]
+    assert sent == f"00-{number:032x}-{called.context.span_id:016x}-01"
+    assert called.attributes is not None and called.attributes["gen_ai.tool.call.id"] == rollout.calls[0].call_id
+    assert root.attributes is not None and root.attributes["agent_rft.finish"] == "answer"
+    shown = str([dict(span.attributes or {}) for span in (root, *turns, called)])
+    assert "secret text" not in shown and "a-path" not in shown and "vorzen" not in shown
+
+
+async def test_a_rollout_that_is_not_sampled_has_no_span_and_says_so_to_tools(renderer: Renderer) -> None:
+    none = ALL.model_copy(update={"share": 1e-30})
+    engine, dispatcher = Spans(none), Spans(none)
+    async with FakeEndpoint(says({"output": "x"})) as tool:
+        await rollout_of(renderer, tool.url, engine.tracer, dispatcher.tracer)
+    assert not engine.all() and not dispatcher.all()
+    assert tool.received[0].headers["traceparent"].endswith("-00")
+
+
+async def test_without_a_collector_there_are_no_spans_and_no_headers(renderer: Renderer) -> None:
+    async with FakeEndpoint(says({"output": "x"})) as tool:
+        await rollout_of(renderer, tool.url, tracer_of(None, "engine-0"), NO_TRACES)
+    assert "traceparent" not in tool.received[0].headers and traceparent() == {}
+
+
+async def test_a_failed_call_and_its_rollout_are_failed_spans_without_the_message(renderer: Renderer) -> None:
+    engine, dispatcher = Spans(), Spans()
+    episode_tools = Dispatcher(
+        [ToolSpec.model_validate({"name": "cat", "server_url": "http://127.0.0.1:9/", "max_retries": 0})],
+        LOCAL,
+        tracer=dispatcher.tracer,
+    )
+    episode = ScriptedEpisode(renderer, call("x"))
+    episode.call_tools = episode_tools.call_turn  # type: ignore[method-assign] # as above
+    await episode.runner(tracer=engine.tracer).run(REQUEST)
+    await episode_tools.close()
+    (called,), root = dispatcher.all(), engine.all()[-1]
+    assert not called.status.is_ok and not root.status.is_ok
+    assert called.attributes is not None and called.attributes["error.type"] == "ToolFailed"
+    assert root.attributes is not None and "127.0.0.1" not in str(dict(root.attributes)) and not called.events
+
+
+def test_an_id_that_is_not_ours_has_no_span() -> None:
+    spans = Spans()
+    for trace_id in ("", "trace_1", "trace_" + "0" * 32, "x" * 10_000):
+        with spans.tracer.rollout(trace_id, "invoke_agent") as root, spans.tracer.span(trace_id, "chat") as span:
+            assert not root.is_recording() and not span.is_recording()
+    assert not spans.all()

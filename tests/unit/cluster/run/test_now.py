@@ -1,0 +1,105 @@
+"""now.json: what the actors and endpoints of a run do, written every few seconds and removed at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actors.endpoints.stats import EndpointStats, quantile_s
+from actors.rollout.fleet import EngineState
+from actors.runtime.in_flight import Doing
+from actors.runtime.watchdog import Seen
+from cluster.run.now import NowFile, endpoints_now
+from trainer.metrics.metric import SECONDS
+
+ENGINE = EngineState("engine-0", "ready", 3)
+SEEN = Seen("engine-0", (Doing("trace_1", "tool calls", 2.5),), 0.0)
+
+
+def stats(latencies_s: list[float], breaker: str = "closed", **errors: int) -> dict[str, dict[str, Any]]:
+    counted = EndpointStats(calls=len(latencies_s), answered=len(latencies_s))
+    for latency_s in latencies_s:
+        counted.took(latency_s)
+    counted.errors.update(errors)
+    now = {"limit": 8, "in_flight": 2, "queued": 1, "breaker": breaker}
+    return {"tool 'search'": {**counted.as_dict(), **now}}
+
+
+class Fleet:
+    def __init__(self) -> None:
+        self.stats = stats([0.2])
+
+    def engines(self) -> list[EngineState]:
+        return [ENGINE]
+
+    async def endpoint_stats(self) -> dict[str, dict[str, Any]]:
+        return self.stats
+
+
+class Dog:
+    @property
+    def seen(self) -> list[Seen]:
+        return [SEEN]
+
+
+def ticks() -> tuple[asyncio.Queue[None], Callable[[float], Awaitable[None]]]:
+    """A queue with a None for each sleep that begins, and the sleep, which never ends."""
+    begun: asyncio.Queue[None] = asyncio.Queue()
+
+    async def sleep(seconds: float) -> None:
+        begun.put_nowait(None)
+        await asyncio.Event().wait()
+
+    return begun, sleep
+
+
+async def test_the_file_has_what_all_processes_do_and_goes_with_them(tmp_path: Path) -> None:
+    begun, sleep = ticks()
+    now = NowFile(tmp_path, Dog(), Fleet(), sleep, lambda: 1_000.0)
+    await begun.get()
+    found = json.loads((tmp_path / "now.json").read_text())
+    assert found["at"] == 1_000.0 and found["engines"] == [{"name": "engine-0", "state": "ready", "rollouts": 3}]
+    [actor] = found["actors"]
+    assert actor["doing"] == [{"trace_id": "trace_1", "stage": "tool calls", "for_s": 2.5}]
+    assert found["endpoints"][0]["name"] == "tool 'search'"
+    now.close()
+    assert os.listdir(tmp_path) == []
+
+
+async def test_a_job_without_rollouts_has_its_learner_only_and_a_missing_folder_ends_nothing(tmp_path: Path) -> None:
+    begun, sleep = ticks()
+    now = NowFile(tmp_path / "gone", Dog(), None, sleep)
+    await begun.get()
+    now.close()
+    begun, sleep = ticks()
+    now = NowFile(tmp_path, Dog(), None, sleep)
+    await begun.get()
+    found = json.loads((tmp_path / "now.json").read_text())
+    assert (found["engines"], found["endpoints"], len(found["actors"])) == ([], [], 1)
+    now.close()
+
+
+def test_recent_values_are_those_of_the_time_between_the_first_and_the_last_look() -> None:
+    first, last = stats([0.2] * 10, timeout=2), stats([0.2] * 10 + [2.0] * 4, "open", timeout=5)
+    [found] = endpoints_now([(100.0, first), (160.0, last)])
+    assert (found["recent_s"], found["recent_calls"], found["recent_errors"]) == (60.0, 4, {"timeout": 3})
+    assert (found["breaker"], found["calls"], found["errors"]) == ("open", 14, {"timeout": 5})
+    assert 1.0 < found["latency_p50_s"] < found["latency_p95_s"] <= 2.5
+
+
+def test_after_a_restart_of_its_process_all_of_an_endpoint_is_recent() -> None:
+    [found] = endpoints_now([(0.0, stats([0.2] * 10)), (60.0, stats([0.2] * 3))])
+    assert found["recent_calls"] == 3 and found["latency_p50_s"] == pytest.approx(0.175)
+    [quiet] = endpoints_now([(0.0, stats([0.2])), (60.0, stats([0.2]))])
+    assert quiet["latency_p50_s"] is None and quiet["recent_calls"] == 0
+
+
+def test_a_quantile_above_all_buckets_is_the_last_bound() -> None:
+    counts = [0] * len(SECONDS) + [3]
+    assert quantile_s(counts, 0.5) == SECONDS[-1] and quantile_s([0] * len(counts), 0.5) is None

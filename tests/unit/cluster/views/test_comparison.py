@@ -1,0 +1,300 @@
+"""Evaluations are compared row by row: what is joined, what the numbers are, what pages and terminals show."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from cluster.preflight.resumed import digests_of
+from cluster.records.redact import plain
+from cluster.records.run_folder import RunFolder
+from cluster.views.comparison import MEASURES, NO_TOOL, Change, Comparison, Side, compare_sides, comparison_json
+from cluster.views.comparison_charts import interval_bar, scatter, turns_histogram
+from cluster.views.comparison_page import write_page, write_png
+from cluster.views.comparison_sides import recorded_evaluation, sides_of
+from cluster.views.comparison_table import print_comparison
+from tests.support.builders import group_request, rollout, task
+from tests.support.events import run_event
+from tests.support.synthetic import Synthetic
+from trainer.errors import UserError
+from trainer.events import Evaluated
+from trainer.loop.evaluate import summarize
+from trainer.metrics.intervals import Interval, paired_bootstrap
+from trainer.spec.plan import resolve
+from trainer.types import Group, ToolCall, ToolResult, Turn
+
+BROWSER = """#!/bin/sh
+for a; do case $a in --screenshot=*) out=${a#*=};; file:*) in=${a#file://};; esac; done
+cp "$in" "$out"
+"""
+"""Copies the page instead of rendering it."""
+
+
+def group_of(row: str, rewards: Sequence[float], calls: Sequence[tuple[str, str]] = ()) -> Group:
+    """A row's rollouts, one per reward, each with the same calls, one a turn; a tool named `bad` fails."""
+    turns = [
+        Turn(
+            2,
+            5,
+            "",
+            (ToolCall(f"c{i}", name, arguments),),
+            (ToolResult(f"c{i}", "out", "x" if name == "bad" else None),),
+        )
+        for i, (name, arguments) in enumerate(calls)
+    ]
+    turns.append(Turn(2, 5, "answer", model_s=0.5))
+    request = group_request(task=task(row, row), purpose="test")
+    made = [
+        rollout(request, sample, reward, turns=tuple(turns), trace_id=f"trace_{row}_{sample}")
+        for sample, reward in enumerate(rewards)
+    ]
+    return Group(request, tuple(made))
+
+
+def side(label: str, *groups: Group) -> Side:
+    return Side(label, f"runs/{label}", "test-after", groups)
+
+
+def compared(before: Mapping[str, Sequence[float]], *others: Mapping[str, Sequence[float]]) -> Comparison:
+    """Sides named a, b, ... with the rewards of rows."""
+    sides = zip("abcd", (before, *others), strict=False)
+    return compare_sides([side(name, *(group_of(row, r) for row, r in rows.items())) for name, rows in sides], 2)
+
+
+def change_of(comparison: Comparison, name: str, other: int = 0) -> Change:
+    return next(change for change in comparison.against[other].changes if change.name == name)
+
+
+def shown(comparison: Comparison) -> str:
+    file = io.StringIO()
+    print_comparison(comparison, Console(file=file, width=120))
+    return file.getvalue()
+
+
+# -- what is compared --------------------------------------------------------------------------------------------------
+
+
+def test_a_row_counts_once_by_the_mean_of_its_samples() -> None:
+    comparison = compared({"r1": [0.0, 1.0], "r2": [0.0]}, {"r1": [1.0, 1.0, 1.0, 1.0], "r2": [0.25]})
+    reward = change_of(comparison, "reward")
+    assert (reward.before, reward.after) == (0.25, 0.625)
+    assert reward.interval == paired_bootstrap([0.5, 0.0], [1.0, 0.25])
+    assert [summary.num_rollouts for summary in comparison.summaries] == [3, 5]
+
+
+def test_rows_of_one_side_and_rows_without_a_grade_are_named_and_not_compared() -> None:
+    comparison = compared({"r1": [0.0], "r2": [1.0], "gone": [1.0]}, {"r1": [1.0], "r2": [], "new": [0.0], "n2": [0.0]})
+    assert [row.task.row_id for row in comparison.rows] == ["r1"]
+    assert comparison.only == (("gone",), ("new", "n2"))
+    assert comparison.ungraded == ((), ("r2",))
+    text = shown(comparison)
+    assert "a: 1 row only here: gone" in text and "b: 2 rows only here: new, n2" in text
+    assert "b: 1 row without a grade here: r2" in text
+
+
+def test_a_grade_that_is_not_finite_is_none() -> None:
+    comparison = compared({"r1": [0.5], "r2": [0.5]}, {"r1": [math.nan, 1.0], "r2": [math.inf]})
+    assert change_of(comparison, "reward").after == 1.0
+    assert comparison.ungraded == ((), ("r2",))
+
+
+def test_different_rows_are_refused_with_the_remedy() -> None:
+    with pytest.raises(
+        UserError, match=r"a has 1 rows .*; b has 2 rows .*Grade the same file with both: agent-rft eval"
+    ):
+        compared({"r1": [0.5]}, {"x": [0.5], "y": [1.0]})
+    with pytest.raises(UserError, match="no row was graded at all sides, of the 1 that they share"):
+        compared({"r1": [0.5]}, {"r1": []})
+
+
+def test_each_further_side_is_compared_with_the_first() -> None:
+    comparison = compared({"r1": [0.0]}, {"r1": [0.5]}, {"r1": [1.0]})
+    assert [change_of(comparison, "reward", i).interval.mean for i in (0, 1)] == [0.5, 1.0]
+    assert len(shown(comparison).splitlines()) > 20
+
+
+def test_rows_that_changed_most_come_first_and_equal_ones_are_neither() -> None:
+    rows = {"same": [0.5], "up": [0.1], "more": [0.1], "down": [0.9]}
+    comparison = compared(rows, {"same": [0.5], "up": [0.2], "more": [0.9], "down": [0.0]})
+    [against] = comparison.against
+    assert [row.task.row_id for row in against.gained] == ["more", "up"]
+    assert [row.task.row_id for row in against.lost] == ["down"]
+
+
+def test_the_quadrants_count_each_row_once() -> None:
+    call = ("search", "{}")
+    before = side("a", group_of("r1", [0.0], [call]), group_of("r2", [0.5], [call]), group_of("r3", [1.0]))
+    after = side("b", group_of("r1", [1.0]), group_of("r2", [0.5], [call]), group_of("r3", [0.0], [call, call]))
+    [against] = compare_sides([before, after], 3).against
+    assert against.quadrants == {(1, -1): 1, (0, 0): 1, (-1, 1): 1}
+
+
+def test_tools_are_counted_by_calls_repeats_errors_and_places() -> None:
+    calls = [("search", '{"q": 1}'), ("search", '{"q": 1}'), ("search", '{"q": 2}'), ("bad", "{}")]
+    comparison = compare_sides([side("a", group_of("r1", [0.0], calls)), side("b", group_of("r1", [0.0]))], 1)
+    before, after = comparison.summaries
+    search, bad = before.tools["search"], before.tools["bad"]
+    assert (search.calls, search.repeated, search.first, search.last) == (3.0, 1 / 3, 1.0, 0.0)
+    assert (bad.failed, bad.first, bad.last) == (1.0, 0.0, 1.0)
+    assert (before.repeated, after.repeated) == (1.0, 0.0)
+    assert after.tools[NO_TOOL].first == 1.0 and after.tools[NO_TOOL].calls == 0.0
+    assert (before.turns_p95, after.turns_p95) == (5.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "interval", "verdict"),
+    [
+        ("grade", Interval(0.2, 0.1, 0.3, 40), "better"),
+        ("grade", Interval(-0.2, -0.3, -0.1, 40), "worse"),
+        ("tool_calls", Interval(-2.0, -3.0, -1.0, 40), "better"),
+        ("grade", Interval(0.2, -0.1, 0.3, 40), "unclear"),
+        ("tool_calls", Interval(0.0, math.nan, math.nan, 3), "same"),
+        ("tool_calls", Interval(1.0, math.nan, math.nan, 1), "unclear"),
+    ],
+)
+def test_a_change_is_better_or_worse_only_if_its_interval_excludes_none(
+    name: str, interval: Interval, verdict: str
+) -> None:
+    assert Change(name, 0.0, 0.0, interval).verdict == verdict
+
+
+# -- what is shown -----------------------------------------------------------------------------------------------------
+
+
+def test_the_json_has_all_numbers_and_is_valid() -> None:
+    found = json.loads(json.dumps(plain(comparison_json(compared({"r1": [0.0]}, {"r1": [1.0]}))), allow_nan=False))
+    assert found["changes"][0]["measures"]["reward"]["change"] == 1.0
+    assert found["changes"][0]["measures"].keys() == MEASURES.keys()
+    assert found["changes"][0]["quadrants"] == [{"reward": "up", "tool_calls": "same", "rows": 1}]
+    assert found["rows"][0]["sides"][1]["trace_ids"] == ["trace_r1_0"]
+
+
+def test_hostile_text_is_shown_and_neither_executed_nor_obeyed(tmp_path: Path) -> None:
+    evil = "<script>alert(1)</script>\x1b[31m[bold]"
+    before, after = group_of(evil, [0.0], [(evil, evil)]), group_of(evil, [1.0])
+    answers = tuple(replace(r, answer=evil) for r in after.rollouts)
+    comparison = compare_sides([side("a", before), side("b", replace(after, rollouts=answers))], 1)
+    write_page(comparison, tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert "<script" not in page and "&lt;script&gt;alert(1)" in page and "default-src 'none'" in page
+    assert "\x1b" not in shown(comparison) and "[bold]" in shown(comparison)
+
+
+def test_a_page_has_the_traces_and_an_image_has_not(tmp_path: Path) -> None:
+    browser = tmp_path / "browser"
+    browser.write_text(BROWSER)
+    browser.chmod(0o755)
+    comparison = compared({"r1": [0.0], "r2": [1.0]}, {"r1": [1.0], "r2": [1.0]}, {"r1": [0.0], "r2": [0.0]})
+    write_page(comparison, tmp_path / "page.html")
+    write_png(comparison, tmp_path / "page.png", ("none-such", str(browser)))
+    page, image = (tmp_path / "page.html").read_text(), (tmp_path / "page.png").read_text()
+    assert "trace_r1_0" in page and "trace_r1_0" not in image
+    assert page.count("<svg viewBox") == image.count("<svg viewBox") == 3, "two of rows, one of turns"
+    with pytest.raises(UserError, match="install Chromium"):
+        write_png(comparison, tmp_path / "page.png", ("none-such",))
+    with pytest.raises(UserError, match=r"cannot write .*: Is a directory; choose another file"):
+        write_page(comparison, tmp_path)
+
+
+def test_charts_hold_all_rows_within_their_bounds() -> None:
+    comparison = compared({f"r{i}": [i / 9] for i in range(10)}, {f"r{i}": [1.0] for i in range(10)})
+    [against] = comparison.against
+    plot = scatter(comparison.rows, 1, against.quadrants)
+    assert len(plot.dots) == 10 and all(0 < dot.x < 560 and 0 < dot.y < 340 for dot in plot.dots)
+    assert {corner.text for corner in plot.corners} >= {"reward up, fewer calls: 0"}
+    assert [bar.side for bar in turns_histogram(comparison).bars] == [0, 1]
+    assert interval_bar(Interval(1.0, math.nan, math.nan, 1)) is None
+    bar = interval_bar(Interval(0.5, 0.25, 1.0, 40))
+    assert bar is not None and bar.zero < bar.low < bar.mean < bar.high <= 150
+
+
+# -- where it comes from -----------------------------------------------------------------------------------------------
+
+
+def sides(*texts: object, name: str | None = None, file: str | None = None) -> list[Side]:
+    return sides_of([str(text) for text in texts], name=name, file=file, evaluate=None)
+
+
+def test_a_run_gives_its_newest_evaluation_of_the_file_that_all_have(tmp_path: Path, synthetic: Synthetic) -> None:
+    one, two = synthetic.run(tmp_path / "one"), synthetic.run(tmp_path / "two", test=False)
+    assert [s.name for s in sides(one.path, one.path)] == ["test-after"] * 2
+    assert [s.name for s in sides(one.path, two.path)] == ["validation-000012"] * 2, "the second has no test file"
+    assert [s.name for s in sides(f"{one.path}:validation-4", two.path)] == ["validation-000004", "validation-000012"]
+    assert [s.name for s in sides(one.path, two.path, name="validation-8")] == ["validation-000008"] * 2
+    assert [s.label for s in sides(f"{one.path}:test-before", f"{one.path}:test-after")] == [
+        "test-before",
+        "test-after",
+    ]
+    assert [s.label for s in sides(one.path, two.path)] == ["one", "two"]
+    with pytest.raises(UserError, match=r"two has no evaluation of its test_file; it has .*validation-000012"):
+        sides(one.path, two.path, file="test_file")
+
+
+def test_what_is_not_there_is_refused_with_what_is(tmp_path: Path, synthetic: Synthetic) -> None:
+    run = synthetic.run(tmp_path / "run", validation_every=0)
+    with pytest.raises(UserError, match=r"there is no folder .*nowhere"):
+        sides(run.path, tmp_path / "nowhere")
+    with pytest.raises(UserError, match=r"no rollouts named 'validation-000003'; it has .*test-after"):
+        sides(f"{run.path}:test-after", f"{run.path}:validation-3")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match="it has no rollouts at all"):
+        sides(tmp_path / "empty", tmp_path / "empty")
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    with pytest.raises(UserError, match=r"is a model: give the job .*--job"):
+        sides(run.path, tmp_path / "model")
+
+
+def test_a_file_that_was_cut_off_is_named(tmp_path: Path, synthetic: Synthetic) -> None:
+    run = synthetic.run(tmp_path / "run")
+    path = run.path / "rollouts" / "test-after.jsonl.zst"
+    whole = path.read_bytes()
+    for content in (whole[: len(whole) // 2], b"not compressed", whole[:10]):
+        path.write_bytes(content)
+        with pytest.raises(UserError, match=r"test-after.* (is|are) damaged"):
+            sides(f"{run.path}:test-before", run.path)
+
+
+def test_an_evaluation_of_the_same_model_rows_and_method_is_used_again(tmp_path: Path, synthetic: Synthetic) -> None:
+    rows, model = tmp_path / "rows.jsonl", tmp_path / "model"
+    rows.write_text("{}\n")
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    job = synthetic.job(model=str(model), test_file=str(rows))
+    groups = synthetic.groups(3, 2, "test", 0, 0.5)
+    run = RunFolder(tmp_path / "runs" / "one")
+    run.write_job(job, resolve(job, 480, 10**9)[0], {"digests": digests_of(job)})
+    run.event(run_event(Evaluated(name="eval-test", evaluation=summarize(groups, 2, 1.0))))
+    run.close()
+    runs = tmp_path / "runs"
+    assert recorded_evaluation(runs, job, model, "test_file", 2) == run.path
+    assert recorded_evaluation(runs, job, model, "test_file", 1) is None, "another number of samples"
+    assert recorded_evaluation(runs, job.model_copy(update={"seed": 5}), model, "test_file", 2) is None
+    other = job.model_options.model_copy(update={"template_arguments": {"enable_thinking": False}})
+    assert recorded_evaluation(runs, job.model_copy(update={"model_options": other}), model, "test_file", 2) is None
+    short = job.cluster.model_copy(update={"context_length": 512})
+    assert recorded_evaluation(runs, job.model_copy(update={"cluster": short}), model, "test_file", 2) is None
+    parser = job.model_options.model_copy(update={"tool_parser": "hermes"})
+    run.write_job(
+        job.model_copy(update={"model_options": parser}), resolve(job, 480, 10**9)[0], {"digests": digests_of(job)}
+    )
+    assert recorded_evaluation(runs, job, model, "test_file", 2) == run.path, "auto meant hermes"
+    rows.write_text('{"other": 1}\n')
+    assert recorded_evaluation(runs, job, model, "test_file", 2) is None
+    (runs / "broken").mkdir()
+    (runs / "broken" / "job.resolved.json").write_text("{")
+    assert recorded_evaluation(runs, job, model, "test_file", 2) is None
+
+
+def test_grades_of_any_range_have_no_bounds() -> None:
+    request = group_request(task=task("r"), purpose="test")
+    made = [Group(request, (rollout(request, 0, value),)) for value in (0.0, 30.0)]
+    comparison = compare_sides([side("a", made[0]), side("b", made[1])], 1)
+    assert math.isnan(change_of(comparison, "grade").interval.low)

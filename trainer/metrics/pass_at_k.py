@@ -1,0 +1,14 @@
+"""The estimator of pass@k, without bias."""
+
+from __future__ import annotations
+
+from math import comb
+
+
+def pass_at_k(n: int, correct: int, k: int) -> float:
+    """Probability that at least one of k out of n samples passes, if `correct` of the n pass.
+
+    1 - C(n - correct, k) / C(n, k): Chen et al. 2021, arXiv:2107.03374, equation 1. At most n samples count.
+    """
+    k = min(k, n)
+    return 1.0 - comb(n - correct, k) / comb(n, k)

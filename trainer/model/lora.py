@@ -1,0 +1,166 @@
+"""LoRA: small trained matrices beside the frozen weights of a policy (Hu et al. 2021, "LoRA"), by PEFT.
+
+Two adapters may be there at once: the one that is trained, and that of a start model that was trained with LoRA itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from peft import LoraConfig, LoraModel
+from peft.tuners.lora import LoraLayer
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from trainer.errors import UserError
+from trainer.model.policy import Policy
+from trainer.spec.lora import LoraSpec
+
+TRAINED, START = "default", "start"
+PREFIX = "base_model.model."
+"""What PEFT's files put before a module's name."""
+LinearShapes = Mapping[str, tuple[int, int]]
+"""Inputs and outputs of linear layers by name."""
+
+
+def add_adapter(
+    policy: Policy, lora: LoraSpec, seed: int, start: Mapping[str, Tensor] | None = None, *, keeps_start: bool = False
+) -> None:
+    """Freeze the policy's weights and add an adapter to train: `start`, or a new one that changes nothing yet.
+
+    A new one is drawn from `seed`, equally on all ranks. With `keeps_start` a second, frozen copy of `start` remains
+    for `as_start`.
+
+    Raises:
+        UserError: A target matches nothing, or `start` is of another model.
+    """
+    modules = adapted_modules(policy.model, lora)
+    names = [TRAINED, START] if start is not None and keeps_start else [TRAINED]
+    # By their places in the policy, which has no config of transformers: with one, PEFT would adapt fused experts in
+    # place of the dense layers that have the names of their parts.
+    targets = [f"model.{name}" for name in modules]
+    config = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=targets, lora_dropout=0.0)  # type: ignore[arg-type]  # PEFT computes with any number
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        tuner = LoraModel(policy, dict.fromkeys(names, config), TRAINED)
+        for name in names[1:]:
+            tuner.inject_adapter(policy, name)
+    policy.requires_grad_(False)
+    for layer in _layers(policy):
+        layer.set_adapter(names)
+    for name in names:
+        tensors = adapter_tensors(policy, name)
+        if start is not None:
+            _fill(tensors, start)
+        for tensor in tensors.values():
+            tensor.data = tensor.data.to(policy.model.dtype)  # PEFT prefers float32, engines do not
+            tensor.requires_grad_(name == TRAINED)
+    _compute_with(policy, TRAINED)
+
+
+def adapted_modules(model: PreTrainedModel, lora: LoraSpec) -> dict[str, nn.Linear]:
+    """The layers that `lora` adapts, by name. The model may be without memory, on the device meta.
+
+    Raises:
+        UserError: A target matches no linear layer.
+    """
+    adaptable = _adaptable(model)
+    linear = {name: module for name, module in model.named_modules() if module in adaptable}
+    if lora.targets == "all-linear":
+        return linear
+    found: dict[str, nn.Linear] = {}
+    for target in lora.targets:
+        matching = {name: m for name, m in linear.items() if name == target or name.endswith(f".{target}")}
+        if not matching:
+            problem, remedy = f"no linear layer of the model is named {target!r}", f"use {', '.join(_ends(linear))}"
+            raise UserError(f"{problem}; {remedy}", problem=problem, remedy=remedy)
+        found |= matching
+    return found
+
+
+def _adaptable(model: PreTrainedModel) -> set[nn.Linear]:
+    """Layers of the language model that are called as they are, and so compute with an adapter.
+
+    Not the output head; nor subclasses, such as routers that return more than a product; nor the last layer of Mamba's
+    mixers, whose weight alone is handed to a kernel on GPUs.
+    """
+    decoder, head = model.get_decoder(), model.get_output_embeddings()
+    of_kernels = {m.out_proj for m in decoder.modules() if hasattr(m, "A_log") and hasattr(m, "D")}
+    return {m for m in decoder.modules() if type(m) is nn.Linear and m is not head} - of_kernels
+
+
+def linear_shapes(config: PreTrainedConfig, lora: LoraSpec) -> LinearShapes:
+    """Inputs and outputs of each layer that `lora` adapts in a model with this config, whose weights are not loaded.
+
+    Raises:
+        UserError: A target matches no linear layer.
+    """
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    return {name: (m.in_features, m.out_features) for name, m in adapted_modules(model, lora).items()}
+
+
+def tensor_shapes(layers: LinearShapes, rank: int) -> dict[str, tuple[int, int]]:
+    """The shapes of an adapter's tensors, by their names in PEFT's files."""
+    shapes: dict[str, tuple[int, int]] = {}
+    for name, (inputs, outputs) in layers.items():
+        shapes |= {f"{PREFIX}{name}.lora_A.weight": (rank, inputs), f"{PREFIX}{name}.lora_B.weight": (outputs, rank)}
+    return shapes
+
+
+def targets_of(policy: Policy, lora: LoraSpec) -> tuple[str, ...]:
+    """The names for PEFT's `target_modules`: what it means by all-linear depends on the model's head."""
+    if lora.targets != "all-linear":
+        return lora.targets
+    return tuple(_ends(name for name, module in policy.model.named_modules() if isinstance(module, LoraLayer)))
+
+
+def adapter_tensors(policy: Policy, name: str = TRAINED) -> dict[str, nn.Parameter]:
+    """The adapter's parameters by their names in PEFT's files."""
+    marker = f".{name}.weight"
+    return {
+        PREFIX + key.removesuffix(marker) + ".weight": tensor
+        for key, tensor in policy.model.named_parameters()
+        if key.endswith(marker) and key.removesuffix(marker).endswith((".lora_A", ".lora_B"))
+    }
+
+
+@contextmanager
+def as_start(policy: Policy) -> Iterator[None]:
+    """Let the policy compute as the start model: without the adapter that is trained.
+
+    Its layers still run and count 0, so that ZeRO-3 sees the same layers in each pass, and no gradient is switched.
+    """
+    _compute_with(policy, START)
+    try:
+        yield
+    finally:
+        _compute_with(policy, TRAINED)
+
+
+def _compute_with(policy: Policy, adapter: str) -> None:
+    for layer in _layers(policy):
+        for name in layer.scaling:
+            layer.set_scale(name, float(name == adapter))
+
+
+def _layers(policy: Policy) -> list[LoraLayer]:
+    return [module for module in policy.modules() if isinstance(module, LoraLayer)]
+
+
+def _fill(tensors: Mapping[str, nn.Parameter], start: Mapping[str, Tensor]) -> None:
+    wrong = sorted(
+        {*tensors.keys() ^ start.keys()}
+        | {name for name in tensors.keys() & start.keys() if tensors[name].shape != start[name].shape}
+    )
+    if wrong:
+        raise UserError(f"the adapter is of another model or shape: {wrong[0]} and {len(wrong) - 1} more differ")
+    for name, tensor in tensors.items():
+        tensor.data.copy_(start[name])
+
+
+def _ends(modules: Iterable[str]) -> list[str]:
+    """The last parts of the modules' names, each once, in order."""
+    return list(dict.fromkeys(name.rpartition(".")[2] for name in modules))

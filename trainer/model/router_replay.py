@@ -1,0 +1,63 @@
+"""A mixture of experts computes with the experts that were chosen when its tokens were sampled.
+
+Engine and learner round differently, so a router with two close scores may choose another expert in each; then they
+are different functions. With the engine's choices they are the same one, and gradients flow through the weights that
+the learner's own router gives to these experts (rollout routing replay, Ma et al. 2025, arXiv:2510.11370).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from transformers import PreTrainedConfig
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+_NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+
+
+def num_experts(config: PreTrainedConfig) -> int:
+    """Experts that a router of a text model chooses from; 0: it has none."""
+    return next((number for name in _NUM_EXPERTS if (number := getattr(config, name, None))), 0)
+
+
+def replay_routers(decoder: nn.Module, config: PreTrainedConfig) -> None:
+    """Let each layer take the experts of the `packing` that it is called with, if there are some."""
+    if (experts := num_experts(config)) == 0:
+        return
+    layers = (module for module in decoder.modules() if isinstance(module, GradientCheckpointingLayer))
+    for number, layer in enumerate(layers):
+        layer.forward = _Replayed(layer.forward, number, experts)
+
+
+class _Replayed:
+    """The forward of layer `number`, also when it is computed again."""
+
+    def __init__(self, forward: Callable[..., Any], number: int, num_experts: int) -> None:
+        self._forward = forward
+        self._number = number
+        self._num_experts = num_experts
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        experts = kwargs["packing"].experts
+        if experts is None:
+            return self._forward(*args, **kwargs)
+        with _Chosen(experts[:, self._number], self._num_experts):
+            return self._forward(*args, **kwargs)
+
+
+class _Chosen(TorchFunctionMode):
+    """Within it the best `k` of a token's scores are those of `experts` [N, k]: each router asks torch for its best."""
+
+    def __init__(self, experts: Tensor, num_experts: int) -> None:
+        super().__init__()
+        self._experts = experts
+        self._num_experts = num_experts
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.topk, Tensor.topk) and args[0].shape == (len(self._experts), self._num_experts):
+            return torch.return_types.topk((args[0].gather(1, self._experts), self._experts))
+        return func(*args, **(kwargs or {}))
