@@ -61,7 +61,7 @@ from trainer.protocols import Sink
 from trainer.readiness.findings import Readiness
 from trainer.spec.job import JobSpec
 from trainer.spec.operator import Operator
-from trainer.types import Evaluation, Group, Purpose, Task
+from trainer.types import Evaluation, Group, Task
 
 DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO}
 
@@ -321,7 +321,7 @@ class _Run:
         self._progress.start(fleet.board, self._stream.emit)
         before = self._folder.evaluations().get("test-before")
         if prepared.test and before is None and not journal.has_batches:
-            before, _ = await self._grade(fleet, prepared.test, "test", "test-before", prepared.plan.eval_samples)
+            before, _ = await self._grade(fleet, prepared.test, "test-before", prepared.plan.eval_samples)
         algorithm = job.reinforcement.algorithm
         if prepared.placement.turns:  # engines never sample while the learner learns, so nothing can be stale
             algorithm = algorithm.model_copy(update={"max_staleness": 0})
@@ -339,7 +339,7 @@ class _Run:
         if prepared.test and self.outcome == "done":
             await learner.rest()
             fleet = await self._fleet_of_best() if loop.stopped_early else fleet
-            after, _ = await self._grade(fleet, prepared.test, "test", "test-after", prepared.plan.eval_samples)
+            after, _ = await self._grade(fleet, prepared.test, "test-after", prepared.plan.eval_samples)
             if before is not None:
                 self._view.stop()
                 self._console.print(before_after_table(before, after))
@@ -391,9 +391,8 @@ class _Run:
         await self._actors.start()
         self._progress.totals["test"] = len(tasks[file]) * samples
         self._progress.start(self._actors.fleet.board, self._stream.emit)
-        evaluation, _ = await self._grade(
-            self._actors.fleet, tasks[file], "test", f"eval-{file.removesuffix('_file')}", samples
-        )
+        name = f"eval-{file.removesuffix('_file')}"
+        evaluation, _ = await self._grade(self._actors.fleet, tasks[file], name, samples)
         self._view.stop()
         self._console.print(before_after_table(evaluation, None))
 
@@ -404,7 +403,8 @@ class _Run:
 
         async def draw(tasks: Sequence[Task], name: str) -> list[Group]:
             self._progress.totals["test"] = len(tasks) * look.samples
-            _, groups = await self._grade(self._actors.fleet, tasks, "test", name, look.samples)
+            as_training = self._prepared.job.reinforcement.algorithm.temperature
+            _, groups = await self._grade(self._actors.fleet, tasks, name, look.samples, as_training)
             return groups
 
         found = await look_at(self._prepared, self._folder, look, draw, self._operator)
@@ -451,13 +451,14 @@ class _Run:
         return shlex.join(["agent-rft", command, *(self._given or ["JOB"]), "--resume", str(self._folder.path)])
 
     async def _grade(
-        self, fleet: Fleet, tasks: Sequence[Task], purpose: Purpose, name: str, samples: int
+        self, fleet: Fleet, tasks: Sequence[Task], name: str, samples: int, temperature: float | None = None
     ) -> tuple[Evaluation, list[Group]]:
         self._stream.emit(PhaseBegan(phase="grading", detail=f"{len(tasks)} rows ({name})"))
         reinforcement = self._prepared.job.reinforcement
-        evaluation, groups = await evaluate(
-            fleet, tasks, purpose, samples, reinforcement.algorithm.temperature, reinforcement.grader.pass_threshold
-        )
+        if temperature is None:
+            temperature = reinforcement.algorithm.temperature_of_evaluations
+        threshold = reinforcement.grader.pass_threshold
+        evaluation, groups = await evaluate(fleet, tasks, "test", samples, temperature, threshold)
         self._stream.groups(name, groups)
         self._stream.emit(Evaluated(name=name, evaluation=evaluation))
         return evaluation, groups

@@ -41,7 +41,7 @@ class ServeSettings:
             max_completion_tokens=limits.max_completion_tokens,
             max_tool_output_tokens=limits.max_tool_output_tokens,
             max_thinking_tokens=plan.max_thinking_tokens,
-            temperature=job.reinforcement.algorithm.temperature,
+            temperature=job.reinforcement.algorithm.temperature_of_evaluations,
         )
 
     @classmethod

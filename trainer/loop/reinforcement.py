@@ -84,7 +84,7 @@ class Loop:
         )
         self._health = Health(plan.steps, sink)
         self._validation = Validation(
-            rollouts, validation, plan.eval_samples, algorithm.temperature, config.pass_threshold, sink
+            rollouts, validation, plan.eval_samples, algorithm.temperature_of_evaluations, config.pass_threshold, sink
         )
         self._buffer = Buffer(plan.batch_size, algorithm.max_staleness, plan.batch_size, self._judge)
         self._admitting = asyncio.Event()

@@ -168,8 +168,15 @@ class AlgorithmSpec(OptimizerSpec):
     updates_per_batch: Annotated[int, Field(ge=1, le=100_000)] = 2
     """Optimizer steps per batch, each on a part of it. More learn faster from the same rollouts, and less stably."""
     temperature: Annotated[float, Field(gt=0, le=2)] = 1.0
-    """Sampling temperature of training and validation. Lower explores less; top_p is always 1 and top_k off, because
-    the learner cannot reproduce the log-probabilities of a truncated distribution."""
+    """Sampling temperature of training. Lower explores less; top_p is always 1 and top_k off, because the learner
+    cannot reproduce the log-probabilities of a truncated distribution."""
+    eval_temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    """Sampling temperature of validation and test; null: that of training. Set it to the one that your agent samples
+    with in use: 0 always takes the most likely token, so that `eval_samples` above 1 tell nothing more."""
+
+    @property
+    def temperature_of_evaluations(self) -> float:
+        return self.temperature if self.eval_temperature is None else self.eval_temperature
 
 
 class Reinforcement(Strict):
