@@ -9,6 +9,7 @@ import httpx
 import openai
 from fastapi import APIRouter
 from fastapi.testclient import TestClient
+from starlette.types import Receive, Send
 
 from cluster.stores.keys import ApiKey, Scope
 from serve.http.app import create_app
@@ -41,6 +42,15 @@ def sync_client_of(routers: Sequence[APIRouter]) -> TestClient:
     """The same for the command line; paths begin after /v1."""
     headers = {"Authorization": f"Bearer {TOKEN}"}
     return TestClient(create_app(routers, FakeKeys()), base_url="http://server/v1", headers=headers)
+
+
+async def by_hand(client: httpx.AsyncClient, request: httpx.Request, receive: Receive, send: Send) -> None:
+    """One request to the client's app by ASGI messages: clients cannot leave in the middle of one."""
+    headers = [(name.lower(), value) for name, value in request.headers.raw]
+    url = {"path": request.url.path, "query_string": request.url.query}
+    transport = client._transport
+    assert isinstance(transport, httpx.ASGITransport)
+    await transport.app({"type": "http", "method": request.method, "headers": headers} | url, receive, send)
 
 
 def openai_of(client: httpx.AsyncClient, token: str = TOKEN) -> openai.AsyncOpenAI:

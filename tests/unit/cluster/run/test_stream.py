@@ -189,3 +189,29 @@ def test_closing_a_plugin_has_a_timeout() -> None:
     plugin.close()
     assert plugin.failure == "it did not finish within 0.05 s"
     released.set()
+
+
+def test_plugins_close_at_the_same_time() -> None:
+    all_close = threading.Barrier(2, timeout=20)
+
+    class Meets(Recording):
+        def close(self) -> None:
+            all_close.wait()
+
+    EventStream(JOB, [sink := Recording()], plugins=[PluginSink(name, Meets) for name in ("one", "two")]).close()
+    assert sink.events == []
+
+
+def test_the_time_to_close_begins_with_the_end_of_the_events_and_not_with_the_wait() -> None:
+    now, released = [0.0], threading.Event()
+
+    class Slow(Recording):
+        def close(self) -> None:
+            released.wait(5)
+
+    plugin = PluginSink("slow", Slow, clock=lambda: now[0], close_timeout_s=30)
+    plugin.end()
+    now[0] = 30.0
+    plugin.close()
+    assert plugin.failure == "it did not finish within 30 s"
+    released.set()

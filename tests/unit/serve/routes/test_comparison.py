@@ -76,6 +76,17 @@ async def test_a_job_alone_is_its_newest_evaluation(server: Server) -> None:
     assert [side["name"] for side in found["sides"]] == ["validation-000000", "validation-000003"]
 
 
+async def test_an_evaluation_has_not_changed_against_itself(server: Server) -> None:
+    found = await server.compare(*[f"{server.job}:test-after"] * 2)
+    first, second = found["sides"]
+    assert first == second and first["rows_of_this_side_only"] == []
+    (change,) = found["changes"]
+    assert {measure["change"] for measure in change["measures"].values()} == {0.0}
+    assert {measure["verdict"] for measure in change["measures"].values()} <= {"same", "unclear"}
+    assert (change["gained"], change["lost"]) == ([], [])
+    assert all(row["sides"][0] == row["sides"][1] for row in found["rows"])
+
+
 async def test_an_evaluation_that_is_not_there_is_refused_with_those_that_are(server: Server) -> None:
     error = (await server.compare(server.job, f"{server.job}:../../x", status=400))["error"]
     assert error["param"] == "side" and "it has test-before, test-after" in error["message"]

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import openai
 import pytest
 
@@ -16,7 +15,7 @@ from cluster.stores.database import Database
 from cluster.stores.file_store import FileStore
 from cluster.stores.migrate import migrate
 from serve.routes.files import make_router
-from tests.support.api import client_of, openai_of
+from tests.support.api import by_hand, client_of, openai_of
 
 MAX_BYTES = 5_000_000
 HOUR_S = 3600
@@ -205,9 +204,5 @@ async def test_a_client_that_disconnects_in_mid_upload_leaves_nothing(server: Fi
         sent.append(message)
 
     request = server.http.build_request("POST", "/v1/files", headers=form()["headers"])
-    headers = [(name.lower(), value) for name, value in request.headers.raw]
-    scope = {"type": "http", "method": "POST", "path": "/v1/files", "query_string": b"", "headers": headers}
-    transport = server.http._transport
-    assert isinstance(transport, httpx.ASGITransport)
-    await transport.app(scope, receive, send)
+    await by_hand(server.http, request, receive, send)
     assert sent == [] and server.on_disk() == []

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from cluster.records.run_folder import RunFolder
 from cluster.stores.job_states import UnknownJob
 from cluster.stores.job_tables import EventRecord, JobRecord
 from serve.routes.job_stream import Pace, make_router
-from tests.support.api import client_of
+from tests.support.api import by_hand, client_of
 from tests.support.events import run_event
 from tests.support.jobs import NEW_JOB, StoredJobs, database_with_tables
 from trainer.events import StepDone
@@ -145,6 +147,38 @@ async def test_a_key_has_a_bounded_number_of_streams(server: Server) -> None:
     async with client_of(routers) as client:
         for _ in range(3):  # a stream that ended gives its place back
             assert (await client.get(f"/v1/fine_tuning/jobs/{server.job}/stream")).status_code == 200
+
+
+@asynccontextmanager
+async def opened(client: httpx.AsyncClient, url: str) -> AsyncIterator[int]:
+    """The status of a stream that is open in the block; at its end the page is left, and so the stream has to end."""
+    begun, left = asyncio.get_running_loop().create_future(), asyncio.Event()
+    request = [{"type": "http.request", "body": b"", "more_body": False}]
+
+    async def receive() -> Any:
+        if request:
+            return request.pop()
+        await left.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            begun.set_result(message["status"])
+
+    stream = asyncio.create_task(by_hand(client, client.build_request("GET", url), receive, send))
+    yield await asyncio.wait_for(begun, 20)
+    left.set()
+    await asyncio.wait_for(stream, 20)
+
+
+async def test_a_stream_whose_page_was_left_ends_and_gives_its_place_back(server: Server) -> None:
+    routers = [make_router(server.store, server.runs, pace=Pace(max_streams_of_key=1))]
+    url = f"/v1/fine_tuning/jobs/{server.job}/stream"
+    async with client_of(routers) as client:
+        for _ in range(2):
+            async with opened(client, url) as status:
+                assert status == 200
+                assert (await client.get(url)).status_code == 429
 
 
 async def test_without_news_a_comment_keeps_the_connection(server: Server) -> None:
