@@ -127,7 +127,7 @@ class RunActors:
         if self._watchdog is not None:
             self._watchdog.cancel()
         if self._now is not None:
-            self._now.close()
+            await self._now.close()
         if self._fleet is not None:
             await self._fleet.shutdown()
             self._counts = self._fleet.live()  # scraped once more at the end of the job

@@ -193,6 +193,8 @@ async def _run(
     if path is not None:
         await asyncio.to_thread(restore, path, store, partial(console.print, soft_wrap=True, markup=False))
     before = None if path is None else RunFolder(path)
+    if before is not None:
+        before.now.unlink(missing_ok=True)  # of a driver that was killed
     resumes = before is not None and (before.resumes if learner else bool(before.draws))
     began = Began.of(before) if before is not None and resumes else None
     job = job if began is None else began.keep(job)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import threading
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -60,20 +61,35 @@ class NowFile:
         self._sleep = sleep
         self._clock = clock
         self._before: deque[tuple[float, Stats]] = deque(maxlen=WINDOW)
+        self._file = threading.Lock()
+        self._closed = False
         self._writing = asyncio.create_task(self._run())
 
-    def close(self) -> None:
-        """Write nothing more, and remove the file."""
+    async def close(self) -> None:
+        """Write nothing more, and remove the file, after a write that is under way."""
         self._writing.cancel()
-        with suppress(OSError):
-            self._path.unlink(missing_ok=True)
+        await asyncio.to_thread(self._remove)
 
     async def _run(self) -> None:
         while True:
             state = await self._state()
             with suppress(OSError):  # the next write is another occasion; training goes on
-                await asyncio.to_thread(_replace, self._path, state)
+                await asyncio.to_thread(self._replace, state)
             await self._sleep(EVERY_S)
+
+    def _replace(self, state: Mapping[str, Any]) -> None:
+        with self._file:
+            if not self._closed:
+                temporary = self._path.with_suffix(".tmp")
+                temporary.write_text(json.dumps(state))
+                os.replace(temporary, self._path)
+
+    def _remove(self) -> None:
+        with self._file:  # a thread that writes outlives the task that waited for it
+            self._closed = True
+            for path in (self._path, self._path.with_suffix(".tmp")):
+                with suppress(OSError):
+                    path.unlink(missing_ok=True)
 
     async def _state(self) -> dict[str, Any]:
         fleet, now = self._fleet, self._clock()
@@ -109,9 +125,3 @@ def _endpoint(name: str, values: Mapping[str, Any], first: Mapping[str, Any], fo
         "latency_p50_s": quantile_s(grown, 0.5),
         "latency_p95_s": quantile_s(grown, 0.95),
     }
-
-
-def _replace(path: Path, state: Mapping[str, Any]) -> None:
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(state))
-    os.replace(temporary, path)

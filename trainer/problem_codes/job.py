@@ -73,6 +73,12 @@ JOB_CODES: dict[str, dict[str, CheckCode]] = {
             "Use one of the types in the message.",
             stops_accepted=True,
         ),
+        "invalid_duplicate_integration": CheckCode(
+            "`integrations` names a tracker more than once. A job has one run in each tracker, so that two would write "
+            "into the same one.",
+            "Keep one of each type. A stored job of an older version that has two goes on with the first.",
+            stops_accepted=True,
+        ),
         "invalid_value_error": CheckCode(
             "The value has the right type, but breaks a rule of this setting or does not fit another setting.",
             "Change one of the settings that the message names.",

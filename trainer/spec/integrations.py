@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field, SecretStr, field_validator
+from pydantic import AfterValidator, Field, SecretStr, field_validator
+from pydantic_core import PydanticCustomError
 
 from trainer.spec.endpoints import Strict
 
@@ -64,7 +65,18 @@ class TensorboardIntegration(IntegrationBase):
 
 
 Integration = Annotated[WandbIntegration | MlflowIntegration | TensorboardIntegration, Field(discriminator="type")]
-Integrations = Annotated[tuple[Integration, ...], Field(max_length=8)]
+
+
+def _one_of_a_type(named: tuple[Integration, ...]) -> tuple[Integration, ...]:
+    """Two of one type would share a run, or its files."""
+    types = [integration.type for integration in named]
+    if twice := sorted({kind for kind in types if types.count(kind) > 1}):
+        remedy = {"remedy": "name each tracker once", "types": ", ".join(twice)}
+        raise PydanticCustomError("duplicate_integration", "names more than once: {types}", remedy)
+    return named
+
+
+Integrations = Annotated[tuple[Integration, ...], Field(max_length=8), AfterValidator(_one_of_a_type)]
 
 
 class WandbAccess(Strict):

@@ -48,6 +48,23 @@ def without_todays_bounds(raw: Mapping[str, Any], whose: str) -> tuple[JobSpec, 
     Raises:
         InvalidJob: A value has another form than today's.
     """
+    raw, doubled = _one_of_each_tracker(raw, whose)
+    spec, warnings = _within_bounds(raw, whose)
+    return spec, doubled + warnings
+
+
+def _one_of_each_tracker(raw: Mapping[str, Any], whose: str) -> tuple[Mapping[str, Any], list[str]]:
+    """The job without integrations of a type that an earlier one has, which former versions took, and a warning."""
+    first: dict[str, Any] = {}
+    for integration in raw.get("integrations") or ():
+        first.setdefault(str(integration.get("type")), integration)
+    if len(first) == len(raw.get("integrations") or ()):
+        return raw, []
+    warning = f"integrations: {whose} names a tracker more than once; it goes on with the first of each type"
+    return {**raw, "integrations": list(first.values())}, [warning]
+
+
+def _within_bounds(raw: Mapping[str, Any], whose: str) -> tuple[JobSpec, list[str]]:
     try:
         return JobSpec.model_validate(raw), []
     except ValidationError as error:

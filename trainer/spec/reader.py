@@ -168,7 +168,7 @@ def _problem(
     else:
         first, *others = [_requirement(error) for error in errors]
         message = ", or ".join([first, *(other.removeprefix("must be ") for other in others)])
-        remedy = "correct the value"
+        remedy = context.get("remedy", "correct the value")
     shown = isinstance(given, str | int | float) and not isinstance(given, bool) and _SECRETS.isdisjoint(path)
     shown &= kind != "extra_forbidden"  # an unknown key may be a secret in the wrong place
     if shown and len(str(given)) <= MAX_SHOWN_CHARS:

@@ -158,6 +158,14 @@ def test_trackers_that_this_version_does_not_have_are_left_out_with_a_warning() 
     assert [warning.partition(":")[0] for warning in warnings] == ["integrations[0]", "integrations[2]"]
 
 
+def test_a_tracker_that_an_older_job_names_twice_is_kept_once() -> None:
+    projects = [{"type": "wandb", "wandb": {"project": name}} for name in ("first", "second")]
+    raw = raw_job() | {"integrations": [{"type": "comet"}, *projects, {"type": "tensorboard"}]}
+    spec, (twice, gone) = without_todays_bounds(raw, "the job")
+    assert [i.wandb.project if i.type == "wandb" else i.type for i in spec.integrations] == ["first", "tensorboard"]
+    assert "more than once" in twice and gone.startswith("integrations[0]")
+
+
 def test_a_value_of_another_form_is_refused_with_the_remedy() -> None:
     with pytest.raises(InvalidJob, match="continue it with the version of agent-rft that began it") as raised:
         without_todays_bounds(raw_job(limits={"max_tool_calls": "many"}), "the run")

@@ -68,7 +68,7 @@ async def test_the_file_has_what_all_processes_do_and_goes_with_them(tmp_path: P
     [actor] = found["actors"]
     assert actor["doing"] == [{"trace_id": "trace_1", "stage": "tool calls", "for_s": 2.5}]
     assert found["endpoints"][0]["name"] == "tool 'search'"
-    now.close()
+    await now.close()
     assert os.listdir(tmp_path) == []
 
 
@@ -76,13 +76,27 @@ async def test_a_job_without_rollouts_has_its_learner_only_and_a_missing_folder_
     begun, sleep = ticks()
     now = NowFile(tmp_path / "gone", Dog(), None, sleep)
     await begun.get()
-    now.close()
+    await now.close()
     begun, sleep = ticks()
     now = NowFile(tmp_path, Dog(), None, sleep)
     await begun.get()
     found = json.loads((tmp_path / "now.json").read_text())
     assert (found["engines"], found["endpoints"], len(found["actors"])) == ([], [], 1)
-    now.close()
+    await now.close()
+
+
+async def test_a_write_that_is_under_way_at_the_end_leaves_no_file(tmp_path: Path) -> None:
+    for _ in range(20):
+        written = asyncio.Event()
+
+        async def at_once(seconds: float, written: asyncio.Event = written) -> None:
+            written.set()
+
+        now = NowFile(tmp_path, Dog(), Fleet(), at_once)
+        await written.wait()
+        await now.close()
+    await asyncio.get_running_loop().shutdown_default_executor()  # waits for its threads
+    assert os.listdir(tmp_path) == []
 
 
 def test_recent_values_are_those_of_the_time_between_the_first_and_the_last_look() -> None:

@@ -326,6 +326,7 @@ BAD_REQUESTS = [
     create("metadata too many", "metadata", metadata={str(i): "a" for i in range(17)}),
     create("integrations an object", "integrations", integrations={"type": "wandb"}),
     create("an unknown tracker", "integrations[1]", integrations=[{"type": "tensorboard"}, {"type": "comet"}]),
+    create("a tracker twice", "integrations", integrations=[{"type": "tensorboard"}] * 2),
     create("wandb without a project", "integrations[0].wandb.project", integrations=[{"type": "wandb", "wandb": {}}]),
     create("unknown key", "n_epochs", n_epochs=3),
     create("cluster unknown key", "cluster.gpus", cluster={"gpus": 8}),
