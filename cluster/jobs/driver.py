@@ -61,7 +61,8 @@ async def check(server: Server, job_id: str) -> list[Problem]:
     record = server.store.get(job_id)
     spec, settings = server.spec(record), server.settings
     validation = None if spec.validation_file is None else Path(spec.validation_file)
-    found = row_problems(server.operator.jobs, Path(spec.training_file), validation)
+    samples = None if record.look is None else record.look["samples"]
+    found = row_problems(server.operator.jobs, Path(spec.training_file), validation, samples)
     with ray_session(settings.ray_address()) as nodes:
         try:
             await prepare(spec, nodes, settings.runs, server.operator, found=found, learner=record.look is None)

@@ -216,12 +216,26 @@ class JobRecords:
                 raise NotIndexed("the index is being written") from error
 
     def _listing(self, index: RolloutIndex, wanted: Wanted, order: Order, limit: int, after: str | None) -> Listing:
-        if wanted.text is None:
-            return _listing(index, wanted, order, limit, after, self._search_s)
+        wanted = index.checked(wanted)
+        if wanted.text is not None:
+            return self._searched(index, index.all(wanted, order, after=after), wanted.text, limit)
+        found = index.page(wanted, order, limit + 1, after)
+        return Listing(found[:limit], len(found) > limit, found[:limit][-1].id if found else None)
+
+    def _searched(self, index: RolloutIndex, among: Iterator[Found], text: str, limit: int) -> Listing:
+        """A page of those with a text; it ends early if the search takes long."""
         if not self._searching.acquire(blocking=False):
             raise NotIndexed("other searches for texts are under way")
         try:
-            return _listing(index, wanted, order, limit, after, self._search_s)
+            found: list[Found] = []
+            deadline = time.monotonic() + self._search_s
+            for one, has_text in index.containing(among, text):
+                found += [one] * has_text
+                if len(found) > limit:
+                    return Listing(found[:limit], True, found[:limit][-1].id)
+                if time.monotonic() > deadline:
+                    return Listing(found, True, one.id)
+            return Listing(found, False, found[-1].id if found else None)
         finally:
             self._searching.release()
 
@@ -251,27 +265,6 @@ def _alone(lock: threading.Lock) -> Iterator[bool]:
     finally:
         if alone:
             lock.release()
-
-
-def _listing(
-    index: RolloutIndex, wanted: Wanted, order: Order, limit: int, after: str | None, search_s: float
-) -> Listing:
-    wanted, last = index.checked(wanted), None
-    if wanted.text is None:
-        found = index.page(wanted, order, limit + 1, after)
-    else:
-        found, deadline = [], time.monotonic() + search_s
-        for one, has_text in index.containing(index.all(wanted, order, after=after), wanted.text):
-            found += [one] * has_text
-            if len(found) > limit:
-                break
-            if time.monotonic() > deadline:
-                last = one.id
-                break
-    if len(found) > limit or last is None:
-        last = found[:limit][-1].id if found else None
-        return Listing(found[:limit], len(found) > limit, last)
-    return Listing(found, True, last)
 
 
 def _whole(index: RolloutIndex, id: str) -> tuple[Found, GroupRequest, Rollout | Discarded]:

@@ -1,4 +1,4 @@
-"""The operator's limits on a job: the number of its rows, cores and GPUs."""
+"""The operator's limits on a job: the number of its rows, rollouts, cores and GPUs."""
 
 from __future__ import annotations
 
@@ -12,13 +12,20 @@ from trainer.spec.operator import JobLimits
 NUM_ROWS = "invalid_n_examples"
 
 
-def row_problems(limits: JobLimits, training: Path, validation: Path | None) -> list[Problem]:
-    """Files with too few or too many rows."""
+def row_problems(
+    limits: JobLimits, training: Path, validation: Path | None, samples: int | None = None
+) -> list[Problem]:
+    """Files with too few or too many rows; with `samples`, the draws of each row before training, too many rollouts."""
     found = []
     count = count_rows(training)
     if not limits.min_training_rows <= count <= limits.max_training_rows:
         allowed = f"{limits.min_training_rows:,} to {limits.max_training_rows:,}"
         found.append(_problem("training_file", count, allowed, training))
+    if samples is not None and samples * count > limits.max_readiness_rollouts:
+        message = f"{samples} draws of {count:,} rows are {samples * count:,} rollouts"
+        message += f", but the operator's limit is {limits.max_readiness_rollouts:,}"
+        remedy = "draw fewer samples or fewer rows, or ask the operator to raise jobs.max_readiness_rollouts"
+        found.append(Problem("over_limit", "samples", message, remedy))
     if validation is not None and (count := count_rows(validation)) > limits.max_validation_rows:
         found.append(_problem("validation_file", count, f"at most {limits.max_validation_rows:,}", validation))
     return found

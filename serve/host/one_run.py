@@ -55,12 +55,13 @@ class OneTimeKey:
 
     def __init__(self, key: ApiKey, token: str) -> None:
         self._key = key
-        self._token: str | None = token
+        self._unused = {token}
 
     def find(self, token: str) -> ApiKey | None:
-        if token != self._token:
+        try:
+            self._unused.remove(token)  # in one step: of requests at the same moment one has it
+        except KeyError:
             return None
-        self._token = None
         return self._key
 
 
@@ -162,7 +163,7 @@ def app_of(state: ServerState, mirror: Mirror, key: ApiKey, token: str) -> FastA
         job_now.make_router(store, runs),
         session.make_router(state.sessions, read_only=True),
     ]
-    app = create_app(routers, OneTimeKey(key, token), sessions=state.sessions)
+    app = create_app(routers, OneTimeKey(key, token), sessions=state.sessions, key_cache_s=0.0)
     static.mount(app)
     return app
 

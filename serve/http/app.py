@@ -12,7 +12,7 @@ from fastapi_offline import FastAPIOffline
 from actors.runtime.recorder import Recorder
 from serve.http.access_log import AccessLog
 from serve.http.audit import Auditor
-from serve.http.auth import Authenticator, KeyFinder, RateLimit
+from serve.http.auth import KEY_CACHE_S, Authenticator, KeyFinder, RateLimit
 from serve.http.deadlines import DEADLINES, Deadlines
 from serve.http.errors import ErrorBody, install_handlers
 from serve.http.frame import Frame
@@ -40,13 +40,14 @@ def create_app(
     access_log: AccessLog | None = None,
     audit: Auditor | None = None,
     sessions: KeyFinder | None = None,
+    key_cache_s: float = KEY_CACHE_S,
 ) -> FastAPI:
     """Returns an app that serves `routers` below `/v1`.
 
     `lifespan` is entered before the first request and exited after the last one; `recorder` records each request.
     `behind_proxy` is for Ray Serve's proxy, which assigns request ids, writes them to the responses and cancels the
     requests of clients that disconnected. `access_log` gets each request, `audit` each that changes something.
-    `sessions` finds the keys of cookies.
+    `sessions` finds the keys of cookies; `key_cache_s` is how long what was found is used again.
     """
     app = FastAPIOffline(
         title="agent-rft",
@@ -57,7 +58,8 @@ def create_app(
         redoc_url=None,  # a second page of the same, whose script loads a logo from another host
         static_url="/docs/files",
     )
-    authenticator = Authenticator(keys, rate or RateLimit(limits.requests_per_minute), sessions=sessions)
+    rate = rate or RateLimit(limits.requests_per_minute)
+    authenticator = Authenticator(keys, rate, sessions=sessions, cache_s=key_cache_s)
     app.add_middleware(
         Frame,
         authenticator=authenticator,

@@ -115,11 +115,13 @@ class Authenticator:
         rate: RateLimit,
         clock: Callable[[], float] = time.monotonic,
         sessions: KeyFinder | None = None,
+        cache_s: float = KEY_CACHE_S,
     ) -> None:
         self._keys = keys
         self._sessions = sessions or NoSessions()
         self._rate = rate
         self._clock = clock
+        self._cache_s = cache_s
         self._failed = FailedLogins(clock)
         self._cache: dict[bytes, tuple[ApiKey, float]] = {}
         self._unknown = asyncio.Semaphore(UNKNOWN_LOOKUPS)
@@ -164,7 +166,7 @@ class Authenticator:
                 key = await run_in_threadpool(among.find, token)
         self._cache.pop(digest, None)
         if key is not None:
-            self._cache[digest] = key, self._clock() + KEY_CACHE_S
+            self._cache[digest] = key, self._clock() + self._cache_s
             if len(self._cache) > MAX_CACHED_KEYS:
                 del self._cache[next(iter(self._cache))]
         return key

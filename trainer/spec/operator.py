@@ -90,6 +90,9 @@ class JobLimits(Strict):
     """Most rows of a training file in the API; a job with more fails. OpenAI's limit is 50,000."""
     max_validation_rows: Positive = 1_000
     """Most rows of a validation file in the API; a job with more fails. OpenAI's limit is 1,000."""
+    max_readiness_rollouts: Positive = 100_000
+    """Most rollouts of a look before training in the API, rows of the training file times `samples`; one with more
+    fails. All are held in memory at its end, some kilobytes each, and no job runs in its place meanwhile."""
 
 
 class RecordLimits(Strict):

@@ -1,4 +1,4 @@
-"""The operator's limits on a job: rows, cores and GPUs."""
+"""The operator's limits on a job: rows, rollouts, cores and GPUs."""
 
 from __future__ import annotations
 
@@ -17,6 +17,15 @@ def test_files_with_too_few_or_too_many_rows_are_refused(tmp_path: Path) -> None
     assert (first.code, first.field) == ("invalid_n_examples", "training_file") and "3 rows" in first.message
     assert (second.code, second.field) == ("invalid_n_examples", "validation_file")
     assert row_problems(JobLimits(min_training_rows=3, max_validation_rows=5), training, validation) == []
+
+
+def test_a_look_before_training_with_too_many_rollouts_is_refused(tmp_path: Path) -> None:
+    training, limits = tmp_path / "train", JobLimits(min_training_rows=1, max_readiness_rollouts=1_000)
+    training.write_text("{}\n" * 250)
+    assert row_problems(limits, training, None) == row_problems(limits, training, None, 4) == []
+    (problem,) = row_problems(limits, training, None, 5)
+    assert problem.message == "5 draws of 250 rows are 1,250 rollouts, but the operator's limit is 1,000"
+    assert (problem.code, problem.field) == ("over_limit", "samples") and "fewer samples" in problem.remedy
 
 
 def test_more_cores_or_gpus_than_the_operator_allows_are_refused() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,6 +66,12 @@ async def test_the_key_works_once_and_its_session_goes_on(opened: Opened) -> Non
     assert (job["suffix"], job["status"], job["model"]) == ("20260101-000000-ledger", "running", "base")
     opened.browser.cookies.clear()
     assert (await opened.browser.get(JOBS)).status_code == 401
+    assert (await opened.log_in()).status_code == 401, "not even in the same moment"
+
+
+async def test_of_requests_with_the_key_at_the_same_time_one_gets_the_session(opened: Opened) -> None:
+    answers = await asyncio.gather(*(opened.log_in() for _ in range(8)))
+    assert sorted(answer.status_code for answer in answers) == [200, *[401] * 7]
 
 
 async def test_the_run_is_shown_as_a_job(opened: Opened) -> None:
