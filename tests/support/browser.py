@@ -20,12 +20,18 @@ FLAGS = (
 WIDE, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
 
 
+def program() -> str:
+    """The path of Chromium: the machine's, or the one that the Makefile has unpacked."""
+    if (installed := shutil.which("chromium")) is not None:
+        return installed
+    if not (ROOT / "build" / "chromium").is_dir():
+        raise FileNotFoundError("Chromium is missing: make chromium, or apt-get install chromium")
+    return str(ROOT / "tests" / "support" / "unpacked_chromium")
+
+
 @contextmanager
 def chromium() -> Iterator[Any]:
     """A browser of Playwright. The Makefile installs both; elsewhere this says what is missing."""
-    program = shutil.which("chromium")
-    if program is None:
-        raise FileNotFoundError("Chromium is missing: make chromium, or apt-get install chromium")
     if str(TOOLS) not in sys.path:
         sys.path.append(str(TOOLS))
     try:
@@ -33,7 +39,7 @@ def chromium() -> Iterator[Any]:
     except ImportError as error:
         raise FileNotFoundError("Playwright is missing: make build/console") from error
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=program, args=list(FLAGS))
+        browser = playwright.chromium.launch(executable_path=program(), args=list(FLAGS))
         yield browser
         browser.close()
 
