@@ -106,10 +106,8 @@ def draw(dashboard: Dashboard, shown: Shown, folder: Path) -> list[Drawn]:
     bottom = max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in board["panels"])
     with tempfile.TemporaryDirectory() as profile:
         size = f"--window-size={WIDTH},{HEAD + ROW * bottom}"
-        options = [f"--user-data-dir={profile}", size, f"--screenshot={picture}", page.as_uri()]
-        done = subprocess.run(
-            [program(), *FLAGS, *options], check=True, capture_output=True, text=True, timeout=DRAWN_S
-        )
+        command = [program(), *FLAGS, f"--user-data-dir={profile}", size, f"--screenshot={picture}", page.as_uri()]
+        done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=DRAWN_S)
     found = re.search(r'<script id="drawn" type="application/json">(.*?)</script>', done.stdout)
     if found is None:
         raise RuntimeError(f"{dashboard.name} was not drawn: {done.stderr[-2000:]}")
