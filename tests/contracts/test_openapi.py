@@ -6,7 +6,6 @@ stores are real, only the models are fakes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +60,7 @@ from tests.support.api import TOKEN, FakeKeys
 from tests.support.builders import group, group_request
 from tests.support.events import run_event
 from tests.support.fake_models import FakeModels, call, turn
-from tests.support.jobs import BODY, NO_LOGS
+from tests.support.jobs import BODY, NO_LOGS, fixture_of
 from trainer.errors import Problem
 from trainer.events import StepDone
 from trainer.spec.operator import NOTHING_ALLOWED, ServerLimits
@@ -147,11 +146,7 @@ class FullServer:
         return ids | {"model_id": f"ft:{job_id}", "rollout_id": "step-000001.0"}
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[FullServer]:
-    server = FullServer(tmp_path)
-    yield server
-    server.database.close()
+server = fixture_of(FullServer)
 
 
 def with_known(case: Any, ids: dict[str, str]) -> Any:
