@@ -68,21 +68,6 @@ export async function getText(path: string, query: Query = {}): Promise<string> 
   return (await call("GET", url(path, query))).text();
 }
 
-const TRIES = 12;
-
-/** Asks again while the server is not ready: it indexes the rollouts of an older run, or makes another comparison. */
-export async function patient<T>(ask: () => Promise<T>): Promise<T> {
-  for (let tries = 1; ; tries++) {
-    try {
-      return await ask();
-    } catch (error) {
-      const waitS = error instanceof ApiError && error.code === "not_ready" ? error.retryAfterS : null;
-      if (waitS === null || tries === TRIES) throw error;
-      await new Promise((done) => setTimeout(done, 1000 * waitS));
-    }
-  }
-}
-
 /** One page of a list; the next one begins after its `last_id`. */
 export async function page<T>(path: string, query: Query = {}, signal: AbortSignal | null = null): Promise<Page<T>> {
   return get(path, query, signal);

@@ -1,6 +1,6 @@
 /** Rollouts as the API has them, and how they are read: docs/reference/api.md describes the fields. */
 
-import { all, get, page, patient } from "../../lib/api";
+import { all, ApiError, get, page } from "../../lib/api";
 import type { Query } from "../../lib/api";
 import { seconds } from "../../lib/format";
 import type { Message, Page } from "../../lib/types";
@@ -160,6 +160,21 @@ export function rollout(jobId: string, id: string): Promise<Whole> {
 
 export function tokens(jobId: string, id: string, segment: number, start: number, limit: number): Promise<Tokens> {
   return patient(() => get(`${job(jobId)}/rollouts/${encodeURIComponent(id)}/tokens`, { segment, start, limit }));
+}
+
+const TRIES = 12;
+
+/** Asks again while the server is still indexing the rollouts, as those of an older run at their first reader. */
+async function patient<T>(ask: () => Promise<T>): Promise<T> {
+  for (let tries = 1; ; tries++) {
+    try {
+      return await ask();
+    } catch (error) {
+      const waitS = error instanceof ApiError && error.code === "not_ready" ? error.retryAfterS : null;
+      if (waitS === null || tries === TRIES) throw error;
+      await new Promise((done) => setTimeout(done, 1000 * waitS));
+    }
+  }
 }
 
 /** The thoughts and the text of a turn, without its calls unless they could not be read. */
