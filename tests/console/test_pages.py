@@ -96,6 +96,17 @@ def test_two_evaluations_are_chosen_and_compared(opened: Open, site: Site) -> No
     page.get_by_text(trace, exact=True).wait_for()
 
 
+def test_a_page_asks_again_when_a_busy_server_said_to(opened: Open, site: Site) -> None:
+    page = opened("#/compare")
+    busy = {"error": {"message": "Not ready: another comparison is being made.", "type": "server_error"}}
+    headers = {"Retry-After": "1"}
+    page.route("**/comparison?*", lambda route: route.fulfill(status=503, headers=headers, json=busy), times=1)
+    sides = f"{site.job}:test-before,{site.job}:test-after"
+    page.goto(f"{site.url}#/compare?sides={sides}")
+    page.get_by_text("another comparison is being made").wait_for()
+    page.get_by_role("heading", name="test-after against test-before").wait_for()
+
+
 def test_the_fleet_says_who_waits_for_whom(opened: Open, site: Site) -> None:
     endpoint = {"limit": 8, "in_flight": 2, "queued": 5, "breaker": "open", "calls": 9, "failed": 1, "retries": 2}
     recent = {"recent_s": 60.0, "recent_calls": 4, "recent_errors": {"timeout": 3}, "errors": {"timeout": 3}}

@@ -24,6 +24,7 @@ import httpx
 from cluster.jobs.draft import Draft
 from cluster.jobs.driver_settings import DriverSettings
 from cluster.jobs.launcher import RayLauncher
+from cluster.stores.job_tables import JobRecord
 from cluster.stores.model_registry import ModelRecord
 from serve.deployment import app_of
 from serve.host.listener import reserved_port
@@ -64,13 +65,16 @@ class Ready:
 
 
 class OnlyChecks:
-    """A Launcher that checks requests, and validates and launches nothing."""
+    """A Launcher that checks requests; validations never end, so no job is launched."""
 
     def __init__(self, settings: DriverSettings) -> None:
         self._launcher = RayLauncher(settings, "")
 
     async def check(self, draft: Draft) -> list[Problem]:
         return await self._launcher.check(draft)
+
+    async def validate(self, job: JobRecord) -> list[Problem]:
+        return await asyncio.Future[list[Problem]]()
 
 
 @dataclass(frozen=True, slots=True)

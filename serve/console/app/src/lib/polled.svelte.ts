@@ -1,5 +1,7 @@
 /** A request that a page repeats while it is open, and what came of it; an error keeps the last value. */
 
+import { ApiError } from "./api";
+
 export interface Polled<T> {
   readonly value: T | null;
   readonly error: unknown;
@@ -9,7 +11,7 @@ export interface Polled<T> {
 const HIDDEN_MS = 60_000;
 
 /**
- * Asks now, and again `everyMs` after each answer (null: no more). Call it while a component is made. What `ask` reads
+ * Asks now, and again `everyMs` after each answer (null: no more), or when a server that is busy said to. Call it while a component is made. What `ask` reads
  * of the state before it waits is followed: a change asks at once.
  */
 export function polled<T>(
@@ -37,7 +39,8 @@ export function polled<T>(
         if (ended.signal.aborted || number !== asked) return;
         error = failure;
       }
-      const wait = everyMs(value);
+      const busyS = error instanceof ApiError ? error.retryAfterS : null;
+      const wait = busyS === null ? everyMs(value) : 1_000 * busyS;
       if (wait !== null) timer = window.setTimeout(() => void run(), document.hidden ? HIDDEN_MS : wait);
     };
     void run();
