@@ -12,7 +12,8 @@ from cluster.stores.sessions import SESSION_S
 from serve.http.auth import Reader
 from serve.http.cookie import delete_session, session_of, set_session
 from serve.http.errors import ApiError
-from serve.http.schemas import ConsoleSession, DeletedSession, answers
+from serve.http.schemas.base import answers
+from serve.http.schemas.keys import ConsoleSession, DeletedSession
 
 
 class Sessions(Protocol):

@@ -19,7 +19,7 @@ from serve.host.state import ServerState
 from serve.http.deadlines import DEADLINES, Deadlines
 from serve.http.trials import Trials
 from serve.inference import chat, responses
-from serve.inference.model_server import Hosting, ServedModels
+from serve.inference.model_server import Hosting, ModelServer, ServedModels
 from serve.routes import (
     comparison,
     files,
@@ -34,7 +34,39 @@ from serve.routes import (
     models,
     readiness,
 )
+from serve.routes.job_check import Checker
+from serve.routes.job_stream import Pace
 from trainer.spec.operator import Operator
+
+
+def routers_of(
+    state: ServerState,
+    operator: Operator,
+    jobs: JobService,
+    checker: Checker,
+    served: ModelServer,
+    deadlines: Deadlines = DEADLINES,
+    pace: Pace | None = None,
+) -> Sequence[APIRouter]:
+    """Returns the routers of the whole API; `pace` is that of streams."""
+    store, trials, runs = jobs.store, Trials(operator), state.folder / "runs"
+    return (
+        files.make_router(state.files, operator.limits.max_uploads, deadlines),
+        fine_tuning.make_router(jobs),
+        job_check.make_router(jobs, checker),
+        job_now.make_router(store, runs),
+        job_records.make_router(JobRecords(store, runs)),
+        comparison.make_router(store, Comparisons(runs)),
+        job_tools.make_router(jobs, trials),
+        job_stream.make_router(store, runs, pace=pace),
+        readiness.make_router(jobs),
+        graders.make_router(trials),
+        models.make_router(state.models),
+        keys.make_router(state.keys),
+        chat.make_router(served, trials),
+        responses.make_router(served, trials, state.secrets),
+        session.make_router(state.sessions),
+    )
 
 
 class Services:
@@ -55,24 +87,7 @@ class Services:
         self._jobs = JobService(store, registry, state.files, state.secrets, operator, logs, wake=self._wake)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._models = ServedModels(registry, hosting, operator.engines, state.models_lock)
-        trials = Trials(operator)
-        self.routers: Sequence[APIRouter] = (
-            files.make_router(state.files, operator.limits.max_uploads, deadlines),
-            fine_tuning.make_router(self._jobs),
-            job_check.make_router(self._jobs, launcher),
-            job_now.make_router(store, state.folder / "runs"),
-            job_records.make_router(JobRecords(store, state.folder / "runs")),
-            comparison.make_router(store, Comparisons(state.folder / "runs")),
-            job_tools.make_router(self._jobs, trials),
-            job_stream.make_router(store, state.folder / "runs"),
-            readiness.make_router(self._jobs),
-            graders.make_router(trials),
-            models.make_router(registry),
-            keys.make_router(state.keys),
-            chat.make_router(self._models, trials),
-            responses.make_router(self._models, trials, state.secrets),
-            session.make_router(state.sessions),
-        )
+        self.routers = routers_of(state, operator, self._jobs, launcher, self._models, deadlines)
 
     async def run(self) -> None:
         """Manages jobs and served models until cancelled."""

@@ -10,7 +10,8 @@ from fastapi.responses import JSONResponse, Response
 
 from serve.http.auth import Writer
 from serve.http.errors import ApiError
-from serve.http.schemas import ChatCompletionBody, answers
+from serve.http.schemas.base import answers
+from serve.http.schemas.inference import ChatCompletionBody
 from serve.http.sse import event_stream
 from serve.http.trials import Trials
 from serve.inference.best_of import best_of, read_grader

@@ -7,8 +7,8 @@ from fastapi.responses import JSONResponse, Response
 
 from cluster.stores.secrets import SecretBox
 from serve.http.auth import Writer
-from serve.http.schemas import Response as ResponseAnswer
-from serve.http.schemas import answers
+from serve.http.schemas.base import answers
+from serve.http.schemas.inference import Response as ResponseAnswer
 from serve.http.sse import event_stream
 from serve.http.trials import Trials
 from serve.inference.best_of import best_of, read_grader

@@ -13,7 +13,8 @@ from cluster.stores.keys import ApiKey
 from serve.http.auth import Reader
 from serve.http.errors import ApiError, of_user_error
 from serve.http.pages import AsciiJson
-from serve.http.schemas import ComparisonBody, EvaluationList, answers
+from serve.http.schemas.base import answers
+from serve.http.schemas.comparison import ComparisonBody, EvaluationList
 from serve.routes.fine_tuning import job_errors
 from trainer.errors import UserError
 

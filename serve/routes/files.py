@@ -18,7 +18,8 @@ from serve.http.auth import Reader, Writer, check_may_change
 from serve.http.deadlines import DEADLINES, Deadlines
 from serve.http.errors import ApiError, ErrorBody
 from serve.http.pages import PageQuery, page, page_query
-from serve.http.schemas import DeletedFile, FileObject, Page, Responses, answers
+from serve.http.schemas.base import Page, Responses, answers
+from serve.http.schemas.files import DeletedFile, FileObject
 from serve.http.shares import Shares
 from serve.http.upload import UploadForm, read_form
 from trainer.spec.operator import ServerLimits

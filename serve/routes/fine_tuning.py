@@ -21,7 +21,8 @@ from serve.http.audit import made
 from serve.http.auth import Admin, Reader, Writer, check_may_change
 from serve.http.errors import ApiError, not_found
 from serve.http.pages import AsciiJson, PageQuery, page, page_query
-from serve.http.schemas import Checkpoint, Job, JobEventBody, JobLog, Page, answers
+from serve.http.schemas.base import Page, answers
+from serve.http.schemas.jobs import Checkpoint, Job, JobEventBody, JobLog
 
 JOBS_PAGE, EVENTS_PAGE, CHECKPOINTS_PAGE, MAX_PAGE = 20, 20, 10, 1_000
 MAX_FILTERS = 16

@@ -25,7 +25,8 @@ from cluster.records.redact import REDACTED
 from serve.http.auth import Writer
 from serve.http.errors import ApiError, of_user_error
 from serve.http.json_body import has_many_values
-from serve.http.schemas import GraderRun, ToolOutput, ValidGrader, answers
+from serve.http.schemas.base import answers
+from serve.http.schemas.graders import GraderRun, ToolOutput, ValidGrader
 from serve.http.trials import Trials
 from trainer.errors import Discard, EndpointRefused, InvalidJob, RftError, UserError
 from trainer.spec.endpoints import ToolSpec

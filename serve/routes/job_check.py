@@ -13,7 +13,8 @@ from cluster.jobs.problems import public
 from cluster.jobs.service import JobService
 from serve.http.auth import Writer
 from serve.http.errors import ApiError
-from serve.http.schemas import JobCheck, answers
+from serve.http.schemas.base import answers
+from serve.http.schemas.jobs import JobCheck
 from serve.http.shares import Shares
 from serve.routes.fine_tuning import JobBody
 from trainer.errors import InvalidJob, Problem, RftError

@@ -16,7 +16,8 @@ from cluster.records.run_folder import RunFolder
 from cluster.stores.job_store import JobStore
 from serve.http.auth import Reader
 from serve.http.pages import AsciiJson
-from serve.http.schemas import JobNow, answers
+from serve.http.schemas.base import answers
+from serve.http.schemas.now import JobNow
 from serve.routes.fine_tuning import job_errors
 
 NOTHING: dict[str, Any] = {"engines": [], "actors": [], "endpoints": []}

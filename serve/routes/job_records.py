@@ -23,17 +23,15 @@ from cluster.stores.keys import ApiKey
 from serve.http.auth import Reader
 from serve.http.errors import ApiError
 from serve.http.pages import AsciiJson, PageQuery, page, page_query
-from serve.http.schemas import (
+from serve.http.schemas.base import Page, Responses, answers
+from serve.http.schemas.records import (
     JobMetrics,
     JobRollout,
     JobRolloutSummary,
     JobRowRewards,
     JobSettings,
-    Page,
-    Responses,
     RolloutFilters,
     RolloutTokens,
-    answers,
 )
 from serve.routes.fine_tuning import job_errors
 

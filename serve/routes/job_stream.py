@@ -17,7 +17,7 @@ from cluster.stores.job_store import JobStore
 from cluster.stores.job_tables import EventRecord
 from serve.http.auth import Reader
 from serve.http.errors import ApiError
-from serve.http.schemas import EVENT, Responses
+from serve.http.schemas.base import EVENT, Responses
 from serve.http.shares import Shares
 from serve.http.sse import event_stream
 from serve.routes.fine_tuning import JobIdPath, event_object, job_errors, job_object

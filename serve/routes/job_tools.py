@@ -13,7 +13,8 @@ from cluster.jobs.service import JobService
 from cluster.stores.keys import ApiKey
 from serve.http.auth import Writer, check_may_change
 from serve.http.errors import ApiError, of_user_error
-from serve.http.schemas import ToolOutput, answers
+from serve.http.schemas.base import answers
+from serve.http.schemas.graders import ToolOutput
 from serve.http.trials import Trials
 from serve.routes.fine_tuning import job_errors
 from serve.routes.graders import ToolCallBody, call_once

@@ -11,7 +11,8 @@ from cluster.stores.keys import MAX_NAME_CHARS, ApiKey, KeyStore, Scope
 from serve.http.audit import made
 from serve.http.auth import Admin
 from serve.http.errors import not_found
-from serve.http.schemas import ApiKeyBody, ApiKeyList, NewApiKey, answers
+from serve.http.schemas.base import answers
+from serve.http.schemas.keys import ApiKeyBody, ApiKeyList, NewApiKey
 from serve.routes.graders import StrictBody
 from trainer.errors import UserError
 

@@ -9,7 +9,8 @@ from fastapi import APIRouter
 from cluster.stores.model_registry import ModelRecord, ModelRegistry, ProtectedModel, UnknownModel
 from serve.http.auth import Reader, Writer, check_may_change
 from serve.http.errors import ApiError
-from serve.http.schemas import DeletedModel, ModelBody, ModelList, answers
+from serve.http.schemas.base import answers
+from serve.http.schemas.models import DeletedModel, ModelBody, ModelList
 
 
 def make_router(registry: ModelRegistry) -> APIRouter:

@@ -16,7 +16,9 @@ from cluster.stores.job_tables import JobRecord
 from serve.http.audit import made
 from serve.http.auth import Reader, Writer, check_may_change
 from serve.http.pages import AsciiJson, page
-from serve.http.schemas import JobEventBody, Page, ReadinessBody, answers
+from serve.http.schemas.base import Page, answers
+from serve.http.schemas.jobs import JobEventBody
+from serve.http.schemas.readiness import ReadinessBody
 from serve.routes.fine_tuning import (
     READINESS,
     EventPages,

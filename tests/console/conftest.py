@@ -14,7 +14,7 @@ from cluster.stores.job_store import JobStore
 from serve.host.state import ServerState, StateLocations
 from tests.support.api_process import api_process
 from tests.support.browser import WIDE, Watched, chromium
-from tests.support.builders import group_request, rollout
+from tests.support.builders import group, group_request, rollout, task
 from tests.support.jobs import NEW_JOB
 from tests.support.synthetic import HOSTILE, Synthetic
 from trainer.spec.operator import NOTHING_ALLOWED
@@ -22,6 +22,9 @@ from trainer.types import Group, Turn
 
 LONG = "long " * 2_000_000
 """10 MB in one line."""
+CALLS = [{"type": "function", "function": {"name": name, "arguments": "{}"}} for name in ("search", "search", "cat")]
+WITHOUT_IDS = ({"role": "assistant", "content": None, "tool_calls": CALLS}, *[{"role": "tool", "content": "none"}] * 3)
+"""A prompt that ends with parallel calls and their results."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,8 @@ def _site(folder: Path) -> Site:
     store.add_event(hostile, "error", LONG)
     request = group_request(0, 1)
     run = RunFolder(folder / "runs" / hostile)
-    run.groups("step-000004", [Group(request, (rollout(request, 0, 1.0, turns=(Turn(2, 5, HOSTILE + LONG),)),))])
+    long = Group(request, (rollout(request, 0, 1.0, turns=(Turn(2, 5, HOSTILE + LONG),)),))
+    run.groups("step-000004", [long, group(group_request(1, 1, task=replace(task(), messages=WITHOUT_IDS)), [1.0])])
     run.close()
     state.close()
     return Site("", folder, token, plain, hostile)

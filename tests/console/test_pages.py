@@ -88,8 +88,12 @@ def test_two_evaluations_are_chosen_and_compared(opened: Open, site: Site) -> No
     assert page.get_by_role("table", name="What has changed").get_by_role("row").count() == 7
     page.get_by_label("Only rows with this text").fill("company 3")
     assert page.get_by_role("table", name="Compared rows").get_by_role("row").count() == 2
-    link = page.get_by_role("link", name="Rollout of row").first.get_attribute("href")
-    assert f"#/jobs/{site.job}/rollouts?trace=trace_" in link
+    link = page.get_by_role("link", name="Rollout of row").first
+    trace = link.get_attribute("href").partition("?trace=")[2]
+    link.click()
+    page.get_by_text("1 rollout.", exact=True).wait_for()
+    page.locator("tbody th a").click()
+    page.get_by_text(trace, exact=True).wait_for()
 
 
 def test_a_page_asks_again_when_a_busy_server_said_to(opened: Open, site: Site) -> None:
@@ -138,6 +142,19 @@ def test_a_key_is_shown_once_and_revoked(opened: Open, site: Site) -> None:
     page.get_by_role("button", name="Revoke ci").click()
     page.get_by_role("button", name="Revoke", exact=True).click()
     page.get_by_role("cell", name="revoked").wait_for()
+
+
+def test_a_key_whose_number_fields_were_emptied_works_until_it_is_revoked(opened: Open) -> None:
+    page = opened("#/keys")
+    page.get_by_role("button", name="New key").click()
+    page.get_by_label("Name").fill("forever")
+    page.get_by_label("Works for days").fill("")
+    page.get_by_label("Requests per minute").fill("5")
+    page.get_by_label("Requests per minute").fill("")
+    page.get_by_role("button", name="Create").click()
+    page.get_by_role("button", name="Done").click()
+    cells = page.get_by_role("row").filter(has_text="forever").get_by_role("cell")
+    assert [cells.nth(at).inner_text() for at in (5, 6)] == ["never", "default"]
 
 
 def test_models_are_filtered_and_tried(opened: Open) -> None:

@@ -54,6 +54,14 @@ def test_a_rollout_is_read_as_a_conversation(opened: Open, site: Site) -> None:
     page.get_by_role("heading", name="sample 1").wait_for()
 
 
+def test_parallel_calls_without_ids_are_all_read(opened: Open, site: Site) -> None:
+    page = opened(f"#/jobs/{site.hostile}/rollouts/step-000004.1")
+    earlier = page.locator(".message.assistant").first
+    earlier.get_by_text("calls cat").wait_for()
+    assert earlier.locator(".call .role").all_inner_texts() == ["calls search", "calls search", "calls cat"]
+    assert page.locator(".message.tool .role").all_inner_texts() == ["result"] * 3
+
+
 def test_a_discarded_rollout_says_why(opened: Open, site: Site) -> None:
     page = opened(f"#/jobs/{site.job}/rollouts?finish=discarded&step=2")
     page.locator("tbody th a").click()

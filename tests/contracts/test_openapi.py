@@ -6,7 +6,6 @@ stores are real, only the models are fakes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,48 +22,24 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from cluster.jobs.comparisons import Comparisons
 from cluster.jobs.draft import Draft
-from cluster.jobs.records import JobRecords
 from cluster.jobs.service import JobService
 from cluster.records.run_folder import RunFolder
-from cluster.stores.blobs import FolderBlobs
-from cluster.stores.database import Database
-from cluster.stores.file_store import FileStore
 from cluster.stores.job_states import JobStatus
 from cluster.stores.job_store import JobStore
 from cluster.stores.keys import KeyStore
-from cluster.stores.migrate import migrate
-from cluster.stores.model_registry import ModelRegistry
-from cluster.stores.secrets import SecretBox
-from cluster.stores.sessions import SessionStore
-from serve.console import session
+from serve.host.services import routers_of
+from serve.host.state import ServerState, StateLocations
 from serve.http.app import create_app
-from serve.http.trials import Trials
-from serve.inference import chat, responses
-from serve.routes import (
-    comparison,
-    files,
-    fine_tuning,
-    graders,
-    job_check,
-    job_now,
-    job_records,
-    job_stream,
-    job_tools,
-    keys,
-    models,
-    readiness,
-)
 from serve.routes.job_stream import Pace
 from tests.support.api import TOKEN, FakeKeys
 from tests.support.builders import group, group_request
 from tests.support.events import run_event
 from tests.support.fake_models import FakeModels, call, turn
-from tests.support.jobs import BODY, NO_LOGS
+from tests.support.jobs import BODY, NO_LOGS, fixture_of
 from trainer.errors import Problem
 from trainer.events import StepDone
-from trainer.spec.operator import NOTHING_ALLOWED, ServerLimits
+from trainer.spec.operator import Operator, ServerLimits
 
 EXAMPLES = 12
 """Requests per operation, few enough that all operations take less than half a minute."""
@@ -90,31 +65,13 @@ class FullServer:
     """A server with one object of each type that has an id."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.database = Database.of_folder(folder)
-        migrate(self.database)
-        self.store, self.models = JobStore(self.database), ModelRegistry(self.database, {"gpt-5": "base"})
-        kept = FileStore(self.database, FolderBlobs(folder / "files"), folder, 10**6)
-        box = SecretBox.of_folder(folder, {})
+        operator = Operator(aliases={"gpt-5": "base"})
+        state = ServerState(StateLocations(folder), operator)
+        self.folder, self.database, self.models = folder, state.database, state.models
+        self.store = JobStore(state.database)
         fake = FakeModels(turn("I look.", call("call_a", "cat", "{}"), reasoning="hm"))
-        service = JobService(self.store, self.models, kept, box, NOTHING_ALLOWED, NO_LOGS)
-        routers = [
-            files.make_router(kept),
-            fine_tuning.make_router(service),
-            job_check.make_router(service, NothingFound()),
-            job_now.make_router(self.store, folder / "runs"),
-            job_records.make_router(JobRecords(self.store, folder / "runs")),
-            comparison.make_router(self.store, Comparisons(folder / "runs")),
-            job_tools.make_router(service, Trials(NOTHING_ALLOWED)),
-            readiness.make_router(service),
-            graders.make_router(Trials(NOTHING_ALLOWED)),
-            models.make_router(self.models),
-            keys.make_router(KeyStore(self.database)),
-            chat.make_router(fake, Trials(NOTHING_ALLOWED)),
-            responses.make_router(fake, Trials(NOTHING_ALLOWED), box),
-            job_stream.make_router(self.store, folder / "runs", pace=Pace(looks=1)),
-            session.make_router(SessionStore(self.database, KeyStore(self.database))),
-        ]
+        service = JobService(self.store, state.models, state.files, state.secrets, operator, NO_LOGS)
+        routers = routers_of(state, operator, service, NothingFound(), fake, pace=Pace(looks=1))
         self.app = create_app(routers, FakeKeys(), limits=ServerLimits(requests_per_minute=10**6))
         self.schema = schemathesis.openapi.from_asgi("/openapi.json", self.app)
 
@@ -147,11 +104,7 @@ class FullServer:
         return ids | {"model_id": f"ft:{job_id}", "rollout_id": "step-000001.0"}
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[FullServer]:
-    server = FullServer(tmp_path)
-    yield server
-    server.database.close()
+server = fixture_of(FullServer)
 
 
 def with_known(case: Any, ids: dict[str, str]) -> Any:

@@ -23,7 +23,7 @@ from cluster.stores.model_registry import ModelRegistry
 from cluster.stores.secrets import SecretBox
 from examples.ledger.tools import TOOLS
 from examples.ledger.world import World
-from serve.http.schemas import ChatCompletionBody, Response
+from serve.http.schemas.inference import ChatCompletionBody, Response
 from serve.http.trials import Trials
 from serve.inference import chat, responses
 from serve.inference.model_apps import EngineResources, RayServeModels

@@ -44,6 +44,13 @@ def sync_client_of(routers: Sequence[APIRouter]) -> TestClient:
     return TestClient(create_app(routers, FakeKeys()), base_url="http://server/v1", headers=headers)
 
 
+def body_of(answer: httpx.Response, status: int = 200) -> dict[str, Any]:
+    """The JSON object that was answered with this status."""
+    assert answer.status_code == status, answer.text
+    body: dict[str, Any] = answer.json()
+    return body
+
+
 async def by_hand(client: httpx.AsyncClient, request: httpx.Request, receive: Receive, send: Send) -> None:
     """One request to the client's app by ASGI messages: clients cannot leave in the middle of one."""
     headers = [(name.lower(), value) for name, value in request.headers.raw]

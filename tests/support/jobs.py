@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, Literal, Protocol
+
+import pytest
 
 from cluster.jobs.logs import JobLogs
 from cluster.jobs.service import JobService
 from cluster.stores.database import Base, Database
 from cluster.stores.job_store import JobStore
-from cluster.stores.job_tables import NewJob
+from cluster.stores.job_tables import JobRecord, NewJob
 from tests.support.bad_requests import SECRET
 from tests.support.builders import raw_job
 from trainer.errors import UserError
@@ -104,3 +108,32 @@ class StoredJobs:
         self.now = 1_000.0
         self.database = database
         self.store = JobStore(database, lambda: self.now)
+
+    def new(self, **changes: Any) -> JobRecord:
+        """A new job, with these values instead of NEW_JOB's."""
+        return self.store.create(replace(NEW_JOB, **changes))[0]
+
+
+class FolderJobs(StoredJobs):
+    """Jobs whose database is in `folder`, and their run folders in `runs`."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(database_with_tables(folder))
+        self.folder, self.runs = folder, folder / "runs"
+
+
+class HasDatabase(Protocol):
+    @property
+    def database(self) -> Database: ...
+
+
+def fixture_of(make: Callable[[Path], HasDatabase], scope: Literal["function", "module"] = "function") -> Any:
+    """A fixture: what `make` builds in a new folder; its database is closed at the end."""
+
+    @pytest.fixture(scope=scope)
+    def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HasDatabase]:
+        found = make(tmp_path_factory.mktemp("server"))
+        yield found
+        found.database.close()
+
+    return made

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-
-import pytest
 
 from cluster.jobs.logs import JobLogs
 from cluster.jobs.manager import DriverState, JobManager, ManagerConfig
@@ -15,7 +12,7 @@ from cluster.stores.database import Database
 from cluster.stores.job_states import JobStatus
 from cluster.stores.job_store import JobStore
 from cluster.stores.job_tables import JobError, JobRecord
-from tests.support.jobs import NEW_JOB, StoredJobs, database_with_tables
+from tests.support.jobs import NEW_JOB, FolderJobs, fixture_of
 from trainer.errors import Problem, RftError
 
 CONFIG = ManagerConfig(max_running=1, max_relaunches=2, lease_s=20, silent_s=20, hung_s=300, stop_grace_s=30)
@@ -63,9 +60,9 @@ class FakeCluster:
         self.drivers[handle] = DriverState("ended", exit_code, said)
 
 
-class ManagedJobs(StoredJobs):
+class ManagedJobs(FolderJobs):
     def __init__(self, folder: Path) -> None:
-        super().__init__(database_with_tables(folder))
+        super().__init__(folder)
         self.cluster = FakeCluster()
         self.logs = JobLogs(folder)
         self.manager = self.new_manager()
@@ -111,11 +108,7 @@ class ManagedJobs(StoredJobs):
         return self.store.heartbeat(job_id, self.job(job_id).attempt)
 
 
-@pytest.fixture
-async def jobs(tmp_path: Path) -> Iterator[ManagedJobs]:
-    jobs = ManagedJobs(tmp_path)
-    yield jobs
-    jobs.database.close()
+jobs = fixture_of(ManagedJobs)
 
 
 # -- the normal course -------------------------------------------------------------------------------------------------

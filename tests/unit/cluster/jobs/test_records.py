@@ -21,7 +21,7 @@ from cluster.records.rollout_index import RolloutIndex
 from cluster.records.run_folder import RunFolder
 from cluster.records.wanted import Wanted
 from cluster.stores.job_tables import JobRecord
-from tests.support.jobs import NEW_JOB, StoredJobs, database_with_tables
+from tests.support.jobs import FolderJobs, fixture_of
 from tests.support.synthetic import Synthetic
 
 
@@ -38,13 +38,12 @@ class Slow:
             assert self.may_end.wait(20)
 
 
-class Jobs(StoredJobs):
+class Jobs(FolderJobs):
     """Jobs with runs; indexing and writing a report are slow work."""
 
     def __init__(self, folder: Path) -> None:
-        super().__init__(database_with_tables(folder))
-        self.runs, self.slow = folder / "runs", Slow()
-        slow = self.slow
+        super().__init__(folder)
+        self.slow = slow = Slow()
 
         class Index(RolloutIndex):
             def __init__(self, run: Path) -> None:
@@ -62,9 +61,8 @@ class Jobs(StoredJobs):
 
         self.records = JobRecords(self.store, self.runs, Index, write)
 
-    def new(self, digest: str) -> JobRecord:
-        new = replace(NEW_JOB, digest=digest)
-        job = self.store.create(new, seal=lambda id: "", idempotency_key=None, retry_window_s=0)[0]
+    def ran(self, digest: str) -> JobRecord:
+        job = self.new(digest=digest)
         Synthetic().run(self.runs / job.id, steps=1, total=1, validation_every=0)
         return job
 
@@ -85,15 +83,11 @@ class Jobs(StoredJobs):
             other.result()
 
 
-@pytest.fixture
-def jobs(tmp_path: Path) -> Iterator[Jobs]:
-    jobs = Jobs(tmp_path)
-    yield jobs
-    jobs.database.close()
+jobs = fixture_of(Jobs)
 
 
 def test_no_request_waits_for_the_index_of_a_job(jobs: Jobs) -> None:
-    one, other = jobs.new("a"), jobs.new("b")
+    one, other = jobs.ran("a"), jobs.ran("b")
     (jobs.runs / one.id / "rollouts.sqlite").unlink()
     with jobs.during(jobs.page, one):
         with pytest.raises(NotIndexed, match="the rollouts are being indexed"):
@@ -103,13 +97,13 @@ def test_no_request_waits_for_the_index_of_a_job(jobs: Jobs) -> None:
 
 
 def test_a_complete_index_is_read_by_all_at_the_same_time(jobs: Jobs) -> None:
-    job = jobs.new("a")
+    job = jobs.ran("a")
     with jobs.during(jobs.page, job):
         assert len(jobs.page(job)) == 5
 
 
 def test_while_a_report_is_written_others_get_the_one_that_is_there(jobs: Jobs) -> None:
-    one, other = jobs.new("a"), jobs.new("b")
+    one, other = jobs.ran("a"), jobs.ran("b")
     before = jobs.records.report(other)
     assert before is not None
     with jobs.during(jobs.records.report, one):
@@ -119,7 +113,7 @@ def test_while_a_report_is_written_others_get_the_one_that_is_there(jobs: Jobs) 
 
 
 def test_an_old_report_is_served_while_it_is_written_again(jobs: Jobs) -> None:
-    job = jobs.new("a")
+    job = jobs.ran("a")
     path = jobs.records.report(job)
     assert path is not None
     os.utime(path, (0, 0))
@@ -147,7 +141,7 @@ def first_page(records: JobRecords, job: JobRecord) -> list[Any]:
 
 
 def test_an_index_that_cannot_be_written_is_made_over_several_requests(jobs: Jobs) -> None:
-    job, records = jobs.new("a"), JobRecords(jobs.store, jobs.runs, Hasty)
+    job, records = jobs.ran("a"), JobRecords(jobs.store, jobs.runs, Hasty)
     path = jobs.runs / job.id / "rollouts.sqlite"
     path.unlink()
     path.mkdir()
@@ -159,7 +153,7 @@ def test_an_index_that_cannot_be_written_is_made_over_several_requests(jobs: Job
 
 @pytest.mark.parametrize("kind", [RolloutIndex, CaughtUp])
 def test_while_another_process_writes_the_index_clients_are_to_try_again(jobs: Jobs, kind: type[RolloutIndex]) -> None:
-    job, records = jobs.new("a"), JobRecords(jobs.store, jobs.runs, partial(kind, busy_s=0.0))
+    job, records = jobs.ran("a"), JobRecords(jobs.store, jobs.runs, partial(kind, busy_s=0.0))
     with closing(sqlite3.connect(jobs.runs / job.id / "rollouts.sqlite", isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")
         with pytest.raises(NotIndexed, match="index"):
@@ -176,7 +170,7 @@ def test_only_so_many_texts_are_searched_for_at_a_time(jobs: Jobs) -> None:
             assert may_end.wait(20)
             return super().containing(found, wanted)
 
-    job, records = jobs.new("a"), JobRecords(jobs.store, jobs.runs, Index)
+    job, records = jobs.ran("a"), JobRecords(jobs.store, jobs.runs, Index)
 
     def search() -> int:
         return len(records.summaries(job, Wanted(text="net income"), "newest", 5, None).found)
@@ -206,7 +200,7 @@ def test_only_so_many_jobs_are_kept_and_the_others_are_closed(jobs: Jobs) -> Non
             super().close()
             closed.append(self._run)
 
-    job, few = jobs.new("a"), JobRecords(jobs.store, jobs.runs, Index, max_kept=2)
+    job, few = jobs.ran("a"), JobRecords(jobs.store, jobs.runs, Index, max_kept=2)
     for id in ("ftjob-1", "ftjob-2", "ftjob-1", "ftjob-3"):
         assert few.report(replace(job, id=id)) is None
     assert closed == [jobs.runs / "ftjob-2"]

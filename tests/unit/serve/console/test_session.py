@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 from fastapi import APIRouter
 
-from cluster.stores.database import Database
 from cluster.stores.keys import KeyStore
 from cluster.stores.sessions import SESSION_S, SessionStore
 from serve.console.session import make_router
 from serve.http.app import create_app
 from serve.http.auth import Reader, Writer
-from tests.support.jobs import database_with_tables
+from tests.support.jobs import database_with_tables, fixture_of
 
 URL = "/v1/console/session"
 OWN, FOREIGN = {"origin": "http://server"}, {"origin": "http://evil.example"}
@@ -24,10 +22,11 @@ OWN, FOREIGN = {"origin": "http://server"}, {"origin": "http://evil.example"}
 class Server:
     """An app with sessions, a route that reads and one that changes. `now` is the clock of the stores."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, folder: Path) -> None:
         self.now = 1_000.0
-        self.keys = KeyStore(database, lambda: self.now)
-        self.sessions = SessionStore(database, self.keys, lambda: self.now)
+        self.database = database_with_tables(folder)
+        self.keys = KeyStore(self.database, lambda: self.now)
+        self.sessions = SessionStore(self.database, self.keys, lambda: self.now)
         self.key, self.token = self.keys.create("ann", ["write"])
 
     def browser(self, base_url: str = "http://server") -> httpx.AsyncClient:
@@ -50,11 +49,7 @@ class Server:
         return await browser.post(URL, headers=headers)
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    database = database_with_tables(tmp_path)
-    yield Server(database)
-    database.close()
+server = fixture_of(Server)
 
 
 async def test_a_browser_logs_in_with_a_key_and_goes_on_with_a_cookie(server: Server) -> None:

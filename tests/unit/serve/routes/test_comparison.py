@@ -2,36 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 
 from cluster.jobs.comparisons import Comparisons
 from cluster.records.run_folder import RunFolder
 from serve.routes.comparison import make_router
-from tests.support.api import client_of
+from tests.support.api import body_of, client_of
 from tests.support.builders import group, group_request, task
-from tests.support.jobs import NEW_JOB, StoredJobs, database_with_tables
+from tests.support.jobs import FolderJobs, fixture_of
 from tests.support.synthetic import Synthetic
 
 
-class Server(StoredJobs):
+class Server(FolderJobs):
     """A job of the key `sk-rft-write` with a run of three steps, and one that has not begun."""
 
     def __init__(self, folder: Path) -> None:
-        super().__init__(database_with_tables(folder))
-        self.runs = folder / "runs"
+        super().__init__(folder)
         self.routers = [make_router(self.store, Comparisons(self.runs))]
-        self.job, self.queued = (self._new(digest) for digest in ("a", "b"))
+        self.job, self.queued = (self.new(owner="sk-rft-write", digest=digest).id for digest in ("a", "b"))
         Synthetic().run(self.runs / self.job, steps=3, total=3, validation_every=3)
-
-    def _new(self, digest: str) -> str:
-        new = replace(NEW_JOB, owner="sk-rft-write", digest=digest)
-        return self.store.create(new, seal=lambda id: "", idempotency_key=None, retry_window_s=0)[0].id
 
     async def get(self, path: str, *sides: str, token: str = "sk-rft-write") -> httpx.Response:
         async with client_of(self.routers, token) as client:
@@ -39,17 +31,11 @@ class Server(StoredJobs):
 
     async def compare(self, *sides: str, status: int = 200, **options: str) -> dict[str, Any]:
         answer = await self.get("comparison", *sides, **options)
-        assert answer.status_code == status, answer.text
         assert str(self.runs) not in answer.text
-        found: dict[str, Any] = answer.json()
-        return found
+        return body_of(answer, status)
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    server = Server(tmp_path)
-    yield server
-    server.database.close()
+server = fixture_of(Server)
 
 
 async def test_the_evaluations_of_a_job_are_listed_with_their_figures(server: Server) -> None:

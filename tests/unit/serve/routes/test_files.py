@@ -11,11 +11,10 @@ import openai
 import pytest
 
 from cluster.stores.blobs import FolderBlobs
-from cluster.stores.database import Database
 from cluster.stores.file_store import FileStore
-from cluster.stores.migrate import migrate
 from serve.routes.files import make_router
 from tests.support.api import by_hand, client_of, openai_of
+from tests.support.jobs import database_with_tables, fixture_of
 
 MAX_BYTES = 5_000_000
 HOUR_S = 3600
@@ -27,9 +26,8 @@ class FileServer:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.now = 1_000_000.0
-        database = Database.of_folder(folder)
-        migrate(database)
-        self.store = FileStore(database, FolderBlobs(folder / "files"), folder, MAX_BYTES, lambda: self.now)
+        self.database = database_with_tables(folder)
+        self.store = FileStore(self.database, FolderBlobs(folder / "files"), folder, MAX_BYTES, lambda: self.now)
         self.http = client_of([make_router(self.store)])
         self.sdk = openai_of(self.http)
 
@@ -37,11 +35,7 @@ class FileServer:
         return sorted(path.name for path in self.folder.rglob("*") if path.is_file() and "state.db" not in path.name)
 
 
-@pytest.fixture
-async def server(tmp_path: Path) -> AsyncIterator[FileServer]:
-    server = FileServer(tmp_path)
-    async with server.http:
-        yield server
+server = fixture_of(FileServer)
 
 
 def form(*parts: tuple[str, bytes], end: bytes = b"--x--\r\n") -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +12,19 @@ import pytest
 from cluster.jobs.logs import JobLogs
 from cluster.stores.job_tables import JobError
 from serve.routes.fine_tuning import make_router
-from tests.support.api import client_of, openai_of
+from tests.support.api import body_of, client_of, openai_of
 from tests.support.bad_requests import SECRET, Bad, check_refused
 from tests.support.builders import EXACT
-from tests.support.jobs import BODY, TOOL, StoredJobs, database_with_tables, job_service
+from tests.support.jobs import BODY, TOOL, FolderJobs, fixture_of, job_service
 from trainer.spec.operator import ModelEndpoint, Operator
 
 JOBS = "/v1/fine_tuning/jobs"
 REINFORCEMENT = BODY["method"]["reinforcement"]
 
 
-class JobServer(StoredJobs):
+class JobServer(FolderJobs):
     def __init__(self, folder: Path) -> None:
-        super().__init__(database_with_tables(folder))
+        super().__init__(folder)
         operator = Operator(models={"judge": ModelEndpoint(base_url="https://judge.example/v1")})
         self.woken = 0
         self.logs = JobLogs(folder)
@@ -41,17 +40,10 @@ class JobServer(StoredJobs):
         assert self.store.next_attempt(job_id, 0, f"{job_id}-1", failures=0)
 
     async def create(self, headers: dict[str, str] | None = None, **changes: Any) -> dict[str, Any]:
-        response = await self.http.post(JOBS, json=BODY | changes, headers=headers)
-        assert response.status_code == 200, response.text
-        body: dict[str, Any] = response.json()
-        return body
+        return body_of(await self.http.post(JOBS, json=BODY | changes, headers=headers))
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[JobServer]:
-    server = JobServer(tmp_path)
-    yield server
-    server.database.close()
+server = fixture_of(JobServer)
 
 
 # -- the official SDK --------------------------------------------------------------------------------------------------
@@ -184,13 +176,13 @@ async def test_a_job_has_every_key(server: JobServer) -> None:
 
 
 async def test_secrets_are_in_no_answer_and_not_in_plain_text_in_the_database(
-    server: JobServer, tmp_path: Path
+    server: JobServer,
 ) -> None:
     job = await server.create()
     listed = (await server.http.get(JOBS)).text + (await server.http.get(f"{JOBS}/{job['id']}/events")).text
     assert SECRET not in json.dumps(job) + listed
     server.database.close()
-    assert SECRET.encode() not in (tmp_path / "state.db").read_bytes()
+    assert SECRET.encode() not in (server.folder / "state.db").read_bytes()
 
 
 async def test_jobs_are_found_by_metadata(server: JobServer) -> None:
@@ -437,11 +429,7 @@ BAD_REQUESTS = [
 ]  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def one_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JobServer]:
-    server = JobServer(tmp_path_factory.mktemp("server"))
-    yield server
-    server.database.close()
+one_world = fixture_of(JobServer, scope="module")
 
 
 @pytest.mark.parametrize("bad", BAD_REQUESTS, ids=str)

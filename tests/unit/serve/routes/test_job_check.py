@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from cluster.jobs.draft import Draft
 from serve.routes import fine_tuning, job_check
-from tests.support.api import client_of
+from tests.support.api import body_of, client_of
 from tests.support.bad_requests import SECRET
-from tests.support.jobs import BODY, StoredJobs, database_with_tables, job_service
+from tests.support.jobs import BODY, FolderJobs, fixture_of, job_service
 from trainer.errors import Problem, RftError
 
 URL = "/v1/fine_tuning/jobs/check"
@@ -39,27 +36,20 @@ class FakeChecker:
         return self.problems
 
 
-class Server(StoredJobs):
+class Server(FolderJobs):
     def __init__(self, folder: Path) -> None:
-        super().__init__(database_with_tables(folder))
+        super().__init__(folder)
         self.checker, service = FakeChecker(), job_service(self.store)
         routers = [fine_tuning.make_router(service), job_check.make_router(service, self.checker)]
         self.http = client_of(routers)
 
     async def check(self, status: int = 200, **changes: Any) -> dict[str, Any]:
         response = await self.http.post(URL, json=BODY | changes)
-        assert response.status_code == status, response.text
         assert SECRET not in response.text
-        body: dict[str, Any] = response.json()
-        return body
+        return body_of(response, status)
 
 
-@pytest.fixture
-async def server(tmp_path: Path) -> AsyncIterator[Server]:
-    server = Server(tmp_path)
-    yield server
-    await server.http.aclose()
-    server.database.close()
+server = fixture_of(Server)
 
 
 async def test_a_right_request_is_valid_and_no_job_is_created(server: Server) -> None:

@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 
 from cluster.records.run_folder import RunFolder
 from serve.routes.job_now import make_router
 from tests.support.api import client_of
-from tests.support.jobs import NEW_JOB, StoredJobs, database_with_tables
+from tests.support.jobs import FolderJobs, fixture_of
 
 
-class Server(StoredJobs):
+class Server(FolderJobs):
     def __init__(self, folder: Path) -> None:
-        super().__init__(database_with_tables(folder))
-        self.runs = folder / "runs"
+        super().__init__(folder)
         self.routers = [make_router(self.store, self.runs, lambda: 1_004.5)]
-        new = replace(NEW_JOB, owner="sk-rft-write")
-        self.job = self.store.create(new, seal=lambda id: "", idempotency_key=None, retry_window_s=0)[0].id
+        self.job = self.new(owner="sk-rft-write").id
 
     def write(self, **state: Any) -> None:
         run = RunFolder(self.runs / self.job)
@@ -35,11 +30,7 @@ class Server(StoredJobs):
             return await client.get(f"/v1/fine_tuning/jobs/{job or self.job}/now")
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    server = Server(tmp_path)
-    yield server
-    server.database.close()
+server = fixture_of(Server)
 
 
 async def test_it_is_what_the_driver_wrote_and_how_old_that_is(server: Server) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from tests.support.api import client_of, sync_client_of
 from tests.support.bad_requests import Bad, check_refused
 from tests.support.builders import group_request, rollout
 from tests.support.events import run_event
-from tests.support.jobs import NEW_JOB, StoredJobs, database_with_tables
+from tests.support.jobs import FolderJobs, fixture_of
 from tests.support.synthetic import Synthetic
 from trainer.errors import UserError
 from trainer.events import LearnerRestarted
@@ -34,19 +33,14 @@ from trainer.types import Discarded, Group, Turn
 PRIVATE = "connection to 10.1.2.3:8700 refused"
 
 
-class Server(StoredJobs):
+class Server(FolderJobs):
     """A job of the key `sk-rft-write` with a run, and a job without one; keys of FakeKeys."""
 
     def __init__(self, folder: Path) -> None:
-        super().__init__(database_with_tables(folder))
-        self.runs = folder / "runs"
+        super().__init__(folder)
         self.routers = [make_router(JobRecords(self.store, self.runs))]
-        self.job, self.queued = (self._new(digest) for digest in ("a", "b"))
+        self.job, self.queued = (self.new(owner="sk-rft-write", digest=digest).id for digest in ("a", "b"))
         self.run = Synthetic().run(self.runs / self.job, steps=3, total=3, validation_every=3)
-
-    def _new(self, digest: str) -> str:
-        new = replace(NEW_JOB, owner="sk-rft-write", digest=digest)
-        return self.store.create(new, seal=lambda id: "", idempotency_key=None, retry_window_s=0)[0].id
 
     def add(self, name: str, group: Group) -> None:
         folder = RunFolder(self.run.path)
@@ -58,11 +52,7 @@ class Server(StoredJobs):
             return await client.get(f"/v1/fine_tuning/jobs/{job or self.job}/{path}", params=query)
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    server = Server(tmp_path)
-    yield server
-    server.database.close()
+server = fixture_of(Server)
 
 
 async def test_rollouts_are_paged_and_filtered(server: Server) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -20,20 +20,18 @@ from cluster.stores.job_tables import EventRecord, JobRecord
 from serve.routes.job_stream import Pace, make_router
 from tests.support.api import by_hand, client_of
 from tests.support.events import run_event
-from tests.support.jobs import NEW_JOB, StoredJobs, database_with_tables
+from tests.support.jobs import FolderJobs, fixture_of
 from trainer.events import StepDone
 
 AT_ONCE = Pace(looks=1)
 
 
-class Server(StoredJobs):
+class Server(FolderJobs):
     """A running job of the key `sk-rft-write`."""
 
     def __init__(self, folder: Path) -> None:
-        super().__init__(database_with_tables(folder))
-        self.runs = folder / "runs"
-        new = replace(NEW_JOB, owner="sk-rft-write")
-        self.job = self.store.create(new)[0].id
+        super().__init__(folder)
+        self.job = self.new(owner="sk-rft-write").id
 
     def step(self, number: int, reward: float) -> None:
         run = RunFolder(self.runs / self.job)
@@ -49,11 +47,7 @@ class Server(StoredJobs):
             return await client.get(f"/v1/fine_tuning/jobs/{self.job}/stream", **options)
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    server = Server(tmp_path)
-    yield server
-    server.database.close()
+server = fixture_of(Server)
 
 
 def told(text: str) -> list[tuple[str, str, dict[str, Any]]]:

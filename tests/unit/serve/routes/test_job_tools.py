@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from tests.support.api import TOKEN, client_of
 from tests.support.bad_requests import SECRET, Bad, check_refused
 from tests.support.builders import raw_job
 from tests.support.fakes_http import LOCAL, FakeEndpoint, says
-from tests.support.jobs import BODY, NO_LOGS, KnownFiles, KnownModels, ReversingBox, StoredJobs, database_with_tables
+from tests.support.jobs import BODY, NO_LOGS, FolderJobs, KnownFiles, KnownModels, ReversingBox, fixture_of
 from trainer.spec.operator import NOTHING_ALLOWED
 
 JOBS = "/v1/fine_tuning/jobs"
@@ -31,11 +30,11 @@ class OtherMaster(ReversingBox):
         raise CannotOpen("the master secret is another one")
 
 
-class Server(StoredJobs):
+class Server(FolderJobs):
     """Jobs of the key `sk-rft-write`."""
 
     def __init__(self, folder: Path, box: ReversingBox) -> None:
-        super().__init__(database_with_tables(folder))
+        super().__init__(folder)
         self.service = JobService(self.store, KnownModels(), KnownFiles(), box, LOCAL, NO_LOGS)
         self.routers = [fine_tuning.make_router(self.service), job_tools.make_router(self.service, Trials(LOCAL))]
 
@@ -49,11 +48,7 @@ class Server(StoredJobs):
             return await client.post(f"{JOBS}/{job}/tool/run", json=body)
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    server = Server(tmp_path, ReversingBox())
-    yield server
-    server.database.close()
+server = fixture_of(lambda folder: Server(folder, ReversingBox()))
 
 
 async def test_a_tool_is_called_with_the_jobs_headers_which_the_answer_does_not_show(server: Server) -> None:

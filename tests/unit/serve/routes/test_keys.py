@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,8 @@ import pytest
 
 from cluster.stores.keys import KeyStore
 from serve.routes.keys import make_router
-from tests.support.api import client_of
-from tests.support.jobs import database_with_tables
+from tests.support.api import body_of, client_of
+from tests.support.jobs import database_with_tables, fixture_of
 
 URL = "/v1/api_keys"
 
@@ -26,18 +25,10 @@ class Server:
         self.http = client_of(self.routers)
 
     async def create(self, status: int = 200, **body: Any) -> dict[str, Any]:
-        answer = await self.http.post(URL, json=body)
-        assert answer.status_code == status, answer.text
-        found: dict[str, Any] = answer.json()
-        return found
+        return body_of(await self.http.post(URL, json=body), status)
 
 
-@pytest.fixture
-async def server(tmp_path: Path) -> AsyncIterator[Server]:
-    server = Server(tmp_path)
-    yield server
-    await server.http.aclose()
-    server.database.close()
+server = fixture_of(Server)
 
 
 async def test_a_new_key_works_and_only_the_first_answer_has_it(server: Server) -> None:

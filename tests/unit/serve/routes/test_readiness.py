@@ -2,39 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from serve.routes import fine_tuning, readiness
-from tests.support.api import client_of
-from tests.support.jobs import BODY, StoredJobs, database_with_tables, job_service
+from tests.support.api import body_of, client_of
+from tests.support.jobs import BODY, FolderJobs, fixture_of, job_service
 
 LOOKS, JOBS = "/v1/fine_tuning/readiness", "/v1/fine_tuning/jobs"
 FOUND = {"verdict": "fix_first", "reasons": [{"code": "too_easy", "decides": True, "message": "m", "remedy": "r"}]}
 
 
-class Server(StoredJobs):
+class Server(FolderJobs):
     def __init__(self, folder: Path) -> None:
-        super().__init__(database_with_tables(folder))
+        super().__init__(folder)
         service = job_service(self.store)
         self.http = client_of([fine_tuning.make_router(service), readiness.make_router(service)])
 
     async def create(self, query: str = "", status: int = 200, **changes: Any) -> dict[str, Any]:
-        response = await self.http.post(f"{LOOKS}{query}", json=BODY | changes)
-        assert response.status_code == status, response.text
-        body: dict[str, Any] = response.json()
-        return body
+        return body_of(await self.http.post(f"{LOOKS}{query}", json=BODY | changes), status)
 
 
-@pytest.fixture
-async def server(tmp_path: Path) -> AsyncIterator[Server]:
-    server = Server(tmp_path)
-    yield server
-    await server.http.aclose()
-    server.database.close()
+server = fixture_of(Server)
 
 
 async def test_it_is_made_with_the_request_of_a_job_and_has_its_own_id(server: Server) -> None:

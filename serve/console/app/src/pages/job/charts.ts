@@ -10,13 +10,13 @@ interface One {
   label: string;
   of: string | ((step: Values) => number | null);
   /** Measured at few steps, such as validations. */
-  sparse?: boolean;
+  sparse: boolean;
 }
 
 /** A line for each metric between `prefix` and `suffix`: `tool/search/calls_mean`. */
 interface Family {
   prefix: string;
-  suffix?: string;
+  suffix: string;
 }
 
 export interface Curve {
@@ -24,9 +24,10 @@ export interface Curve {
   /** Ends a sentence: "From 3 to 2: " and this. */
   reads: string;
   lines: (One | Family)[];
-  unit?: string;
+  /** Empty: none. */
+  unit: string;
   /** The value before training is drawn too. */
-  baseline?: "reward" | "loss";
+  baseline: "reward" | "loss" | undefined;
 }
 
 export interface Group {
@@ -45,181 +46,110 @@ function percent(name: string): (step: Values) => number | null {
   return (step) => (step[name] == null ? null : 100 * step[name]);
 }
 
+function line(label: string, of: One["of"]): One {
+  return { label, of, sparse: false };
+}
+
+function sparse(label: string, of: string): One {
+  return { label, of, sparse: true };
+}
+
+function each(prefix: string, suffix = ""): Family {
+  return { prefix, suffix };
+}
+
+function curve(title: string, unit: string, reads: string, lines: Curve["lines"], baseline?: Curve["baseline"]): Curve {
+  return { title, unit, reads, lines, baseline };
+}
+
 const GROUPS: Group[] = [
   {
     title: "Is it learning?",
     curves: [
-      {
-        title: "Reward",
-        reads: "all should rise; validation that falls while training rises means that rows are learned by heart.",
-        lines: [
-          { label: "train", of: "train_mean_reward" },
-          { label: "validation", of: "full_valid_mean_reward", sparse: true },
-          { label: "held-out grader", of: "held_out_grade_mean" },
-        ],
-        baseline: "reward",
-      },
-      {
-        title: "Loss",
-        reads: "it should fall; a validation loss that rises while it falls says to stop earlier.",
-        lines: [
-          { label: "train", of: "loss" },
-          { label: "validation", of: "full_valid_loss", sparse: true },
-        ],
-        baseline: "loss",
-      },
-      {
-        title: "Grade",
-        reads: "the grade without penalties; where the reward rises and it does not, only penalties were avoided.",
-        lines: [
-          { label: "train", of: "train_mean_grade" },
-          { label: "validation", of: "full_valid_mean_grade", sparse: true },
-        ],
-      },
-      {
-        title: "Scores of the grader's parts",
-        reads: "a part that falls while the grade rises is the price of it.",
-        lines: [{ prefix: "grader/", suffix: "/score_mean" }],
-      },
+      curve("Reward", "", "all should rise; validation that falls while training rises means that rows are learned by heart.", [
+        line("train", "train_mean_reward"),
+        sparse("validation", "full_valid_mean_reward"),
+        line("held-out grader", "held_out_grade_mean"),
+      ], "reward"),
+      curve("Loss", "", "it should fall; a validation loss that rises while it falls says to stop earlier.", [
+        line("train", "loss"),
+        sparse("validation", "full_valid_loss"),
+      ], "loss"),
+      curve("Grade", "", "the grade without penalties; where the reward rises and it does not, only penalties were avoided.", [
+        line("train", "train_mean_grade"),
+        sparse("validation", "full_valid_mean_grade"),
+      ]),
+      curve("Scores of the grader's parts", "", "a part that falls while the grade rises is the price of it.", [
+        each("grader/", "/score_mean"),
+      ]),
     ],
   },
   {
     title: "How it works",
     curves: [
-      {
-        title: "Tool calls per rollout",
-        reads: "fewer at the same reward make a faster agent.",
-        lines: [{ prefix: "tool/", suffix: "/calls_mean" }],
-        unit: "calls",
-      },
-      {
-        title: "Tokens per rollout",
-        reads: "sampled tokens cost time; the rest are prompts and results of tools.",
-        lines: [
-          { label: "sampled", of: "completion_tokens_mean" },
-          { label: "thoughts", of: "reasoning_tokens_mean" },
-          { label: "all", of: "rollout_tokens_mean" },
-        ],
-        unit: "tokens",
-      },
-      {
-        title: "Turns with parallel calls",
-        reads: "calls of one turn cost only the time of the slowest.",
-        lines: [{ label: "parallel", of: percent("parallel_turn_share") }],
-        unit: "%",
-      },
-      {
-        title: "How rollouts ended",
-        reads: "only those with an answer were ended by the model itself.",
-        lines: [{ prefix: "finish/" }],
-        unit: "rollouts",
-      },
+      curve("Tool calls per rollout", "calls", "fewer at the same reward make a faster agent.", [each("tool/", "/calls_mean")]),
+      curve("Tokens per rollout", "tokens", "sampled tokens cost time; the rest are prompts and results of tools.", [
+        line("sampled", "completion_tokens_mean"),
+        line("thoughts", "reasoning_tokens_mean"),
+        line("all", "rollout_tokens_mean"),
+      ]),
+      curve("Turns with parallel calls", "%", "calls of one turn cost only the time of the slowest.", [
+        line("parallel", percent("parallel_turn_share")),
+      ]),
+      curve("How rollouts ended", "rollouts", "only those with an answer were ended by the model itself.", [each("finish/")]),
     ],
   },
   {
     title: "How long it takes",
     curves: [
-      {
-        title: "Time of a rollout",
-        reads: "what a user waits; a 95th percentile far above the median is a tool or an engine that is slow at times.",
-        lines: [
-          { label: "median", of: "rollout_wall_s_p50" },
-          { label: "95th percentile", of: "rollout_wall_s_p95" },
-          { label: "mean without queues", of: "rollout_busy_s_mean" },
-        ],
-        unit: "s",
-      },
-      {
-        title: "Latency of tools",
-        reads: "a slow tool makes every step slow.",
-        lines: [{ prefix: "tool/", suffix: "/latency_s_mean" }],
-        unit: "s",
-      },
-      {
-        title: "Phases of a step",
-        reads: "mostly waiting means that more engines or faster tools would help.",
-        lines: [
-          { label: "waiting", of: "time_wait_s" },
-          { label: "learning", of: "time_learn_s" },
-          { label: "weight sync", of: "time_sync_s" },
-          { label: "validation", of: "time_eval_s", sparse: true },
-          { label: "checkpoint", of: "time_checkpoint_s", sparse: true },
-        ],
-        unit: "s",
-      },
-      {
-        title: "Goodput",
-        reads: "tokens that were learned from, per second of the whole step; it falls with all that is lost or waited for.",
-        lines: [{ label: "trained", of: per("trained_tokens", "time_step_s") }],
-        unit: "tokens/s",
-      },
+      curve("Time of a rollout", "s", "what a user waits; a 95th percentile far above the median is a tool or an engine that is slow at times.", [
+        line("median", "rollout_wall_s_p50"),
+        line("95th percentile", "rollout_wall_s_p95"),
+        line("mean without queues", "rollout_busy_s_mean"),
+      ]),
+      curve("Latency of tools", "s", "a slow tool makes every step slow.", [each("tool/", "/latency_s_mean")]),
+      curve("Phases of a step", "s", "mostly waiting means that more engines or faster tools would help.", [
+        line("waiting", "time_wait_s"),
+        line("learning", "time_learn_s"),
+        line("weight sync", "time_sync_s"),
+        sparse("validation", "time_eval_s"),
+        sparse("checkpoint", "time_checkpoint_s"),
+      ]),
+      curve("Goodput", "tokens/s", "tokens that were learned from, per second of the whole step; it falls with all that is lost or waited for.", [
+        line("trained", per("trained_tokens", "time_step_s")),
+      ]),
     ],
   },
   {
     title: "What went wrong?",
     curves: [
-      {
-        title: "Invalid and failed calls",
-        reads: "invalid calls are the model's mistakes, tool errors the tool's answers; the model sees both.",
-        lines: [{ prefix: "call_errors/" }],
-        unit: "calls",
-      },
-      {
-        title: "Discarded rollouts",
-        reads: "none is good; nothing is learned from them.",
-        lines: [{ prefix: "discarded/" }],
-        unit: "rollouts",
-      },
-      {
-        title: "Groups",
-        reads: "only those whose rollouts differ in reward teach anything.",
-        lines: [
-          { label: "trained", of: "groups_trained" },
-          { prefix: "groups_without_signal/" },
-          { label: "lost", of: "groups_lost" },
-        ],
-        unit: "groups",
-      },
-      {
-        title: "Rewards set by guards",
-        reads: "the more, the more often the model tries what must not pay.",
-        lines: [{ prefix: "guard/" }],
-        unit: "rollouts",
-      },
+      curve("Invalid and failed calls", "calls", "invalid calls are the model's mistakes, tool errors the tool's answers; the model sees both.", [
+        each("call_errors/"),
+      ]),
+      curve("Discarded rollouts", "rollouts", "none is good; nothing is learned from them.", [each("discarded/")]),
+      curve("Groups", "groups", "only those whose rollouts differ in reward teach anything.", [
+        line("trained", "groups_trained"),
+        each("groups_without_signal/"),
+        line("lost", "groups_lost"),
+      ]),
+      curve("Rewards set by guards", "rollouts", "the more, the more often the model tries what must not pay.", [each("guard/")]),
     ],
   },
   {
     title: "Can the numbers be trusted?",
     curves: [
-      {
-        title: "Staleness",
-        reads: "how many updates old the rollouts are that are learned from; it is bounded.",
-        lines: [
-          { label: "mean", of: "staleness_mean" },
-          { label: "largest", of: "staleness_max" },
-        ],
-        unit: "versions",
-      },
-      {
-        title: "Engine against learner",
-        reads: "how far their log-probabilities differ with the same weights; small and steady is good.",
-        lines: [
-          { label: "rollouts", of: "logprob_gap" },
-          { label: "canary", of: "canary_gap" },
-        ],
-        unit: "nats",
-      },
-      {
-        title: "Entropy",
-        reads: "it falls while the model decides; near zero it tries nothing new.",
-        lines: [{ label: "entropy", of: "entropy" }],
-        unit: "nats",
-      },
-      {
-        title: "Gradient norm",
-        reads: "single peaks are clipped; a steady rise is a sign of trouble.",
-        lines: [{ label: "before clipping", of: "grad_norm" }],
-      },
+      curve("Staleness", "versions", "how many updates old the rollouts are that are learned from; it is bounded.", [
+        line("mean", "staleness_mean"),
+        line("largest", "staleness_max"),
+      ]),
+      curve("Engine against learner", "nats", "how far their log-probabilities differ with the same weights; small and steady is good.", [
+        line("rollouts", "logprob_gap"),
+        line("canary", "canary_gap"),
+      ]),
+      curve("Entropy", "nats", "it falls while the model decides; near zero it tries nothing new.", [line("entropy", "entropy")]),
+      curve("Gradient norm", "", "single peaks are clipped; a steady rise is a sign of trouble.", [
+        line("before clipping", "grad_norm"),
+      ]),
     ],
   },
 ];
@@ -248,7 +178,7 @@ export function namesIn(steps: JobMetrics[]): Set<string> {
 /** The lines of a curve that have values; of a large family only those with the largest. */
 export function linesOf(curve: Curve, steps: JobMetrics[], names: Set<string>): Drawn[] {
   const lines = curve.lines.flatMap((line) => ("of" in line ? [line] : membersOf(line, names)));
-  const drawn = lines.map(({ label, of, sparse = false }) => ({
+  const drawn = lines.map(({ label, of, sparse }) => ({
     label,
     sparse,
     values: steps.map(({ metrics }) => (typeof of === "string" ? metrics[of] : of(metrics)) ?? null),
@@ -258,11 +188,11 @@ export function linesOf(curve: Curve, steps: JobMetrics[], names: Set<string>): 
   return measured.sort((one, other) => largest(other) - largest(one)).slice(0, MOST_LINES);
 }
 
-function membersOf({ prefix, suffix = "" }: Family, names: Set<string>): One[] {
+function membersOf({ prefix, suffix }: Family, names: Set<string>): One[] {
   return [...names]
     .filter((name) => name.startsWith(prefix) && name.endsWith(suffix))
     .sort()
-    .map((name) => ({ label: printable(name.slice(prefix.length, name.length - suffix.length)).replaceAll("_", " "), of: name }));
+    .map((name) => line(printable(name.slice(prefix.length, name.length - suffix.length)).replaceAll("_", " "), name));
 }
 
 function largest(line: Drawn): number {

@@ -1,0 +1,28 @@
+"""Models."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from serve.http.schemas.base import ResponseBody
+
+
+class ModelBody(ResponseBody):
+    id: str
+    """The name for `model` in requests."""
+    object: Literal["model"]
+    created: int
+    """Unix time in seconds; 0: unknown."""
+    owned_by: str
+    """Who made it."""
+
+
+class ModelList(ResponseBody):
+    object: Literal["list"]
+    data: list[ModelBody]
+
+
+class DeletedModel(ResponseBody):
+    id: str
+    object: Literal["model"]
+    deleted: bool

@@ -1,0 +1,67 @@
+"""Looks at a job before training."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from cluster.stores.job_states import JobStatus
+from serve.http.schemas.base import ResponseBody
+from serve.http.schemas.jobs import JobFailure
+from trainer.problem_codes.readiness import Verdict
+
+
+class ReadinessReason(ResponseBody):
+    """A reason of a verdict, or a note."""
+
+    code: str
+    """See [what the codes mean](readiness.md)."""
+    decides: bool
+    """Whether it decides the verdict; false for a note."""
+    message: str
+    """What was measured."""
+    remedy: str
+    """What to do about it."""
+
+
+class ReadinessBody(ResponseBody):
+    """Whether a job is worth training: a look at it before the first step."""
+
+    id: str
+    """`ftready-...`."""
+    object: Literal["fine_tuning.readiness"]
+    created_at: int
+    """Unix time in seconds."""
+    finished_at: int | None
+    """Unix time in seconds at which it succeeded, failed or was cancelled; null before."""
+    model: str
+    """Id of the start model, as in the request."""
+    status: JobStatus
+    """As of a job; `succeeded` means that there is a verdict, whichever it is."""
+    error: JobFailure | None
+    """Why it failed; null otherwise."""
+    method: dict[str, Any]
+    """The request's, with all hyperparameters filled in and without secrets."""
+    training_file: str
+    """Id of the training file, whose rows are drawn."""
+    validation_file: str | None
+    """Id of the validation file, or null."""
+    test_file: str | None
+    """Id of the test file, or null."""
+    seed: int
+    """Seed of sampling: the request's, or a random one."""
+    suffix: str | None
+    """The text of the request, or null."""
+    metadata: dict[str, str] | None
+    """The pairs of the request."""
+    samples: int
+    """Draws of each row."""
+    target_latency_s: float | None
+    """Wanted model and tool time of a rollout in seconds, or null."""
+    verdict: Verdict | None
+    """`train`, `fix_first` or `warm_start`; null until it has succeeded."""
+    reasons: list[ReadinessReason]
+    """Why: the reasons that decide, then notes."""
+    findings: dict[str, Any] | None
+    """All that was found, without the rows; null until it has succeeded."""
+    result_files: list[str]
+    """Ids of `readiness.json`, the findings with each row, and of `readiness.html`, the same as a page."""
