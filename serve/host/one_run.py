@@ -125,7 +125,7 @@ class Mirror:
             case RolloutDiscarded() | RolloutsProgressed() | PhaseBegan(quiet=True):
                 return
             case CheckpointSaved(path=path):
-                self._store.add_checkpoint(self.id, event.step, path, {})
+                self._store.add_checkpoint(self.id, event.step, str(Path(path).resolve()), {})
         self._store.add_event(self.id, event.level, event.message, data={"kind": event.kind, **event.data})
 
     def _metrics_of(self, step: int) -> dict[str, float] | None:

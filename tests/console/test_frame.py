@@ -114,5 +114,10 @@ def test_a_run_without_a_server_is_shown_by_its_address(opened: Open, site: Site
         page.get_by_role("navigation").wait_for()
         assert page.get_by_role("link", name="Keys").count() == 0, "what only a server has is left out"
         assert "#key=" not in page.url
+        page.get_by_role("list", name="Jobs").get_by_role("link").click()
+        page.get_by_role("tab", name="Checkpoints").click()
+        page.get_by_role("button", name="Call step 3").click()
+        said = page.get_by_role("dialog").inner_text()
+        assert "agent-rft serve --config serve.yaml" in said and f"{address.split('#')[0]}v1" not in said
         console.stdin.close()
         assert console.wait(timeout=60) == 0, "it ends with the command that started it"

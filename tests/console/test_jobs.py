@@ -50,7 +50,7 @@ def test_the_list_shows_state_progress_and_the_reward_against_before(opened: Ope
     page.get_by_text("No step is done yet.").wait_for()
 
 
-def test_a_bend_in_a_curve_leads_to_the_rollouts_of_its_step(opened: Open, jobs: dict[str, str]) -> None:
+def test_a_bend_in_a_curve_leads_to_the_rollouts_of_its_step(opened: Open, site: Site, jobs: dict[str, str]) -> None:
     page = opened(f"#/jobs/{jobs['ledger-done']}")
     page.get_by_role("heading", name="Is it learning?").wait_for()
     assert page.locator("figure.chart").count() >= 12
@@ -62,6 +62,13 @@ def test_a_bend_in_a_curve_leads_to_the_rollouts_of_its_step(opened: Open, jobs:
     page.keyboard.press("ArrowLeft")
     page.keyboard.press("Enter")
     page.wait_for_url("**/rollouts?step=10")
+    headers = {"authorization": f"Bearer {site.token}"}
+    listed = page.request.get(f"{site.url}v1/fine_tuning/jobs/{jobs['ledger-done']}/events", headers=headers).json()
+    done = next(event for event in listed["data"] if event["type"] == "metrics")
+    for at, query in ((1_000 * (done["created_at"] + 60), "?step=10"), (1_000, "")):  # as dashboards link them, in ms
+        page.goto(f"{site.url}#/jobs/{jobs['ledger-done']}/rollouts?at={at}")
+        page.reload()
+        page.wait_for_url(f"**/rollouts{query}")
 
 
 def test_what_happens_and_what_another_person_does_is_shown_at_once(

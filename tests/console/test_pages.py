@@ -37,6 +37,7 @@ def test_a_job_is_checked_beside_the_form_and_created(opened: Open, site: Site, 
     page = opened("#/jobs/new")
     fill_in(page, rows(tmp_path, *[ROW] * 10, "{"))
     page.get_by_label("seed").fill("x")
+    page.get_by_role("tab", name="JSON").click()
     page.get_by_role("button", name="seed").click()  # leads from the list to its field
     assert page.evaluate("document.activeElement.value") == "x"
     page.get_by_label("seed").fill("7")
@@ -71,11 +72,14 @@ def test_a_copied_request_names_the_secrets_that_are_missing(opened: Open, site:
     form = {"purpose": "fine-tune", "file": file}
     headers = {"authorization": f"Bearer {site.token}"}
     made = page.request.post(f"{site.url}v1/files", headers=headers, multipart=form).json()
-    body = raw_job(tools=[tool]) | {"model": "gpt-5", "training_file": made["id"]}
+    tracker = {"type": "wandb", "wandb": {"project": "ledger"}}
+    body = raw_job(tools=[tool]) | {"model": "gpt-5", "training_file": made["id"], "integrations": [tracker]}
     job = page.request.post(f"{site.url}v1/fine_tuning/jobs", headers=headers, data=body).json()
     page.goto(f"{site.url}#/jobs/new?from={job['id']}")
     page.get_by_text("1 secret that it does not show must be given again").wait_for()
     assert page.get_by_label("server_url").first.input_value() == "https://tools.example/"
+    page.get_by_role("tab", name="JSON").click()
+    assert json.loads(page.get_by_role("textbox", name="Request").input_value())["integrations"] == [tracker]
 
 
 def test_two_evaluations_are_chosen_and_compared(opened: Open, site: Site) -> None:

@@ -60,8 +60,8 @@ class Panel:
 
     `unit` is Grafana's name of a unit (s, bytes, percentunit, short, none), `width` is in 24ths of the page, `about` is
     shown on hovering over the title, and `empty` instead of "No data". Clicking a value leads to `page` of the console,
-    in which `${__value.numeric}` is the value. The axis goes up to `top` at least. A panel with more than six series
-    has its legend `beside` them: below, it would not fit.
+    in which `${__value.numeric}` is the value and `${__value.time}` its time in ms. The axis goes up to `top` at least.
+    A panel with more than six series has its legend `beside` them: below, it would not fit.
     """
 
     title: str

@@ -18,8 +18,11 @@ from cluster.observability.dashboards.queries import (
 )
 
 ROLLOUTS = "jobs/$job/rollouts"
-TRACES = f"""Each point belongs to a **step**. Click a point of the panel on the left: the console opens the rollouts of
-that step (`{ROLLOUTS}?step=12`; its address is the field *console* above). On a machine that has the run folder:
+ROLLOUTS_THEN = f"{ROLLOUTS}?at=${{__value.time}}"
+"""The rollouts of the last step before a point, which the console finds by the point's time."""
+TRACES = f"""Each point belongs to a **step**. Click a point of the panel on the left, or of reward, grades and tool
+calls: the console opens the rollouts of that step (`{ROLLOUTS}?step=12`; its address is the field *console* above). On
+a machine that has the run folder:
 
     agent-rft traces runs/$job --name step-000012 --worst 3
     agent-rft traces runs/$job --trace trace_...      # one rollout with every call, its result and the grade
@@ -85,7 +88,7 @@ JOB_DASHBOARD = Dashboard(
                     dashed=(gauge("baseline_valid_mean_reward"),),
                     title="Reward",
                     about="What the policy is trained on: the grade minus penalties.",
-                    page=ROLLOUTS,
+                    page=ROLLOUTS_THEN,
                 ),
                 panel(
                     quantile_of(0.5, "rollout_wall_s/train"),
@@ -98,19 +101,21 @@ JOB_DASHBOARD = Dashboard(
                     gauge("full_valid_mean_grade"),
                     gauge("grader/<grader>/score_mean"),
                     title="Grade",
-                    page=ROLLOUTS,
+                    page=ROLLOUTS_THEN,
                 ),
                 panel(
                     gauge("tool_calls_mean"),
                     mean_of("turn_calls/train"),
                     gauge("full_valid_tool_calls_mean"),
                     title="Tool calls",
+                    page=ROLLOUTS_THEN,
                 ),
                 panel(
                     gauge("held_out_grade_mean"),
                     gauge("train_mean_grade"),
                     title="Held-out grade",
                     about="A grade that rises while the held-out grade falls indicates reward hacking.",
+                    page=ROLLOUTS_THEN,
                 ),
                 panel(
                     rate_of("guard/<guard>", per="minute"),

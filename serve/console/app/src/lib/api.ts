@@ -116,11 +116,11 @@ export async function* chunks<T>(path: string, body: unknown, signal: AbortSigna
   }
 }
 
-export type Connection = "connecting" | "live" | "lost";
+export type Connection = "live" | "lost";
 const FIRST_WAIT_MS = 1_000;
 const LONGEST_WAIT_MS = 30_000;
 /** A stream ends each minute, and the browser opens the next one by itself after some seconds: that is no loss. */
-const GAP_MS = 8_000;
+const GAP_MS = 5_000;
 
 /**
  * Follows a job until the returned function is called: its state, its events and the metrics of each step.
@@ -144,30 +144,49 @@ export function stream(
   }
 
   function open(): void {
-    onConnection("connecting");
+    timer = 0;
     source = new EventSource(url(`/fine_tuning/jobs/${encodeURIComponent(jobId)}/stream`, { after: last }));
     for (const type of ["job", "event", "metrics"]) source.addEventListener(type, receive);
     source.onopen = () => {
       window.clearTimeout(timer);
+      timer = 0;
       waitMs = FIRST_WAIT_MS;
       onConnection("live");
     };
     source.onerror = () => {
-      window.clearTimeout(timer);
       if (source?.readyState !== EventSource.CLOSED) {
-        timer = window.setTimeout(() => onConnection("lost"), GAP_MS);
+        timer ||= window.setTimeout(() => onConnection("lost"), GAP_MS); // each try of the browser fails anew
         return;
       }
+      window.clearTimeout(timer);
       onConnection("lost");
       timer = window.setTimeout(open, waitMs);
       waitMs = Math.min(2 * waitMs, LONGEST_WAIT_MS);
-      void get("/console/session").catch(() => {}); // a 401 ends the session
     };
   }
 
-  open();
-  return () => {
+  function close(): void {
     window.clearTimeout(timer);
     source?.close();
+  }
+
+  /** A stream notices by itself only much later that the network is gone. */
+  function goneOffline(): void {
+    close();
+    onConnection("lost");
+  }
+
+  function backOnline(): void {
+    close();
+    open();
+  }
+
+  open();
+  window.addEventListener("offline", goneOffline);
+  window.addEventListener("online", backOnline);
+  return () => {
+    window.removeEventListener("offline", goneOffline);
+    window.removeEventListener("online", backOnline);
+    close();
   };
 }

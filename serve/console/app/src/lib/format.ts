@@ -44,13 +44,14 @@ export function plural(count: number, noun: string): string {
   return `${number(count, 7)} ${noun}${count === 1 ? "" : "s"}`;
 }
 
-// Characters that move the cursor, ring, or turn the direction of what follows: shown as signs.
-const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]/g;
+// Characters that move the cursor, ring, turn the direction of what follows or cannot be seen: shown as signs.
+const HIDDEN =
+  /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff\u{e0000}-\u{e007f}]/gu;
 
 /** Text of models, tools and rows with its control characters made visible. */
 export function printable(text: string): string {
   return text.replace(HIDDEN, (character) => {
-    const code = character.charCodeAt(0);
+    const code = character.codePointAt(0)!;
     if (code === 0x0d) return "";
     return code < 0x20 ? String.fromCharCode(0x2400 + code) : `\\u${code.toString(16).padStart(4, "0")}`;
   });

@@ -4,6 +4,7 @@ import { go } from "./router.svelte";
 import { ApiError, get, post, remove, watchStatus } from "./api";
 import type { Scope, Session } from "./types";
 
+const LOOK_MS = 30_000;
 const SCOPES: Scope[] = ["read", "write", "admin"];
 
 class Login {
@@ -20,6 +21,10 @@ class Login {
         this.ended = "The session has ended: its key was revoked, or it has expired. Log in again.";
       }
     });
+    // A page that asks nothing more, such as that of an ended job, learns of a revoked key, too.
+    window.setInterval(() => {
+      if (this.session !== null) void get("/console/session").catch(() => {});
+    }, LOOK_MS);
   }
 
   /** Takes a key from the address (`#key=...`, of `agent-rft train --open`) or goes on with the cookie. */

@@ -141,17 +141,20 @@ export class JobData {
     this.steps = [...steps.values()].sort((one, other) => one.step_number - other.step_number);
   }
 
-  /** After a lost connection, what was missed. */
+  /** After a lost connection, what was missed; a stream that is refused may be that of a job or a session that is gone. */
   #connected(state: Connection): void {
     const back = state === "live" && this.connection === "lost";
     this.connection = state;
+    if (state === "lost") this.#quietly(this.refresh());
     if (back) this.#quietly(this.refresh(), this.#loadCheckpoints());
   }
 
   /** What failed is asked for again with the next event; only a job that is gone is shown as an error. */
   #quietly(...asked: Promise<void>[]): void {
     Promise.all(asked).catch((error: unknown) => {
-      if (error instanceof ApiError && error.status === 404) this.error = error;
+      if (!(error instanceof ApiError && error.status === 404)) return;
+      this.error = error;
+      this.close();
     });
   }
 

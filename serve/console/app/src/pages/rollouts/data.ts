@@ -3,7 +3,7 @@
 import { all, ApiError, get, page } from "../../lib/api";
 import type { Query } from "../../lib/api";
 import { seconds } from "../../lib/format";
-import type { Message, Page } from "../../lib/types";
+import type { JobEvent, Message, Page } from "../../lib/types";
 
 export type Finish = "answer" | "max_steps" | "max_tokens" | "context" | "discarded";
 
@@ -160,6 +160,18 @@ export function rollout(jobId: string, id: string): Promise<Whole> {
 
 export function tokens(jobId: string, id: string, segment: number, start: number, limit: number): Promise<Tokens> {
   return patient(() => get(`${job(jobId)}/rollouts/${encodeURIComponent(id)}/tokens`, { segment, start, limit }));
+}
+
+/** The last step that was done at a time in Unix seconds; null if none was. A dashboard's point is of that step. */
+export async function stepAt(jobId: string, time: number): Promise<number | null> {
+  let after: string | null = null;
+  do {
+    const found: Page<JobEvent> = await page(`${job(jobId)}/events`, { limit: 1_000, after }); // the newest first
+    const done = found.data.find((event) => event.type === "metrics" && event.created_at <= time);
+    if (done) return Number(done.data?.["step"]);
+    after = found.has_more ? found.last_id : null;
+  } while (after !== null);
+  return null;
 }
 
 const TRIES = 12;
