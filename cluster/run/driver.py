@@ -14,6 +14,8 @@ from rich.console import Console
 from rich.markup import escape
 
 from actors.rollout.fleet import Fleet
+from actors.runtime.exporter import MetricsAddress
+from actors.runtime.tracing import tracer_of
 from cluster.preflight.prepare import Prepared, prepare
 from cluster.preflight.resumed import Began, digests_of
 from cluster.preflight.static import check_gradable
@@ -217,7 +219,9 @@ async def _run(
         as_it_goes = f" (its {folder.report.name} is written as the run goes)" if reports else ""
         _print_line(console, "run folder", f"{folder.path}{as_it_goes}")
         view = LiveView(prepared.plan.steps, console)
-        metrics = MetricsSink.of_run(folder.path, local=is_local(address))
+        exported = MetricsAddress.of(folder.path.name, local=is_local(address))
+        tracer = tracer_of(operator.traces, "driver", exported)
+        metrics = MetricsSink(exported, folder.path, tracer=tracer)
         resumed = began is not None
         run = _Run(prepared, operator, store, folder, view, metrics, signals, console, watch, resumed, given, reports)
         try:
