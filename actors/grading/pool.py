@@ -205,6 +205,10 @@ class GraderPoolActor(Reachable):
     async def endpoint_stats(self) -> dict[str, dict[str, Any]]:
         return process_stats()
 
+    async def flush_traces(self) -> None:
+        """Send the last spans; see `Tracer.flush`."""
+        await asyncio.to_thread(self._tracer.flush)
+
     async def pulse(self) -> list[Doing]:
         """Empty: the engines report the grades that wait here."""
         return []

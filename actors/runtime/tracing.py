@@ -7,11 +7,13 @@ Spans have no texts of rows, models or tools. They wait in a bounded queue, and 
 
 from __future__ import annotations
 
+import asyncio
 import re
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from typing import Any
 
 from opentelemetry import trace
 from opentelemetry.context import Context
@@ -19,12 +21,14 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import SpanLimits, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
-from opentelemetry.sdk.trace.sampling import Decision, TraceIdRatioBased
-from opentelemetry.trace import INVALID_SPAN, NonRecordingSpan, Span, SpanContext, Status, StatusCode
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON, Decision, TraceIdRatioBased
+from opentelemetry.trace import INVALID_SPAN, Link, NonRecordingSpan, Span, SpanContext, Status, StatusCode, TraceFlags
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
+from actors.runtime.calls import QUICK_S, ask
 from actors.runtime.exporter import MetricsAddress
+from trainer.errors import CannotStart, Discard
 from trainer.spec.operator import TraceSettings
 
 QUEUE_SPANS, BATCH_SPANS = 4_096, 512
@@ -37,6 +41,7 @@ LINKS = 64
 LIMITS = SpanLimits(max_span_attributes=32, max_span_attribute_length=256, max_events=8, max_links=LINKS)
 ERROR = "error.type"
 _TRACE_ID = re.compile(r"trace_([0-9a-f]{32})")
+_SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 _W3C = TraceContextTextMapPropagator()
 _ROOT: ContextVar[int | None] = ContextVar("root", default=None)
 """The trace id of the root span that is being made."""
@@ -96,8 +101,39 @@ class Tracer:
         with _current(self._tracer.start_span(name, below, attributes=_dotted(attributes))) as span:
             yield span
 
+    def past(
+        self,
+        name: str,
+        began: float,
+        ended: float,
+        rollouts: Sequence[str] = (),
+        below: Span | None = None,
+        **attributes: AttributeValue,
+    ) -> Span:
+        """A span of what is over, between two Unix times, with links to the rollouts of these trace ids."""
+        if self._tracer is None:
+            return INVALID_SPAN
+        numbers = [number for trace_id in rollouts[:LINKS] if (number := _number(trace_id)) is not None]
+        links = [Link(SpanContext(n, _root_span(n), is_remote=True, trace_flags=_SAMPLED)) for n in numbers]
+        parent = Context() if below is None else trace.set_span_in_context(below, Context())
+        span = self._tracer.start_span(
+            name, parent, attributes=_dotted(attributes), links=links, start_time=int(began * 1e9)
+        )
+        span.end(int(ended * 1e9))
+        return span
+
 
 NO_TRACES = Tracer()
+
+
+async def flush_actors(actors: Iterable[Any]) -> None:
+    """Let actors with a method `flush_traces` send their last spans; one that cannot in time loses them."""
+
+    async def flush(actor: Any) -> None:
+        with suppress(Discard, CannotStart):
+            await ask(actor.flush_traces.remote(), "an actor with traces", Discard, FLUSH_S + QUICK_S)
+
+    await asyncio.gather(*(flush(actor) for actor in actors))
 
 
 def tracer_of(
@@ -105,8 +141,13 @@ def tracer_of(
     process: str,
     metrics: MetricsAddress | None = None,
     exporter: SpanExporter | None = None,
+    *,
+    every: bool = False,
 ) -> Tracer:
-    """The tracer of the process of this name; `metrics` knows its job, and `exporter` replaces the collector's."""
+    """The tracer of the process of this name; `metrics` knows its job, and `exporter` replaces the collector's.
+
+    With `every` the process, which makes no spans of rollouts, sends all of its own.
+    """
     if settings is None:
         return NO_TRACES
     if exporter is None:
@@ -118,7 +159,7 @@ def tracer_of(
     if metrics is not None:
         about["agent_rft.job"] = metrics.job
     provider = TracerProvider(
-        TraceIdRatioBased(settings.share),
+        ALWAYS_ON if every else TraceIdRatioBased(settings.share),
         Resource(about),
         shutdown_on_exit=False,  # it would wait for the collector; `flush` has a bound
         id_generator=_Ids(),

@@ -39,7 +39,7 @@ class MetricsSink:
         self.recorder = Recorder() if self._telemetry is None else self._telemetry.recorder
         self._folder = folder
         self._clock = clock
-        self._tracer = tracer
+        self.tracer = tracer
         self._saved: float | None = None
         """When training began or the last checkpoint was saved; None outside of training."""
         # Exported as 0 from the start, so that Prometheus sees the first one as an increase.
@@ -109,7 +109,7 @@ class MetricsSink:
         }
         for kind, count in tokens.items():
             record(f"rollout_tokens/{split}/{kind}", count)
-        record(f"rollout_wall_s/{split}", rollout.wall_s, self._tracer.sampled(rollout.trace_id))
+        record(f"rollout_wall_s/{split}", rollout.wall_s, self.tracer.sampled(rollout.trace_id))
         record(f"rollout_busy_s/{split}", rollout.busy_s)
 
     def _disk(self) -> dict[str, float]:
