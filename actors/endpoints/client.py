@@ -31,7 +31,7 @@ from actors.endpoints.stats import EndpointStats, merged
 from actors.endpoints.transport import Transport, TransportError
 from actors.endpoints.url import endpoint_mistake, safe_url, scrub, secrets_of
 from actors.runtime.timing import REAL_TIMING, Timing
-from actors.runtime.tracing import traceparent
+from actors.runtime.tracing import sampled_trace, traceparent
 from trainer.errors import Discard, EndpointRefused, UserError
 from trainer.spec.allowed import Allowed
 from trainer.spec.endpoints import Endpoint
@@ -316,7 +316,7 @@ class EndpointClient:
         finally:
             self._gate.leave(permit, end, why)
         latency_s = self._timing.clock() - permit.sent
-        self.counts.took(latency_s)
+        self.counts.took(latency_s, sampled_trace())
         self.counts.bytes_in += len(reply.body)
         answer = HttpAnswer(reply.status, reply.body, latency_s, call.failures, reply.truncated)
         return answer if answer.ok else self._judge(call, answer, after_s)

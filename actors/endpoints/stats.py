@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from actors.runtime.recorder import Spread
+from actors.runtime.recorder import Exemplar, Spread
 from trainer.metrics.metric import SECONDS
 
 STATES = ("closed", "half_open", "open")
@@ -40,11 +41,16 @@ class EndpointStats:
     queue_counts: list[int] = field(default_factory=lambda: [0] * (len(SECONDS) + 1))
     latency_sum_s: float = 0.0
     latency_counts: list[int] = field(default_factory=lambda: [0] * (len(SECONDS) + 1))
+    latency_exemplars: list[Exemplar] = field(default_factory=lambda: [Exemplar()] * (len(SECONDS) + 1))
     errors: Counter[str] = field(default_factory=Counter)
 
-    def took(self, latency_s: float) -> None:
+    def took(self, latency_s: float, trace_id: str = "") -> None:
+        """Count an answer; the id of a sampled trace becomes the exemplar of its bucket."""
+        bucket = bisect_left(SECONDS, latency_s)
         self.latency_sum_s += latency_s
-        self.latency_counts[bisect_left(SECONDS, latency_s)] += 1
+        self.latency_counts[bucket] += 1
+        if trace_id:
+            self.latency_exemplars[bucket] = Exemplar(time.time(), latency_s, trace_id)
 
     def queued(self, queue_s: float) -> None:
         self.queue_sum_s += queue_s
@@ -53,7 +59,7 @@ class EndpointStats:
     def as_dict(self) -> dict[str, Any]:
         """A copy of the counters; safe to call from another thread."""
         values = {counted.name: getattr(self, counted.name) for counted in fields(self)}
-        counts = {name: list(values[name]) for name in ("queue_counts", "latency_counts")}
+        counts = {name: list(values[name]) for name in ("queue_counts", "latency_counts", "latency_exemplars")}
         return values | counts | {"errors": dict(self.errors)}
 
 
@@ -93,7 +99,8 @@ def live_endpoint_metrics(stats: Mapping[str, Mapping[str, Any]]) -> dict[str, f
     for name, values in stats.items():
         for what in ("queue", "latency"):
             del metrics[f"endpoint/{name}/{what}_sum_s"]
-            metrics[f"endpoint/{name}/{what}_s"] = Spread(values[f"{what}_counts"], values[f"{what}_sum_s"])
+            counts, exemplars = values[f"{what}_counts"], values.get(f"{what}_exemplars", ())
+            metrics[f"endpoint/{name}/{what}_s"] = Spread(counts, values[f"{what}_sum_s"], exemplars)
     return metrics
 
 
@@ -112,7 +119,9 @@ def _sum(ours: Any, theirs: Any) -> Any:
     if isinstance(ours, dict):
         return dict(Counter(ours) + Counter(theirs))
     if isinstance(ours, list):
-        return [a + b for a, b in zip(ours, theirs, strict=True)]
+        return [_sum(a, b) for a, b in zip(ours, theirs, strict=True)]
+    if isinstance(ours, Exemplar):
+        return max(ours, theirs)  # the latest
     if isinstance(ours, str):
         return max(ours, theirs, key=STATES.index)
     return ours + theirs

@@ -30,7 +30,7 @@ from actors.runtime.in_flight import Doing
 from actors.runtime.nodes import ELSEWHERE
 from actors.runtime.process import lower_priority
 from actors.runtime.timing import REAL_TIMING, Timing
-from actors.runtime.tracing import tracer_of
+from actors.runtime.tracing import sampled_trace, tracer_of
 from actors.runtime.watchdog import Watched, watched_helper
 from trainer.errors import GraderFailed, RftError
 from trainer.spec.graders import (
@@ -195,14 +195,19 @@ class GraderPoolActor(Reachable):
             with self._tracer.span(trace_id, "grade", gen_ai__evaluation__name="grade") as span:
                 grade = await self._pool.grade(sample, item, trace_id)
                 span.set_attribute("gen_ai.evaluation.score.value", grade.value)
+                sampled = sampled_trace()
         except RftError as error:
             self._recorder.record(f"grade_errors/{error.details.get('kind', 'other')}")
             raise
-        self._recorder.record("grade_s", time.monotonic() - started)
+        self._recorder.record("grade_s", time.monotonic() - started, sampled)
         return astuple(grade)
 
     async def endpoint_stats(self) -> dict[str, dict[str, Any]]:
         return process_stats()
+
+    async def flush_traces(self) -> None:
+        """Send the last spans; see `Tracer.flush`."""
+        await asyncio.to_thread(self._tracer.flush)
 
     async def pulse(self) -> list[Doing]:
         """Empty: the engines report the grades that wait here."""

@@ -61,6 +61,7 @@ class RolloutWorker(Reachable):
         self._config = config
         self._engine = Engine(config.engine) if config.shared is None else EngineClient(config.shared)
         self._recorder = start_telemetry(config.metrics, config.name)
+        self._tracer = tracer_of(config.traces, config.name, config.metrics)
         self._recorder.begin("engine_pause_s")
         self._recorder.add(self._engine.live)
         self._serve_methods({"run": self._run})
@@ -90,7 +91,7 @@ class RolloutWorker(Reachable):
             GraderPoolClient(self._config.graders).grade,
             None if owner is None else OwnedSessions(dispatcher, owner),
             self._config.name,
-            tracer=tracer_of(self._config.traces, self._config.name, self._config.metrics),
+            tracer=self._tracer,
         )
 
     async def _run(self, task: dict[str, Any], *rest: Any) -> dict[str, Any]:
@@ -147,6 +148,7 @@ class RolloutWorker(Reachable):
         return {"version": self._engine.version, "sampled_tokens": self._engine.sampled_tokens}
 
     async def shutdown(self) -> None:
+        await asyncio.to_thread(self._tracer.flush)
         if isinstance(self._engine, EngineClient):
             await self._engine.leave()
         else:

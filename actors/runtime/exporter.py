@@ -4,7 +4,7 @@ Each process rewrites its own file every few seconds, in a thread; the process t
 answers scrapes. When it ends, another takes over the port: there is no daemon, nothing to start and nothing left
 behind. The gauges of a process that no longer writes vanish after seconds, its counters after minutes. The last process
 to exit waits for a scraper that has come regularly, so that the end of a job is scraped too. A full disk or an occupied
-port costs metrics, never a job.
+port costs metrics, never a job. A scraper that asks for OpenMetrics gets that form, which alone has exemplars.
 """
 
 from __future__ import annotations
@@ -15,14 +15,16 @@ import stat
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from prometheus_client import REGISTRY, disable_created_metrics, generate_latest
+from prometheus_client import REGISTRY, CollectorRegistry, disable_created_metrics, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from prometheus_client.openmetrics import exposition as openmetrics
 
 from actors.runtime.recorder import Recorder
 from trainer.errors import UserError
@@ -40,7 +42,22 @@ STOP_S = 0.1
 """How often the server checks whether it should shut down."""
 LAST_ANSWER_S = 20.0
 """A scraper with a longer interval is not waited for at the end."""
-SUFFIX, ASKED = ".prom", "asked"
+ASKED = "asked"
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A text form of metrics: the suffix of its files, its content type, its last line, and its writer."""
+
+    suffix: str
+    content_type: str
+    end: str
+    write: Callable[[CollectorRegistry], bytes]
+
+
+PLAIN = Form(".prom", CONTENT_TYPE_PLAIN_0_0_4, "", generate_latest)
+OPEN = Form(".openmetrics", openmetrics.CONTENT_TYPE_LATEST, "# EOF\n", openmetrics.generate_latest)
+FORMS = (PLAIN, OPEN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +110,7 @@ class Telemetry:
             f'{name}="{_escaped(value)}"' for name, value in (("job", address.job), ("process", process))
         )
         stem = re.sub(r"[^\w.-]+", "-", f"{address.job}-{process}")[:150]
-        self._file = address.folder / (stem + SUFFIX)  # replaces the file of a dead process of the same name
+        self._file = address.folder / stem  # with a suffix; replaces that of a dead process of the same name
         self._port: _Port | None = None
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._work, daemon=True, name="telemetry")
@@ -125,10 +142,11 @@ class Telemetry:
                 self._port = _Port(self._address)
 
     def _write(self) -> None:
-        text = "".join(generate_latest(registry).decode() for registry in (self.recorder.registry, REGISTRY))
-        temporary = self._file.with_suffix(".tmp")
-        temporary.write_text(labelled(text, self._labels))
-        temporary.replace(self._file)
+        for form in FORMS:
+            text = "".join(form.write(registry).decode() for registry in (self.recorder.registry, REGISTRY))
+            temporary = Path(f"{self._file}.tmp")
+            temporary.write_text(labelled(text, self._labels))
+            temporary.replace(f"{self._file}{form.suffix}")
         if self._port is not None:
             remove_old(self._address.folder, time.time())
 
@@ -157,7 +175,7 @@ def merged(texts: Iterable[tuple[str, bool]]) -> str:
     """The texts of several processes as one, with each metric family once, as the format requires.
 
     Each text comes with a flag that says whether its process is silent; of a silent one only counters and histograms
-    are kept.
+    are kept. Other comments than HELP and TYPE are left out, such as an end of OpenMetrics.
     """
     heads: dict[str, str] = {}
     samples: dict[str, list[str]] = {}
@@ -168,7 +186,7 @@ def merged(texts: Iterable[tuple[str, bool]]) -> str:
                 continue
             name = about.partition(" ")[0]
             heads.setdefault(name, f"# HELP {about}\n{kind}\n")
-            samples.setdefault(name, []).extend(lines)
+            samples.setdefault(name, []).extend(line for line in lines if not line.startswith("#"))
     return "".join(heads[name] + "".join(line + "\n" for line in samples[name]) for name in heads)
 
 
@@ -179,9 +197,9 @@ def _escaped(value: str) -> str:
 # -- files and port ----------------------------------------------------------------------------------------------------
 
 
-def read_all(folder: Path, now: float) -> Iterator[tuple[str, bool]]:
+def read_all(folder: Path, now: float, form: Form = PLAIN) -> Iterator[tuple[str, bool]]:
     """Each process's text, and whether the process has been silent for SILENT_S."""
-    for path in sorted(folder.glob("*" + SUFFIX)):
+    for path in sorted(folder.glob("*" + form.suffix)):
         with suppress(OSError):
             age_s = now - path.stat().st_mtime
             if age_s < KEPT_S:
@@ -232,9 +250,9 @@ class _Port(ThreadingHTTPServer):
         self._answered = threading.Event()
         threading.Thread(target=self.serve_forever, args=(STOP_S,), daemon=True, name="metrics-port").start()
 
-    def answer(self) -> bytes:
+    def answer(self, form: Form) -> bytes:
         now = time.time()
-        text = merged(read_all(self.folder, now))
+        text = merged(read_all(self.folder, now, form)) + form.end
         with suppress(OSError):
             _, latest = _asked(self.folder)
             (self.folder / ASKED).write_text(f"{latest} {now}")
@@ -258,9 +276,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         found = self.path.partition("?")[0] == "/metrics"
-        body = self.server.answer() if found else b"see /metrics\n"
+        form = OPEN if OPEN.content_type.partition(";")[0] in self.headers.get("Accept", "") else PLAIN
+        body = self.server.answer(form) if found else b"see /metrics\n"
         self.send_response(HTTPStatus.OK if found else HTTPStatus.NOT_FOUND)
-        self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
+        self.send_header("Content-Type", form.content_type if found else "text/plain")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)

@@ -11,23 +11,36 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Exemplar as OpenMetricsExemplar
 
 from trainer.metrics import METRICS, metric_of, prometheus_name
 
 Family = GaugeMetricFamily | CounterMetricFamily | HistogramMetricFamily
 
 
+class Exemplar(NamedTuple):
+    """The trace of one of a bucket's values, which came at a time in Unix seconds; without an id there is none yet."""
+
+    at: float = 0.0
+    value: float = 0.0
+    trace_id: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A histogram counted elsewhere: one count per bucket (the last one is above all bounds), and the sum of values."""
+    """A histogram counted elsewhere: one count per bucket (the last one is above all bounds), and the sum of values.
+
+    `exemplars` are those of the buckets, if there are traces.
+    """
 
     counts: Sequence[int]
     total: float
+    exemplars: Sequence[Exemplar] = ()
 
 
 MetricSource = Callable[[], Mapping[str, float | Spread]]
@@ -43,8 +56,10 @@ class Recorder(Collector):
         self._sources: list[MetricSource] = []
         self.registry.register(self)
 
-    def record(self, name: str, value: float = 1.0) -> None:
+    def record(self, name: str, value: float = 1.0, trace_id: str = "") -> None:
         """Set a gauge to the value, add it to a counter, or observe it in a histogram; NaN and infinity are ignored.
+
+        The id of the trace that the value came from becomes the exemplar of its bucket.
 
         Raises:
             KeyError: the name is not in `trainer.metrics`.
@@ -60,7 +75,7 @@ class Recorder(Collector):
             case "counter":
                 one.inc(value)
             case "histogram":
-                one.observe(value)
+                one.observe(value, _labels(trace_id))
 
     def begin(self, *names: str) -> None:
         """Export counters and histograms as 0 from now on: Prometheus needs a first sample for a rate.
@@ -106,6 +121,15 @@ class Recorder(Collector):
         return families.values()
 
 
+def _labels(trace_id: str) -> dict[str, str] | None:
+    return {"trace_id": trace_id} if trace_id else None
+
+
+def _exemplar(found: Exemplar) -> OpenMetricsExemplar | None:
+    labels = _labels(found.trace_id)
+    return None if labels is None else OpenMetricsExemplar(labels, found.value, found.at)
+
+
 def _listed(name: str) -> tuple[str, dict[str, str]]:
     found = metric_of(name)
     if found is None:
@@ -126,8 +150,9 @@ def _family(entry: str, labels: Sequence[str]) -> Family:
 def _add(family: Family, labels: Sequence[str], value: float | Spread, bounds: Sequence[float]) -> None:
     if isinstance(family, HistogramMetricFamily):
         assert isinstance(value, Spread)
-        sums = accumulate(value.counts)
-        buckets = [(str(bound), float(count)) for bound, count in zip([*bounds, "+Inf"], sums, strict=True)]
+        sums, exemplars = accumulate(value.counts), value.exemplars or [Exemplar()] * len(value.counts)
+        rows = zip([*bounds, "+Inf"], sums, exemplars, strict=True)
+        buckets: Any = [(str(bound), float(count), _exemplar(exemplar)) for bound, count, exemplar in rows]
         family.add_metric(labels, buckets, value.total)
     else:
         assert not isinstance(value, Spread)

@@ -7,10 +7,13 @@ Spans have no texts of rows, models or tools. They wait in a bounded queue, and 
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from typing import Any
 
 from opentelemetry import trace
 from opentelemetry.context import Context
@@ -18,37 +21,58 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import SpanLimits, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
-from opentelemetry.sdk.trace.sampling import TraceIdRatioBased
-from opentelemetry.trace import INVALID_SPAN, NonRecordingSpan, Span, SpanContext, Status, StatusCode
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON, Decision, TraceIdRatioBased
+from opentelemetry.trace import INVALID_SPAN, Link, NonRecordingSpan, Span, SpanContext, Status, StatusCode, TraceFlags
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
+from actors.runtime.calls import QUICK_S, ask
 from actors.runtime.exporter import MetricsAddress
+from trainer.errors import CannotStart, Discard
 from trainer.spec.operator import TraceSettings
 
 QUEUE_SPANS, BATCH_SPANS = 4_096, 512
 PERIOD_MS = 1_000
 EXPORT_S = 5.0
 """How long one export may take; then its spans are dropped."""
-LIMITS = SpanLimits(max_span_attributes=32, max_span_attribute_length=256, max_events=8, max_links=0)
+FLUSH_S = 6.0
+"""How long the end of a process waits for its last spans: for one export that fails, and what else is sent quickly."""
+LINKS = 64
+LIMITS = SpanLimits(max_span_attributes=32, max_span_attribute_length=256, max_events=8, max_links=LINKS)
 ERROR = "error.type"
 _TRACE_ID = re.compile(r"trace_([0-9a-f]{32})")
+_SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 _W3C = TraceContextTextMapPropagator()
 _ROOT: ContextVar[int | None] = ContextVar("root", default=None)
 """The trace id of the root span that is being made."""
 
 
 class Tracer:
-    """Makes the spans of one process; without a provider there are none."""
+    """Makes the spans of one process; without a provider there are none. Of rollouts, `share` is traced."""
 
-    def __init__(self, provider: TracerProvider | None = None) -> None:
+    def __init__(self, provider: TracerProvider | None = None, share: float = 0.0) -> None:
         self._provider = provider
         self._tracer = None if provider is None else provider.get_tracer("agent_rft")
+        self._sampler = TraceIdRatioBased(share)
 
-    def flush(self) -> None:
-        """Send what waits, for some seconds at most."""
-        if self._provider is not None:
-            self._provider.force_flush(int(1000 * EXPORT_S))
+    def flush(self, within_s: float = FLUSH_S) -> bool:
+        """Send what waits, for some seconds at most: the SDK sends batch after batch, and ignores a timeout.
+
+        Returns whether all was sent, or dropped.
+        """
+        if self._provider is None:
+            return True
+        sending = threading.Thread(target=self._provider.force_flush, daemon=True, name="flush-traces")
+        sending.start()
+        sending.join(within_s)
+        return not sending.is_alive()
+
+    def sampled(self, trace_id: str) -> str:
+        """The id of a rollout's trace, as OpenTelemetry writes it; empty if it is not sampled."""
+        number = _number(trace_id)
+        if number is None or self._sampler.should_sample(None, number, "").decision is Decision.DROP:
+            return ""
+        return f"{number:032x}"
 
     @contextmanager
     def rollout(self, trace_id: str, name: str, **attributes: AttributeValue) -> Iterator[Span]:
@@ -77,8 +101,39 @@ class Tracer:
         with _current(self._tracer.start_span(name, below, attributes=_dotted(attributes))) as span:
             yield span
 
+    def past(
+        self,
+        name: str,
+        began: float,
+        ended: float,
+        rollouts: Sequence[str] = (),
+        below: Span | None = None,
+        **attributes: AttributeValue,
+    ) -> Span:
+        """A span of what is over, between two Unix times, with links to the rollouts of these trace ids."""
+        if self._tracer is None:
+            return INVALID_SPAN
+        numbers = [number for trace_id in rollouts[:LINKS] if (number := _number(trace_id)) is not None]
+        links = [Link(SpanContext(n, _root_span(n), is_remote=True, trace_flags=_SAMPLED)) for n in numbers]
+        parent = Context() if below is None else trace.set_span_in_context(below, Context())
+        span = self._tracer.start_span(
+            name, parent, attributes=_dotted(attributes), links=links, start_time=int(began * 1e9)
+        )
+        span.end(int(ended * 1e9))
+        return span
+
 
 NO_TRACES = Tracer()
+
+
+async def flush_actors(actors: Iterable[Any]) -> None:
+    """Let actors with a method `flush_traces` send their last spans; one that cannot in time loses them."""
+
+    async def flush(actor: Any) -> None:
+        with suppress(Discard, CannotStart):
+            await ask(actor.flush_traces.remote(), "an actor with traces", Discard, FLUSH_S + QUICK_S)
+
+    await asyncio.gather(*(flush(actor) for actor in actors))
 
 
 def tracer_of(
@@ -86,8 +141,13 @@ def tracer_of(
     process: str,
     metrics: MetricsAddress | None = None,
     exporter: SpanExporter | None = None,
+    *,
+    every: bool = False,
 ) -> Tracer:
-    """The tracer of the process of this name; `metrics` knows its job, and `exporter` replaces the collector's."""
+    """The tracer of the process of this name; `metrics` knows its job, and `exporter` replaces the collector's.
+
+    With `every` the process, which makes no spans of rollouts, sends all of its own.
+    """
     if settings is None:
         return NO_TRACES
     if exporter is None:
@@ -99,12 +159,16 @@ def tracer_of(
     if metrics is not None:
         about["agent_rft.job"] = metrics.job
     provider = TracerProvider(
-        TraceIdRatioBased(settings.share), Resource(about), id_generator=_Ids(), span_limits=LIMITS
+        ALWAYS_ON if every else TraceIdRatioBased(settings.share),
+        Resource(about),
+        shutdown_on_exit=False,  # it would wait for the collector; `flush` has a bound
+        id_generator=_Ids(),
+        span_limits=LIMITS,
     )
     provider.add_span_processor(
         BatchSpanProcessor(exporter, QUEUE_SPANS, PERIOD_MS, BATCH_SPANS, export_timeout_millis=1000 * EXPORT_S)
     )
-    return Tracer(provider)
+    return Tracer(provider, settings.share)
 
 
 def traceparent() -> dict[str, str]:
@@ -112,6 +176,12 @@ def traceparent() -> dict[str, str]:
     headers: dict[str, str] = {}
     _W3C.inject(headers)
     return headers
+
+
+def sampled_trace() -> str:
+    """The trace id of the current span, without `trace_`; empty if it is not sampled."""
+    context = trace.get_current_span().get_span_context()
+    return f"{context.trace_id:032x}" if context.trace_flags.sampled else ""
 
 
 def failed(span: Span, kind: str) -> None:

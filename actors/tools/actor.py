@@ -58,14 +58,16 @@ class DispatcherActor(Reachable):
         metrics: MetricsAddress | None = None,
         signer: Signer | None = None,
     ) -> None:
-        tracer = tracer_of(operator.traces, name, metrics)
-        self._dispatcher = Dispatcher(tools, operator, signer=signer, tracer=tracer)
+        self._tracer = tracer_of(operator.traces, name, metrics)
+        self._dispatcher = Dispatcher(tools, operator, signer=signer, tracer=self._tracer)
         start_telemetry(metrics, name).add(lambda: live_endpoint_metrics(process_stats()))
         self._news: deque[str] = deque(maxlen=MAX_NEWS)
         if session is None:
             self._sessions = None
         else:
-            self._sessions = SessionBook(session, journal, operator, tell=self._news.append, signer=signer)
+            self._sessions = SessionBook(
+                session, journal, operator, tell=self._news.append, signer=signer, tracer=self._tracer
+            )
         self._serve_methods({"call_turn": self._call_turn, "open_session": self._open_session})
         gc.freeze()  # otherwise each full collection traverses all imported modules
         lower_priority()
@@ -97,6 +99,10 @@ class DispatcherActor(Reachable):
 
     async def close_sessions(self, reason: str) -> int:
         return 0 if self._sessions is None else await self._sessions.close(reason)
+
+    async def flush_traces(self) -> None:
+        """Send the last spans; see `Tracer.flush`."""
+        await asyncio.to_thread(self._tracer.flush)
 
     async def session_news(self) -> list[str]:
         news = list(self._news)

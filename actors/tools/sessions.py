@@ -21,6 +21,7 @@ from actors.endpoints.answer import HttpAnswer, status_text
 from actors.endpoints.client import EndpointClient
 from actors.endpoints.signing import Signer
 from actors.runtime.timing import REAL_TIMING, Timing
+from actors.runtime.tracing import NO_TRACES, Tracer, failed
 from actors.tools.session_journal import SessionJournal
 from trainer.errors import EndpointRefused, RftError, ToolFailed
 from trainer.spec.endpoints import SessionSpec
@@ -103,6 +104,7 @@ class SessionBook:
         tell: Callable[[str], None] = LOG.warning,
         timing: Timing = REAL_TIMING,
         signer: Signer | None = None,
+        tracer: Tracer = NO_TRACES,
     ) -> None:
         """Open the journal; sessions of an earlier process are ended at the first call of a method.
 
@@ -116,6 +118,7 @@ class SessionBook:
         self._journal = None if journal is None else SessionJournal(journal)
         self._left_open = [] if self._journal is None else self._journal.open
         self._tell = tell
+        self._tracer = tracer
         self._timing = timing
         self._sessions: dict[str, _Session] = {}
         self._max_open: AbstractAsyncContextManager[Any] = (
@@ -275,7 +278,7 @@ class SessionBook:
             self._journal_start(session)
             async with asyncio.timeout(None) as session.starting:
                 body = {"type": "session_start", "trace_id": session.trace_id, "item": session.item}
-                answer = await _post(self._starts, body, f"{session.trace_id}/start")
+                answer = await self._post(self._starts, body, "start")
             if answer is not None and not answer.ok:
                 raise ToolFailed(f"session start failed: it answered {status_text(answer.status)}", kind="bad_answer")
         except TimeoutError:
@@ -323,7 +326,7 @@ class SessionBook:
         body = {"type": "session_end", "trace_id": trace_id, "reason": reason}
         try:
             async with self._ending:
-                answer = await _post(self._ends, body, f"{trace_id}/end")
+                answer = await self._post(self._ends, body, "end")
         except RftError as error:
             self._stats.end_failures += 1
             self._stats.errors[f"end_{error.details.get('kind', 'other')}"] += 1
@@ -335,6 +338,17 @@ class SessionBook:
         if answer is not None and not answer.ok:
             self._stats.errors[f"end_{answer.status}"] += 1
         return True
+
+    async def _post(self, client: EndpointClient | None, body: dict[str, Any], what: str) -> HttpAnswer | None:
+        """The answer; None if the job has no such URL, so that there is nothing to send."""
+        if client is None:
+            return None
+        trace_id = body["trace_id"]
+        with self._tracer.span(trace_id, f"session {what}") as span:
+            answer = await client.post(body, f"{trace_id}/{what}")
+            if not answer.ok:
+                failed(span, str(answer.status))
+        return answer
 
     def _journal_start(self, session: _Session) -> None:
         """Record the session in the journal.
@@ -368,8 +382,3 @@ def _client(
         return None
     allowed = operator.allowed_networks
     return EndpointClient(what, url, spec, ToolFailed, timing, allowed_networks=allowed, signer=signer)
-
-
-async def _post(client: EndpointClient | None, body: dict[str, Any], key: str) -> HttpAnswer | None:
-    """The answer; None if the job has no such URL, so that there is nothing to send."""
-    return None if client is None else await client.post(body, key)

@@ -16,6 +16,7 @@ from actors.grading.pool import GraderPoolActor, GraderPoolClient, watched_grade
 from actors.learner.group import LearnerGroup
 from actors.rollout.fleet import CANARY_LIMITS, Fleet
 from actors.rollout.worker import RolloutWorker
+from actors.runtime.tracing import flush_actors
 from actors.runtime.turns import Turns
 from actors.runtime.watchdog import Watchdog, Watched
 from actors.tools.actor import DispatcherClient, start_dispatchers, watched_dispatchers
@@ -49,6 +50,7 @@ class RunActors:
         self._sessions: JobSessions | None = None
         self._learner: LearnerGroup | None = None
         self._helpers: list[Watched] = []
+        self._traced: list[Any] = []
         self._watchdog: asyncio.Task[None] | None = None
         self._now: NowFile | None = None
         metrics.recorder.add(self._live)
@@ -133,10 +135,13 @@ class RunActors:
             self._counts = self._fleet.live()  # scraped once more at the end of the job
         if self._sessions is not None:
             await self._sessions.close()
+        if self._operator.traces is not None:
+            await flush_actors(self._traced)
         if self._learner is not None:
             await self._learner.shutdown()
         if self._seats is not None:
             self._seats.release()
+        self._traced = []
         self._watchdog = self._now = self._fleet = self._sessions = self._learner = self._seats = None
 
     def _live(self) -> dict[str, float]:
@@ -179,6 +184,7 @@ class RunActors:
             .remote(reinforcement, self._operator, metrics)
         )
         self._helpers = [*watched_dispatchers(dispatchers), watched_graders(graders)]
+        self._traced = [*dispatchers, graders]
         traces = self._operator.traces
         config = worker_config(prepared, dispatchers, graders, metrics, traces)
         shared = self._shared_engines

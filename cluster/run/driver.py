@@ -14,6 +14,8 @@ from rich.console import Console
 from rich.markup import escape
 
 from actors.rollout.fleet import Fleet
+from actors.runtime.exporter import MetricsAddress
+from actors.runtime.tracing import tracer_of
 from cluster.preflight.prepare import Prepared, prepare
 from cluster.preflight.resumed import Began, digests_of
 from cluster.preflight.static import check_gradable
@@ -31,6 +33,7 @@ from cluster.run.progress import ProgressReports
 from cluster.run.readiness import Look, look_at
 from cluster.run.report_writer import ReportWriter
 from cluster.run.signals import Signals
+from cluster.run.step_traces import StepTraces
 from cluster.run.stream import EventStream
 from cluster.run.watch import Watch
 from cluster.stores.checkpoint_store import CheckpointStore
@@ -217,7 +220,9 @@ async def _run(
         as_it_goes = f" (its {folder.report.name} is written as the run goes)" if reports else ""
         _print_line(console, "run folder", f"{folder.path}{as_it_goes}")
         view = LiveView(prepared.plan.steps, console)
-        metrics = MetricsSink.of_run(folder.path, local=is_local(address))
+        exported = MetricsAddress.of(folder.path.name, local=is_local(address))
+        tracer = tracer_of(operator.traces, "driver", exported, every=True)
+        metrics = MetricsSink(exported, folder.path, tracer=tracer)
         resumed = began is not None
         run = _Run(prepared, operator, store, folder, view, metrics, signals, console, watch, resumed, given, reports)
         try:
@@ -281,7 +286,8 @@ class _Run:
         sinks += [self._progress, *([] if self._report is None else [self._report])]
         info = RunInfo(folder.path.name, folder.path, public_job(prepared.job))
         plugins = [*load_plugins(info), *load_integrations(prepared.job.integrations, operator.integrations, info)]
-        self._stream = EventStream(folder.path.name, sinks, [folder, metrics], plugins)
+        self._traces = StepTraces(metrics.tracer)
+        self._stream = EventStream(folder.path.name, [*sinks, self._traces], [folder, metrics, self._traces], plugins)
         self._copies = None if store is None else Copies(store, folder.path, self._stream.emit)
         self._signals = signals
         self._console = console
@@ -425,6 +431,7 @@ class _Run:
         await asyncio.to_thread(self._stream.close)
         await self._status.ended()
         self._view.stop()
+        await asyncio.to_thread(self._traces.close)
         self._metrics.close()
         self._folder.close()
         if self._report is not None:

@@ -13,6 +13,7 @@ from typing import get_args
 
 from actors.runtime.exporter import MetricsAddress, Telemetry
 from actors.runtime.recorder import Recorder
+from actors.runtime.tracing import NO_TRACES, Tracer
 from cluster.records.run_folder import RunFolder
 from trainer.events import VALIDATION, CheckpointSaved, Evaluated, JobEnded, Level, Outcome, PhaseBegan, StepDone
 from trainer.metrics import METRICS, metric_of
@@ -26,14 +27,19 @@ class MetricsSink:
     """A Sink. Serves nothing if `address` is None. Call `close` at the end."""
 
     def __init__(
-        self, address: MetricsAddress | None, folder: Path, clock: Callable[[], float] = time.monotonic
+        self,
+        address: MetricsAddress | None,
+        folder: Path,
+        clock: Callable[[], float] = time.monotonic,
+        tracer: Tracer = NO_TRACES,
     ) -> None:
-        """`folder` is the run's."""
+        """`folder` is the run's. `tracer` knows which rollouts are traced, and so are exemplars."""
         self.address = address
         self._telemetry = None if address is None else Telemetry(address, "driver")
         self.recorder = Recorder() if self._telemetry is None else self._telemetry.recorder
         self._folder = folder
         self._clock = clock
+        self.tracer = tracer
         self._saved: float | None = None
         """When training began or the last checkpoint was saved; None outside of training."""
         # Exported as 0 from the start, so that Prometheus sees the first one as an increase.
@@ -48,15 +54,6 @@ class MetricsSink:
             self._validated(step, evaluation)
         self.recorder.add(self._disk)
         self.recorder.add(self._checkpoint_age)
-
-    @classmethod
-    def of_run(cls, folder: Path, *, local: bool) -> MetricsSink:
-        """The sink of the run in `folder`, whose name is the job's. `local`: the cluster is this machine only.
-
-        Raises:
-            UserError: AGENT_RFT_METRICS_PORT is not a port.
-        """
-        return cls(MetricsAddress.of(folder.name, local=local), folder)
 
     def event(self, event: RunEvent) -> None:
         happened = event.event
@@ -112,7 +109,7 @@ class MetricsSink:
         }
         for kind, count in tokens.items():
             record(f"rollout_tokens/{split}/{kind}", count)
-        record(f"rollout_wall_s/{split}", rollout.wall_s)
+        record(f"rollout_wall_s/{split}", rollout.wall_s, self.tracer.sampled(rollout.trace_id))
         record(f"rollout_busy_s/{split}", rollout.busy_s)
 
     def _disk(self) -> dict[str, float]:

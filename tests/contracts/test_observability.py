@@ -146,6 +146,7 @@ def test_prometheus_discovers_our_port_on_each_node_that_ray_lists(tmp_path: Pat
     port = unused_port()
     telemetry = Telemetry(MetricsAddress("a-job", "127.0.0.1", port), "driver", period_s=0.2)
     telemetry.recorder.record("train_mean_reward", 0.5)
+    telemetry.recorder.record("rollout_wall_s/train", 3.0, "ab" * 16)  # an exemplar, which only OpenMetrics has
     ray = ThreadingHTTPServer(("127.0.0.1", 0), _Ray)
     threading.Thread(target=ray.serve_forever).start()
     write_pair(tmp_path, Cluster(None, f"http://127.0.0.1:{ray.server_port}", port))
@@ -154,7 +155,10 @@ def test_prometheus_discovers_our_port_on_each_node_that_ray_lists(tmp_path: Pat
     try:
         with prometheus(config, tmp_path / "data") as server:
             deadline = time.monotonic() + 60
-            while not (found := server.series("agent_rft_train_mean_reward")):
+            while not (
+                (found := server.series("agent_rft_train_mean_reward"))
+                and (exemplars := server.exemplars("agent_rft_rollout_wall_seconds_bucket"))
+            ):
                 assert time.monotonic() < deadline
                 time.sleep(0.3)
             urls = {target["scrapeUrl"] for target in server.targets() if target["scrapePool"] == "agent-rft"}
@@ -163,6 +167,7 @@ def test_prometheus_discovers_our_port_on_each_node_that_ray_lists(tmp_path: Pat
         ray.server_close()
         telemetry.close()
     assert urls == {f"http://127.0.0.1:{port}/metrics"}
+    assert [found["labels"] for found in exemplars] == [{"trace_id": "ab" * 16}]
     assert [(s["metric"]["job"], s["metric"]["process"]) for s in found] == [("a-job", "driver")]
 
 

@@ -15,7 +15,7 @@ from actors.grading.pool import GraderPoolActor, GraderPoolClient
 from actors.rollout.episode import RolloutRequest
 from actors.rollout.groups import Groups
 from actors.rollout.holdback import Holdback
-from actors.runtime.tracing import tracer_of
+from actors.runtime.tracing import flush_actors, tracer_of
 from actors.tools.actor import DispatcherActor, DispatcherClient, OwnedSessions, start_dispatchers
 from tests.support.builders import group_request, rollout
 from tests.support.collector import Collector
@@ -183,12 +183,20 @@ async def test_dispatcher_and_graders_send_the_spans_of_a_rollout_from_their_pro
     async with Collector() as collector, FakeEndpoint(says({"output": "x"})) as server:
         traces = TraceSettings(endpoint=collector.url, headers={"X-Key": SECRET}, share=1.0)
         operator = LOCAL.model_copy(update={"traces": traces})
-        dispatcher = DispatcherClient(DispatcherActor.remote(tools(server.url), operator))
-        graders = GraderPoolClient(GraderPoolActor.remote(Reinforcement.model_validate({"grader": grader}), operator))
-        with tracer_of(traces, "engine-0").rollout(f"trace_{number}", "invoke_agent"):
+        actors = [
+            DispatcherActor.remote(tools(server.url), operator),
+            GraderPoolActor.remote(Reinforcement.model_validate({"grader": grader}), operator),
+        ]
+        dispatcher, graders = DispatcherClient(actors[0]), GraderPoolClient(actors[1])
+        engine = tracer_of(traces, "engine-0")
+        with engine.rollout(f"trace_{number}", "invoke_agent"):
             await dispatcher.call_turn(f"trace_{number}", {}, CALLS)
             await graders.grade({"output_text": "1"}, {}, f"trace_{number}")
-        await until(lambda: len(collector.spans) == 4, within_s=60)
+        await flush_actors(actors)
+        assert await asyncio.to_thread(engine.flush)
+        for actor in actors:
+            ray.kill(actor)
+        await flush_actors(actors)  # they are gone: nothing hangs, nothing is raised
     spans = sorted((span.process, span.name) for span in collector.spans)
     called = ("dispatcher", "execute_tool search")
     assert spans == [called, called, ("engine-0", "invoke_agent"), ("grader-pool", "grade")]

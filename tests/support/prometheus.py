@@ -52,6 +52,11 @@ class Prometheus:
         result: list[dict[str, Any]] = self._ask("query", query=expr, time=time)["result"]
         return result
 
+    def exemplars(self, expr: str) -> list[dict[str, Any]]:
+        """The exemplars of the series that the expression selects; they may be older than the first scrape."""
+        found = self._ask("query_exemplars", query=expr, start=self.start - 60, end=time.time())
+        return [exemplar for series in found for exemplar in series["exemplars"]]
+
     def names(self) -> set[str]:
         """The names of all metrics."""
         return set(self._ask("label/__name__/values"))
@@ -74,6 +79,7 @@ def prometheus(config: Path, folder: Path) -> Iterator[Prometheus]:
     """Runs a Prometheus with this configuration and its data in `folder`."""
     port = unused_port()
     options = [f"--config.file={config}", f"--storage.tsdb.path={folder}", f"--web.listen-address=127.0.0.1:{port}"]
+    options.append("--enable-feature=exemplar-storage")
     start = time.time()
     with subprocess.Popen([binary("prometheus"), *options, "--log.level=error"]) as process:
         try:

@@ -117,7 +117,8 @@ class TraceSettings(Strict):
     headers: Headers = Field(default_factory=dict)
     """HTTP headers sent with them, such as `Authorization: Bearer ${TRACES_KEY}`."""
     share: Annotated[float, Field(gt=0, le=1)] = 0.01
-    """Share of the rollouts that are traced. A rollout takes a span for itself, each turn, each call and its grade."""
+    """Share of the rollouts that are traced. A rollout takes a span for itself, each turn, each call, its grade and
+    the requests of its session. Steps are always traced, each with a span for itself and about five parts."""
 
 
 class Operator(Strict):
@@ -154,8 +155,8 @@ class Operator(Strict):
     integrations: IntegrationAccess = IntegrationAccess()
     """Addresses and keys of the experiment trackers that jobs name in their `integrations`."""
     traces: TraceSettings | None = None
-    """Where traces of rollouts go; null: there are none. With it, requests to tools and graders of jobs have a
-    `traceparent` header."""
+    """Where traces of rollouts and steps go; null: there are none. With it, requests to tools, graders and session
+    servers of jobs have a `traceparent` header."""
     checkpoint_store: str | None = None
     """Where complete checkpoints are copied: an fsspec URL such as s3://bucket/checkpoints or gs://bucket/checkpoints,
     below which each run has a folder of its name. A run whose folder was lost resumes from there. Credentials come from

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from transformers import AutoTokenizer
 
 from actors.runtime.tracing import NO_TRACES, Tracer, traceparent, tracer_of
 from actors.tools.dispatcher import Dispatcher
+from actors.tools.sessions import SessionBook
 from tests.support.episodes import REQUEST, ScriptedEpisode, call, graded
 from tests.support.fakes_http import LOCAL, FakeEndpoint, says
 from tests.support.paths import BASE
 from trainer.chat.renderer import Renderer
-from trainer.spec.endpoints import ToolSpec
+from trainer.spec.endpoints import SessionSpec, ToolSpec
 from trainer.spec.operator import TraceSettings
 from trainer.types import Rollout
 
@@ -100,6 +103,42 @@ async def test_a_failed_call_and_its_rollout_are_failed_spans_without_the_messag
     assert not called.status.is_ok and not root.status.is_ok
     assert called.attributes is not None and called.attributes["error.type"] == "ToolFailed"
     assert root.attributes is not None and "127.0.0.1" not in str(dict(root.attributes)) and not called.events
+
+
+async def test_the_requests_of_a_session_are_spans_of_its_rollout() -> None:
+    spans, number = Spans(), "0123456789abcdef" * 2
+    async with FakeEndpoint(says({})) as server:
+        spec = SessionSpec.model_validate({"start_url": server.url, "end_url": server.url})
+        book = SessionBook(spec, operator=LOCAL, tracer=spans.tracer)
+        with spans.tracer.rollout(f"trace_{number}", "invoke_agent"):
+            await book.start(f"trace_{number}", {})
+        assert await book.close("graded") == 0
+    found = {span.name: span for span in spans.all()}
+    assert set(found) == {"invoke_agent", "session start", "session end"}
+    root = found.pop("invoke_agent")
+    sent = [request.headers["traceparent"] for request in server.received]
+    for name, header in zip(("session start", "session end"), sent, strict=True):
+        span = found[name]
+        assert span.context is not None and span.parent is not None and root.context is not None
+        assert header == f"00-{number}-{span.context.span_id:016x}-01" and span.parent.span_id == root.context.span_id
+
+
+def test_the_end_does_not_wait_for_a_collector_that_does_not_answer() -> None:
+    answers = threading.Event()
+
+    class Hanging(InMemorySpanExporter):
+        def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+            answers.wait()
+            return super().export(spans)
+
+    exporter = Hanging()
+    tracer = tracer_of(ALL, "a process", exporter=exporter)
+    with tracer.rollout("trace_" + "1" * 32, "invoke_agent"):
+        pass
+    assert not tracer.flush(within_s=0.05)
+    answers.set()
+    assert tracer.flush() and [span.name for span in exporter.get_finished_spans()] == ["invoke_agent"]
+    assert NO_TRACES.flush()
 
 
 def test_an_id_that_is_not_ours_has_no_span() -> None:

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families
 
 from actors.runtime.exporter import KEPT_S, SILENT_S, MetricsAddress, Telemetry, labelled, merged, read_all, remove_old
@@ -77,6 +78,28 @@ def test_processes_of_many_jobs_are_served_on_one_port(port: int, start: Callabl
     eventually(lambda: wanted.items() <= scrape(port).items())
     assert ("process_resident_memory_bytes", "job-3", "engine-0") in scrape(port)
     assert scrape(port)["agent_rft_process_up", "job-3", "engine-0"] == 1.0
+
+
+def test_a_scraper_that_asks_for_openmetrics_gets_exemplars(port: int, start: Callable[[str, str], Telemetry]) -> None:
+    for process in ("engine-0", "grader-pool"):
+        start("job", process).recorder.record("grade_s", 0.3, "0123456789abcdef" * 2)
+    asked = urllib.request.Request(
+        f"http://127.0.0.1:{port}/metrics", headers={"Accept": "application/openmetrics-text;version=1.0.0,*/*;q=0.1"}
+    )
+    found: list[tuple[str, str]] = []
+
+    def both() -> bool:
+        with urllib.request.urlopen(asked, timeout=5) as answer:
+            assert answer.headers["Content-Type"].startswith("application/openmetrics-text")
+            families = list(openmetrics_families(answer.read().decode()))
+        samples = [sample for family in families for sample in family.samples if sample.exemplar]
+        found[:] = [(s.labels["process"], s.exemplar.labels["trace_id"]) for s in samples if s.exemplar]
+        return len(found) == 2
+
+    eventually(both)
+    assert found == [(process, "0123456789abcdef" * 2) for process in ("engine-0", "grader-pool")]
+    plain = ("agent_rft_grade_seconds_count", "job", "engine-0")
+    assert scrape(port)[plain] == 1.0
 
 
 def test_another_process_takes_over_the_port(port: int, start: Callable[[str, str], Telemetry]) -> None:

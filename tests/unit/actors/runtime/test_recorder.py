@@ -6,8 +6,10 @@ import math
 
 import pytest
 from prometheus_client import generate_latest
+from prometheus_client.openmetrics import exposition as openmetrics
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from actors.endpoints.stats import EndpointStats, live_endpoint_metrics
+from actors.endpoints.stats import EndpointStats, live_endpoint_metrics, merged
 from actors.runtime.recorder import Recorder, Spread
 from trainer.metrics import METRICS, prometheus_name
 from trainer.metrics.metric import SECONDS
@@ -68,6 +70,28 @@ def test_an_endpoint_s_counts_are_read_at_each_scrape() -> None:
     assert found[f"agent_rft_endpoint_latency_seconds_count{where}}}"] == 3.0
     assert found[f"agent_rft_endpoint_latency_seconds_sum{where}}}"] == pytest.approx(1000.201)
     assert found[f"agent_rft_endpoint_queue_seconds_count{where}}}"] == 1.0
+
+
+def test_the_trace_of_a_value_is_the_exemplar_of_its_bucket_in_openmetrics_only() -> None:
+    recorder, stats = Recorder(), EndpointStats()
+    now = {"limit": 4, "in_flight": 0, "queued": 0, "breaker": "closed"}
+    recorder.add(lambda: live_endpoint_metrics(merged([{"tool 'x'": stats.as_dict() | now}] * 2)))
+    recorder.record("grade_s", 0.3, "a" * 32)
+    recorder.record("grade_s", 0.3)
+    stats.took(0.3, "b" * 32)
+    stats.took(0.001)
+    text = openmetrics.generate_latest(recorder.registry).decode()
+    found = {
+        (sample.name, sample.labels["le"]): sample.exemplar
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.exemplar is not None
+    }
+    assert {key: (e.labels["trace_id"][0], e.value) for key, e in found.items()} == {
+        ("agent_rft_grade_seconds_bucket", "0.5"): ("a", 0.3),
+        ("agent_rft_endpoint_latency_seconds_bucket", "0.5"): ("b", 0.3),
+    }
+    assert "trace_id" not in generate_latest(recorder.registry).decode()
 
 
 def test_a_spread_counts_values_above_all_bounds() -> None:

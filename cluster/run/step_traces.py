@@ -1,0 +1,69 @@
+"""Spans of the driver: a trace for each step, made when the step is done from the times that it was measured with.
+
+The spans of a step have links to the traced rollouts that it learned from; their traces go on for several steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from opentelemetry.trace import Span
+
+from actors.runtime.tracing import Tracer
+from trainer.events import VALIDATION, Evaluated, PhaseBegan, StepDone
+from trainer.run_events import RunEvent
+from trainer.types import Group
+
+PARTS = (
+    ("sampling", "time_wait_s"),
+    ("write ahead", "time_write_ahead_s"),
+    ("learning", "time_learn_s"),
+    ("weight sync", "sync_total_s"),
+)
+"""The parts of a step that follow each other from its start, and the metrics of their durations."""
+
+
+class StepTraces:
+    """A Sink, which gets the rollouts, too. Validations before the first step are traces of their own."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        self._tracer = tracer
+        self._validation: tuple[float, float] | None = None
+        self._traced: dict[str, list[str]] = {}
+
+    def groups(self, name: str, groups: Sequence[Group]) -> None:
+        traced = [r.trace_id for group in groups for r in group.rollouts if self._tracer.sampled(r.trace_id)]
+        self._traced[name.partition("-")[0]] = traced
+
+    def event(self, event: RunEvent) -> None:
+        match event.event:
+            case PhaseBegan(phase="validation"):
+                self._validation = (event.time, event.time)
+            case Evaluated(name=name, step=step) if name == VALIDATION and self._validation is not None:
+                self._validation = (self._validation[0], event.time)
+                if not step:
+                    self._validated()
+            case StepDone() as done:
+                self._step(event.time, done)
+
+    def close(self) -> None:
+        self._tracer.flush()
+
+    def _step(self, ended: float, done: StepDone) -> None:
+        times = done.metrics
+        start = ended - times.get("time_step_s", 0.0)
+        rollouts = self._traced.pop("step", ())
+        step = self._tracer.past("training step", start, ended, rollouts, agent_rft__step=done.step or 0)
+        for name, metric in PARTS:
+            if (took_s := times.get(metric, 0.0)) > 0:
+                self._tracer.past(name, start, start + took_s, below=step)
+                start += took_s
+        self._validated(step)
+        if (took_s := times.get("time_checkpoint_s", 0.0)) > 0:
+            self._tracer.past("checkpoint", ended - took_s, ended, below=step)
+
+    def _validated(self, step: Span | None = None) -> None:
+        if self._validation is not None:
+            rollouts = self._traced.pop("validation", ())
+            self._tracer.past("validation", *self._validation, rollouts, below=step)
+            self._validation = None
