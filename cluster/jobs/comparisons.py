@@ -11,8 +11,8 @@ from typing import Any
 
 from cluster.records.redact import plain
 from cluster.records.run_folder import RunFolder
-from cluster.views.comparison import Side, compare_sides, comparison_json
-from cluster.views.comparison_sides import FILES, evaluations_of, file_of_all
+from cluster.views.comparison.compare import Side, compare_sides, comparison_json
+from cluster.views.comparison.sides import FILES, evaluations_of, file_of_all
 from trainer.errors import RftError, UserError
 from trainer.types import Evaluation
 

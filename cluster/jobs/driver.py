@@ -45,7 +45,7 @@ from cluster.run.driver import look_before, train_in
 from cluster.run.readiness import Look
 from cluster.stores.job_states import IllegalMove, JobStatus
 from cluster.stores.job_tables import JobError, JobRecord
-from cluster.views.readiness_page import page_of
+from cluster.views.readiness.page import page_of
 from trainer.errors import InvalidJob, LearnerFailed, Problem, RftError
 from trainer.events import Outcome
 from trainer.readiness.findings import Readiness

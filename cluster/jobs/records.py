@@ -22,7 +22,7 @@ from cluster.records.wanted import Wanted
 from cluster.stores.job_states import UnknownCursor
 from cluster.stores.job_store import JobStore
 from cluster.stores.job_tables import JobRecord
-from cluster.views.report import write_report
+from cluster.views.report.page import write_report
 from cluster.views.tokens import TokenRange, token_range, tokenizer_of
 from trainer.data.rollout_files import OtherFile
 from trainer.data.rollout_json import outcome_as_json

@@ -37,11 +37,11 @@ from cluster.run.step_traces import StepTraces
 from cluster.run.stream import EventStream
 from cluster.run.watch import Watch
 from cluster.stores.checkpoint_store import CheckpointStore
-from cluster.views.cheaper import fewer_calls
+from cluster.views.comparison.cheaper import fewer_calls
 from cluster.views.ending import next_steps
 from cluster.views.live import LiveView, before_after_table
-from cluster.views.readiness_page import page_of, write_page
-from cluster.views.report import write_report
+from cluster.views.readiness.page import page_of, write_page
+from cluster.views.report.page import write_report
 from trainer.chat.conversation import samples_of
 from trainer.errors import InvalidJob, RftError
 from trainer.events import (

@@ -17,7 +17,7 @@ import os, sys
 from pathlib import Path
 
 os.nice(19)
-from cluster.views.report import write_report
+from cluster.views.report.page import write_report
 write_report(Path(sys.argv[1]))
 """
 MIN_EVERY_S = 30.0

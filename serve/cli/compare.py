@@ -54,10 +54,10 @@ def compare_command(
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object, with each row")] = False,
 ) -> None:
     """Compare evaluations row by row with the first: grades, reward, time, tokens, calls, tools, single rows."""
-    from cluster.views.comparison import compare_sides, comparison_json
-    from cluster.views.comparison_page import write_page, write_png
-    from cluster.views.comparison_sides import sides_of
-    from cluster.views.comparison_table import print_comparison
+    from cluster.views.comparison.compare import compare_sides, comparison_json
+    from cluster.views.comparison.page import write_page, write_png
+    from cluster.views.comparison.sides import sides_of
+    from cluster.views.comparison.table import print_comparison
 
     if len(sides) < 2:
         raise typer.BadParameter("give two or more; for one run before and after: RUN:test-before RUN:test-after")
@@ -94,7 +94,7 @@ class _Evaluate:
         self._others = given_options({"--address": address, "--config": config})
 
     def __call__(self, model: Path) -> Path:
-        from cluster.views.comparison_sides import recorded_evaluation
+        from cluster.views.comparison.sides import recorded_evaluation
 
         job = self._job.model_copy(update={"model": str(model)})
         known = recorded_evaluation(self._runs, job, model, self._file, self._samples)

@@ -61,7 +61,7 @@ def ready_command(
     with importing():
         from cluster.run.driver import look_before
         from cluster.run.readiness import Look
-        from cluster.views.readiness_text import print_readiness
+        from cluster.views.readiness.text import print_readiness
 
     console = Console(stderr=as_json)
     look = Look(samples, file, target_latency, export_sft)

@@ -33,7 +33,10 @@ from serve.routes.fine_tuning import (
 )
 
 IdPath = Annotated[str, Path(max_length=100)]
-Samples = Annotated[int, Query(ge=2, le=128, description="Draws of each row of the training file; all of them: `jobs.max_readiness_rollouts`.")]
+Samples = Annotated[
+    int,
+    Query(ge=2, le=128, description="Draws of each row of the training file; in all `jobs.max_readiness_rollouts`."),
+]
 Target = Annotated[
     float | None,
     Query(gt=0, le=86_400, allow_inf_nan=False, description="Wanted model and tool time of a rollout, in seconds."),

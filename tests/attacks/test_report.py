@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from cluster.records.run_folder import RunFolder
-from cluster.views.report import write_report
+from cluster.views.report.page import write_report
 from cluster.views.traces import print_traces, select_traces
 from tests.support.budget import budget
 from tests.support.builders import group_request, rollout, task

@@ -110,7 +110,7 @@ def test_the_wheel_has_every_file_of_the_packages(wheel: Path) -> None:
         for path in (ROOT / package).rglob("*")
         if path.is_file() and not NOT_SHIPPED.intersection(path.parts) and CONSOLE_SOURCE not in path.parents
     }
-    assert {"cluster/views/report.html", "examples/ledger/base/model.safetensors"} < files
+    assert {"cluster/views/report/page.html", "examples/ledger/base/model.safetensors"} < files
     with zipfile.ZipFile(wheel) as archive:
         assert files <= set(archive.namelist())
 

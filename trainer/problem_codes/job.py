@@ -352,8 +352,8 @@ JOB_CODES: dict[str, dict[str, CheckCode]] = {
             stops_accepted=True,
         ),
         "over_limit": CheckCode(
-            "The job asks for more cores or GPUs than the operator allows one job (`jobs.max_cores`, `jobs.max_gpus`), or "
-            "a look before training for more rollouts (`jobs.max_readiness_rollouts`).",
+            "The job asks for more cores or GPUs than the operator allows one job (`jobs.max_cores`, `jobs.max_gpus`), "
+            "or a look before training for more rollouts (`jobs.max_readiness_rollouts`).",
             "Ask for less below `cluster`, or for fewer `samples`; or ask the operator to raise the limit.",
             stops_accepted=False,
         ),

@@ -26,10 +26,10 @@ from cluster.records.run_folder import RunFolder
 from cluster.run.driver import train
 from cluster.stores.migrate import migrate
 from cluster.views.before_after import compare
-from cluster.views.comparison import compare_sides
-from cluster.views.comparison_sides import sides_of
+from cluster.views.comparison.compare import compare_sides
+from cluster.views.comparison.sides import sides_of
 from cluster.views.regrade import grade_file
-from cluster.views.report import write_report
+from cluster.views.report.page import write_report
 from cluster.views.traces import select_traces, trace_json
 from tests.support import builders
 from tests.support.fakes_http import LOCAL, FakeEndpoint, says

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cluster.records.run_folder import RunFolder
-from cluster.views.cheaper import fewer_calls
+from cluster.views.comparison.cheaper import fewer_calls
 from tests.support.builders import group_request, rollout, task
 from trainer.events import FewerCalls
 from trainer.loop.checkpoint import Checkpoints, LoopState

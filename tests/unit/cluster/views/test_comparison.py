@@ -15,11 +15,11 @@ from rich.console import Console
 from cluster.preflight.resumed import digests_of
 from cluster.records.redact import plain
 from cluster.records.run_folder import RunFolder
-from cluster.views.comparison import MEASURES, NO_TOOL, Change, Comparison, Side, compare_sides, comparison_json
-from cluster.views.comparison_charts import interval_bar, scatter, turns_histogram
-from cluster.views.comparison_page import write_page, write_png
-from cluster.views.comparison_sides import recorded_evaluation, sides_of
-from cluster.views.comparison_table import print_comparison
+from cluster.views.comparison.charts import interval_bar, scatter, turns_histogram
+from cluster.views.comparison.compare import MEASURES, NO_TOOL, Change, Comparison, Side, compare_sides, comparison_json
+from cluster.views.comparison.page import write_page, write_png
+from cluster.views.comparison.sides import recorded_evaluation, sides_of
+from cluster.views.comparison.table import print_comparison
 from tests.support.builders import group_request, rollout, task
 from tests.support.events import run_event
 from tests.support.synthetic import Synthetic

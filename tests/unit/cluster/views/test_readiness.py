@@ -10,8 +10,8 @@ from xml.etree import ElementTree as ET
 
 from rich.console import Console
 
-from cluster.views.readiness_page import MAX_MARKS, page_of, plot_of, write_page
-from cluster.views.readiness_text import print_readiness
+from cluster.views.readiness.page import MAX_MARKS, page_of, plot_of, write_page
+from cluster.views.readiness.text import print_readiness
 from tests.support.builders import group, group_request, job, plan, task
 from trainer.readiness.findings import Readiness, readiness_of
 

@@ -7,8 +7,8 @@ import pytest
 from typer.testing import CliRunner
 
 from cluster.records.run_folder import RunFolder
-from cluster.views.report import write_report
-from cluster.views.report_rows import MAX_CHARS, SHOWN_ROWS, SHOWN_TRIES, rows_of
+from cluster.views.report.page import write_report
+from cluster.views.report.rows import MAX_CHARS, SHOWN_ROWS, SHOWN_TRIES, rows_of
 from serve.cli.main import app
 from tests.support.builders import group, group_request, rollout
 from tests.support.events import run_event, stream_of

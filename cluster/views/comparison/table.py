@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from cluster.views.comparison import CALLS, REWARD, Against, Comparison, Row, Verdict
+from cluster.views.comparison.compare import CALLS, REWARD, Against, Comparison, Row, Verdict
 from cluster.views.live import safe_text
 from cluster.views.traces import cut
 from trainer.types import Rollout

@@ -16,7 +16,7 @@ from typing import Any, Final
 from cluster.preflight.contents import digest_of
 from cluster.records.redact import plain, public_job
 from cluster.records.run_folder import RunFolder
-from cluster.views.comparison import Side
+from cluster.views.comparison.compare import Side
 from cluster.views.live import safe_text
 from trainer.errors import UserError
 from trainer.spec.job import JobSpec

@@ -10,19 +10,18 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from cluster.records.run_folder import RunFolder
 from cluster.views.before_after import Change, compare, few_note, paired_change
 from cluster.views.live import duration, safe_text
-from cluster.views.report_charts import figures, quality
-from cluster.views.report_rows import rows_of
+from cluster.views.pages import page_template
+from cluster.views.report.charts import figures, quality
+from cluster.views.report.rows import rows_of
 from cluster.views.traces import SHOWN_CHARS, call_note, cut, facts, own_keys, said, turn_note
 from trainer.errors import UserError
 from trainer.events import EarlyStopped, FewerCalls
@@ -60,16 +59,6 @@ class Compared:
         return few_note(self.after)
 
 
-@cache
-def _template() -> Template:
-    environment = Environment(
-        loader=PackageLoader("cluster.views", ""), autoescape=True, undefined=StrictUndefined, trim_blocks=True
-    )
-    environment.globals |= {"said": said, "cut": _shown, "facts": facts, "call_note": call_note}
-    environment.globals |= {"own_keys": own_keys, "turn_note": turn_note, "clock": _clock}
-    return environment.get_template("report.html")
-
-
 def write_report(run: RunFolder | Path) -> Path:
     """Write `report.html` into a run's folder, whole or not at all.
 
@@ -90,7 +79,9 @@ def write_report(run: RunFolder | Path) -> Path:
     rows = None if compared is None else rows_of(compared.graded_before, compared.graded_after)
     left_out = [f"Left out: {problem}." for problem in compared.left_out] if compared else []
     spec = job.get("job", {})
-    html = _template().render(
+    functions = {"said": said, "cut": _shown, "facts": facts, "call_note": call_note}
+    functions |= {"own_keys": own_keys, "turn_note": turn_note, "clock": _clock}
+    html = page_template("report", functions).render(
         nonce=secrets.token_urlsafe(16),
         plotly_js=Markup(get_plotlyjs()),
         name=run.path.resolve().name,

@@ -8,13 +8,12 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
-from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup, escape
 
 from cluster.views.live import duration
+from cluster.views.pages import page_template
 from trainer.data.durable import write_durably
 from trainer.problem_codes.readiness import REASONS
 from trainer.readiness.draws import Row
@@ -66,7 +65,7 @@ def write_page(folder: Path, found: Readiness, job: JobSpec) -> Path:
         OSError: The disk is full or read-only.
     """
     write_durably(folder / "readiness.json", json.dumps(found.as_json(), indent=1).encode())
-    html = _template().render(
+    html = page_template("readiness", {"with_code": _with_code}).render(
         title=job.suffix or folder.name,
         heading=TITLES[found.verdict],
         found=found,
@@ -108,15 +107,6 @@ def plot_of(rows: Sequence[Row]) -> Plot | None:
         best_line=" ".join(f"{mark.x},{mark.best}" for mark in marks),
         mean_line=" ".join(f"{mark.x},{mark.mean}" for mark in marks),
     )
-
-
-@cache
-def _template() -> Template:
-    environment = Environment(
-        loader=PackageLoader("cluster.views", ""), autoescape=True, undefined=StrictUndefined, trim_blocks=True
-    )
-    environment.globals["with_code"] = _with_code
-    return environment.get_template("readiness.html")
 
 
 def _with_code(text: str) -> Markup:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cluster.views.comparison import CALLS, REWARD, Comparison, Row
+from cluster.views.comparison.compare import CALLS, REWARD, Comparison, Row
 from trainer.metrics.intervals import Interval
 
 WIDTH, HEIGHT = 560, 340

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from cluster.views.live import duration
-from cluster.views.readiness_page import TITLES
+from cluster.views.readiness.page import TITLES
 from trainer.problem_codes.readiness import REASONS
 from trainer.readiness.behaviour import Behaviour
 from trainer.readiness.findings import Readiness

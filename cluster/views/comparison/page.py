@@ -7,16 +7,14 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from jinja2 import Environment, PackageLoader, StrictUndefined, Template
-
-from cluster.views import comparison_charts as charts
-from cluster.views.comparison import CALLS, REWARD, Comparison
-from cluster.views.comparison_charts import interval_bar, scatter, turns_histogram
-from cluster.views.comparison_table import left_out, measures, path_of
+from cluster.views.comparison import charts
+from cluster.views.comparison.charts import interval_bar, scatter, turns_histogram
+from cluster.views.comparison.compare import CALLS, REWARD, Comparison
+from cluster.views.comparison.table import left_out, measures, path_of
+from cluster.views.pages import page_template
 from cluster.views.traces import call_note, cut, facts, said
 from trainer.errors import UserError
 
@@ -26,18 +24,12 @@ FLAGS = (
     *("--headless", "--disable-gpu", "--hide-scrollbars", "--no-first-run"),
     *("--disable-quic", "--disable-background-networking", "--disable-component-update", "--disable-sync"),
 )
+FUNCTIONS = {
+    **{"said": said, "cut": cut, "facts": facts, "call_note": call_note, "path_of": path_of},
+    **{"interval_bar": interval_bar, "c": charts, "REWARD": REWARD, "CALLS": CALLS},
+}
 RENDER_S = 120
 PNG_WIDTH = 1240
-
-
-@cache
-def _template() -> Template:
-    environment = Environment(
-        loader=PackageLoader("cluster.views", ""), autoescape=True, undefined=StrictUndefined, trim_blocks=True
-    )
-    environment.globals |= {"said": said, "cut": cut, "facts": facts, "call_note": call_note, "path_of": path_of}
-    environment.globals |= {"interval_bar": interval_bar, "c": charts, "REWARD": REWARD, "CALLS": CALLS}
-    return environment.get_template("comparison.html")
 
 
 def write_page(comparison: Comparison, path: Path, *, with_traces: bool = True) -> None:
@@ -47,7 +39,7 @@ def write_page(comparison: Comparison, path: Path, *, with_traces: bool = True) 
         UserError: It cannot be written.
     """
     rows = sorted(comparison.rows, key=lambda row: row.change("reward", len(comparison.sides) - 1))
-    html = _template().render(
+    html = page_template("comparison", FUNCTIONS).render(
         comparison=comparison,
         left_out=list(left_out(comparison)),
         measures=list(measures(comparison)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cluster.records.run_folder import RunFolder
-from cluster.views.comparison import Change, Side, compare_sides
+from cluster.views.comparison.compare import Change, Side, compare_sides
 from trainer.errors import UserError
 from trainer.events import FewerCalls
 from trainer.loop.checkpoint import best_checkpoint, checkpoints_in
