@@ -22,7 +22,7 @@ SYSTEM: Final = {
 }
 ASKED: Final = ("Summarise {points} of {company}.", "{company}: {points}?", "What about {points} at {company}?")
 CHATTY_SHARE: Final = 0.4
-"""Of the conversations, those that read sections which nobody asked for."""
+"""Share of conversations that read a section which nobody asked for."""
 
 
 def row(filing: Filing, points: Sequence[Topic], text: str) -> dict[str, Any]:
