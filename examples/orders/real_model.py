@@ -14,94 +14,24 @@ import os
 import random
 import shutil
 import signal
-import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Thread
 from typing import Any, Final
 
 import httpx
-import uvicorn
 from openai import OpenAI
 
-from examples.ledger.services import run_command
+from examples.common.way import AGENT_RFT, Way, listening
 from examples.orders.agent import converse, shown
 from examples.orders.questions import grade
-from examples.orders.results import BUILD, stage, table
+from examples.orders.results import BUILD, table
 from examples.orders.server import app
 
 HERE: Final = Path(__file__).parent
-AGENT_RFT: Final = str(Path(sys.executable).with_name("agent-rft"))
-CONFIG: Final = HERE / "agent-rft.yaml"
 NUM_SHOWN: Final = 3
-
-
-@contextmanager
-def shop() -> Iterator[str]:
-    """Runs tools and grader on a free port of this machine, and yields their URL."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False))
-        thread = Thread(target=server.run, args=([listener],))
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        finally:
-            server.should_exit = True
-            thread.join()
-
-
-class Way:
-    """The way of one model, with one seed."""
-
-    def __init__(self, folder: Path, model: Path, url: str, seed: int) -> None:
-        self.folder = folder
-        self.url = url
-        self.environment = {
-            **os.environ,
-            **{
-                "ORDERS_MODEL": str(model),
-                "ORDERS_URL": url,
-                "ORDERS_SEED": str(seed),
-                "AGENT_RFT_CONFIG": str(CONFIG),
-            },
-        }
-        self.stages: list[dict[str, Any]] = []
-
-    def untrained(self) -> None:
-        minutes = self._run("eval", HERE / "job.yaml", "--runs", self.folder / "untrained")
-        (run,) = (self.folder / "untrained").iterdir()
-        self._note("untrained", run, "eval-test", minutes)
-
-    def trained(self) -> Path:
-        warm, run = self.folder / "warm_start", self.folder / "reinforcement"
-        warm_minutes = self._run("train", HERE / "warm_start.yaml", "--run-folder", warm)
-        self.environment["ORDERS_MODEL"] = str(_last_checkpoint(warm))
-        minutes = self._run("train", HERE / "job.yaml", "--run-folder", run)
-        self._note("after the warm start", run, "test-before", warm_minutes)
-        self._note("after reinforcement", run, "test-after", minutes)
-        return _last_checkpoint(run)
-
-    def _run(self, command: str, job: Path, *options: str | Path) -> float:
-        """Run a command of the CLI; returns its minutes."""
-        arguments = [command, str(job), *map(str, options)]
-        print(f"\n$ agent-rft {' '.join(arguments)}", flush=True)
-        started = time.monotonic()
-        if code := run_command([AGENT_RFT, *arguments], self.environment):
-            raise SystemExit(code)
-        return (time.monotonic() - started) / 60
-
-    def _note(self, name: str, run: Path, evaluation: str, minutes: float) -> None:
-        lines = map(json.loads, (run / "evaluations.jsonl").read_text().splitlines())
-        (found,) = (line for line in lines if line["name"] == evaluation)
-        self.stages.append(stage(name, found, minutes))
-
-
-def _last_checkpoint(run: Path) -> Path:
-    return max((run / "checkpoints").iterdir())
 
 
 @contextmanager
@@ -153,8 +83,9 @@ def main() -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     started, load = time.monotonic(), os.getloadavg()[0]
-    with shop() as url:
-        way = Way(folder, options.model.resolve(), url, options.seed)
+    with listening(app) as url:
+        variables = {"ORDERS_URL": url, "ORDERS_SEED": str(options.seed)}
+        way = Way(HERE, folder, options.model.resolve(), variables)
         way.untrained()
         tuned = way.trained()
         rows = [json.loads(line) for line in (HERE / "data" / "test.jsonl").read_text().splitlines()]

@@ -21,12 +21,6 @@ run and, as a mean of 15 minutes, after it: about 2 where nothing else ran.
 COLUMNS: Final = ("seed", "stage", "grade", "right", "tool calls", "sampled tokens", "minutes", "load")
 
 
-def stage(name: str, evaluation: dict[str, Any], minutes: float) -> dict[str, Any]:
-    """What a stage reached: `minutes` is the time of its command."""
-    kept = ("num_rows", "grade", "ci95", "pass_rate", "tool_calls", "completion_tokens")
-    return {"stage": name, "minutes": minutes, **{key: evaluation[key] for key in kept}}
-
-
 def table(summaries: Iterable[dict[str, Any]]) -> str:
     """One line a stage of each seed, in Markdown."""
     lines = [" | ".join(COLUMNS), " | ".join("---" for _ in COLUMNS)]

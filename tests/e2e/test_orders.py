@@ -14,7 +14,8 @@ import pytest
 import yaml
 
 from cluster.records.run_folder import RunFolder
-from examples.orders.real_model import shop
+from examples.common.way import listening
+from examples.orders.server import app
 from tests.e2e.command import processes_left, run
 from tests.support.paths import ROOT
 from tests.support.tiny_model import write_tiny_model
@@ -26,7 +27,7 @@ CONTEXT = 2048
 
 @pytest.fixture(scope="module")
 def environment() -> Iterator[dict[str, str]]:
-    with shop() as url:
+    with listening(app) as url:
         yield {**os.environ, "ORDERS_URL": url, "ORDERS_SEED": "3"}
 
 
@@ -37,6 +38,7 @@ def write_job(folder: Path, name: str, num_rows: int, **settings: Any) -> Path:
         (folder / f"{name}.jsonl").write_text("".join(islice(file, num_rows)))
     job["training_file"] = f"{name}.jsonl"
     job.pop("test_file", None)
+    job["model_options"]["chat_template"] = str(ORDERS / job["model_options"]["chat_template"])
     method = job["method"][job["method"]["type"]]
     method["hyperparameters"] |= {"batch_size": num_rows, "n_epochs": 1}
     method |= settings
@@ -50,7 +52,6 @@ def test_a_supervised_and_a_reinforcement_step_train_a_model_by_the_examples_tem
     tmp_path: Path, environment: dict[str, str]
 ) -> None:
     model = write_tiny_model(tmp_path / "model", CONTEXT)
-    (tmp_path / "chat_template.jinja").write_text((ORDERS / "chat_template.jinja").read_text())
 
     warm_start = write_job(tmp_path, "warm_start", 8)
     done = run(

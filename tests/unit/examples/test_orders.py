@@ -13,10 +13,11 @@ import pytest
 from fastapi.testclient import TestClient
 from transformers import AutoTokenizer
 
+from examples.common.way import stage
 from examples.orders import make_data
 from examples.orders.agent import converse, shown
 from examples.orders.questions import draw_question, grade
-from examples.orders.results import stage, table
+from examples.orders.results import table
 from examples.orders.server import app
 from examples.orders.shop import NOT_FOUND, TOOLS, Shop, Split
 from tests.support.paths import ROOT
@@ -42,7 +43,7 @@ def client() -> Iterator[TestClient]:
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = write_tiny_model(tmp_path_factory.mktemp("model"))
-    (folder / "chat_template.jinja").write_text((EXAMPLE / "chat_template.jinja").read_text())
+    (folder / "chat_template.jinja").write_text((ROOT / "examples" / "common" / "chat_template.jinja").read_text())
     return AutoTokenizer.from_pretrained(folder)
 
 

@@ -1,0 +1,91 @@
+"""The way of a small model through an example: graded untrained, a warm start, reinforcement; each a command."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Thread
+from typing import Any, Final
+
+import uvicorn
+from fastapi import FastAPI
+
+from examples.ledger.services import run_command
+
+AGENT_RFT: Final = str(Path(sys.executable).with_name("agent-rft"))
+
+
+@contextmanager
+def listening(app: FastAPI) -> Iterator[str]:
+    """Runs tools and graders on a free port of this machine, and yields their URL."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False))
+        thread = Thread(target=server.run, args=([listener],))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+class Way:
+    """The way of one model, with one seed. `variables` are those of the example's jobs, without the model's."""
+
+    def __init__(self, example: Path, folder: Path, model: Path, variables: dict[str, str], job: str = "job") -> None:
+        self.folder = folder
+        self.stages: list[dict[str, Any]] = []
+        self._example = example
+        self._job = example / f"{job}.yaml"
+        self._model = f"{example.name.upper()}_MODEL"
+        self._environment = {
+            **os.environ,
+            **variables,
+            self._model: str(model),
+            "AGENT_RFT_CONFIG": str(example / "agent-rft.yaml"),
+        }
+
+    def untrained(self) -> None:
+        minutes = self._run("eval", self._job, "--runs", self.folder / "untrained")
+        (run,) = (self.folder / "untrained").iterdir()
+        self._note("untrained", run, "eval-test", minutes)
+
+    def trained(self) -> Path:
+        """Returns the last checkpoint's folder."""
+        warm, run = self.folder / "warm_start", self.folder / "reinforcement"
+        warm_minutes = self._run("train", self._example / "warm_start.yaml", "--run-folder", warm)
+        self._environment[self._model] = str(_last_checkpoint(warm))
+        minutes = self._run("train", self._job, "--run-folder", run)
+        self._note("after the warm start", run, "test-before", warm_minutes)
+        self._note("after reinforcement", run, "test-after", minutes)
+        return _last_checkpoint(run)
+
+    def _run(self, command: str, job: Path, *options: str | Path) -> float:
+        """Run a command of the CLI; returns its minutes."""
+        arguments = [command, str(job), *map(str, options)]
+        print(f"\n$ agent-rft {' '.join(arguments)}", flush=True)
+        started = time.monotonic()
+        if code := run_command([AGENT_RFT, *arguments], self._environment):
+            raise SystemExit(code)
+        return (time.monotonic() - started) / 60
+
+    def _note(self, name: str, run: Path, evaluation: str, minutes: float) -> None:
+        lines = map(json.loads, (run / "evaluations.jsonl").read_text().splitlines())
+        (found,) = (line for line in lines if line["name"] == evaluation)
+        self.stages.append(stage(name, found, minutes))
+
+
+def stage(name: str, evaluation: dict[str, Any], minutes: float) -> dict[str, Any]:
+    """What a stage reached: `minutes` is the time of its command."""
+    kept = ("num_rows", "grade", "ci95", "pass_rate", "tool_calls", "completion_tokens")
+    return {"stage": name, "minutes": minutes, **{key: evaluation[key] for key in kept}}
+
+
+def _last_checkpoint(run: Path) -> Path:
+    return max((run / "checkpoints").iterdir())

@@ -1,0 +1,95 @@
+"""Writes the rows in `data/`: `python -m examples.filings.make_data`. The files are the same every time."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator, Sequence
+from itertools import combinations
+from pathlib import Path
+from typing import Any, Final
+
+from examples.filings.cheats import CHEATS, cheat
+from examples.filings.world import TOOLS, TOPICS, Archive, Filing, Split, Topic, schema, summary
+
+DATA: Final = Path(__file__).parent / "data"
+NUM_WARM_START: Final = 64
+NUM_TRAIN: Final = 160
+NUM_TEST_ROWS: Final = 120
+SYSTEM: Final = {
+    "role": "system",
+    "content": "Summarise the points of the filing, one sentence each: rose or fell, to what number, [section].",
+}
+ASKED: Final = ("Summarise {points} of {company}.", "{company}: {points}?", "What about {points} at {company}?")
+CHATTY_SHARE: Final = 0.4
+"""Share of conversations that read a section which nobody asked for."""
+
+
+def row(filing: Filing, points: Sequence[Topic], text: str) -> dict[str, Any]:
+    """A task. Tools and graders get all of it as `item`; `filing` is for a judge."""
+    return {
+        "messages": [SYSTEM, {"role": "user", "content": text}],
+        "tools": [schema(name) for name in TOOLS],
+        "company": filing.company,
+        "points": list(points),
+        "filing": " ".join(f"[{section.number}] {section.text}" for section in filing.sections.values()),
+    }
+
+
+def conversation(archive: Archive, filing: Filing, task: dict[str, Any], rng: random.Random) -> dict[str, Any]:
+    """A row for the warm start: one search, then all sections at once, of which some are not needed."""
+    asked: list[Topic] = task["points"]
+    others = [topic for topic in TOPICS if topic not in asked]
+    read = [*asked, rng.choice(others)] if rng.random() < CHATTY_SHARE else asked
+    messages = [*task["messages"], *_called(archive, [("search", filing.company)], "a")]
+    messages += _called(archive, [("read", filing.sections[topic].number) for topic in read], "b")
+    messages.append({"role": "assistant", "content": summary([filing.sections[topic] for topic in asked])})
+    return {"messages": messages, "tools": task["tools"]}
+
+
+def _called(archive: Archive, calls: Sequence[tuple[str, str]], prefix: str) -> list[dict[str, Any]]:
+    """A turn of the model that makes these calls at once, and their results."""
+    forms, results = list[dict[str, Any]](), list[dict[str, Any]]()
+    for i, (name, argument) in enumerate(calls):
+        function = {"name": name, "arguments": json.dumps({TOOLS[name][0]: argument})}
+        forms.append({"id": f"{prefix}{i}", "type": "function", "function": function})
+        output = archive.search(argument) if name == "search" else archive.read(argument)
+        results.append({"role": "tool", "tool_call_id": f"{prefix}{i}", "content": output})
+    return [{"role": "assistant", "content": None, "tool_calls": forms}, *results]
+
+
+def tasks(archive: Archive, split: Split, rng: random.Random) -> Iterator[tuple[Filing, dict[str, Any]]]:
+    """Each company once, then each again with other points, and so on."""
+    left = {filing.company: list(combinations(TOPICS, 2)) for filing in archive.of(split)}
+    while True:
+        for filing in archive.of(split):
+            points = list(left[filing.company].pop(rng.randrange(len(left[filing.company]))))
+            rng.shuffle(points)
+            yield (
+                filing,
+                row(filing, points, rng.choice(ASKED).format(points=" and ".join(points), company=filing.company)),
+            )
+
+
+def write_data(folder: Path) -> None:
+    """Write all files; the folder is created if necessary."""
+    folder.mkdir(parents=True, exist_ok=True)
+    archive, rng = Archive(), random.Random(1)
+    train, test = tasks(archive, "train", rng), tasks(archive, "test", random.Random(3))
+    warm_start = [conversation(archive, *next(train), rng) for _ in range(NUM_WARM_START)]
+    filing = archive.of("train")[0]
+    item = row(filing, ["revenue", "segments"], "")
+    answers = {"honest": summary([filing.sections["revenue"], filing.sections["segments"]])}
+    answers |= {name: cheat(name, archive, filing.company, item["points"]) for name in CHEATS}
+    files = {
+        "warm_start.jsonl": warm_start,
+        "train.jsonl": [next(train)[1] for _ in range(NUM_TRAIN)],
+        "test.jsonl": [next(test)[1] for _ in range(NUM_TEST_ROWS)],
+        "cheats.jsonl": [{"sample": answer, "item": item | {"name": name}} for name, answer in answers.items()],
+    }
+    for name, rows in files.items():
+        (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write_data(DATA)
