@@ -15,7 +15,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from cluster.views import comparison_charts as charts
 from cluster.views.comparison import CALLS, REWARD, Comparison
-from cluster.views.comparison_charts import interval_bar, scatter, turns_histogram
+from cluster.views.comparison_charts import histogram, interval_bar, scatter
 from cluster.views.comparison_table import left_out, measures, path_of
 from cluster.views.traces import call_note, cut, facts, said
 from trainer.errors import UserError
@@ -55,7 +55,7 @@ def write_page(comparison: Comparison, path: Path, *, with_traces: bool = True) 
             scatter(comparison.rows, side, against.quadrants)
             for side, against in enumerate(comparison.against, start=1)
         ],
-        histogram=turns_histogram(comparison),
+        histograms=[histogram(comparison, metric) for metric in ("tool_calls", "turns")],
         rows=rows[:SHOWN_ROWS] if with_traces else [],
         with_traces=with_traces,
     )
