@@ -6,16 +6,19 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
-from cluster.views.comparison.compare import CALLS, REWARD, Comparison, Row
+import numpy as np
+
+from cluster.views.comparison.compare import CALLS, MEASURES, REWARD, Comparison, Row
 from trainer.metrics.intervals import Interval
 
 WIDTH, HEIGHT = 560, 340
 LEFT, RIGHT, TOP, BOTTOM = 52, 14, 14, 38
 LABEL = 34
 """Room for the names of the quadrants, above and below the dots."""
-MOST_TURNS = 24
-"""Rollouts of this many turns and more are one bar."""
+MOST = 24
+"""Rollouts of this many turns or calls and more are one bar."""
 BAR_WIDTH = 150
 
 
@@ -68,8 +71,13 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """Shares of rollouts by their turns, a bar for each side."""
+    """Shares of rollouts by their number of turns or calls (`unit`), a bar for each side.
 
+    Of each side, 95 % have at most `p95`.
+    """
+
+    unit: str
+    p95: tuple[float, ...]
     x_ticks: tuple[Tick, ...]
     y_ticks: tuple[Tick, ...]
     bars: tuple[Bar, ...]
@@ -124,29 +132,35 @@ def scatter(rows: Sequence[Row], side: int, quadrants: Counter[tuple[int, int]])
     )
 
 
-def turns_histogram(comparison: Comparison) -> Histogram:
-    """How many turns the rollouts of each side take."""
-    counts = [
-        Counter(min(MOST_TURNS, len(rollout.turns)) for row in comparison.rows for rollout in row.rollouts[side])
+def histogram(comparison: Comparison, metric: Literal["turns", "tool_calls"]) -> Histogram:
+    """How many turns or calls the rollouts of each side take: the tail, which a mean hides."""
+    unit = "turn" if metric == "turns" else "call"
+    value_of = MEASURES[metric]
+    found = [
+        [int(value_of(rollout)) for row in comparison.rows for rollout in row.rollouts[side]]
         for side in range(len(comparison.sides))
     ]
+    counts = [Counter(min(MOST, value) for value in values) for values in found]
     first, last = min(min(count) for count in counts), max(max(count) for count in counts)
     most = _round_up(max(max(count.values()) / count.total() for count in counts))
     slot = (WIDTH - LEFT - RIGHT) / (last - first + 1)
     width = min(36.0, 0.8 * slot / len(counts))
-    bottom, unit = HEIGHT - BOTTOM, (HEIGHT - BOTTOM - TOP) / most
+    bottom, height = HEIGHT - BOTTOM, (HEIGHT - BOTTOM - TOP) / most
     bars = []
-    for turns in range(first, last + 1):
-        middle = LEFT + (turns - first + 0.5) * slot
+    for value in range(first, last + 1):
+        middle = LEFT + (value - first + 0.5) * slot
         for side, count in enumerate(counts):
-            share = count[turns] / count.total()
+            share = count[value] / count.total()
             x = middle + (side - len(counts) / 2) * width
-            title = f"{comparison.sides[side].label}: {share:.0%} take {_turns(turns)}"
-            bars.append(Bar(x, bottom - share * unit, width - 1, share * unit, side, title))
+            title = f"{comparison.sides[side].label}: {share:.0%} take {_number(value)} {unit}{'s' * (value != 1)}"
+            bars.append(Bar(x, bottom - share * height, width - 1, share * height, side, title))
     step = max(1, math.ceil((last - first + 1) / 12))
-    x_ticks = [Tick(LEFT + (t - first + 0.5) * slot, _number(t)) for t in range(first, last + 1, step)]
-    y_ticks = [Tick(bottom - f * most * unit, f"{f * most:.0%}") for f in (0.0, 0.5, 1.0)]
-    return Histogram(tuple(x_ticks), tuple(y_ticks), tuple(bar for bar in bars if bar.height))
+    x_ticks = [Tick(LEFT + (v - first + 0.5) * slot, _number(v)) for v in range(first, last + 1, step)]
+    y_ticks = [Tick(bottom - f * most * height, f"{f * most:.0%}") for f in (0.0, 0.5, 1.0)]
+    kept = tuple(bar for bar in bars if bar.height)
+    return Histogram(
+        f"{unit}s", tuple(float(np.percentile(values, 95)) for values in found), tuple(x_ticks), tuple(y_ticks), kept
+    )
 
 
 def interval_bar(interval: Interval) -> IntervalBar | None:
@@ -162,12 +176,8 @@ def interval_bar(interval: Interval) -> IntervalBar | None:
     return IntervalBar(middle, at(interval.low), at(interval.high), at(interval.mean))
 
 
-def _number(turns: int) -> str:
-    return f"{turns}+" if turns == MOST_TURNS else str(turns)
-
-
-def _turns(turns: int) -> str:
-    return f"{_number(turns)} turn{'s' * (turns != 1)}"
+def _number(value: int) -> str:
+    return f"{value}+" if value == MOST else str(value)
 
 
 def _round_up(value: float) -> float:

@@ -15,7 +15,7 @@ from rich.console import Console
 from cluster.preflight.resumed import digests_of
 from cluster.records.redact import plain
 from cluster.records.run_folder import RunFolder
-from cluster.views.comparison.charts import interval_bar, scatter, turns_histogram
+from cluster.views.comparison.charts import histogram, interval_bar, scatter
 from cluster.views.comparison.compare import MEASURES, NO_TOOL, Change, Comparison, Side, compare_sides, comparison_json
 from cluster.views.comparison.page import write_page, write_png
 from cluster.views.comparison.sides import recorded_evaluation, sides_of
@@ -196,7 +196,7 @@ def test_a_page_has_the_traces_and_an_image_has_not(tmp_path: Path) -> None:
     write_png(comparison, tmp_path / "page.png", ("none-such", str(browser)))
     page, image = (tmp_path / "page.html").read_text(), (tmp_path / "page.png").read_text()
     assert "trace_r1_0" in page and "trace_r1_0" not in image
-    assert page.count("<svg viewBox") == image.count("<svg viewBox") == 3, "two of rows, one of turns"
+    assert page.count("<svg viewBox") == image.count("<svg viewBox") == 4, "two of rows, one of calls, one of turns"
     with pytest.raises(UserError, match="install Chromium"):
         write_png(comparison, tmp_path / "page.png", ("none-such",))
     with pytest.raises(UserError, match=r"cannot write .*: Is a directory; choose another file"):
@@ -209,10 +209,19 @@ def test_charts_hold_all_rows_within_their_bounds() -> None:
     plot = scatter(comparison.rows, 1, against.quadrants)
     assert len(plot.dots) == 10 and all(0 < dot.x < 560 and 0 < dot.y < 340 for dot in plot.dots)
     assert {corner.text for corner in plot.corners} >= {"reward up, fewer calls: 0"}
-    assert [bar.side for bar in turns_histogram(comparison).bars] == [0, 1]
+    assert [bar.side for bar in histogram(comparison, "turns").bars] == [0, 1]
     assert interval_bar(Interval(1.0, math.nan, math.nan, 1)) is None
     bar = interval_bar(Interval(0.5, 0.25, 1.0, 40))
     assert bar is not None and bar.zero < bar.low < bar.mean < bar.high <= 150
+
+
+def test_the_tail_of_calls_is_drawn_for_each_side() -> None:
+    long, short = [("search", "{}")] * 16, [("search", "{}")] * 2
+    before = side("a", group_of("r1", [0.0], long), group_of("r2", [0.0], short[:1]))
+    after = side("b", group_of("r1", [1.0], short), group_of("r2", [1.0], short))
+    calls = histogram(compare_sides([before, after], 2), "tool_calls")
+    assert [bar.title for bar in calls.bars] == ["a: 50% take 1 call", "b: 100% take 2 calls", "a: 50% take 16 calls"]
+    assert calls.p95 == pytest.approx((15.25, 2))
 
 
 # -- where it comes from -----------------------------------------------------------------------------------------------

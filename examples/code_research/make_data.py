@@ -1,0 +1,161 @@
+"""Writes the rows in `data/`: `python -m examples.code_research.make_data [FOLDER]`.
+
+The files are the same every time for one minor version of Python, which each row names. With another one, write rows of
+your own: defaults and methods change between versions, and facts must be those of the library that the tools read.
+`--warm-start FILE` writes conversations instead. They quote the library of this machine, so they are not in `data/`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from examples.code_research.library import TOOLS, Library
+from examples.code_research.questions import Part, parts_of
+
+DATA: Final = Path(__file__).parent / "data"
+NUM_STEP: Final = 8
+NUM_WARM_START: Final = 16
+PER_FILE: Final = 6
+PER_PACKAGE: Final = 28
+MAX_SOURCE_CHARS: Final = 100_000
+"""Larger files would take most of the time."""
+READ_LINES: Final = 15
+SYSTEM: Final = {
+    "role": "system",
+    "content": "Answer from the sources of Python's standard library; read them with the tools. "
+    "Your answer is a list of `name: value`, one a line, and nothing else.",
+}
+SIMILAR: Final = ("ctypes/macholib/", "encodings/", "distutils/", "tkinter/", "turtle")
+DIFFERS: Final = ("_", "antigravity", "config-", "datetime", "site.py", "sysconfig", "this.py")
+"""By platform and build, or from what is imported, which is written in C."""
+REMOVED: Final = (
+    *("aifc", "asynchat", "asyncore", "cgi", "chunk", "crypt", "imghdr", "imp.", "mailcap", "nntplib", "pipes"),
+    *("smtpd", "sndhdr", "sunau", "telnetlib", "uu.", "xdrlib"),
+)
+"""By newer versions."""
+SECURED: Final = ("email/", "html/", "http/", "ipaddress", "ssl", "tarfile", "urllib/", "xml/", "zipfile")
+"""Security releases of one minor version change their parameters."""
+LEFT_OUT: Final = SIMILAR + DIFFERS + REMOVED + SECURED
+Split = Literal["train", "test"]
+NUM_ROWS: Final[dict[Split, int]] = {"train": 240, "test": 100}
+Task = tuple[str, tuple[Part, ...]]
+"""Path and parts."""
+
+
+def module_of(path: str) -> str:
+    """`json.decoder` of `json/decoder.py`."""
+    return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+def split_of(path: str) -> Split:
+    """Training or test, by the package: files of a package cite each other, so they stay together."""
+    package = module_of(path).partition(".")[0]
+    return "test" if _digest(package)[0] % 3 == 0 else "train"
+
+
+def row(path: str, parts: Sequence[Part]) -> dict[str, Any]:
+    """A task. Tools and grader get all of it as `item`."""
+    facts = [{"name": fact.name, "value": fact.value} for part in parts for fact in part.facts]
+    return {
+        "messages": [SYSTEM, {"role": "user", "content": " ".join(part.text(module_of(path)) for part in parts)}],
+        "tools": [tool.schema() for tool in TOOLS.values()],
+        "facts": facts,
+        "kinds": [part.kind for part in parts],
+        "module": module_of(path),
+        "python": f"{sys.version_info[0]}.{sys.version_info[1]}",
+    }
+
+
+def tasks(library: Library, split: Split) -> Iterator[Task]:
+    """All tasks of a split, file by file: every other one has two parts of different kinds if the file has them."""
+    taken = Counter[str]()
+    for path in sorted(library.files, key=_digest):
+        package = path.partition("/")[0]
+        if path.startswith(LEFT_OUT) or split_of(path) != split or taken[package] >= PER_PACKAGE:
+            continue
+        source = library.files[path]
+        parts = list(parts_of(source)) if len(source) <= MAX_SOURCE_CHARS else []
+        parts.sort(key=lambda part: _digest(f"{path} {part.kind} {part.subject}"))  # others stay if one is added
+        for number, part in enumerate(parts[:PER_FILE]):
+            others = [
+                other for other in parts[PER_FILE:] if other.kind != part.kind and not _names(other) & _names(part)
+            ]
+            taken[package] += 1
+            yield path, (part, *others[:1]) if number % 2 else (part,)
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.sha256(text.encode()).digest()
+
+
+def _names(part: Part) -> set[str]:
+    return {fact.name for fact in part.facts}
+
+
+def conversation(library: Library, path: str, parts: Sequence[Part]) -> dict[str, Any]:
+    """A row for the warm start: an agent searches, reads the lines and answers."""
+    (part,) = parts
+    task = row(path, parts)
+    query = f"{module_of(path).rpartition('.')[2]} {part.names[0]}"
+    source = {"path": path, "start": part.line, "end": part.line + READ_LINES}
+    for number, (tool, arguments) in enumerate((("search", {"query": query}), ("retrieve", source))):
+        call = {"name": tool, "arguments": json.dumps(arguments)}
+        asked = {"id": f"call_{number}", "type": "function", "function": call}
+        output = TOOLS[tool].call(library, arguments)
+        task["messages"] += [
+            {"role": "assistant", "content": None, "tool_calls": [asked]},
+            {"role": "tool", "tool_call_id": asked["id"], "content": output},
+        ]
+    answer = "\n".join(f"{fact.name}: {fact.value}" for fact in part.facts)
+    return {"messages": [*task["messages"], {"role": "assistant", "content": answer}], "tools": task["tools"]}
+
+
+def write_data(folder: Path, library: Library) -> None:
+    """Write the tasks for training, test and the step on two cores; the folder is created if necessary."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for split, num_rows in NUM_ROWS.items():
+        some = list(islice(tasks(library, split), num_rows))
+        some.sort(key=lambda task: _digest(f"{task[0]} {task[1][0].kind} {task[1][0].subject}"))
+        _write(folder / f"{split}.jsonl", [row(*task) for task in some])
+    short = islice(filter(_is_short, tasks(library, "train")), NUM_STEP)
+    _write(folder / "step.jsonl", [row(*task) for task in short])
+
+
+def write_warm_start(path: Path, library: Library) -> None:
+    """Write conversations about files of the training's packages that its rows do not ask about."""
+    others = islice(tasks(library, "train"), NUM_ROWS["train"] + PER_FILE, None)
+    some = islice(filter(_is_short, others), NUM_WARM_START)
+    _write(path, [conversation(library, *task) for task in some])
+
+
+def _write(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def _is_short(task: Task) -> bool:
+    """Whether a question has one part, which the first lines of a definition answer."""
+    _, parts = task
+    return len(parts) == 1 and parts[0].kind == "parameters"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m examples.code_research.make_data", description=__doc__)
+    parser.add_argument("folder", nargs="?", type=Path, default=DATA, help="default: data/")
+    parser.add_argument("--warm-start", type=Path, metavar="FILE", help="write conversations to this file instead")
+    options = parser.parse_args()
+    if options.warm_start is not None:
+        write_warm_start(options.warm_start, Library())
+    else:
+        write_data(options.folder, Library())
+
+
+if __name__ == "__main__":
+    main()
