@@ -244,6 +244,16 @@ async def test_the_whole_validation_file_is_graded_before_the_first_step_and_at_
     assert [event.step for event in made.sink.of(Evaluated)] == [0, 2, 4, 6]
 
 
+@pytest.mark.parametrize(("given", "used"), [(None, 1.0), (0.0, 0.0)])
+async def test_validations_may_sample_at_a_temperature_of_their_own(
+    tmp_path: Path, given: float | None, used: float
+) -> None:
+    run = Made(tmp_path, eval_temperature=given)
+    await run.loop.run()
+    found = {request.purpose: request.temperature for _, request in run.rollouts.requests}
+    assert found == {"train": 1.0, "validation": used}
+
+
 async def test_the_best_three_checkpoints_and_the_last_are_kept(tmp_path: Path) -> None:
     scores = {1: 0.9, 2: 0.8, 3: 0.1, 4: 0.7, 5: 0.2, 6: 0.3}
 
