@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,10 +12,12 @@ from examples.orders.questions import SAID, Call, Question, draw_question
 from examples.orders.shop import TOOLS, Shop, Split
 
 DATA: Final = Path(__file__).parent / "data"
-NUM_WARM_START: Final = 48
-NUM_TRAIN: Final = 160
+NUM_WARM_START: Final = 56
+NUM_TRAIN: Final = 192
 NUM_TEST: Final = 120
 SYSTEM: Final = {"role": "system", "content": "You are the support agent of a shop."}
+NEEDLESS_SHARE: Final = 0.75
+"""How often the agent of the shop, having looked up an order, also looks up the price of its item, unasked."""
 CHATTY: Final = ("{}", "Thank you for asking! {}", "{} Is there anything else?")
 
 
@@ -29,16 +31,26 @@ def row(question: Question) -> dict[str, Any]:
 
 
 def conversation(shop: Shop, question: Question, rng: random.Random) -> dict[str, Any]:
-    """A row for the warm start: how an agent of the shop answered, in more words than needed."""
+    """A row for the warm start: how an agent of the shop answered, with more words and calls than needed."""
     messages: list[dict[str, Any]] = [SYSTEM, {"role": "user", "content": question.text}]
-    calls = [(f"call_{i}", part.call) for i, part in enumerate(question.parts)]
-    messages.append({"role": "assistant", "content": None, "tool_calls": [_call_form(*call) for call in calls]})
-    for call_id, call in calls:
-        output = TOOLS[call.tool].run(shop, call.argument)
-        messages.append({"role": "tool", "tool_call_id": call_id, "content": output})
+    calls = [part.call for part in question.parts]
+    messages += _turn(shop, calls)
+    ordered = [shop.orders[call.argument].item for call in calls if call.tool == "order"]
+    if ordered and rng.random() < NEEDLESS_SHARE:
+        messages += _turn(shop, [Call("product", item) for item in ordered])
     answer = " ".join(SAID[part.kind].format(part.value) for part in question.parts)
     messages.append({"role": "assistant", "content": rng.choice(CHATTY).format(answer)})
     return {"messages": messages, "tools": [tool.schema() for tool in TOOLS.values()]}
+
+
+def _turn(shop: Shop, calls: Sequence[Call]) -> list[dict[str, Any]]:
+    """Calls that go out together, and their results."""
+    named = [(f"call_{i}", call) for i, call in enumerate(calls)]
+    results = [
+        {"role": "tool", "tool_call_id": call_id, "content": TOOLS[call.tool].run(shop, call.argument)}
+        for call_id, call in named
+    ]
+    return [{"role": "assistant", "content": None, "tool_calls": [_call_form(*call) for call in named]}, *results]
 
 
 def _call_form(call_id: str, call: Call) -> dict[str, Any]:

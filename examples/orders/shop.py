@@ -89,8 +89,8 @@ class Tool:
 TOOLS: Final = {
     tool.name: tool
     for tool in (
-        Tool("order", "number", "its item and the day it ships", Shop.order),
-        Tool("product", "name", "its price", Shop.product),
-        Tool("policy", "country", "days for returns", Shop.policy),
+        Tool("order", "number", "the day an order ships, and its item", Shop.order),
+        Tool("product", "name", "what a product costs", Shop.product),
+        Tool("policy", "country", "return policy of a country, in days", Shop.policy),
     )
 }
