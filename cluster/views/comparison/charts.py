@@ -127,7 +127,9 @@ def scatter(rows: Sequence[Row], side: int, quadrants: Counter[tuple[int, int]])
 def turns_histogram(comparison: Comparison) -> Histogram:
     """How many turns the rollouts of each side take."""
     counts = [
-        Counter(min(MOST_TURNS, len(rollout.turns)) for row in comparison.rows for rollout in row.rollouts[side])
+        Counter(
+            min(MOST_TURNS, int(rollout.measures["turns"])) for row in comparison.rows for rollout in row.rollouts[side]
+        )
         for side in range(len(comparison.sides))
     ]
     first, last = min(min(count) for count in counts), max(max(count) for count in counts)
