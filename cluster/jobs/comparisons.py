@@ -11,14 +11,14 @@ from typing import Any
 
 from cluster.records.redact import plain
 from cluster.records.run_folder import RunFolder
-from cluster.views.comparison.compare import Side, compare_sides, comparison_json
+from cluster.views.comparison.compare import compare_sides, comparison_json
+from cluster.views.comparison.side import Side, read_side
 from cluster.views.comparison.sides import FILES, evaluations_of, file_of_all
 from trainer.errors import RftError, UserError
 from trainer.types import Evaluation
 
 SHOWN_ROWS = 10
 """Rows that gained and lost most."""
-QUESTION_CHARS = 300
 
 
 class Comparing(RftError):
@@ -74,7 +74,7 @@ class Comparisons:
             comparison = compare_sides(self._sides(wanted), SHOWN_ROWS)
             found = comparison_json(comparison)
             for row, compared in zip(found["rows"], comparison.rows, strict=True):
-                row["question"] = compared.question[:QUESTION_CHARS]
+                row["question"] = compared.question
         finally:
             self._comparing.release()
         finite: dict[str, Any] = json.loads(json.dumps(plain(found)), parse_constant=lambda _: None)
@@ -90,12 +90,14 @@ def _side(wanted: Wanted, run: RunFolder, file: str) -> Side:
     of_file = evaluations_of(run, file)
     names = [name for one in FILES for name in evaluations_of(run, one)]
     name = wanted.name or (of_file[-1] if of_file else None)
-    groups = run.read_groups(name) if name in names else []
-    if name is None or not groups:
+    side = None
+    if name is not None and name in names:
+        side = read_side(f"{wanted.job_id}:{name}", wanted.job_id, run, name)
+    if side is None or not side.rows:
         what = f"no whole evaluation {name}" if name else f"no evaluation of its {file}"
         has = f"it has {', '.join(names)}" if names else "it has none yet: they come with validations and a test file"
         raise NoSuchEvaluation(f"{wanted.job_id} has {what}; {has}")
-    return Side(f"{wanted.job_id}:{name}", wanted.job_id, name, groups)
+    return side
 
 
 def _figures(evaluation: Evaluation | None) -> dict[str, Any]:

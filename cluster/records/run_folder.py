@@ -25,7 +25,7 @@ import sqlite3
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
@@ -35,7 +35,8 @@ from cluster.records.redact import plain, public_job
 from cluster.records.retention import trim
 from cluster.records.rollout_index import RolloutIndex
 from trainer.data.durable import write_durably
-from trainer.data.rollout_files import ROLLOUTS_SUFFIX, read_groups, write_groups
+from trainer.data.rollout_files import ROLLOUTS_SUFFIX, LineReader, Place, read_groups, read_outcomes, write_groups
+from trainer.data.rollout_json import outcome_from_json
 from trainer.errors import UserError
 from trainer.events import VALIDATION, Evaluated, StepDone
 from trainer.loop.checkpoint import latest_checkpoint
@@ -43,7 +44,7 @@ from trainer.run_events import RunEvent, evaluation_of
 from trainer.spec.job import JobSpec
 from trainer.spec.operator import RecordLimits
 from trainer.spec.plan import Plan
-from trainer.types import Evaluation, Group
+from trainer.types import Discarded, Evaluation, Group, GroupRequest, Rollout
 
 DRAWS = "ready"
 """The names of rollout files of a look before training begin so."""
@@ -230,6 +231,20 @@ class RunFolder:
             FileNotFoundError: No rollouts of that name were written.
         """
         return read_groups(self._rollouts(name))
+
+    def read_outcomes(self, name: str) -> Iterator[tuple[Place, GroupRequest, Rollout | Discarded | None]]:
+        """The same in constant memory: each request with None, then with each of its outcomes."""
+        return read_outcomes(self._rollouts(name))
+
+    def outcome_at(self, name: str, place: Place) -> Rollout | Discarded:
+        """The outcome at a place that `read_outcomes` gave.
+
+        Raises:
+            FileNotFoundError: The file is gone.
+            OtherFile: It was written again.
+        """
+        with closing(LineReader()) as reader:
+            return outcome_from_json(reader.read(self._rollouts(name), place))
 
 
 def _append_line(path: Path, line: bytes) -> None:

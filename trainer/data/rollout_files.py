@@ -114,6 +114,25 @@ def read_groups(path: Path) -> list[Group]:
     return [Group(request, tuple(rollouts), tuple(lost), wall_s) for request, wall_s, rollouts, lost in found]
 
 
+def read_outcomes(path: Path) -> Iterator[tuple[Place, GroupRequest, Rollout | Discarded | None]]:
+    """Each request with None, then with each of its outcomes, and the places of their lines, in constant memory.
+
+    Raises what `read_groups` raises, after the last whole line.
+    """
+    request: GroupRequest | None = None
+    try:
+        for place, line in read_lines(path):
+            if line["kind"] == "group":
+                request, _ = request_of(line)
+                yield place, request, None
+            elif request is None:
+                raise ValueError("a rollout without a group")
+            else:
+                yield place, request, outcome_from_json(line)
+    except UNREADABLE as error:
+        raise _damaged(path) from error
+
+
 def request_of(line: dict[str, Any]) -> tuple[GroupRequest, float]:
     """The request of a group's line, and how long the group took."""
     values = {name: value for name, value in line.items() if name not in ("kind", "format", "wall_s")}

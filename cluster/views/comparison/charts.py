@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from cluster.views.comparison.compare import CALLS, MEASURES, REWARD, Comparison, Row
+from cluster.views.comparison.compare import CALLS, REWARD, Comparison, Row
 from trainer.metrics.intervals import Interval
 
 WIDTH, HEIGHT = 560, 340
@@ -135,9 +135,8 @@ def scatter(rows: Sequence[Row], side: int, quadrants: Counter[tuple[int, int]])
 def histogram(comparison: Comparison, metric: Literal["turns", "tool_calls"]) -> Histogram:
     """How many turns or calls the rollouts of each side take: the tail, which a mean hides."""
     unit = "turn" if metric == "turns" else "call"
-    value_of = MEASURES[metric]
     found = [
-        [int(value_of(rollout)) for row in comparison.rows for rollout in row.rollouts[side]]
+        [int(rollout.measures[metric]) for row in comparison.rows for rollout in row.rollouts[side]]
         for side in range(len(comparison.sides))
     ]
     counts = [Counter(min(MOST, value) for value in values) for values in found]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from cluster.records.run_folder import RunFolder
-from cluster.views.comparison.compare import Change, Side, compare_sides
+from cluster.views.comparison.compare import Change, compare_sides
+from cluster.views.comparison.side import Side, read_side
 from trainer.errors import UserError
 from trainer.events import FewerCalls
 from trainer.loop.checkpoint import best_checkpoint, checkpoints_in
@@ -49,4 +50,4 @@ def _name(step: int) -> str:
 
 
 def _side(run: RunFolder, step: int) -> Side:
-    return Side(f"step {step}", str(run.path), _name(step), run.read_groups(_name(step)))
+    return read_side(f"step {step}", str(run.path), run, _name(step))

@@ -6,30 +6,20 @@ What has no finite grade and reward is as good as not graded. Intervals are thos
 
 from __future__ import annotations
 
-import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, Literal
 
 import numpy as np
 
+from cluster.views.comparison.side import MEASURES, Brief, Graded, Side
 from trainer.errors import UserError
 from trainer.metrics import EVALUATION
 from trainer.metrics.intervals import GRADES, Interval, paired_bootstrap
-from trainer.types import Group, Rollout, Task
 
 Verdict = Literal["better", "worse", "unclear", "same"]
-MEASURES: Mapping[str, Callable[[Rollout], float]] = {
-    "grade": lambda rollout: rollout.grade.value,
-    "reward": lambda rollout: rollout.reward,
-    "busy_s": lambda rollout: rollout.busy_s,
-    "completion_tokens": lambda rollout: float(rollout.num_sampled),
-    "tool_calls": lambda rollout: float(len(rollout.calls)),
-    "turns": lambda rollout: float(len(rollout.turns)),
-}
-"""What is compared of a rollout, by the names of EVALUATION."""
 NO_TOOL = "(none)"
 """The first and last tool of a rollout without calls."""
 REWARD: Mapping[int, str] = {1: "reward up", 0: "same reward", -1: "reward down"}
@@ -40,27 +30,13 @@ EQUAL = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
-    """One evaluation: how the user named it, where it is recorded, and its rollouts."""
-
-    label: str
-    run: str
-    name: str
-    groups: Sequence[Group]
-
-
-@dataclass(frozen=True, slots=True)
 class Row:
     """A row that all sides have graded: its rollouts at each side, and the means of their MEASURES."""
 
-    task: Task
-    rollouts: tuple[tuple[Rollout, ...], ...]
+    row_id: str
+    question: str
+    rollouts: tuple[tuple[Brief, ...], ...]
     means: tuple[Mapping[str, float], ...]
-
-    @property
-    def question(self) -> str:
-        """The last message of the prompt, which is the user's."""
-        return str(self.task.messages[-1].get("content") or "")
 
     def change(self, name: str, side: int) -> float:
         """From the first side to another one."""
@@ -101,10 +77,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """How the rollouts of a side use a tool: calls per rollout, shares of failed and repeated calls and of rollouts.
-
-    A call is repeated if its rollout has called the same tool with the same arguments before.
-    """
+    """How the rollouts of a side use a tool: calls per rollout, shares of failed and repeated calls and of rollouts."""
 
     calls: float
     failed: float
@@ -164,12 +137,12 @@ def compare_sides(sides: Sequence[Side], num_shown: int) -> Comparison:
     Raises:
         UserError: No row was graded at all sides.
     """
-    found = [_by_row(side.groups) for side in sides]
+    found = [side.rows for side in sides]
     shared = [row_id for row_id in found[0] if all(row_id in rows for rows in found)]
     graded = [row_id for row_id in shared if all(rows[row_id].rollouts for rows in found)]
     if not graded:
         raise _nothing_shared(sides, found, shared)
-    rows = tuple(_row([rows[row_id] for rows in found]) for row_id in graded)
+    rows = tuple(_row(row_id, [rows[row_id] for rows in found]) for row_id in graded)
     return Comparison(
         sides=tuple(sides),
         rows=rows,
@@ -180,7 +153,7 @@ def compare_sides(sides: Sequence[Side], num_shown: int) -> Comparison:
     )
 
 
-def _nothing_shared(sides: Sequence[Side], found: Sequence[Mapping[str, Group]], shared: Sequence[str]) -> UserError:
+def _nothing_shared(sides: Sequence[Side], found: Sequence[Mapping[str, Graded]], shared: Sequence[str]) -> UserError:
     counts = "; ".join(
         f"{side.label} has {len(rows)} rows ({side.name})" for side, rows in zip(sides, found, strict=True)
     )
@@ -193,21 +166,10 @@ def _nothing_shared(sides: Sequence[Side], found: Sequence[Mapping[str, Group]],
     )
 
 
-def _by_row(groups: Sequence[Group]) -> dict[str, Group]:
-    """Each row's group, without rollouts that have no finite grade; groups of one row are one."""
-    rows: dict[str, Group] = {}
-    for group in groups:
-        finite = tuple(r for r in group.rollouts if math.isfinite(r.grade.value) and math.isfinite(r.reward))
-        row_id = group.request.task.row_id
-        before = rows[row_id].rollouts if row_id in rows else ()
-        rows[row_id] = replace(group, rollouts=before + finite)
-    return rows
-
-
-def _row(groups: Sequence[Group]) -> Row:
-    rollouts = tuple(group.rollouts for group in groups)
-    means = tuple({name: fmean(map(of, side)) for name, of in MEASURES.items()} for side in rollouts)
-    return Row(groups[0].request.task, rollouts, means)
+def _row(row_id: str, graded: Sequence[Graded]) -> Row:
+    rollouts = tuple(one.rollouts for one in graded)
+    means = tuple({name: fmean(brief.measures[name] for brief in side) for name in MEASURES} for side in rollouts)
+    return Row(row_id, graded[0].question, rollouts, means)
 
 
 # -- against the first side --------------------------------------------------------------------------------------------
@@ -246,37 +208,25 @@ def _sign(value: float) -> int:
 
 def _summary(rows: Sequence[Row], side: int) -> Summary:
     rollouts = [rollout for row in rows for rollout in row.rollouts[side]]
-    repeats = [_repeated(rollout) for rollout in rollouts]
     return Summary(
         num_rollouts=len(rollouts),
         means={name: fmean(row.means[side][name] for row in rows) for name in MEASURES},
-        turns_p95=float(np.percentile([len(rollout.turns) for rollout in rollouts], 95)),
-        busy_p95_s=float(np.percentile([rollout.busy_s for rollout in rollouts], 95)),
-        repeated=sum(found.total() for found in repeats) / len(rollouts),
-        tools=_tools(rollouts, repeats),
+        turns_p95=float(np.percentile([rollout.measures["turns"] for rollout in rollouts], 95)),
+        busy_p95_s=float(np.percentile([rollout.measures["busy_s"] for rollout in rollouts], 95)),
+        repeated=sum(len(rollout.repeated) for rollout in rollouts) / len(rollouts),
+        tools=_tools(rollouts),
     )
 
 
-def _repeated(rollout: Rollout) -> Counter[str]:
-    """Calls of each tool that the rollout has made before, with the same arguments."""
-    calls = Counter((call.name, call.arguments) for call in rollout.calls)
-    repeated: Counter[str] = Counter()
-    for (name, _), times in calls.items():
-        repeated[name] += times - 1
-    return repeated
-
-
-def _tools(rollouts: Sequence[Rollout], repeats: Sequence[Counter[str]]) -> dict[str, ToolUse]:
+def _tools(rollouts: Sequence[Brief]) -> dict[str, ToolUse]:
     counts: dict[str, Counter[str]] = defaultdict(Counter)
-    for rollout, repeated in zip(rollouts, repeats, strict=True):
-        names = [call.name for call in rollout.calls] or [NO_TOOL]
+    for rollout in rollouts:
+        names = rollout.calls or (NO_TOOL,)
         counts[names[0]]["first"] += 1
         counts[names[-1]]["last"] += 1
-        for call, result in zip(rollout.calls, rollout.results, strict=True):
-            counts[call.name]["calls"] += 1
-            counts[call.name]["failed"] += result.error is not None
-        for name, times in repeated.items():
-            counts[name]["repeated"] += times
+        for kind, called in (("calls", rollout.calls), ("failed", rollout.failed), ("repeated", rollout.repeated)):
+            for name in called:
+                counts[name][kind] += 1
     n = len(rollouts)
     return {
         name: ToolUse(
@@ -326,14 +276,14 @@ def _against_json(against: Against) -> dict[str, Any]:
             {"reward": words[reward], "tool_calls": words[calls], "rows": count}
             for (reward, calls), count in sorted(against.quadrants.items(), reverse=True)
         ],
-        "gained": [row.task.row_id for row in against.gained],
-        "lost": [row.task.row_id for row in against.lost],
+        "gained": [row.row_id for row in against.gained],
+        "lost": [row.row_id for row in against.lost],
     }
 
 
 def _row_json(row: Row) -> dict[str, Any]:
     sides = zip(row.means, row.rollouts, strict=True)
     return {
-        "row_id": row.task.row_id,
+        "row_id": row.row_id,
         "sides": [dict(means) | {"trace_ids": [r.trace_id for r in rollouts]} for means, rollouts in sides],
     }

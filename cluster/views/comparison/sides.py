@@ -16,7 +16,7 @@ from typing import Any, Final
 from cluster.preflight.contents import digest_of
 from cluster.records.redact import plain, public_job
 from cluster.records.run_folder import RunFolder
-from cluster.views.comparison.compare import Side
+from cluster.views.comparison.side import Side, read_side
 from cluster.views.live import safe_text
 from trainer.errors import UserError
 from trainer.spec.job import JobSpec
@@ -99,9 +99,10 @@ def _side(label: str, run: RunFolder, name: str | None, file: str) -> Side:
         name = f"{counted[1]}-{int(counted[2]):06d}"
     if name not in names:
         raise UserError(f"{run.path} has no rollouts named {name!r}; it has {', '.join(sorted(names)) or 'none'}")
-    if not (groups := run.read_groups(name)):
+    side = read_side(label, str(run.path), run, name)
+    if not side.rows:
         raise UserError(f"the rollouts {name} of {run.path} are damaged: there is no whole row; evaluate again")
-    return Side(label, str(run.path), name, groups)
+    return side
 
 
 def evaluations_of(run: RunFolder, file: str) -> list[str]:

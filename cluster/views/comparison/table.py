@@ -10,9 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from cluster.views.comparison.compare import CALLS, REWARD, Against, Comparison, Row, Verdict
+from cluster.views.comparison.side import Brief
 from cluster.views.live import safe_text
 from cluster.views.traces import cut
-from trainer.types import Rollout
 
 STYLES: Mapping[Verdict, str] = {"better": "green", "worse": "red", "unclear": "yellow", "same": "dim"}
 SHOWN_IDS = 5
@@ -109,12 +109,12 @@ def _tools(comparison: Comparison) -> Table:
     return table
 
 
-def path_of(rollout: Rollout) -> str:
+def path_of(rollout: Brief) -> str:
     """The tools of a rollout in order, equal ones that follow each other as one: `search x2 → cat → answer`."""
     steps: list[tuple[str, int]] = []
-    for call in rollout.calls:
-        times = steps.pop()[1] + 1 if steps and steps[-1][0] == call.name else 1
-        steps.append((call.name, times))
+    for name in rollout.calls:
+        times = steps.pop()[1] + 1 if steps and steps[-1][0] == name else 1
+        steps.append((name, times))
     return " → ".join([*(name + (f" x{times}" if times > 1 else "") for name, times in steps), "answer"])
 
 
@@ -124,14 +124,14 @@ def _print_rows(console: Console, heading: str, rows: tuple[Row, ...], number: i
     console.print(Text(heading, style="bold"))
     for row in rows:
         question = " ".join(row.question.split())
-        console.print(Text(safe_text(f"  row {row.task.row_id}: {cut(question, QUESTION_CHARS)}")), soft_wrap=True)
+        console.print(Text(safe_text(f"  row {row.row_id}: {cut(question, QUESTION_CHARS)}")), soft_wrap=True)
         for at in (0, number):
             rollout, means = row.rollouts[at][0], row.means[at]
             facts = f"reward {means['reward']:.3f}, {means['tool_calls']:.1f} calls"
-            answer = cut(" ".join(rollout.answer.split()), ANSWER_CHARS)
+            answer = cut(" ".join(rollout.whole().answer.split()), ANSWER_CHARS)
             line = f"    {comparison.sides[at].label}: {facts}; {path_of(rollout)}: {answer}"
             console.print(Text(safe_text(line), style="dim"), soft_wrap=True)
             run, name = comparison.sides[at].run, comparison.sides[at].name
-    shown = f"agent-rft traces {run} --name {name} --row {rows[0].task.row_id}"
+    shown = f"agent-rft traces {run} --name {name} --row {rows[0].row_id}"
     console.print(Text(safe_text(f"  whole traces: {shown}"), style="dim"), soft_wrap=True)
     console.print()

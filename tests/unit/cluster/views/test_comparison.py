@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,9 @@ from cluster.preflight.resumed import digests_of
 from cluster.records.redact import plain
 from cluster.records.run_folder import RunFolder
 from cluster.views.comparison.charts import histogram, interval_bar, scatter
-from cluster.views.comparison.compare import MEASURES, NO_TOOL, Change, Comparison, Side, compare_sides, comparison_json
+from cluster.views.comparison.compare import NO_TOOL, Change, Comparison, compare_sides, comparison_json
 from cluster.views.comparison.page import write_page, write_png
+from cluster.views.comparison.side import MEASURES, Side, rows_of
 from cluster.views.comparison.sides import recorded_evaluation, sides_of
 from cluster.views.comparison.table import print_comparison
 from tests.support.builders import group_request, rollout, task
@@ -28,7 +30,7 @@ from trainer.events import Evaluated
 from trainer.loop.evaluate import summarize
 from trainer.metrics.intervals import Interval, paired_bootstrap
 from trainer.spec.plan import resolve
-from trainer.types import Group, ToolCall, ToolResult, Turn
+from trainer.types import Group, Rollout, ToolCall, ToolResult, Turn
 
 BROWSER = """#!/bin/sh
 for a; do case $a in --screenshot=*) out=${a#*=};; file:*) in=${a#file://};; esac; done
@@ -59,7 +61,13 @@ def group_of(row: str, rewards: Sequence[float], calls: Sequence[tuple[str, str]
 
 
 def side(label: str, *groups: Group) -> Side:
-    return Side(label, f"runs/{label}", "test-after", groups)
+    found = [(g.request, r, partial(_itself, r)) for g in groups for r in (*g.rollouts, None)]
+    return Side(label, f"runs/{label}", "test-after", rows_of(found))
+
+
+def _itself(rollout: Rollout | None) -> Rollout:
+    assert rollout is not None
+    return rollout
 
 
 def compared(before: Mapping[str, Sequence[float]], *others: Mapping[str, Sequence[float]]) -> Comparison:
@@ -91,7 +99,7 @@ def test_a_row_counts_once_by_the_mean_of_its_samples() -> None:
 
 def test_rows_of_one_side_and_rows_without_a_grade_are_named_and_not_compared() -> None:
     comparison = compared({"r1": [0.0], "r2": [1.0], "gone": [1.0]}, {"r1": [1.0], "r2": [], "new": [0.0], "n2": [0.0]})
-    assert [row.task.row_id for row in comparison.rows] == ["r1"]
+    assert [row.row_id for row in comparison.rows] == ["r1"]
     assert comparison.only == (("gone",), ("new", "n2"))
     assert comparison.ungraded == ((), ("r2",))
     text = shown(comparison)
@@ -124,8 +132,8 @@ def test_rows_that_changed_most_come_first_and_equal_ones_are_neither() -> None:
     rows = {"same": [0.5], "up": [0.1], "more": [0.1], "down": [0.9]}
     comparison = compared(rows, {"same": [0.5], "up": [0.2], "more": [0.9], "down": [0.0]})
     [against] = comparison.against
-    assert [row.task.row_id for row in against.gained] == ["more", "up"]
-    assert [row.task.row_id for row in against.lost] == ["down"]
+    assert [row.row_id for row in against.gained] == ["more", "up"]
+    assert [row.row_id for row in against.lost] == ["down"]
 
 
 def test_the_quadrants_count_each_row_once() -> None:
