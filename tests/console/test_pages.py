@@ -72,7 +72,7 @@ def test_a_copied_request_names_the_secrets_that_are_missing(opened: Open, site:
     form = {"purpose": "fine-tune", "file": file}
     headers = {"authorization": f"Bearer {site.token}"}
     made = page.request.post(f"{site.url}v1/files", headers=headers, multipart=form).json()
-    tracker = {"type": "wandb", "wandb": {"project": "ledger"}}
+    tracker = {"type": "wandb", "wandb": {"project": "ledger", "tags": ["nightly"]}}
     body = raw_job(tools=[tool]) | {"model": "gpt-5", "training_file": made["id"], "integrations": [tracker]}
     job = page.request.post(f"{site.url}v1/fine_tuning/jobs", headers=headers, data=body).json()
     page.goto(f"{site.url}#/jobs/new?from={job['id']}")
