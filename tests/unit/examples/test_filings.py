@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from actors.grading.guarded import Guarded
+from cluster.views.traces import Trace, trace_json
 from examples.filings import make_data
 from examples.filings.cheats import CHEATS
 from examples.filings.results import held_out_part, paired_gain, table
@@ -232,13 +234,10 @@ def test_the_jobs_are_valid(name: str) -> None:
 
 
 def test_the_table_has_the_gain_by_the_held_out_grader_with_its_paired_interval() -> None:
-    line = {"kind": "rollout", "row_id": "1", "grade": {"held_out": 0.5, "scores": {"false_citations": 1.0}}}
-    lines = [
-        line,
-        {"kind": "discarded", "row_id": "2"},
-        line | {"row_id": "3", "grade": {"held_out": None, "scores": {}}},
-    ]
-    assert held_out_part(lines) == {"held_out": {"1": 0.5}, "false_citations": 1.0}
+    done = rollout(group_request(), 0, grade=0.75)
+    done = replace(done, grade=replace(done.grade, held_out=0.5, scores={"false_citations": 1.0}))
+    lines = [json.loads(trace_json(Trace("test-after", group_request(), done))), {"kind": "discarded", "row_id": "2"}]
+    assert held_out_part(lines) == {"held_out": {done.row_id: 0.5}, "false_citations": 1.0}
     before, after = {"a": 0.0, "b": 0.5, "c": 0.0, "gone": 1.0}, {"a": 1.0, "b": 0.5, "c": 0.5}
     gain, half = paired_gain(before, after)
     assert (gain, half) == pytest.approx((0.5, 0.566), abs=1e-3)
