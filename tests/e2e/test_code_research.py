@@ -42,7 +42,7 @@ def served() -> Iterator[str]:
 @pytest.mark.nightly
 @pytest.mark.timeout(1800)
 def test_the_small_job_takes_a_real_step_and_its_records_have_the_distribution_of_calls(tmp_path: Path) -> None:
-    (tmp_path / "chat_template.jinja").write_text((ROOT / "examples/orders/chat_template.jinja").read_text())
+    (tmp_path / "chat_template.jinja").write_text((ROOT / "examples/common/chat_template.jinja").read_text())
     (tmp_path / "step.jsonl").write_text((EXAMPLE / "data" / "step.jsonl").read_text())
     job: dict[str, Any] = yaml.safe_load((EXAMPLE / "job_small.yaml").read_text())
     job |= {"training_file": "step.jsonl", "test_file": "step.jsonl"}
