@@ -7,13 +7,14 @@ different `args`; a returned error arrives unchanged.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterable
 from contextlib import suppress
 from typing import Any, TypeVar
 
 import ray
 from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTaskError
 
+from actors.runtime.tracing import FLUSH_S
 from trainer.errors import CannotStart, Discard, RftError
 
 T = TypeVar("T")
@@ -101,3 +102,13 @@ async def result_of(ref: Any) -> Any:
         if ray.is_initialized():  # otherwise ray.shutdown() has already ended the call
             ray.cancel(ref)
         raise
+
+
+async def flush_actors(actors: Iterable[Any]) -> None:
+    """Let actors with a method `flush_traces` send their last spans; one that cannot in time loses them."""
+
+    async def flush(actor: Any) -> None:
+        with suppress(Discard, CannotStart):
+            await ask(actor.flush_traces.remote(), "an actor with traces", Discard, FLUSH_S + QUICK_S)
+
+    await asyncio.gather(*(flush(actor) for actor in actors))

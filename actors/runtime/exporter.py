@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -56,7 +57,8 @@ class Form:
 
 
 PLAIN = Form(".prom", CONTENT_TYPE_PLAIN_0_0_4, "", generate_latest)
-OPEN = Form(".openmetrics", openmetrics.CONTENT_TYPE_LATEST, "# EOF\n", openmetrics.generate_latest)
+_write_open = partial(openmetrics.generate_latest, escaping=openmetrics.ALLOWUTF8)  # else vLLM's colons are replaced
+OPEN = Form(".openmetrics", openmetrics.CONTENT_TYPE_LATEST, "# EOF\n", _write_open)
 FORMS = (PLAIN, OPEN)
 
 

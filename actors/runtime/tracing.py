@@ -7,13 +7,11 @@ Spans have no texts of rows, models or tools. They wait in a bounded queue, and 
 
 from __future__ import annotations
 
-import asyncio
 import re
 import threading
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
 
 from opentelemetry import trace
 from opentelemetry.context import Context
@@ -26,9 +24,7 @@ from opentelemetry.trace import INVALID_SPAN, Link, NonRecordingSpan, Span, Span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
-from actors.runtime.calls import QUICK_S, ask
 from actors.runtime.exporter import MetricsAddress
-from trainer.errors import CannotStart, Discard
 from trainer.spec.operator import TraceSettings
 
 QUEUE_SPANS, BATCH_SPANS = 4_096, 512
@@ -124,16 +120,6 @@ class Tracer:
 
 
 NO_TRACES = Tracer()
-
-
-async def flush_actors(actors: Iterable[Any]) -> None:
-    """Let actors with a method `flush_traces` send their last spans; one that cannot in time loses them."""
-
-    async def flush(actor: Any) -> None:
-        with suppress(Discard, CannotStart):
-            await ask(actor.flush_traces.remote(), "an actor with traces", Discard, FLUSH_S + QUICK_S)
-
-    await asyncio.gather(*(flush(actor) for actor in actors))
 
 
 def tracer_of(

@@ -16,7 +16,7 @@ from actors.grading.pool import GraderPoolActor, GraderPoolClient, watched_grade
 from actors.learner.group import LearnerGroup
 from actors.rollout.fleet import CANARY_LIMITS, Fleet
 from actors.rollout.worker import RolloutWorker
-from actors.runtime.tracing import flush_actors
+from actors.runtime.calls import flush_actors
 from actors.runtime.turns import Turns
 from actors.runtime.watchdog import Watchdog, Watched
 from actors.tools.actor import DispatcherClient, start_dispatchers, watched_dispatchers

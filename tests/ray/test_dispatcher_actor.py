@@ -15,7 +15,8 @@ from actors.grading.pool import GraderPoolActor, GraderPoolClient
 from actors.rollout.episode import RolloutRequest
 from actors.rollout.groups import Groups
 from actors.rollout.holdback import Holdback
-from actors.runtime.tracing import flush_actors, tracer_of
+from actors.runtime.calls import flush_actors
+from actors.runtime.tracing import tracer_of
 from actors.tools.actor import DispatcherActor, DispatcherClient, OwnedSessions, start_dispatchers
 from tests.support.builders import group_request, rollout
 from tests.support.collector import Collector
