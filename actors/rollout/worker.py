@@ -148,11 +148,11 @@ class RolloutWorker(Reachable):
         return {"version": self._engine.version, "sampled_tokens": self._engine.sampled_tokens}
 
     async def shutdown(self) -> None:
-        await asyncio.to_thread(self._tracer.flush)
         if isinstance(self._engine, EngineClient):
             await self._engine.leave()
         else:
             self._engine.shutdown()
+        await asyncio.to_thread(self._tracer.flush)
 
 
 class RolloutWorkerClient:

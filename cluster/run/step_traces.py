@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from opentelemetry.trace import Span
 
 from actors.runtime.tracing import Tracer
-from trainer.events import VALIDATION, Evaluated, PhaseBegan, StepDone
+from trainer.events import VALIDATION, Evaluated, LossEvaluated, PhaseBegan, StepDone
 from trainer.run_events import RunEvent
 from trainer.types import Group
 
@@ -28,7 +28,7 @@ class StepTraces:
 
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
-        self._validation: tuple[float, float] | None = None
+        self._validation: tuple[float, float | None] | None = None  # its begin, and its end if it has ended
         self._traced: dict[str, list[str]] = {}
 
     def groups(self, name: str, groups: Sequence[Group]) -> None:
@@ -38,11 +38,13 @@ class StepTraces:
     def event(self, event: RunEvent) -> None:
         match event.event:
             case PhaseBegan(phase="validation"):
-                self._validation = (event.time, event.time)
+                self._validation = (event.time, None)
             case Evaluated(name=name, step=step) if name == VALIDATION and self._validation is not None:
                 self._validation = (self._validation[0], event.time)
                 if not step:
                     self._validated()
+            case LossEvaluated() if self._validation is not None:
+                self._validation = (self._validation[0], event.time)
             case StepDone() as done:
                 self._step(event.time, done)
 
@@ -63,7 +65,8 @@ class StepTraces:
             self._tracer.past("checkpoint", ended - took_s, ended, below=step)
 
     def _validated(self, step: Span | None = None) -> None:
-        if self._validation is not None:
+        begin, end = self._validation or (0.0, None)
+        if end is not None:
             rollouts = self._traced.pop("validation", ())
-            self._tracer.past("validation", *self._validation, rollouts, below=step)
+            self._tracer.past("validation", begin, end, rollouts, below=step)
             self._validation = None

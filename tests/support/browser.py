@@ -24,7 +24,7 @@ def program() -> str:
     """The path of Chromium: the machine's, or the one that the Makefile has unpacked."""
     if (installed := shutil.which("chromium")) is not None:
         return installed
-    if not (ROOT / "build" / "chromium").is_dir():
+    if not (ROOT / "build/chromium/usr/lib/chromium/chromium").exists():
         raise FileNotFoundError("Chromium is missing: make chromium, or apt-get install chromium")
     return str(ROOT / "tests" / "support" / "unpacked_chromium")
 

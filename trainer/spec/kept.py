@@ -56,9 +56,12 @@ def without_todays_bounds(raw: Mapping[str, Any], whose: str) -> tuple[JobSpec, 
 def _one_of_each_tracker(raw: Mapping[str, Any], whose: str) -> tuple[Mapping[str, Any], list[str]]:
     """The job without integrations of a type that an earlier one has, which former versions took, and a warning."""
     first: dict[str, Any] = {}
-    for integration in raw.get("integrations") or ():
+    given = raw.get("integrations")
+    if not isinstance(given, list | tuple) or not all(isinstance(one, Mapping) for one in given):
+        return raw, []
+    for integration in given:
         first.setdefault(str(integration.get("type")), integration)
-    if len(first) == len(raw.get("integrations") or ()):
+    if len(first) == len(given):
         return raw, []
     warning = f"integrations: {whose} names a tracker more than once; it goes on with the first of each type"
     return {**raw, "integrations": list(first.values())}, [warning]

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from sys import intern
 
 from cluster.records.run_folder import RunFolder
+from cluster.views.traces import cut
 from trainer.data.rollout_files import Place
+from trainer.errors import UserError
 from trainer.types import GroupRequest, Rollout
 
 MEASURES: Mapping[str, Callable[[Rollout], float]] = {
@@ -25,7 +28,7 @@ MEASURES: Mapping[str, Callable[[Rollout], float]] = {
 }
 """What is compared of a rollout, by the names of EVALUATION."""
 QUESTION_CHARS = 300
-"""How much of a row's question is kept."""
+"""How much of a row's question is kept; it ends with how much is left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +102,7 @@ def rows_of(found: Iterable[tuple[GroupRequest, Rollout | None, Callable[[], Rol
     rows: dict[str, tuple[str, list[Brief]]] = {}
     for request, rollout, whole in found:
         task = request.task
-        question = str(task.messages[-1].get("content") or "")[:QUESTION_CHARS]  # the last message is the user's
+        question = cut(str(task.messages[-1].get("content") or ""), QUESTION_CHARS)  # the last message is the user's
         _, briefs = rows.setdefault(task.row_id, (question, []))
         if rollout is not None and math.isfinite(rollout.grade.value) and math.isfinite(rollout.reward):
             briefs.append(Brief.of(rollout, whole))
@@ -107,6 +110,8 @@ def rows_of(found: Iterable[tuple[GroupRequest, Rollout | None, Callable[[], Rol
 
 
 def _at(run: RunFolder, name: str, place: Place) -> Rollout:
-    end = run.outcome_at(name, place)
-    assert isinstance(end, Rollout)
-    return end
+    with suppress(FileNotFoundError, KeyError):
+        end = run.outcome_at(name, place)
+        if isinstance(end, Rollout):
+            return end
+    raise UserError(f"the rollouts {name} of {run.path} were removed or written again meanwhile: compare again")

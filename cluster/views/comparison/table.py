@@ -16,7 +16,7 @@ from cluster.views.traces import cut
 
 STYLES: Mapping[Verdict, str] = {"better": "green", "worse": "red", "unclear": "yellow", "same": "dim"}
 SHOWN_IDS = 5
-QUESTION_CHARS, ANSWER_CHARS = 100, 120
+ANSWER_CHARS = 120
 
 
 def print_comparison(comparison: Comparison, console: Console) -> None:
@@ -124,7 +124,7 @@ def _print_rows(console: Console, heading: str, rows: tuple[Row, ...], number: i
     console.print(Text(heading, style="bold"))
     for row in rows:
         question = " ".join(row.question.split())
-        console.print(Text(safe_text(f"  row {row.row_id}: {cut(question, QUESTION_CHARS)}")), soft_wrap=True)
+        console.print(Text(safe_text(f"  row {row.row_id}: {question}")), soft_wrap=True)
         for at in (0, number):
             rollout, means = row.rollouts[at][0], row.means[at]
             facts = f"reward {means['reward']:.3f}, {means['tool_calls']:.1f} calls"

@@ -13,10 +13,21 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families
 
-from actors.runtime.exporter import KEPT_S, SILENT_S, MetricsAddress, Telemetry, labelled, merged, read_all, remove_old
+from actors.runtime.exporter import (
+    FORMS,
+    KEPT_S,
+    SILENT_S,
+    MetricsAddress,
+    Telemetry,
+    labelled,
+    merged,
+    read_all,
+    remove_old,
+)
 from tests.support.fakes_http import unused_port
 from trainer.errors import UserError
 
@@ -78,6 +89,13 @@ def test_processes_of_many_jobs_are_served_on_one_port(port: int, start: Callabl
     eventually(lambda: wanted.items() <= scrape(port).items())
     assert ("process_resident_memory_bytes", "job-3", "engine-0") in scrape(port)
     assert scrape(port)["agent_rft_process_up", "job-3", "engine-0"] == 1.0
+
+
+def test_openmetrics_keeps_the_colons_of_vllms_names() -> None:
+    registry = CollectorRegistry()
+    Counter("vllm:prompt_tokens", "Prompt tokens.", registry=registry).inc()
+    for form in FORMS:
+        assert b"\nvllm:prompt_tokens_total 1.0\n" in form.write(registry)
 
 
 def test_a_scraper_that_asks_for_openmetrics_gets_exemplars(port: int, start: Callable[[str, str], Telemetry]) -> None:
