@@ -21,6 +21,7 @@ KEYS: Final = frozenset({"raises", "base", "method"})
 MIN_FACTS, MAX_FACTS = 2, 6
 MAX_CONSTANTS: Final = 4
 WORDS_PER_FACT: Final = 6
+WORDS_PER_LISTED: Final = 3
 _TOKEN: Final = re.compile(r"-?\w+(?:[.-]\w+)*")
 _QUOTES: Final = " \t`'\"*.,;"
 FORMS: Final[dict[Kind, str]] = {
@@ -174,25 +175,24 @@ def missing(answer: str, facts: Facts) -> list[str]:
 def most(answer: str, facts: Facts) -> float:
     """The most that a judge may give, 0 to 1: the share of facts whose value follows its name; less for long answers.
 
-    A right answer in any wording has 1, with up to 6 words a fact, if no value of another fact stands between its name
-    and the next one. A judge that was talked into a grade cannot exceed this.
+    A right answer in any wording has 1, with up to 6 words a fact, or 3 of a list (what a function raises), if wherever
+    its name is, no value of another fact stands before the next name. A judge that was talked into a grade cannot
+    exceed this.
     """
     words = _TOKEN.findall(answer)
     values = {fact["value"] for fact in facts if fact["name"] not in KEYS}
-    after: dict[str, list[set[str]]] = {fact["name"]: [] for fact in facts if fact["name"] not in KEYS}
+    after: dict[str, set[str]] = {fact["name"]: set() for fact in facts if fact["name"] not in KEYS}
     following = set[str]()
     for word in words:
         if word in after:
-            following = set()
-            after[word].append(following)
+            following = after[word]
         following.add(word)
     said = sum(
-        fact["value"] in words
-        if fact["name"] in KEYS
-        else any(some & values == {fact["value"]} for some in after[fact["name"]])
+        fact["value"] in words if fact["name"] in KEYS else after[fact["name"]] & values == {fact["value"]}
         for fact in facts
     )
-    return said / max(len(facts), len(words) / WORDS_PER_FACT, len(_lines(answer)))
+    allowed = sum(WORDS_PER_LISTED if fact["name"] in KEYS else WORDS_PER_FACT for fact in facts)
+    return said / max(len(facts), len(facts) * len(words) / allowed, len(_lines(answer)))
 
 
 def _lines(answer: str) -> list[str]:

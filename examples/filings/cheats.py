@@ -50,6 +50,7 @@ CHEATS: Final[dict[str, Answer]] = {
     "invented_section": lambda archive, filing, asked: _joined(asked, lambda s: claim(s).replace(s.number, "99")),
     "another_company": _of_another,
     "last_year": lambda archive, filing, asked: _joined(asked, lambda s: claim(s).replace(str(s.now), str(s.before))),
+    "wrong_unit": lambda archive, filing, asked: _joined(asked, lambda s: claim(s).replace(s.unit, "billion")),
     "false_past": lambda archive, filing, asked: _joined(asked, lambda s: claim(s).replace(" [", ", after 7, [")),
     "a_story": lambda archive, filing, asked: f"{summary(asked)} The founder leaves because of a scandal.",
     "rose_and_fell": lambda archive, filing, asked: _joined(

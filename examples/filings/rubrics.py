@@ -45,8 +45,8 @@ class Sentence:
     cited: tuple[str, ...]
 
     def says(self, section: Section) -> bool:
-        """Whether it gives the section's figure of this year, under its name."""
-        return section.subject in self.words and str(section.now) in self.stated
+        """Whether it gives the section's figure of this year, under its name and in its unit."""
+        return {section.subject, section.unit} <= set(self.words) and str(section.now) in self.stated
 
     def tells_the_change(self, section: Section) -> bool:
         rose, fell = (not words.isdisjoint(self.words) for words in (ROSE, FELL))
@@ -89,6 +89,11 @@ def false_citations(answer: str, filing: Filing) -> int:
     return sum(not said.holds(sections.get(number)) for said in sentences(answer) for number in said.cited)
 
 
+def uncited(answer: str) -> int:
+    """How many sentences have no citation."""
+    return sum(not said.cited for said in sentences(answer))
+
+
 def rubric(answer: str, filing: Filing, points: Sequence[Topic]) -> Verdict:
     """What trains where there is no judge.
 
@@ -109,7 +114,7 @@ def rubric(answer: str, filing: Filing, points: Sequence[Topic]) -> Verdict:
     told = fmean((criteria["completeness"], criteria["reasoning"]))
     made = fmean((criteria["accuracy"], criteria["soundness"], criteria["clarity"]))
     num_false = false_citations(answer, filing)
-    score = max(0.0, told * made - PRICE_OF_A_FALSE_CITATION * (num_false + sum(not s.cited for s in said)))
+    score = max(0.0, told * made - PRICE_OF_A_FALSE_CITATION * (num_false + uncited(answer)))
     return _verdict("computed rubric, no judge", score, criteria | {"false_citations": float(num_false)})
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from fastapi import FastAPI, HTTPException
 
-from examples.filings.rubrics import PRICE_OF_A_FALSE_CITATION, RUBRICS, false_citations
+from examples.filings.rubrics import PRICE_OF_A_FALSE_CITATION, RUBRICS, false_citations, uncited
 from examples.filings.world import TOOLS, Archive
 
 app = FastAPI()
@@ -39,6 +39,8 @@ async def grade(name: str, body: dict[str, Any]) -> dict[str, Any]:
 
 @app.post("/citations")
 async def citations(body: dict[str, Any]) -> dict[str, Any]:
-    """What the false citations of an answer cost: subtracted from a judge's score in job.yaml."""
-    found = false_citations(body["sample"]["output_text"] or "", archive.filings[body["item"]["company"]])
-    return {"score": PRICE_OF_A_FALSE_CITATION * found, "reason": f"false citations: {found}"}
+    """What false and missing citations of an answer cost: subtracted from a judge's score in job.yaml."""
+    answer = body["sample"]["output_text"] or ""
+    false, missing = false_citations(answer, archive.filings[body["item"]["company"]]), uncited(answer)
+    reason = f"false citations: {false}, sentences without one: {missing}"
+    return {"score": PRICE_OF_A_FALSE_CITATION * (false + missing), "reason": reason}

@@ -104,6 +104,12 @@ def test_a_good_summary_of_each_row_and_each_conversation_gets_full_marks() -> N
         assert score("held_out", answer, {"company": company, "points": points}) == 1
 
 
+def test_the_summary_in_the_readme_is_right() -> None:
+    (line,) = (line for line in (EXAMPLE / "README.md").read_text().splitlines() if "Norvale: debt and revenue" in line)
+    item = {"company": "Norvale", "points": ["debt", "revenue"]}
+    assert score("held_out", line.split("** ")[1], item) == 1
+
+
 # The graders
 
 
@@ -120,6 +126,7 @@ def test_a_good_summary_of_each_row_and_each_conversation_gets_full_marks() -> N
         ("invented_section", 0.267, 0),
         ("another_company", 0, 0),
         ("last_year", 0, 0),
+        ("wrong_unit", 0, 0),
         ("false_past", 0.267, 0),
         ("a_story", 0.689, 0.667),
         ("rose_and_fell", 0.5, 0),
@@ -204,7 +211,10 @@ def test_tools_and_graders_follow_the_wire_contract(client: TestClient) -> None:
     assert graded["score"] == pytest.approx(0.267, abs=1e-3)
     assert graded["scores"]["false_citations"] == 2 and graded["scores"]["completeness"] == 1
     assert graded["reason"].startswith("computed rubric, no judge: accuracy 1,")
-    assert client.post("/citations", json=body).json() == {"score": 0.4, "reason": "false citations: 2"}
+    assert client.post("/citations", json=body).json() == {
+        "score": 0.4,
+        "reason": "false citations: 2, sentences without one: 0",
+    }
     for path in RUBRICS:
         nothing = body | {"sample": {"output_text": None}}
         assert client.post(f"/grade/{path}", json=nothing).json()["score"] == 0
