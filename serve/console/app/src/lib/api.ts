@@ -174,6 +174,7 @@ export function stream(
   function goneOffline(): void {
     close();
     onConnection("lost");
+    timer = window.setTimeout(open, waitMs); // a server on this machine still answers
   }
 
   function backOnline(): void {
