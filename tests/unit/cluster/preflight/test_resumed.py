@@ -166,6 +166,12 @@ def test_a_tracker_that_an_older_job_names_twice_is_kept_once() -> None:
     assert "more than once" in twice and gone.startswith("integrations[0]")
 
 
+@pytest.mark.parametrize("damaged", ["wandb", ["wandb"], 5])
+def test_damaged_trackers_are_refused_with_the_remedy(damaged: Any) -> None:
+    with pytest.raises(InvalidJob, match="integrations"):
+        without_todays_bounds(raw_job() | {"integrations": damaged}, "the run")
+
+
 def test_a_value_of_another_form_is_refused_with_the_remedy() -> None:
     with pytest.raises(InvalidJob, match="continue it with the version of agent-rft that began it") as raised:
         without_todays_bounds(raw_job(limits={"max_tool_calls": "many"}), "the run")

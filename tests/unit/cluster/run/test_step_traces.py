@@ -12,7 +12,7 @@ from actors.runtime.tracing import NO_TRACES, tracer_of
 from cluster.run.step_traces import StepTraces
 from tests.support.builders import group, group_request
 from tests.support.events import run_event
-from trainer.events import VALIDATION, Evaluated, Event, PhaseBegan, StepDone
+from trainer.events import VALIDATION, Evaluated, Event, LossEvaluated, PhaseBegan, StepDone
 from trainer.spec.operator import TraceSettings
 from trainer.types import Evaluation, Group
 
@@ -74,6 +74,16 @@ def test_the_validation_before_the_first_step_is_a_trace_of_its_own_however_few_
         (12.0, Evaluated(step=0, name=VALIDATION, evaluation=EVALUATION)),
     )
     assert (span.name, seconds(span), span.parent) == ("validation", (10.0, 12.0), None)
+
+
+def test_the_validation_of_a_supervised_job_lasts_until_its_loss_is_known() -> None:
+    spans = spans_of(
+        0.5,
+        (145.0, PhaseBegan(phase="validation", step=3)),
+        (153.0, LossEvaluated(step=3, loss=0.5, num_rows=4)),
+        (160.0, StepDone(step=3, total_steps=9, metrics=STEP)),
+    )
+    assert [seconds(span) for span in spans if span.name == "validation"] == [(145.0, 153.0)]
 
 
 def test_without_a_collector_a_step_makes_nothing() -> None:

@@ -279,6 +279,22 @@ def test_a_file_that_was_cut_off_is_named(tmp_path: Path, synthetic: Synthetic) 
             sides(f"{run.path}:test-before", run.path)
 
 
+def test_rollouts_that_were_removed_while_they_were_compared_are_said(tmp_path: Path, synthetic: Synthetic) -> None:
+    run = synthetic.run(tmp_path / "run")
+    (side,) = sides(run.path)
+    brief = next(graded.rollouts[0] for graded in side.rows.values())
+    assert brief.whole().trace_id == brief.trace_id
+    (run.path / "rollouts" / "test-after.jsonl.zst").unlink()
+    with pytest.raises(UserError, match=r"test-after of .* were removed"):
+        brief.whole()
+
+
+def test_a_long_question_says_how_much_of_it_is_left_out() -> None:
+    request = replace(group_request(), task=replace(task("0"), messages=({"role": "user", "content": "x" * 1000},)))
+    (graded,) = rows_of([(request, None, lambda: rollout(request, 0))]).values()
+    assert graded.question == "x" * 300 + " … [700 more characters]"
+
+
 def test_an_evaluation_of_the_same_model_rows_and_method_is_used_again(tmp_path: Path, synthetic: Synthetic) -> None:
     rows, model = tmp_path / "rows.jsonl", tmp_path / "model"
     rows.write_text("{}\n")
