@@ -30,7 +30,7 @@ NPM := PATH="$(NODE)/bin:$$PATH" node $(NODE)/lib/node_modules/npm/bin/npm-cli.j
 BUNDLE := $(CURDIR)/serve/console/bundle
 CHROMIUM := $(if $(shell command -v chromium),,$(if $(filter 0,$(shell id -u)),installed-chromium,build/chromium/usr/lib/chromium/chromium))
 
-.PHONY: setup quickstart console chromium installed-chromium panels fifteen-minutes real-model test unit chaos nightly lint docs bench bench-full gpu gpu-learner hashes sbom image clean
+.PHONY: setup quickstart console chromium installed-chromium panels fifteen-minutes real-model test unit chaos examples nightly lint docs bench bench-full gpu gpu-learner hashes sbom image clean
 
 setup: $(STAMP)
 
@@ -120,7 +120,11 @@ build/panels/node_modules: docs/dashboards/package-lock.json | $(CONSOLE_TOOLS)
 	$(NPM) build/panels ci --ignore-scripts --no-audit --no-fund
 	touch $@
 
-nightly: setup $(PROMETHEUS) $(CONSOLE_TOOLS) $(CHROMIUM) $(TRACKERS) panels chaos
+# The examples' real runs, of some hours: CASE=filings takes those of one, SEED=1 one seed.
+examples: setup $(SMOLLM2)
+	timeout 10h $(PYTEST) tests/e2e/examples -m nightly -k "$(or $(CASE),test)$(if $(SEED), and $(SEED))"
+
+nightly: setup $(SMOLLM2) $(PROMETHEUS) $(CONSOLE_TOOLS) $(CHROMIUM) $(TRACKERS) panels chaos
 	$(PYTEST) tests $(CHAOS:%=--ignore=%) -m nightly
 	$(BIN)/python -m benchmarks.run --full
 

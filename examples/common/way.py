@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
@@ -16,6 +17,7 @@ from typing import Any, Final
 import uvicorn
 from fastapi import FastAPI
 
+from examples.common.results import rows_part
 from examples.ledger.services import run_command
 
 AGENT_RFT: Final = str(Path(sys.executable).with_name("agent-rft"))
@@ -40,6 +42,7 @@ class Way:
 
     def __init__(self, example: Path, folder: Path, model: Path, variables: dict[str, str], job: str = "job") -> None:
         self.folder = folder
+        self._started, self._load = time.monotonic(), os.getloadavg()[0]
         self.stages: list[dict[str, Any]] = []
         self._example = example
         self._job = example / f"{job}.yaml"
@@ -75,10 +78,25 @@ class Way:
             raise SystemExit(code)
         return (time.monotonic() - started) / 60
 
+    def write_summary(self, seed: int, settings: Iterable[str] = ()) -> Path:
+        """Write `summary.json`, which examples.common.results reads."""
+        summary = {
+            "seed": seed,
+            "settings": list(settings),
+            "minutes": (time.monotonic() - self._started) / 60,
+            "load": [self._load, os.getloadavg()[2]],
+            "stages": self.stages,
+        }
+        path = self.folder / "summary.json"
+        path.write_text(json.dumps(summary, indent=1) + "\n")
+        return path
+
     def _note(self, name: str, run: Path, evaluation: str, minutes: float) -> None:
         lines = map(json.loads, (run / "evaluations.jsonl").read_text().splitlines())
         (found,) = (line for line in lines if line["name"] == evaluation)
-        self.stages.append(stage(name, found, minutes))
+        command = [AGENT_RFT, "traces", str(run), "--name", evaluation, "--json"]
+        traces = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+        self.stages.append(stage(name, found, minutes) | rows_part(map(json.loads, traces)))
 
 
 def stage(name: str, evaluation: dict[str, Any], minutes: float) -> dict[str, Any]:

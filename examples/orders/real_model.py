@@ -3,19 +3,17 @@
     python -m examples.orders.real_model FOLDER [--seed N]
 
 FOLDER is the model. Each step is a command that you could type; all files are written below `build/orders`. The last
-lines are a table, which `python -m examples.orders.results` puts into RESULTS.md.
+lines are a table, which `python -m examples.common.results orders` puts into RESULTS.md.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,10 +22,10 @@ from typing import Any, Final
 import httpx
 from openai import OpenAI
 
+from examples.common.results import BUILD, table
 from examples.common.way import AGENT_RFT, Way, listening
 from examples.orders.agent import converse, shown
 from examples.orders.questions import grade
-from examples.orders.results import BUILD, table
 from examples.orders.server import app
 
 HERE: Final = Path(__file__).parent
@@ -79,10 +77,9 @@ def main() -> None:
     parser.add_argument("model", type=Path, help="the model's folder, in Hugging Face's form")
     parser.add_argument("--seed", type=int, default=7)
     options = parser.parse_args()
-    folder = BUILD / f"seed-{options.seed}"
+    folder = BUILD / "orders" / f"seed-{options.seed}"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    started, load = time.monotonic(), os.getloadavg()[0]
     with listening(app) as url:
         variables = {"ORDERS_URL": url, "ORDERS_SEED": str(options.seed)}
         way = Way(HERE, folder, options.model.resolve(), variables)
@@ -91,9 +88,7 @@ def main() -> None:
         rows = [json.loads(line) for line in (HERE / "data" / "test.jsonl").read_text().splitlines()]
         with served(folder / "server", tuned) as client:
             talk(client, url, random.Random(options.seed).sample(rows, NUM_SHOWN))
-    minutes = (time.monotonic() - started) / 60
-    summary = {"seed": options.seed, "minutes": minutes, "load": [load, os.getloadavg()[2]], "stages": way.stages}
-    (folder / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
+    summary = json.loads(way.write_summary(options.seed).read_text())
     print(f"\n{table([summary])}")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,8 @@ import pytest
 from fastapi.testclient import TestClient
 
 from actors.grading.guarded import Guarded
-from cluster.views.traces import Trace, trace_json
 from examples.filings import make_data
 from examples.filings.cheats import CHEATS
-from examples.filings.results import held_out_part, paired_gain, table
 from examples.filings.rubrics import RUBRICS
 from examples.filings.server import app
 from examples.filings.world import NOT_FOUND, YEAR, Archive, summary
@@ -241,21 +238,3 @@ def test_the_jobs_are_valid(name: str) -> None:
     job = load_job(EXAMPLE / f"{name}.yaml", VARIABLES)
     assert Path(job.training_file).exists()
     assert "data/test" not in str(job.training_file)
-
-
-def test_the_table_has_the_gain_by_the_held_out_grader_with_its_paired_interval() -> None:
-    done = rollout(group_request(), 0, grade=0.75)
-    done = replace(done, grade=replace(done.grade, held_out=0.5, scores={"false_citations": 1.0}))
-    lines = [json.loads(trace_json(Trace("test-after", group_request(), done))), {"kind": "discarded", "row_id": "2"}]
-    assert held_out_part(lines) == {"held_out": {done.row_id: 0.5}, "false_citations": 1.0}
-    before, after = {"a": 0.0, "b": 0.5, "c": 0.0, "gone": 1.0}, {"a": 1.0, "b": 0.5, "c": 0.5}
-    gain, half = paired_gain(before, after)
-    assert (gain, half) == pytest.approx((0.5, 0.566), abs=1e-3)
-    figures = {"grade": 0.5, "ci95": 0.1, "tool_calls": 2, "completion_tokens": 70}
-    stages = [
-        figures | {"stage": "before", "held_out": before, "false_citations": 1.5},
-        figures | {"stage": "after", "held_out": after, "false_citations": None},
-    ]
-    text = table([{"seed": 7, "rubric": "rubric", "stages": stages}])
-    assert "| 7 | rubric | before | 0.500 ± 0.100 | 0.375 | 1.50 | 2.00 | 70 |\n" in text
-    assert text.endswith("| 7 | rubric | gain |  | +0.500 ± 0.566 |  |  |  |\n")

@@ -13,11 +13,9 @@ import pytest
 from fastapi.testclient import TestClient
 from transformers import AutoTokenizer
 
-from examples.common.way import stage
 from examples.orders import make_data
 from examples.orders.agent import converse, shown
 from examples.orders.questions import draw_question, grade
-from examples.orders.results import table
 from examples.orders.server import app
 from examples.orders.shop import NOT_FOUND, TOOLS, Shop, Split
 from tests.support.paths import ROOT
@@ -180,11 +178,3 @@ def test_the_loop_makes_the_calls_of_a_turn_and_shows_the_model_their_results() 
     ]
     assert client.asked[1] == [question, *messages[:3]]
     assert shown(messages[0]).splitlines() == ["  assistant  -> order(1)", "  assistant  -> order(2)"]
-
-
-def test_the_table_has_a_line_for_each_stage() -> None:
-    figures = {"num_rows": 60, "grade": 0.5, "ci95": 0.1, "pass_rate": 0.25, "tool_calls": 2, "completion_tokens": 70}
-    stages = [stage(name, figures, 1.5) for name in ("untrained", "after reinforcement")]
-    text = table([{"seed": 7, "minutes": 20, "load": [0.5, 2.0], "stages": stages}])
-    assert "| 7 | untrained | 0.500 ± 0.100 | 25% | 2.00 | 70 | 1.5 |  |\n" in text
-    assert text.endswith("| 7 | all |  |  |  |  | 20.0 | 0.5 to 2.0 |\n")

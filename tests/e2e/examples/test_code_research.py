@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from socket import create_server
-from threading import Thread
 from typing import Any
 
 import pytest
-import uvicorn
 import yaml
 
 from cluster.records.run_folder import RunFolder
 from examples.code_research.server import app
+from examples.common.way import listening
 from tests.e2e.command import processes_left, run
 from tests.support.paths import ROOT
 from tests.support.tiny_model import write_tiny_model
@@ -24,19 +20,6 @@ from tests.support.tiny_model import write_tiny_model
 EXAMPLE = ROOT / "examples" / "code_research"
 CONTEXT = 2_048
 """Tokens: those of the tiny model are bytes."""
-
-
-@contextmanager
-def served() -> Iterator[str]:
-    with create_server(("127.0.0.1", 0)) as listener:
-        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False))
-        thread = Thread(target=server.run, args=([listener],))
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        finally:
-            server.should_exit = True
-            thread.join()
 
 
 @pytest.mark.nightly
@@ -56,7 +39,7 @@ def test_the_small_job_takes_a_real_step_and_its_records_have_the_distribution_o
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
     model = write_tiny_model(tmp_path / "model", CONTEXT)
 
-    with served() as url:
+    with listening(app) as url:
         environment = {**os.environ, "RESEARCH_URL": url, "RESEARCH_MODEL": str(model)}
         done = run("train", tmp_path / "job.yaml", "--run-folder", tmp_path / "run", environment=environment)
     assert done.returncode == 0, done.stdout

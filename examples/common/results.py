@@ -1,0 +1,121 @@
+"""What an example's runs reached, as a table: `python -m examples.common.results CASE` writes examples/CASE/RESULTS.md.
+
+It reads `build/CASE/*/summary.json`, which `python -m examples.common.learn CASE MODEL` writes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any, Final
+
+EXAMPLES: Final = Path(__file__).parents[1]
+BUILD: Final = EXAMPLES.parent / "build"
+Z: Final = 1.959964
+HEADER: Final = """\
+# Figures
+
+Written by `python -m examples.common.results {case}` from runs of `{command}` on this machine: two cores, no GPU.
+All are means over the {rows} unseen rows of the test file, calls and tokens per rollout. {judge} The gain is that of
+reinforcement over the stage before, with its paired 95 % interval over rows. The load is that of the machine before
+and, as a mean of 15 minutes, after: about 2 where nothing else ran.
+
+{verdict}
+
+"""
+HELD_OUT: Final = "`held out` is a grader that the model is not trained on."
+Summary = Mapping[str, Any]
+
+
+def rows_part(traces: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """What the lines of `agent-rft traces RUN --name EVALUATION --json` add to a stage.
+
+    `grades` and `held_out` by row id, and `scores`, the mean of each part of the grade that every row has. Discarded
+    rollouts and failed held-out grades are left out.
+    """
+    grades = {line["row_id"]: line["grade"] for line in traces if line["kind"] == "rollout"}
+    names = set.intersection(*(set(grade["scores"]) for grade in grades.values())) if grades else set()
+    return {
+        "grades": {row: grade["value"] for row, grade in grades.items()},
+        "held_out": {row: grade["held_out"] for row, grade in grades.items() if grade["held_out"] is not None},
+        "scores": {name: fmean(grade["scores"][name] for grade in grades.values()) for name in sorted(names)},
+    }
+
+
+def paired_gain(before: Mapping[str, float], after: Mapping[str, float]) -> tuple[float, float]:
+    """The mean gain of the rows that both have, of which there must be two, and the half width of its 95 % interval."""
+    gains = [after[row] - before[row] for row in before.keys() & after.keys()]
+    return fmean(gains), Z * stdev(gains) / math.sqrt(len(gains))
+
+
+def gain(summary: Summary) -> tuple[float, float]:
+    """That of reinforcement: by the held-out grader, or by the grade where there is none."""
+    before, after = summary["stages"][-2:]
+    key = "held_out" if before["held_out"] and after["held_out"] else "grades"
+    return paired_gain(before[key], after[key])
+
+
+def verdict(summaries: Sequence[Summary]) -> str:
+    """Whether the case counts as learned: the gain's interval lies above 0 for two seeds in three."""
+    above = sum(mean > half for mean, half in map(gain, summaries))
+    learned = "**Learned**" if above >= 2 and 3 * above >= 2 * len(summaries) else "**Not shown to be learned**"
+    return f"{learned}: the interval of the gain lies above 0 in {above} of {len(summaries)} runs."
+
+
+def table(summaries: Sequence[Summary]) -> str:
+    """One line for each stage of each seed, one for the gain, one for the whole; in Markdown."""
+    stages = [stage for summary in summaries for stage in summary["stages"]]
+    held_out = any(stage["held_out"] for stage in stages)
+    scores = sorted({name for stage in stages for name in stage["scores"]})
+    columns = ["seed", "stage", "grade", "right", *(["held out"] if held_out else []), *scores]
+    columns += ["tool calls", "sampled tokens", "minutes", "load"]
+    lines = [columns, ["---"] * len(columns)]
+
+    def add(summary: Summary, stage: str, **cells: str) -> None:
+        found = {"seed": " ".join((str(summary["seed"]), *summary["settings"])), "stage": stage} | cells
+        lines.append([found.get(column, "") for column in columns])
+
+    for summary in summaries:
+        for stage in summary["stages"]:
+            cells = {name: f"{mean:.2f}" for name, mean in stage["scores"].items()} | {
+                "grade": f"{stage['grade']:.3f} ± {stage['ci95']:.3f}",
+                "right": f"{stage['pass_rate']:.0%}",
+                "held out": f"{fmean(stage['held_out'].values()):.3f}" if stage["held_out"] else "",
+                "tool calls": f"{stage['tool_calls']:.2f}",
+                "sampled tokens": f"{stage['completion_tokens']:.0f}",
+                "minutes": f"{stage['minutes']:.1f}",
+            }
+            add(summary, stage["stage"], **cells)
+        mean, half = gain(summary)
+        load = " to ".join(f"{load:.1f}" for load in summary["load"])
+        gained = {"held out" if held_out else "grade": f"**{mean:+.3f} ± {half:.3f}**"}
+        add(summary, "gain", **gained, minutes=f"{summary['minutes']:.1f} in all", load=load)
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def results(case: str, summaries: Sequence[Summary]) -> str:
+    """The text of RESULTS.md."""
+    last = summaries[0]["stages"][-1]
+    judge = HELD_OUT if last["held_out"] else ""
+    of_orders = "make real-model SEED=n"
+    command = of_orders if case == "orders" else f"python -m examples.common.learn {case} MODEL --seed n"
+    header = HEADER.format(
+        case=case, command=command, rows=last["num_rows"], judge=judge, verdict=verdict(summaries)
+    ).replace("  ", " ")
+    return header + table(summaries)
+
+
+def main() -> None:
+    (case,) = sys.argv[1:]
+    summaries = [json.loads(path.read_text()) for path in sorted((BUILD / case).glob("*/summary.json"))]
+    if not summaries:
+        raise SystemExit(f"there are no results of {case}: run python -m examples.common.learn {case} MODEL first")
+    (EXAMPLES / case / "RESULTS.md").write_text(results(case, summaries), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""What examples share: figures of a run as a table, and when a case counts as learned."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from cluster.views.traces import Trace, trace_json
+from examples.common.results import gain, paired_gain, results, rows_part, table
+from examples.common.way import stage
+from tests.support.builders import group_request, rollout
+
+FIGURES = {"num_rows": 60, "grade": 0.5, "ci95": 0.1, "pass_rate": 0.25, "tool_calls": 2, "completion_tokens": 70}
+ROWS = [str(row) for row in range(20)]
+
+
+def summary(grades: list[float], held_out: list[float] | None = None, seed: int = 7) -> dict[str, Any]:
+    """A run that begins at 0 with each row and reaches `grades`."""
+
+    def stage_of(name: str, reached: list[float], held: list[float] | None, scores: dict[str, float]) -> dict[str, Any]:
+        parts = {"grades": dict(zip(ROWS, reached, strict=True)), "scores": scores}
+        parts["held_out"] = {} if held is None else dict(zip(ROWS, held, strict=True))
+        return stage(name, FIGURES, 1.5) | parts
+
+    none = [0.0] * len(ROWS)
+    stages = [
+        stage_of("before", none, held_out and none, {"late": 1.5}),
+        stage_of("after", grades, held_out, {}),
+    ]
+    return {"seed": seed, "settings": [], "minutes": 20, "load": [0.5, 2.0], "stages": stages}
+
+
+BETTER, MIXED = [1.0] * 15 + [0.0] * 5, [1.0, -1.0] * 10
+
+
+def test_the_rows_of_an_evaluation_have_grades_held_out_grades_and_means_of_scores() -> None:
+    done = rollout(group_request(), 0, grade=0.75)
+    done = replace(done, grade=replace(done.grade, held_out=0.5, scores={"false_citations": 1.0}))
+    lines = [json.loads(trace_json(Trace("test-after", group_request(), done))), {"kind": "discarded", "row_id": "2"}]
+    assert rows_part(lines) == {
+        "grades": {done.row_id: 0.75},
+        "held_out": {done.row_id: 0.5},
+        "scores": {"false_citations": 1.0},
+    }
+    assert rows_part([]) == {"grades": {}, "held_out": {}, "scores": {}}
+
+
+def test_the_gain_is_paired_over_the_rows_that_both_stages_have() -> None:
+    before, after = {"a": 0.0, "b": 0.5, "c": 0.0, "gone": 1.0}, {"a": 1.0, "b": 0.5, "c": 0.5}
+    assert paired_gain(before, after) == pytest.approx((0.5, 0.566), abs=1e-3)
+
+
+def test_the_held_out_grader_decides_where_there_is_one() -> None:
+    assert gain(summary(BETTER))[0] == 0.75
+    assert gain(summary(BETTER, MIXED))[0] == 0.0
+
+
+def test_the_table_has_each_stage_the_gain_and_the_load() -> None:
+    lines = table([summary(BETTER, BETTER)]).splitlines()
+    assert lines[0] == (
+        "| seed | stage | grade | right | held out | late | tool calls | sampled tokens | minutes | load |"
+    )
+    assert lines[2] == "| 7 | before | 0.500 ± 0.100 | 25% | 0.000 | 1.50 | 2.00 | 70 | 1.5 |  |"
+    assert lines[3] == "| 7 | after | 0.500 ± 0.100 | 25% | 0.750 |  | 2.00 | 70 | 1.5 |  |"
+    assert lines[4] == "| 7 | gain |  |  | **+0.750 ± 0.195** |  |  |  | 20.0 in all | 0.5 to 2.0 |"
+
+
+@pytest.mark.parametrize(
+    ("runs", "learned"),
+    [
+        ([BETTER, BETTER, MIXED], True),
+        ([BETTER, MIXED, MIXED], False),
+        ([BETTER], False),  # one seed shows nothing
+    ],
+)
+def test_a_case_is_learned_if_two_of_three_intervals_lie_above_zero(runs: list[list[float]], learned: bool) -> None:
+    text = results("filings", [summary(run, run, seed) for seed, run in enumerate(runs)])
+    assert text.startswith("# Figures\n\nWritten by `python -m examples.common.results filings` from runs of")
+    assert ("**Learned**: the interval" in text) is learned
+    assert ("**Not shown to be learned**" in text) is not learned
+    assert "over the 60 unseen rows" in text
