@@ -42,18 +42,18 @@ def job_in(folder: Path, collector: str) -> list[str]:
     return [*command, "--run-folder", str(folder / "run")]
 
 
-def train(command: list[str], environment: dict[str, str]) -> None:
-    """Trains, and kills the learner's rank once."""
+def train(command: list[str], environment: dict[str, str], kills: str | None = None) -> tuple[int, str]:
+    """The exit code of a training and its output; `kills` names a process that is killed when the first step begins."""
     with subprocess.Popen(
         command, env=marked(environment), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
         assert process.stdout is not None
-        output: list[str] = []
+        output = ""
         for line in process.stdout:
-            if "training" in line and not any("training" in earlier for earlier in output):
-                kill("_RankProcess")
-            output.append(line)
-        assert process.wait() == 0, "".join(output)
+            if kills is not None and "training" in line and "training" not in output:
+                kill(kills)
+            output += line
+        return process.wait(), output
 
 
 @pytest.mark.nightly
@@ -63,8 +63,10 @@ async def test_a_trace_joins_rollout_calls_and_grade_and_steps_link_to_it(tmp_pa
     plan = Plan(seed=1, endpoints={**endpoints, "grade": Faults(shares={"500": 0.15}, sticky=True)})
     async with Collector() as collector:
         with faulty_ledger(plan) as faulty:
-            await asyncio.to_thread(train, job_in(tmp_path, collector.url), faulty.environment)
+            command = job_in(tmp_path, collector.url)
+            code, output = await asyncio.to_thread(train, command, faulty.environment, "_RankProcess")
             secret = faulty.environment["LEDGER_TOKEN"]
+    assert code == 0, output
     assert processes_left() == []
     assert all((ERROR in span.attributes) == span.failed for span in collector.spans)
     assert secret not in str(collector.spans)
@@ -92,6 +94,18 @@ async def test_a_trace_joins_rollout_calls_and_grade_and_steps_link_to_it(tmp_pa
         assert span.process == "driver" and span.links and set(span.links) <= learned
         parts = [part.name for part in traces[span.trace_id] if part.parent_id == span.span_id]
         assert {"sampling", "learning", "weight sync"} <= set(parts)
+
+
+@pytest.mark.nightly
+async def test_the_step_in_which_a_job_fails_is_a_trace_with_its_error(tmp_path: Path) -> None:
+    plan = Plan(endpoints={"grade": Faults(shares={"401": 1.0})})  # the key was revoked after the dry run
+    async with Collector() as collector:
+        with faulty_ledger(plan) as faulty:
+            code, output = await asyncio.to_thread(train, job_in(tmp_path, collector.url), faulty.environment)
+    assert code == 1, output
+    (step,) = (span for span in collector.spans if span.name == "training step")
+    assert (step.process, step.failed, step.attributes[ERROR]) == ("driver", True, "EndpointRefused")
+    assert processes_left() == []
 
 
 def check_rollout(rollout: Rollout, spans: list[Received]) -> None:
