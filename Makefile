@@ -30,7 +30,7 @@ NPM := PATH="$(NODE)/bin:$$PATH" node $(NODE)/lib/node_modules/npm/bin/npm-cli.j
 BUNDLE := $(CURDIR)/serve/console/bundle
 CHROMIUM := $(if $(shell command -v chromium),,$(if $(filter 0,$(shell id -u)),installed-chromium,build/chromium/usr/lib/chromium/chromium))
 
-.PHONY: setup quickstart console chromium installed-chromium panels fifteen-minutes real-model test unit chaos examples nightly lint docs bench bench-full gpu gpu-learner hashes sbom image clean
+.PHONY: setup quickstart console chromium installed-chromium panels dashboards fifteen-minutes real-model test unit chaos examples nightly lint docs bench bench-full gpu gpu-learner hashes sbom image clean
 
 setup: $(STAMP)
 
@@ -119,6 +119,11 @@ build/panels/node_modules: docs/dashboards/package-lock.json | $(CONSOLE_TOOLS)
 	mkdir -p build/panels && cp docs/dashboards/package*.json build/panels
 	$(NPM) build/panels ci --ignore-scripts --no-audit --no-fund
 	touch $@
+
+# Draws the dashboards with what a Prometheus has of a short job, as the nightly tests do, and names the pictures.
+dashboards: setup panels $(PROMETHEUS) $(CHROMIUM)
+	$(PYTEST) tests/e2e/test_cluster.py -k drawn_by_grafanas_components --basetemp build/dashboards
+	@ls build/dashboards/*0/*.png
 
 # The examples' real runs, of some hours: CASE=filings takes those of one, SEED=1 one seed.
 examples: setup $(SMOLLM2)

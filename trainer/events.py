@@ -330,6 +330,8 @@ class LearnerRestarted(Event):
     """Why the rank was lost."""
     times: int
     """Restarts without a finished step in between, this one included."""
+    error_type: str = ""
+    """The class of the error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

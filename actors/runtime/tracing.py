@@ -104,9 +104,13 @@ class Tracer:
         ended: float,
         rollouts: Sequence[str] = (),
         below: Span | None = None,
+        error: str | None = None,
         **attributes: AttributeValue,
     ) -> Span:
-        """A span of what is over, between two Unix times, with links to the rollouts of these trace ids."""
+        """A span of what is over, between two Unix times, with links to the rollouts of these trace ids.
+
+        `error` is the type of the error that ended it.
+        """
         if self._tracer is None:
             return INVALID_SPAN
         numbers = [number for trace_id in rollouts[:LINKS] if (number := _number(trace_id)) is not None]
@@ -115,6 +119,8 @@ class Tracer:
         span = self._tracer.start_span(
             name, parent, attributes=_dotted(attributes), links=links, start_time=int(began * 1e9)
         )
+        if error is not None:
+            failed(span, error)
         span.end(int(ended * 1e9))
         return span
 

@@ -25,10 +25,14 @@ from trainer.spec.job import FILES, JobSpec
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A request whose form is right: the specification with its secrets, and what the request calls its model."""
+    """A request whose form is right: the specification with its secrets, and what the request calls its model.
+
+    `samples` are the draws of each row if it is to be looked at before training, None if it is to be trained.
+    """
 
     spec: str
     model: str
+    samples: int | None = None
 
     def as_json(self) -> str:
         return json.dumps(asdict(self))
@@ -43,7 +47,7 @@ def check(server: Server, draft: Draft) -> list[Problem]:
     given = JobSpec.model_validate_json(draft.spec)
     spec = server.with_paths(given)
     validation = None if spec.validation_file is None else Path(spec.validation_file)
-    found = row_problems(server.operator.jobs, Path(spec.training_file), validation)
+    found = row_problems(server.operator.jobs, Path(spec.training_file), validation, draft.samples)
     found += static_problems(spec, server.operator)
     names = server.names_in(spec, draft.model, {name: getattr(given, name) for name in FILES})
     return [public(problem, None, names) for problem in invalid_job(found).problems]

@@ -100,14 +100,16 @@ class JobService:
         self._wake()
         return job
 
-    def draft(self, body: Any) -> Draft:
-        """What a check needs of a request, if its form is right.
+    def draft(self, body: Any, samples: int | None = None) -> Draft:
+        """What a check needs of a request, if its form is right; with `samples`, of a look before training.
 
         Raises:
             InvalidJob: The request has mistakes.
         """
         found = parse_api_job(body, self._models, self._files, self._operator)
-        return Draft(found.secret_spec, found.request.model)
+        if samples is not None:
+            check_gradable(found.spec, "training_file")
+        return Draft(found.secret_spec, found.request.model, samples)
 
     def cancel(self, job_id: str) -> JobRecord:
         """End a job in any state; its driver exits at once.

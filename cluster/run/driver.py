@@ -313,6 +313,7 @@ class _Run:
     def failed(self, error: Exception) -> None:
         """Record the error that ends the run."""
         self.outcome = "failed"
+        self._traces.failed(error)
         self._error = str(error) if isinstance(error, RftError) else f"{type(error).__name__}: {error}"
 
     async def train(self) -> None:

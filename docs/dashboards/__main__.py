@@ -1,6 +1,7 @@
 """`python -m docs.dashboards URL START END`: pictures of what the Prometheus at URL has between two Unix times.
 
-`make panels` installs what it needs below build/. Pictures of the manual are in docs/assets/dashboards.
+`make panels` installs what it needs below build/, and `make dashboards` draws what a short job leaves, too. Pictures of
+the manual are in docs/assets/dashboards.
 """
 
 import argparse

@@ -17,6 +17,7 @@ from serve.http.schemas.base import answers
 from serve.http.schemas.jobs import JobCheck
 from serve.http.shares import Shares
 from serve.routes.fine_tuning import JobBody
+from serve.routes.readiness import Draws
 from trainer.errors import InvalidJob, Problem, RftError
 
 MAX_CHECKS = 2
@@ -24,6 +25,9 @@ MAX_CHECKS = 2
 CHECK_S = 120.0
 
 Files = Annotated[bool, Query(description="false: only the form of the request, which takes no time.")]
+Look = Annotated[
+    Draws | None, Query(description="Check it for a look before training (readiness) with so many draws of each row.")
+]
 
 
 class Checker(Protocol):
@@ -37,10 +41,10 @@ def make_router(service: JobService, checker: Checker, check_s: float = CHECK_S)
     checks = Shares(MAX_CHECKS)
 
     @router.post("/check", response_model=None, responses=answers(JobCheck))
-    async def check(body: JobBody, key: Writer, files: Files = True) -> dict[str, Any]:
+    async def check(body: JobBody, key: Writer, files: Files = True, samples: Look = None) -> dict[str, Any]:
         """Check a request for a job without creating it: its form, files, model, tools and graders; calls nothing."""
         try:
-            draft = await run_in_threadpool(service.draft, body)
+            draft = await run_in_threadpool(service.draft, body, samples)
         except InvalidJob as error:
             return _answer([public(problem, None, {}) for problem in error.problems])
         if not files:

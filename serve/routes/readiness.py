@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import JSONResponse
+from pydantic import Field
 
 from cluster.jobs.service import JobService
 from cluster.stores.job_tables import JobRecord
@@ -33,9 +34,10 @@ from serve.routes.fine_tuning import (
 )
 
 IdPath = Annotated[str, Path(max_length=100)]
+Draws = Annotated[int, Field(ge=2, le=128)]
 Samples = Annotated[
-    int,
-    Query(ge=2, le=128, description="Draws of each row of the training file; in all `jobs.max_readiness_rollouts`."),
+    Draws,
+    Query(description="Draws of each row of the training file; in all at most `jobs.max_readiness_rollouts`."),
 ]
 Target = Annotated[
     float | None,

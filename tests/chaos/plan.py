@@ -17,6 +17,7 @@ Kind = Literal[
     "502",
     "503",
     "404",
+    "401",
     "drop",  # closes without a response
     "reset",  # resets the connection within the body
     "hang",  # never answers

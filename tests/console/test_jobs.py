@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from serve.host.state import ServerState, StateLocations
 from tests.console.conftest import Site
 from tests.console.test_frame import Open
 from tests.support.console_jobs import make_jobs
+from tests.support.jobs import NEW_JOB
 from trainer.spec.operator import NOTHING_ALLOWED
 
 
@@ -89,6 +91,41 @@ def test_what_happens_and_what_another_person_does_is_shown_at_once(
     page.get_by_role("button", name="Resume").click()
     page.get_by_role("button", name="Resume the job").click()
     page.get_by_text("queued", exact=True).wait_for()
+
+
+def test_an_action_is_shown_before_the_list_answers_and_focus_stays_in_its_row(opened: Open, site: Site) -> None:
+    lists = "**/v1/fine_tuning/jobs?*"
+    page = opened("#/jobs")
+    with state_of(site) as state:
+        store = JobStore(state.database)
+
+        def make(name: str) -> None:
+            new = replace(NEW_JOB, owner=state.keys.list()[0].id, digest=name, suffix=name)
+            made = store.create(new)[0].id
+            for status in ("queued", "running"):
+                store.move(made, status)
+            store.next_attempt(made, 0, "handle", failures=0)
+
+        make("own-job")
+        page.reload()
+        row = page.get_by_role("listitem").filter(has_text="own-job")
+        row.get_by_role("button", name="Pause").wait_for()
+        held: list[Any] = []
+        page.route(lists, lambda route: held.append(route))  # Playwright marks what it is given
+        row.get_by_role("button", name="Pause").press("Enter")
+        page.get_by_role("button", name="Pause the job").press("Enter")
+        row.get_by_text("paused", exact=True).wait_for()
+        assert row.locator("button:focus").inner_text() == "Resume"
+        make("made-meanwhile")
+        for route in held:
+            route.continue_()
+        page.unroute(lists)
+    page.get_by_role("link", name="made-meanwhile").wait_for()
+    assert row.locator("button:focus").inner_text() == "Resume"
+    row.get_by_role("button", name="Cancel").press("Enter")
+    page.get_by_role("button", name="Cancel the job").press("Enter")
+    row.get_by_text("cancelled", exact=True).wait_for()
+    assert row.locator("a:focus").inner_text() == "own-job"
 
 
 def test_two_checkpoints_are_compared_and_one_is_called(opened: Open, jobs: dict[str, str]) -> None:

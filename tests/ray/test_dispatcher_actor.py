@@ -195,6 +195,7 @@ async def test_dispatcher_and_graders_send_the_spans_of_a_rollout_from_their_pro
             await graders.grade({"output_text": "1"}, {}, f"trace_{number}")
         await flush_actors(actors)
         assert await asyncio.to_thread(engine.flush)
+        await until(lambda: len(collector.spans) == 4, within_s=60)  # a flush that takes too long goes on by itself
         for actor in actors:
             ray.kill(actor)
         await flush_actors(actors)  # they are gone: nothing hangs, nothing is raised

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
 from aiohttp import web
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A span, its parent's id (empty for a root), and the process that sent it."""
+    """A span, its parent's id (empty for a root), the process that sent it, and the traces that it has links to."""
 
     name: str
     trace_id: str
@@ -20,6 +21,8 @@ class Received:
     parent_id: str
     process: str
     attributes: Mapping[str, str]
+    failed: bool
+    links: Sequence[str]
 
 
 class Collector:
@@ -50,7 +53,11 @@ class Collector:
             about = {entry.key: entry.value.string_value for entry in resource.resource.attributes}
             for scope in resource.scope_spans:
                 for span in scope.spans:
-                    attributes = {entry.key: str(entry.value) for entry in span.attributes}
+                    values = {entry.key: entry.value for entry in span.attributes}
+                    attributes = {key: value.string_value or str(value) for key, value in values.items()}
                     ids = (span.trace_id.hex(), span.span_id.hex(), span.parent_span_id.hex())
-                    self.spans.append(Received(span.name, *ids, about["service.instance.id"], attributes))
+                    failed = span.status.code == Status.STATUS_CODE_ERROR
+                    links = [link.trace_id.hex() for link in span.links]
+                    process = about["service.instance.id"]
+                    self.spans.append(Received(span.name, *ids, process, attributes, failed, links))
         return web.Response()

@@ -35,5 +35,5 @@ class Restarts:
         if times > len(PAUSES_S):
             what = f"the learner failed {times} times after step {step}; the first time:"
             raise LearnerFailed(f"{what} {first.message}", public=f"{what} {first.public}") from first
-        self._sink.emit(LearnerRestarted(cause=failure.message, times=times))
+        self._sink.emit(LearnerRestarted(cause=failure.message, times=times, error_type=type(failure).__name__))
         await self._sleep(PAUSES_S[times - 1])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,22 @@ def draft(state: ServerState, rows: list[str], **changes: Any) -> tuple[Draft, s
     server.close()
     raw = raw_job() | {"model": MODEL, "training_file": file_id, "seed": 1} | changes
     return Draft(json.dumps(raw), "gpt-5"), file_id
+
+
+def test_a_look_with_more_rollouts_than_allowed_is_found_before_it_is_created(
+    state: ServerState, tmp_path: Path
+) -> None:
+    config = tmp_path / "agent-rft.yaml"
+    config.write_text("jobs: {max_readiness_rollouts: 95}")
+    training, _ = draft(state, [ROW] * 12)
+    launcher = RayLauncher(DriverSettings(str(state.folder), state.database.url, config=str(config)), "")
+
+    def check_draws(samples: int | None) -> list[Problem]:
+        return asyncio.run(launcher.check(replace(training, samples=samples)))
+
+    [problem] = check_draws(8)
+    assert (problem.code, problem.field) == ("over_limit", "samples") and "96 rollouts" in problem.message
+    assert check_draws(7) == check_draws(None) == []
 
 
 def found(state: ServerState, made: Draft) -> list[Problem]:

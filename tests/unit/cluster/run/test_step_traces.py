@@ -7,12 +7,14 @@ from dataclasses import replace
 
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import StatusCode
 
 from actors.runtime.tracing import NO_TRACES, tracer_of
 from cluster.run.step_traces import StepTraces
 from tests.support.builders import group, group_request
 from tests.support.events import run_event
-from trainer.events import VALIDATION, Evaluated, Event, LossEvaluated, PhaseBegan, StepDone
+from trainer.errors import Halted
+from trainer.events import VALIDATION, Evaluated, Event, LearnerRestarted, LossEvaluated, PhaseBegan, StepDone
 from trainer.spec.operator import TraceSettings
 from trainer.types import Evaluation, Group
 
@@ -33,13 +35,18 @@ def seconds(span: ReadableSpan) -> tuple[float, float]:
     return span.start_time / 1e9, span.end_time / 1e9
 
 
-def spans_of(share: float, *happened: tuple[float, Event], groups: Sequence[Group] = ()) -> list[ReadableSpan]:
+def spans_of(
+    share: float, *happened: tuple[float, Event], groups: Sequence[Group] = (), failure: Exception | None = None
+) -> list[ReadableSpan]:
+    """The spans of these events at these times, and of an error that ends the run at 200.0."""
     exporter = InMemorySpanExporter()
     settings = TraceSettings(endpoint="http://collector:4318/v1/traces", share=share)
-    sink = StepTraces(tracer_of(settings, "driver", exporter=exporter, every=True))
+    sink = StepTraces(tracer_of(settings, "driver", exporter=exporter, every=True), clock=lambda: 200.0)
     sink.groups("step-000003", groups)
     for at, event in happened:
         sink.event(replace(run_event(event), time=at))
+    if failure is not None:
+        sink.failed(failure)
     sink.close()
     return list(exporter.get_finished_spans())
 
@@ -86,9 +93,52 @@ def test_the_validation_of_a_supervised_job_lasts_until_its_loss_is_known() -> N
     assert [seconds(span) for span in spans if span.name == "validation"] == [(145.0, 153.0)]
 
 
+TRAINING = (90.0, PhaseBegan(phase="training", step=2))
+DONE = (160.0, StepDone(step=3, total_steps=9, metrics=STEP))
+LOST = LearnerRestarted(step=2, cause="rank 1: /home/ann/secret", times=1, error_type="WeightsLost")
+
+
+def test_a_step_that_fails_is_a_trace_with_the_errors_type_and_no_text_of_it() -> None:
+    spans = spans_of(0.5, TRAINING, DONE, groups=traced(FIRST), failure=Halted("gap of 0.7 at trace_1"))
+    failed = spans[-1]
+    assert [span.name for span in spans].count("training step") == 2 and failed.context != spans[0].context
+    assert (failed.name, seconds(failed), failed.parent) == ("training step", (160.0, 200.0), None)
+    assert failed.status.status_code is StatusCode.ERROR and failed.status.description is None
+    assert failed.attributes == {"agent_rft.step": 4, "error.type": "Halted"} and not failed.events
+    assert spans[0].status.status_code is StatusCode.UNSET
+
+
+def test_each_try_of_a_step_that_is_done_again_is_a_trace() -> None:
+    again = replace(LOST, times=2)
+    spans = spans_of(0.5, TRAINING, (120.0, LOST), (130.0, again), DONE)
+    tries = [span for span in spans if span.status.status_code is StatusCode.ERROR]
+    assert [seconds(span) for span in tries] == [(90.0, 120.0), (120.0, 130.0)]
+    assert all(span.attributes == {"agent_rft.step": 3, "error.type": "WeightsLost"} for span in tries)
+    assert [span.name for span in spans].count("training step") == 3 and "secret" not in str(
+        [span.to_json() for span in spans]
+    )
+
+
+def test_the_first_step_begins_after_the_validation_of_the_start_model() -> None:
+    evaluated = (12.0, Evaluated(step=0, name=VALIDATION, evaluation=EVALUATION))
+    begun = ((5.0, PhaseBegan(phase="training", step=0)), (10.0, PhaseBegan(phase="validation", step=0)), evaluated)
+    *_, failed = spans_of(0.5, *begun, failure=OSError("no room"))
+    assert (seconds(failed), failed.attributes) == ((12.0, 200.0), {"agent_rft.step": 1, "error.type": "OSError"})
+
+
+def test_what_fails_outside_of_steps_is_no_step() -> None:
+    last = (160.0, StepDone(step=9, total_steps=9, metrics={}))
+    grading = (170.0, PhaseBegan(phase="grading", step=3))
+    assert spans_of(0.5, (10.0, LOST), failure=OSError("no room")) == []
+    for happened in ((TRAINING, last), (TRAINING, grading)):
+        spans = spans_of(0.5, *happened, failure=OSError("no room"))
+        assert [span for span in spans if span.status.status_code is StatusCode.ERROR] == []
+
+
 def test_without_a_collector_a_step_makes_nothing() -> None:
     sink = StepTraces(NO_TRACES)
     sink.groups("step-000003", traced(FIRST))
     sink.event(run_event(StepDone(step=3, total_steps=9, metrics=STEP)))
+    sink.failed(Halted("x"))
     sink.close()
     assert NO_TRACES.sampled(FIRST) == ""

@@ -70,6 +70,16 @@ async def test_the_form_alone_can_be_checked(server: Server) -> None:
     assert answer.json()["valid"] and server.checker.drafts == []
 
 
+async def test_a_look_before_training_is_checked_with_its_draws(server: Server) -> None:
+    answer = await server.http.post(URL, params={"samples": "8"}, json=BODY)
+    assert answer.json()["valid"] and server.checker.drafts[0].samples == 8
+    supervised = BODY | {"method": {"type": "supervised"}}
+    ungraded = await server.http.post(URL, params={"samples": "8"}, json=supervised)
+    assert [problem["code"] for problem in ungraded.json()["problems"]] == ["not_gradable"]
+    too_many = await server.http.post(URL, params={"samples": "129"}, json=BODY)
+    assert body_of(too_many, 400)["error"]["param"] == "samples"
+
+
 async def test_problems_of_files_have_their_lines(server: Server) -> None:
     server.checker.problems = [ROW]
     [problem] = (await server.check())["problems"]

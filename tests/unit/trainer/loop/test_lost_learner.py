@@ -66,7 +66,7 @@ async def test_a_lost_learner_starts_again_and_catches_up(tmp_path: Path, lost_i
     assert learner.weights == expected
     assert rollouts.published == sorted(rollouts.published), "a version went backwards"
     [restarted] = run.sink.of(LearnerRestarted)
-    assert restarted.cause == failure.message
+    assert (restarted.cause, restarted.error_type) == (failure.message, type(failure).__name__)
     assert [saved.step for saved in run.sink.of(CheckpointSaved)] == [4, 8, 9]
     assert [metrics["step"] for metrics in run.sink.steps] == list(range(1, 10))
     assert len({request.index for _, request in run.train_requests}) == len(run.train_requests), "sampled twice"

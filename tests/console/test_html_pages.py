@@ -1,0 +1,56 @@
+"""The pages that commands write, in a real browser: report, comparison and look before training, with hostile texts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.views.comparison.compare import compare_sides
+from cluster.views.comparison.page import write_page as write_comparison
+from cluster.views.comparison.sides import sides_of
+from cluster.views.readiness.page import write_page as write_readiness
+from cluster.views.report.page import write_report
+from tests.support.browser import PHONE, Watched
+from tests.support.builders import group_request, job, plan, task
+from tests.support.synthetic import HOSTILE, Synthetic
+from trainer.readiness.findings import readiness_of
+from trainer.types import Group
+
+
+def report(folder: Path) -> Path:
+    return write_report(Synthetic().run(folder, hostile=True))
+
+
+def comparison(folder: Path) -> Path:
+    Synthetic().run(folder / "run", hostile=True)
+    sides = [f"{folder}/run:{name}" for name in ("test-before", "test-after")]
+    write_comparison(compare_sides(sides_of(sides, name=None, file=None, evaluate=None), 3), folder / "page.html")
+    return folder / "page.html"
+
+
+def readiness(folder: Path) -> Path:
+    synthetic = Synthetic()
+    tasks = [task(f"{number}", HOSTILE) for number in range(20)]
+    groups = [
+        Group(group_request(number, task=row), tuple(synthetic.rollout(row, i, 0, 0.5, HOSTILE) for i in range(8)))
+        for number, row in enumerate(tasks)
+    ]
+    found = readiness_of(job(), plan(), tasks, groups, {}, samples=8, again={}, target_s=1.0, rollout_s=0.5)
+    return write_readiness(folder, found, job(suffix=HOSTILE[:64]))
+
+
+@pytest.mark.parametrize("write", [report, comparison, readiness])
+def test_a_page_fits_a_phone_loads_nothing_and_runs_no_foreign_script(
+    browser: Any, tmp_path: Path, write: Callable[[Path], Path]
+) -> None:
+    context = browser.new_context(viewport=PHONE)
+    window = Watched(context.new_page(), "")
+    window.page.goto(write(tmp_path).as_uri())
+    window.page.evaluate("for (const each of document.querySelectorAll('details')) each.open = true")
+    assert window.page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+    assert window.page.title() != "owned"
+    context.close()
+    assert window.complaints == []
