@@ -26,7 +26,8 @@ from fastapi import FastAPI, HTTPException
 
 from examples.kernels.grading import nothing, of_speedup
 
-SIZES: Final = {1: (1 << 20, 1 << 23), 2: (1 << 10, 1 << 11)}
+Sizes = dict[int, tuple[int, int]]
+SIZES: Final[Sizes] = {1: (1 << 21, 1 << 22), 2: (1 << 10, 1 << 11)}
 NUM_SMALL, NUM_TIMED, FULL_SPEEDUP = 5, 10, 4.0
 TOLERANCE, NOISE_S, TIMEOUT_S, MAX_CHARS = 1e-4, 2e-5, 60.0, 20_000
 IMPORTS: Final = frozenset(["import torch", "import triton", "import triton.language as tl", "import math"])
@@ -159,7 +160,7 @@ def _is_triton(function: ast.FunctionDef) -> bool:
     return any(ast.unparse(decorator) == "triton.jit" for decorator in function.decorator_list)
 
 
-async def measured(code: str, item: dict[str, Any]) -> float:
+async def measured(code: str, item: dict[str, Any], sizes: Sizes = SIZES) -> float:
     """How many times faster than the reference a right kernel is, by the best of several times of each.
 
     Raises:
@@ -169,7 +170,7 @@ async def measured(code: str, item: dict[str, Any]) -> float:
     arity, num_axes = item["reference"].partition(")")[0].count(",") + 1, item["num_axes"]
     async with alone, AsyncExitStack() as stack:
         cells = [await stack.enter_async_context(cell(one, arity)) for one in (reference, NOTHING, code)]
-        large = [random.randint(*SIZES[num_axes]) for _ in range(num_axes)]
+        large = [random.randint(*sizes[num_axes]) for _ in range(num_axes)]
         small = [[random.randint(1, 100) for _ in range(num_axes)] for _ in range(NUM_SMALL)]
         times = list[list[float]]()
         for shape in [*small, *[large] * NUM_TIMED]:

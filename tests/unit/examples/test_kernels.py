@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -18,6 +19,7 @@ from torch.nn import functional
 from actors.graders.kinds.code_check import CodeCheck
 from examples.kernels import make_data
 from examples.kernels.cheats import CHEATS, OF
+from examples.kernels.gpu import Wrong, checked
 from examples.kernels.grading import RIGHT, grade, same, tried
 from examples.kernels.interpreter import MAX_WORK, Refused, read, run
 from examples.kernels.operations import FAMILIES, Operation, Split, operations
@@ -239,6 +241,58 @@ async def test_the_guards_of_the_job_give_nothing_for_the_reference_and_for_doin
             found += [guard.name] * (verdict.value < 1)
             assert guard.reward == 0
     assert found == guards
+
+
+# Kernels for GPUs
+
+TRITON = """\
+import torch
+import triton
+import triton.language as tl
+
+@triton.jit
+def clamp(given, found, length, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    values = tl.load(given + at, mask=at < length)
+    tl.store(found + at, tl.minimum(tl.maximum(values, -3), 3), mask=at < length)
+
+def kernel(x):
+    found = torch.empty_like(x)
+    clamp[(triton.cdiv(x.numel(), 1024),)](x, found, x.numel(), BLOCK=1024)
+    return found
+"""
+
+
+@pytest.mark.parametrize(
+    ("more", "refused"),
+    [
+        ("", None),
+        ("def kernel(x): return torch.clamp(x, -3, 3)", "clamp"),
+        ("def kernel(x): return x.clamp(-3, 3)", "clamp"),
+        ("def kernel(x): return getattr(torch, 'clamp')(x, -3, 3)", "getattr"),
+        ("tl = torch\ndef kernel(x): return tl.clamp(x, -3, 3)", "tl has another meaning"),
+        ("def kernel(x, math=torch): return math.clamp(x, -3, 3)", "math has another meaning"),
+        ("from torch import clamp", "from torch import clamp"),
+        ("import torch as triton", "import torch as triton"),
+        ("import time\ntime.perf_counter = lambda: 0", "import time"),
+        ("import threading", "import threading"),
+        ("def kernel(x): return __import__('torch')", "__import__"),
+        ("class Lazy(torch.Tensor): pass", "Tensor"),
+        ("(" * 30_000, "characters"),
+        ("(", "not a Python module"),
+    ],
+)
+def test_a_kernel_for_gpus_is_in_triton_and_uses_no_operations_of_pytorch(more: str, refused: str | None) -> None:
+    if refused is None:
+        assert checked(f"```python\n{TRITON}```").strip() == TRITON.strip()
+        return
+    with pytest.raises(Wrong, match=re.escape(refused)):
+        checked(f"{TRITON}\n{more}")
+
+
+def test_a_module_without_a_triton_function_is_refused() -> None:
+    with pytest.raises(Wrong, match=r"no function with triton\.jit"):
+        checked("import torch\ndef kernel(x): return x * 2")
 
 
 # The server
