@@ -48,11 +48,11 @@ def grade(text: str, item: Mapping[str, Any], seed: str = _SECRET) -> Verdict:
 def of_speedup(speedup: float, full: float, reason: str) -> Verdict:
     """The grade of a right kernel: capped, and logarithmic, since twice as fast is always worth the same."""
     gained = min(1.0, max(0.0, math.log(speedup) / math.log(full)))
-    return Verdict(RIGHT + (1 - RIGHT) * gained, reason, {"right": 1.0, "speedup": speedup})
+    return Verdict(RIGHT + (1 - RIGHT) * gained, reason, {"correct": 1.0, "speedup": speedup})
 
 
 def nothing(reason: str) -> Verdict:
-    return Verdict(0.0, reason, {"right": 0.0, "speedup": 0.0})
+    return Verdict(0.0, reason, {"correct": 0.0, "speedup": 0.0})
 
 
 def measured(text: str, item: Mapping[str, Any], seed: str) -> float:

@@ -314,7 +314,7 @@ def test_tool_and_grader_follow_the_wire_contract(client: TestClient) -> None:
 
     body = {"sample": {"output_text": f"```python\n{OF.fast}\n```"}, "item": ITEM, "trace_id": "trace_1"}
     graded = client.post("/grade", json=body).json()
-    assert graded["score"] == graded["scores"]["right"] == 1 and graded["scores"]["speedup"] > 8
+    assert graded["score"] == graded["scores"]["correct"] == 1 and graded["scores"]["speedup"] > 8
     assert graded["reason"].startswith("right, ")
     assert client.post("/grade", json=body | {"sample": {"output_text": None}}).json()["score"] == 0
 
