@@ -20,7 +20,7 @@ from examples.kernels.interpreter import Refused, read, run
 NUM_SHAPES: Final = 2
 SIZES: Final[dict[int, tuple[int, int]]] = {1: (100, 200), 2: (9, 15)}
 """The least and greatest length of each axis, by the number of axes."""
-RIGHT: Final = 0.3
+RIGHT: Final = 0.2
 """The grade of a right kernel that is not faster."""
 FULL_SPEEDUP: Final = 8.0
 TOLERANCE: Final = 1e-6

@@ -36,7 +36,7 @@ async def test_a_cheat_gets_nothing_or_what_its_time_deserves(held_out: PythonGr
         if name == "honest":
             assert value > 0.7, name
         elif name in AS_FAST_AS_IT_IS:
-            assert value < 0.5, name
+            assert 0 < value < 0.5, name
         elif name == "very long":  # it is right: the guard `brief` refuses it
             assert value > 0, name
         else:

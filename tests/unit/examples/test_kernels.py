@@ -176,7 +176,7 @@ def test_all_answers_to_a_row_get_the_same_inputs_and_the_tool_gets_others() -> 
     ("name", "score", "reason"),
     [
         ("honest", 1, "right"),
-        ("slow", 0.336, "right"),
+        ("slow", 0.241, "right"),
         ("the reference", RIGHT, "right, 1.0 times"),  # a guard gives it nothing
         ("nothing", 0, "not one function"),
         ("calls the reference", 0, "ref of this is not allowed"),
