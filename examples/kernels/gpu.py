@@ -110,10 +110,12 @@ class Cell:
 
 @asynccontextmanager
 async def cell(code: str, arity: int) -> AsyncIterator[Cell]:
-    command = [*shlex.split(os.environ["KERNELS_CELL"]), "-c", DRIVER]
+    python = shlex.split(os.environ.get("KERNELS_CELL", ""))
+    if not python:
+        raise HTTPException(403, "KERNELS_CELL is not set: the command that runs Python in a container")  # ends the job
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
-        *command, stdin=pipe, stdout=pipe, stderr=asyncio.subprocess.DEVNULL, start_new_session=True
+        *python, "-c", DRIVER, stdin=pipe, stdout=pipe, stderr=asyncio.subprocess.DEVNULL, start_new_session=True
     )
     assert process.stdin is not None
     process.stdin.write(json.dumps({"code": code, "arity": arity}).encode() + b"\n")

@@ -20,6 +20,7 @@ from actors.graders.kinds.code_check import CodeCheck
 from examples.kernels import make_data
 from examples.kernels.cheats import CHEATS, OF
 from examples.kernels.gpu import Wrong, checked
+from examples.kernels.gpu import app as gpu_app
 from examples.kernels.grading import RIGHT, grade, same, tried
 from examples.kernels.interpreter import MAX_WORK, Refused, read, run
 from examples.kernels.operations import FAMILIES, Operation, Split, operations
@@ -293,6 +294,19 @@ def test_a_kernel_for_gpus_is_in_triton_and_uses_no_operations_of_pytorch(more: 
 def test_a_module_without_a_triton_function_is_refused() -> None:
     with pytest.raises(Wrong, match=r"no function with triton\.jit"):
         checked("import torch\ndef kernel(x): return x * 2")
+
+
+def test_the_machine_with_a_gpu_follows_the_wire_contract(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KERNELS_CELL", raising=False)
+    item = make_data.row(OF, OF.torch, make_data.GPU_SYSTEM)
+    call = {"arguments": json.dumps({"code": "import os"}), "item": item, "trace_id": "trace_1"}
+    with TestClient(gpu_app) as client:
+        assert client.post("/tools/run", json=call).json() == {"output": "no function with triton.jit"}
+        assert client.post("/tools/run", json=call | {"arguments": "{}"}).status_code == 422
+        body = {"sample": {"output_text": None}, "item": item, "trace_id": "trace_1"}
+        assert client.post("/grade", json=body).json()["score"] == 0
+        unset = client.post("/grade", json=body | {"sample": {"output_text": TRITON}})
+        assert unset.status_code == 403 and "KERNELS_CELL is not set" in unset.json()["detail"]
 
 
 # The server
