@@ -299,5 +299,8 @@ def _row_json(row: Row) -> dict[str, Any]:
     sides = zip(row.means, row.rollouts, strict=True)
     return {
         "row_id": row.row_id,
-        "sides": [dict(means) | {"trace_ids": [r.trace_id for r in rollouts]} for means, rollouts in sides],
+        "sides": [
+            {name: means[name] for name in MEASURES} | {"trace_ids": [rollout.trace_id for rollout in rollouts]}
+            for means, rollouts in sides
+        ],
     }

@@ -103,7 +103,9 @@ def test_the_best_of_k_is_compared_where_each_row_has_k_samples() -> None:
     best = change_of(comparison, "best_of_3")
     assert (best.before, best.after, best.label) == (0.25, 0.875, "best of 3")
     assert "best of 3" in shown(comparison)
-    assert comparison_json(comparison)["changes"][0]["measures"]["best_of_3"]["after"] == 0.875
+    found = comparison_json(comparison)
+    assert found["changes"][0]["measures"]["best_of_3"]["after"] == 0.875
+    assert found["rows"][0]["sides"][0].keys() == {*MEASURES, "trace_ids"}  # what the API says that a row has
     alone = compared({"r1": [0.5, 1.0], "r2": [1.0]}, {"r1": [0.5, 1.0], "r2": [1.0, 0.0]})
     assert not any(change.name.startswith("best_of") for change in alone.against[0].changes)
 
