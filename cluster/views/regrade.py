@@ -27,8 +27,9 @@ from trainer.data.rollout_files import ROLLOUTS_SUFFIX, read_groups
 from trainer.errors import InvalidJob, Problem, RftError, UserError, first_error
 from trainer.spec.graders import GraderSpec
 from trainer.spec.job import Reinforcement
+from trainer.spec.job_file import load_job
 from trainer.spec.operator import Operator
-from trainer.spec.reader import fill_in, read_source, validate
+from trainer.spec.reader import KeyPath, fill_in, read_source, validate
 from trainer.types import Grade, Group
 
 MAX_CONCURRENT = 256
@@ -225,10 +226,11 @@ def _case(text: str, path: Path, number: int) -> Case | str:
 
 
 def read_grader(path: Path, operator: Operator, environment: Mapping[str, str] = os.environ) -> Reinforcement:
-    """The grader in a file: alone, or with guards as in `method.reinforcement` of a job.
+    """The grader in a file: alone, with guards as in `method.reinforcement` of a job, or in a whole job.
 
     Raises:
-        InvalidJob: The grader is invalid, with all problems that were found.
+        InvalidJob: The grader or the job is invalid, with all problems that were found.
+        UserError: The job has no grader, since it is supervised.
     """
     source = read_source(path, "grader")
     if isinstance(source, Problem):
@@ -239,7 +241,12 @@ def read_grader(path: Path, operator: Operator, environment: Mapping[str, str] =
         )
     raw, variables, problems = fill_in(source, environment)
     reinforcement: Reinforcement | None = None
-    if "grader" in raw:
+    found: list[tuple[KeyPath, Problem]] = []
+    if "method" in raw:
+        reinforcement = load_job(path, environment).method.reinforcement
+        if reinforcement is None:
+            raise UserError(f"{path} is a supervised job: it has no grader")
+    elif "grader" in raw:
         reinforcement, found = validate(Reinforcement, raw, source, variables)
     else:
         bare, found = validate(_BareGrader, raw, source, variables)

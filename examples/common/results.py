@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
@@ -34,15 +35,24 @@ Summary = Mapping[str, Any]
 def rows_part(traces: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """What the lines of `agent-rft traces RUN --name EVALUATION --json` add to a stage.
 
-    `grades` and `held_out` by row id, and `scores`, the mean of each part of the grade that every row has. Discarded
-    rollouts and failed held-out grades are left out.
+    `grades` and `held_out` by row id, each the mean of the row's rollouts, and `scores`, the mean of each part of the
+    grade that every rollout has. Where rows have k rollouts, `scores` also has `best of k`, the mean of their best
+    grades. Discarded rollouts and failed held-out grades are left out.
     """
-    grades = {line["row_id"]: line["grade"] for line in traces if line["kind"] == "rollout"}
-    names = set.intersection(*(set(grade["scores"]) for grade in grades.values())) if grades else set()
+    rows = defaultdict[str, list[Mapping[str, Any]]](list)
+    for line in traces:
+        if line["kind"] == "rollout":
+            rows[line["row_id"]].append(line["grade"])
+    grades = [grade for row in rows.values() for grade in row]
+    names = set.intersection(*(set(grade["scores"]) for grade in grades)) if grades else set()
+    scores = {name: fmean(grade["scores"][name] for grade in grades) for name in sorted(names)}
+    if (k := max(map(len, rows.values()), default=0)) > 1:
+        scores[f"best of {k}"] = fmean(max(grade["value"] for grade in row) for row in rows.values())
+    held_out = {row: [one["held_out"] for one in found if one["held_out"] is not None] for row, found in rows.items()}
     return {
-        "grades": {row: grade["value"] for row, grade in grades.items()},
-        "held_out": {row: grade["held_out"] for row, grade in grades.items() if grade["held_out"] is not None},
-        "scores": {name: fmean(grade["scores"][name] for grade in grades.values()) for name in sorted(names)},
+        "grades": {row: fmean(grade["value"] for grade in found) for row, found in rows.items()},
+        "held_out": {row: fmean(values) for row, values in held_out.items() if values},
+        "scores": scores,
     }
 
 
@@ -53,7 +63,7 @@ def paired_gain(before: Mapping[str, float], after: Mapping[str, float]) -> tupl
 
 
 def gain(summary: Summary) -> tuple[float, float]:
-    """That of reinforcement: by the held-out grader, or by the grade where there is none."""
+    """The gain of reinforcement: by the held-out grader, or by the grade where there is none."""
     before, after = summary["stages"][-2:]
     key = "held_out" if before["held_out"] and after["held_out"] else "grades"
     return paired_gain(before[key], after[key])

@@ -290,7 +290,9 @@ def grade_command(
         Path,
         typer.Argument(help="a run folder, or a JSONL file of {sample, item}", autocompletion=completion.run_folders),
     ],
-    grader: Annotated[Path, typer.Option(help="the grader, YAML or JSON: on its own, or as in method.reinforcement")],
+    grader: Annotated[
+        Path, typer.Option(help="the grader, YAML or JSON: on its own, as in method.reinforcement, or a job")
+    ],
     name: Annotated[str | None, typer.Option(help="for a run folder: step-000001, test-before, ...")] = None,
     repeat: Annotated[int, typer.Option(min=1, help="number of runs; from two on, their differences are shown")] = 1,
     config: ConfigFile = None,

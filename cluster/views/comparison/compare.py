@@ -18,6 +18,7 @@ from cluster.views.comparison.side import MEASURES, Brief, Graded, Side
 from trainer.errors import UserError
 from trainer.metrics import EVALUATION
 from trainer.metrics.intervals import GRADES, Interval, paired_bootstrap
+from trainer.metrics.metric import Metric
 
 Verdict = Literal["better", "worse", "unclear", "same"]
 NO_TOOL = "(none)"
@@ -31,7 +32,10 @@ EQUAL = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row that all sides have graded: its rollouts at each side, and the means of their MEASURES."""
+    """A row that all sides have graded: its rollouts at each side, and the means of their MEASURES.
+
+    If each row has at least k rollouts at each side, k > 1, there is also `best_of_k`: the best grade of the first k.
+    """
 
     row_id: str
     question: str
@@ -55,12 +59,12 @@ class Change:
 
     @property
     def label(self) -> str:
-        return EVALUATION[self.name].label
+        return _metric(self.name).label
 
     @property
     def verdict(self) -> Verdict:
         """Better or worse only where the interval excludes 0."""
-        low, high, better = self.interval.low, self.interval.high, EVALUATION[self.name].better
+        low, high, better = self.interval.low, self.interval.high, _metric(self.name).better
         if self.interval.mean == 0.0 and not low < high:
             return "same"
         if low > 0 or high < 0:
@@ -68,11 +72,11 @@ class Change:
         return "unclear"
 
     def text(self, value: float) -> str:
-        return EVALUATION[self.name].format(value)
+        return _metric(self.name).format(value)
 
     @property
     def change(self) -> str:
-        return self.interval.text(EVALUATION[self.name].pattern.replace(":", ":+"))
+        return self.interval.text(_metric(self.name).pattern.replace(":", ":+"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +146,8 @@ def compare_sides(sides: Sequence[Side], num_shown: int) -> Comparison:
     graded = [row_id for row_id in shared if all(rows[row_id].rollouts for rows in found)]
     if not graded:
         raise _nothing_shared(sides, found, shared)
-    rows = tuple(_row(row_id, [rows[row_id] for rows in found]) for row_id in graded)
+    k = min(len(rows[row_id].rollouts) for rows in found for row_id in graded)
+    rows = tuple(_row(row_id, [rows[row_id] for rows in found], k) for row_id in graded)
     return Comparison(
         sides=tuple(sides),
         rows=rows,
@@ -166,10 +171,19 @@ def _nothing_shared(sides: Sequence[Side], found: Sequence[Mapping[str, Graded]]
     )
 
 
-def _row(row_id: str, graded: Sequence[Graded]) -> Row:
+def _row(row_id: str, graded: Sequence[Graded], k: int) -> Row:
     rollouts = tuple(one.rollouts for one in graded)
-    means = tuple({name: fmean(brief.measures[name] for brief in side) for name in MEASURES} for side in rollouts)
-    return Row(row_id, graded[0].question, rollouts, means)
+    return Row(row_id, graded[0].question, rollouts, tuple(_means(side, k) for side in rollouts))
+
+
+def _means(rollouts: Sequence[Brief], k: int) -> dict[str, float]:
+    means = {name: fmean(brief.measures[name] for brief in rollouts) for name in MEASURES}
+    best = {f"best_of_{k}": max(brief.measures["grade"] for brief in rollouts[:k])} if k > 1 else {}
+    return means | best
+
+
+def _metric(name: str) -> Metric:
+    return EVALUATION.get(name) or Metric(name.replace("_", " "), "", "mean over rows of their best grade", better=1)
 
 
 # -- against the first side --------------------------------------------------------------------------------------------
@@ -179,7 +193,7 @@ def _against(rows: Sequence[Row], side: int, num_shown: int) -> Against:
     quadrants = Counter((_sign(row.change("reward", side)), _sign(row.change("tool_calls", side))) for row in rows)
     by_reward = sorted(rows, key=lambda row: row.change("reward", side))
     return Against(
-        changes=tuple(_change(rows, side, name) for name in MEASURES),
+        changes=tuple(_change(rows, side, name) for name in rows[0].means[0]),
         quadrants=quadrants,
         gained=tuple(row for row in by_reward[::-1][:num_shown] if row.change("reward", side) > 0),
         lost=tuple(row for row in by_reward[:num_shown] if row.change("reward", side) < 0),
@@ -194,7 +208,7 @@ def _change(rows: Sequence[Row], side: int, name: str) -> Change:
 
 def _bounds(name: str, values: Sequence[float]) -> tuple[float, float] | None:
     """The least and greatest possible value, if they are known; of counts, which are often all equal, those seen."""
-    if name in ("grade", "reward"):
+    if name in ("grade", "reward") or name.startswith("best_of_"):
         return GRADES if all(0 <= value <= 1 for value in values) else None
     return (0.0, max(values)) if name in ("tool_calls", "turns") else None
 
@@ -210,7 +224,7 @@ def _summary(rows: Sequence[Row], side: int) -> Summary:
     rollouts = [rollout for row in rows for rollout in row.rollouts[side]]
     return Summary(
         num_rollouts=len(rollouts),
-        means={name: fmean(row.means[side][name] for row in rows) for name in MEASURES},
+        means={name: fmean(row.means[side][name] for row in rows) for name in rows[0].means[0]},
         turns_p95=float(np.percentile([rollout.measures["turns"] for rollout in rollouts], 95)),
         busy_p95_s=float(np.percentile([rollout.measures["busy_s"] for rollout in rollouts], 95)),
         repeated=sum(len(rollout.repeated) for rollout in rollouts) / len(rollouts),
@@ -285,5 +299,8 @@ def _row_json(row: Row) -> dict[str, Any]:
     sides = zip(row.means, row.rollouts, strict=True)
     return {
         "row_id": row.row_id,
-        "sides": [dict(means) | {"trace_ids": [r.trace_id for r in rollouts]} for means, rollouts in sides],
+        "sides": [
+            {name: means[name] for name in MEASURES} | {"trace_ids": [rollout.trace_id for rollout in rollouts]}
+            for means, rollouts in sides
+        ],
     }

@@ -45,7 +45,7 @@ class ComparedSide(ResponseBody):
     num_rollouts: int
     """Rollouts of the compared rows."""
     means: dict[str, float | None]
-    """Means over rows: grade, reward, busy_s, completion_tokens, tool_calls, turns."""
+    """Means over rows: grade, reward, busy_s, completion_tokens, tool_calls, turns; best_of_k of k samples a row."""
     turns_p95: float
     busy_p95_s: float
     repeated: float

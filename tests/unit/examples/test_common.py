@@ -48,6 +48,19 @@ def test_the_rows_of_an_evaluation_have_grades_held_out_grades_and_means_of_scor
     assert rows_part([]) == {"grades": {}, "held_out": {}, "scores": {}}
 
 
+def test_a_row_with_several_rollouts_counts_by_their_mean_and_has_a_best_one() -> None:
+    grades = [("a", 0.0, 0.5), ("a", 1.0, None), ("b", 0.5, 0.25), ("b", 0.0, 0.75)]
+    lines = [
+        {"kind": "rollout", "row_id": row, "grade": {"value": value, "held_out": held_out, "scores": {}}}
+        for row, value, held_out in grades
+    ]
+    assert rows_part(lines) == {
+        "grades": {"a": 0.5, "b": 0.25},
+        "held_out": {"a": 0.5, "b": 0.5},
+        "scores": {"best of 2": 0.75},
+    }
+
+
 def test_the_gain_is_paired_over_the_rows_that_both_stages_have() -> None:
     before, after = {"a": 0.0, "b": 0.5, "c": 0.0, "gone": 1.0}, {"a": 1.0, "b": 0.5, "c": 0.5}
     assert paired_gain(before, after) == pytest.approx((0.5, 0.566), abs=1e-3)

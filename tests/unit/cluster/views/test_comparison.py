@@ -97,6 +97,19 @@ def test_a_row_counts_once_by_the_mean_of_its_samples() -> None:
     assert [summary.num_rollouts for summary in comparison.summaries] == [3, 5]
 
 
+def test_the_best_of_k_is_compared_where_each_row_has_k_samples() -> None:
+    before = {"r1": [0.0, 0.5, 0.25], "r2": [0.0, 0.0, 0.0]}
+    comparison = compared(before, {"r1": [0.5, 0.0, 1.0, 1.0], "r2": [0.5, 0.75, 0.0]})
+    best = change_of(comparison, "best_of_3")
+    assert (best.before, best.after, best.label) == (0.25, 0.875, "best of 3")
+    assert "best of 3" in shown(comparison)
+    found = comparison_json(comparison)
+    assert found["changes"][0]["measures"]["best_of_3"]["after"] == 0.875
+    assert found["rows"][0]["sides"][0].keys() == {*MEASURES, "trace_ids"}  # what the API says that a row has
+    alone = compared({"r1": [0.5, 1.0], "r2": [1.0]}, {"r1": [0.5, 1.0], "r2": [1.0, 0.0]})
+    assert not any(change.name.startswith("best_of") for change in alone.against[0].changes)
+
+
 def test_rows_of_one_side_and_rows_without_a_grade_are_named_and_not_compared() -> None:
     comparison = compared({"r1": [0.0], "r2": [1.0], "gone": [1.0]}, {"r1": [1.0], "r2": [], "new": [0.0], "n2": [0.0]})
     assert [row.row_id for row in comparison.rows] == ["r1"]

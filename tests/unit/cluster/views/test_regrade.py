@@ -141,6 +141,21 @@ def test_a_grader_file_may_have_guards_and_secrets_from_the_environment(write):
     assert reinforcement.guards[0].name == "short"
 
 
+def test_the_grader_may_be_that_of_a_job_with_its_guards(write):
+    reinforcement = {"grader": EXACT, "guards": [{"name": "short", "grader": {"type": "length", "max_chars": 9}}]}
+    job = {"model": "m", "training_file": "t.jsonl"}
+    job |= {"method": {"type": "reinforcement", "reinforcement": reinforcement}}
+    path = write("job.json", job)
+    assert read_grader(path, NONE, {}).guards[0].name == "short"
+    reinforcement["grader"] = EXACT | {"reference": 7}
+    with pytest.raises(InvalidJob) as wrong:
+        read_grader(write("job.json", job), NONE, {})
+    assert wrong.value.problems[0].field == "method.reinforcement.grader.reference"
+    job["method"] = {"type": "supervised", "supervised": {}}
+    with pytest.raises(UserError, match="supervised"):
+        read_grader(write("job.json", job), NONE, {})
+
+
 # -- runs --------------------------------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,206 @@
+"""Tool and grader of job.yaml, on a machine with a GPU: `uvicorn examples.kernels.gpu:app --port 8013 --host ADDRESS`.
+
+KERNELS_CELL is the command that runs Python with PyTorch and Triton in a container without network, such as
+`podman run --rm -i --timeout 300 --network none --device nvidia.com/gpu=all IMAGE python`. A kernel, the reference and
+a function that does nothing run in a process each and are asked in turn. Time is measured here, from the question to
+a digest of the result, so that inputs and all work count and no clock of the kernel's process is used. One kernel at a
+time.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import json
+import os
+import random
+import shlex
+import signal
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from fastapi import FastAPI, HTTPException
+
+from examples.kernels.grading import nothing, of_speedup
+
+Sizes = dict[int, tuple[int, int]]
+SIZES: Final[Sizes] = {1: (1 << 21, 1 << 22), 2: (1 << 10, 1 << 11)}
+NUM_SMALL, NUM_TIMED, FULL_SPEEDUP = 5, 10, 4.0
+TOLERANCE, NOISE_S, TIMEOUT_S, MAX_CHARS = 1e-4, 2e-5, 60.0, 20_000
+IMPORTS: Final = frozenset(["import torch", "import triton", "import triton.language as tl", "import math"])
+LIBRARIES: Final = frozenset(["triton", "tl", "math"])
+ATTRIBUTES: Final = frozenset(["empty", "empty_like", "float32", "shape", "numel", "size", "stride", "device", "dtype"])
+"""What a kernel may use of PyTorch and of tensors: a result's memory and shape, and no operations."""
+CALLS: Final = frozenset(["getattr", "setattr", "vars", "globals", "locals", "eval", "exec", "compile", "open"])
+NOTHING: Final = "def kernel(*tensors): return tensors[0]"
+DRIVER: Final = """
+import json, os, sys, tempfile
+answers = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)
+import torch
+given = json.loads(sys.stdin.readline())
+folder = tempfile.mkdtemp()
+with open(f"{folder}/solution.py", "w") as file:  # Triton reads the source again
+    file.write(given["code"])
+sys.path.insert(0, folder)
+import solution
+device = "cuda" if torch.cuda.is_available() else "cpu"
+for line in sys.stdin:
+    asked = json.loads(line)
+    generator = torch.Generator(device).manual_seed(asked["seed"])
+    inputs = [2 * torch.randn(asked["shape"], generator=generator, device=device) for _ in range(given["arity"])]
+    found = solution.kernel(*inputs)
+    weights = torch.randn(found.shape, generator=generator, device=device)
+    terms = found.double() * weights
+    digest = [terms.sum().item(), terms.abs().sum().item()]
+    print(json.dumps([list(found.shape), *digest]), file=answers, flush=True)
+"""
+
+
+class Wrong(Exception):
+    """The kernel is refused, wrong or late; the message is for the model."""
+
+
+app = FastAPI()
+alone = asyncio.Lock()
+
+
+@dataclass(frozen=True, slots=True)
+class Digest:
+    """The result's shape, its sum with random weights, and the sum of the absolute terms."""
+
+    shape: tuple[int, ...]
+    total: float
+    absolute: float
+
+    def __eq__(self, other: object) -> bool:
+        """Apart from rounding; not a number equals nothing."""
+        return (
+            isinstance(other, Digest)
+            and self.shape == other.shape
+            and all(
+                abs(ours - theirs) <= TOLERANCE * max(1.0, other.absolute)
+                for ours, theirs in ((self.total, other.total), (self.absolute, other.absolute))
+            )
+        )
+
+
+class Cell:
+    """A process that runs one function on inputs that it draws by a seed."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    async def ask(self, seed: int, shape: list[int]) -> tuple[Digest, float]:
+        """The digest of the result, and the seconds from the question to the answer."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        began = time.perf_counter()
+        try:
+            self._process.stdin.write(json.dumps({"seed": seed, "shape": shape}).encode() + b"\n")
+            line = await asyncio.wait_for(self._process.stdout.readline(), TIMEOUT_S)
+            spent_s = time.perf_counter() - began
+            found, total, absolute = json.loads(line)
+            return Digest(tuple(map(int, found)), float(total), float(absolute)), spent_s
+        except (OSError, ValueError, TypeError, TimeoutError):
+            raise Wrong("fails or takes too long") from None
+
+
+@asynccontextmanager
+async def cell(code: str, arity: int) -> AsyncIterator[Cell]:
+    python = shlex.split(os.environ.get("KERNELS_CELL", ""))
+    if not python:
+        raise HTTPException(403, "KERNELS_CELL is not set: the command that runs Python in a container")  # ends the job
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(
+        *python, "-c", DRIVER, stdin=pipe, stdout=pipe, stderr=asyncio.subprocess.DEVNULL, start_new_session=True
+    )
+    assert process.stdin is not None
+    process.stdin.write(json.dumps({"code": code, "arity": arity}).encode() + b"\n")
+    try:
+        yield Cell(process)
+    finally:
+        process.stdin.close()
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
+
+
+def checked(text: str) -> str:
+    """The module in an answer, which may stand in a code block.
+
+    Raises:
+        Wrong: it has no Triton function, or uses what a kernel may not use.
+    """
+    code = text.strip().removeprefix("```python").removeprefix("```").removesuffix("```")
+    if len(code) > MAX_CHARS:
+        raise Wrong(f"more than {MAX_CHARS:,} characters")
+    try:
+        nodes = list(ast.walk(ast.parse(code)))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise Wrong("not a Python module") from None
+    if not any(isinstance(node, ast.FunctionDef) and _is_triton(node) for node in nodes):
+        raise Wrong("no function with triton.jit")
+    for node in nodes:
+        match node:
+            case ast.Import() | ast.ImportFrom() if ast.unparse(node) not in IMPORTS:
+                raise Wrong(f"{ast.unparse(node)[:60]} is not allowed")
+            case ast.Attribute(value=ast.Name(id=library)) if library in LIBRARIES:
+                continue
+            case ast.Attribute(attr=name) if name not in ATTRIBUTES:
+                raise Wrong(f"{name[:40]} is not allowed: write the kernel")
+            case ast.Name(id=name) if name in CALLS or name.startswith("_"):
+                raise Wrong(f"{name[:40]} is not allowed")
+            case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name) if name in {*LIBRARIES, "torch"}:
+                raise Wrong(f"{name} has another meaning")
+    return code
+
+
+def _is_triton(function: ast.FunctionDef) -> bool:
+    return any(ast.unparse(decorator) == "triton.jit" for decorator in function.decorator_list)
+
+
+async def measured(code: str, item: dict[str, Any], sizes: Sizes = SIZES) -> float:
+    """How many times faster than the reference a right kernel is, by the best of several times of each.
+
+    Raises:
+        Wrong: it is wrong, fails or is late.
+    """
+    reference = f"import torch\nfrom torch.nn import functional as F\n{item['reference']}\nkernel = ref\n"
+    arity, num_axes = item["reference"].partition(")")[0].count(",") + 1, item["num_axes"]
+    async with alone, AsyncExitStack() as stack:
+        cells = [await stack.enter_async_context(cell(one, arity)) for one in (reference, NOTHING, code)]
+        large = [random.randint(*sizes[num_axes]) for _ in range(num_axes)]
+        small = [[random.randint(1, 100) for _ in range(num_axes)] for _ in range(NUM_SMALL)]
+        times = list[list[float]]()
+        for shape in [*small, *[large] * NUM_TIMED]:
+            seed = random.getrandbits(63)
+            answers = [await one.ask(seed, shape) for one in cells]
+            if answers[2][0] != answers[0][0]:
+                raise Wrong(f"wrong for shape {tuple(shape)}")
+            times.append([spent_s for _, spent_s in answers])
+    wanted_s, nothing_s, spent_s = map(min, zip(*times[NUM_SMALL + 1 :], strict=True))  # the first one compiles
+    return float(max(wanted_s - nothing_s, NOISE_S) / max(spent_s - nothing_s, NOISE_S))
+
+
+@app.post("/tools/run")
+async def run_kernel(call: dict[str, Any]) -> dict[str, str]:
+    try:
+        code = str(json.loads(call["arguments"])["code"])
+    except (ValueError, KeyError, TypeError):
+        raise HTTPException(422, "give code") from None  # the model reads this and continues
+    try:
+        return {"output": f"ok {await measured(checked(code), call['item']):.1f}x"}
+    except Wrong as error:
+        return {"output": str(error)}
+
+
+@app.post("/grade")
+async def grade_kernel(body: dict[str, Any]) -> dict[str, Any]:
+    try:
+        speedup = await measured(checked(body["sample"]["output_text"] or ""), body["item"])
+    except Wrong as error:
+        return asdict(nothing(str(error)))
+    return asdict(of_speedup(speedup, FULL_SPEEDUP, f"right, {speedup:.2f} times as fast"))
