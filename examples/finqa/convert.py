@@ -23,6 +23,7 @@ from examples.finqa.library import TOOLS, Document, tool_schema
 
 MAX_FILE_BYTES: Final = 256 * 2**20
 MAX_ENTRIES: Final = 20_000
+MAX_PAGE_CHARS: Final = 200_000
 MAX_SHOWN: Final = 10
 """Problems that an error lists; the others are counted."""
 TEST_PART: Final = 4
@@ -111,8 +112,9 @@ def read_release(path: Path, skip_bad: bool = False) -> tuple[list[Entry], list[
         except ValidationError as error:
             problems += (f"{_named(each, number)}: {field}" for field in _fields(error))
         else:
-            if not entry.lines():
-                problems.append(f"{_named(each, number)}: pre_text, table and post_text are empty; give one of them")
+            if not 0 < sum(map(len, entry.lines())) <= MAX_PAGE_CHARS:
+                wanted = f"give 1 to {MAX_PAGE_CHARS} characters in all"
+                problems.append(f"{_named(each, number)}: pre_text, table, post_text: empty or too long; {wanted}")
             elif entry.id in entries:
                 problems.append(f"{_named(each, number)}: id is that of an earlier entry; give each its own")
             else:

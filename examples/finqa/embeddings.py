@@ -13,7 +13,7 @@ from examples.finqa.library import Embed, Vectors
 
 BATCH: Final = 64
 MAX_CHARS: Final = 8_000
-"""Of a text that is embedded: about 2,000 tokens."""
+"""Characters of a text that are embedded: about 2,000 tokens."""
 TIMEOUT_S: Final = 60.0
 MAX_CACHED: Final = 10_000
 """Queries whose embedding is kept: the rollouts of a group ask much the same."""

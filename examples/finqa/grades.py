@@ -44,7 +44,7 @@ _NUMBER: Final = re.compile(r"-?[0-9]{1,18}(?:\.[0-9]{1,18})?")
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A number as it is written, with the unit and the currency that stand beside it; "" if there is none."""
+    """A number as it is written, with its unit and its currency; "" if there is none."""
 
     number: Decimal
     unit: str = ""
@@ -145,7 +145,7 @@ def _said(answer: str, item: Mapping[str, Any]) -> list[Figure]:
 
 
 def _in_scale(figure: Figure, item: Mapping[str, Any]) -> Figure:
-    """A question "in millions" means millions where nothing else is said, unless its answer is a percentage."""
+    """A question "in millions" means millions where a figure has no unit, unless its answer is a percentage."""
     asked = _SCALE_ASKED.search(item["question"].lower())
     share = str(item["answer"]).endswith(("percent", "basis points"))
     return replace(figure, unit=asked[1]) if asked and not share and not figure.unit else figure

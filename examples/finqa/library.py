@@ -21,9 +21,9 @@ from pydantic import BaseModel, ConfigDict, StringConstraints
 NUM_HITS: Final = 4
 MAX_QUERY_WORDS: Final = 32
 MAX_LINE_CHARS: Final = 200
-"""Of a line that search shows."""
+"""The length at which search cuts a line."""
 MAX_PART_CHARS: Final = 2000
-"""Of what one `cat` returns, apart from a longer line, which is cut."""
+"""The length of a part of a page; longer lines are cut."""
 MAX_LISTED: Final = 50
 NOT_FOUND: Final = "not found"
 K1: Final = 1.5
@@ -31,7 +31,7 @@ K1: Final = 1.5
 B: Final = 0.75
 """How much long documents are marked down."""
 RANK_OFFSET: Final = 60
-"""Of reciprocal rank fusion (Cormack et al., 2009), which joins the two orders of a search with embeddings."""
+"""The offset of reciprocal rank fusion (Cormack et al., 2009), which joins the orders by words and by embeddings."""
 _WORD: Final = re.compile(r"[a-z]+|[0-9]+")
 
 Vectors = NDArray[np.float32]

@@ -19,7 +19,7 @@ UNITS: Final = {
 """What a report tells, and in which unit."""
 PAGES: Final = (("revenue", "debt", "margin"), ("staff", "backlog", "tax rate"))
 YEARS: Final = (2022, 2023)
-_STARTS: Final = ["Alt", "Brin", "Cor", "Dray", "Els", "Hav", "Jor", "Kel", "Lin", "Mar", "Os", "Quin", "Stel", "Wex"]
+_STARTS: Final = ["Alt", "Bran", "Cor", "Dray", "Els", "Hal", "Jor", "Kel", "Lin", "Mar", "Os", "Quin", "Stel", "Wex"]
 _ENDS: Final = ["berg", "combe", "field", "loch", "mont", "port", "ridge", "ster", "ton", "well"]
 _ASKED: Final = (
     "What was the {item} of {company} in {year}?",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,12 @@ def test_one_search_finds_the_figure_of_each_question() -> None:
         )
         first = LIBRARY.search(f"{row['company']} {item} {row['report'].split('/')[1]}").splitlines()[0]
         assert first.startswith(f"{row['report']}: ") and first.endswith(f": {row['answer']}")
+
+
+def test_the_example_in_the_readme_is_what_search_says() -> None:
+    (line,) = (line for line in (EXAMPLE / "README.md").read_text().splitlines() if line.startswith("> **How high"))
+    _, _, query, _, hit, _ = re.split(r'[("`)]+', line)
+    assert LIBRARY.search(query).splitlines()[0] == hit
 
 
 def test_the_warm_start_has_the_habits_to_cure_and_the_better_way_too() -> None:
@@ -186,7 +193,8 @@ def released(path: Path, *entries: Any) -> Path:
         ({"filename": "ABC/../page_1.pdf"}, "filename: "),
         ({"filename": "/etc/passwd"}, "filename: "),
         ({"filename": "ABC\n/2016"}, "filename: "),
-        ({"pre_text": [], "post_text": ["."], "table": []}, "pre_text, table and post_text are empty"),
+        ({"pre_text": [], "post_text": ["."], "table": []}, "pre_text, table, post_text: empty"),
+        ({"pre_text": ["x" * 20_000] * 11}, "pre_text, table, post_text: empty or too long"),
     ],
 )
 def test_a_bad_entry_is_refused_with_its_id_and_field_or_left_out(
