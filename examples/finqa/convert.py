@@ -16,7 +16,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, field_validator
 
 from examples.finqa.grades import SCALES, Figure, figures, rounded
 from examples.finqa.library import TOOLS, Document, tool_schema
@@ -50,8 +50,17 @@ class Qa(BaseModel):
     model_config = ConfigDict(strict=True)
 
     question: Annotated[str, StringConstraints(min_length=1, max_length=2_000)]
-    exe_ans: Annotated[float, Field(ge=-1e15, le=1e15)] | Literal["yes", "no"]
+    exe_ans: float | Literal["yes", "no"]
     answer: Annotated[str, StringConstraints(max_length=2_000)] | float | None = None
+
+    @field_validator("exe_ans", mode="plain")
+    @classmethod
+    def _number_or_word(cls, value: object) -> object:
+        if value in ("yes", "no") or (
+            isinstance(value, int | float) and type(value) is not bool and abs(value) <= 1e15
+        ):
+            return value
+        raise ValueError("give a number, 1e15 at most in size, or yes or no")
 
 
 class Entry(BaseModel):
@@ -123,6 +132,8 @@ def read_release(path: Path, skip_bad: bool = False) -> tuple[list[Entry], list[
         more = [f"... {len(problems) - MAX_SHOWN} more"] if len(problems) > MAX_SHOWN else []
         listed = "\n  ".join(problems[:MAX_SHOWN] + more)
         raise BadRelease(f"{path}:\n  {listed}\ncorrect them, or leave these entries out with --skip-bad")
+    if not entries:
+        raise BadRelease(f"{path}: all entries are bad, for example {problems[0]}")
     return list(entries.values()), problems
 
 
@@ -134,7 +145,7 @@ def _named(entry: Any, number: int) -> str:
 
 def _fields(error: ValidationError) -> Iterator[str]:
     for found in error.errors(include_url=False, include_input=False)[:MAX_SHOWN]:
-        yield f"{'.'.join(map(str, found['loc'])) or 'entry'}: {found['msg']}"
+        yield f"{'.'.join(map(str, found['loc'])) or 'entry'}: {found['msg'].removeprefix('Value error, ')}"
 
 
 def answer_of(qa: Qa) -> Figure | str:

@@ -30,7 +30,7 @@ def make_app(library: Library) -> FastAPI:
         if tool is None:
             raise HTTPException(404)  # a configuration error: the dry run finds it
         try:
-            output = tool.model_validate_json(call["arguments"]).run(library)
+            output = tool.model_validate_json(str(call.get("arguments"))).run(library)
         except ValidationError as error:
             wrong = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'call'}: {e['msg']}" for e in error.errors()[:3])
             raise HTTPException(422, wrong) from None  # the model reads this and continues

@@ -179,11 +179,11 @@ def released(path: Path, *entries: Any) -> Path:
         ({"question": ""}, "qa.question: "),
         ({"question": "\ud800"}, "qa.question: "),
         ({"exe_ans": None}, "qa.exe_ans"),
-        ({"exe_ans": "n/a"}, "qa.exe_ans"),
-        ({"exe_ans": True}, "qa.exe_ans"),
-        ({"exe_ans": float("nan")}, "qa.exe_ans"),
-        ({"exe_ans": 10**400}, "qa.exe_ans"),
-        ({"exe_ans": 1e16}, "qa.exe_ans"),
+        ({"exe_ans": "n/a"}, "qa.exe_ans: give a number, 1e15 at most in size, or yes or no"),
+        ({"exe_ans": True}, "qa.exe_ans: give"),
+        ({"exe_ans": float("nan")}, "qa.exe_ans: give"),
+        ({"exe_ans": 10**400}, "qa.exe_ans: give"),
+        ({"exe_ans": []}, "qa.exe_ans: give"),
         ({"pre_text": "one text"}, "pre_text: "),
         ({"pre_text": ["x" * 20_001]}, "pre_text.0: "),
         ({"post_text": [1]}, "post_text.0: "),
@@ -230,6 +230,11 @@ def test_a_file_that_is_no_release_is_refused_shortly(tmp_path: Path, content: s
     with pytest.raises(BadRelease) as caught:
         read_release(path)
     assert message in str(caught.value) and len(str(caught.value)) < 2_000
+
+
+def test_a_file_of_bad_entries_alone_is_refused_even_if_they_may_be_left_out(tmp_path: Path) -> None:
+    with pytest.raises(BadRelease, match="all entries are bad, for example entry 1: id: "):
+        read_release(released(tmp_path / "x.json", {}), skip_bad=True)
 
 
 def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
@@ -542,6 +547,8 @@ def test_tools_and_grades_respond_in_the_protocols_format() -> None:
     ("arguments", "message"),
     [
         ("{}", "path: Field required"),
+        ({"path": "a"}, "call: "),
+        (None, "call: "),
         ("[1]", "call: "),
         ("{", "call: "),
         ('{"path": 1}', "path: "),
@@ -552,7 +559,7 @@ def test_tools_and_grades_respond_in_the_protocols_format() -> None:
         ("[" * 5_000, "call: "),
     ],
 )
-def test_a_wrong_call_is_refused_and_the_model_reads_why(arguments: str, message: str) -> None:
+def test_a_wrong_call_is_refused_and_the_model_reads_why(arguments: Any, message: str) -> None:
     answer = TestClient(app).post("/tools/cat", json={"arguments": arguments})
     assert answer.status_code == 422
     assert answer.json()["detail"].startswith(message) and len(answer.text) < 1_000
