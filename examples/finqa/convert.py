@@ -23,6 +23,8 @@ from examples.finqa.library import TOOLS, Document, tool_schema
 
 MAX_FILE_BYTES: Final = 256 * 2**20
 MAX_ENTRIES: Final = 20_000
+NUM_DECIMALS: Final = 5
+"""Decimals of `exe_ans`."""
 MAX_PAGE_CHARS: Final = 200_000
 MAX_SHOWN: Final = 10
 """Problems that an error lists; the others are counted."""
@@ -148,17 +150,22 @@ def _fields(error: ValidationError) -> Iterator[str]:
         yield f"{'.'.join(map(str, found['loc'])) or 'entry'}: {found['msg'].removeprefix('Value error, ')}"
 
 
-def answer_of(qa: Qa) -> Figure | str:
-    """The right answer in the form that is wanted: that of `answer` where it agrees with `exe_ans`, which counts."""
+def answer_of(qa: Qa) -> tuple[Figure, Decimal] | str:
+    """The right answer in the form that is wanted, and its number with all decimals, of which `exe_ans` has five.
+
+    The form is that of `answer` where it agrees with `exe_ans`, which counts.
+    """
     if isinstance(qa.exe_ans, str):
         return qa.exe_ans
-    result = Decimal(repr(float(qa.exe_ans)))
+    result = rounded(Decimal(repr(float(qa.exe_ans))), NUM_DECIMALS)
     for written in figures(str(qa.answer or ""))[:1]:
         shares = (result, result / SCALES[written.unit]) if written.unit in ("percent", "basis points") else (result,)
-        if any(rounded(share, written.decimals) == written.number for share in shares):
-            return written
-    share = "percent" in qa.question.lower() or "%" in qa.question
-    return Figure(rounded(result * 100, 2).normalize(), "percent") if share else Figure(rounded(result, 5).normalize())
+        for share in shares:
+            if rounded(share, written.decimals) == written.number:
+                return written, share
+    if "percent" in qa.question.lower() or "%" in qa.question:
+        return Figure(rounded(100 * result, 2).normalize(), "percent"), result / SCALES["percent"]
+    return Figure(result.normalize()), result
 
 
 def split_of(company: str) -> Split:
@@ -171,15 +178,18 @@ def _digest(text: str) -> bytes:
 
 def row(entry: Entry) -> dict[str, Any]:
     """A task. Tools and graders get all of it as `item`; it has nothing of the report."""
-    answer = answer_of(entry.qa)
-    figure, unit = (answer, "") if isinstance(answer, str) else (f"{answer.number.normalize():f}", answer.unit)
+    found = answer_of(entry.qa)
+    if isinstance(found, str):
+        keys = {"answer": found, "figure": found, "unit": "", "exact": ""}
+    else:
+        answer, exact = found
+        keys = {"answer": str(answer), "figure": f"{answer.number.normalize():f}", "unit": answer.unit}
+        keys["exact"] = f"{exact:f}"
     return {
         "messages": [SYSTEM, {"role": "user", "content": entry.qa.question}],
         "tools": SCHEMAS,
         "question": entry.qa.question,
-        "answer": str(answer),
-        "figure": figure,
-        "unit": unit,
+        **keys,
         "report": entry.path,
         "company": entry.company,
     }

@@ -55,11 +55,15 @@ class Figure:
 
     @property
     def decimals(self) -> int:
-        return max(0, -_exponent(self.number))
+        return decimals_of(self.number)
 
     def to(self, unit: str) -> Figure:
         """The same amount in another unit."""
         return Figure((self.number * SCALES[self.unit] / SCALES[unit]).normalize(), unit)
+
+
+def decimals_of(number: Decimal) -> int:
+    return max(0, -_exponent(number))
 
 
 def rounded(number: Decimal, decimals: int) -> Decimal:
@@ -82,8 +86,10 @@ def figures(text: str) -> list[Figure]:
     return found
 
 
-def form(said: Figure, wanted: Figure, words: frozenset[str] = frozenset()) -> float:
+def form(said: Figure, wanted: Figure, exact: Decimal, words: frozenset[str] = frozenset()) -> float:
     """1 if a figure is the wanted one, 0.5 if it has the right value in a wrong form, else 0.
+
+    `exact` is the wanted number with all decimals that are known, so that more decimals than wanted are checked, too.
 
     Wrong forms are a fraction for a percentage and the reverse, the same amount in another scale, a missing unit, fewer
     digits (two or more of them, rightly rounded), and a fall that `words` tell instead of the sign. Another amount,
@@ -92,18 +98,22 @@ def form(said: Figure, wanted: Figure, words: frozenset[str] = frozenset()) -> f
     if said.currency and wanted.currency and said.currency != wanted.currency:
         return 0.0
     if said.number > 0 > wanted.number and not words.isdisjoint(_FELL):
-        return 0.5 * bool(form(replace(said, number=-said.number), wanted))
-    if said.unit == wanted.unit:
-        return 1.0 if rounded(said.number, wanted.decimals) == wanted.number else 0.5 * _is_coarser(said, wanted)
+        return 0.5 * bool(form(replace(said, number=-said.number), wanted, exact))
+    if said.unit == wanted.unit and _is_as_precise(said, wanted, exact):
+        return 1.0
     same = [said.to(wanted.unit)] if said.unit and wanted.unit else [said.to(wanted.unit), replace(said, unit="")]
-    return 0.5 * any(
-        rounded(each.number, wanted.decimals) == wanted.number or _is_coarser(each, wanted) for each in same
-    )
+    return 0.5 * any(_is_as_precise(each, wanted, exact) or _is_coarser(each, exact) for each in same)
 
 
-def _is_coarser(said: Figure, wanted: Figure) -> bool:
+def _is_as_precise(said: Figure, wanted: Figure, exact: Decimal) -> bool:
+    decimals = min(said.decimals, decimals_of(exact))
+    same = said.decimals >= wanted.decimals and rounded(said.number, decimals) == rounded(exact, decimals)
+    return same or said.number == wanted.number
+
+
+def _is_coarser(said: Figure, exact: Decimal) -> bool:
     plain = said.number.normalize()
-    return len(plain.as_tuple().digits) >= 2 and rounded(wanted.number, -_exponent(plain)) == plain
+    return len(plain.as_tuple().digits) >= 2 and rounded(exact, -_exponent(plain)) == plain
 
 
 def _exponent(number: Decimal) -> int:
@@ -121,7 +131,7 @@ def grade(answer: str, item: Mapping[str, Any]) -> float:
         return float(words & {"yes", "no"} == {wanted})
     right = _wanted(item)
     said = set(_said(answer, item)) - (set(_said(item["question"], item)) - {right})
-    return form(said.pop(), right, words) if len(said) == 1 else 0.0
+    return form(said.pop(), right, Decimal(item["exact"]), words) if len(said) == 1 else 0.0
 
 
 def most(answer: str, item: Mapping[str, Any]) -> float:
@@ -132,7 +142,8 @@ def most(answer: str, item: Mapping[str, Any]) -> float:
     if wanted in ("yes", "no"):
         return float(words & {"yes", "no"} == {wanted})
     said = set(_said(answer, item))
-    return float(len(said) <= MAX_JUDGED_FIGURES and any(form(each, _wanted(item), words) for each in said))
+    right, exact = _wanted(item), Decimal(item["exact"])
+    return float(len(said) <= MAX_JUDGED_FIGURES and any(form(each, right, exact, words) for each in said))
 
 
 def _wanted(item: Mapping[str, Any]) -> Figure:

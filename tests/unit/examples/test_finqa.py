@@ -46,9 +46,11 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
 ROWS = {name: lines_of(DATA / f"{name}.jsonl") for name in ("warm_start", "train", "test")}
 
 
-def item_of(answer: str, question: str = "What was it in 2023?") -> dict[str, str]:
+def item_of(answer: str, question: str = "What was it in 2023?", exact: str | None = None) -> dict[str, str]:
+    """A row with this answer; `exact` are all decimals of its figure if there are more."""
     figure, _, unit = answer.lstrip("$").partition(" ")
-    return {"question": question, "answer": answer, "figure": figure, "unit": unit}
+    whole = f"{figure}{'' if '.' in figure else '.'}000"
+    return {"question": question, "answer": answer, "figure": figure, "unit": unit, "exact": exact or whole}
 
 
 # The made reports
@@ -261,22 +263,23 @@ def test_entries_of_a_page_make_one_document_whatever_names_it() -> None:
 @pytest.mark.parametrize(
     ("answer", "result", "question", "wanted"),
     [
-        ("$ 5829", 5829.0, "what was it?", "$5829"),
-        ("53%", 0.5253, "what share was it?", "53 percent"),
-        ("-3.6%", -0.03578, "how did it change?", "-3.6 percent"),
-        ("( 3.6 % )", 0.03578, "how did it change?", "3.6 percent"),
-        ("", 0.12437, "by what percent did it grow?", "12.44 percent"),
-        ("see above", 380, "how much was it?", "380"),
-        ("", 123456789012345.1, "by what percent did it grow?", "12345678901234510 percent"),
-        ("17%", 0.12437, "what portion of it?", "0.12437"),  # they contradict each other: the result counts
-        ("100 basis points", 0.01, "how much higher was it?", "100 basis points"),
+        ("$ 5829", 5829.0, "what was it?", "$5829 5829.00000"),
+        ("53%", 0.5253, "what share was it?", "53 percent 52.530"),
+        ("-3.6%", -0.03578, "how did it change?", "-3.6 percent -3.578"),
+        ("( 3.6 % )", 0.03578, "how did it change?", "3.6 percent 3.578"),
+        ("", 0.12437, "by what percent did it grow?", "12.44 percent 12.437"),
+        ("see above", 380, "how much was it?", "380 380.00000"),
+        ("", 123456789012345.1, "by what percent did it grow?", "12345678901234510 percent 12345678901234510.000"),
+        ("17%", 0.12437, "what portion of it?", "0.12437 0.12437"),  # they contradict each other: the result counts
+        ("100 basis points", 0.01, "how much higher was it?", "100 basis points 100.0"),
         (None, "yes", "was it more?", "yes"),
     ],
 )
 def test_the_wanted_answer_has_the_form_of_the_written_one_where_both_agree(
     answer: str | None, result: float | str, question: str, wanted: str
 ) -> None:
-    assert str(answer_of(Qa.model_validate({"question": question, "answer": answer, "exe_ans": result}))) == wanted
+    found = answer_of(Qa.model_validate({"question": question, "answer": answer, "exe_ans": result}))
+    assert (found if isinstance(found, str) else f"{found[0]} {found[1]:f}") == wanted
 
 
 # The tools
@@ -434,7 +437,6 @@ def test_each_answer_and_each_cheat_gets_what_it_should(name: str) -> None:
     [
         ("12.4%", "12.4 percent", 1),
         ("12.4 per cent", "12.4 percent", 1),
-        ("12.43%", "12.4 percent", 1),  # more precise
         ("0.124", "12.4 percent", 0.5),
         ("12.4", "12.4 percent", 0.5),
         ("12%", "12.4 percent", 0.5),
@@ -463,6 +465,23 @@ def test_each_answer_and_each_cheat_gets_what_it_should(name: str) -> None:
 def test_forms_of_percent_units_and_signs(answer: str, wanted: str, score: float) -> None:
     assert grade(answer, item_of(wanted)) == score
     assert most(answer, item_of(wanted)) == (score > 0)
+
+
+@pytest.mark.parametrize(
+    ("answer", "score"),
+    [
+        ("12%", 1),
+        ("12.4%", 1),
+        ("12.44%", 1),
+        ("12.4370%", 1),
+        ("0.1244", 0.5),
+        ("12.3%", 0),
+        ("11.9%", 0),
+        ("12.45%", 0),
+    ],
+)
+def test_more_decimals_than_wanted_must_be_right(answer: str, score: float) -> None:
+    assert grade(answer, item_of("12 percent", exact="12.437")) == score
 
 
 @pytest.mark.parametrize(("answer", "score"), [("94", 1), ("94 million", 1), ("94 billion", 0), ("0.094 billion", 0.5)])
