@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 import inspect
 import json
@@ -12,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import uvicorn
 from fastapi.testclient import TestClient
 
 from actors.graders.sample import sample_of
@@ -24,11 +22,11 @@ from examples.code_research.library import MAX_LINES, NOT_FOUND, TOOLS, Library
 from examples.code_research.questions import grade, missing, most, parts_of
 from examples.code_research.server import app, library
 from tests.support.builders import tasks_of
-from tests.support.fakes_http import LOCAL, FakeEndpoint, says, until
+from tests.support.example_servers import judged_by, serving, verdict
+from tests.support.fakes_http import LOCAL, FakeEndpoint, says
 from tests.support.paths import ROOT
 from trainer.spec.job import Reinforcement
 from trainer.spec.job_file import load_job
-from trainer.spec.operator import ModelEndpoint, Operator
 from trainer.types import ToolCall
 
 EXAMPLE = ROOT / "examples" / "code_research"
@@ -258,25 +256,12 @@ def test_a_list_of_all_common_exceptions_gets_less_than_the_right_ones() -> None
 
 @pytest.fixture
 async def url() -> AsyncIterator[str]:
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical"))
-    running = asyncio.create_task(server.serve())
-    await until(lambda: server.started, within_s=30)
-    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    server.should_exit = True
-    await running
+    async with serving(app) as url:
+        yield url
 
 
 def method_of(name: str, url: str) -> Reinforcement:
     return load_job(EXAMPLE / f"{name}.yaml", VARIABLES | {"RESEARCH_URL": url}).reinforcement
-
-
-def verdict(score: float) -> dict[str, Any]:
-    content = json.dumps({"steps": [], "result": score})
-    return {"choices": [{"message": {"role": "assistant", "content": content}, "finish_reason": "stop"}]}
-
-
-def judged_by(judge: FakeEndpoint) -> Operator:
-    return LOCAL.model_copy(update={"models": {"judge": ModelEndpoint(base_url=judge.url)}})
 
 
 async def test_the_jobs_judge_cannot_be_talked_into_more_than_an_answer_states(url: str) -> None:

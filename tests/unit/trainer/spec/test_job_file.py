@@ -309,7 +309,7 @@ def test_there_are_few_settings() -> None:
 def test_the_jobs_of_the_examples_are_valid() -> None:
     for path in sorted((ROOT / "examples").glob("*/job*.yaml")):
         names = re.findall(r"\$\{(\w+)\}", path.read_text())
-        environment = {name: "1" if name.endswith("_SEED") else "http://x" for name in names}
+        environment = {name: "http://x" if name.endswith("URL") else "1" for name in names}
         assert load_job(path, environment).method.type == "reinforcement"
 
 

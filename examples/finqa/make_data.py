@@ -1,0 +1,72 @@
+"""Writes the files of the small form in `data/`: `python -m examples.finqa.make_data`. They are the same every time.
+
+The made reports go through the converter, like the release. `data/release.json` is written by hand and stays.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from examples.finqa.convert import Entry, documents, row, split_of, write
+from examples.finqa.library import TOOLS, Library
+from examples.finqa.world import Fact, entries, make_facts
+
+DATA: Final = Path(__file__).parent / "data"
+NUM_WARM_START: Final = 64
+NUM_TRAIN: Final = 160
+NUM_TEST: Final = 120
+LIST_SHARE: Final = 0.5
+"""Share of conversations that list the company's folder before they search: a habit to cure, as the next two."""
+CAT_SHARE: Final = 0.5
+"""Share that read the page although the search has shown the figure."""
+BARE_SHARE: Final = 0.55
+"""Share that answer without the unit."""
+
+
+def conversation(library: Library, fact: Fact, task: dict[str, Any], rng: random.Random) -> dict[str, Any]:
+    """A row for the warm start: a search for the figure, often with calls that are not needed."""
+    calls: list[tuple[str, dict[str, str]]] = [("search", {"query": f"{fact.company} {fact.item} {fact.year}"})]
+    if rng.random() < LIST_SHARE:
+        calls.insert(0, ("list", {"folder": fact.company}))
+    if rng.random() < CAT_SHARE:
+        calls.append(("cat", {"path": fact.path}))
+    messages = list(task["messages"])
+    for number, call in enumerate(calls):
+        messages += _called(library, *call, f"call_{number}")
+    answer = str(fact.number) if rng.random() < BARE_SHARE else fact.answer
+    return {"messages": [*messages, {"role": "assistant", "content": answer}], "tools": task["tools"]}
+
+
+def _called(library: Library, name: str, arguments: dict[str, str], call_id: str) -> list[dict[str, Any]]:
+    """A turn with one call, and its result."""
+    function = {"name": name, "arguments": json.dumps(arguments)}
+    calls = [{"id": call_id, "type": "function", "function": function}]
+    output = TOOLS[name].model_validate(arguments).run(library)
+    return [
+        {"role": "assistant", "content": None, "tool_calls": calls},
+        {"role": "tool", "tool_call_id": call_id, "content": output},
+    ]
+
+
+def write_data(folder: Path) -> None:
+    """Write all files; the folder is created if necessary."""
+    facts = make_facts()
+    made = [Entry.model_validate(each) for each in entries(facts)]
+    pages = documents(made)
+    library, rng = Library(pages), random.Random(2)
+    tasks: Sequence[tuple[Fact, dict[str, Any]]] = [(fact, row(entry)) for fact, entry in zip(facts, made, strict=True)]
+    train = [task for task in tasks if split_of(task[0].company) == "train"]
+    test = [task for task in tasks if split_of(task[0].company) == "test"]
+    warm = [conversation(library, *task, rng) for task in train[:NUM_WARM_START]]
+    write(folder, "documents", (page.model_dump() for page in sorted(pages, key=lambda page: page.path)))
+    write(folder, "warm_start", warm)
+    write(folder, "train", [task for _, task in train[NUM_WARM_START : NUM_WARM_START + NUM_TRAIN]])
+    write(folder, "test", [task for _, task in test[:NUM_TEST]])
+
+
+if __name__ == "__main__":
+    write_data(DATA)
