@@ -63,8 +63,8 @@ def test_training_and_test_share_no_chapter_code_or_transcript() -> None:
 
     for key in ("chapters", "codes", "talked_about"):
         assert of("train", key).isdisjoint(of("test", key))
-    for name, split in (("train", "train"), ("test", "test")):
-        assert of(name, "chapters") == set(CHAPTERS[split])
+    for name, chapters in CHAPTERS.items():
+        assert of(name, "chapters") == set(chapters)
         named = of(name, "codes") | of(name, "talked_about")
         assert {CODES.codes[code].chapter for code in named} == of(name, "chapters")
     told = [message for row in rows_of("warm_start") for message in row["messages"] if message["role"] != "tool"]
