@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,8 @@ import pytest
 from fastapi.testclient import TestClient
 
 from examples.icd10 import make_data
-from examples.icd10.codes import EXTRACT, NOT_FOUND, NUM_HITS, Code, CodeList, write
+from examples.icd10.codes import EXTRACT, NOT_FOUND, NUM_HITS, Code, CodeList
+from examples.icd10.convert import extract
 from examples.icd10.graders import f1, held_out
 from examples.icd10.server import make_app
 from examples.icd10.visits import CHAPTERS, findings, split_of
@@ -127,10 +130,28 @@ def test_the_search_is_bounded_and_shows_only_codes_that_can_be_billed() -> None
     assert CODES.search("") == CODES.search("zzz") == CODES.search("Z99") == CODES.search("(.*)*$") == NOT_FOUND
 
 
-def test_a_written_list_is_read_again(tmp_path: Path) -> None:
-    codes = [Code("C65", 2, "Malignant neoplasm of renal pelvis"), Code("C65.1", 2, "… right renal pelvis")]
-    write(tmp_path / "made" / "codes.tsv", codes)
-    assert list(CodeList.read(tmp_path / "made" / "codes.tsv").codes.values()) == codes
+PACKAGE = """
+codes = {"2": "Neoplasms", "C64-C68": "Urinary tract", "C65": "Renal  pelvis", "C65.1": "Right renal\\n pelvis"}
+get_all_codes = lambda with_dots: list(codes)
+is_chapter_or_block = lambda code: code in ("2", "C64-C68")
+get_ancestors = lambda code: ["C65", "C64-C68", "2"][code == "C65":]
+get_description = codes.get
+"""
+
+
+def test_the_packages_list_becomes_a_file(tmp_path: Path) -> None:
+    (tmp_path / "simple_icd_10_cm.py").write_text(PACKAGE)
+    target = tmp_path / "made" / "codes.tsv"
+    command = [sys.executable, "-m", "examples.icd10.convert", str(tmp_path), str(target)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == (f"{target}: 2 codes\n", "")
+    made = CodeList.read(target)
+    assert made.billable == [Code("C65.1", 2, "Right renal pelvis")]
+    assert made.codes["C65"] == Code("C65", 2, "Renal pelvis")
+
+
+def test_the_codes_that_ship_are_those_of_the_visits() -> None:
+    assert extract(CODES) == list(CODES.codes.values())
 
 
 # The graders
