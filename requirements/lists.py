@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-LISTS = ("cpu", "gpu", "dev", "example-model", "console", "trackers")
+LISTS = ("cpu", "gpu", "dev", "example-model", "example-icd10", "console", "trackers")
 
 
 @dataclass(frozen=True)

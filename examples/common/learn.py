@@ -15,10 +15,10 @@ import json
 import shutil
 from pathlib import Path
 
-from examples.common.results import BUILD, EXAMPLES, table
+from examples.common.results import BUILD, EXAMPLES, TARGETS_S, table
 from examples.common.way import Way, listening
 
-CASES = ("filings", "finqa", "kernels")
+CASES = ("filings", "finqa", "icd10", "kernels")
 
 
 def learn(case: str, model: Path, seed: int, settings: dict[str, str]) -> Path:
@@ -45,7 +45,7 @@ def main() -> None:
     options = parser.parse_args()
     settings = dict(setting.split("=", 1) for setting in options.settings)
     summary = json.loads(learn(options.case, options.model, options.seed, settings).read_text())
-    print(f"\n{table([summary])}")
+    print(f"\n{table([summary], TARGETS_S.get(options.case))}")
 
 
 if __name__ == "__main__":

@@ -21,39 +21,54 @@ HEADER: Final = """\
 # Figures
 
 Written by `python -m examples.common.results {case}` from runs of `{command}` on this machine: two cores, no GPU.
-All are means over the {rows} unseen rows of the test file, calls and tokens per rollout. {judge} The gain is that of
-reinforcement over the stage before, with its paired 95 % interval over rows. The load is that of the machine before
-and, as a mean of 15 minutes, after: about 2 where nothing else ran.
+All are means over the {rows} unseen rows of the test file, calls and tokens per rollout. {judge} {slow}
+The gain is that of reinforcement over the stage before, with its paired 95 % interval over rows. The load is that of
+the machine before and, as a mean of 15 minutes, after: about 2 where nothing else ran.
 
 {verdict}
 
 """
 HELD_OUT: Final = "`held out` is a grader that the model is not trained on."
+SLOW: Final = "`slow` are rollouts with more than {target_s:g} s of model and tool time, which follows the load."
+TARGETS_S: Final[Mapping[str, float]] = {"icd10": 20.0}
+"""Case -> wanted model and tool time of a rollout in seconds, where the table shows the share of slower ones."""
 Summary = Mapping[str, Any]
 
 
 def rows_part(traces: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """What the lines of `agent-rft traces RUN --name EVALUATION --json` add to a stage.
 
-    `grades` and `held_out` by row id, each the mean of the row's rollouts, and `scores`, the mean of each part of the
-    grade that every rollout has. Where rows have k rollouts, `scores` also has `best of k`, the mean of their best
-    grades. Discarded rollouts and failed held-out grades are left out.
+    `grades`, `held_out` and `seconds` of model and tools by row id, each the mean of the row's rollouts, and `scores`,
+    the mean of each part of the grade that every rollout has. Where rows have k rollouts, `scores` also has
+    `best of k`, the mean of their best grades. Discarded rollouts and failed held-out grades are left out.
     """
     rows = defaultdict[str, list[Mapping[str, Any]]](list)
     for line in traces:
         if line["kind"] == "rollout":
-            rows[line["row_id"]].append(line["grade"])
-    grades = [grade for row in rows.values() for grade in row]
+            rows[line["row_id"]].append(line)
+    graded = {row: [line["grade"] for line in found] for row, found in rows.items()}
+    grades = [grade for found in graded.values() for grade in found]
     names = set.intersection(*(set(grade["scores"]) for grade in grades)) if grades else set()
     scores = {name: fmean(grade["scores"][name] for grade in grades) for name in sorted(names)}
     if (k := max(map(len, rows.values()), default=0)) > 1:
-        scores[f"best of {k}"] = fmean(max(grade["value"] for grade in row) for row in rows.values())
-    held_out = {row: [one["held_out"] for one in found if one["held_out"] is not None] for row, found in rows.items()}
+        scores[f"best of {k}"] = fmean(max(grade["value"] for grade in found) for found in graded.values())
+    held_out = {row: [one["held_out"] for one in found if one["held_out"] is not None] for row, found in graded.items()}
     return {
-        "grades": {row: fmean(grade["value"] for grade in found) for row, found in rows.items()},
+        "grades": {row: fmean(grade["value"] for grade in found) for row, found in graded.items()},
         "held_out": {row: fmean(values) for row, values in held_out.items() if values},
+        "seconds": {row: fmean(sum(map(_seconds, line["turns"])) for line in found) for row, found in rows.items()},
         "scores": scores,
     }
+
+
+def _seconds(turn: Mapping[str, Any]) -> float:
+    """Model time, and that of the slowest tool: the calls of a turn run at once."""
+    return float(turn["model_s"]) + max((result["latency_s"] for result in turn["results"]), default=0.0)
+
+
+def _slow(stage: Mapping[str, Any], target_s: float) -> dict[str, float]:
+    """1 for each row whose rollout took longer, else 0."""
+    return {row: float(taken > target_s) for row, taken in stage["seconds"].items()}
 
 
 def paired_gain(before: Mapping[str, float], after: Mapping[str, float]) -> tuple[float, float]:
@@ -76,12 +91,16 @@ def verdict(summaries: Sequence[Summary]) -> str:
     return f"{learned}: the interval of the gain lies above 0 in {above} of {len(summaries)} runs."
 
 
-def table(summaries: Sequence[Summary]) -> str:
-    """One line for each stage of each seed, one for the gain, one for the whole; in Markdown."""
+def table(summaries: Sequence[Summary], target_s: float | None = None) -> str:
+    """One line for each stage of each seed, one for the gain, one for the whole; in Markdown.
+
+    With `target_s`, the share of rollouts that take longer is beside the grade.
+    """
     stages = [stage for summary in summaries for stage in summary["stages"]]
     held_out = any(stage["held_out"] for stage in stages)
     scores = sorted({name for stage in stages for name in stage["scores"]})
-    columns = ["seed", "stage", "grade", "right", *(["held out"] if held_out else []), *scores]
+    columns = ["seed", "stage", "grade", "right", *(["held out"] if held_out else [])]
+    columns += [*(["slow"] if target_s is not None else []), *scores]
     columns += ["tool calls", "sampled tokens", "minutes", "load"]
     lines = [columns, ["---"] * len(columns)]
 
@@ -95,6 +114,7 @@ def table(summaries: Sequence[Summary]) -> str:
                 "grade": f"{stage['grade']:.3f} ± {stage['ci95']:.3f}",
                 "right": f"{stage['pass_rate']:.0%}",
                 "held out": f"{fmean(stage['held_out'].values()):.3f}" if stage["held_out"] else "",
+                "slow": f"{fmean(_slow(stage, target_s).values()):.0%}" if target_s is not None else "",
                 "tool calls": f"{stage['tool_calls']:.2f}",
                 "sampled tokens": f"{stage['completion_tokens']:.0f}",
                 "minutes": f"{stage['minutes']:.1f}",
@@ -103,6 +123,9 @@ def table(summaries: Sequence[Summary]) -> str:
         mean, half = gain(summary)
         load = " to ".join(f"{load:.1f}" for load in summary["load"])
         gained = {"held out" if held_out else "grade": f"**{mean:+.3f} ± {half:.3f}**"}
+        if target_s is not None:
+            slower, half = paired_gain(*(_slow(stage, target_s) for stage in summary["stages"][-2:]))
+            gained["slow"] = f"**{slower:+.0%} ± {half:.0%}**"
         add(summary, "gain", **gained, minutes=f"{summary['minutes']:.1f} in all", load=load)
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
@@ -111,12 +134,14 @@ def results(case: str, summaries: Sequence[Summary]) -> str:
     """The text of RESULTS.md."""
     last = summaries[0]["stages"][-1]
     judge = HELD_OUT if last["held_out"] else ""
+    target_s = TARGETS_S.get(case)
+    slow = "" if target_s is None else SLOW.format(target_s=target_s)
     of_orders = "make real-model SEED=n"
     command = of_orders if case == "orders" else f"python -m examples.common.learn {case} MODEL --seed n"
     header = HEADER.format(
-        case=case, command=command, rows=last["num_rows"], judge=judge, verdict=verdict(summaries)
+        case=case, command=command, rows=last["num_rows"], judge=judge, slow=slow, verdict=verdict(summaries)
     ).replace("  ", " ")
-    return header + table(summaries)
+    return header + table(summaries, target_s)
 
 
 def main() -> None:

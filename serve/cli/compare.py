@@ -48,6 +48,12 @@ def compare_command(
             help="the operator's configuration (default: agent-rft.yaml here, if it exists)", envvar="AGENT_RFT_CONFIG"
         ),
     ] = None,
+    target_latency: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0, help="wanted model and tool time of a rollout, in seconds: shows the share of slower ones"
+        ),
+    ] = None,
     rows: Annotated[int, typer.Option(min=0, help="how many rows that gained and lost most to show")] = 3,
     html: Annotated[Path | None, typer.Option(help="write a page with charts and traces, one file")] = None,
     png: Annotated[Path | None, typer.Option(help="write it as an image, without traces; needs Chromium")] = None,
@@ -64,7 +70,7 @@ def compare_command(
     evaluate = None if job is None else _Evaluate(job, file or "test_file", samples, runs, address, config)
     chosen = file or (None if job is None else "test_file")
     found = sides_of(sides, name=name, file=chosen, evaluate=evaluate)
-    comparison = compare_sides(found, rows)
+    comparison = compare_sides(found, rows, target_latency)
     if html is not None:
         write_page(comparison, html)
     if png is not None:

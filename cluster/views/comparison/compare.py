@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 
@@ -26,13 +26,16 @@ NO_TOOL = "(none)"
 REWARD: Mapping[int, str] = {1: "reward up", 0: "same reward", -1: "reward down"}
 CALLS: Mapping[int, str] = {-1: "fewer calls", 0: "as many calls", 1: "more calls"}
 """The quadrants' parts, by the sign of the change."""
+SLOW: Final = "slow_share"
+BEST: Final = "best_of_"
+"""The measure that a wanted latency adds: the share of a row's rollouts that take longer."""
 EQUAL = 1e-9
 """Rounding of means: smaller changes are none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row that all sides have graded: its rollouts at each side, and the means of their MEASURES.
+    """A row that all sides have graded: its rollouts at each side, and the means of what is compared of them.
 
     If each row has at least k rollouts at each side, k > 1, there is also `best_of_k`: the best grade of the first k.
     """
@@ -56,15 +59,16 @@ class Change:
     before: float
     after: float
     interval: Interval
+    metric: Metric
 
     @property
     def label(self) -> str:
-        return _metric(self.name).label
+        return self.metric.label
 
     @property
     def verdict(self) -> Verdict:
         """Better or worse only where the interval excludes 0."""
-        low, high, better = self.interval.low, self.interval.high, _metric(self.name).better
+        low, high, better = self.interval.low, self.interval.high, self.metric.better
         if self.interval.mean == 0.0 and not low < high:
             return "same"
         if low > 0 or high < 0:
@@ -72,11 +76,11 @@ class Change:
         return "unclear"
 
     def text(self, value: float) -> str:
-        return _metric(self.name).format(value)
+        return self.metric.format(value)
 
     @property
     def change(self) -> str:
-        return self.interval.text(_metric(self.name).pattern.replace(":", ":+"))
+        return self.interval.text(self.metric.pattern.replace(":", ":+"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +139,10 @@ class Comparison:
         return [name for name, _ in calls.most_common()]
 
 
-def compare_sides(sides: Sequence[Side], num_shown: int) -> Comparison:
+def compare_sides(sides: Sequence[Side], num_shown: int, target_s: float | None = None) -> Comparison:
     """Compare other sides with the first; `num_shown` is the number of rows that gained and lost most.
+
+    With `target_s`, the wanted model and tool time of a rollout, the share of slower ones is compared, too.
 
     Raises:
         UserError: No row was graded at all sides.
@@ -147,15 +153,24 @@ def compare_sides(sides: Sequence[Side], num_shown: int) -> Comparison:
     if not graded:
         raise _nothing_shared(sides, found, shared)
     k = min(len(rows[row_id].rollouts) for rows in found for row_id in graded)
-    rows = tuple(_row(row_id, [rows[row_id] for rows in found], k) for row_id in graded)
+    metrics = {name: EVALUATION[name] for name in MEASURES}
+    if k > 1:
+        metrics[f"{BEST}{k}"] = Metric(f"best of {k}", "", "mean over rows of their best grade", better=1)
+    if target_s is not None:
+        metrics[SLOW] = _slower(target_s)
+    rows = tuple(_row(row_id, [rows[row_id] for rows in found], k, target_s) for row_id in graded)
     return Comparison(
         sides=tuple(sides),
         rows=rows,
         only=tuple(tuple(row_id for row_id in rows if row_id not in set(shared)) for rows in found),
         ungraded=tuple(tuple(row_id for row_id in shared if not rows[row_id].rollouts) for rows in found),
-        summaries=tuple(_summary(rows, side) for side in range(len(sides))),
-        against=tuple(_against(rows, side, num_shown) for side in range(1, len(sides))),
+        summaries=tuple(_summary(rows, side, metrics) for side in range(len(sides))),
+        against=tuple(_against(rows, side, metrics, num_shown) for side in range(1, len(sides))),
     )
+
+
+def _slower(target_s: float) -> Metric:
+    return Metric(f"rollouts slower than {target_s:g} s", "share", "by model and tool time", form="{:.1%}", better=-1)
 
 
 def _nothing_shared(sides: Sequence[Side], found: Sequence[Mapping[str, Graded]], shared: Sequence[str]) -> UserError:
@@ -171,44 +186,44 @@ def _nothing_shared(sides: Sequence[Side], found: Sequence[Mapping[str, Graded]]
     )
 
 
-def _row(row_id: str, graded: Sequence[Graded], k: int) -> Row:
+def _row(row_id: str, graded: Sequence[Graded], k: int, target_s: float | None) -> Row:
     rollouts = tuple(one.rollouts for one in graded)
-    return Row(row_id, graded[0].question, rollouts, tuple(_means(side, k) for side in rollouts))
+    return Row(row_id, graded[0].question, rollouts, tuple(_means(side, k, target_s) for side in rollouts))
 
 
-def _means(rollouts: Sequence[Brief], k: int) -> dict[str, float]:
+def _means(rollouts: Sequence[Brief], k: int, target_s: float | None) -> dict[str, float]:
     means = {name: fmean(brief.measures[name] for brief in rollouts) for name in MEASURES}
-    best = {f"best_of_{k}": max(brief.measures["grade"] for brief in rollouts[:k])} if k > 1 else {}
-    return means | best
-
-
-def _metric(name: str) -> Metric:
-    return EVALUATION.get(name) or Metric(name.replace("_", " "), "", "mean over rows of their best grade", better=1)
+    if k > 1:
+        means[f"{BEST}{k}"] = max(brief.measures["grade"] for brief in rollouts[:k])
+    if target_s is not None:
+        means[SLOW] = fmean(brief.measures["busy_s"] > target_s for brief in rollouts)
+    return means
 
 
 # -- against the first side --------------------------------------------------------------------------------------------
 
 
-def _against(rows: Sequence[Row], side: int, num_shown: int) -> Against:
+def _against(rows: Sequence[Row], side: int, metrics: Mapping[str, Metric], num_shown: int) -> Against:
     quadrants = Counter((_sign(row.change("reward", side)), _sign(row.change("tool_calls", side))) for row in rows)
     by_reward = sorted(rows, key=lambda row: row.change("reward", side))
     return Against(
-        changes=tuple(_change(rows, side, name) for name in rows[0].means[0]),
+        changes=tuple(_change(rows, side, name, metric) for name, metric in metrics.items()),
         quadrants=quadrants,
         gained=tuple(row for row in by_reward[::-1][:num_shown] if row.change("reward", side) > 0),
         lost=tuple(row for row in by_reward[:num_shown] if row.change("reward", side) < 0),
     )
 
 
-def _change(rows: Sequence[Row], side: int, name: str) -> Change:
+def _change(rows: Sequence[Row], side: int, name: str, metric: Metric) -> Change:
     before, found = ([row.means[i][name] for row in rows] for i in (0, side))
     after = [old if abs(new - old) <= EQUAL else new for old, new in zip(before, found, strict=True)]
-    return Change(name, fmean(before), fmean(after), paired_bootstrap(before, after, _bounds(name, (*before, *after))))
+    interval = paired_bootstrap(before, after, _bounds(name, (*before, *after)))
+    return Change(name, fmean(before), fmean(after), interval, metric)
 
 
 def _bounds(name: str, values: Sequence[float]) -> tuple[float, float] | None:
     """The least and greatest possible value, if they are known; of counts, which are often all equal, those seen."""
-    if name in ("grade", "reward") or name.startswith("best_of_"):
+    if name in ("grade", "reward", SLOW) or name.startswith(BEST):
         return GRADES if all(0 <= value <= 1 for value in values) else None
     return (0.0, max(values)) if name in ("tool_calls", "turns") else None
 
@@ -220,11 +235,11 @@ def _sign(value: float) -> int:
 # -- one side ----------------------------------------------------------------------------------------------------------
 
 
-def _summary(rows: Sequence[Row], side: int) -> Summary:
+def _summary(rows: Sequence[Row], side: int, metrics: Mapping[str, Metric]) -> Summary:
     rollouts = [rollout for row in rows for rollout in row.rollouts[side]]
     return Summary(
         num_rollouts=len(rollouts),
-        means={name: fmean(row.means[side][name] for row in rows) for name in rows[0].means[0]},
+        means={name: fmean(row.means[side][name] for row in rows) for name in metrics},
         turns_p95=float(np.percentile([rollout.measures["turns"] for rollout in rollouts], 95)),
         busy_p95_s=float(np.percentile([rollout.measures["busy_s"] for rollout in rollouts], 95)),
         repeated=sum(len(rollout.repeated) for rollout in rollouts) / len(rollouts),

@@ -23,6 +23,7 @@ def summary(grades: list[float], held_out: list[float] | None = None, seed: int 
     def stage_of(name: str, reached: list[float], held: list[float] | None, scores: dict[str, float]) -> dict[str, Any]:
         parts = {"grades": dict(zip(ROWS, reached, strict=True)), "scores": scores}
         parts["held_out"] = {} if held is None else dict(zip(ROWS, held, strict=True))
+        parts["seconds"] = {row: float(row) for row in ROWS}
         return stage(name, FIGURES, 1.5) | parts
 
     none = [0.0] * len(ROWS)
@@ -40,23 +41,26 @@ def test_the_rows_of_an_evaluation_have_grades_held_out_grades_and_means_of_scor
     done = rollout(group_request(), 0, grade=0.75)
     done = replace(done, grade=replace(done.grade, held_out=0.5, scores={"false_citations": 1.0}))
     lines = [json.loads(trace_json(Trace("test-after", group_request(), done))), {"kind": "discarded", "row_id": "2"}]
+    assert done.busy_s == 0.1
     assert rows_part(lines) == {
         "grades": {done.row_id: 0.75},
         "held_out": {done.row_id: 0.5},
+        "seconds": {done.row_id: done.busy_s},
         "scores": {"false_citations": 1.0},
     }
-    assert rows_part([]) == {"grades": {}, "held_out": {}, "scores": {}}
+    assert rows_part([]) == {"grades": {}, "held_out": {}, "seconds": {}, "scores": {}}
 
 
 def test_a_row_with_several_rollouts_counts_by_their_mean_and_has_a_best_one() -> None:
     grades = [("a", 0.0, 0.5), ("a", 1.0, None), ("b", 0.5, 0.25), ("b", 0.0, 0.75)]
     lines = [
-        {"kind": "rollout", "row_id": row, "grade": {"value": value, "held_out": held_out, "scores": {}}}
+        {"kind": "rollout", "row_id": row, "grade": {"value": value, "held_out": held_out, "scores": {}}, "turns": []}
         for row, value, held_out in grades
     ]
     assert rows_part(lines) == {
         "grades": {"a": 0.5, "b": 0.25},
         "held_out": {"a": 0.5, "b": 0.5},
+        "seconds": {"a": 0, "b": 0},
         "scores": {"best of 2": 0.75},
     }
 
@@ -79,6 +83,18 @@ def test_the_table_has_each_stage_the_gain_and_the_load() -> None:
     assert lines[2] == "| 7 | before | 0.500 ± 0.100 | 25% | 0.000 | 1.50 | 2.00 | 70 | 1.5 |  |"
     assert lines[3] == "| 7 | after | 0.500 ± 0.100 | 25% | 0.750 |  | 2.00 | 70 | 1.5 |  |"
     assert lines[4] == "| 7 | gain |  |  | **+0.750 ± 0.195** |  |  |  | 20.0 in all | 0.5 to 2.0 |"
+
+
+def test_a_wanted_latency_shows_the_share_of_slower_rollouts_beside_the_grades() -> None:
+    run = summary(BETTER, BETTER)
+    run["stages"][1]["seconds"] = dict.fromkeys(ROWS, 1.0) | {"0": 6.0}
+    lines = [line.split(" | ") for line in table([run], target_s=5.0).splitlines()]
+    at = lines[0].index("slow")
+    assert lines[0][at - 1] == "held out"
+    assert [line[at] for line in lines[2:]] == ["70%", "5%", "**-65% ± 26%**"]
+    text = results("icd10", [run])
+    assert "`slow` are rollouts with more than 20 s of model and tool time" in text and "| held out | slow |" in text
+    assert "slow" not in results("filings", [run])
 
 
 @pytest.mark.parametrize(

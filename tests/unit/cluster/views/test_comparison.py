@@ -28,6 +28,7 @@ from tests.support.synthetic import Synthetic
 from trainer.errors import UserError
 from trainer.events import Evaluated
 from trainer.loop.evaluate import summarize
+from trainer.metrics import EVALUATION
 from trainer.metrics.intervals import Interval, paired_bootstrap
 from trainer.spec.plan import resolve
 from trainer.types import Group, Rollout, ToolCall, ToolResult, Turn
@@ -169,6 +170,31 @@ def test_tools_are_counted_by_calls_repeats_errors_and_places() -> None:
     assert (before.turns_p95, after.turns_p95) == (5.0, 1.0)
 
 
+def test_a_wanted_latency_adds_the_share_of_slower_rollouts_beside_the_grade(tmp_path: Path) -> None:
+    def timed(label: str, seconds: Mapping[str, Sequence[float]]) -> Side:
+        groups = list[Group]()
+        for row, taken in seconds.items():
+            group = group_of(row, [0.5] * len(taken))
+            pairs = zip(group.rollouts, taken, strict=True)
+            groups.append(
+                replace(group, rollouts=tuple(replace(r, turns=(Turn(2, 5, "", model_s=s),)) for r, s in pairs))
+            )
+        return side(label, *groups)
+
+    before, after = timed("a", {"r1": [1.0, 3.0], "r2": [5.0]}), timed("b", {"r1": [1.0], "r2": [2.0]})
+    comparison = compare_sides([before, after], 1, target_s=2.0)
+    slow = change_of(comparison, "slow_share")
+    assert (slow.before, slow.after) == (0.75, 0.0)
+    assert slow.interval == paired_bootstrap([0.5, 1.0], [0.0, 0.0], (0.0, 1.0))
+    assert slow.interval.mean < 0 and comparison.rows[0].means[0]["slow_share"] == 0.5
+    table = shown(comparison)
+    assert "rollouts slower than 2 s" in table and "75.0%" in table and "grade" in table
+    write_page(comparison, tmp_path / "page.html")
+    assert "Rollouts slower than 2 s" in (tmp_path / "page.html").read_text()
+    assert comparison_json(comparison)["sides"][0]["means"]["slow_share"] == 0.75
+    assert "slow_share" not in comparison_json(compare_sides([before, after], 1))["sides"][0]["means"]
+
+
 @pytest.mark.parametrize(
     ("name", "interval", "verdict"),
     [
@@ -183,7 +209,7 @@ def test_tools_are_counted_by_calls_repeats_errors_and_places() -> None:
 def test_a_change_is_better_or_worse_only_if_its_interval_excludes_none(
     name: str, interval: Interval, verdict: str
 ) -> None:
-    assert Change(name, 0.0, 0.0, interval).verdict == verdict
+    assert Change(name, 0.0, 0.0, interval, EVALUATION[name]).verdict == verdict
 
 
 # -- what is shown -----------------------------------------------------------------------------------------------------

@@ -28,6 +28,15 @@ def test_before_and_after_are_compared_as_text_page_and_json(run: str, tmp_path:
     assert len(found["rows"]) == 8 and found["changes"][0]["measures"]["turns"]["change"] < 0
 
 
+def test_a_wanted_latency_shows_the_share_of_slower_rollouts(run: str) -> None:
+    sides = [f"{run}:test-before", f"{run}:test-after"]
+    told = CliRunner().invoke(app, ["compare", *sides, "--target-latency", "0"])
+    assert told.exit_code == 0 and "slower" in told.output
+    found = json.loads(CliRunner().invoke(app, ["compare", *sides, "--target-latency", "1e6", "--json"]).stdout)
+    slow = found["changes"][0]["measures"]["slow_share"]
+    assert (slow["before"], slow["after"], slow["change"]) == (0.0, 0.0, 0.0)
+
+
 def test_one_side_or_a_job_without_the_file_is_refused(run: str, tmp_path: Path) -> None:
     alone = CliRunner().invoke(app, ["compare", run])
     assert alone.exit_code == 2 and "give two or more" in alone.output

@@ -1,0 +1,103 @@
+"""The list of ICD-10-CM codes and the search over it: all codes where `make build/icd10/codes.tsv` put them, else some.
+
+A file has a code, its chapter and its text on a line. Codes that other codes begin with group these and cannot be
+billed: searches show only what can.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from examples.common.results import BUILD
+
+EXTRACT: Final = Path(__file__).parent / "data" / "codes.tsv"
+WHOLE: Final = BUILD / "icd10" / "codes.tsv"
+NUM_HITS: Final = 4
+TEXT_CHARS: Final = 70
+QUERY_CHARS: Final = 200
+NOT_FOUND: Final = "not found"
+SEARCH: Final[dict[str, Any]] = {
+    "type": "function",
+    "function": {
+        "name": "search",
+        "description": "codes by words",
+        "parameters": {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]},
+    },
+}
+"""The tool's description for the model, in OpenAI's form."""
+_WORD: Final = re.compile(r"[a-z]+|[0-9]+")
+_CODE: Final = re.compile(r"[A-Z][0-9][0-9A-Z](?:\.[0-9A-Z]{0,4})?", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    code: str
+    chapter: int
+    text: str
+
+    @property
+    def parent(self) -> str:
+        """The code that groups it with its nearest: `H60.0` of `H60.01`, `C65` of `C65.1`."""
+        return self.code[:-1].rstrip(".")
+
+
+class CodeList:
+    """Codes in order, those that can be billed, and which of these have a word in their text."""
+
+    def __init__(self, codes: Iterable[Code]) -> None:
+        ordered = sorted(codes, key=lambda code: code.code)
+        after = [code.code for code in ordered[1:]]
+        groups = {code.code for code, following in zip(ordered, after, strict=False) if following.startswith(code.code)}
+        self.codes = {code.code: code for code in ordered}
+        self.billable = [code for code in ordered if code.code not in groups]
+        self.billable_names = {code.code for code in self.billable}
+        self._words = [frozenset(_words(code.text)) for code in self.billable]
+        self._having = defaultdict[str, list[int]](list)
+        for at, words in enumerate(self._words):
+            for word in words:
+                self._having[word].append(at)
+
+    @classmethod
+    def read(cls, path: Path) -> CodeList:
+        lines = (line.split("\t") for line in path.read_text(encoding="utf-8").splitlines())
+        return cls(Code(code, int(chapter), text) for code, chapter, text in lines)
+
+    def search(self, query: str) -> str:
+        """The codes below a code, or those that share the rarest words with the query, best first."""
+        asked = query[:QUERY_CHARS].strip()
+        below = [code for code in self.billable if code.code.startswith(asked)] if _CODE.fullmatch(asked) else []
+        found = (below or self._by_words(asked))[:NUM_HITS]
+        return "\n".join(f"{code.code} {code.text[:TEXT_CHARS]}" for code in found) or NOT_FOUND
+
+    def _by_words(self, query: str) -> list[Code]:
+        scores = defaultdict[int, float](float)
+        for word in dict.fromkeys(_words(query)):
+            having = self._having.get(word, ())
+            for at in having:
+                scores[at] += math.log(1 + len(self.billable) / len(having))
+        best = heapq.nsmallest(NUM_HITS, scores, key=lambda at: (-scores[at], len(self._words[at]), at))
+        return [self.billable[at] for at in best]
+
+
+def _words(text: str) -> list[str]:
+    """Words without the ending of a plural: `eyelids` is found by `eyelid`."""
+    found = _WORD.findall(text.lower())
+    return [f"{word[:-3]}y" if word.endswith("ies") else word.removesuffix("s") for word in found]
+
+
+def code_list() -> CodeList:
+    """All codes if they are there, else those that ship with the example."""
+    return CodeList.read(WHOLE if WHOLE.exists() else EXTRACT)
+
+
+def write(path: Path, codes: Iterable[Code]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = (f"{code.code}\t{code.chapter}\t{code.text}\n" for code in codes)
+    path.write_text("".join(lines), encoding="utf-8")

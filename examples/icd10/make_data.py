@@ -1,0 +1,104 @@
+"""Writes the rows in `data/`: `python -m examples.icd10.make_data`. The files are the same every time."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from examples.icd10.codes import EXTRACT, SEARCH, CodeList
+from examples.icd10.visits import Split, Visit, draw_visit, findings, split_of
+
+NUM_WARM_START: Final = 72
+NUM_TRAIN: Final = 160
+NUM_TEST: Final = 120
+SYSTEM: Final = {
+    "role": "system",
+    "content": "Code the visit: ICD-10-CM codes of what the doctor finds now, with its side. "
+    "Search first. Answer with the codes alone, separated by commas.",
+}
+# Habits of the warm start, which reinforcement is to cure: shares of its conversations.
+NEEDLESS_SHARE: Final = 0.6
+"""They search for what is only talked about, too."""
+CODED_SHARE: Final = 0.5
+"""They also code it; a share of those that search for it."""
+ONE_WORD_SHARE: Final = 0.3
+"""They first search for one word of a finding."""
+ONE_BY_ONE_SHARE: Final = 0.6
+"""They search for one thing a turn, and not for all at once."""
+SIDE_SHARE: Final = 0.4
+"""They search with the side; the others without it."""
+VAGUE_SHARE: Final = 0.5
+"""They take the unspecified code; a share of those that search without the side."""
+
+
+def row(visit: Visit) -> dict[str, Any]:
+    """A task. Tools and graders get all of it as `item`."""
+    return {
+        "messages": [SYSTEM, {"role": "user", "content": visit.transcript}],
+        "tools": [SEARCH],
+        "codes": visit.codes,
+        "talked_about": [code for finding in visit.others for code in finding.all_codes],
+        "unspecified": [finding.unspecified for finding, _ in visit.found],
+        "chapters": sorted({finding.chapter for finding in (*visit.others, *(found for found, _ in visit.found))}),
+    }
+
+
+def conversation(codes: CodeList, visit: Visit, rng: random.Random) -> dict[str, Any]:
+    """A row for the warm start, with or without each of the habits."""
+    with_side = rng.random() < SIDE_SHARE
+    vague = not with_side and rng.random() < VAGUE_SHARE
+    queries = [f"{finding.name} {side}" if with_side else finding.name for finding, side in visit.found]
+    answer = [finding.unspecified if vague else finding.codes[side] for finding, side in visit.found]
+    if rng.random() < ONE_WORD_SHARE:
+        queries.insert(0, visit.found[0][0].name.split()[-1])
+    if rng.random() < NEEDLESS_SHARE:
+        queries.insert(rng.randint(0, 1), visit.others[0].name)
+        if rng.random() < CODED_SHARE:
+            answer.append(visit.others[0].unspecified)
+    turns = [[query] for query in queries] if rng.random() < ONE_BY_ONE_SHARE else [queries]
+    messages = list(row(visit)["messages"])
+    for number, turn in enumerate(turns):
+        messages += _searched(codes, turn, f"{'abcdef'[number]}")
+    return {"messages": [*messages, {"role": "assistant", "content": ", ".join(answer)}], "tools": [SEARCH]}
+
+
+def _searched(codes: CodeList, queries: Sequence[str], prefix: str) -> list[dict[str, Any]]:
+    """A turn of the model that searches for all of these at once, and the results."""
+    calls, results = list[dict[str, Any]](), list[dict[str, Any]]()
+    for number, query in enumerate(queries):
+        function = {"name": "search", "arguments": json.dumps({"query": query})}
+        calls.append({"id": f"{prefix}{number}", "type": "function", "function": function})
+        results.append({"role": "tool", "tool_call_id": f"{prefix}{number}", "content": codes.search(query)})
+    return [{"role": "assistant", "content": None, "tool_calls": calls}, *results]
+
+
+def visits(codes: CodeList, split: Split, rng: random.Random) -> Iterator[Visit]:
+    """No transcript comes twice."""
+    known = [finding for finding in findings(codes) if split_of(finding) == split]
+    seen = set[str]()
+    while True:
+        visit = draw_visit(known, rng)
+        if visit.transcript not in seen:
+            seen.add(visit.transcript)
+            yield visit
+
+
+def write_data(folder: Path) -> None:
+    """Write all files; the folder is created if necessary."""
+    folder.mkdir(parents=True, exist_ok=True)
+    codes, rng = CodeList.read(EXTRACT), random.Random(1)
+    train, test = visits(codes, "train", rng), visits(codes, "test", random.Random(3))
+    files = {
+        "warm_start.jsonl": [conversation(codes, next(train), rng) for _ in range(NUM_WARM_START)],
+        "train.jsonl": [row(next(train)) for _ in range(NUM_TRAIN)],
+        "test.jsonl": [row(next(test)) for _ in range(NUM_TEST)],
+    }
+    for name, rows in files.items():
+        (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write_data(EXTRACT.parent)

@@ -1,0 +1,134 @@
+"""Made visits at the doctor's: what is found now, with its side, and what is only talked about.
+
+A finding has one code for each side and one for `unspecified`. Visits also name findings that are not to be coded:
+denied, of a parent, of the past, or still to be ruled out. Training and test have different chapters of the list.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final, Literal
+
+from examples.icd10.codes import Code, CodeList
+
+Split = Literal["train", "test"]
+Side = Literal["right", "left", "bilateral"]
+
+CHAPTERS: Final[dict[Split, dict[int, int]]] = {
+    "train": {2: 12, 7: 24, 9: 4, 13: 24, 17: 16},
+    "test": {6: 13, 8: 20, 12: 10, 14: 6},
+}
+"""Chapter -> about how many of its findings are used. Training: neoplasms, eye, circulation, bones and muscles,
+malformations; test: nerves, ear, skin, breast."""
+SIDES: Final[dict[Side, str]] = {"right": "on the right", "left": "on the left", "bilateral": "on both sides"}
+FOUND: Final = ("You have {}.", "This is {}.", "The exam shows {}.")
+DENIED_OR_OPEN: Final = ("There is no {}.", "I see no {}.", "We still have to rule out {}.", "It may be {}; we test.")
+OF_OTHER_DAYS: Final = ("My mother had {}.", "My father has {}.", "Years ago I had {}.", "As a child I had {}.")
+TWO_SHARE: Final = 0.4
+"""Share of visits with two findings."""
+LATER_SHARE: Final = 0.5
+"""Share of visits with one finding in which the patient tells its side and the doctor the rest."""
+MAX_STEM_CHARS: Final = 36
+_UNSUITABLE: Final = re.compile(
+    r"\b(other|unspecified|unilateral|bilateral|right|left|specified|due|status|uncertain)\b|[^a-z ]"
+    r"|ovar|fallopian|broad ligament|luteum|endometri|testi|sperm",  # patients have no sex here
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a doctor finds, and its codes. `parent` groups them and is not billed itself."""
+
+    name: str
+    chapter: int
+    parent: str
+    unspecified: str
+    codes: dict[Side, str]
+
+    @property
+    def all_codes(self) -> list[str]:
+        return [self.unspecified, *self.codes.values()]
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """The words; the findings now, each with its side; and those that are only talked about."""
+
+    transcript: str
+    found: tuple[tuple[Finding, Side], ...]
+    others: tuple[Finding, ...]
+
+    @property
+    def codes(self) -> list[str]:
+        return [finding.codes[side] for finding, side in self.found]
+
+
+def findings(codes: CodeList) -> list[Finding]:
+    """All groups of codes that differ by the side alone, in the order of their codes."""
+    groups = defaultdict[str, list[Code]](list)
+    for code in codes.billable:
+        groups[code.parent].append(code)
+    found = (_finding(codes.codes.get(parent), group) for parent, group in groups.items())
+    return [finding for finding in found if finding is not None]
+
+
+def _finding(parent: Code | None, group: Sequence[Code]) -> Finding | None:
+    if parent is None or not _is_said(parent.text) or not 3 <= len(group) <= len(SIDES) + 1:
+        return None
+    sides = dict[Side, str]()
+    unspecified = list[str]()
+    for code in group:
+        words = re.findall(r"[a-z]+", code.text.lower())
+        named: list[Side] = [side for side in SIDES if side in words]
+        if len(named) == 1 and named[0] not in sides:
+            sides[named[0]] = code.code
+        elif not named and "unspecified" in words:
+            unspecified.append(code.code)
+    if len(unspecified) != 1 or len(sides) + 1 != len(group):
+        return None
+    name = parent.text[0].lower() + parent.text[1:]
+    return Finding(name, parent.chapter, parent.code, unspecified[0], sides)
+
+
+def _is_said(text: str) -> bool:
+    """Whether a doctor may say it so: a few plain words."""
+    return len(text) <= MAX_STEM_CHARS and " " in text and not _UNSUITABLE.search(text)
+
+
+def split_of(finding: Finding) -> Split | None:
+    return next((split for split, chapters in CHAPTERS.items() if finding.chapter in chapters), None)
+
+
+def draw_visit(known: Sequence[Finding], rng: random.Random) -> Visit:
+    """A conversation of two to four lines."""
+    num = 2 if rng.random() < TWO_SHARE else 1
+    drawn = _unlike(known, num + (1 if num == 2 else rng.choice((1, 2))), rng)
+    found = tuple((finding, rng.choice(list(finding.codes))) for finding in drawn[:num])
+    others = drawn[num:]
+    told_later = num == 1 and rng.random() < LATER_SHARE
+    said = [f"{finding.name}{'' if told_later else f' {SIDES[side]}'}" for finding, side in found]
+    patient = [f"It is {SIDES[side]}." for _, side in found if told_later]
+    doctor = [rng.choice(FOUND).format(said[0])]
+    for finding in others:
+        if rng.random() < 0.5:
+            patient.append(rng.choice(OF_OTHER_DAYS).format(finding.name))
+        else:
+            doctor.insert(rng.randint(0, len(doctor)), rng.choice(DENIED_OR_OPEN).format(finding.name))
+    lines = [f"Patient: {' '.join(patient) or 'What is it?'}", f"Doctor: {' '.join(doctor)}"]
+    if num == 2:
+        lines += ["Patient: Anything else?", f"Doctor: Yes, {said[1]}."]
+    return Visit("\n".join(lines), found, tuple(others))
+
+
+def _unlike(known: Sequence[Finding], num: int, rng: random.Random) -> list[Finding]:
+    """Findings of different groups of the list: no two are nearly the same."""
+    while True:
+        drawn = rng.sample(list(known), num)
+        if all(one.parent[:3] != other.parent[:3] for one, other in pairwise(sorted(drawn, key=lambda f: f.parent))):
+            return drawn
