@@ -1,4 +1,4 @@
-"""From grade to reward: a correct answer is worth less the more calls, turns, tokens and time it took, but never nothing."""
+"""From grade to reward: calls, turns, tokens and time take from what a correct answer is worth, but never all of it."""
 
 from __future__ import annotations
 
