@@ -18,7 +18,7 @@ from pathlib import Path
 from examples.common.results import BUILD, EXAMPLES, table
 from examples.common.way import Way, listening
 
-CASES = ("filings",)
+CASES = ("edit_planning", "filings")
 
 
 def learn(case: str, model: Path, seed: int, settings: dict[str, str]) -> Path:
