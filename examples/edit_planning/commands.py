@@ -12,7 +12,7 @@ import re
 import shlex
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path, PurePosixPath
@@ -201,3 +201,10 @@ def without_network() -> tuple[str, ...]:
     except (OSError, subprocess.TimeoutExpired):
         return ()
     return command if done.returncode == 0 else ()
+
+
+TOOLS: Final[Mapping[str, tuple[str, Callable[[str, Path], str]]]] = {
+    "shell": ("command", run),
+    "read_file": ("path", read_file),
+}
+"""Name -> its only parameter and what it does."""

@@ -68,27 +68,12 @@ class Repositories:
         return (self.folder / name).resolve()
 
     def check_out(self, name: str, commit: str, target: Path) -> None:
-        """Make a checkout of a commit's parent, with the history up to there and no object of a later commit.
-
-        Links become small files with their target as text, so no path in it leads outside.
+        """Make a checkout of a commit's parent, which knows nothing of the commit.
 
         Raises:
             Unknown: there is no such repository or parent, or it is too large.
         """
-        source, parent = self.path(name), self._parent(name, commit)
-        sizes = [entry.split()[3] for entry in git(source, "ls-tree", "-r", "-l", "-z", parent).split("\0") if entry]
-        if len(sizes) > MAX_CHECKOUT_FILES or sum(int(size) for size in sizes if size.isdigit()) > MAX_CHECKOUT_BYTES:
-            raise Unknown(f"the checkout of {commit} is over {MAX_CHECKOUT_FILES} files or {MAX_CHECKOUT_BYTES} bytes")
-        shutil.rmtree(target, ignore_errors=True)
-        target.mkdir(parents=True)
-        git(target, "init", "--quiet", "--template=", "--initial-branch=main")
-        with (target / ".git" / "config").open("a") as file:
-            file.write(CONFIG)
-        # Only what the parent reaches is sent: a clone of a local folder would take all its objects.
-        serving = "git -c uploadpack.allowAnySHA1InWant=true upload-pack"
-        options = ("--quiet", "--no-tags", "--no-write-fetch-head", f"--depth={MAX_DEPTH}", f"--upload-pack={serving}")
-        git(target, "fetch", *options, str(source), parent)
-        git(target, "checkout", "--quiet", "--detach", parent)
+        check_out(self.path(name), self._parent(name, commit), target)
 
     def _touched(self, name: str, commit: str) -> frozenset[str]:
         """The text files of a commit's parent that it changes or removes.
@@ -107,6 +92,30 @@ class Repositories:
             return git(path, "rev-parse", "--verify", "--quiet", f"{commit}^1").strip()
         except subprocess.CalledProcessError:
             raise Unknown(f"{name} has no commit {commit} with a parent") from None
+
+
+def check_out(source: Path, commit: str, target: Path) -> None:
+    """Make a checkout of a commit, with the history up to it and no other object.
+
+    Links become small files with their target as text, so no path in it leads outside.
+
+    Raises:
+        Unknown: it is too large.
+        CalledProcessError: git cannot read the commit.
+    """
+    sizes = [entry.split()[3] for entry in git(source, "ls-tree", "-r", "-l", "-z", commit).split("\0") if entry]
+    if len(sizes) > MAX_CHECKOUT_FILES or sum(int(size) for size in sizes if size.isdigit()) > MAX_CHECKOUT_BYTES:
+        raise Unknown(f"the checkout of {commit} is over {MAX_CHECKOUT_FILES} files or {MAX_CHECKOUT_BYTES} bytes")
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir(parents=True)
+    git(target, "init", "--quiet", "--template=", "--initial-branch=main")
+    with (target / ".git" / "config").open("a") as file:
+        file.write(CONFIG)
+    # Only what the commit reaches is sent: a clone of a local folder would take all its objects.
+    serving = "git -c uploadpack.allowAnySHA1InWant=true upload-pack"
+    options = ("--quiet", "--no-tags", "--no-write-fetch-head", f"--depth={MAX_DEPTH}", f"--upload-pack={serving}")
+    git(target, "fetch", *options, str(source), commit)
+    git(target, "checkout", "--quiet", "--detach", commit)
 
 
 def text_files(numstat: str) -> list[str]:

@@ -6,25 +6,21 @@ import asyncio
 import json
 import os
 import tempfile
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
 from fastapi import FastAPI, HTTPException
 
-from examples.edit_planning import commands, plans
+from examples.edit_planning import plans
+from examples.edit_planning.commands import TOOLS, Refused
 from examples.edit_planning.history import write_missing
 from examples.edit_planning.machines import Full, Gone, Machines
 from examples.edit_planning.repositories import REPOSITORIES, Repositories, Unknown
 
 SWEEP_S: Final = 60.0
 RETRY_S: Final = 1
-TOOLS: Final[Mapping[str, tuple[str, Callable[[str, Path], str]]]] = {
-    "shell": ("command", commands.run),
-    "read_file": ("path", commands.read_file),
-}
-"""Name -> its only parameter and what it does."""
 
 
 def make_app(machines: Machines) -> FastAPI:
@@ -78,7 +74,7 @@ def make_app(machines: Machines) -> FastAPI:
             raise HTTPException(422, f"give a {parameter} as a text")
         try:
             return {"output": run(argument, checkout)}
-        except commands.Refused as error:
+        except Refused as error:
             raise HTTPException(422, str(error)) from None
 
     @app.post("/grade/f1")

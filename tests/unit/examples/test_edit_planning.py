@@ -7,12 +7,15 @@ import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from openai.types.chat import ChatCompletionMessage
 
 from examples.edit_planning import commands, make_data, plans
+from examples.edit_planning.agent import plan
 from examples.edit_planning.commands import NOTHING, Refused, argv_of
 from examples.edit_planning.history import NAMES, NOUNS, README, changes, write_repository
 from examples.edit_planning.machines import Full, Gone, Machines
@@ -518,6 +521,36 @@ def test_sessions_tools_and_graders_follow_the_wire_contract(client: TestClient,
     assert ended("trace_2") == {"closed": True}
     unknown = {"type": "session_start", "trace_id": "t", "item": item | {"commit": "HEAD"}}
     assert client.post("/session/start", json=unknown).status_code == 422
+
+
+class Scripted:
+    """OpenAI's client, as far as the agent uses it: answers with these messages, and keeps what it was asked."""
+
+    def __init__(self, *messages: dict[str, Any]) -> None:
+        self.script, self.asked = list(messages), list[Any]()
+        self.chat = SimpleNamespace(completions=SimpleNamespace(create=self.create))
+
+    def create(self, **request: Any) -> Any:
+        self.asked.append(list(request["messages"]))
+        message = ChatCompletionMessage.model_validate({"role": "assistant"} | self.script.pop(0))
+        return SimpleNamespace(choices=[SimpleNamespace(message=message)])
+
+
+def test_the_agent_looks_into_a_checkout_of_head_and_leaves_the_repository_alone(
+    repositories: Repositories, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def form(i: int, name: str, arguments: str) -> dict[str, Any]:
+        return {"id": f"c{i}", "type": "function", "function": {"name": name, "arguments": arguments}}
+
+    made = [("shell", '{"command": "ls"}'), ("shell", '{"command": "id"}'), ("write", "{}"), ("read_file", "[]")]
+    calls = [form(i, *call) for i, call in enumerate(made)]
+    client: Any = Scripted({"tool_calls": calls}, {"content": "drill.py"})
+    assert plan(client, "planner", repositories.path(MADE), "Fix the drill") == "drill.py"
+    results = [message["content"] for message in client.asked[-1] if message["role"] == "tool"]
+    assert README in results[0].split("\n")
+    assert results[1].startswith("Error: give one of these commands")
+    assert results[2] == results[3] == "Error: there is no such call. The tools are: shell, read_file."
+    assert "drill.py" in capsys.readouterr().out
 
 
 # The jobs
