@@ -9,7 +9,7 @@ from collections.abc import Collection
 from typing import Final
 
 MOST: Final = 2.0
-"""A plan of more than this many times the files of the change is no plan: its grade is 0."""
+"""The grade of a plan with more than this many times the files of the change is 0."""
 
 
 def plan_of(answer: str) -> list[str]:

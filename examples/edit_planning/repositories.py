@@ -26,7 +26,7 @@ GIT_ENVIRONMENT: Final = {
     "GIT_TERMINAL_PROMPT": "0",
     "GIT_NO_LAZY_FETCH": "1",
 }
-"""Settings of the machine and its users change nothing, names of files are no patterns, and git asks nobody."""
+"""The settings of the machine and its users change nothing, names of files are not patterns, and git asks nobody."""
 CONFIG: Final = """\
 [core]
     symlinks = false
@@ -37,7 +37,7 @@ CONFIG: Final = """\
 [advice]
     detachedHead = false
 """
-"""Of a checkout: links are files, there is no reflog, and objects come as one file."""
+"""Settings of a checkout: links are files, there is no reflog, and objects come as one file."""
 MAX_CHECKOUT_BYTES: Final = 256 * 2**20
 MAX_CHECKOUT_FILES: Final = 20_000
 MAX_DEPTH: Final = 200
@@ -87,7 +87,7 @@ class Repositories:
     def _parent(self, name: str, commit: str) -> str:
         path = self.path(name)
         if not _ID.fullmatch(commit):
-            raise Unknown(f"{commit[:100]!r} is no id of a commit: give 40 hexadecimal digits")
+            raise Unknown(f"{commit[:100]!r} is not the id of a commit: give 40 hexadecimal digits")
         try:
             return git(path, "rev-parse", "--verify", "--quiet", f"{commit}^1").strip()
         except subprocess.CalledProcessError:
@@ -124,7 +124,7 @@ def text_files(numstat: str) -> list[str]:
 
 
 def git(folder: Path, *arguments: str) -> str:
-    """The first 64 MiB of the output of a git command in a folder; bytes that are no text are replaced.
+    """The first 64 MiB of the output of a git command in a folder; what is not UTF-8 is replaced.
 
     Raises:
         CalledProcessError: it failed, or took too long.

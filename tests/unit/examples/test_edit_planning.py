@@ -224,7 +224,7 @@ def test_a_later_commit_cannot_be_shown_even_by_its_id(ids: list[str], checkout:
 def test_a_repository_or_commit_that_is_not_there_is_named(
     repositories: Repositories, tmp_path: Path, repository: str, commit: str
 ) -> None:
-    with pytest.raises(Unknown, match=r"there is no repository|no id of a commit|no commit"):
+    with pytest.raises(Unknown, match=r"there is no repository|not the id of a commit|no commit"):
         repositories.check_out(repository, commit, tmp_path / "out")
 
 
@@ -399,6 +399,13 @@ def test_the_files_that_change_most_often_are_a_poor_plan_and_all_files_are_none
         for name in names:
             for change in changes(name, split)[1]:
                 assert plans.f1("\n".join(change.before), change.files) == 0
+
+
+def test_the_example_in_the_readme_is_a_row_of_the_test() -> None:
+    text = (EXAMPLE / "README.md").read_text()
+    question, files = ROWS["test"][0]["messages"][1]["content"], ROWS["test"][0]["files"]
+    assert f"**{question}**" in text and ", ".join(f"`{file}`" for file in files) in text
+    assert f"has {len(CHEATS)} cheats" in text
 
 
 def test_a_reason_names_what_is_missing_and_what_is_false() -> None:
