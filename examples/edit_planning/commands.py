@@ -102,11 +102,11 @@ def read_file(path: str, checkout: Path) -> str:
     Raises:
         Refused: there is no such file in the checkout.
     """
-    found = checkout / inside(path, checkout)
-    if not found.is_file():
-        raise Refused("there is no such file")
-    with found.open("rb") as file:
-        return cut(file.read(4 * MAX_OUTPUT_CHARS).decode(errors="replace").rstrip())
+    try:
+        with (checkout / inside(path, checkout)).open("rb") as file:
+            return cut(file.read(4 * MAX_OUTPUT_CHARS).decode(errors="replace").rstrip())
+    except OSError as error:
+        raise Refused(f"it cannot be read: {error.strerror}") from None
 
 
 def cut(text: str) -> str:
@@ -125,8 +125,8 @@ def argv_of(command: str, checkout: Path) -> list[str]:
     Raises:
         Refused: it is not allowed.
     """
-    if len(command) > MAX_COMMAND_CHARS or "\0" in command:
-        raise Refused(f"a command has at most {MAX_COMMAND_CHARS} characters")
+    if not _is_short_text(command):
+        raise Refused(f"a command is a text of at most {MAX_COMMAND_CHARS} characters")
     try:
         words = shlex.split(command)
     except ValueError as error:
@@ -185,11 +185,16 @@ def inside(path: str, checkout: Path) -> str:
     """
     parts = PurePosixPath(path).parts
     own = any(part.lower() == ".git" for part in parts)
-    if not path or len(path) > MAX_COMMAND_CHARS or "\0" in path or path.startswith("/") or ".." in parts or own:
+    if not path or not _is_short_text(path) or path.startswith("/") or ".." in parts or own:
         raise Refused("give paths inside the repository, such as README.md")
     if not (checkout / path).resolve().is_relative_to(checkout.resolve()):
         raise Refused("give paths inside the repository, such as README.md")
     return path
+
+
+def _is_short_text(text: str) -> bool:
+    """Whether a program can get it: JSON may have lone surrogates, which are not text."""
+    return len(text) <= MAX_COMMAND_CHARS and "\0" not in text and not any("\ud800" <= c <= "\udfff" for c in text)
 
 
 @cache

@@ -40,12 +40,11 @@ def make_app(machines: Machines) -> FastAPI:
 
     @app.post("/session/start")
     def start(body: dict[str, Any]) -> dict[str, bool]:
-        item = body["item"]
         try:
-            machines.open(str(body["trace_id"]), str(item["repository"]), str(item["commit"]))
+            machines.open(str(body["trace_id"]), *_commit_of(body))
         except Full:
             raise HTTPException(503, "all machines are taken", {"Retry-After": str(RETRY_S)}) from None
-        except (Unknown, KeyError) as error:
+        except Unknown as error:
             raise HTTPException(422, str(error)) from None
         return {"ready": True}
 
@@ -85,14 +84,21 @@ def make_app(machines: Machines) -> FastAPI:
     @app.post("/grade/exact")
     def grade_exactly(body: dict[str, Any]) -> dict[str, float]:
         """Held out: by the commit itself, and not by the row."""
-        item = body["item"]
         try:
-            files = machines.repositories.touched(str(item["repository"]), str(item["commit"]))
-        except (Unknown, KeyError) as error:
+            files = machines.repositories.touched(*_commit_of(body))
+        except Unknown as error:
             raise HTTPException(422, str(error)) from None
         return {"score": plans.exact(body["sample"]["output_text"] or "", files)}
 
     return app
+
+
+def _commit_of(body: dict[str, Any]) -> tuple[str, str]:
+    """The repository and the commit of the body's row."""
+    try:
+        return str(body["item"]["repository"]), str(body["item"]["commit"])
+    except (KeyError, TypeError):
+        raise HTTPException(422, "the row needs repository and commit: see make_data.py") from None
 
 
 async def _sweep(machines: Machines) -> None:

@@ -280,6 +280,7 @@ def test_the_commands_find_what_a_plan_needs(checkout: Path) -> None:
         "cat 'README.md",
         "head -n -5 README.md",
         "cat README.md\0",
+        "cat \ud800",
         "ls " + "a" * 400,
     ],
 )
@@ -321,7 +322,7 @@ def test_outputs_are_cut(checkout: Path, tmp_path: Path) -> None:
     for said in (commands.run("cat large.txt", tmp_path), commands.read_file("endless.txt", tmp_path)):
         assert len(said) < commands.MAX_OUTPUT_CHARS + 10 and said.endswith("... cut")
     assert len(commands.run("cat endless.txt", tmp_path)) < commands.MAX_OUTPUT_CHARS + 10
-    for path in ("", "/etc/passwd", "../x", ".git/HEAD", "lib", "\0"):
+    for path in ("", "/etc/passwd", "../x", ".git/HEAD", "lib", "\0", "\ud800", "a" * 290):
         with pytest.raises(Refused):
             commands.read_file(path, checkout)
 
@@ -528,6 +529,8 @@ def test_sessions_tools_and_graders_follow_the_wire_contract(client: TestClient,
     assert ended("trace_2") == {"closed": True}
     unknown = {"type": "session_start", "trace_id": "t", "item": item | {"commit": "HEAD"}}
     assert client.post("/session/start", json=unknown).status_code == 422
+    for row in ({}, None, {"repository": MADE}):
+        assert "repository and commit" in client.post("/session/start", json=unknown | {"item": row}).json()["detail"]
 
 
 class Scripted:
