@@ -38,7 +38,7 @@ PARAMETERS: Final = {
 }
 PARALLEL_SHARE: Final = 0.4
 """Share of conversations that make all calls in one turn; the others make one a turn, which is what they unlearn."""
-SLOPPY_SHARE: Final = 0.5
+SLOPPY_SHARE: Final = 0.6
 """Share of conversations whose plan also has the README, whether or not the change touches it."""
 MAX_COMMITS: Final = 5_000
 MAX_FILES: Final = 20
