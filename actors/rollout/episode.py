@@ -216,7 +216,9 @@ class EpisodeRunner:
             answer=answer,
             finish=finish,
             grade=grade,
-            reward=reward_of(self._spec.reward, grade, trajectory.num_calls, trajectory.num_sampled, busy_s),
+            reward=reward_of(
+                spec.reward, grade, trajectory.num_calls, len(trajectory.turns), trajectory.num_sampled, busy_s
+            ),
             reasoning_tokens=trajectory.reasoning_tokens,
             wall_s=time.monotonic() - started,
             structure=structure,

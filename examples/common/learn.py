@@ -18,7 +18,7 @@ from pathlib import Path
 from examples.common.results import BUILD, EXAMPLES, TARGETS_S, table
 from examples.common.way import Way, listening
 
-CASES = ("filings", "finqa", "icd10", "kernels")
+CASES = ("edit_planning", "filings", "finqa", "icd10", "kernels")
 
 
 def learn(case: str, model: Path, seed: int, settings: dict[str, str]) -> Path:

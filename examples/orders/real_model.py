@@ -22,9 +22,9 @@ from typing import Any, Final
 import httpx
 from openai import OpenAI
 
+from examples.common.agent import converse, shown
 from examples.common.results import BUILD, table
 from examples.common.way import AGENT_RFT, Way, listening
-from examples.orders.agent import converse, shown
 from examples.orders.questions import grade
 from examples.orders.server import app
 

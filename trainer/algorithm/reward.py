@@ -1,4 +1,4 @@
-"""From grade to reward: a correct answer is worth less the more calls, tokens and time it took, but never nothing."""
+"""From grade to reward: calls, turns, tokens and time take from what a correct answer is worth, but never all of it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ KEPT_SHARE = 0.1
 """Share of a positive grade that penalties cannot take away."""
 
 
-def reward_of(spec: RewardSpec, grade: Grade, num_calls: int, num_sampled: int, busy_s: float) -> float:
+def reward_of(spec: RewardSpec, grade: Grade, num_calls: int, num_turns: int, num_sampled: int, busy_s: float) -> float:
     """The reward of one rollout: the guard's value if a guard was triggered, else the grade minus penalties.
 
-        penalties = tool_call_penalty x max(0, num_calls - tool_call_budget)
+        penalties = tool_call_penalty x max(0, num_calls - tool_call_budget) + turn_penalty x max(0, num_turns - 1)
                   + token_penalty x num_sampled + time_penalty_per_s x busy_s
         reward = grade                                           if grade <= 0
                  max(grade - penalties, KEPT_SHARE x grade)      if grade > 0
@@ -29,6 +29,7 @@ def reward_of(spec: RewardSpec, grade: Grade, num_calls: int, num_sampled: int, 
         return value
     penalties = (
         spec.tool_call_penalty * max(0, num_calls - spec.tool_call_budget)
+        + spec.turn_penalty * max(0, num_turns - 1)
         + spec.token_penalty * num_sampled
         + spec.time_penalty_per_s * busy_s
     )

@@ -100,7 +100,7 @@ def readiness_of(
     shares, grader = shares_of(rows), grader_finding(groups, again)
     behaviour, data = behaviour_of(groups, target_s), data_finding(file, tasks, others)
     reward = job.reinforcement.reward
-    penalties = any((reward.tool_call_penalty, reward.token_penalty, reward.time_penalty_per_s))
+    penalties = any((reward.tool_call_penalty, reward.turn_penalty, reward.token_penalty, reward.time_penalty_per_s))
     passing = bootstrap_mean(row.passed / row.graded for row in rows)
     verdict, reasons = verdict_of(Evidence(rows, shares, passing, grader, behaviour, data, penalties))
     signal = group_signal(groups, {*SIZES, plan.group_size})

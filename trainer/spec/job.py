@@ -131,6 +131,9 @@ class RewardSpec(Strict):
     tool_call_penalty: Rate = 0.0
     """Subtracted from the grade for each tool call above `tool_call_budget`. Raise it for an agent that calls too
     often."""
+    turn_penalty: Rate = 0.0
+    """Subtracted from the grade for each turn of the model after its first. Calls that it makes in one turn go out
+    together, so set it for an agent that should not make them one by one."""
     token_penalty: Rate = 0.0
     """Subtracted from the grade for each sampled token; 1e-5 takes 0.01 for 1,000 tokens. Set it for shorter answers,
     and leave it at 0 if long reasoning is wanted."""

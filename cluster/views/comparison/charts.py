@@ -11,6 +11,7 @@ from typing import Literal
 import numpy as np
 
 from cluster.views.comparison.compare import CALLS, REWARD, Comparison, Row
+from cluster.views.comparison.side import Side
 from trainer.metrics.intervals import Interval
 
 WIDTH, HEIGHT = 560, 340
@@ -81,6 +82,24 @@ class Histogram:
     x_ticks: tuple[Tick, ...]
     y_ticks: tuple[Tick, ...]
     bars: tuple[Bar, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """The validations of a side's run, as an SVG polyline's points and as dots."""
+
+    side: int
+    points: str
+    dots: tuple[Dot, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Curves:
+    """Rewards of the validation file by steps."""
+
+    x_ticks: tuple[Tick, ...]
+    y_ticks: tuple[Tick, ...]
+    curves: tuple[Curve, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +178,38 @@ def histogram(comparison: Comparison, metric: Literal["turns", "tool_calls"]) ->
     kept = tuple(bar for bar in bars if bar.height)
     return Histogram(
         f"{unit}s", tuple(float(np.percentile(values, 95)) for values in found), tuple(x_ticks), tuple(y_ticks), kept
+    )
+
+
+def curves(sides: Sequence[Side]) -> Curves | None:
+    """How runs learned, one curve a run; None unless two of the runs were validated more than once."""
+    runs = dict[str, int]()
+    for number, side in enumerate(sides):
+        if len(side.validations) > 1:
+            runs.setdefault(side.run, number)
+    if len(runs) < 2:
+        return None
+    points = [point for number in runs.values() for point in sides[number].validations]
+    last = max(step for step, _ in points)
+    low, high = min(0.0, *(reward for _, reward in points)), max(0.0, *(reward for _, reward in points))
+    span = _round_up(max(high - low, 0.01))
+    bottom, x_unit = HEIGHT - BOTTOM, (WIDTH - LEFT - RIGHT - 12) / max(1, last)
+
+    def at(reward: float) -> float:
+        return bottom - (reward - low) / span * (bottom - TOP - 6)
+
+    drawn = list[Curve]()
+    for number in runs.values():
+        dots = tuple(
+            Dot(LEFT + step * x_unit, at(reward), 3, f"{sides[number].label}, step {step}: reward {reward:.3f}", "")
+            for step, reward in sides[number].validations
+        )
+        drawn.append(Curve(number, " ".join(f"{dot.x:.1f},{dot.y:.1f}" for dot in dots), dots))
+    steps = sorted({round(share * last) for share in (0.0, 0.25, 0.5, 0.75, 1.0)})
+    return Curves(
+        tuple(Tick(LEFT + step * x_unit, str(step)) for step in steps),
+        tuple(Tick(at(low + share * span), f"{low + share * span:.3g}") for share in (0.0, 0.5, 1.0)),
+        tuple(drawn),
     )
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from cluster.views.comparison import charts
-from cluster.views.comparison.charts import histogram, interval_bar, scatter
+from cluster.views.comparison.charts import curves, histogram, interval_bar, scatter
 from cluster.views.comparison.compare import CALLS, REWARD, Comparison
 from cluster.views.comparison.table import left_out, measures, path_of
 from cluster.views.pages import page_template
@@ -48,6 +48,7 @@ def write_page(comparison: Comparison, path: Path, *, with_traces: bool = True) 
             for side, against in enumerate(comparison.against, start=1)
         ],
         histograms=[histogram(comparison, metric) for metric in ("tool_calls", "turns")],
+        learning=curves(comparison.sides),
         rows=rows[:SHOWN_ROWS] if with_traces else [],
         with_traces=with_traces,
     )

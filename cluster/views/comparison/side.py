@@ -75,12 +75,16 @@ class Graded:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One evaluation: how the user named it, where it is recorded, and its rows by their ids."""
+    """One evaluation: how the user named it, where it is recorded, and its rows by their ids.
+
+    `validations` are the steps and mean rewards of all validations of its run.
+    """
 
     label: str
     run: str
     name: str
     rows: Mapping[str, Graded]
+    validations: tuple[tuple[int, float], ...] = ()
 
 
 def read_side(label: str, shown: str, run: RunFolder, name: str) -> Side:
@@ -94,7 +98,8 @@ def read_side(label: str, shown: str, run: RunFolder, name: str) -> Side:
         (request, end if isinstance(end, Rollout) else None, partial(_at, run, name, place))
         for place, request, end in run.read_outcomes(name)
     )
-    return Side(label, shown, name, rows_of(found))
+    curve = tuple((step, found.reward) for step, found in run.validations() if math.isfinite(found.reward))
+    return Side(label, shown, name, rows_of(found), curve)
 
 
 def rows_of(found: Iterable[tuple[GroupRequest, Rollout | None, Callable[[], Rollout]]]) -> dict[str, Graded]:

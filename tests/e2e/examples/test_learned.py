@@ -11,7 +11,7 @@ from examples.common.results import gain
 from tests.e2e.command import processes_left
 from tests.support.paths import ROOT
 
-SETTINGS = {"filings": {"RUBRIC": "rubric"}}
+SETTINGS = {"edit_planning": {"ROWS": "many", "EPOCHS": "1"}, "filings": {"RUBRIC": "rubric"}}
 
 
 @pytest.mark.nightly

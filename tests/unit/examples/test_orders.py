@@ -13,8 +13,8 @@ import pytest
 from fastapi.testclient import TestClient
 from transformers import AutoTokenizer
 
+from examples.common.agent import converse, shown
 from examples.orders import make_data
-from examples.orders.agent import converse, shown
 from examples.orders.questions import draw_question, grade
 from examples.orders.server import app
 from examples.orders.shop import NOT_FOUND, TOOLS, Shop, Split

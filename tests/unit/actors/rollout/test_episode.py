@@ -47,6 +47,15 @@ async def test_exactly_the_sampled_tokens_are_trained_on(renderer: Renderer) -> 
     assert rollout.oldest_version == 0
 
 
+async def test_with_a_price_for_turns_calls_in_one_turn_are_worth_more(renderer: Renderer) -> None:
+    rewards = list[float]()
+    for script in ([call("a") + "\n" + call("b"), "1 2"], [call("a"), call("b"), "1 2"]):
+        runner = ScriptedEpisode(renderer, *script).runner()
+        runner._spec = replace(runner._spec, reward=RewardSpec(turn_penalty=0.1))
+        rewards.append((await graded(runner)).reward)
+    assert rewards == pytest.approx([0.9, 0.8])
+
+
 async def test_a_rollout_keeps_the_structure_that_constrained_all_its_turns(renderer: Renderer) -> None:
     episode = ScriptedEpisode(renderer, call("a"), "1234")
     assert (await graded(episode.runner())).structure is None

@@ -79,7 +79,7 @@ COVERED = """
     CommonHyperparameters: batch_size n_epochs learning_rate_multiplier
     Hyperparameters: compute_multiplier reasoning_effort
     RolloutLimits: max_tool_calls max_completion_tokens max_tool_output_tokens
-    RewardSpec: tool_call_budget tool_call_penalty token_penalty time_penalty_per_s
+    RewardSpec: tool_call_budget tool_call_penalty turn_penalty token_penalty time_penalty_per_s
     OptimizerSpec: learning_rate lr_schedule lora
     LoraSpec: rank alpha targets
     AlgorithmSpec: advantage clip_low clip_high importance_cap max_divergence kl_coef max_staleness

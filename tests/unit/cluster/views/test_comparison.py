@@ -16,6 +16,7 @@ from rich.console import Console
 from cluster.preflight.resumed import digests_of
 from cluster.records.redact import plain
 from cluster.records.run_folder import RunFolder
+from cluster.views.comparison import charts
 from cluster.views.comparison.charts import histogram, interval_bar, scatter
 from cluster.views.comparison.compare import NO_TOOL, Change, Comparison, compare_sides, comparison_json
 from cluster.views.comparison.page import write_page, write_png
@@ -291,6 +292,30 @@ def test_a_run_gives_its_newest_evaluation_of_the_file_that_all_have(tmp_path: P
     assert [s.label for s in sides(one.path, two.path)] == ["one", "two"]
     with pytest.raises(UserError, match=r"two has no evaluation of its test_file; it has .*validation-000012"):
         sides(one.path, two.path, file="test_file")
+
+
+def test_the_validations_of_several_runs_are_drawn_as_curves(tmp_path: Path, synthetic: Synthetic) -> None:
+    one, two = synthetic.run(tmp_path / "one"), synthetic.run(tmp_path / "two")
+    never = synthetic.run(tmp_path / "never", validation_every=0)
+    assert charts.curves(sides(f"{one.path}:test-before", f"{one.path}:test-after")) is None, "one run is one curve"
+    assert charts.curves(sides(one.path, never.path)) is None
+    drawn = charts.curves(compared_sides := sides(one.path, never.path, two.path))
+    assert drawn is not None
+    assert [curve.side for curve in drawn.curves] == [0, 2]
+    for curve, run in zip(drawn.curves, (one, two), strict=True):
+        assert [dot.x for dot in curve.dots] == sorted(dot.x for dot in curve.dots)
+        assert len(curve.dots) == len(run.validations()) > 2
+        assert curve.dots[-1].title.endswith(f"reward {run.validations()[-1][1].reward:.3f}")
+        rewards = [found.reward for _, found in run.validations()]
+        highest = min(curve.dots, key=lambda dot: dot.y)
+        assert curve.dots.index(highest) == rewards.index(max(rewards))
+        assert all(charts.TOP <= dot.y <= charts.HEIGHT - charts.BOTTOM for dot in curve.dots)
+        assert all(charts.LEFT <= dot.x <= charts.WIDTH - charts.RIGHT for dot in curve.dots)
+    write_page(compare_sides(compared_sides, 2), tmp_path / "page.html", with_traces=False)
+    page = (tmp_path / "page.html").read_text()
+    assert page.count("<polyline") == 2 and "Reward in validation" in page
+    write_page(compare_sides(sides(one.path, never.path), 2), tmp_path / "page.html", with_traces=False)
+    assert "<polyline" not in (tmp_path / "page.html").read_text()
 
 
 def test_what_is_not_there_is_refused_with_what_is(tmp_path: Path, synthetic: Synthetic) -> None:

@@ -45,6 +45,14 @@ def shown(message: dict[str, Any]) -> str:
     """A message as lines for the terminal."""
     lines = [f"  {message['role']:>9}  {message['content']}"] if message.get("content") else []
     for call in message.get("tool_calls", []):
-        arguments = ", ".join(json.loads(call["function"]["arguments"]).values())
+        arguments = _values(call["function"]["arguments"])
         lines.append(f"  {message['role']:>9}  -> {call['function']['name']}({arguments})")
     return "\n".join(lines)
+
+
+def _values(arguments: str) -> str:
+    """The values alone; what a model wrote instead of arguments as it is."""
+    try:
+        return ", ".join(map(str, json.loads(arguments).values()))
+    except (ValueError, AttributeError):
+        return arguments

@@ -1,0 +1,62 @@
+"""Plans a change with a model behind OpenAI's API: `python -m examples.edit_planning.agent REPOSITORY "MESSAGE"`.
+
+OPENAI_BASE_URL and OPENAI_API_KEY name the server. The model looks into a checkout of HEAD with the tools that it was
+trained with.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
+
+from openai import OpenAI
+
+from examples.common.agent import converse, shown
+from examples.edit_planning.commands import TOOLS, Refused
+from examples.edit_planning.make_data import row
+from examples.edit_planning.repositories import check_out, git
+
+MODEL: Final = "planner"
+
+
+def call(name: str, arguments: str, checkout: Path) -> str:
+    """A tool's output, or why there is none, as a model reads it."""
+    try:
+        parameter, run = TOOLS[name]
+        return run(json.loads(arguments)[parameter], checkout)
+    except Refused as error:
+        return f"Error: {error}"
+    except (LookupError, ValueError, TypeError, AttributeError):
+        return f"Error: there is no such call. The tools are: {', '.join(TOOLS)}."
+
+
+def plan(client: OpenAI, model: str, repository: Path, message: str) -> str:
+    """The model's plan for a change of HEAD; its way is printed."""
+    commit = git(repository, "rev-parse", "HEAD").strip()
+    task = row(repository.name, commit, message, [])
+    answer = ""
+    with TemporaryDirectory() as folder:
+        checkout = Path(folder) / "checkout"
+        check_out(repository.resolve(), commit, checkout)
+        tools = partial(call, checkout=checkout)
+        for said in converse(client, model, task["messages"], task["tools"], tools):
+            print(shown(said), flush=True)
+            answer = said.get("content") or ""
+    return answer
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m examples.edit_planning.agent")
+    parser.add_argument("repository", type=Path)
+    parser.add_argument("message", help="what the change is, as a commit's message would say it")
+    parser.add_argument("--model", default=MODEL, help="the model's name at the server")
+    options = parser.parse_args()
+    plan(OpenAI(), options.model, options.repository, options.message)
+
+
+if __name__ == "__main__":
+    main()

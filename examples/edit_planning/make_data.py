@@ -1,0 +1,184 @@
+"""Writes rows: `python -m examples.edit_planning.make_data` those in `data/`, the same every time.
+
+`--repository PATH --out FILE` makes rows of a repository of yours: a commit's message, and the files that it touched.
+A link to it is put where the server looks (`build/edit_planning/repositories`). Merges and root commits, commits that
+only add files, and those of more than 20 files are left out, and so are binary files, submodules, and names that one
+line of text cannot hold. A renamed file counts by its old name.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final
+
+from examples.edit_planning.history import NAMES, README, Change, Split, changes, write_repository
+from examples.edit_planning.repositories import REPOSITORIES, STAT_OPTIONS, git, text_files
+
+DATA: Final = Path(__file__).parent / "data"
+NUM_WARM_START: Final = 72
+NUM_TRAIN: Final = 160
+NUM_FEW: Final = 16
+NUM_TEST: Final = 120
+SYSTEM: Final = {
+    "role": "system",
+    "content": "Which files of the repository will this change touch? Look before you answer. "
+    "Answer with their paths, one a line.",
+}
+PARAMETERS: Final = {
+    "shell": ("command", "grep, ls, cat, head, wc, git log, git show"),
+    "read_file": ("path", "the text of a file"),
+}
+PARALLEL_SHARE: Final = 0.4
+"""Share of conversations that make all calls in one turn; the others make one a turn, which is what they unlearn."""
+SLOPPY_SHARE: Final = 0.6
+"""Share of conversations whose plan also has the README, whether or not the change touches it."""
+MAX_COMMITS: Final = 5_000
+MAX_FILES: Final = 20
+MAX_MESSAGE_CHARS: Final = 300
+
+
+def schema(name: str) -> dict[str, Any]:
+    """A tool's description for the model, in OpenAI's form."""
+    parameter, description = PARAMETERS[name]
+    parameters = {"type": "object", "properties": {parameter: {"type": "string"}}, "required": [parameter]}
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
+
+
+def row(repository: str, commit: str, message: str, files: Sequence[str]) -> dict[str, Any]:
+    """A task. Tools, graders and sessions get all of it as `item`; the model sees messages and tools alone."""
+    return {
+        "messages": [SYSTEM, {"role": "user", "content": message}],
+        "tools": [schema(name) for name in PARAMETERS],
+        "repository": repository,
+        "commit": commit,
+        "files": list(files),
+    }
+
+
+def conversation(change: Change, rng: random.Random) -> dict[str, Any]:
+    """A row for the warm start: a search for each part, then the plan."""
+    messages: list[dict[str, Any]] = [SYSTEM, {"role": "user", "content": change.message}]
+    calls, results = list[dict[str, Any]](), list[dict[str, Any]]()
+    for i, part in enumerate(change.parts):
+        wanted = f"'{part.wanted}'" if " " in part.wanted else part.wanted
+        function = {"name": "shell", "arguments": json.dumps({"command": f"grep -rl {wanted}"})}
+        calls.append({"id": f"call_{i}", "type": "function", "function": function})
+        results.append({"role": "tool", "tool_call_id": f"call_{i}", "content": "\n".join(change.found(part))})
+    parallel = rng.random() < PARALLEL_SHARE
+    for turn in [slice(None)] if parallel else [slice(i, i + 1) for i in range(len(calls))]:
+        messages += [{"role": "assistant", "content": None, "tool_calls": calls[turn]}, *results[turn]]
+    plan = list(dict.fromkeys(path for part in change.parts for path in change.found(part)))
+    if rng.random() < SLOPPY_SHARE and README not in plan:
+        plan.append(README)
+    messages.append({"role": "assistant", "content": "\n".join(plan)})
+    return {"messages": messages, "tools": [schema(name) for name in PARAMETERS]}
+
+
+def write_data(folder: Path) -> None:
+    """Write all files; the folder is created if necessary."""
+    folder.mkdir(parents=True, exist_ok=True)
+    train, shown = made_rows("train")
+    validation, _ = made_rows("validation")
+    test, _ = made_rows("test")
+    rng = random.Random(1)
+    tasks = train[NUM_WARM_START : NUM_WARM_START + NUM_TRAIN]
+    files = {
+        "warm_start.jsonl": [conversation(change, rng) for change in shown[:NUM_WARM_START]],
+        "many.jsonl": tasks,
+        "few.jsonl": tasks[:NUM_FEW],
+        "validation.jsonl": validation,
+        "test.jsonl": test[:NUM_TEST],
+    }
+    for name, rows in files.items():
+        write_rows(folder / name, rows)
+
+
+def made_rows(split: Split) -> tuple[list[dict[str, Any]], list[Change]]:
+    """Rows and changes of the made repositories of a split, in one drawn order."""
+    found = list[tuple[dict[str, Any], Change]]()
+    with tempfile.TemporaryDirectory() as folder:
+        for name in NAMES[split]:
+            _, made = changes(name, split)
+            ids = write_repository(name, split, Path(folder) / name)
+            found += [
+                (row(name, commit, change.message, change.files), change)
+                for commit, change in zip(ids, made, strict=True)
+            ]
+    random.Random(split).shuffle(found)
+    return [task for task, _ in found], [change for _, change in found]
+
+
+def rows_of(repository: Path, name: str, most: int) -> Iterator[dict[str, Any]]:
+    """The rows of any repository, newest first; of its latest 5,000 commits at most.
+
+    Raises:
+        CalledProcessError: git cannot read it, or takes too long.
+    """
+    log = git(repository, "log", "--no-merges", *STAT_OPTIONS, f"-n{MAX_COMMITS}", "--format=%x01%H%x02%P%x02%s%x03")
+    yield from islice((task for commit in log.split("\x01")[1:] if (task := _task(name, commit))), most)
+
+
+def _task(name: str, commit: str) -> dict[str, Any] | None:
+    """The row of a commit as `git log` prints it; None if it makes no good one."""
+    head, _, stats = commit.partition("\x03")
+    commit_id, _, rest = head.partition("\x02")
+    parents, _, subject = rest.partition("\x02")
+    files = sorted(text_files(stats))
+    fits = all(path == path.strip() and path.isprintable() and "\ufffd" not in path for path in files)
+    message = subject.strip()
+    if not parents or not message or "\ufffd" in message or not fits or not 1 <= len(files) <= MAX_FILES:
+        return None
+    return row(name, commit_id, message[:MAX_MESSAGE_CHARS], files)
+
+
+def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def link(repository: Path, folder: Path = REPOSITORIES) -> str:
+    """Put a link where the server looks; returns the repository's name there.
+
+    Raises:
+        FileExistsError: another repository has the name.
+    """
+    name = re.sub(r"[^A-Za-z0-9._-]", "-", repository.resolve().name).strip(".-")[:100] or "repository"
+    folder.mkdir(parents=True, exist_ok=True)
+    place = folder / name
+    if not place.exists():
+        place.symlink_to(repository.resolve())
+    elif place.resolve() != repository.resolve():
+        raise FileExistsError(f"{place} is another repository: rename the folder of yours, or remove that one")
+    return name
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m examples.edit_planning.make_data", description=__doc__)
+    parser.add_argument("--repository", type=Path, metavar="PATH", help="make rows of this repository")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="where its rows are written")
+    parser.add_argument("--most", type=int, default=500, metavar="N", help="most rows; default: 500")
+    options = parser.parse_args()
+    if (options.repository is None) != (options.out is None):
+        parser.error("give --repository and --out, or none of them")
+    if options.repository is None:
+        write_data(DATA)
+        return
+    try:
+        rows = list(rows_of(options.repository, link(options.repository), options.most))
+    except FileExistsError as error:
+        parser.error(str(error))
+    except (subprocess.SubprocessError, OSError) as error:
+        parser.error(f"git cannot read {options.repository}: {getattr(error, 'stderr', '') or error}")
+    write_rows(options.out, rows)
+    print(f"{len(rows)} rows of {options.repository} are in {options.out}")
+
+
+if __name__ == "__main__":
+    main()
