@@ -27,8 +27,9 @@ REWARD: Mapping[int, str] = {1: "reward up", 0: "same reward", -1: "reward down"
 CALLS: Mapping[int, str] = {-1: "fewer calls", 0: "as many calls", 1: "more calls"}
 """The quadrants' parts, by the sign of the change."""
 SLOW: Final = "slow_share"
-BEST: Final = "best_of_"
 """The measure that a wanted latency adds: the share of a row's rollouts that take longer."""
+BEST: Final = "best_of_"
+"""With k samples a row, `best_of_k`."""
 EQUAL = 1e-9
 """Rounding of means: smaller changes are none."""
 
