@@ -153,14 +153,15 @@ def _fields(error: ValidationError) -> Iterator[str]:
 def answer_of(qa: Qa) -> tuple[Figure, Decimal] | str:
     """The right answer in the form that is wanted, and its number with all decimals, of which `exe_ans` has five.
 
-    The form is that of `answer` where it agrees with `exe_ans`, which counts.
+    The form is that of `answer` where it agrees with `exe_ans`, which counts. A question such as "how much did it fall"
+    tells the sign, so `answer` may have another one.
     """
     if isinstance(qa.exe_ans, str):
         return qa.exe_ans
     result = rounded(Decimal(repr(float(qa.exe_ans))), NUM_DECIMALS)
     for written in figures(str(qa.answer or ""))[:1]:
         shares = (result, result / SCALES[written.unit]) if written.unit in ("percent", "basis points") else (result,)
-        for share in shares:
+        for share in (*shares, *(-share for share in shares)):
             if rounded(share, written.decimals) == written.number:
                 return written, share
     if "percent" in qa.question.lower() or "%" in qa.question:

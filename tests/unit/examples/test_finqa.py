@@ -267,6 +267,7 @@ def test_entries_of_a_page_make_one_document_whatever_names_it() -> None:
         ("53%", 0.5253, "what share was it?", "53 percent 52.530"),
         ("-3.6%", -0.03578, "how did it change?", "-3.6 percent -3.578"),
         ("( 3.6 % )", 0.03578, "how did it change?", "3.6 percent 3.578"),
+        ("3.6%", -0.03578, "by what percent did it fall?", "3.6 percent 3.578"),
         ("", 0.12437, "by what percent did it grow?", "12.44 percent 12.437"),
         ("see above", 380, "how much was it?", "380 380.00000"),
         ("", 123456789012345.1, "by what percent did it grow?", "12345678901234510 percent 12345678901234510.000"),
