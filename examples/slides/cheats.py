@@ -12,7 +12,8 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from examples.slides.make_data import DATA, deck_of, slide
-from examples.slides.render import Chromium, Deck, Slide
+from examples.slides.measures import Deck, Slide
+from examples.slides.render import Chromium
 from examples.slides.world import TERMS, Report, reports
 
 MEASURES: Final = DATA / "measures.json"

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from examples.slides.render import Deck, Slide, name_of
+from examples.slides.measures import Deck, Slide
+from examples.slides.render import name_of
 from examples.slides.rubric import describe
 from examples.slides.world import TERMS, Report, Split, reports
 

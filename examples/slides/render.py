@@ -1,4 +1,4 @@
-"""Draws a deck in a Chromium of its own and measures what one can see of it.
+"""Draws decks, each in a Chromium of its own.
 
 The deck comes from a model, so it is hostile. `page.html` parses it without running it and keeps listed elements and
 declarations only, and its policy loads nothing. Each deck has a process and a profile that are removed afterwards. The
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import io
 import json
 import os
 import re
@@ -18,32 +17,28 @@ import shutil
 import signal
 import subprocess
 import time
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import BoundedSemaphore, Lock
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import psutil
 from PIL import Image
 
+from examples.slides.measures import HEIGHT, WIDTH, Drawn, drawn_of
+
 PAGE: Final = Path(__file__).with_name("page.html")
-WIDTH, HEIGHT = 960, 540
 MAX_CHARS: Final = 12_000
 MAX_SLIDES: Final = 8
 """Slides that are drawn; those after them are only counted."""
 WAIT_S: Final = 30.0
 """How long a deck waits for a free page before the caller is asked to come again."""
 MAX_CACHED: Final = 256
-MIN_SEEN_CONTRAST: Final = 1.6
-MIN_SEEN_PX: Final = 8.0
-INK_SHARE: Final = 0.02
-"""Share of the pixels of a word's box, those that its text changes most, that give its contrast."""
 FLAGS: Final = (
     *("--headless", "--disable-gpu", "--hide-scrollbars", "--no-first-run", "--disable-extensions", "--disable-sync"),
     *("--disable-quic", "--disable-background-networking", "--disable-component-update", "--disable-crash-reporter"),
@@ -52,7 +47,6 @@ FLAGS: Final = (
     *("--host-resolver-rules=MAP * ~NOTFOUND", "--proxy-server=127.0.0.1:1", "--proxy-bypass-list=<-loopback>"),
 )
 _MEASURES: Final = re.compile(r'<html data-measures="([A-Za-z0-9+/=]*)"')
-Pixels = npt.NDArray[np.float64]
 
 
 class Refused(ValueError):
@@ -63,44 +57,8 @@ class RenderFailed(RuntimeError):
     """Chromium did not draw a deck, and the deck is not the reason."""
 
 
-@dataclass(frozen=True, slots=True)
-class Slide:
-    """What one can see of a slide: words that stand out, are not tiny, wholly on the slide and not on each other."""
-
-    title: str
-    """The words of its first heading."""
-    blocks: tuple[str, ...]
-    """The words of each other paragraph, item, line of a table and so on."""
-    hidden: int = 0
-    """Words that have the colour of their ground, no size, or something before them."""
-    cut: int = 0
-    """Words that are not wholly on the slide."""
-    overlapping: int = 0
-    font_px: float = 0.0
-    """The smallest font of a word that is seen, of a slide that is 540 pixels high."""
-    contrast: float = 0.0
-    """The lowest contrast of a word that is seen, from 1 to 21, as WCAG 2 defines it, of the pixels themselves."""
-
-    @property
-    def num_words(self) -> int:
-        return sum(len(text.split()) for text in (self.title, *self.blocks))
-
-
-@dataclass(frozen=True, slots=True)
-class Deck:
-    """The measures of a deck. `slides` are those that were drawn, `ignored` what was left out of them."""
-
-    num_slides: int
-    slides: tuple[Slide, ...]
-    ignored: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Drawn:
-    """A deck's measures and its picture, a PNG of all drawn slides."""
-
-    deck: Deck
-    png: bytes
+class Busy(RenderFailed):
+    """The machine has no time for a deck now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +116,7 @@ class Chromium:
             if (known := self._drawn.get(name)) is not None:
                 return known
         if not self._pages.acquire(timeout=WAIT_S):
-            raise RenderFailed("all pages are busy")
+            raise Busy("all pages are busy")
         try:
             drawn = self._draw(html)
         finally:
@@ -183,12 +141,8 @@ class Chromium:
             folder = Path(name)
             (folder / "page.html").write_text(page(html), encoding="utf-8", errors="replace")
             command = [
-                *(
-                    program,
-                    *FLAGS,
-                    f"--user-data-dir={folder / 'profile'}",
-                    f"--window-size={2 * WIDTH},{rows * HEIGHT}",
-                ),
+                *(program, *FLAGS, f"--user-data-dir={folder / 'profile'}"),
+                f"--window-size={2 * WIDTH},{rows * HEIGHT}",
                 *(["--no-sandbox"] if os.geteuid() == 0 else []),  # root can have none
                 *("--dump-dom", f"--screenshot={folder / 'picture.png'}", (folder / "page.html").as_uri()),
             ]
@@ -248,7 +202,7 @@ def _watch(process: subprocess.Popen[bytes], limits: Limits) -> None:
         if sum(cpu_s.values()) > limits.cpu_s or memory > limits.memory_bytes:
             raise Refused("the deck takes too long to draw, or too much memory: make it simpler")
         if time.monotonic() > deadline:
-            raise RenderFailed(f"Chromium was not done after {limits.wall_s:g} s: the machine is too slow or too busy")
+            raise Busy(f"Chromium was not done after {limits.wall_s:g} s: the machine is too slow or too busy")
 
 
 def _family(pid: int) -> list[psutil.Process]:
@@ -257,77 +211,3 @@ def _family(pid: int) -> list[psutil.Process]:
         return [process, *process.children(recursive=True)]
     except psutil.Error:
         return []
-
-
-def drawn_of(measures: dict[str, Any], pixels: npt.NDArray[np.uint8]) -> Drawn:
-    """A deck of what the page's script found, and of its picture: slides on the left, without their text on the right.
-
-    `pixels` is [rows * HEIGHT, 2 * WIDTH, 3].
-    """
-    slides = []
-    for row, blocks in enumerate(measures["slides"]):
-        both = pixels[row * HEIGHT : (row + 1) * HEIGHT]
-        slides.append(_slide(blocks, _luminance(both[:, :WIDTH]), _luminance(both[:, WIDTH:])))
-    file = io.BytesIO()
-    shown = pixels[: max(1, len(slides)) * HEIGHT, :WIDTH]
-    Image.fromarray(shown).save(file, "PNG")
-    return Drawn(Deck(measures["num_slides"], tuple(slides), tuple(measures["ignored"])), file.getvalue())
-
-
-def _slide(blocks: list[dict[str, Any]], shown: Pixels, blank: Pixels) -> Slide:
-    boxes = np.array([word[1:5] for block in blocks for word in block["words"]], dtype=float).reshape(-1, 4)
-    overlapping = _overlapping(boxes)
-    counts, title, texts = Counter[str](), "", list[str]()
-    sizes, contrasts = list[float](), list[float]()
-    index = 0
-    for block in blocks:
-        seen = []
-        for text, x, y, width, height, px in block["words"]:
-            inside = x >= -1 and y >= -1 and x + width <= WIDTH + 1 and y + height <= HEIGHT + 1
-            has_box = width > 0 and height > 0
-            contrast = _contrast(shown, blank, x, y, width, height) if inside and has_box else 1.0
-            if has_box and not inside:
-                counts["cut"] += 1
-            elif contrast < MIN_SEEN_CONTRAST or px < MIN_SEEN_PX:
-                counts["hidden"] += 1
-            elif overlapping[index]:
-                counts["overlapping"] += 1
-            else:
-                seen.append(text)
-                sizes.append(px)
-                contrasts.append(contrast)
-            index += 1
-        if block["tag"] in ("h1", "h2", "h3") and not title:
-            title = " ".join(seen)
-        elif seen:
-            texts.append(" ".join(seen))
-    measured = (round(min(sizes, default=0.0), 1), round(min(contrasts, default=0.0), 1))
-    return Slide(title, tuple(texts), counts["hidden"], counts["cut"], counts["overlapping"], *measured)
-
-
-def _overlapping(boxes: Pixels) -> npt.NDArray[np.bool_]:
-    """Whether the middle of each box `[x, y, width, height]` and that of another have a point in common."""
-    left, top = boxes[:, 0] + boxes[:, 2] * 0.1, boxes[:, 1] + boxes[:, 3] * 0.25
-    right, bottom = left + boxes[:, 2] * 0.8, top + boxes[:, 3] * 0.5
-    found = np.zeros(len(boxes), dtype=bool)
-    for i in range(len(boxes)):  # a matrix of all pairs would be large
-        both = (left < right[i]) & (left[i] < right) & (top < bottom[i]) & (top[i] < bottom)
-        both[i] = False
-        found[i] = both.any()
-    return found
-
-
-def _luminance(colours: npt.NDArray[np.uint8]) -> Pixels:
-    """Relative luminance by WCAG 2, from 0 to 1, of sRGB `[height, width, 3]`."""
-    share = np.arange(256) / 255
-    linear = np.where(share <= 0.04045, share / 12.92, ((share + 0.055) / 1.055) ** 2.4)
-    luminance: Pixels = linear[colours] @ np.array([0.2126, 0.7152, 0.0722])
-    return luminance
-
-
-def _contrast(shown: Pixels, blank: Pixels, x: float, y: float, width: float, height: float) -> float:
-    """The contrast of a word: of the pixels in its box that its text changes most, with and without the text."""
-    box = np.s_[max(0, int(y)) : int(y + height) + 1, max(0, int(x)) : int(x + width) + 1]
-    text, ground = shown[box].ravel() + 0.05, blank[box].ravel() + 0.05
-    ratios = np.sort(np.maximum(text, ground) / np.minimum(text, ground))
-    return float(ratios[-max(1, int(len(ratios) * INK_SHARE)) :].mean())

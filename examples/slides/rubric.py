@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
-from examples.slides.render import Deck, Slide
+from examples.slides.measures import Deck, Slide
 from examples.slides.world import MEANS, TERMS, WORD, YEAR, Fact, Report, words_of
 
 MIN_PX: Final = 16

@@ -11,7 +11,8 @@ from typing import Any, Final
 from fastapi import FastAPI, HTTPException, Response
 from PIL import Image
 
-from examples.slides.render import HEIGHT, WIDTH, Chromium, Drawn, Refused, Renderer, RenderFailed, name_of
+from examples.slides.measures import HEIGHT, WIDTH, Drawn
+from examples.slides.render import Busy, Chromium, Refused, Renderer, RenderFailed, name_of
 from examples.slides.rubric import Verdict, describe, grade
 from examples.slides.world import reports
 
@@ -25,8 +26,10 @@ def make_app(renderer: Renderer) -> FastAPI:
     def draw(html: str) -> Drawn:
         try:
             return renderer.draw(html)
-        except RenderFailed as error:  # no fault of the deck: it is asked for again
+        except Busy as error:
             raise HTTPException(503, str(error), RETRY) from None
+        except RenderFailed as error:  # no fault of the deck, and no grade
+            raise HTTPException(500, str(error)) from None
 
     @app.post("/tools/render")
     def render(call: dict[str, Any]) -> dict[str, str]:

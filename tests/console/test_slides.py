@@ -9,7 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from examples.slides.cheats import decks, recorded
-from examples.slides.render import MAX_CHARS, Chromium, Deck
+from examples.slides.measures import Deck
+from examples.slides.render import MAX_CHARS, Chromium
 from tests.support.browser import program
 
 DECKS, MEASURES = decks(), recorded()

@@ -20,25 +20,13 @@ from cluster.views.traces import Trace, trace_json
 from examples.common.way import listening
 from examples.slides import make_data, pictures
 from examples.slides.cheats import COMPANY, NUM_SLIDES, POINTS, TOPICS, decks, recorded
-from examples.slides.render import (
-    HEIGHT,
-    MAX_CHARS,
-    WIDTH,
-    Chromium,
-    Deck,
-    Drawn,
-    Limits,
-    Refused,
-    RenderFailed,
-    drawn_of,
-    name_of,
-    page,
-)
+from examples.slides.measures import HEIGHT, WIDTH, Deck, Drawn, drawn_of
+from examples.slides.render import MAX_CHARS, Busy, Chromium, Limits, Refused, RenderFailed, name_of, page
 from examples.slides.rubric import grade
 from examples.slides.server import make_app
 from examples.slides.world import reports
 from tests.support.builders import group_request, rollout, tasks_of
-from tests.support.fakes_http import LOCAL, FakeEndpoint, says
+from tests.support.fakes_http import LOCAL, FakeEndpoint, says, until
 from tests.support.paths import ROOT
 from trainer.spec.job import Reinforcement
 from trainer.spec.job_file import load_job
@@ -61,11 +49,11 @@ def rows_of(name: str) -> list[dict[str, Any]]:
 class Recorded:
     """Finds in the decks of `cheats.py` what Chromium found in them."""
 
-    busy: bool = False
+    error: RenderFailed | None = None
 
     def draw(self, html: str) -> Drawn:
-        if self.busy:
-            raise RenderFailed("all pages are busy")
+        if self.error is not None:
+            raise self.error
         if len(html) > MAX_CHARS:
             raise Refused("too long")
         name = next(name for name, deck in DECKS.items() if deck == html)
@@ -173,7 +161,7 @@ SCORES: dict[str, float] = {
     "nearly white on white": 0,
     "transparent": 0,
     "the colour of its own box": 0.86,
-    "the colour of its own border": 0.86,
+    "the colour of its own border": 0,
     "font of 1 px": 0,
     "font of 0": 0,
     "small by the first line": 0.86,
@@ -215,7 +203,7 @@ SCORES: dict[str, float] = {
     "the other direction": 0.5,
     "a made name": 0.5,
     "another company": 0,
-    "letters that look alike": 1,
+    "letters that look alike": 0,
 }
 
 
@@ -336,14 +324,15 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def test_a_deck_that_takes_too_much_is_the_decks_fault_and_a_program_that_hangs_is_not(tmp_path: Path) -> None:
+async def test_a_deck_that_takes_too_much_is_the_decks_fault_and_a_program_that_hangs_is_not(tmp_path: Path) -> None:
     spins = program(tmp_path, "(while :; do :; done) & echo $! > " + str(tmp_path / "child") + "; wait")
     with pytest.raises(Refused, match="simpler"):
         Chromium(spins, limits=Limits(cpu_s=0.1)).draw("<section>")
-    assert not is_running(int((tmp_path / "child").read_text()))
+    child = int((tmp_path / "child").read_text())
+    await until(lambda: not is_running(child), within_s=10)
     with pytest.raises(Refused, match="memory"):
         Chromium(program(tmp_path, "exec sleep 60"), limits=Limits(memory_bytes=1)).draw("<section>")
-    with pytest.raises(RenderFailed, match=r"after 0\.1 s"):
+    with pytest.raises(Busy, match=r"after 0\.1 s"):
         Chromium(program(tmp_path, "exec sleep 60"), limits=Limits(wall_s=0.1)).draw("<section>")
 
 
@@ -397,15 +386,17 @@ def test_a_deck_that_is_too_large_is_refused_for_the_model_and_graded_0() -> Non
     assert (graded["score"], graded["reason"]) == (0, "too long")
 
 
-def test_a_renderer_that_is_busy_is_no_grade_but_a_reason_to_come_again() -> None:
+def test_a_renderer_that_is_busy_or_broken_is_no_grade() -> None:
     honest = DECKS["honest"]
-    busy = TestClient(make_app(Recorded(busy=True)))
+    busy, broken = (TestClient(make_app(Recorded(e))) for e in (Busy("busy"), RenderFailed("no chromium")))
     body = {"sample": sample(name_of(honest), honest), "item": ITEM, "trace_id": "t"}
     for answer in (
         busy.post("/grade", json=body),
         busy.post("/tools/render", json={"arguments": call(honest).arguments}),
     ):
         assert (answer.status_code, answer.headers["Retry-After"]) == (503, "5")
+    answer = broken.post("/grade", json=body)
+    assert (answer.status_code, answer.json()) == (500, {"detail": "no chromium"})
 
 
 @pytest.mark.parametrize("arguments", ["{}", "[1]", "{", '{"html": 5}', "[" * 100_000])
