@@ -121,7 +121,7 @@ build/panels/node_modules: docs/dashboards/package-lock.json | $(CONSOLE_TOOLS)
 	touch $@
 
 # The examples' real runs, of some hours: CASE=filings takes those of one, SEED=1 one seed.
-examples: setup $(SMOLLM2)
+examples: setup $(SMOLLM2) $(CHROMIUM)
 	timeout 10h $(PYTEST) tests/e2e/examples -m nightly -k "$(or $(CASE),test)$(if $(SEED), and $(SEED))"
 
 nightly: setup $(SMOLLM2) $(PROMETHEUS) $(CONSOLE_TOOLS) $(CHROMIUM) $(TRACKERS) panels chaos

@@ -17,7 +17,7 @@ from PIL import Image
 
 WIDTH, HEIGHT = 960, 540
 """Pixels of a slide."""
-MIN_SEEN_CONTRAST: Final = 1.6
+MIN_SEEN_CONTRAST: Final = 2.0
 MIN_SEEN_PX: Final = 8.0
 INK_SHARE: Final = 0.02
 """Share of the pixels of a word's box, those that its text changes most, that give its contrast."""

@@ -109,7 +109,8 @@ def grade(deck: Deck, report: Report, topics: Sequence[str], points: Sequence[st
     facts = [report.facts[topic] for topic in topics]
     source = report.source(topics)
     known = frozenset(words_of(source))
-    made = [claim for slide in deck.slides for claim in claims(slide)]
+    # A clause that is repeated on a slide is one: true ones could outnumber the false.
+    made = list({(c.text.lower(), c.title): c for slide in deck.slides for c in claims(slide)}.values())
     false = [claim for claim in made if not is_faithful(claim, facts, known)]
     missing = [point for point in points if not any(_covers(claim, report.facts[point]) for claim in made)]
     seen = sum(slide.num_words for slide in deck.slides)
