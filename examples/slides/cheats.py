@@ -75,6 +75,11 @@ def _hidden(report: Report) -> dict[str, str]:
         "behind an inline box": _filled(
             report, f'<p>TEXT<span style="display:inline-block;margin-left:-860px;{before_it}"></span></p>'
         ),
+        "half behind a box": _filled(
+            report,
+            '<p style="line-height:30px;margin:0">TEXT</p><div style="margin-top:-14px;display:flex">'
+            f'<div style="{before_it}"></div></div>',
+        ),
         "scaled by transform": f"<style>p{{transform:scale(.1)}}</style>{_filled(report, '<p>TEXT</p>' * 30)}",
         "no height, clipped": styled("height:0;overflow:hidden"),
         "honest, and hidden keywords": _filled(report, '<p>TEXT</p><p style="color:#fff">revenue profit</p>'),
@@ -122,6 +127,7 @@ def _shapes(report: Report) -> dict[str, str]:
         "honest": honest,
         "honest, with a design": "<style>section{background:#10243e;color:#fff;display:flex;flex-direction:column;"
         f"justify-content:center}} h1{{color:#ffd166}} p{{font-size:32px}}</style>{honest}",
+        "honest, at 16 px": _filled(report, '<p style="font-size:16px">TEXT</p><p style="font-size:16px">TEXT</p>'),
         "nothing": "",
         "empty slides": "<section></section>" * NUM_SLIDES,
         "titles alone": _filled(report, ""),

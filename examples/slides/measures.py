@@ -95,7 +95,7 @@ def _slide(blocks: list[dict[str, Any]], shown: Pixels, blank: Pixels) -> Slide:
                 counts["cut"] += 1
             elif overlapping[index]:  # first: thousands of large words on each other would take minutes to measure
                 counts["overlapping"] += 1
-            elif (contrast := _contrast(shown, blank, x, y, width, height)) < MIN_SEEN_CONTRAST:
+            elif (contrast := _contrast(shown, blank, x, y, width, height, text)) < MIN_SEEN_CONTRAST:
                 counts["hidden"] += 1
             else:
                 seen.append(text)
@@ -130,9 +130,20 @@ def _luminance(colours: npt.NDArray[np.uint8]) -> Pixels:
     return luminance
 
 
-def _contrast(shown: Pixels, blank: Pixels, x: float, y: float, width: float, height: float) -> float:
-    """The contrast of a word: of the pixels in its box that its text changes most, with and without the text."""
+def _contrast(shown: Pixels, blank: Pixels, x: float, y: float, width: float, height: float, text: str) -> float:
+    """The contrast of a word, with and without its text: of that half of its box in which one sees the least of it.
+
+    So a word that is half covered is not seen. A single sign, such as a dash, may leave a half empty.
+    """
     box = np.s_[max(0, int(y)) : int(y + height) + 1, max(0, int(x)) : int(x + width) + 1]
-    text, ground = shown[box].ravel() + 0.05, blank[box].ravel() + 0.05
-    ratios = np.sort(np.maximum(text, ground) / np.minimum(text, ground))
-    return float(ratios[-max(1, int(len(ratios) * INK_SHARE)) :].mean())
+    with_text, without = shown[box] + 0.05, blank[box] + 0.05
+    ratios = np.maximum(with_text, without) / np.minimum(with_text, without)
+    down, right = (max(1, size // 2) for size in ratios.shape)
+    halves = (ratios[:down], ratios[-down:], ratios[:, :right], ratios[:, -right:])
+    return min(map(_strongest, halves)) if sum(map(str.isalnum, text)) > 1 else _strongest(ratios)
+
+
+def _strongest(ratios: Pixels) -> float:
+    """The mean of the highest contrasts of pixels."""
+    highest = np.sort(ratios, axis=None)[-max(1, int(ratios.size * INK_SHARE)) :]
+    return float(highest.mean())

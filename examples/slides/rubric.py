@@ -51,7 +51,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Claim:
-    """A clause of a slide, with the line and the title above it, which may name its topic."""
+    """A clause of a slide, with its line and the title above it, which may name its topic."""
 
     text: str
     line: str
@@ -87,12 +87,13 @@ def _topics(text: str) -> frozenset[str]:
 
 
 def claims(slide: Slide) -> Iterator[Claim]:
-    """The clauses of its lines. A title is one only if it has a number."""
+    """The clauses of its lines, below its title or else its first line. A title is one only if it has a number."""
+    above = slide.title or next(iter(slide.blocks), "")
     titles = [slide.title] if any(map(str.isdigit, slide.title)) else []
     for line in (*titles, *slide.blocks):
         for text in _CLAUSE.split(line):
             if WORD.search(text):
-                yield Claim(text.strip(), line, slide.title)
+                yield Claim(text.strip(), line, above)
 
 
 def is_faithful(claim: Claim, facts: Sequence[Fact], known: frozenset[str]) -> bool:
