@@ -1,0 +1,109 @@
+"""The renderer as a tool, the grader and the pictures behind HTTP: `uvicorn examples.slides.server:app --port 8040`."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any, Final
+
+from fastapi import FastAPI, HTTPException, Response
+from PIL import Image
+
+from examples.slides.measures import HEIGHT, WIDTH, Drawn
+from examples.slides.render import Busy, Chromium, Refused, Renderer, RenderFailed, name_of
+from examples.slides.rubric import Verdict, describe, grade
+from examples.slides.world import reports
+
+RETRY: Final = {"Retry-After": "5"}
+
+
+def make_app(renderer: Renderer) -> FastAPI:
+    app = FastAPI()
+    all_reports = reports()
+
+    def draw(html: str) -> Drawn:
+        try:
+            return renderer.draw(html)
+        except Busy as error:
+            raise HTTPException(503, str(error), RETRY) from None
+        except RenderFailed as error:  # no fault of the deck, and no grade
+            raise HTTPException(500, str(error)) from None
+
+    @app.post("/tools/render")
+    def render(call: dict[str, Any]) -> dict[str, str]:
+        try:
+            html = _html(call["arguments"])
+            return {"output": describe(name_of(html), draw(html).deck)}
+        except (ValueError, KeyError) as error:  # the model reads this and continues
+            raise HTTPException(422, str(error)) from None
+
+    @app.post("/grade")
+    def grade_deck(body: dict[str, Any]) -> dict[str, Any]:
+        item = body["item"]
+        html = submitted(body["sample"])
+        if html is None:
+            return asdict(Verdict(0.0, "the answer is not the name of a deck that was rendered", {}))
+        try:
+            deck = draw(html).deck
+        except Refused as error:
+            return asdict(Verdict(0.0, str(error), {}))
+        return asdict(grade(deck, all_reports[item["company"]], item["topics"], item["points"], item["slides"]))
+
+    @app.get("/pictures/{name:path}")
+    def picture(name: str) -> Response:
+        """The deck of this name that was drawn last; an empty slide for any other answer, which code grades 0."""
+        return Response(renderer.picture(name) or _empty(), media_type="image/png")
+
+    return app
+
+
+def _html(arguments: str) -> str:
+    """The deck of a call's arguments.
+
+    Raises:
+        ValueError: There is none.
+    """
+    given = _object(arguments)
+    if not isinstance(given.get("html"), str):
+        raise ValueError("give html, a text")
+    return str(given["html"])
+
+
+def _object(text: str) -> dict[str, Any]:
+    """The JSON object in a text of the model; an empty one if there is none."""
+    try:
+        given = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return given if isinstance(given, dict) else {}
+
+
+def submitted(sample: dict[str, Any]) -> str | None:
+    """The deck that a rollout's answer names; only decks that it has rendered itself can be named."""
+    name = _named(sample["output_text"] or "")
+    return next((html for html in _rendered(sample) if name_of(html) == name), None)
+
+
+def _named(answer: str) -> str:
+    """The name in an answer, which is the name or `{"deck": name}`."""
+    return str(_object(answer).get("deck", answer)).strip()
+
+
+def _rendered(sample: dict[str, Any]) -> Iterator[str]:
+    for call in sample["output_tools"]:
+        if call["function"]["name"] == "render":
+            try:
+                yield _html(call["function"]["arguments"])
+            except ValueError:
+                continue
+
+
+def _empty() -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (WIDTH, HEIGHT), "white").save(file, "PNG")
+    return file.getvalue()
+
+
+app = make_app(Chromium())
