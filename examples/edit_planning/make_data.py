@@ -143,6 +143,17 @@ def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
+def root_of(repository: Path) -> Path:
+    """The repository's top folder.
+
+    Raises:
+        CalledProcessError: the path is not in a repository.
+    """
+    is_bare = git(repository, "rev-parse", "--is-bare-repository").strip() == "true"
+    option = "--absolute-git-dir" if is_bare else "--show-toplevel"
+    return Path(git(repository, "rev-parse", option).rstrip("\n"))
+
+
 def link(repository: Path, folder: Path = REPOSITORIES) -> str:
     """Put a link where the server looks; returns the repository's name there.
 
@@ -159,19 +170,23 @@ def link(repository: Path, folder: Path = REPOSITORIES) -> str:
     return name
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m examples.edit_planning.make_data", description=__doc__)
     parser.add_argument("--repository", type=Path, metavar="PATH", help="make rows of this repository")
     parser.add_argument("--out", type=Path, metavar="FILE", help="where its rows are written")
     parser.add_argument("--most", type=int, default=500, metavar="N", help="most rows; default: 500")
-    options = parser.parse_args()
+    parser.add_argument(
+        "--repositories", type=Path, default=REPOSITORIES, metavar="FOLDER", help="where the server looks"
+    )
+    options = parser.parse_args(arguments)
     if (options.repository is None) != (options.out is None):
         parser.error("give --repository and --out, or none of them")
     if options.repository is None:
         write_data(DATA)
         return
     try:
-        rows = list(rows_of(options.repository, link(options.repository), options.most))
+        root = root_of(options.repository)
+        rows = list(rows_of(root, link(root, options.repositories), options.most))
     except FileExistsError as error:
         parser.error(str(error))
     except (subprocess.SubprocessError, OSError) as error:

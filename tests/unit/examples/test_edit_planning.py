@@ -178,6 +178,26 @@ def test_any_history_becomes_rows_and_what_is_odd_is_left_out(tmp_path: Path) ->
         link(other, tmp_path / "links")
 
 
+def test_the_command_makes_rows_of_a_repository_and_says_what_is_wrong(
+    repositories: Repositories, ids: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, links = tmp_path / "rows.jsonl", tmp_path / "links"
+    repository = ("--repository", str(repositories.path(MADE) / "objects"))  # any folder of it will do
+    make_data.main([*repository, "--out", str(out), "--most", "3", "--repositories", str(links)])
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [row["commit"] for row in rows] == list(reversed(ids))[:3]
+    assert [row["files"] for row in rows] == [change.files for change in reversed(changes(MADE, "test")[1][-3:])]
+    assert [path.name for path in links.iterdir()] == [MADE]
+    for arguments, said in (
+        (repository, "give --repository and --out"),
+        (("--repository", str(tmp_path), "--out", str(out)), "not a git repository"),
+    ):
+        with pytest.raises(SystemExit):
+            make_data.main([*arguments, "--repositories", str(links)])
+        assert said in capsys.readouterr().err
+    assert [path.name for path in links.iterdir()] == [MADE]
+
+
 # The checkout
 
 
