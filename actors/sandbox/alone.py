@@ -10,7 +10,7 @@ import os
 import time
 
 from actors.sandbox import frames, runner
-from actors.sandbox.start import RUN_LIMITS, SandboxReport, launch, last_output, runs_config, sandbox_report
+from actors.sandbox.start import RUN_LIMITS, SandboxReport, last_output, launch, runs_config, sandbox_report
 
 
 def run_alone(request: bytes) -> bytes:
@@ -61,4 +61,3 @@ def run_in(config: runner.RunnerConfig, request: bytes, limits: dict[str, float]
     if began is None:
         raise runner.NotStarted(said or "the sandbox ended before the code was run")
     return runner.answer(message, process.returncode == runner.MEMORY_EXIT, limits, usage, began)
-

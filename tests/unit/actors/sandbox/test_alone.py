@@ -38,7 +38,9 @@ def test_code_that_hangs_forks_or_takes_memory_is_ended_and_threads_do_not_wait_
     }
     limits = {"wall_s": 0.6, "memory_bytes": 64 << 20, "output_bytes": 100}
     with ThreadPoolExecutor(len(codes)) as threads:
-        runs = dict(zip(codes, threads.map(lambda code: run_untrusted(code, limits=limits), codes.values()), strict=True))
+        runs = dict(
+            zip(codes, threads.map(lambda code: run_untrusted(code, limits=limits), codes.values()), strict=True)
+        )
     assert runs["hangs"].timed_out and runs["hangs"].killed
     assert len(runs["forks"].stdout) == 100 and runs["forks"].exit != 0
     assert runs["fills"].over_memory or "OSError" in runs["fills"].stderr
@@ -49,7 +51,7 @@ def test_code_that_hangs_forks_or_takes_memory_is_ended_and_threads_do_not_wait_
 def test_a_file_outside_of_the_run_is_refused_by_name(name: str) -> None:
     with pytest.raises(ValueError, match="files: "):
         run_untrusted("1", files={name: ""})
-    with pytest.raises(ValueError, match="wall_s must be a number from 0.1 to 120"):
+    with pytest.raises(ValueError, match=r"wall_s must be a number from 0\.1 to 120"):
         run_untrusted("1", limits={"wall_s": 1e9})
 
 
