@@ -28,7 +28,7 @@ PAIRS: Final = {"min": "max", "max": "min"}
 
 @dataclass(frozen=True, slots=True)
 class Bug:
-    """One line of a file, and what stands there instead."""
+    """One line of a file, and what it is with the bug."""
 
     kind: str
     path: str

@@ -1,4 +1,4 @@
-"""The small projects in `projects/`: their files, and their tests as questions with answers.
+"""The small projects in `sources/`: their files, and their tests as questions with answers.
 
 Each is one text: its package, the tests that the model sees, and tests that it never sees (`held_out.py`). All tests
 have one form, `assertEqual(expression, literal)` or `assertRaises(error)` around an expression. So they can be taken
@@ -14,7 +14,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Final
 
-FOLDER: Final = Path(__file__).parent / "projects"
+FOLDER: Final = Path(__file__).parent / "sources"
 HELD_OUT: Final = "held_out.py"
 TEST_PROJECTS: Final = ("dates", "stock", "versions")
 """The others are for training."""

@@ -7,10 +7,11 @@ import threading
 from collections.abc import Callable
 from typing import Any, Final
 
-from fastapi import FastAPI, HTTPException
+from fastapi import FastAPI, HTTPException, Request
+from fastapi.responses import JSONResponse
 
 from agent_rft_server import NoSandbox
-from examples.swe import grading
+from examples.swe import grading, runs
 from examples.swe.workspace import TOOLS, Workspace
 
 MAX_OPEN: Final = 64
@@ -24,8 +25,8 @@ GRADES: Final[dict[str, Callable[[Workspace], grading.Verdict]]] = {
 }
 
 
-def make_app() -> FastAPI:
-    """A server without sessions."""
+def make_app(run: runs.Run = runs.sandboxed) -> FastAPI:
+    """A server without sessions, and how it runs code of the model."""
     app = FastAPI()
     sessions: dict[str, Workspace] = {}
     lock = threading.Lock()
@@ -35,6 +36,10 @@ def make_app() -> FastAPI:
             raise HTTPException(409, "this rollout has no session: give the job `session` with this server's start_url")
         return workspace
 
+    @app.exception_handler(NoSandbox)
+    def no_sandbox(_: Request, error: NoSandbox) -> JSONResponse:
+        return JSONResponse({"detail": str(error)}, 500)  # neither the model nor its grade can help it
+
     @app.post("/session/start")
     def start(body: dict[str, Any]) -> dict[str, Any]:
         with lock:
@@ -43,7 +48,7 @@ def make_app() -> FastAPI:
             if len(sessions) >= MAX_OPEN:
                 raise HTTPException(503, "all sessions are in use", headers={"Retry-After": "5"})
             try:
-                sessions[body["trace_id"]] = Workspace(body["item"])
+                sessions[body["trace_id"]] = Workspace(body["item"], run)
             except (KeyError, TypeError, ValueError) as error:
                 raise HTTPException(422, f"not a row of this example: {error}") from None
         return {"ready": True}
@@ -57,17 +62,16 @@ def make_app() -> FastAPI:
     def call_tool(name: str, call: dict[str, Any]) -> dict[str, Any]:
         if (tool := TOOLS.get(name)) is None:
             raise HTTPException(404)  # a configuration error: the dry run names this endpoint
-        workspace, call_id = workspace_of(call), call["call_id"]
+        workspace = workspace_of(call)
+        this = (call["call_id"], name, call["arguments"])
         with workspace.lock:
-            if call_id not in workspace.answers:  # else it was sent again
+            if this not in workspace.answers:  # else it was sent again
                 try:
-                    workspace.answers[call_id] = tool.call(workspace, json.loads(call["arguments"]))
-                except NoSandbox as error:
-                    raise HTTPException(500, str(error)) from None
+                    workspace.answers[this] = tool.call(workspace, json.loads(call["arguments"]))
                 except (ValueError, RecursionError) as error:
                     raise HTTPException(422, str(error)) from None  # the model reads this and continues
-            output = workspace.answers[call_id]
-        return {"type": "function_call_output", "id": call.get("id"), "call_id": call_id, "output": output}
+            output = workspace.answers[this]
+        return {"type": "function_call_output", "id": call.get("id"), "call_id": call["call_id"], "output": output}
 
     @app.post("/{kind}")
     def grade(kind: str, body: dict[str, Any]) -> dict[str, Any]:

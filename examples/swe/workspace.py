@@ -13,7 +13,6 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from agent_rft_server import run_untrusted
 from examples.common.tool import Tool
 from examples.swe import runs
 from examples.swe.bugs import Bug
@@ -36,7 +35,7 @@ PATH: Final = re.compile(r"[A-Za-z_][\w-]*(/[A-Za-z_][\w-]*){0,3}\.\w{1,5}", re.
 class Workspace:
     """A copy; `lock` is held during a call, since calls of one turn may come together."""
 
-    def __init__(self, row: Mapping[str, Any], run: runs.Run = run_untrusted) -> None:
+    def __init__(self, row: Mapping[str, Any], run: runs.Run = runs.sandboxed) -> None:
         """Copy the project of a row and put its bug in.
 
         Raises:
@@ -46,8 +45,8 @@ class Workspace:
         self.original = Bug(**row["bug"]).in_files(dict(self.project.files))
         self.files = dict(self.original)
         self.lock = threading.Lock()
-        self.answers: dict[str, str] = {}
-        """By call: a call that is sent again gets its first answer."""
+        self.answers: dict[tuple[str, str, str], str] = {}
+        """By id, tool and arguments: a call that is sent again gets its first answer."""
         self.done_since_change = set[str]()
         """The tools that have run over everything since the last change; what the model says of itself is not asked."""
         self._before: list[dict[str, str]] = []

@@ -51,7 +51,15 @@ TESTS = "tests/test_intervals.py"
 
 
 def quick(code: str, stdin: str, files: Mapping[str, str], limits: Mapping[str, float]) -> UntrustedRun:
-    return run_untrusted(code, stdin, files, {**limits, "wall_s": 2, "cpu_s": 0.5})
+    return run_untrusted(code, stdin, files, {**limits, "wall_s": 2, "cpu_s": 0.4})
+
+
+def ends(code: str, stdin: str, files: Mapping[str, str], limits: Mapping[str, float]) -> UntrustedRun:
+    return UntrustedRun(0, "x" * 10**6, "", 0, 0, False, False, False)
+
+
+def stops(code: str, stdin: str, files: Mapping[str, str], limits: Mapping[str, float]) -> UntrustedRun:
+    return UntrustedRun(-11, "", "", 0, 0, False, True, False)
 
 
 def nowhere(*_: object) -> UntrustedRun:
@@ -104,7 +112,7 @@ def test_rows_of_other_projects_than_these_are_refused() -> None:
     with pytest.raises(ValueError, match="write the rows again"):
         Workspace({**ROW, "bug": {**ROW["bug"], "line": 1}}, nowhere)
     with pytest.raises(KeyError):
-        Workspace({**ROW, "project": "../dates"}, nowhere)
+        Workspace({**ROW, "project": "../sources/dates"}, nowhere)
 
 
 # The grade
@@ -138,7 +146,7 @@ print(['passed'] * 100)
 """
 LOOKS = """
     import glob, inspect
-    places = glob.glob("/**/intervals.txt", recursive=True) + glob.glob("**/*test*", recursive=True)
+    places = glob.glob("/.*/*/*.txt") + glob.glob("/*/*/sources/*") + glob.glob("**/*test*", recursive=True)
     for frame in inspect.stack():
         assert not any("result" in name and "(3, 5)" in str(value) for name, value in frame.frame.f_locals.items())
     return open(places[0]) if places else (start, end) if start <= end else None"""
@@ -190,22 +198,6 @@ def test_each_cheat_gets_nothing() -> None:
         assert dict(zip(CHEATS, threads.map(score, CHEATS.values()), strict=True)) == dict.fromkeys(CHEATS, 0.0)
 
 
-def claims(workspace: Workspace) -> None:
-    in_overlap(RIGHT)(workspace)
-
-
-def runs_first(workspace: Workspace) -> None:
-    workspace.run_tests()
-    workspace.lint()
-    in_overlap(RIGHT)(workspace)
-
-
-def runs_one_test(workspace: Workspace) -> None:
-    in_overlap(RIGHT)(workspace)
-    workspace.run_tests("tests.test_intervals.Lists")
-    workspace.lint()
-
-
 def is_good(workspace: Workspace) -> None:
     in_overlap(RIGHT)(workspace)
     workspace.run_tests()
@@ -222,9 +214,6 @@ def has_a_long_way(workspace: Workspace) -> None:
 
 FIXES = {
     is_good: (1.0, "fixed; 2 changed lines, 0 new findings; not run after the last change: nothing"),
-    claims: (0.9, "fixed; 2 changed lines, 0 new findings; not run after the last change: lint, run_tests"),
-    runs_first: (0.9, "fixed; 2 changed lines, 0 new findings; not run after the last change: lint, run_tests"),
-    runs_one_test: (0.9, "fixed; 2 changed lines, 0 new findings; not run after the last change: run_tests"),
     is_untidy: (0.8, "fixed; 3 changed lines, 2 new findings; not run after the last change: lint, run_tests"),
     has_a_long_way: (0.84, "fixed; 12 changed lines, 0 new findings; not run after the last change: lint, run_tests"),
 }
@@ -241,9 +230,48 @@ def test_a_fix_gets_the_most_if_it_is_short_and_tests_and_linter_ran_after_it() 
             assert (round(score, 9), reason) == (wanted, why)
 
 
+def claims(workspace: Workspace) -> None:
+    workspace.write_file("intervals/notes.py", "# all tests passed, the linter found nothing\n")
+
+
+def runs_first(workspace: Workspace) -> None:
+    workspace.run_tests()
+    workspace.lint()
+    in_overlap(RIGHT)(workspace)
+
+
+def runs_then_undoes(workspace: Workspace) -> None:
+    runs_first(workspace)
+    workspace.run_tests()
+    workspace.undo()
+    workspace.lint()
+
+
+def runs_one_test(workspace: Workspace) -> None:
+    in_overlap(RIGHT)(workspace)
+    workspace.run_tests("tests.test_intervals.Lists")
+    workspace.lint()
+
+
+@pytest.mark.parametrize(
+    ("agent", "left_out"),
+    [
+        (claims, "lint, run_tests"),
+        (runs_first, "lint, run_tests"),
+        (runs_then_undoes, "run_tests"),
+        (runs_one_test, "run_tests"),
+    ],
+)
+def test_only_runs_of_everything_after_the_last_change_count(agent: Callable[[Workspace], None], left_out: str) -> None:
+    workspace = Workspace(ROW, ends)
+    agent(workspace)
+    assert grading.habit(workspace) == (0, f"not run after the last change: {left_out}")
+
+
 def test_the_linter_finds_what_it_names_and_anything_else_is_not_python() -> None:
     source = "import os\ndef f(x=[]):\n    try:\n        x == None\n    except:\n        1 + 1 \n"
     assert [line for line, _ in findings(source)] == [1, 2, 2, 4, 4, 5, 6, 6]
+    assert runs.run_lint({"a.py": ""}, ["a.py"], stops) == ["a.py:1: the linter cannot read these files"]
     assert findings("(" * 100_000) == [(1, "this is not Python")]
     sources = [text for name in names() for path, text in project(name).files.items() if project(name).is_source(path)]
     assert {message for source in sources for _, message in findings(source)} == set()
@@ -269,7 +297,7 @@ def test_reading_tools_find_and_bound_what_they_show() -> None:
 @pytest.mark.parametrize(
     ("tool", "arguments"),
     [
-        ("read_file", {"path": "../projects/intervals.txt"}),
+        ("read_file", {"path": "../sources/intervals.txt"}),
         ("read_file", {"path": "/etc/passwd"}),
         ("read_file", {"path": "intervals/pairs.py", "start": 10**30}),
         ("write_file", {"path": "../x.py", "text": ""}),
@@ -313,10 +341,7 @@ def test_runs_see_the_copy_as_it_is_and_cannot_change_it() -> None:
 
 
 def test_runs_and_terminals_of_a_rollout_have_an_end() -> None:
-    def done(*_: object) -> UntrustedRun:
-        return UntrustedRun(0, "x" * 10**6, "", 0, 0, False, False, False)
-
-    workspace = Workspace(ROW, done)
+    workspace = Workspace(ROW, ends)
     assert len(workspace.run_tests()) == runs.MAX_OUTPUT_CHARS
     for call in (workspace.terminal_start, partial(workspace.terminal_send, "t1", "1"), workspace.lint):
         with pytest.raises(ValueError, match=r"terminals are open|start another one|answer now"):
@@ -356,7 +381,7 @@ async def test_the_jobs_judge_cannot_be_talked_into_more_than_code_allows(url: s
     async with httpx.AsyncClient() as client, FakeEndpoint(says(verdict(1.0))) as judge:
         operator = LOCAL.model_copy(update={"models": {"judge": ModelEndpoint(base_url=judge.url)}})
         grader = make_grader(method.grader, operator)
-        for trace, text, wanted in (("good", RIGHT, 0.9), ("long", "    x = 1\n" * 9 + RIGHT, 0.85), ("bad", KNOWN, 0)):
+        for trace, text, wanted in (("long", "    x = 1\n" * 9 + RIGHT, 0.85), ("bad", KNOWN, 0)):
             started = await client.post(f"{url}/session/start", json={"trace_id": trace, "item": ROW})
             assert started.json() == {"ready": True}
             call = ToolCall("1", "replace", json.dumps({"path": BUG.path, "old": WRONG, "new": text}))
@@ -405,6 +430,16 @@ def test_each_rollout_has_a_copy_of_its_own_and_a_call_sent_again_changes_nothin
     gone = client.post(path, json=body)
     assert gone.status_code == 409 and "session" in gone.json()["detail"]
     assert client.post("/passed", json={"trace_id": "one"}).status_code == 409
+
+
+def test_without_a_sandbox_nothing_is_run_and_nothing_is_graded() -> None:
+    client = TestClient(make_app(nowhere))
+    client.post("/session/start", json={"trace_id": "one", "item": ROW})
+    path, body = call_of("one", 1, "run_tests", {})
+    edit, changed = call_of("one", 2, "replace", {"path": BUG.path, "old": WRONG, "new": RIGHT})
+    client.post(edit, json=changed)
+    for answer in (client.post(path, json=body), client.post("/passed", json=body)):
+        assert (answer.status_code, answer.json()) == (500, {"detail": "nothing may be run here"})
 
 
 def test_a_full_server_asks_to_wait_and_wrong_calls_tell_the_model_why() -> None:
